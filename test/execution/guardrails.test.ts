@@ -335,6 +335,15 @@ describe('guardrails', () => {
     assert.deepEqual(messages(await key.patch(`/guardrails/${rule.id}`, { document })), [tool.id, 'pay'])
     const without = await app.admin.patch(`/agents/${agent.body.id}`, { guardrail_ids: null })
     assert.deepEqual([without.status, messages(without)], [200, undefined])
+    // Nobody is warned of what the author has thought of.
+    const total = { var: 'args.total' }
+    for (const class_ of [
+      { if: [{ missing: ['args.total'] }, 'D', { '>': [total, 1] }, 'C', 'A'] },
+      { if: [{ '>': [{ var: ['args.total', 0] }, 1] }, 'C', 'A'] },
+    ]) {
+      const { body } = await key.patch(`/guardrails/${rule.id}`, { document: { class: class_ } })
+      assert.deepEqual(['warnings' in body, body.document.class], [false, class_])
+    }
   })
 
   it('are nobody else’s', async () => {

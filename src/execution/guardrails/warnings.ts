@@ -24,10 +24,15 @@ function warningsOf(rule: Rule, tool: GuardedTool, path?: string): Problem[] {
   const { class: classReads, guard } = rule.reads
   const needed = [
     { at: 'document.class', reads: classReads.filter(({ ordered }) => ordered), effect: 'gets the default class' },
-    { at: 'document.guard', reads: guard.filter(({ defaulted }) => !defaulted), effect: 'fails the guard' },
+    { at: 'document.guard', reads: guard, effect: 'fails the guard' },
   ]
+  // An author who asks whether it is there knows that it may not be.
+  const asked = [...classReads, ...guard].flatMap(({ by, path }) => (by === 'missing' ? path : []))
   return needed.flatMap(({ at, reads, effect }) =>
-    absentable(reads, tool).map(argument => ({
+    absentable(
+      reads.filter(({ path, defaulted }) => !defaulted && !asked.includes(path)),
+      tool,
+    ).map(argument => ({
       code: 'ARGUMENT_NOT_REQUIRED',
       path: path ?? at,
       message: `${at} of the guardrail ${rule.guardrail_id} compares ${argument}, which the parameters of the tool ${tool.id ?? tool.name} do not require: a call without it ${effect}`,
@@ -48,7 +53,6 @@ function absentable(reads: readonly Reading[], { parameters, preset_parameters }
 function isRequired(schema: unknown, [name, ...rest]: readonly string[]): boolean {
   if (name === undefined) return true
   if (!isObject(schema) || !Array.isArray(schema.required) || !schema.required.includes(name)) return false
-  if (rest.length === 0) return true
   return isRequired(isObject(schema.properties) ? schema.properties[name] : null, rest)
 }
 
