@@ -11,7 +11,7 @@ describe('a POST with an Idempotency-Key', () => {
   let app: TestApp
   let project: { id: string; key: Client }
   before(async () => {
-    app = await startApp()
+    app = await startApp({ env: { SYNC_WAIT_SECONDS: '3' } })
   })
   after(() => app?.close())
   beforeEach(async () => {
@@ -92,7 +92,9 @@ describe('a POST with an Idempotency-Key', () => {
     const held = await hold()
     const first = project.key.post('/actors', { name: 'slow' }, withKey('slow'))
     await eventually(async () => (await stored('slow')).length > 0)
-    assertRefused(await project.key.post('/actors', { name: 'slow' }, withKey('slow')), 409, 'IDEMPOTENCY_IN_PROGRESS')
+    const early = await project.key.post('/actors', { name: 'slow' }, withKey('slow'))
+    assertRefused(early, 409, 'IDEMPOTENCY_IN_PROGRESS')
+    assert.match(early.headers.get('retry-after') as string, /^[1-5]$/)
     assertRefused(await project.key.post('/actors', { name: 'x' }, withKey('slow')), 409, 'IDEMPOTENCY_KEY_REUSED')
     await held.release()
     assert.equal((await first).status, 201)
@@ -169,22 +171,65 @@ describe('a POST with an Idempotency-Key', () => {
     assert.deepEqual((await project.key.post('/actors', { name: 'b' }, withKey('old'))).body, second.body)
   })
 
-  it('whose process was lost can be sent again after a while', async () => {
+  /** Ends the lease of a key as if its process had not renewed it; returns a moment of its claim. */
+  async function endLease(key: string): Promise<string> {
+    await app.services.pool.query(
+      sql.unsafe`update idempotency_keys set leased_until = now() - interval '1 second' where key = ${key}`,
+    )
+    return (await stored(key))[0].claim
+  }
+
+  it('whose process was lost can be sent again when its lease is over; one that was only slow makes nothing then', async () => {
     const held = await hold()
     const first = project.key.post('/actors', { name: 'lost' }, withKey('lost'))
     await eventually(async () => (await stored('lost')).length > 0)
-    await app.services.pool.query(
-      sql.unsafe`update idempotency_keys set created_at = now() - interval '16 minutes' where key = 'lost'`,
-    )
+    const lost = await endLease('lost')
     const second = project.key.post('/actors', { name: 'lost' }, withKey('lost'))
-    const claimedAt = async () => Date.parse((await stored('lost'))[0].created_at)
-    await eventually(async () => (await claimedAt()) > Date.now() - 60_000)
+    await eventually(async () => (await stored('lost'))[0].claim !== lost)
     await held.release()
     const [one, two] = await Promise.all([first, second])
-    assert.deepEqual([one.status, two.status], [201, 201])
-    // The one that was taken for lost no longer has a say.
+    assertRefused(one, 409, 'IDEMPOTENCY_IN_PROGRESS')
+    assert.equal(two.status, 201)
+    assert.equal(await actors(), 1)
     const again = await project.key.post('/actors', { name: 'lost' }, withKey('lost'))
     assert.deepEqual([again.body.id, replayed(again)], [two.body.id, 'true'])
+  })
+
+  it('makes nothing in a transaction of its own either once another request has claimed the key', async () => {
+    const { services } = app
+    const release = await new Promise<() => void>(resolve => {
+      void services.pool.transaction(async transaction => {
+        await transaction.query(sql.unsafe`lock table documents in share mode`)
+        await new Promise<void>(go => resolve(go))
+      })
+    })
+    const send = () => project.key.post('/documents', { content: 'x' }, withKey('slow-document'))
+    const first = send()
+    await eventually(async () => (await stored('slow-document')).length > 0)
+    const lost = await endLease('slow-document')
+    const second = send()
+    await eventually(async () => (await stored('slow-document'))[0].claim !== lost)
+    release()
+    const replies = await Promise.all([first, second])
+    assert.deepEqual(
+      replies.map(({ status }) => status),
+      [409, 201],
+    )
+    assertRefused(replies[0], 409, 'IDEMPOTENCY_IN_PROGRESS')
+    assert.equal((await project.key.get('/documents')).body.total, 1)
+  })
+
+  it('keeps its lease as long as its request is carried out', async () => {
+    const held = await hold()
+    const first = project.key.post('/actors', { name: 'long' }, withKey('long'))
+    await eventually(async () => (await stored('long')).length > 0)
+    await app.services.pool.query(
+      sql.unsafe`update idempotency_keys set leased_until = now() + interval '15 seconds' where key = 'long'`,
+    )
+    const [{ leased_until }] = await stored('long')
+    await eventually(async () => (await stored('long'))[0].leased_until > leased_until)
+    await held.release()
+    assert.equal((await first).status, 201)
   })
 
   it('takes keys of 1 to 255 visible ASCII characters only', async () => {
@@ -267,25 +312,54 @@ describe('a POST with an Idempotency-Key', () => {
     assertRefused(await project.key.post(path, deep(100_000), withKey('deeper')), 400, 'VALIDATION_FAILED')
   })
 
-  it('that was streamed is not kept', async () => {
+  const agent = async (): Promise<string> => {
     const provider = await project.key.post('/ai-providers', {
       name: 'p',
       provider: 'custom',
       default_model: 'm',
       base_url: 'http://127.0.0.1:9/v1',
     })
-    const agent = await project.key.post('/agents', { name: 'a', ai_provider_id: provider.body.id })
-    const response = await fetch(`${app.url}/api/v1/agents/${agent.body.id}/generate`, {
-      method: 'POST',
-      headers: {
-        authorization: `Bearer ${project.key.token}`,
-        'content-type': 'application/json',
-        ...withKey('streamed'),
-      },
-      body: JSON.stringify({ prompt: 'hello', stream: true }),
-    })
-    assert.match(response.headers.get('content-type') as string, /text\/event-stream/)
-    await response.body?.cancel()
-    await eventually(async () => (await stored('streamed')).length === 0)
+    return (await project.key.post('/agents', { name: 'a', ai_provider_id: provider.body.id })).body.id
+  }
+
+  it('that was streamed is repeated by a stream of the same turn', async () => {
+    const id = await agent()
+    const open = () =>
+      fetch(`${app.url}/api/v1/agents/${id}/generate`, {
+        method: 'POST',
+        headers: {
+          authorization: `Bearer ${project.key.token}`,
+          'content-type': 'application/json',
+          ...withKey('streamed'),
+        },
+        body: JSON.stringify({ prompt: 'hello', stream: true }),
+      })
+    for (const marked of [null, 'true']) {
+      const response = await eventually(async () => {
+        const opened = await open()
+        return opened.status === 409 ? null : opened
+      })
+      assert.match(response.headers.get('content-type') as string, /text\/event-stream/)
+      assert.equal(response.headers.get('idempotency-replayed'), marked)
+      await response.body?.cancel()
+    }
+    assert.equal((await project.key.get('/generations')).body.total, 1)
+  })
+
+  it('whose answer failed behind the commit is answered for by the repeat', async () => {
+    const id = await agent()
+    const { pool } = app.services
+    const send = () => project.key.post(`/agents/${id}/generate?wait=true`, { prompt: 'hello' }, withKey('unread'))
+    // Read when the end of the turn is waited for, and not before.
+    await pool.query(sql.unsafe`alter table stream_frames rename to stream_frames_elsewhere`)
+    try {
+      assertRefused(await send(), 500, 'INTERNAL_ERROR')
+    } finally {
+      await pool.query(sql.unsafe`alter table stream_frames_elsewhere rename to stream_frames`)
+    }
+    const again = await send()
+    const [turn] = (await project.key.get('/generations')).body.data
+    assert.deepEqual([again.status, again.body.generation_id, replayed(again)], [202, turn.id, 'true'])
+    assert.equal((await project.key.get('/generations')).body.total, 1)
   })
 })

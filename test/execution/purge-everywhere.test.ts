@@ -175,8 +175,8 @@ describe('a purge', function () {
     const { body } = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: script({ text: MARK }) })
     const { services } = app
     const claim = { credential_id: 'key_x', project_id: app.projectId, path: '/x', key: 'k', request: 'r', claim: 'c' }
-    assert.equal(await claimIdempotency(services.pool, services, claim), null)
-    let keeping: Promise<void> | undefined
+    assert.deepEqual(await claimIdempotency(services.pool, services, claim), { kept: null, made: null })
+    let keeping: Promise<boolean> | undefined
     await services.write(async tx => {
       await purgeGeneration(tx, services, body.id, { type: 'user', id: 'user_x' })
       // It waits for the purge, which has not been committed.
@@ -196,7 +196,7 @@ describe('a purge', function () {
       )
     })
     await keeping
-    const kept = await claimIdempotency(services.pool, services, claim)
+    const { kept } = await claimIdempotency(services.pool, services, claim)
     assert.equal(kept?.status, 409)
   })
 

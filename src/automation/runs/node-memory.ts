@@ -51,7 +51,7 @@ export async function writeMemory(attempt: Attempt, finish: Finish): Promise<Adv
         if (fact.source_id != null)
           await requireAll(services.pool, kinds.get('conversation'), taken.project_id, [fact.source_id])
       },
-      async within(tx, entry) {
+      async within(tx, { entry }) {
         after = await finish(tx, { artifact: { action: entry.action, memory_entry_id: entry.id } })
         if (!after) throw new Superseded()
       },

@@ -12,6 +12,7 @@ import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { requirePerson } from '../../core/iam/access.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
 import { lastEventId } from '../../execution/generations/stream.ts'
 import { orchestrationKind, orchestrationVersions } from '../orchestrations/model.ts'
 import { listedExecutions } from './attempt-store.ts'
@@ -101,16 +102,27 @@ const start = operation({
       const run = await startRunAtOnce(
         services,
         { ...given, id, orchestration, version, definition, input, tool_context, authority: principalRecord(caller) },
-        outgoing => context.record(outgoing, 201, id),
+        (outgoing, run) =>
+          context.record(outgoing, 201, { id, ...(expected ? { made: { id } } : { body: startedRun(run) }) }),
       )
-      if (!expected) return answer(201, { ...presentRun(run), node_executions: [] })
+      if (!expected) return answer(201, startedRun(run))
       const now = await expected.wait(request.closed, run)
       return answer(201, await shownTo(services, caller, now ?? run))
     } finally {
       expected?.cancel()
     }
   },
+  again: async ({ services, caller, request }, { id }) =>
+    answer(201, await shownTo(services, caller, await waitedFor(services, id as string, request))),
 })
+
+/** A new run as its creation answers. */
+const startedRun = (run: RunRow) => ({ ...presentRun(run), node_executions: [] })
+
+/** A run that a first request was lost over, once it has ended or waits for input. Raises RESOURCE_NOT_FOUND. */
+const waitedFor = async (services: Services, id: string, { closed }: Context['request']): Promise<RunRow> =>
+  (await expectRun(services, id).wait(closed)) ??
+  raise('RESOURCE_NOT_FOUND', { message: 'The run is gone', meta: { id } })
 
 /** Raises QUEUE_DRIVER_MISCONFIGURED. */
 export function requireDriver({ services }: Pick<Context, 'services'>): void {
@@ -220,7 +232,7 @@ async function command(
   try {
     const changed = await services.write(async tx => {
       const run = await change(tx)
-      context.record(tx, 200)
+      context.record(tx, 200, { made: {} })
       return run
     })
     const now = expected ? await expected.wait(request.closed, { ...changed, status: 'running' }) : changed
@@ -229,6 +241,12 @@ async function command(
     expected?.cancel()
   }
 }
+
+/** Answers a repeat of a command whose first request was lost: the run as it is, waited for like that of the first. */
+const commandedAgain = async (
+  { services, resource, request, caller }: Context<any, any, RunRow>,
+  wait: boolean,
+): Promise<unknown> => shownTo(services, caller, wait ? await waitedFor(services, resource.id, request) : resource)
 
 export const runOperations: Operation[] = [
   start,
@@ -262,6 +280,7 @@ export const runOperations: Operation[] = [
       if (reason !== null) context.audit.detail.reason = reason
       return command(context, false, tx => cancelRun(tx, context.services, context.resource.id))
     },
+    again: context => commandedAgain(context, false),
   }),
   runs.action('human-input', {
     id: 'submitHumanInput',
@@ -278,6 +297,7 @@ export const runOperations: Operation[] = [
       command(context, context.body.wait !== false, tx =>
         submitInput(tx, context.services, context.resource.id, context.body.node_id, context.body.output),
       ),
+    again: context => commandedAgain(context, context.body.wait !== false),
   }),
   runs.action('retry', {
     summary: 'Start a run anew that did not succeed',
@@ -305,7 +325,7 @@ export const runOperations: Operation[] = [
         guardrail_context: body?.guardrail_context ?? null,
         expires_in: body?.expires_in ?? null,
       })
-      return answer(201, { ...presentRun(retried), node_executions: [] })
+      return answer(201, startedRun(retried))
     },
   }),
   runs.action('pause', {
@@ -319,6 +339,7 @@ export const runOperations: Operation[] = [
     transaction: false,
     run: context =>
       command(context, false, tx => pauseRun(tx, context.services, context.resource.id, context.body?.reason ?? null)),
+    again: context => commandedAgain(context, false),
   }),
   runs.action('resume', {
     summary: 'Resume a run that is paused',
@@ -334,5 +355,6 @@ export const runOperations: Operation[] = [
     transaction: false,
     run: context =>
       command(context, context.body?.wait !== false, tx => resumeRun(tx, context.services, context.resource.id)),
+    again: context => commandedAgain(context, context.body?.wait !== false),
   }),
 ]

@@ -171,12 +171,12 @@ type Found = {
 export async function startRunAtOnce(
   services: Services,
   start: RunStart,
-  note: (outgoing: Outgoing) => void,
+  note: (outgoing: Outgoing, run: RunRow) => void,
 ): Promise<RunRow> {
   const run = newRun(services, start)
   const found = await services.writeOne<Found>(outgoing => {
     follow(outgoing, run)
-    note(outgoing)
+    note(outgoing, run)
     const guard = sql.fragment`exists (select from project where paused_at is null) and exists (select from orchestration)`
     return {
       ctes: [

@@ -56,16 +56,19 @@ export async function moveTask(
   if (
     known !== 'gated' &&
     known.cancels === null &&
-    (await writeStepAtOnce(services, known, outgoing => record(outgoing, 200, id)))
+    (await writeStepAtOnce(services, known, outgoing =>
+      record(outgoing, 200, { id, body: taskKind.present(known.after) }),
+    ))
   )
     return known.after
   return services.write(async tx => {
     const task = await taskKind.lock(tx, id)
     const step = decide(task)
-    record(tx, 200, id)
-    if (step !== 'gated') return writeStep(tx, services, step)
     const gate = { authority, context: bag !== null }
-    const after = await gated(tx, services, task, transition, gate, move.context ?? null)
-    return writeStep(tx, services, stepOf(task, after))
+    const made =
+      step === 'gated' ? stepOf(task, await gated(tx, services, task, transition, gate, move.context ?? null)) : step
+    const after = await writeStep(tx, services, made)
+    record(tx, 200, { id, body: taskKind.present(after) })
+    return after
   })
 }

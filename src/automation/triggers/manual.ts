@@ -55,20 +55,33 @@ export async function fireByHand(
     const made = await services.write(async tx => {
       await lockRunnable(tx, project_id)
       const row = await firing.write(tx, by, null)
-      record(tx, wait ? 200 : 202, trigger_id)
+      const given = wait ? { made: { firing_id: id } } : { body: firingKind.present(row) }
+      record(tx, wait ? 200 : 202, { id: trigger_id, ...given })
       return row
     })
     await fault(services, 'trigger_accepted')
     if (!end) return answer(202, firingKind.present(made))
-    const withinMs = services.config.TRIGGER_FIRE_WAIT_MAX_MS
-    const ended = await end.wait({ closed: request.closed, withinMs, known: made })
-    return ended
-      ? answer(200, firingKind.present(ended))
-      : raise('RESOURCE_NOT_FOUND', { message: 'The firing is gone', meta: { id } })
+    return shown(await end.wait({ closed: request.closed, withinMs: withinMs(services), known: made }), id)
   } finally {
     end?.cancel()
   }
 }
+
+/** Answers a repeat for a firing that a first request had made when it was lost: waits for its end. */
+export async function firedAgain(
+  { services, request }: Pick<Context, 'services' | 'request'>,
+  id: string,
+): Promise<Answer> {
+  const { closed } = request
+  return shown(await expectFiring(services, id).wait({ closed, withinMs: withinMs(services) }), id)
+}
+
+const withinMs = ({ config }: Services): number => config.TRIGGER_FIRE_WAIT_MAX_MS
+
+const shown = (firing: FiringRow | null, id: string): Answer =>
+  firing
+    ? answer(200, firingKind.present(firing))
+    : raise('RESOURCE_NOT_FOUND', { message: 'The firing is gone', meta: { id } })
 
 const expectFiring = (services: Services, id: string) =>
   expectEnd<FiringRow | null>({

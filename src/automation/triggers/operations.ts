@@ -14,7 +14,7 @@ import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { configured, firstFire, refuseBounded, refuseRecursion } from './configure.ts'
 import { callHook, hookUrl } from './hook.ts'
-import { fireByHand } from './manual.ts'
+import { fireByHand, firedAgain } from './manual.ts'
 import {
   FIRING_STATUSES,
   FireInput,
@@ -236,6 +236,7 @@ const fireTrigger = triggers.action('fire', {
     const { query, body } = context
     return fireByHand(context as never, body?.input ?? {}, query.wait ?? body?.wait ?? true)
   },
+  again: (context, { firing_id }) => firedAgain(context, firing_id as string),
 })
 
 const getSecret = itemOperation(triggerKind, {

@@ -124,7 +124,7 @@ export async function changeDocument(
         text_version: wanted.restores?.text_version ?? null,
       })
       audit.detail.changes = changedFields(row, after)
-      context.record(tx, 200)
+      context.record(tx, 200, { body: documentKind.present(after) })
       return after
     })
     if (!('next' in outcome)) return outcome

@@ -64,7 +64,7 @@ export async function createDocument(
     )
     tx.emit(fileKind, 'created', file)
     tx.emit(documentKind, 'created', document)
-    context.record(tx, 201, id)
+    context.record(tx, 201, { id, body: documentKind.present(document) })
     return document
   })
 }

@@ -68,6 +68,15 @@ async function answerIngestion(
     throw error
   }
   if (!expected) return answer(202, documentKind.present(admitted))
+  return answerWaited({ services, request }, documentId, expected)
+}
+
+/** Answers with a document once it has settled, or after SYNC_WAIT_SECONDS. Raises RESOURCE_NOT_FOUND. */
+async function answerWaited(
+  { services, request }: Pick<Context, 'services' | 'request'>,
+  documentId: string,
+  expected = expectSettled(services, documentId),
+): Promise<Answer> {
   const document = await expected.wait({
     closed: request.closed,
     withinMs: services.config.SYNC_WAIT_SECONDS * 1000,
@@ -75,6 +84,10 @@ async function answerIngestion(
   if (!document) return raise('RESOURCE_NOT_FOUND', { message: 'The document was deleted', meta: { id: documentId } })
   return answer(isSettled(document) ? 201 : 202, documentKind.present(document))
 }
+
+/** What an admission leaves for repeats. */
+const recordedAs = (admitted: DocumentRow, wait: boolean) =>
+  wait ? { made: { document_id: admitted.id } } : { body: documentKind.present(admitted) }
 
 const RAISES = [
   'FILE_PARSE_FAILED',
@@ -109,11 +122,12 @@ const ingestDocument = operation({
           { services, tx, caller, wait, allow },
           { ...body, id, project_id: project as string },
         )
-        context.record(tx, wait ? 201 : 202, id)
+        context.record(tx, wait ? 201 : 202, { id, ...recordedAs(admitted, wait) })
         return admitted
       }),
     )
   },
+  again: (context, { document_id }) => answerWaited(context, document_id as string),
 })
 
 const reingestDocument = itemOperation(documentKind, {
@@ -136,11 +150,12 @@ const reingestDocument = itemOperation(documentKind, {
     return answerIngestion(context, resource.id, () =>
       services.write(async tx => {
         const admitted = await admitAgain({ services, tx, caller, wait }, resource.id, body ?? {})
-        context.record(tx, wait ? 201 : 202)
+        context.record(tx, wait ? 201 : 202, recordedAs(admitted, wait))
         return admitted
       }),
     )
   },
+  again: (context, { document_id }) => answerWaited(context, document_id as string),
 })
 
 export const ingestionOperations: Operation[] = [ingestDocument, reingestDocument, completeIngestionCallback]

@@ -10,7 +10,7 @@ import { sql } from '../../core/db/sql.ts'
 import { WaitQuery } from '../../execution/generations/answer.ts'
 import { spendRefusals } from '../../execution/generations/create.ts'
 import { actorKind } from '../actors/model.ts'
-import { generate } from '../turns/generate.ts'
+import { generate, generateAgain } from '../turns/generate.ts'
 import { sessionHooks } from '../turns/hooks.ts'
 import { clearMailbox, gone, openSession } from '../turns/mailbox.ts'
 import { AcceptedTurn, TurnResult } from '../turns/result.ts'
@@ -231,5 +231,6 @@ export const conversationOperations: Operation[] = [
       ...spendRefusals,
     ],
     run: generate,
+    again: generateAgain,
   }),
 ]

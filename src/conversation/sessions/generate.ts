@@ -58,7 +58,7 @@ export async function generate(
         streamed: mode === 'stream',
         origin: context.origin,
       })
-      context.record(tx, madeStatus(mode))
+      context.record(tx, madeStatus(mode), { made: { generation_id } })
       return enqueueTurn(tx, services, conversation, { kind: 'turn', input })
     })
     return { session_id: resource.id, generation_id, trace_id }

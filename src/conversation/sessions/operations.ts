@@ -7,11 +7,11 @@ import { itemOperation, type Operation, operation } from '../../core/api/operati
 import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
-import { WaitQuery } from '../../execution/generations/answer.ts'
+import { answerTurnAgain, turnMode, WaitQuery } from '../../execution/generations/answer.ts'
 import { spendRefusals } from '../../execution/generations/create.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import { turnFailures } from '../../execution/generations/run.ts'
-import { submitToolOutputs } from '../../execution/generations/tool-outputs.ts'
+import { submitToolOutputs, submittedAgain } from '../../execution/generations/tool-outputs.ts'
 import { messagePage } from '../conversations/store.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
 import { AcceptedTurn, TurnResult } from '../turns/result.ts'
@@ -21,7 +21,7 @@ import { createSession, projectOfAgent } from './create.ts'
 import { forkSession } from './fork.ts'
 import { generate } from './generate.ts'
 import { sessionKind } from './kind.ts'
-import { sendMessage } from './message.ts'
+import { sendMessage, sendMessageAgain } from './message.ts'
 import {
   ForkInput,
   SESSION_STATUSES,
@@ -161,6 +161,7 @@ export const sessionOperations: Operation[] = [
       'SESSION_EXPIRED',
     ],
     run: sendMessage,
+    again: sendMessageAgain,
   }),
   sessions.action('generate', {
     id: 'generateSessionReply',
@@ -188,6 +189,10 @@ export const sessionOperations: Operation[] = [
       'SESSION_EXPIRED',
     ],
     run: generate,
+    again: (context, made) =>
+      answerTurnAgain(context, turnMode(context.body?.stream, context.query.wait), made, {
+        session_id: context.resource.id,
+      }),
   }),
   sessions.action('tool-outputs', {
     id: 'submitSessionToolOutputs',
@@ -215,6 +220,7 @@ export const sessionOperations: Operation[] = [
       if (row?.session_id !== resource.id) return raise('GENERATION_NOT_FOUND', { meta: { id: generation_id } })
       return submitToolOutputs(context, row, outputs, { session_id: resource.id })
     },
+    again: (context, made) => submittedAgain(context, context.body, made, { session_id: context.resource.id }),
   }),
   sessions.action('cancel', {
     summary: 'Abort the running turn of a session and cancel automatic ones that wait',

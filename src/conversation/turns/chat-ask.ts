@@ -33,8 +33,12 @@ type Asking = Context<{ wait?: boolean }, z.output<typeof GenerateMessageInput>,
  *   completion of a turn that was waited for failed with
  */
 export async function askChat(context: Asking, mode: TurnMode, chatId: string): Promise<Answer> {
+  return answerChat(context, mode, await placeTurn(context, mode, chatId))
+}
+
+/** The answer of a turn that is placed, in the caller's mode. Raises what its completion failed with. */
+export async function answerChat(context: Asking, mode: TurnMode, turn: ChatTurn): Promise<Answer> {
   const { services, resource, request } = context
-  const turn = await placeTurn(context, mode, chatId)
   if (mode === 'stream') return streamEnd(context, turn)
   const accepted = answer(202, {
     status: 'accepted',
@@ -75,7 +79,7 @@ async function placeTurn(context: Asking, mode: TurnMode, chat_id: string): Prom
     const payload = { authority: principalRecord(caller), model }
     const seq = await insertChatTurn(tx, { conversation_id: conversation.id, chat_id, actor_id, payload })
     wakeConversation(tx, conversation)
-    context.record(tx, madeStatus(mode))
+    context.record(tx, madeStatus(mode), { made: { seq } })
     return { conversation_id: conversation.id, seq }
   })
 }

@@ -1,5 +1,6 @@
 import type { z } from 'zod'
 import { invalid, raise } from '../../core/api/errors.ts'
+import type { Made } from '../../core/api/idempotency.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Answer, Context } from '../../core/api/operation.ts'
 import { callerContext, mergeContext } from '../../core/api/tool-context.ts'
@@ -9,12 +10,12 @@ import type { Services } from '../../core/process/services.ts'
 import { checkOverlay } from '../../execution/agents/knowledge.ts'
 import type { Mailboxes } from '../../execution/generations/abort.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
-import { answerTurn, madeStatus, turnMode } from '../../execution/generations/answer.ts'
+import { answerTurn, answerTurnAgain, madeStatus, turnMode } from '../../execution/generations/answer.ts'
 import { nestedIn } from '../../execution/generations/create.ts'
 import { actorKind } from '../actors/model.ts'
 import type { ConversationRow, GenerateMessageInput } from '../conversations/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
-import { askChat } from './chat-ask.ts'
+import { answerChat, askChat } from './chat-ask.ts'
 import { callOff, enqueueTurn, mailboxState, openSession, refuseOwn } from './mailbox.ts'
 import { speakerOf } from './store.ts'
 
@@ -40,11 +41,19 @@ export async function generate(context: Generate): Promise<Answer> {
   return answerTurn(context, mode, async generation_id => {
     const { trace_id } = await services.write(async tx => {
       const turn = await ask(tx, context, { generation_id, stream: mode === 'stream', sent })
-      context.record(tx, madeStatus(mode))
+      context.record(tx, madeStatus(mode), { made: { generation_id } })
       return turn
     })
     return { conversation_id: resource.id, generation_id, trace_id }
   })
+}
+
+/** Answers a repeat for a turn that a first request had asked for when it was lost. */
+export async function generateAgain(context: Generate, made: Made): Promise<Answer> {
+  const { body, query, resource } = context
+  const mode = turnMode(body.stream, query.wait)
+  if (typeof made.seq === 'number') return answerChat(context, mode, { conversation_id: resource.id, seq: made.seq })
+  return answerTurnAgain(context, mode, made, { conversation_id: resource.id })
 }
 
 async function ask(

@@ -11,7 +11,7 @@ import type { Origin, RequestFacts } from '../invoke/call.ts'
 import type { Services } from '../process/services.ts'
 import type { AuditDraft } from './audit.ts'
 import type { ErrorCode } from './errors.ts'
-import type { KeptWhile } from './idempotency.ts'
+import type { KeptWhile, Made } from './idempotency.ts'
 import type { Kind, KindRow } from './kind.ts'
 
 /** Page and time bounds of a list, after validation. */
@@ -118,11 +118,27 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   allow(action: string, target: AllowTarget): void
   /** The same decision without raising; used to filter. */
   allowed(action: string, target: AllowTarget): boolean
-  /** Writes the request's audit entry with a change that `run` makes itself. */
-  record(outgoing: Outgoing, status: number, resourceId?: string): void
+  /**
+   * Writes the request's audit entry with a change that `run` makes itself, and what a repeat with the same Idempotency-Key
+   * gets. Raises IDEMPOTENCY_IN_PROGRESS, at the commit, when another request has claimed the key.
+   */
+  record(outgoing: Outgoing, status: number, given: Recorded): void
+  /**
+   * Notes for repeats, which `again` answers, what `run` has made so far, with the change `outgoing`; without one, what it is
+   * about to do outside of the database.
+   */
+  noteMade(made: Made, outgoing?: Outgoing): Promise<void>
+  /** Names the effect of the request to others: the same for its repeats; null without an Idempotency-Key. */
+  effectKey(): string | null
   /** For writes that change tags: the action must be allowed with the resulting tags too. */
   allowTags(tags: Record<string, string>): void
 }
+
+/**
+ * What a change that an operation makes itself leaves for repeats: the answer, where it is known, or what `again` makes it of.
+ * `id` is what the audit entry is about, where that is not the item.
+ */
+export type Recorded = { id?: string } & ({ body: unknown } | { made: Made })
 
 /** How an operation's permission is decided: by policy, by the admin role, by ownership in its own code, for any credential, or not at all. */
 export type Gate = 'policy' | 'admin' | 'owner' | 'any' | 'public'
@@ -208,6 +224,11 @@ export type Operation = {
   /** Slow work that needs no connection, such as hashing, before the transaction in which `run` uses its result. */
   prepare: ((context: Context<never, never, never, never>) => Promise<unknown>) | null
   run(context: Context<never, never, never, never>): Promise<unknown>
+  /**
+   * Answers a repeat in place of a first request that was lost behind its commit: with what that has `made`, by waiting for it
+   * or by going on with it. It makes nothing a second time.
+   */
+  again: ((context: Context<never, never, never, never>, made: Made) => Promise<unknown>) | null
 }
 
 export type Under = { kind: Kind<any, any>; field: string }
@@ -252,6 +273,7 @@ type BodyOf<B> = B extends z.ZodType ? z.output<B> : undefined
 type Runs<Q extends z.ZodType | undefined, B extends z.ZodType | undefined, R, P> = {
   prepare?(context: Context<QueryOf<Q>, BodyOf<B>, R>): Promise<P>
   run(context: Context<QueryOf<Q>, BodyOf<B>, R, P>): Promise<unknown>
+  again?(context: Context<QueryOf<Q>, BodyOf<B>, R, P>, made: Made): Promise<unknown>
 }
 
 type Shaped =
@@ -297,6 +319,7 @@ export function itemOperation<
     decide: declaration.decide as Operation['decide'],
     prepare: (declaration.prepare ?? null) as Operation['prepare'],
     run: declaration.run as Operation['run'],
+    again: (declaration.again ?? null) as Operation['again'],
   }
 }
 
@@ -313,6 +336,7 @@ export function operation<
     joined: false,
     prepare: (declaration.prepare ?? null) as Operation['prepare'],
     run: declaration.run as Operation['run'],
+    again: (declaration.again ?? null) as Operation['again'],
   }
   if ('creates' in declaration)
     return {

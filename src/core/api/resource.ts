@@ -5,6 +5,7 @@ import { authorColumn, authorOf } from './authors.ts'
 import { refuseDependents, removeRow } from './dependents.ts'
 import type { ErrorCode } from './errors.ts'
 import { type Filters, filterConditions, filterSchema } from './filters.ts'
+import type { Made } from './idempotency.ts'
 import { type Kind, type KindRow, picked, selectList, type Values } from './kind.ts'
 import { booleanQuery, listTable, pageOf } from './lists.ts'
 import {
@@ -360,13 +361,8 @@ export function resource<Row extends KindRow, Event extends string>(
           find?: Kind<Row>['find']
           joined?: boolean
           decide?: (caller: Caller, row: Row) => Verdict
-          run(
-            context: Context<
-              Q extends z.ZodType ? z.output<Q> : Record<string, never>,
-              B extends z.ZodType ? z.output<B> : undefined,
-              Row
-            >,
-          ): Promise<unknown>
+          run(context: ActionContext<Q, B, Row>): Promise<unknown>
+          again?(context: ActionContext<Q, B, Row>, made: Made): Promise<unknown>
         },
     ): Operation {
       const verb = camel(name)
@@ -382,6 +378,12 @@ export function resource<Row extends KindRow, Event extends string>(
     },
   }
 }
+
+type ActionContext<Q, B, Row> = Context<
+  Q extends z.ZodType ? z.output<Q> : Record<string, never>,
+  B extends z.ZodType ? z.output<B> : undefined,
+  Row
+>
 
 const ForceQuery = filterSchema({
   force: {

@@ -184,7 +184,8 @@ export function openApiDocument(
         name: 'Idempotency-Key',
         in: 'header',
         schema: { type: 'string', minLength: 1, maxLength: 255 },
-        description: 'A repeat within 24 hours with the same key and body gets the first answer.',
+        description:
+          'A repeat within 24 hours with the same key and body gets the first answer. Where that was lost with its process, the repeat waits for, or streams, what the first request started.',
       })
     if (takesIfMatch(operation))
       parameters.push({

@@ -1,4 +1,6 @@
+import { createHash } from 'node:crypto'
 import { invalid, raise } from '../api/errors.ts'
+import { keepWithChange, noteMade } from '../api/idempotency.ts'
 import type { Kind, KindRow } from '../api/kind.ts'
 import { parsePage } from '../api/lists.ts'
 import type { Context } from '../api/operation.ts'
@@ -85,12 +87,27 @@ export function contextOf(
       if (!check(action, target)) forbid(caller, action, target)
     },
     allowed: check,
-    record: (outgoing, status, resourceId) => {
-      const entry = entryOf(inv, status, resourceId ?? null)
+    record: (outgoing, status, given) => {
+      const entry = entryOf(inv, status, given.id ?? null)
       if (entry) outgoing.audit(entry)
+      if (inv.idempotency) outgoing.alongside(keepWithChange(inv.idempotency, { status, ...given }))
       outgoing.afterCommit(() => {
         inv.recorded = true
+        inv.kept = 'body' in given
       })
+    },
+    noteMade: async (made, outgoing) => {
+      const { idempotency } = inv
+      if (!idempotency) return
+      if (outgoing) outgoing.alongside(keepWithChange(idempotency, { made }))
+      else await noteMade(db, idempotency, made)
+    },
+    effectKey: () => {
+      if (!inv.idempotency) return null
+      const { credential_id, path, key } = inv.idempotency
+      return createHash('sha256')
+        .update(JSON.stringify([credential_id, path, key]))
+        .digest('hex')
     },
     allowTags: tags => {
       const action = operation.action as string

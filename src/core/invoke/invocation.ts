@@ -1,5 +1,5 @@
 import type { AuditDraft } from '../api/audit.ts'
-import type { IdempotencyClaim } from '../api/idempotency.ts'
+import type { IdempotencyClaim, Made } from '../api/idempotency.ts'
 import type { KindRow } from '../api/kind.ts'
 import type { Grant, Operation, Received } from '../api/operation.ts'
 import type { Queryable } from '../db/sql.ts'
@@ -31,7 +31,10 @@ export type Invocation = {
   project: string | null
   body: unknown
   received: Received | null
-  idempotency: IdempotencyClaim | null
+  /** The claim of the call's key, with what a first request that was lost has made. */
+  idempotency: (IdempotencyClaim & { made: Made | null }) | null
+  /** The answer was kept with the change that it is about. */
+  kept: boolean
 }
 
 /** How long a call waits while others of its project hold all the connections that the project may have. */
@@ -61,5 +64,6 @@ export function openInvocation(services: Services, operation: Operation, call: C
     body: call.body,
     received: null,
     idempotency: null,
+    kept: false,
   }
 }

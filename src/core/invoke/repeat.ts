@@ -2,11 +2,11 @@ import { randomUUID } from 'node:crypto'
 import { AppError, errorBody, invalid } from '../api/errors.ts'
 import {
   claimIdempotency,
+  forgetIdempotency,
   type IdempotencyClaim,
   type Kept,
   keepAnswer,
   keptAnswer,
-  LOST_AFTER_SECONDS,
   releaseIdempotency,
 } from '../api/idempotency.ts'
 import { type Answer, answer } from '../api/operation.ts'
@@ -15,11 +15,21 @@ import { isTransient } from '../db/database-errors.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { recordGiven } from './audit-trail.ts'
 import type { Invocation } from './invocation.ts'
+import { heldClaims } from './leases.ts'
 
-/** Step: a POST with an Idempotency-Key is carried out once; a repeat gets the first answer. */
+/**
+ * Step: a POST with an Idempotency-Key is carried out once; a repeat gets the first answer. What an operation makes commits
+ * together with its answer, or with what the answer is made of: a process that is killed behind the commit, and an error
+ * there, leave both. A claim is a lease, so that the key of a process that was lost is soon free.
+ */
 
 /** How long a request waits for a database that does not take its claim. */
 const CLAIM_PATIENCE_MS = 2000
+
+/** How long the last write of a claim is tried again, while its lease is renewed. */
+const SETTLE_PATIENCE_MS = 900_000
+
+export const REPLAYED = { 'Idempotency-Replayed': 'true' }
 
 const IDEMPOTENCY_KEY = /^[\x21-\x7e]{1,255}$/
 
@@ -48,14 +58,17 @@ export async function claim(inv: Invocation): Promise<Kept | null> {
     })
   const claimed = { ...request, claim: randomUUID() }
   try {
-    const kept = await retryWhileUnavailable(() => claimIdempotency(inv.db, inv.services, claimed), {
+    const { kept, made } = await retryWhileUnavailable(() => claimIdempotency(inv.db, inv.services, claimed), {
       withinMs: inv.call.tx ? 0 : CLAIM_PATIENCE_MS,
     })
-    if (!kept) inv.idempotency = claimed
-    return kept
+    if (kept) return kept
+    inv.idempotency = { ...claimed, made }
+    // In a transaction of the caller's nobody sees the claim before it is settled.
+    if (!inv.call.tx) heldClaims(inv.services).hold(claimed)
+    return null
   } catch (error) {
     // It may have been committed all the same.
-    if (isTransient(error) && !inv.call.tx) await endClaim(inv, () => releaseIdempotency(inv.db, claimed))
+    if (isTransient(error) && !inv.call.tx) await endClaim(inv, claimed, () => releaseIdempotency(inv.db, claimed))
     throw error
   }
 }
@@ -71,46 +84,70 @@ export async function keptForGone(inv: Invocation, error: unknown): Promise<Kept
 }
 
 export async function replay(inv: Invocation, kept: Kept): Promise<Answer> {
-  const given = answer(kept.status, kept.body, { ...kept.headers, 'Idempotency-Replayed': 'true' })
+  const given = answer(kept.status, kept.body, { ...kept.headers, ...REPLAYED })
   inv.audit.project_id ??= kept.project_id
   inv.audit.detail.idempotency_replayed = true
   await recordGiven(inv, given)
   return given
 }
 
+/** Renews the lease of the call's claim no more, once its last write is made. */
+export const endLease = ({ services, idempotency }: Invocation): void => {
+  if (idempotency) heldClaims(services).drop(idempotency)
+}
+
 /**
- * Makes the last write of a claim. While the database is unavailable it is made again behind the answer, so that repeats are
- * not told for a quarter of an hour that the first request still runs.
+ * Makes the last write of a claim. While the database is unavailable it is made again behind the answer, so that no repeat
+ * is carried out again because the answer could not be kept at once.
  */
-async function endClaim({ call, services }: Invocation, write: () => Promise<void>): Promise<void> {
+async function endClaim(
+  { call, services }: Invocation,
+  claim: IdempotencyClaim,
+  write: () => Promise<unknown>,
+): Promise<void> {
   const failed = (error: unknown) => services.log.error({ err: error }, 'idempotency claim not ended')
+  const ended = () => heldClaims(services).drop(claim)
   try {
     await write()
   } catch (error) {
-    if (call.tx || !isTransient(error)) return failed(error)
-    void retryWhileUnavailable(write, { withinMs: LOST_AFTER_SECONDS * 1000 }).catch(failed)
+    if (!call.tx && isTransient(error)) {
+      void retryWhileUnavailable(write, { withinMs: SETTLE_PATIENCE_MS }).catch(failed).finally(ended)
+      return
+    }
+    failed(error)
   }
+  ended()
 }
 
 /** Keeps the answer of an operation that has transactions of its own. */
 export async function keepGiven(inv: Invocation, given: Answer): Promise<void> {
   const { idempotency, operation, services, db } = inv
   if (!idempotency) return
-  // A stream cannot be given again: its key is free for another call.
-  await endClaim(inv, () =>
+  if (inv.kept) return endLease(inv)
+  // A stream is not kept: the repeat streams anew what was made, if anything was.
+  await endClaim(inv, idempotency, () =>
     given.stream
       ? releaseIdempotency(db, idempotency)
       : keepAnswer(db, services, idempotency, given.kept ?? given, operation.secretAnswer),
   )
 }
 
-/** A refusal is kept like an answer; after a failure the key is free again. */
+/** Whether an error is the end of the work and not of the answer alone: it tells the caller what came of it. */
+const isOutcome = (error: unknown): boolean =>
+  error instanceof AppError && error.code !== 'INTERNAL_ERROR' && error.code !== 'SERVICE_NOT_READY'
+
+/**
+ * A refusal is kept like an answer; after a failure the key is free again. After one that says nothing of what was made, the
+ * repeat answers for that.
+ */
 export async function keepRefusal(inv: Invocation, error: unknown): Promise<void> {
   const { services, db } = inv
   const claim = inv.idempotency as IdempotencyClaim
-  await endClaim(inv, () => {
-    if (!(error instanceof AppError) || error.status >= 500) return releaseIdempotency(db, claim)
-    const body = errorBody(error, services.config.DOCS_BASE_URL)
-    return keepAnswer(db, services, claim, { status: error.status, body, headers: error.headers }, false)
+  await endClaim(inv, claim, () => {
+    if (!isOutcome(error)) return releaseIdempotency(db, claim)
+    const { status, headers } = error as AppError
+    if (status >= 500) return forgetIdempotency(db, claim)
+    const body = errorBody(error as AppError, services.config.DOCS_BASE_URL)
+    return keepAnswer(db, services, claim, { status, body, headers }, false)
   })
 }

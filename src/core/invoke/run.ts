@@ -1,13 +1,14 @@
 import { raise } from '../api/errors.ts'
 import { etagOf, namesTag } from '../api/etag.ts'
-import { keepAnswer } from '../api/idempotency.ts'
+import { keepInTransaction, type Made } from '../api/idempotency.ts'
 import type { Kind, KindRow } from '../api/kind.ts'
 import { type Answer, answer, type Context, isAnswer } from '../api/operation.ts'
 import { isProjectGone, isReferenceLost } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
+import { fault } from '../process/fault.ts'
 import { createdId, entryOf, noteChanges, recordGiven } from './audit-trail.ts'
 import type { Invocation } from './invocation.ts'
-import { keepGiven } from './repeat.ts'
+import { endLease, keepGiven, REPLAYED } from './repeat.ts'
 
 /** Step: the operation itself, in a transaction with its events, its messages and its audit entry. */
 
@@ -15,14 +16,33 @@ type AnyContext = Context<unknown, unknown, KindRow | undefined>
 
 export async function run(inv: Invocation, context: AnyContext): Promise<Answer> {
   const { operation, call } = inv
+  if (inv.idempotency?.made) return answerAgain(inv, context, inv.idempotency.made)
   if (operation.prepare) context.prepared = (await operation.prepare(context as never)) as never
-  if (operation.transaction) return conditional(inv, await runInTransaction(inv, context))
+  if (operation.transaction) {
+    const given = await runInTransaction(inv, context)
+    await fault(inv.services, 'request_carried_out')
+    endLease(inv)
+    return conditional(inv, given)
+  }
   if (call.tx && !operation.reads)
     throw new Error(`operation ${operation.id} has transactions of its own and cannot be part of another`)
   const given = asAnswer(inv, await operation.run(context as never))
+  await fault(inv.services, 'request_carried_out')
   await recordGiven(inv, given)
   await keepGiven(inv, given)
   return conditional(inv, given)
+}
+
+/** Answers in place of a first request that was lost behind its commit. */
+async function answerAgain(inv: Invocation, context: AnyContext, made: Made): Promise<Answer> {
+  const { operation, audit } = inv
+  if (!operation.again) throw new Error(`operation ${operation.id} has made something that it cannot answer for`)
+  audit.detail.idempotency_replayed = true
+  const given = asAnswer(inv, await operation.again(context as never, made))
+  const marked = { ...given, headers: { ...given.headers, ...REPLAYED } }
+  await recordGiven(inv, marked)
+  await keepGiven(inv, given)
+  return marked
 }
 
 function asAnswer({ operation: { answers, shape } }: Invocation, result: unknown): Answer {
@@ -62,7 +82,8 @@ async function runOnce(inv: Invocation, context: AnyContext): Promise<Answer> {
     noteChanges(inv, context.body, given)
     const entry = entryOf(inv, given.status, createdId(inv, given))
     if (entry) tx.audit(entry)
-    if (inv.idempotency) await keepAnswer(tx, services, inv.idempotency, given.kept ?? given, operation.secretAnswer)
+    if (inv.idempotency)
+      await keepInTransaction(tx, services, inv.idempotency, given.kept ?? given, operation.secretAnswer)
     return given
   }
   const given = await (call.tx ? call.tx.nested(work) : services.write(work))

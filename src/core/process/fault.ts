@@ -5,7 +5,7 @@ import type { Services } from './services.ts'
  * Of a turn, of the file of its trace, of an ingestion, of what follows from an approval, of a decision that a tool makes, of
  * filing an exception, of erasing content, of what a turn knows, of the firing of a memory rule, of the reply of a
  * chat, of an advance of a run and of an attempt of a node, of the firing of a trigger, of an item of an eval and the end of its run,
- * of an event that executions wait for, of an export.
+ * of an event that executions wait for, of an export; of a request whose operation was carried out.
  */
 type FaultPoint =
   | 'turn_taken'
@@ -66,6 +66,7 @@ type FaultPoint =
   | 'export_claimed'
   | 'export_staged'
   | 'export_completed'
+  | 'request_carried_out'
 
 /**
  * Where tests break an executor: FAULT_POINTS=`point=kill` ends the process as a crash would, `point=kill:<n>` when it is

@@ -76,8 +76,9 @@ export async function copyTurn(
     }
     checkItem(draft)
     const [{ id }] = await addItems(tx, services, resource.id, [draft])
-    context.record(tx, 201, resource.id)
-    return (await datasetItemKind.find(tx, id)) as DatasetItemRow
+    const item = (await datasetItemKind.find(tx, id)) as DatasetItemRow
+    context.record(tx, 201, { id: resource.id, body: datasetItemKind.present(item) })
+    return item
   })
 }
 
@@ -159,8 +160,9 @@ export async function copySession(
   return services.write(async (tx: Tx) => {
     const kept = await existing(tx, drafts)
     const items = await addItems(tx, services, resource.id, kept)
-    context.record(tx, 201, resource.id)
-    return { created: items.length, ids: items.map(({ id }) => id) }
+    const copied = { created: items.length, ids: items.map(({ id }) => id) }
+    context.record(tx, 201, { id: resource.id, body: copied })
+    return copied
   })
 }
 

@@ -2,7 +2,7 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import { filter, filterConditions, filterSchema, flag, oneOf } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { booleanQuery, page, pageOf } from '../../core/api/lists.ts'
-import { answer, type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
+import { type Answer, answer, type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
@@ -64,18 +64,24 @@ const start = itemOperation(evalKind, {
           authority: principalRecord(caller),
           trigger_id: caller.run?.trigger_id ?? null,
         })
-        context.record(tx, 201, row.id)
+        const kept = wait === true ? { made: { id } } : { body: evalRunKind.present(started) }
+        context.record(tx, 201, { id: row.id, ...kept })
         return started
       })
-      const now = expected ? await expected.wait(request.closed) : run
-      return now
-        ? answer(201, evalRunKind.present(now))
-        : raise('RESOURCE_NOT_FOUND', { message: 'The run is gone', meta: { id } })
+      return shown(expected ? await expected.wait(request.closed) : run, id)
     } finally {
       expected?.cancel()
     }
   },
+  again: async ({ services, request }, { id }) =>
+    shown(await expectRun(services, id as string).wait(request.closed), id as string),
 })
+
+/** The answer with a run as it is. Raises RESOURCE_NOT_FOUND. */
+const shown = (run: EvalRunRow | null, id: string): Answer =>
+  run
+    ? answer(201, evalRunKind.present(run))
+    : raise('RESOURCE_NOT_FOUND', { message: 'The run is gone', meta: { id } })
 
 const runFilters = { status: oneOf('status', RUN_STATUSES), passed: flag('passed') }
 

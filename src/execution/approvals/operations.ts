@@ -45,7 +45,9 @@ async function resolveOne(
   context: Pick<Context<any, any, ApprovalRow>, 'services' | 'caller' | 'resource' | 'record'>,
   decision: Decision,
 ) {
-  const row = await resolveApproval(context, context.resource, decision, tx => context.record(tx, 200))
+  const row = await resolveApproval(context, context.resource, decision, (tx, resolved) =>
+    context.record(tx, 200, { body: approvalKind.present(resolved) }),
+  )
   return answer(200, approvalKind.present(row))
 }
 
@@ -55,6 +57,39 @@ async function resolvable({ services, caller, allow }: Pick<Context, 'services' 
   if (!row || !sees(caller, row.project_id)) throw new AppError('APPROVAL_NOT_FOUND', { meta: { id } })
   allow(resolving, { kind: approvalKind, row })
   return row
+}
+
+/** Resolves several items, each in a transaction of its own; `done` were by a first request that was lost. */
+async function resolveEach(
+  context: Context<Record<string, never>, z.output<typeof ResolveInput>>,
+  done: readonly string[],
+): Promise<{ results: object[] }> {
+  const { ids, decision: status, reason } = context.body
+  const decision: Decision = { status, reason: reasonOf(status, reason), edited: null }
+  const resolved = [...done]
+  const results = []
+  for (const id of new Set(ids)) {
+    try {
+      const found = await resolvable(context, id)
+      const row = done.includes(id)
+        ? found
+        : await resolveApproval(
+            context,
+            found,
+            decision,
+            tx => void context.noteMade({ resolved: [...resolved, id] }, tx),
+          )
+      if (!done.includes(id)) resolved.push(id)
+      results.push({ id, approval: approvalKind.present(row), error: null })
+    } catch (error) {
+      results.push({ id, approval: null, error: refusalOf(error) })
+    }
+  }
+  Object.assign(context.audit.detail, {
+    decision: status,
+    resolved: results.flatMap(each => (each.error ? [] : each.id)),
+  })
+  return { results }
 }
 
 export const approvalOperations: Operation[] = [
@@ -141,23 +176,7 @@ export const approvalOperations: Operation[] = [
     answers: { 200: Resolved },
     raises: ['APPROVAL_REASON_REQUIRED'],
     transaction: false,
-    async run(context) {
-      const { ids, decision: status, reason } = context.body
-      const decision: Decision = { status, reason: reasonOf(status, reason), edited: null }
-      const results = []
-      for (const id of new Set(ids)) {
-        try {
-          const row = await resolveApproval(context, await resolvable(context, id), decision, () => {})
-          results.push({ id, approval: approvalKind.present(row), error: null })
-        } catch (error) {
-          results.push({ id, approval: null, error: refusalOf(error) })
-        }
-      }
-      Object.assign(context.audit.detail, {
-        decision: status,
-        resolved: results.flatMap(each => (each.error ? [] : each.id)),
-      })
-      return { results }
-    },
+    run: context => resolveEach(context, []),
+    again: (context, made) => resolveEach(context, made.resolved as string[]),
   }),
 ]

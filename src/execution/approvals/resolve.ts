@@ -105,7 +105,7 @@ export async function resolveApproval(
   { services, caller }: Pick<Context, 'services' | 'caller'>,
   row: ApprovalRow,
   decision: Decision,
-  record: (outgoing: Outgoing) => void,
+  record: (outgoing: Outgoing, resolved: ApprovalRow) => void,
 ): Promise<ApprovalRow> {
   requireResolver(caller, row)
   const { status, reason, edited } = decision
@@ -134,7 +134,7 @@ export async function resolveApproval(
       generation_id,
       ref_id: row.id,
     })
-    record(tx)
+    record(tx, found)
     return found
   })
   return resolved ?? refuseResolved(services, row.id, status)

@@ -22,7 +22,7 @@ import {
   InlineDecisionInput,
   RestoreInput,
 } from './model.ts'
-import { type Asking, answerDecision, insertDecisions } from './request.ts'
+import { type Asking, answerDecision, answerDecisionAgain, insertDecisions, recordedAs } from './request.ts'
 import { deciderVersions } from './store.ts'
 import { versionedDeciders } from './versions.ts'
 
@@ -133,11 +133,12 @@ const decisionOperations: Operation[] = [
           const [row] = await insertDecisions(tx, context, asking(decider), [{ text, metadata: body.metadata }], {
             permission: () => ({ action: 'deciders:CreateDecision', kind: 'decider', id: decider.id }),
           })
-          context.record(tx, 201)
+          context.record(tx, 201, recordedAs(row, body.wait === true))
           return row
         }),
       )
     },
+    again: answerDecisionAgain,
   }),
   itemOperation(deciderKind, {
     id: 'createDecisionBatch',
@@ -190,11 +191,12 @@ const decisionOperations: Operation[] = [
             permission: id => ({ action: 'deciders:CreateInlineDecision', kind: 'decision', id }),
             admit: backend => allowBackend(allow, backend),
           })
-          context.record(tx, 201, row.id)
+          context.record(tx, 201, { id: row.id, ...recordedAs(row, body.wait === true) })
           return row
         }),
       )
     },
+    again: answerDecisionAgain,
   }),
   // decisions_project serves the order, decisions_decider the filter by a decider with it.
   decisions.list({

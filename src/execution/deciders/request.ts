@@ -112,11 +112,23 @@ export async function answerDecision(
   make: () => Promise<DecisionRow>,
 ): Promise<Answered> {
   const made = await make()
-  if (!wait) return answer(201, decisionKind.present(made))
-  const settled = await endOfDecision(services, made.id, request.closed, services.config.SYNC_WAIT_SECONDS * 1000)
-  if (!settled) return raise('RESOURCE_NOT_FOUND', { message: 'The decision is gone', meta: { id: made.id } })
+  return wait ? answerDecisionAgain({ services, request }, made) : answer(201, decisionKind.present(made))
+}
+
+/** Answers with a decision that there is once it has settled, or after SYNC_WAIT_SECONDS. Raises RESOURCE_NOT_FOUND. */
+export async function answerDecisionAgain(
+  { services, request }: Pick<Context, 'services' | 'request'>,
+  made: { id?: unknown },
+): Promise<Answered> {
+  const id = made.id as string
+  const settled = await endOfDecision(services, id, request.closed, services.config.SYNC_WAIT_SECONDS * 1000)
+  if (!settled) return raise('RESOURCE_NOT_FOUND', { message: 'The decision is gone', meta: { id } })
   return answer(201, decisionKind.present(settled))
 }
+
+/** What a new decision leaves for repeats. */
+export const recordedAs = (row: DecisionRow, wait: boolean) =>
+  wait ? { made: { id: row.id } } : { body: decisionKind.present(row) }
 
 /** A decision as it is at its end, or when the time is over; null when it is gone. */
 export const endOfDecision = (

@@ -1,11 +1,13 @@
 import { z } from 'zod'
-import { invalid } from '../../core/api/errors.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
+import type { Made } from '../../core/api/idempotency.ts'
 import { newId } from '../../core/api/ids.ts'
 import { booleanQuery } from '../../core/api/lists.ts'
 import { type Answer, answer, type Context } from '../../core/api/operation.ts'
+import { generationKind } from './model.ts'
 import { whileContentKept } from './purge.ts'
 import { streamTurn } from './stream.ts'
-import { expectTurn, raiseFailure } from './wait.ts'
+import { type EndedTurn, expectTurn, raiseFailure } from './wait.ts'
 
 /** `wait=true|false`; anything else is refused. */
 export const WaitQuery = z.object({
@@ -29,7 +31,7 @@ export const madeStatus = (mode: TurnMode): number => (mode === 'background' ? 2
  * Makes a turn and answers in the caller's mode: its ids, its end, or its event stream. A caller that waits longer
  * than SYNC_WAIT_SECONDS gets the ids; one that goes away changes nothing. Raises what `make` raises, and the code of a
  * failed turn that was waited for.
- * @param make makes the turn with the generation id given and returns the ids that a background caller gets; `frames` are
+ * @param make makes the turn with the generation id given, records for repeats that id and the frames, and returns the ids that a background caller gets; `frames` are
  *   those of its stream that were there before
  * @param generationId of a turn that there is already and that goes on
  */
@@ -53,8 +55,32 @@ export async function answerTurn(
     throw error
   }
   if (mode === 'stream') return streamTurn(context, { id: generationId }, after)
-  const accepted = answer(202, { status: 'accepted', ...made })
   const ended = await expected?.wait({ closed: request.closed, running: true })
+  return answerOf(answer(202, { status: 'accepted', ...made }), ended ?? null)
+}
+
+/**
+ * Answers a repeat for a turn that a first request had made when it was lost: its ids, its end, or its event stream.
+ * @param made as `answerTurn` had it recorded: `generation_id`, and `frames` of its stream that were there before
+ * @param shown ids that the answer shows besides
+ */
+export async function answerTurnAgain(
+  context: Pick<Context, 'services' | 'request' | 'recheck'>,
+  mode: TurnMode,
+  made: Made,
+  shown: object = {},
+): Promise<Answer> {
+  const { services, request } = context
+  const { generation_id: id, frames = 0 } = made as { generation_id: string; frames?: number }
+  if (mode === 'stream') return streamTurn(context, { id }, frames)
+  const turn = await generationKind.find(services.pool, id)
+  if (!turn) return raise('RESOURCE_NOT_FOUND', { message: 'The generation is gone', meta: { id } })
+  const accepted = answer(202, { status: 'accepted', ...shown, generation_id: id, trace_id: turn.trace_id })
+  return answerOf(accepted, mode === 'wait' ? await expectTurn(services, id).wait({ closed: request.closed }) : null)
+}
+
+/** The answer with the end of a turn; its ids where it was not waited for, or not for long enough. */
+function answerOf(accepted: Answer, ended: EndedTurn | null): Answer {
   if (!ended) return accepted
   if (ended.failure) raiseFailure(ended)
   const done = answer(200, ended.result)

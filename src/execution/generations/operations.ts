@@ -11,7 +11,7 @@ import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { MemoryEntry, memoryEntryKind } from '../../memory/entries/model.ts'
 import { cancelTurn } from './abort.ts'
-import { WaitQuery } from './answer.ts'
+import { answerTurnAgain, turnMode, WaitQuery } from './answer.ts'
 import { spendRefusals } from './create.ts'
 import {
   GENERATION_STATUSES,
@@ -192,6 +192,7 @@ const retryOperation = itemOperation(runOfAgent, {
   ],
   transaction: false,
   run: retryGeneration,
+  again: (context, made) => answerTurnAgain(context, turnMode(context.body?.stream, context.query.wait), made),
 })
 
 type Node = Record<string, unknown> & { children: Node[] }

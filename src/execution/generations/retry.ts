@@ -54,8 +54,9 @@ export async function retryGeneration(
       const made = inMailbox
         ? await inMailbox.retry(tx, services, failed, input)
         : await createTurn(tx, services, input)
-      context.record(tx, madeStatus(mode))
-      return { generation_id: made.generation_id, trace_id: made.trace_id }
+      const { trace_id } = made
+      context.record(tx, madeStatus(mode), { made: { generation_id: made.generation_id } })
+      return { generation_id: made.generation_id, trace_id }
     }),
   )
 }

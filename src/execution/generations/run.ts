@@ -11,7 +11,7 @@ import { checkToolSettings } from '../agents/bindings.ts'
 import { checkOverlay, KnowledgeOverlay } from '../agents/knowledge.ts'
 import { type AgentRow, agentKind, StepRules, StepToolChoice, TurnStopConditions, toolIds } from '../agents/model.ts'
 import { takeTurn } from './admit.ts'
-import { answerTurn, madeStatus, turnMode, WaitQuery } from './answer.ts'
+import { answerTurn, answerTurnAgain, madeStatus, turnMode, WaitQuery } from './answer.ts'
 import { createTurn, createTurnAtOnce, nestedIn, refuseEarly, spendRefusals, type TurnInput } from './create.ts'
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
 import { type SentMessage, withDocuments } from './documents.ts'
@@ -319,7 +319,7 @@ export const generateOperation = itemOperation(agentKind, {
         streamed: mode === 'stream',
         shape: 'agent',
       }
-      const note = (outgoing: Outgoing) => context.record(outgoing, madeStatus(mode))
+      const note = (outgoing: Outgoing) => context.record(outgoing, madeStatus(mode), { made: { generation_id } })
       if (!context.grant) return createTurnAtOnce(services, input, agent, note)
       return services.write(async tx => {
         await takeTurn(tx, services, project_id, agent)
@@ -330,4 +330,5 @@ export const generateOperation = itemOperation(agentKind, {
     }
     return answerTurn(context, mode, make, generation_id)
   },
+  again: (context, made) => answerTurnAgain(context, turnMode(context.body.stream, context.query.wait), made),
 })

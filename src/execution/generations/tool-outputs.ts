@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { invalid, raise } from '../../core/api/errors.ts'
+import type { Made } from '../../core/api/idempotency.ts'
 import { type Answer, type Context, itemOperation } from '../../core/api/operation.ts'
 import { nothingSpent } from '../../core/expressions/evaluate.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
@@ -10,7 +11,7 @@ import { type AgentRow, agentKind, StepRules, StepToolChoice, toolIds } from '..
 import { mapOutput } from '../tools/call.ts'
 import type { Callable } from '../tools/call-model.ts'
 import { mailboxes } from './abort.ts'
-import { answerTurn, madeStatus, turnMode, WaitQuery } from './answer.ts'
+import { answerTurn, answerTurnAgain, madeStatus, turnMode, WaitQuery } from './answer.ts'
 import { loadTurn } from './attempt-store.ts'
 import { generationRun } from './create.ts'
 import { lastFrame } from './frame-store.ts'
@@ -104,12 +105,16 @@ export async function submitToolOutputs(
         await ownerOf(locked)?.resumed?.(tx, { ...locked, status: 'in_progress', required_action: null })
         if (enter) await enter()
         else tx.send(generationRun, { generation_id: generation.id, project_id: generation.project_id })
-        context.record(tx, madeStatus(mode))
+        context.record(tx, madeStatus(mode), { made: { generation_id: generation.id, frames } })
         return { ...shown, generation_id: generation.id, trace_id: generation.trace_id, frames }
       }),
     generation.id,
   )
 }
+
+/** Answers a repeat of a submission that was lost: the turn goes on. */
+export const submittedAgain = (context: Submitted, { stream }: ToolOutputsInput, made: Made, shown?: object) =>
+  answerTurnAgain(context, turnMode(stream, context.query.wait ?? true), made, shown)
 
 const notFound = (id: string): never => raise('GENERATION_NOT_FOUND', { meta: { id } })
 
@@ -204,4 +209,5 @@ export const toolOutputsOperation = itemOperation(agentKind, {
   transaction: false,
   run: async context =>
     submitToolOutputs(context, await turnOfAgent(context, context.params.generation_id), context.body),
+  again: (context, made) => submittedAgain(context, context.body, made),
 })

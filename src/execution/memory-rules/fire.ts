@@ -153,7 +153,7 @@ async function write({ services, claim, rule, turn, hold }: Held, fact: Fact): P
   }
   try {
     await writeFact(services, statedBy(rule, turn, fact), {
-      within: (tx, entry) => marked(tx, entry.action),
+      within: (tx, { entry }) => marked(tx, entry.action),
       admitted: true,
     })
   } catch (error) {

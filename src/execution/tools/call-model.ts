@@ -81,6 +81,8 @@ export type ToolCall = {
    * nor are they, for what guardrails call themselves.
    */
   judged: boolean | 'throughout'
+  /** Puts on record that a call is about to be made that must not be made again; what it raises ends the call. */
+  begin: (() => Promise<void>) | null
   /** Null where nothing is called. */
   metering: Metering | null
   limits: Limits

@@ -32,6 +32,7 @@ export const openCall = (
     turn?: Origin
     judged?: ToolCall['judged']
     reading?: boolean
+    begin?: ToolCall['begin']
     metering: Metering | null
     timeoutMs?: number
     signal?: AbortSignal
@@ -44,6 +45,7 @@ export const openCall = (
   idempotencyKey: given.idempotencyKey ?? null,
   turn: given.turn ?? null,
   judged: given.judged ?? false,
+  begin: given.begin ?? null,
   reading: given.reading ?? false,
   metering: given.metering,
   limits: limitsOf(config, given),
@@ -77,6 +79,7 @@ async function carryOut(services: Services, tool: Callable, given: ToolCall): Pr
     })
   if (!call.judged) await patiently(() => requireExecute(services, tool, action ?? tool.name, call))
   await patiently(() => takeShareCall(services, tool.consumer))
+  if (!isRepeatable(tool, action)) await call.begin?.()
   const make = () => dispatch(services, tool, action, input, inNameOf(tool, call))
   const output = await (readsBefore(tool, action) ? patiently(make) : make()).catch(error => {
     meterCall(services, tool, action, call, { input, output: null })
@@ -85,6 +88,10 @@ async function carryOut(services: Services, tool: Callable, given: ToolCall): Pr
   meterCall(services, tool, action, call, { input, output })
   return tool.output_mapping ? mapOutput(services, tool, { output, input }, limits.room.expressions) : output
 }
+
+/** Whether a call that may have been made is made again: its author says that it can be, or it only reads. */
+const isRepeatable = ({ type, idempotent }: Callable, action: string | null): boolean =>
+  idempotent || (type === 'platform' && isReadOnly(action as string))
 
 /** How long a call waits for a database that is unavailable, so that its turn or its node need not ask whether it was made. */
 const DATABASE_PATIENCE_MS = 30_000

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { checkSpend } from '../../control/quotas/spend.ts'
+import { raise } from '../../core/api/errors.ts'
 import { contains, oneOf } from '../../core/api/filters.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
@@ -125,13 +126,14 @@ export const toolOperations: Operation[] = [
       'PIPELINE_DEPTH_EXCEEDED',
       'PROJECT_PAUSED',
       'TOOL_DISPATCH_FAILED',
+      'TOOL_CALL_FAILED',
       'SHARE_CAP_EXCEEDED',
       'QUOTA_EXCEEDED',
     ],
     transaction: false,
     // A result may hold what only the target may show.
     secretAnswer: true,
-    async run({ services, db, resource: tool, project, grant, body, caller, request }) {
+    async run({ services, db, resource: tool, project, grant, body, caller, request, effectKey, noteMade }) {
       // What is shared runs where it is called.
       if (grant) await requireRunnable(db, project as string)
       else refusePaused(tool.project_id, tool as CalledTool)
@@ -142,11 +144,19 @@ export const toolOperations: Operation[] = [
         input: body?.input,
         caller: async () => caller,
         metering: { source: 'direct', record: null },
+        // A call that is made again has the effect of one.
+        idempotencyKey: tool.idempotent ? effectKey() : null,
+        begin: () => noteMade({ called: true }),
         // A call that may be asked for again goes on without its caller.
-        signal: request.headers['idempotency-key'] === undefined ? request.closed : undefined,
+        signal: effectKey() === null ? request.closed : undefined,
       })
       return callTool(services, tool, call)
     },
+    again: async () =>
+      raise('TOOL_CALL_FAILED', {
+        message: 'The process that made the call was lost; whether the call was made is not known',
+        meta: { reason: 'outcome_unknown' },
+      }),
   }),
   itemOperation(toolKind, {
     id: 'listToolActions',

@@ -45,6 +45,8 @@ export async function callPipeline(
         // Each step is a call of its own to its target.
         idempotencyKey: call.idempotencyKey && `${call.idempotencyKey}.${index}`,
         judged: call.judged === 'throughout' && call.judged,
+        // The call that it is a step of has begun.
+        begin: null,
         metering: call.metering && {
           ...call.metering,
           record: call.metering.record && `${call.metering.record}.${index}`,

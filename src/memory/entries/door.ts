@@ -10,7 +10,7 @@ import { type MemoryRow, memoryKind, requireFuture, storeTarget } from '../memor
 import { reaches, reachOf } from '../reach.ts'
 import type { MemoryStoreRow } from '../stores/model.ts'
 import type { MemoryEntryInput, MemoryEntryRow } from './model.ts'
-import { type Found, writeFact } from './write.ts'
+import { type Found, type Written, writeFact } from './write.ts'
 
 /**
  * Whose a fact is that a caller states. In a turn it is the end user's, and nobody else's unless the agent shares facts.
@@ -37,6 +37,7 @@ type Claiming = Context<Record<string, unknown>, Omit<MemoryEntryInput, 'dry_run
  * Writes the fact of a request: what callers may do, what they name and what the project may still store is checked before.
  * @param options.resolves allows the fact to resolve into the memory that it finds
  * @param options.named what the audit entry is about; default the entry
+ * @param options.shown the body of the answer
  * @throws VALIDATION_FAILED, FORBIDDEN, RESOURCE_NOT_FOUND, QUOTA_STORAGE_EXCEEDED
  */
 export async function writeClaim(
@@ -45,10 +46,12 @@ export async function writeClaim(
     dryRun,
     resolves,
     named = ({ id }) => id,
+    shown,
   }: {
     dryRun?: boolean
     resolves: (found: Found) => void
     named?: (entry: MemoryEntryRow) => string | null
+    shown: (written: Written) => object
   },
 ) {
   const { body, caller, project, record, services } = context
@@ -71,7 +74,15 @@ export async function writeClaim(
   return writeFact(
     services,
     { ...claim, actor_id, mechanism: 'api', principal: caller.principal },
-    { dryRun, check, found, within: async (tx, entry) => record(tx, statusOf(entry), named(entry) ?? undefined) },
+    {
+      dryRun,
+      check,
+      found,
+      within: async (tx, written) => {
+        const { entry } = written
+        record(tx, statusOf(entry), { id: named(entry) ?? undefined, body: shown(written) })
+      },
+    },
   )
 }
 

@@ -16,7 +16,7 @@ import {
   type MemoryEntryRow,
   memoryEntryKind,
 } from './model.ts'
-import type { Found } from './write.ts'
+import type { Found, Written } from './write.ts'
 
 const tag = 'Memory'
 
@@ -43,8 +43,10 @@ const create = operation({
     // The ledger shows no more of a memory than what it is tagged with allows to write.
     const resolves = ({ memory: { memory_store_id, project_id, tags } }: Found) =>
       context.allow(create.action as string, entryTarget(memory_store_id, project_id, tags))
-    const { entry } = await writeClaim({ ...context, body }, { dryRun, resolves })
-    if (!dryRun) return answer(statusOf(entry), memoryEntryKind.present(entry))
+    const shown = ({ entry }: Written) => memoryEntryKind.present(entry)
+    const written = await writeClaim({ ...context, body }, { dryRun, resolves, shown })
+    const { entry } = written
+    if (!dryRun) return answer(statusOf(entry), shown(written))
     const { action, memory_id, superseded_memory_id, similarity, declared } = entry
     return answer(200, { dry_run: true, action, memory_id, superseded_memory_id, similarity, declared })
   },

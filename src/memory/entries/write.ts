@@ -54,7 +54,7 @@ export type Found = {
   chosen: boolean
 }
 
-type Written = { entry: MemoryEntryRow; memory: MemoryRow | null }
+export type Written = { entry: MemoryEntryRow; memory: MemoryRow | null }
 
 /** Candidates of the search that are looked at under the lock; only the nearest that still holds decides. */
 const LOOKED_AT = 16
@@ -83,7 +83,7 @@ export async function writeFact(
     dryRun?: boolean
     check?: (store: MemoryStoreRow) => Promise<void>
     found?: (found: Found) => void
-    within?: (tx: Tx, entry: MemoryEntryRow) => Promise<void>
+    within?: (tx: Tx, written: Written) => Promise<void>
     admitted?: boolean
   } = {},
 ): Promise<Written> {
@@ -115,7 +115,7 @@ export async function writeFact(
       })
     look(decision, store)
     const written = await write(services, tx, { store, claim, decision, prepared })
-    await options.within?.(tx, written.entry)
+    await options.within?.(tx, written)
     return written
   })
 }

@@ -10,7 +10,7 @@ import { all, sql, substring } from '../../core/db/sql.ts'
 import { sees, visibleRows } from '../../core/iam/access.ts'
 import { statusOf, writeClaim } from '../entries/door.ts'
 import { MemoryInput, WrittenMemory } from '../entries/model.ts'
-import type { Found } from '../entries/write.ts'
+import type { Found, Written } from '../entries/write.ts'
 import { reaches, reachOf, withinReach } from '../reach.ts'
 import { memoryStoreKind } from '../stores/model.ts'
 import { changeMemory, embedChange } from './change.ts'
@@ -75,9 +75,13 @@ const create = operation({
         context.allow('memories:GetMemory', storeTarget(row))
       }
     }
-    const { entry, memory } = await writeClaim(context, { resolves, named: ({ memory_id }) => memory_id })
-    const shown = memoryKind.present(memory as MemoryRow)
-    return answer(statusOf(entry), { ...shown, action: entry.action, entry_id: entry.id })
+    const shown = ({ entry, memory }: Written) => ({
+      ...memoryKind.present(memory as MemoryRow),
+      action: entry.action,
+      entry_id: entry.id,
+    })
+    const written = await writeClaim(context, { resolves, named: ({ memory_id }) => memory_id, shown })
+    return answer(statusOf(written.entry), shown(written))
   },
 })
 
