@@ -88,6 +88,7 @@ export function contextOf(
     },
     allowed: check,
     record: (outgoing, status, given) => {
+      if (operation.secretAnswer && 'body' in given) throw new Error(`${operation.id} would keep its answer unsealed`)
       const entry = entryOf(inv, status, given.id ?? null)
       if (entry) outgoing.audit(entry)
       if (inv.idempotency) outgoing.alongside(keepWithChange(inv.idempotency, { status, ...given }))

@@ -11,7 +11,7 @@ import {
 } from '../api/idempotency.ts'
 import { type Answer, answer } from '../api/operation.ts'
 import { checkStorable } from '../api/validate.ts'
-import { isTransient } from '../db/database-errors.ts'
+import { isDatabaseError, isTransient } from '../db/database-errors.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { recordGiven } from './audit-trail.ts'
 import type { Invocation } from './invocation.ts'
@@ -133,8 +133,8 @@ export async function keepGiven(inv: Invocation, given: Answer): Promise<void> {
 }
 
 /** Whether an error is the end of the work and not of the answer alone: it tells the caller what came of it. */
-const isOutcome = (error: unknown): boolean =>
-  error instanceof AppError && error.code !== 'INTERNAL_ERROR' && error.code !== 'SERVICE_NOT_READY'
+const isOutcome = (error: unknown): error is AppError =>
+  error instanceof AppError && error.code !== 'SERVICE_NOT_READY' && !isDatabaseError(error)
 
 /**
  * A refusal is kept like an answer; after a failure the key is free again. After one that says nothing of what was made, the
@@ -145,9 +145,9 @@ export async function keepRefusal(inv: Invocation, error: unknown): Promise<void
   const claim = inv.idempotency as IdempotencyClaim
   await endClaim(inv, claim, () => {
     if (!isOutcome(error)) return releaseIdempotency(db, claim)
-    const { status, headers } = error as AppError
+    const { status, headers } = error
     if (status >= 500) return forgetIdempotency(db, claim)
-    const body = errorBody(error as AppError, services.config.DOCS_BASE_URL)
+    const body = errorBody(error, services.config.DOCS_BASE_URL)
     return keepAnswer(db, services, claim, { status, body, headers }, false)
   })
 }
