@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
+import { rawQuery } from '../../src/core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually, startApp } from '../support/app.ts'
+import { scrape } from '../support/metrics.ts'
 import { type RunApp, startRunApp } from './fixtures.ts'
 
 const PATH = '/orchestrations/queue/stats'
@@ -49,6 +51,11 @@ describe('statistics of the queue of runs', function () {
     assert.ok(stats.oldest_queued_age_seconds >= 0)
     assert.ok(stats.claim_latency_ms.p50 >= 0 && stats.claim_latency_ms.p95 >= stats.claim_latency_ms.p50)
 
+    const oldest = async () => (await scrape(app.url)).value('muster_work_oldest_seconds', { concern: 'orchestration' })
+    // Messages only wake: what waits is in the rows.
+    await app.services.pool.query(rawQuery("delete from pgboss.job_common where state < 'active'"))
+    assert.ok(((await oldest()) as number) > 0)
+
     const elsewhere = await app.project()
     assert.equal((await elsewhere.key.get(PATH)).body.queue_depth, 0)
     assert.equal((await elsewhere.key.get(PATH)).body.claim_latency_ms.p50, null)
@@ -63,6 +70,7 @@ describe('statistics of the queue of runs', function () {
     release()
     await app.until(run.id)
     assert.equal((await app.key.get(PATH)).body.queue_depth, 0)
+    assert.equal(await oldest(), 0)
   })
 
   it('are joined by what the runs of an orchestration used', async () => {

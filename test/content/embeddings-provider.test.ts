@@ -5,6 +5,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import { usageOnce, usageSettled } from '../control/usage-support.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer, vectorOf } from '../support/embedding-server.ts'
+import { scrape } from '../support/metrics.ts'
 
 const DIMENSIONS = 32
 const KEY = 'sk-embedding-key-of-the-tests'
@@ -72,6 +73,19 @@ describe('the embedding provider', () => {
         const wanted = vectorOf(['one', 'two', 'three'][index], DIMENSIONS)
         for (const [at, value] of vector.entries()) assert.ok(Math.abs(value - wanted[at]) < 1e-6)
       }
+    })
+
+    it('is timed by outcome', async () => {
+      const calls = async (outcome: string) =>
+        (await scrape(apps[0].url)).value('muster_embedding_call_duration_seconds_count', { outcome }) ?? 0
+      const before = { done: await calls('done'), refused: await calls('refused') }
+      const { key } = await apps[0].project()
+      assert.equal((await key.post('/embeddings', { input: 'counted' })).status, 200)
+      assert.equal(await calls('done'), before.done + 1)
+      server.behave = () => ({ status: 400 })
+      assert.notEqual((await key.post('/embeddings', { input: 'refused' })).status, 200)
+      assert.equal(await calls('refused'), before.refused + 1)
+      assert.equal(await calls('done'), before.done + 1)
     })
 
     it('is told the length only where its model takes one', async () => {

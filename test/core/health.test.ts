@@ -11,6 +11,7 @@ import { watchForSilence } from '../../src/core/db/silence.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { silentLog } from '../../src/core/process/log.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { scrape } from '../support/metrics.ts'
 import { cloneTemplate } from '../support/postgres.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
@@ -389,6 +390,49 @@ describe('/metrics', () => {
       'muster_audit_reads_dropped_total',
     ])
       assert.match(body, new RegExp(`^# TYPE ${name} `, 'm'))
+  })
+
+  it('shows the process: memory and the delay of the event loop', async () => {
+    const { value } = await scrape(app.url)
+    assert.ok((value('process_resident_memory_bytes') as number) > 50e6)
+    assert.ok((value('nodejs_heap_size_used_bytes') as number) > 10e6)
+    // What is reset with each scrape has to be measured anew.
+    await eventually(async () => {
+      const until = performance.now() + 150
+      while (performance.now() < until);
+      return ((await scrape(app.url)).value('nodejs_eventloop_lag_max_seconds') as number) >= 0.1
+    })
+  })
+
+  it('shows how the connections to the database are used', async () => {
+    const { id, key } = await app.project()
+    const actors = await Promise.all(Array.from({ length: 2 }, () => key.post('/actors', { name: 'a' })))
+    const connections = async (state: string) => (await scrape(app.url)).value('muster_database_connections', { state })
+    const waiting = async (reason: string) => (await scrape(app.url)).value('muster_database_waiting', { reason })
+    const max = (await connections('max')) as number
+    // The rest is for the queues and for notifications.
+    assert.ok(max > 2 && max < app.config.DATABASE_POOL_MAX)
+    await eventually(async () => (await connections('in_use')) === 0)
+    assert.ok(((await connections('idle')) as number) > 0)
+    const blocker = new pg.Client({ connectionString: app.databaseUrl })
+    await blocker.connect()
+    try {
+      await blocker.query('begin')
+      await blocker.query('select from actors where project_id = $1 for update', [id])
+      const held = actors.map(({ body }) => key.patch(`/actors/${body.id}`, { name: 'b' }))
+      await eventually(async () => (await connections('in_use')) === 2)
+      assert.equal(await waiting('project'), 0)
+      // A project has a third of the connections; the rest of its work waits for its turn.
+      const part = Math.floor(max / 3)
+      held.push(...Array.from({ length: part }, () => key.patch(`/actors/${actors[0].body.id}`, { name: 'c' })))
+      await eventually(async () => (await connections('in_use')) === part && (await waiting('project')) === 2)
+      assert.equal(await waiting('pool'), 0)
+      await blocker.query('rollback')
+      for (const { status } of await Promise.all(held)) assert.equal(status, 200)
+      assert.equal(await waiting('project'), 0)
+    } finally {
+      await blocker.end()
+    }
   })
 
   it('with METRICS_TOKEN is for its bearer only, from anywhere', async () => {

@@ -496,6 +496,25 @@ describe('queues and workers', function () {
     })
   })
 
+  it('a slot whose handler goes on after its lease was lost is held and does not work', async () => {
+    const slots = async () =>
+      [...(await registry.metrics()).matchAll(/muster_worker_slots\{queue="test-tasks",state="(\w+)"\} (\d+)/g)].map(
+        ([, state, count]) => `${count} ${state}`,
+      )
+    let leave = () => {}
+    const left = new Promise<void>(resolve => {
+      leave = resolve
+    })
+    await run([handler(tasks, { concurrency: 3 }, () => left)])
+    await queues.send([message(tasks, { id: 't' })])
+    await until('active', async () => (await jobs(tasks.name))[0].state === 'active')
+    assert.deepEqual(await slots(), ['3 total', '1 held', '1 working'])
+    await pool.query(`update pgboss.job_common set state = 'cancelled' where name = $1`, [tasks.name])
+    await until('lost', async () => (await slots()).join() === '3 total,1 held,0 working')
+    leave()
+    await until('free', async () => (await slots()).join() === '3 total,0 held,0 working')
+  })
+
   it('lost connections lose no message', async () => {
     const handled = new Map<string, number>()
     await run([handler(tasks, {}, async ({ id }) => void handled.set(id, (handled.get(id) ?? 0) + 1))])

@@ -2,6 +2,7 @@ import { turnContent } from '../../control/retention/content.ts'
 import { orchestrationRuns } from '../../control/usage/filters.ts'
 import { module } from '../../core/api/module.ts'
 import { sql } from '../../core/db/sql.ts'
+import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { nodeApprovals } from '../../execution/approvals/producers.ts'
 import { decisionWatchers } from '../../execution/deciders/settle.ts'
 import { turnOwners } from '../../execution/generations/source.ts'
@@ -20,6 +21,7 @@ import { picturedRun } from './picture.ts'
 import { followPause, projectPauseHandlers } from './project-pause.ts'
 import { endRuns } from './removal.ts'
 import { statsOperations } from './stats.ts'
+import { oldestReadyAttempt } from './stats-store.ts'
 
 export default module('orchestration-runs', {
   errors: runErrors,
@@ -37,6 +39,7 @@ export default module('orchestration-runs', {
     picturedRuns.with(picturedRun),
     pauses.with(followPause),
     resumes.with(followPause),
+    waitingRows.with({ concern: 'orchestration', since: oldestReadyAttempt }),
     orchestrationRuns.with(id => sql.fragment`select r.id from orchestration_runs r where r.orchestration_id = ${id}`),
   ],
 })

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
+import { type Fragment, identifying, type Queryable, sql } from '../../core/db/sql.ts'
 import { BY_WORKERS } from './attempt-store.ts'
 
 const ProjectQueue = z.strictObject({
@@ -33,6 +33,13 @@ export const projectQueues = (db: Queryable, projectId: string | null): Promise<
       select e.project_id, true, null from orchestration_node_executions e
       where e.leased_until > now() and (${projectId}::text is null or e.project_id = ${projectId})) work
     group by project_id order by project_id`)
+
+/** Since when the oldest attempt of a node is ready for a worker. Indexes as above. */
+export const oldestReadyAttempt: Fragment = sql.fragment`(
+  select min(greatest(e.created_at, e.started_at, e.leased_until))
+  from orchestration_runs r join orchestration_node_executions e on e.run_id = r.id
+  where r.status = 'running' and e.status = 'running' and not e.applied and e.node_type in ${BY_WORKERS}
+    and (e.leased_until is null or e.leased_until <= now()))`
 
 /** The ids of all projects. */
 export const projectIds = (db: Queryable): Promise<readonly string[]> =>

@@ -3,6 +3,7 @@ import { footprints } from '../../control/storage/footprint.ts'
 import { eventSubscribers } from '../../control/webhooks/subscribers.ts'
 import { module } from '../../core/api/module.ts'
 import { eventConsumers } from '../../core/db/write.ts'
+import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { turnOwners } from '../../execution/generations/source.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { resumes } from '../../identity/projects/pause.ts'
@@ -17,7 +18,7 @@ import { firingKind, triggerKind, triggerSecrets } from './model.ts'
 import { triggerOperations } from './operations.ts'
 import { orchestrationTarget, triggeredRuns } from './orchestrations.ts'
 import { scheduler } from './schedule.ts'
-import { firingFootprint } from './store.ts'
+import { firingFootprint, oldestFiring } from './store.ts'
 import { triggerTargets } from './targets.ts'
 import { toolTarget } from './tools.ts'
 
@@ -41,6 +42,7 @@ export default module('triggers', {
     resumes.with(resumeTriggers),
     footprints.with(firingFootprint),
     turnContent.with(firingContent),
+    waitingRows.with({ concern: 'trigger', since: oldestFiring }),
     cloneables.with(triggerCloning),
   ],
 })

@@ -281,3 +281,7 @@ export const fireAgain = (
     )} as n (id, new_id) join trigger_firings t on t.id = n.id
     on conflict (trigger_id, idempotency_key) where idempotency_key is not null do nothing
     returning id, project_id`)
+
+/** Since when the oldest firing waits for a worker; a pause takes the time of those that it puts off. By trigger_firings_due. */
+export const oldestFiring: Fragment = sql.fragment`(
+  select min(due_at) from trigger_firings where state = 'queued' and due_at <= now())`

@@ -1,8 +1,17 @@
+import { Histogram } from 'prom-client'
 import type { Services } from '../../core/process/services.ts'
 import type { EmbeddingModel } from './model.ts'
 import { type CallFailure, callFailure, type ProviderAnswer, type ProviderModel } from './providers.ts'
 
 export type CallOutcome = { ok: true; answer: ProviderAnswer } | { ok: false; failure: CallFailure }
+
+export const embeddingCallDuration = new Histogram({
+  name: 'muster_embedding_call_duration_seconds',
+  help: 'Time of calls of the embedding provider by outcome: done, abandoned, or the class of the failure',
+  labelNames: ['outcome'],
+  buckets: [0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30],
+  registers: [],
+})
 
 const FIRST_DELAY_MS = 500
 const LONGEST_RETRY_AFTER_MS = 20_000
@@ -51,12 +60,15 @@ async function tryOnce(
     attempt,
     ms: Math.round(performance.now() - started),
   })
+  const observe = (outcome: string) => embeddingCallDuration.observe({ outcome }, (performance.now() - started) / 1000)
   try {
     const answer = await client.call(texts, { asked, signal: AbortSignal.any([deadline, signal]) })
+    observe('done')
     log.info({ ...facts(), tokens: answer.tokens, outcome: 'done' }, 'embedding call')
     return { ok: true, answer }
   } catch (error) {
     const failure = await callFailure(error, secretsOf(config), deadline.aborted)
+    observe(signal.aborted ? 'abandoned' : failure.class)
     if (signal.aborted) log.info({ ...facts(), outcome: 'abandoned' }, 'embedding call')
     else
       log.warn({ ...facts(), outcome: failure.class, status: failure.status, detail: failure.detail }, 'embedding call')

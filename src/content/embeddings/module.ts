@@ -2,6 +2,7 @@ import { footprints } from '../../control/storage/footprint.ts'
 import { module } from '../../core/api/module.ts'
 import { vectorFootprint } from '../footprint.ts'
 import { indexHandler, indexSchedule, requireVectorIndex } from '../vectors/pgvector.ts'
+import { embeddingCallDuration } from './call.ts'
 import { embeddingErrors } from './errors.ts'
 import { embeddingHandlers, embeddingSchedules, settingsFollowing } from './handler.ts'
 import { embeddingOperations } from './operations.ts'
@@ -12,6 +13,7 @@ export default module('embeddings', {
   handlers: [...embeddingHandlers, indexHandler],
   schedules: [...embeddingSchedules, indexSchedule],
   background: [settingsFollowing],
+  metrics: [embeddingCallDuration],
   extensions: [footprints.with(vectorFootprint)],
   start: requireVectorIndex,
 })

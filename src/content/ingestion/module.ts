@@ -1,13 +1,18 @@
 import { module } from '../../core/api/module.ts'
+import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { stalledIngestion } from '../documents/hooks.ts'
 import { ingestionErrors } from './errors.ts'
 import { ingestionHandlers, ingestionSchedules } from './handler.ts'
 import { ingestionOperations, withoutStalled } from './operations.ts'
+import { oldestIngestion } from './store.ts'
 
 export default module('ingestion', {
   errors: ingestionErrors,
   operations: ingestionOperations,
   handlers: ingestionHandlers,
   schedules: ingestionSchedules,
-  extensions: [stalledIngestion.with(withoutStalled)],
+  extensions: [
+    stalledIngestion.with(withoutStalled),
+    waitingRows.with({ concern: 'ingestion', since: oldestIngestion }),
+  ],
 })

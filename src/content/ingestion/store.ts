@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { attempts, type Claimed, type Named } from '../../core/jobs/attempt.ts'
 import { type ChunkSettings, chunkRecord, type Page, type PartialSettings } from '../chunks/model.ts'
@@ -106,3 +106,7 @@ export const versionSettings = (db: Queryable, documentId: string, version: numb
   db.maybeOne(settings`
     select chunk_strategy, chunk_unit, chunk_size, chunk_overlap from document_versions
     where document_id = ${documentId} and version = ${version}`)
+
+/** Since when the oldest attempt waits for a worker. By ingestion_attempts_due. */
+export const oldestIngestion: Fragment = sql.fragment`(
+  select min(due_at) from ingestion_attempts where state = 'queued' and due_at <= now())`

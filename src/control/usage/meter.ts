@@ -9,6 +9,7 @@ import type { Services } from '../../core/process/services.ts'
 import { WriteBehind } from '../../core/process/write-behind.ts'
 import { addActivity, recordActivity } from '../activity/record.ts'
 import type { UsageDraft } from './draft.ts'
+import { countUsage } from './metrics.ts'
 import { type Rated, rateUsage } from './rate.ts'
 import { usageRows } from './store.ts'
 import { thresholdQueue } from './threshold-queue.ts'
@@ -24,12 +25,14 @@ export function addUsage(outgoing: Outgoing, rated: readonly Rated[]): void {
 }
 
 function followUsage(outgoing: Outgoing, rated: readonly Rated[]): void {
+  outgoing.afterCommit(() => countUsage(rated))
   for (const project_id of watchedOf(rated)) outgoing.send(thresholdQueue, { project_id })
   for (const { invalid } of rated) for (const entry of invalid) addActivity(outgoing, entry)
 }
 
 /** What follows from usage that a statement without an outbox has written. */
 export function followUsageLater(services: Services, rated: readonly Rated[]): void {
+  countUsage(rated)
   for (const { invalid } of rated) for (const entry of invalid) recordActivity(services, entry)
   const messages = watchedOf(rated).map(project_id => message(thresholdQueue, { project_id }))
   if (messages.length > 0)

@@ -2,6 +2,7 @@ import { module } from '../../core/api/module.ts'
 import { requestCounting } from '../../core/invoke/hooks.ts'
 import { usageErrors } from './errors.ts'
 import { usageDropped } from './meter.ts'
+import { costTotal, tokensTotal } from './metrics.ts'
 import { usageKind } from './model.ts'
 import { usageOperations } from './operations.ts'
 import { priceKind } from './prices-model.ts'
@@ -19,7 +20,7 @@ export default module('usage', {
   handlers: thresholdHandlers,
   schedules: thresholdSchedules,
   extensions: [requestCounting.with(meterRequest)],
-  metrics: [usageDropped],
+  metrics: [usageDropped, tokensTotal, costTotal],
   sweeps: [
     { name: 'usage sums', when: '26 3 * * *', run: pruneSums },
     { name: 'usage shards', when: '29 3 * * *', run: foldSums },

@@ -14,6 +14,8 @@ export type Rated = {
   /** Exact numbers are text, and `components` JSON text with exact numbers in it. */
   row: Record<string, string | number | null> & { project_id: string }
   cost_usd: Big | null
+  /** The quantities used, as in the row. */
+  quantities: readonly Pick<UsageComponent, 'component' | 'quantity' | 'unit'>[]
   /** The project has thresholds. */
   watched: boolean
   /** What is to be told of quantities that are none. */
@@ -86,6 +88,7 @@ function rate({ config }: Services, draft: UsageDraft, books: ReadonlyMap<string
       components: `[${all.map(componentText).join(',')}]`,
     },
     cost_usd,
+    quantities: rated,
     watched: bookOf(project_id).watched,
     invalid: added.invalid,
   }

@@ -2,6 +2,7 @@ import { randomUUID } from 'node:crypto'
 import type { Services } from '../../core/process/services.ts'
 import { attempt, type Outcome, returned } from './deliver.ts'
 import { report } from './delivery-report.ts'
+import { countSlots } from './delivery-slots.ts'
 import { type ClaimRequest, claimDue, type Grant, type Settlement, settle, type Target } from './delivery-store.ts'
 import { recordFailures } from './failing.ts'
 import { type Lane, Lanes, type Leased } from './lanes.ts'
@@ -50,11 +51,13 @@ export class DeliveryLoop {
   #settleFailures = 0
   #closed = false
   #stopped = false
+  readonly #uncount: () => void
   #idle: (() => void) | null = null
 
   constructor(services: Services) {
     this.#services = services
     this.#lanes = new Lanes(services.config.PROJECT_WORKER_SHARE)
+    this.#uncount = countSlots(() => this.#lanes.slots)
   }
 
   /** No slot is left: other workers should be woken for what is due. */
@@ -97,6 +100,7 @@ export class DeliveryLoop {
     }
     clearTimeout(hard)
     this.#stopped = true
+    this.#uncount()
   }
 
   #isIdle(): boolean {

@@ -138,23 +138,40 @@ export async function deferDispatch(db: Queryable, limit: number): Promise<reado
 }
 
 /**
- * Webhooks that have deliveries due without a live lease. Steps from webhook to webhook through
- * webhook_deliveries_queued, so that a long backlog of one costs no more than a short one.
+ * Webhooks with queued deliveries, as `queued`. Steps from webhook to webhook through webhook_deliveries_queued, so that a long
+ * backlog of one costs no more than a short one.
  */
-export async function webhooksWithDue(db: Queryable): Promise<readonly Target[]> {
-  return db.any(target`
+const queuedWebhooks: Fragment = sql.fragment`
     with recursive queued as (
       (select webhook_id from webhook_deliveries where status = 'queued' order by webhook_id limit 1)
       union all
       select (select d.webhook_id from webhook_deliveries d
         where d.status = 'queued' and d.webhook_id > q.webhook_id order by d.webhook_id limit 1)
       from queued q where q.webhook_id is not null
-    )
+    )`
+
+/** Webhooks that have deliveries due without a live lease. */
+export async function webhooksWithDue(db: Queryable): Promise<readonly Target[]> {
+  return db.any(target`
+    ${queuedWebhooks}
     select w.id as webhook_id, w.project_id from queued q join webhooks w on w.id = q.webhook_id
     where exists (select from webhook_deliveries d
       where d.webhook_id = q.webhook_id and d.status = 'queued' and d.next_attempt_at <= now()
         and (d.lease_expires_at is null or d.lease_expires_at <= now()))`)
 }
+
+/**
+ * Since when the oldest event waits to be dispatched, or the oldest delivery to be sent. By events_undispatched, and from
+ * webhook to webhook as above.
+ */
+export const oldestDelivery: Fragment = sql.fragment`least(
+  (select e.created_at from events e where ${undispatched} order by e.created_at, e.id limit 1),
+  (${queuedWebhooks}
+    select min(d.next_attempt_at) from queued q cross join lateral (
+      select t.next_attempt_at from webhook_deliveries t
+      where t.webhook_id = q.webhook_id and t.status = 'queued' and t.next_attempt_at <= now()
+        and (t.lease_expires_at is null or t.lease_expires_at <= now())
+      order by t.next_attempt_at, t.id limit 1) d))`
 
 /** What a worker claims for one webhook: at most `rows` deliveries and `slots` more slots than it holds. */
 export type ClaimRequest = { webhook_id: string; rows: number; slots: number; held: readonly number[] }

@@ -52,6 +52,12 @@ export class Lanes {
     return this.#held >= PROCESS_SLOTS
   }
 
+  /** How the slots of the process are used. */
+  get slots(): { total: number; held: number; working: number } {
+    const working = [...this.#lanes.values()].reduce((sum, { running }) => sum + running, 0)
+    return { total: PROCESS_SLOTS, held: this.#held, working }
+  }
+
   all(): Iterable<Lane> {
     return this.#lanes.values()
   }

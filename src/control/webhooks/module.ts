@@ -1,7 +1,9 @@
 import { module } from '../../core/api/module.ts'
 import { eventConsumers } from '../../core/db/write.ts'
+import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { attempts } from './delivery-report.ts'
-import { hasWebhook } from './delivery-store.ts'
+import { deliverySlots } from './delivery-slots.ts'
+import { hasWebhook, oldestDelivery } from './delivery-store.ts'
 import { deliveries, dispatchHandler } from './handlers.ts'
 import { deliveryKind, webhookKind, webhookSecrets } from './model.ts'
 import { webhookOperations } from './operations.ts'
@@ -12,8 +14,8 @@ export default module('webhooks', {
   operations: webhookOperations,
   handlers: [dispatchHandler],
   background: [deliveries],
-  extensions: [eventConsumers.with(hasWebhook)],
+  extensions: [eventConsumers.with(hasWebhook), waitingRows.with({ concern: 'delivery', since: oldestDelivery })],
   sealedColumns: webhookSecrets,
-  metrics: [attempts],
+  metrics: [attempts, deliverySlots],
   sweeps: [{ name: 'webhook deliveries', when: '41 3 * * *', run: pruneDeliveries }],
 })

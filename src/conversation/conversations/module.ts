@@ -1,9 +1,11 @@
 import { endUserContent, turnContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
+import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { mailboxes } from '../../execution/generations/abort.ts'
 import { continueInMailbox, retryInMailbox } from '../turns/generate.ts'
 import { turnHandlers, turnSchedules } from '../turns/handler.ts'
 import { endInMailbox, resumeInMailbox } from '../turns/mailbox.ts'
+import { oldestQueuedTurn } from '../turns/store.ts'
 import { pruneDeleted } from './deleted.ts'
 import { historyContent, messageContent } from './erase.ts'
 import { conversationKind, messageEvents } from './model.ts'
@@ -19,6 +21,7 @@ export default module('conversations', {
   extensions: [
     turnContent.with(historyContent),
     endUserContent.with(messageContent),
+    waitingRows.with({ concern: 'generation', since: oldestQueuedTurn }),
     mailboxes.with({
       end: endInMailbox,
       retry: retryInMailbox,

@@ -207,6 +207,13 @@ export const wakeableConversations = (
       and p.paused_at is null
     order by t.conversation_id limit ${options.limit}`)
 
+/** Since when the oldest due turn of a conversation in which none runs waits for a worker. By conversation_turns_open. */
+export const oldestQueuedTurn: Fragment = sql.fragment`(
+  select min(coalesce(t.not_before, t.created_at))
+  from conversation_turns t join conversations c on c.id = t.conversation_id join projects p on p.id = c.project_id
+  where t.state = 'queued' and coalesce(t.not_before, t.created_at) <= now() and p.paused_at is null
+    and not exists (select from conversation_turns r where r.conversation_id = t.conversation_id and r.state = 'running'))`
+
 /** Conversations that were deleted and have turns which are not at their end. Reads generation_work, which has those. */
 export const deletedConversations = (
   db: Queryable,

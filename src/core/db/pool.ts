@@ -9,6 +9,7 @@ import {
 import type { z } from 'zod'
 import './pg-client.ts'
 import type { Executor } from '../jobs/queue.ts'
+import type { PoolUse } from '../process/metrics.ts'
 import { DatabaseSilentError } from './database-errors.ts'
 import { createPreparer, METHODS, planIsStale } from './prepare.ts'
 import type { SilenceWatch } from './silence.ts'
@@ -92,6 +93,22 @@ function noting(pool: Pool): Pool {
   })
 }
 
+/** What stands before the connections of guarded pools. */
+const gates = new WeakMap<Pool, { gate: TenantGate; connections: number }>()
+
+/** How the connections of a pool are used. */
+export function poolUse(pool: Pool): PoolUse {
+  const { acquiredConnections, idleConnections, waitingClients } = pool.state()
+  const guard = gates.get(pool)
+  return {
+    most: guard?.connections ?? 0,
+    in_use: acquiredConnections,
+    idle: idleConnections,
+    waiting: waitingClients,
+    held_back: guard?.gate.waiting ?? 0,
+  }
+}
+
 /** The pool with what stands before its connections: a tenant's part of them, and a server that may be silent. */
 function guarded(pool: Pool, { connections, perTenant, silence }: PoolOptions): Pool {
   if (!silence || perTenant === undefined) return pool
@@ -135,6 +152,7 @@ function guarded(pool: Pool, { connections, perTenant, silence }: PoolOptions): 
       )
     Object.assign(guards, { [method]: openGuarded })
   }
+  gates.set(guards, { gate, connections })
   return guards
 }
 

@@ -59,6 +59,11 @@ export class TenantGate {
     })
   }
 
+  /** How many wait for a place. */
+  get waiting(): number {
+    return [...this.#waiting.values()].reduce((sum, { length }) => sum + length, 0)
+  }
+
   leave(tenant: string): void {
     const next = this.#waiting.get(tenant)?.shift()
     if (next) {

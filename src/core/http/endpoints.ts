@@ -4,7 +4,9 @@ import { AppError, errorBody, errorDocument, notReady } from '../api/errors.ts'
 import { etagOf, namesTag } from '../api/etag.ts'
 import type { Operation } from '../api/operation.ts'
 import { migrationNames } from '../db/migrate.ts'
-import { registry, reportQueues } from '../process/metrics.ts'
+import { poolUse } from '../db/pool.ts'
+import { waitingRowAges } from '../jobs/waiting-rows.ts'
+import { collectProcess, registry, reportPool, reportQueues, reportWaitingRows } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { allOk, type Checks, readiness } from './health.ts'
 import { openApiDocument } from './openapi.ts'
@@ -84,7 +86,10 @@ const same = (left: string, right: string): boolean => {
 /** GET /metrics: with METRICS_TOKEN its bearer only, without it loopback only. */
 function mountMetrics(app: Express, services: Services): void {
   const { config } = services
+  collectProcess()
   reportQueues(() => services.queues.stats())
+  reportWaitingRows(() => waitingRowAges(services.pool))
+  reportPool(() => poolUse(services.pool))
   app.get('/metrics', (req: Request, res: Response) => {
     const local = ['127.0.0.1', '::1', '::ffff:127.0.0.1'].includes(req.socket.remoteAddress ?? '')
     const permitted = config.METRICS_TOKEN

@@ -4,7 +4,7 @@ import { causedBy } from '../db/causation.ts'
 import { databaseErrorKind } from '../db/database-errors.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { inTenancy } from '../db/tenancy.ts'
-import { leasesLost } from '../process/metrics.ts'
+import { leasesLost, type Slots } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type Claim, claim, complete, completionPart, handBack } from './claims.ts'
 import { HandBack, type Handler, type JobContext } from './handler.ts'
@@ -66,6 +66,10 @@ export class QueueLoop {
   /** Slots taken, by project; messages without one are not limited. */
   readonly #heldByProject = new Map<string, number>()
   #busy = 0
+  /** The messages of each slot that a handler holds. */
+  readonly #handled = new Set<readonly Attempt[]>()
+  /** Slots that work without a message holds. */
+  #taken = 0
   #unsettled = 0
   #woken = false
   #wake: (() => void) | undefined
@@ -124,6 +128,14 @@ export class QueueLoop {
     return [...this.#held.values()].filter(attempt => attempt.state === 'running').length
   }
 
+  /** How its slots are used. One whose handler goes on although its messages are lost is held and does not work. */
+  get slots(): Slots {
+    const works = (attempts: readonly Attempt[]) =>
+      attempts[0].waits === 0 && attempts.some(({ state, lease }) => state !== 'over' && lease !== 'lost')
+    const working = [...this.#handled].filter(works).length + this.#taken
+    return { queue: this.#queue.name, total: this.#slots, held: this.#busy, working }
+  }
+
   start(): void {
     this.#loop = this.#run()
     this.#renewal = repeat((this.#queue.leaseSeconds * 1000) / 3, () => this.#renew())
@@ -137,9 +149,11 @@ export class QueueLoop {
     const isFull = (this.#heldByProject.get(project) ?? 0) >= this.#share && this.#busy >= this.#borrow
     if (this.#busy >= this.#slots || isFull) return null
     this.#busy += 1
+    this.#taken += 1
     this.#countProject({ project }, 1)
     return () => {
       this.#busy -= 1
+      this.#taken -= 1
       this.#countProject({ project }, -1)
       if (this.#wantsSlot) this.claimNow()
     }
@@ -308,6 +322,7 @@ export class QueueLoop {
       }),
     )
     this.#busy += 1
+    this.#handled.add(attempts)
     for (const attempt of attempts) {
       this.#held.set(attempt.id, attempt)
       this.#countProject(attempt, 1)
@@ -317,6 +332,7 @@ export class QueueLoop {
       .catch(error => this.#log.error({ err: error, queue: this.#queue.name }, 'attempt not recorded'))
       .finally(() => {
         this.#busy -= 1
+        this.#handled.delete(attempts)
         for (const attempt of attempts) this.#countProject(attempt, -1)
         if (this.#wantsSlot) this.claimNow()
       })

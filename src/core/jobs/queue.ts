@@ -111,6 +111,7 @@ export function message<M extends object>(
 
 export type QueueStats = {
   queue: string
+  concern: string
   /** Due now. */
   waiting: number
   /** Due later: delayed messages and retries. */
@@ -342,12 +343,20 @@ export async function openQueues(options: {
     },
 
     async stats() {
-      const names = queues.all().map(queue => queue.name)
-      const { rows } = await db.executeSql(statsSql, [names.flatMap(name => [name, deadName(name)])])
+      const known = queues.all()
+      const { rows } = await db.executeSql(statsSql, [known.flatMap(({ name }) => [name, deadName(name)])])
       const byName = new Map(rows.map(row => [row.name as string, row]))
-      return names.map(name => {
+      return known.map(({ name, concern }) => {
         const { waiting, delayed, active, oldest_seconds } = byName.get(name)
-        return { queue: name, waiting, delayed, active, dead: byName.get(deadName(name)).waiting, oldest_seconds }
+        return {
+          queue: name,
+          concern,
+          waiting,
+          delayed,
+          active,
+          dead: byName.get(deadName(name)).waiting,
+          oldest_seconds,
+        }
       })
     },
 

@@ -4,6 +4,7 @@ import { z } from 'zod'
 import type { Config } from '../../config.ts'
 import type { Notifications } from '../db/notify.ts'
 import { sql } from '../db/sql.ts'
+import { reportSlots } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import type { Handler, Schedule } from './handler.ts'
 import { QueuePoller } from './poller.ts'
@@ -61,6 +62,7 @@ export async function startWorkers(options: {
     )
   }
 
+  reportSlots(() => [...loops.values()].map(loop => loop.slots))
   const poller = new QueuePoller({
     services,
     loops,

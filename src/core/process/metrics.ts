@@ -1,4 +1,4 @@
-import { Counter, Gauge, Histogram, Registry } from 'prom-client'
+import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client'
 
 /** What /metrics prints. Metrics of core are declared here, those of a module in its module.ts. */
 export const registry = new Registry()
@@ -34,8 +34,18 @@ export const leasesLost = new Counter({
   registers,
 })
 
+let processCollected = false
+
+/** Adds memory, processor time, garbage collection, open files and the delay of the event loop of this process, once. */
+export function collectProcess(): void {
+  if (processCollected) return
+  processCollected = true
+  collectDefaultMetrics({ register: registry })
+}
+
 type Depth = {
   queue: string
+  concern: string
   waiting: number
   delayed: number
   active: number
@@ -43,29 +53,42 @@ type Depth = {
   oldest_seconds: number
 }
 
-let readDepths: () => Promise<Depth[]> = async () => []
-let reading: Promise<Depth[]> | undefined
-
-/** Sets the source of the queue gauges: read once per scrape. A failing read leaves them out of that scrape. */
-export function reportQueues(read: () => Promise<Depth[]>): void {
-  readDepths = read
-}
-
 const READ_BUDGET_MS = 2000
 
-/** One read for the three gauges, which are collected side by side. A scrape does not wait for a silent database. */
-async function depths(): Promise<Depth[]> {
-  reading ??= readDepths()
-    .catch(() => [])
-    .finally(() => {
-      reading = undefined
-    })
-  let timer: NodeJS.Timeout | undefined
-  const late = new Promise<Depth[]>(resolve => {
-    timer = setTimeout(() => resolve([]), READ_BUDGET_MS)
-  })
-  return Promise.race([reading, late]).finally(() => clearTimeout(timer))
+/**
+ * A source that reads the database: once for all gauges of a scrape, and not again while it is under way. A scrape does not
+ * wait for a silent database; a read that fails or is late leaves its gauges out.
+ */
+function databaseSource<T>() {
+  let read: () => Promise<readonly T[]> = async () => []
+  let reading: Promise<readonly T[]> | undefined
+  return {
+    set(source: () => Promise<readonly T[]>): void {
+      read = source
+    },
+    async rows(): Promise<readonly T[]> {
+      reading ??= read()
+        .catch(() => [])
+        .finally(() => {
+          reading = undefined
+        })
+      let timer: NodeJS.Timeout | undefined
+      const late = new Promise<readonly T[]>(resolve => {
+        timer = setTimeout(() => resolve([]), READ_BUDGET_MS)
+      })
+      return Promise.race([reading, late]).finally(() => clearTimeout(timer))
+    },
+  }
 }
+
+const depths = databaseSource<Depth>()
+const ages = databaseSource<{ concern: string; seconds: number }>()
+
+/** Sets the source of the queue gauges. */
+export const reportQueues = depths.set
+
+/** Sets the source of the age of rows that wait for a worker without a message. */
+export const reportWaitingRows = ages.set
 
 new Gauge({
   name: 'muster_queue_messages',
@@ -73,7 +96,7 @@ new Gauge({
   labelNames: ['queue', 'state'],
   registers,
   async collect() {
-    const rows = await depths()
+    const rows = await depths.rows()
     this.reset()
     for (const row of rows) {
       for (const state of ['waiting', 'delayed', 'active'] as const) this.set({ queue: row.queue, state }, row[state])
@@ -87,7 +110,7 @@ new Gauge({
   labelNames: ['queue'],
   registers,
   async collect() {
-    const rows = await depths()
+    const rows = await depths.rows()
     this.reset()
     for (const row of rows) this.set({ queue: row.queue }, row.oldest_seconds)
   },
@@ -99,8 +122,93 @@ new Gauge({
   labelNames: ['queue'],
   registers,
   async collect() {
-    const rows = await depths()
+    const rows = await depths.rows()
     this.reset()
     for (const row of rows) this.set({ queue: row.queue }, row.dead)
+  },
+})
+
+/** How the connections of a process to the database are used. */
+export type PoolUse = {
+  most: number
+  in_use: number
+  idle: number
+  /** Work that waits for a connection. */
+  waiting: number
+  /** Work that waits because its project holds as many as it may. */
+  held_back: number
+}
+
+let readPool: () => PoolUse | null = () => null
+
+/** Sets the source of the gauges of the pool. */
+export function reportPool(read: () => PoolUse): void {
+  readPool = read
+}
+
+new Gauge({
+  name: 'muster_database_connections',
+  help: 'Connections of the pool of this process by state: in_use, idle, and max, how many there may be',
+  labelNames: ['state'],
+  registers,
+  collect() {
+    this.reset()
+    const use = readPool()
+    if (!use) return
+    this.set({ state: 'in_use' }, use.in_use)
+    this.set({ state: 'idle' }, use.idle)
+    this.set({ state: 'max' }, use.most)
+  },
+})
+
+new Gauge({
+  name: 'muster_database_waiting',
+  help: 'Work of this process that waits for a connection, because none is free (pool) or its project has its part (project)',
+  labelNames: ['reason'],
+  registers,
+  collect() {
+    this.reset()
+    const use = readPool()
+    if (!use) return
+    this.set({ reason: 'pool' }, use.waiting)
+    this.set({ reason: 'project' }, use.held_back)
+  },
+})
+
+/** Slots of a queue in this process: how many there are, those held, and those of them whose work is alive. */
+export type Slots = { queue: string; total: number; held: number; working: number }
+
+let readSlots: () => readonly Slots[] = () => []
+
+/** Sets the source of the gauge of slots. */
+export function reportSlots(read: () => readonly Slots[]): void {
+  readSlots = read
+}
+
+new Gauge({
+  name: 'muster_worker_slots',
+  help: 'Slots of this process by queue and state: total, held, and working, those held by work that still has its lease',
+  labelNames: ['queue', 'state'],
+  registers,
+  collect() {
+    this.reset()
+    for (const { queue, ...states } of readSlots())
+      for (const state of ['total', 'held', 'working'] as const) this.set({ queue, state }, states[state])
+  },
+})
+
+// Collected behind the gauges of the pool, which its read takes a connection of.
+new Gauge({
+  name: 'muster_work_oldest_seconds',
+  help: 'How long the oldest work of a concern has waited for a worker, as a due message or as a row',
+  labelNames: ['concern'],
+  registers,
+  async collect() {
+    const [messages, rows] = await Promise.all([depths.rows(), ages.rows()])
+    this.reset()
+    const oldest = new Map<string, number>()
+    const found = [...messages.map(({ concern, oldest_seconds: seconds }) => ({ concern, seconds })), ...rows]
+    for (const { concern, seconds } of found) oldest.set(concern, Math.max(oldest.get(concern) ?? 0, seconds))
+    for (const [concern, seconds] of oldest) this.set({ concern }, seconds)
   },
 })

@@ -1,13 +1,14 @@
 import { workUnderWay } from '../../control/quotas/spend-store.ts'
 import { endUserContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
+import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { endUserTurns } from './end-user.ts'
 import { generationErrors } from './errors.ts'
 import { contentSweepHandler, contentSweepSchedule } from './expire-content.ts'
 import { generationHandlers, generationSchedules, sdkLoading } from './handler.ts'
 import { generationKind, sealedWork } from './model.ts'
 import { generationOperations, traceOperations } from './operations.ts'
-import { openTurnsOf } from './store.ts'
+import { oldestPending, openTurnsOf } from './store.ts'
 import { traceKind } from './trace-kind.ts'
 import { turnsTotal } from './turn-attempt.ts'
 
@@ -20,5 +21,9 @@ export default module('generations', {
   background: [sdkLoading],
   sealedColumns: sealedWork,
   metrics: [turnsTotal],
-  extensions: [workUnderWay.with(openTurnsOf), endUserContent.with(endUserTurns)],
+  extensions: [
+    workUnderWay.with(openTurnsOf),
+    endUserContent.with(endUserTurns),
+    waitingRows.with({ concern: 'generation', since: oldestPending }),
+  ],
 })

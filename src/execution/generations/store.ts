@@ -134,6 +134,13 @@ export const idleTurns = (db: Queryable, idleSeconds: number) =>
       and g.updated_at < now() - make_interval(secs => ${idleSeconds})
     order by g.updated_at limit 1000`)
 
+/** Since when the oldest turn outside of a conversation waits for a worker. */
+export const oldestPending: Fragment = sql.fragment`(
+  select min(g.created_at) from (
+    select generation_id from generation_work union all select generation_id from generation_work_unlogged) w
+  join generations g on g.id = w.generation_id join projects p on p.id = g.project_id
+  where g.status = 'pending' and g.conversation_id is null and p.paused_at is null)`
+
 const paused = sql.type(z.object({ id: z.string() }))
 
 /** Turns that have waited for their clients for so long. Reads generation_work, which has those that are not at their end. */

@@ -12,6 +12,7 @@ import { storableText, storableValue } from '../../core/api/text.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage, TextPart } from './exchange.ts'
 import { failureOf, isOwnFault, type ModelFailure } from './failure.ts'
+import { countModelCall } from './metrics.ts'
 import type { ProviderRow } from './model.ts'
 import type { LanguageModelV4, ModelClient } from './models.ts'
 import { schemaInstruction, strictFits } from './structured.ts'
@@ -38,19 +39,30 @@ export async function attemptCall(
     timedOut = true
     deadline.abort(new DOMException('timed out', 'TimeoutError'))
   }, limit)
-  const progress = { started: false }
+  const started = performance.now()
+  let firstPieceMs: number | null = null
+  const begin = () => {
+    firstPieceMs ??= performance.now() - started
+  }
+  const count = (outcome: 'answered' | 'failed' | 'timed_out' | 'aborted') =>
+    countModelCall(provider, model, { outcome, durationMs: performance.now() - started, firstPieceMs })
   try {
-    const answer = await ask(client, model, request, deadline.signal, progress)
+    const answer = await ask(client, model, request, deadline.signal, begin)
+    count('answered')
     return { ok: true, answer: { ...answer, model, ai_provider_id: provider.id } }
   } catch (error) {
-    if (request.signal.aborted) throw request.signal.reason
+    if (request.signal.aborted) {
+      count('aborted')
+      throw request.signal.reason
+    }
     if (isOwnFault(error)) throw error
+    count(timedOut ? 'timed_out' : 'failed')
     const failure = failureOf(error, {
       ai_provider_id: provider.id,
       model,
       secrets: client.secrets,
       timedOutAfter: timedOut ? limit : null,
-      started: progress.started,
+      started: firstPieceMs !== null,
     })
     return { ok: false, failure }
   } finally {
@@ -66,7 +78,7 @@ async function ask(
   model: string,
   request: ModelRequest,
   signal: AbortSignal,
-  progress: { started: boolean },
+  begin: () => void,
 ): Promise<RawAnswer> {
   const settings = callSettings(client, model, request, signal)
   if (!request.onDelta) {
@@ -79,12 +91,12 @@ async function ask(
   for await (const part of result.fullStream) {
     if (part.type === 'text-delta') {
       if (part.text === '') continue
-      progress.started = true
+      begin()
       text += part.text
       // Pieces may cut a surrogate pair in two, so only the whole text is made well formed.
       request.onDelta(part.text.replaceAll('\0', '\u{fffd}'))
     } else if (part.type === 'tool-call') calls.push(part)
-    else if (part.type === 'tool-input-start' || part.type === 'reasoning-delta') progress.started = true
+    else if (part.type === 'tool-input-start' || part.type === 'reasoning-delta') begin()
     else if (part.type === 'error') throw part.error
     else if (part.type === 'abort') throw signal.reason
     else if (part.type === 'finish-step')

@@ -2,6 +2,7 @@ import { module } from '../../core/api/module.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { providerCloning } from './clone.ts'
 import { providerErrors } from './errors.ts'
+import { modelCallDuration, modelCalls, modelFirstPiece } from './metrics.ts'
 import { aiProviderKind, providerCredentials } from './model.ts'
 import { aiProviderOperations } from './operations.ts'
 import { providerPriceOperations } from './prices.ts'
@@ -11,5 +12,6 @@ export default module('providers', {
   kinds: [aiProviderKind],
   operations: [...aiProviderOperations, ...providerPriceOperations],
   sealedColumns: [providerCredentials],
+  metrics: [modelCalls, modelCallDuration, modelFirstPiece],
   extensions: [cloneables.with(providerCloning)],
 })

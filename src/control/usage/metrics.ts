@@ -1,0 +1,28 @@
+import { Counter } from 'prom-client'
+import { modelLabels } from '../../core/process/label-values.ts'
+import type { Rated } from './rate.ts'
+
+export const tokensTotal = new Counter({
+  name: 'muster_tokens_total',
+  help: 'Metered tokens of models by provider, model and kind: input_tokens, cached_tokens, cache_write_tokens, output_tokens, reasoning_tokens (a part of output_tokens)',
+  labelNames: ['provider', 'model', 'kind'],
+  registers: [],
+})
+
+export const costTotal = new Counter({
+  name: 'muster_cost_usd_total',
+  help: 'Cost in US dollars of metered work that has a price, by meter type, provider and model',
+  labelNames: ['meter_type', 'provider', 'model'],
+  registers: [],
+})
+
+/** Counts usage that has been written. */
+export function countUsage(rated: readonly Rated[]): void {
+  for (const { row, quantities, cost_usd } of rated) {
+    const [meter_type, provider, name] = [row.meter_type, row.provider, row.model].map(String)
+    const model = modelLabels.of(provider, name, row.project_id)
+    for (const { component: kind, quantity, unit } of quantities)
+      if (unit === 'token') tokensTotal.inc({ provider, model, kind }, quantity)
+    if (cost_usd) costTotal.inc({ meter_type, provider, model }, cost_usd.toNumber())
+  }
+}

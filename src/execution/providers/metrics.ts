@@ -1,0 +1,47 @@
+import { Counter, Histogram } from 'prom-client'
+import { modelLabels } from '../../core/process/label-values.ts'
+import type { ProviderRow } from './model.ts'
+
+export const modelCalls = new Counter({
+  name: 'muster_model_calls_total',
+  help: 'Attempts at calls of models by provider, model and outcome: answered, failed, timed_out, aborted',
+  labelNames: ['provider', 'model', 'outcome'],
+  registers: [],
+})
+
+export const modelCallDuration = new Histogram({
+  name: 'muster_model_call_duration_seconds',
+  help: 'Time from the request to the end of the answer of calls of models that were answered',
+  labelNames: ['provider', 'model'],
+  buckets: [0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300],
+  registers: [],
+})
+
+export const modelFirstPiece = new Histogram({
+  name: 'muster_model_first_piece_seconds',
+  help: 'Time from the request to the first piece of the answer of calls of models that were streamed and answered',
+  labelNames: ['provider', 'model'],
+  buckets: [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60],
+  registers: [],
+})
+
+/**
+ * Counts one attempt at a call.
+ * @param call.firstPieceMs milliseconds to the first piece of a stream; null where there was none
+ */
+export function countModelCall(
+  { provider, project_id }: Pick<ProviderRow, 'provider' | 'project_id'>,
+  name: string,
+  call: {
+    outcome: 'answered' | 'failed' | 'timed_out' | 'aborted'
+    durationMs: number
+    firstPieceMs: number | null
+  },
+): void {
+  const { outcome, durationMs, firstPieceMs } = call
+  const model = modelLabels.of(provider, name, outcome === 'answered' ? project_id : 'known')
+  modelCalls.inc({ provider, model, outcome })
+  if (outcome !== 'answered') return
+  modelCallDuration.observe({ provider, model }, durationMs / 1000)
+  if (firstPieceMs !== null) modelFirstPiece.observe({ provider, model }, firstPieceMs / 1000)
+}
