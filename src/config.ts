@@ -637,9 +637,14 @@ const settings = {
     'control',
     integer(1000),
     '86400000',
-    'Erasure of the content of traces that are older than trace_content_retention_days of their project.',
+    'Erasure and deletion of what is older than the retention of its project: trace_content_retention_days, trace_retention_days, conversation_retention_days.',
   ),
-  CONTENT_RETENTION_SWEEP_DISABLED: setting('control', flag, 'false', 'No erasure of content by its age.'),
+  CONTENT_RETENTION_SWEEP_DISABLED: setting(
+    'control',
+    flag,
+    'false',
+    'Nothing is erased or deleted by the retention of its project.',
+  ),
   AUDIT_RETENTION_SWEEP_DISABLED: setting('control', flag, 'false', 'No daily deletion of audit entries.'),
   FILES_STORAGE_PROVIDER: setting(
     'content',

@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
+import { rawQuery } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
+import { startProcess } from '../support/processes.ts'
 import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
 
 /** A prompt that makes the model answer one after the other. */
@@ -189,6 +191,37 @@ describe('agents in runs', function () {
       const { data } = (await app.key.get(`/events?resource_id=${id}`)).body
       assert.ok(data.some(({ event }: any) => event === 'orchestration_runs.failed'))
       for (const event of data) assert.doesNotMatch(JSON.stringify(event), /SECRET/, event.event)
+    }
+  })
+
+  it('keep the records of their turns while they last, whatever the retention of the project', async () => {
+    const nodes = [agent('a', { prompt: script({ text: 'kept' }) }), { id: 'b', type: 'human', prompt: 'Go on?' }]
+    const id = await app.orchestration(nodes, chain('a', 'b'))
+    const run = await app.start(id, { wait: false })
+    const waiting = await app.until(run.id, ({ status }) => status === 'awaiting_input')
+    const turn = await generation(waiting.node_executions[0].generation_id)
+    const free = (await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'x' })).body
+    await app.services.pool.query(
+      rawQuery(
+        `with g as (update generations set created_at = created_at - interval '3 days',
+           last_activity_at = last_activity_at - interval '3 days' where id = any($1::text[]) returning trace_id)
+         update traces t set created_at = t.created_at - interval '3 days' from g where t.id = g.trace_id`,
+        [[turn.id, free.id]],
+      ),
+    )
+    await app.admin.patch(`/projects/${app.projectId}`, { trace_retention_days: 1 })
+    const sweeper = await startProcess('worker', app.databaseUrl, { CONTENT_RETENTION_SWEEP_INTERVAL_MS: '1000' }, [
+      'snapshot',
+    ])
+    try {
+      const gone = async (id: string) => (await app.key.get(`/generations/${id}`)).status === 404
+      await eventually(() => gone(free.id))
+      assert.equal(await gone(turn.id), false)
+      await app.key.post(`/orchestration-runs/${run.id}/cancel`)
+      await eventually(() => gone(turn.id))
+    } finally {
+      await sweeper.kill()
+      await app.admin.patch(`/projects/${app.projectId}`, { trace_retention_days: null })
     }
   })
 })

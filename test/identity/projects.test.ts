@@ -44,6 +44,8 @@ describe('projects', () => {
         max_chain_generations: null,
         audit_reads_enabled: false,
         trace_content_retention_days: null,
+        trace_retention_days: null,
+        conversation_retention_days: null,
         trace_content_mode: 'full',
         require_priced_model: false,
         content_hold_until: null,

@@ -1,4 +1,4 @@
-import { turnContent } from '../../control/retention/content.ts'
+import { turnContent, turnHolds } from '../../control/retention/content.ts'
 import { orchestrationRuns } from '../../control/usage/filters.ts'
 import { module } from '../../core/api/module.ts'
 import { sql } from '../../core/db/sql.ts'
@@ -22,6 +22,7 @@ import { followPause, projectPauseHandlers } from './project-pause.ts'
 import { endRuns } from './removal.ts'
 import { statsOperations } from './stats.ts'
 import { oldestReadyAttempt } from './stats-store.ts'
+import { isTurnOfLiveRun } from './store.ts'
 
 export default module('orchestration-runs', {
   errors: runErrors,
@@ -33,6 +34,7 @@ export default module('orchestration-runs', {
   extensions: [
     turnOwners.with(nodeTurns),
     turnContent.with(runContent),
+    turnHolds.with(isTurnOfLiveRun),
     nodeApprovals.with(runApprovals),
     decisionWatchers.with(runDecisions),
     orchestrationEnds.with(endRuns),

@@ -247,3 +247,8 @@ export const resumeWithProject = (db: Queryable, ids: readonly string[]) =>
 /** Deletes runs that have ended, with all below them. */
 export const deleteRuns = (db: Queryable, ids: readonly string[]) =>
   db.query(statement`delete from orchestration_runs where id = any(${sql.array([...ids], 'text')})`)
+
+/** Whether a run that has not ended has a node that was answered by a turn. By orchestration_node_executions_generation. */
+export const isTurnOfLiveRun = ({ id }: { id: Fragment }): Fragment => sql.fragment`exists (
+  select from orchestration_node_executions e join orchestration_runs r on r.id = e.run_id
+  where e.generation_id = ${id} and r.status in ${LIVE})`

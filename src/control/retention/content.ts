@@ -1,5 +1,5 @@
 import { AppError } from '../../core/api/errors.ts'
-import type { Fragment, Queryable } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -26,6 +26,22 @@ export type TurnContent = {
   erase(tx: Tx, turns: readonly ErasedTurn[]): Promise<{ counts: Counts; events: readonly Redaction[] }>
 }
 export const turnContent = extensionPoint<TurnContent>('content of turns')
+
+/** A turn `g` of a statement about generations. */
+type TurnColumns = { id: Fragment; chain_id: Fragment }
+
+/**
+ * Conditions under which something still needs the record of a turn that has ended, such as an approval that waits for a
+ * person; `since` is the time since which nothing has happened in what is to be deleted.
+ */
+export const turnHolds = extensionPoint<(turn: TurnColumns, since: Fragment) => Fragment>('holds of turns')
+
+/** The condition under which something needs the record of a generation `g`. */
+export const isTurnHeld = (since: Fragment): Fragment =>
+  sql.fragment`(${sql.join(
+    turnHolds.all().map(hold => hold({ id: sql.fragment`g.id`, chain_id: sql.fragment`g.chain_id` }, since)),
+    sql.fragment` or `,
+  )})`
 
 /** An end user whose content is erased. */
 export type EndUser = {

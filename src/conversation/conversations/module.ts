@@ -8,6 +8,7 @@ import { endInMailbox, resumeInMailbox } from '../turns/mailbox.ts'
 import { oldestQueuedTurn } from '../turns/store.ts'
 import { pruneDeleted } from './deleted.ts'
 import { historyContent, messageContent } from './erase.ts'
+import { EXPIRE_CONVERSATIONS, expiryHandler, expirySchedule } from './expire.ts'
 import { conversationKind, messageEvents } from './model.ts'
 import { conversationOperations } from './operations.ts'
 
@@ -15,8 +16,15 @@ export default module('conversations', {
   kinds: [conversationKind],
   eventSources: [messageEvents],
   operations: conversationOperations,
-  handlers: turnHandlers,
-  schedules: turnSchedules,
+  handlers: [...turnHandlers, expiryHandler],
+  schedules: [...turnSchedules, expirySchedule],
+  policyActions: [
+    {
+      action: EXPIRE_CONVERSATIONS,
+      description: 'Written to the audit log when conversations past the retention of the project are deleted',
+      resource_type: 'project',
+    },
+  ],
   sweeps: [{ name: 'deleted messages', when: '57 3 * * *', run: pruneDeleted }],
   extensions: [
     turnContent.with(historyContent),

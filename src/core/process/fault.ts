@@ -3,7 +3,7 @@ import type { Services } from './services.ts'
 
 /**
  * Of a turn, of the file of its trace, of an ingestion, of what follows from an approval, of a decision that a tool makes, of
- * filing an exception, of erasing content, of what a turn knows, of the firing of a memory rule, of the reply of a
+ * filing an exception, of erasing content and deleting records, of what a turn knows, of the firing of a memory rule, of the reply of a
  * chat, of an advance of a run and of an attempt of a node, of the firing of a trigger, of an item of an eval and the end of its run,
  * of an event that executions wait for, of an export; of a request whose operation was carried out.
  */
@@ -30,6 +30,8 @@ type FaultPoint =
   | 'decision_answered'
   | 'exception_filed'
   | 'content_expired'
+  | 'traces_expired'
+  | 'conversations_expired'
   | 'content_erased'
   | 'knowledge_kept'
   | 'firing_claimed'

@@ -1,4 +1,4 @@
-import { turnContent } from '../../control/retention/content.ts'
+import { turnContent, turnHolds } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
 import { approvalDesk } from '../generations/proposals.ts'
 import { approvalContent } from './erase.ts'
@@ -7,6 +7,7 @@ import { desk } from './file.ts'
 import { approvalHandlers, approvalSchedules } from './handlers.ts'
 import { approvalKind, sealedApprovals } from './model.ts'
 import { approvalOperations } from './operations.ts'
+import { isTurnAwaited } from './store.ts'
 
 export default module('approvals', {
   errors: approvalErrors,
@@ -15,5 +16,5 @@ export default module('approvals', {
   handlers: approvalHandlers,
   schedules: approvalSchedules,
   sealedColumns: sealedApprovals,
-  extensions: [approvalDesk.with(desk), turnContent.with(approvalContent)],
+  extensions: [approvalDesk.with(desk), turnContent.with(approvalContent), turnHolds.with(isTurnAwaited)],
 })

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
 import { page } from '../../core/api/lists.ts'
 import type { Context, Page } from '../../core/api/operation.ts'
-import { identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Claimed } from '../../core/jobs/attempt.ts'
 import { attempts } from '../../core/jobs/attempt.ts'
@@ -144,6 +144,11 @@ export const eraseOfTurns = (db: Queryable, generationIds: readonly string[]) =>
 export const followedUp = (db: Queryable, ids: readonly string[]): Promise<string | null> =>
   db.maybeOneFirst(identifying`
     select approval_id as id from approval_attempts where approval_id = any(${sql.array([...ids], 'text')}) limit 1`)
+
+/** Whether an item of a turn waits for a person, or something follows from it. By approvals_generation. */
+export const isTurnAwaited = ({ id }: { id: Fragment }): Fragment => sql.fragment`exists (
+  select from approvals a where a.generation_id = ${id}
+    and (a.status = 'pending' or exists (select from approval_attempts w where w.approval_id = a.id)))`
 
 /** Entries of a group that are shown. */
 const CHAIN = 100

@@ -1,6 +1,13 @@
+import { turnHolds } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
 import { chainErrors } from './errors.ts'
 import { chainKind } from './model.ts'
 import { chainOperations } from './operations.ts'
+import { isTurnOfLiveChain } from './store.ts'
 
-export default module('chains', { errors: chainErrors, kinds: [chainKind], operations: chainOperations })
+export default module('chains', {
+  errors: chainErrors,
+  kinds: [chainKind],
+  operations: chainOperations,
+  extensions: [turnHolds.with(isTurnOfLiveChain)],
+})

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
-import { counting, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { counting, type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { GenerationRow } from '../generations/model.ts'
 import { type ChainRow, chainKind, type LIMIT_SOURCES, underWay } from './model.ts'
 
@@ -63,3 +63,7 @@ const ceilings = sql.type(z.strictObject({ max_chain_generations: z.int().nullab
 /** The ceiling of a project as it is now; null for none. */
 export const projectCeiling = (db: Queryable, id: string): Promise<number | null> =>
   db.maybeOneFirst(ceilings`select max_chain_generations from projects where id = ${id}`)
+
+/** Whether the chain of a turn has had another one since: its limit counts them all. By the primary key. */
+export const isTurnOfLiveChain = ({ chain_id }: { chain_id: Fragment }, since: Fragment): Fragment =>
+  sql.fragment`exists (select from chains c where c.id = ${chain_id} and c.last_generation_at >= ${since})`

@@ -5,6 +5,7 @@ import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { endUserTurns } from './end-user.ts'
 import { generationErrors } from './errors.ts'
 import { contentSweepHandler, contentSweepSchedule } from './expire-content.ts'
+import { EXPIRE_TRACES, traceSweepHandler, traceSweepSchedule } from './expire-traces.ts'
 import { generationHandlers, generationSchedules, sdkLoading } from './handler.ts'
 import { generationKind, sealedWork } from './model.ts'
 import { generationOperations, traceOperations } from './operations.ts'
@@ -16,8 +17,15 @@ export default module('generations', {
   errors: generationErrors,
   kinds: [generationKind, traceKind],
   operations: [...generationOperations, ...traceOperations],
-  handlers: [...generationHandlers, contentSweepHandler],
-  schedules: [...generationSchedules, contentSweepSchedule],
+  handlers: [...generationHandlers, contentSweepHandler, traceSweepHandler],
+  schedules: [...generationSchedules, contentSweepSchedule, traceSweepSchedule],
+  policyActions: [
+    {
+      action: EXPIRE_TRACES,
+      description: 'Written to the audit log when traces past the retention of the project are deleted',
+      resource_type: 'project',
+    },
+  ],
   background: [sdkLoading],
   sealedColumns: sealedWork,
   metrics: [turnsTotal],

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import type { ErasedBy } from '../../control/retention/content.ts'
+import { type ErasedBy, isTurnHeld } from '../../control/retention/content.ts'
 import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { type GenerationRow, generationKind, Trace, type TraceRow } from './model.ts'
 
@@ -65,16 +65,6 @@ export const statesOf = (db: Queryable, traceIds: readonly string[], lock = fals
     where t.trace_id = any(${sql.array([...traceIds], 'text')})
     order by t.created_at, t.id ${lock ? sql.fragment`for update` : sql.fragment``}`)
 
-const window = sql.type(z.object({ id: z.string(), cutoff: z.string() }))
-
-/** Projects whose content has an end and no hold, with the time of that end; by projects_retention, after an id. */
-export const expiringProjects = (db: Queryable, at: Date, after: string, limit: number) =>
-  db.any(window`
-    select id, ${at.toISOString()}::timestamptz - least(trace_content_retention_days, 100000) * interval '1 day' as cutoff from projects
-    where trace_content_retention_days is not null and id > ${after}
-      and (content_hold_until is null or content_hold_until <= now())
-    order by id limit ${limit}`)
-
 const Root = z.object({ id: z.string(), created_at: z.string() })
 export type Root = z.output<typeof Root>
 const root = sql.type(Root)
@@ -100,6 +90,40 @@ export const expiredRoots = (
         where g.trace_id in (select t.id union all select c.id from traces c where c.root_trace_id = t.id)
           and (g.status in ('pending', 'in_progress') or coalesce(g.last_activity_at, g.created_at) >= ${cutoff}::timestamptz))
     order by t.created_at, t.id limit ${limit}`)
+
+/**
+ * The next traces without a parent in whose trees nothing has happened since a time and whose turns nothing needs, oldest
+ * first. By traces_project.
+ */
+export const deletableRoots = (
+  db: Queryable,
+  projectId: string,
+  cutoff: string,
+  after: Root | null,
+  limit: number,
+): Promise<readonly Root[]> =>
+  db.any(root`
+    select t.id, t.created_at from traces t
+    where t.project_id = ${projectId} and t.parent_trace_id is null and t.created_at < ${cutoff}::timestamptz
+      ${after ? sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})` : sql.fragment``}
+      and not exists (
+        select from generations g
+        where g.trace_id in (select t.id union all select c.id from traces c where c.root_trace_id = t.id)
+          and (g.completed_at is null or coalesce(g.last_activity_at, g.created_at) >= ${cutoff}::timestamptz
+            or ${isTurnHeld(sql.fragment`${cutoff}::timestamptz`)}))
+    order by t.created_at, t.id limit ${limit}`)
+
+/** Whether a turn of traces is needed, asked again under their locks. */
+export const heldTurn = (db: Queryable, traceIds: readonly string[], cutoff: string): Promise<string | null> =>
+  db.maybeOneFirst(identifying`
+    select g.id from generations g
+    where g.trace_id = any(${sql.array([...traceIds], 'text')})
+      and (g.completed_at is null or ${isTurnHeld(sql.fragment`${cutoff}::timestamptz`)}) limit 1`)
+
+/** Deletes traces with their generations, under the locks of all of them; returns how many generations there were. */
+export const deleteTurns = async (db: Queryable, traceIds: readonly string[]): Promise<number> =>
+  (await db.query(statement`delete from generations where trace_id = any(${sql.array([...traceIds], 'text')})`))
+    .rowCount
 
 /**
  * Generations of an end user, as `taken`: its own, those of the conversations that it has or wrote in, and what grew out of
@@ -130,6 +154,13 @@ export const rootsOfEndUser = (
     where g.created_at <= ${until}::timestamptz and g.project_id = ${endUser.project_id} and t.content_redacted_at is null
       and coalesce(t.root_trace_id, t.id) > ${after}
     order by id limit ${limit}`)
+
+/** A select of the ids of all generations in the trees of traces that an erasure of an end user takes. */
+export const turnsOfEndUser = (endUser: { id: string; conversations: Fragment }): Fragment => sql.fragment`(
+  with ${ofEndUser(endUser)}, trees as (
+    select distinct coalesce(t.root_trace_id, t.id) as id
+    from taken join generations g on g.id = taken.id join traces t on t.id = g.trace_id)
+  select g.id from trees join traces t on t.id = trees.id or t.root_trace_id = trees.id join generations g on g.trace_id = t.id)`
 
 /** Generations of the trees of traces that are not at their end. */
 export const openOf = (db: Queryable, roots: readonly string[]): Promise<readonly GenerationRow[]> =>

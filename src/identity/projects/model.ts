@@ -22,6 +22,8 @@ export const Project = record(
     max_chain_generations: limit,
     audit_reads_enabled: z.boolean(),
     trace_content_retention_days: limit,
+    trace_retention_days: limit,
+    conversation_retention_days: limit,
     trace_content_mode: traceModes,
     require_priced_model: z.boolean(),
     content_hold_until: z.iso.datetime().nullable(),
@@ -45,6 +47,12 @@ const settings = {
   ),
   audit_reads_enabled: z.boolean().describe('Also write reads to the audit log'),
   trace_content_retention_days: limit.describe('Days that the content of traces is kept; null keeps it'),
+  trace_retention_days: limit.describe(
+    'Days after their last activity for which traces and their generations are kept; null keeps them',
+  ),
+  conversation_retention_days: limit.describe(
+    'Days after their last activity for which conversations, with their sessions and messages, are kept; null keeps them',
+  ),
   trace_content_mode: traceModes.describe('Whether traces hold content at all'),
   require_priced_model: z
     .boolean()

@@ -1,0 +1,124 @@
+import { z } from 'zod'
+import { AppError } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { srn } from '../../core/api/kind.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { every, type Schedule } from '../../core/jobs/handler.ts'
+import type { Queue } from '../../core/jobs/queue.ts'
+import type { Services } from '../../core/process/services.ts'
+import { projectKind } from '../../identity/projects/model.ts'
+import type { Counts } from './content.ts'
+
+/** Settings of a project that give something an end by days. */
+type Days = 'trace_content_retention_days' | 'trace_retention_days' | 'conversation_retention_days'
+
+/** A project in which something has an end, and what is older than that. */
+export type ExpiringProject = { id: string; cutoff: string }
+
+const window = sql.type(z.object({ id: z.string(), cutoff: z.string() }))
+
+/**
+ * Projects with such a setting and without a legal hold, after an id. Indexes projects_retention, projects_trace_retention,
+ * projects_conversation_retention.
+ */
+const expiringProjects = (db: Queryable, days: Days, at: Date, after: string, limit: number) => {
+  const column = sql.identifier([days])
+  return db.any(window`
+    select id, ${at.toISOString()}::timestamptz - least(${column}, 100000) * interval '1 day' as cutoff from projects
+    where ${column} is not null and id > ${after} and (content_hold_until is null or content_hold_until <= now())
+    order by id limit ${limit}`)
+}
+
+/** The schedule of the sweeps that end what is past the retention of its project. */
+export const everyRetention = (name: string, queue: Queue<Record<string, never>>): Schedule =>
+  every(
+    name,
+    ({ CONTENT_RETENTION_SWEEP_DISABLED: disabled, CONTENT_RETENTION_SWEEP_INTERVAL_MS: ms }) =>
+      disabled ? 0 : Math.ceil(ms / 1000),
+    queue,
+    {},
+  )
+
+const PROJECTS = 200
+
+/** Does the duty of a setting in one project after the other; what fails in one holds up no other. */
+export async function sweepProjects(
+  services: Services,
+  stopping: AbortSignal,
+  duty: {
+    days: Days
+    /** Its log line where something was done. */
+    done: string
+    sweep(project: ExpiringProject): Promise<Counts>
+  },
+): Promise<void> {
+  const { pool, clock, log } = services
+  for (let after = ''; !stopping.aborted; ) {
+    const projects: readonly ExpiringProject[] = await expiringProjects(pool, duty.days, clock.now(), after, PROJECTS)
+    for (const project of projects) {
+      const started = performance.now()
+      try {
+        const counts = await duty.sweep(project)
+        const ms = Math.round(performance.now() - started)
+        if (Object.values(counts).some(count => count > 0))
+          log.info({ project_id: project.id, ...counts, ms }, duty.done)
+      } catch (error) {
+        log.error({ err: error, project_id: project.id, setting: duty.days }, 'retention sweep failed')
+      }
+      if (stopping.aborted) return
+    }
+    if (projects.length < PROJECTS) return
+    after = projects[projects.length - 1].id
+  }
+}
+
+/**
+ * Does some work for several records in one transaction; where one of them refuses, for each in its own. Returns what was
+ * done of it; what refused is skipped.
+ * @throws CONTENT_ON_HOLD when a legal hold began meanwhile
+ */
+export async function togetherOrApart<T>(
+  services: Services,
+  ids: readonly string[],
+  work: (tx: Tx, ids: readonly string[]) => Promise<T>,
+): Promise<T[]> {
+  try {
+    return [await services.write(tx => work(tx, ids))]
+  } catch (error) {
+    if (error instanceof AppError && error.code === 'CONTENT_ON_HOLD') throw error
+    if (ids.length > 1) {
+      const done: T[] = []
+      for (const id of ids) done.push(...(await togetherOrApart(services, [id], work)))
+      return done
+    }
+    if (!(error instanceof AppError) || error.status >= 500)
+      services.log.error({ err: error, id: ids[0] }, 'record past its retention skipped')
+    return []
+  }
+}
+
+/** Adds the audit entry of a page of records that the retention of a project has deleted. */
+export function auditExpiry(
+  tx: Tx,
+  { clock }: Pick<Services, 'clock'>,
+  { id, cutoff }: ExpiringProject,
+  action: string,
+  counts: Counts,
+): void {
+  tx.audit({
+    id: newId('audit'),
+    project_id: id,
+    principal_type: null,
+    principal_id: null,
+    action,
+    resource_srn: srn(id, projectKind.name, id),
+    resource_public_id: id,
+    status: 200,
+    request_id: null,
+    ip: null,
+    user_agent: null,
+    detail: { kind: 'retention_sweep', before: cutoff, counts },
+    created_at: clock.now().toISOString(),
+  })
+}

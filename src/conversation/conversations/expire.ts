@@ -1,0 +1,96 @@
+import { z } from 'zod'
+import { addCounts, type Counts } from '../../control/retention/content.ts'
+import {
+  auditExpiry,
+  type ExpiringProject,
+  everyRetention,
+  sweepProjects,
+  togetherOrApart,
+} from '../../control/retention/expire.ts'
+import { requireNoHold } from '../../control/retention/hold.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { handler } from '../../core/jobs/handler.ts'
+import { workQueue } from '../../core/jobs/queue.ts'
+import { fault } from '../../core/process/fault.ts'
+import type { Services } from '../../core/process/services.ts'
+import { sessionHooks } from '../turns/hooks.ts'
+import { deletableConversations, type Expired, lockExpired } from './expire-store.ts'
+import { removeConversation } from './store.ts'
+
+/** The end of conversations by the retention of their project (`conversation_retention_days`). */
+
+export const EXPIRE_CONVERSATIONS = 'conversations:ExpireConversations'
+
+/** Conversations of a page. */
+const PAGE = 100
+/** Messages of a transaction, by which a page is divided; one conversation goes as a whole. */
+const MESSAGES = 5000
+/** Conversations of a project at one time: what is more waits for the next. */
+const MOST = 10_000
+
+const conversationExpiry = workQueue('conversation.expiry', {
+  message: z.object({}),
+  concern: 'snapshot',
+  retry: { limit: 5, delaySeconds: 30, backoff: true, maxDelaySeconds: 1800 },
+})
+
+export const expiryHandler = handler(conversationExpiry, { concurrency: 1 }, (_message, { services, stopping }) =>
+  sweepProjects(services, stopping, {
+    days: 'conversation_retention_days',
+    done: 'conversations past their retention deleted',
+    sweep: project => expireProject(services, project, stopping),
+  }),
+)
+
+export const expirySchedule = everyRetention('conversation.expiry', conversationExpiry)
+
+async function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal): Promise<Counts> {
+  let done: Counts = {}
+  let after: Expired | null = null
+  for (let seen = 0; seen < MOST && !stopping.aborted; seen += PAGE) {
+    const found: readonly Expired[] = await deletableConversations(services.pool, project, after, PAGE)
+    if (found.length === 0) break
+    for (const ids of parts(found)) {
+      const counts = await togetherOrApart(services, ids, (tx, some) => expire(tx, services, project, some))
+      done = addCounts(done, ...counts)
+      await fault(services, 'conversations_expired')
+      if (stopping.aborted) return done
+    }
+    if (found.length < PAGE) break
+    after = found[found.length - 1]
+  }
+  return done
+}
+
+/** Divides conversations by their messages. */
+function parts(found: readonly Expired[]): string[][] {
+  const divided: string[][] = []
+  let messages = Number.POSITIVE_INFINITY
+  for (const { id, message_count } of found) {
+    if (messages + message_count > MESSAGES) {
+      divided.push([])
+      messages = 0
+    }
+    messages += message_count
+    divided[divided.length - 1].push(id)
+  }
+  return divided
+}
+
+/** Deletes conversations as their route does, with the sessions that they belong to. */
+async function expire(tx: Tx, services: Services, project: ExpiringProject, ids: readonly string[]): Promise<Counts> {
+  await requireNoHold(tx, project.id)
+  const conversations = await lockExpired(tx, project, ids)
+  for (const conversation of conversations) {
+    if (conversation.session_id !== null) await sessionHooks.only()?.remove(tx, conversation.session_id)
+    await removeConversation(tx, conversation)
+  }
+  if (conversations.length === 0) return {}
+  const counts = {
+    conversations: conversations.length,
+    sessions: conversations.filter(({ session_id }) => session_id !== null).length,
+    messages: conversations.reduce((sum, { message_count }) => sum + message_count, 0),
+  }
+  auditExpiry(tx, services, project, EXPIRE_CONVERSATIONS, counts)
+  return counts
+}

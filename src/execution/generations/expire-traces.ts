@@ -1,0 +1,74 @@
+import { z } from 'zod'
+import { addCounts, type Counts } from '../../control/retention/content.ts'
+import {
+  auditExpiry,
+  type ExpiringProject,
+  everyRetention,
+  sweepProjects,
+  togetherOrApart,
+} from '../../control/retention/expire.ts'
+import { raise } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { handler } from '../../core/jobs/handler.ts'
+import { workQueue } from '../../core/jobs/queue.ts'
+import { fault } from '../../core/process/fault.ts'
+import type { Services } from '../../core/process/services.ts'
+import { MOST, RETENTION } from './expire-content.ts'
+import { purgeTraces } from './purge.ts'
+import { deletableRoots, deleteTurns, heldTurn, type Root, subtreeIds } from './purge-store.ts'
+import { deleteTraces } from './trace-store.ts'
+
+/** The end of traces and of their generations by the retention of their project (`trace_retention_days`). */
+
+export const EXPIRE_TRACES = 'traces:ExpireTraces'
+
+/** Trees of traces of a transaction. */
+const BATCH = 100
+
+const traceSweep = workQueue('trace.sweep', {
+  message: z.object({}),
+  concern: 'snapshot',
+  retry: { limit: 5, delaySeconds: 30, backoff: true, maxDelaySeconds: 1800 },
+})
+
+export const traceSweepHandler = handler(traceSweep, { concurrency: 1 }, (_message, { services, stopping }) =>
+  sweepProjects(services, stopping, {
+    days: 'trace_retention_days',
+    done: 'traces past their retention deleted',
+    sweep: project => expireProject(services, project, stopping),
+  }),
+)
+
+export const traceSweepSchedule = everyRetention('trace.sweep', traceSweep)
+
+/** Deletes trees of traces of a project, a page after the other, each tree as a whole. */
+async function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal): Promise<Counts> {
+  let done: Counts = {}
+  let after: Root | null = null
+  for (let seen = 0; seen < MOST && !stopping.aborted; seen += BATCH) {
+    const roots: readonly Root[] = await deletableRoots(services.pool, project.id, project.cutoff, after, BATCH)
+    if (roots.length === 0) break
+    const ids = roots.map(({ id }) => id)
+    done = addCounts(done, ...(await togetherOrApart(services, ids, (tx, some) => expire(tx, services, project, some))))
+    await fault(services, 'traces_expired')
+    if (roots.length < BATCH) break
+    after = roots[roots.length - 1]
+  }
+  return done
+}
+
+/** Erases the content of trees as a purge does, and deletes what is left of them. */
+async function expire(tx: Tx, services: Services, project: ExpiringProject, roots: readonly string[]): Promise<Counts> {
+  // Before the purge, which ends what waits for a person. A turn that has ended is not waited for anew.
+  const held = await heldTurn(tx, await subtreeIds(tx, roots), project.cutoff)
+  if (held) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: held } })
+  const { counts: erased } = await purgeTraces(tx, services, project.id, roots, RETENTION)
+  const ids = await subtreeIds(tx, roots)
+  // Another sweep was first.
+  if (ids.length === 0) return {}
+  const generations = await deleteTurns(tx, ids)
+  await deleteTraces(tx, ids)
+  const counts = { ...erased, traces: ids.length, generations }
+  auditExpiry(tx, services, project, EXPIRE_TRACES, counts)
+  return counts
+}

@@ -1,0 +1,289 @@
+import assert from 'node:assert/strict'
+import { rawQuery } from '../../src/core/db/sql.ts'
+import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { client } from '../local/double/client.ts'
+import { eventually } from '../support/app.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+
+const ACTIONS = [
+  'agents:CreateAgentGeneration',
+  'generations:*',
+  'traces:*',
+  'sessions:*',
+  'conversations:*',
+  'actors:*',
+  'events:ListEvents',
+  'usage:ListUsageEvents',
+]
+
+describe('records', function () {
+  this.timeout(90_000)
+  let app: AgentApp
+  const processes: TestProcess[] = []
+
+  const sweeper = async (env: Record<string, string> = {}) => {
+    const settings = { CONTENT_RETENTION_SWEEP_INTERVAL_MS: '1000', ...env }
+    const made = await startProcess('worker', app.databaseUrl, settings, ['snapshot'])
+    processes.push(made)
+    return made
+  }
+  const run = async (text: string, values: unknown[] = []): Promise<any[]> => [
+    ...(await app.services.pool.query(rawQuery(text, values))).rows,
+  ]
+  const project = async (fields: object) => {
+    const reply = await app.admin.patch(`/projects/${app.projectId}`, fields)
+    assert.equal(reply.status, 200, JSON.stringify(reply.body))
+  }
+  const audits = async (action: string): Promise<any[]> =>
+    (await app.admin.get(`/audit-log?project_id=${app.projectId}&action=${action}&limit=200`)).body.data
+  /** How much of something the audit log says went. */
+  const counted = async (action: string, what: string): Promise<number> =>
+    (await audits(action)).reduce((sum, { detail }) => sum + (detail.counts[what] ?? 0), 0)
+  const status = async (path: string): Promise<number> => (await app.key.get(path)).status
+  /** Waits until something is gone. */
+  const gone = (path: string) => eventually(async () => (await status(path)) === 404, { what: `end of ${path}` })
+
+  beforeEach(async () => {
+    app = await startAgentApp({ actions: ACTIONS })
+  })
+  afterEach(async () => {
+    await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
+    processes.length = 0
+    await app.close()
+  })
+
+  describe('of traces', () => {
+    const turn = async (more: object = {}, agent = app.agentId) => {
+      const reply = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'hello', ...more })
+      assert.equal(reply.status, 200, JSON.stringify(reply.body))
+      return reply.body
+    }
+    /** As if turns had been made three days ago. */
+    const age = (...ids: string[]) =>
+      run(
+        `with g as (update generations set created_at = created_at - interval '3 days',
+           last_activity_at = last_activity_at - interval '3 days' where id = any($1::text[]) returning trace_id)
+         update traces t set created_at = t.created_at - interval '3 days' from g where t.id = g.trace_id`,
+        [ids],
+      )
+
+    it('go with their generations after the days of their project, and are counted', async () => {
+      const [old, young, half] = [await turn(), await turn(), await turn()]
+      const later = await turn({ trace_id: half.trace_id })
+      await age(old.id, half.id)
+      await eventually(
+        async () => (await run('select from files where path like $1', [`%${old.trace_id}%`])).length === 1,
+      )
+      await sweeper()
+      await project({ trace_retention_days: 1 })
+      await gone(`/traces/${old.trace_id}`)
+      assert.equal(await status(`/generations/${old.id}`), 404)
+      for (const { id, trace_id } of [young, half, later]) {
+        assert.equal(await status(`/traces/${trace_id}`), 200)
+        const { body } = await app.key.get(`/generations/${id}`)
+        assert.equal(body.content_redacted_at, null)
+      }
+      for (const table of ['generation_steps', 'generation_journal'])
+        assert.deepEqual(await run(`select from ${table} where generation_id = $1`, [old.id]), [])
+      assert.deepEqual(await run('select from files where path like $1', [`%${old.trace_id}%`]), [])
+      const [entry, ...more] = await audits('traces:ExpireTraces')
+      assert.deepEqual(more, [])
+      assert.deepEqual([entry.principal_type, entry.resource_public_id], [null, app.projectId])
+      const { kind, before, counts } = entry.detail
+      assert.deepEqual([kind, counts.traces, counts.generations, counts.trace_files], ['retention_sweep', 1, 1, 1])
+      assert.ok(Date.now() - Date.parse(before) >= 86_400_000)
+      // What it used is still to be paid for, and the list counts what is there.
+      assert.equal((await app.key.get(`/usage/events?generation_id=${old.id}`)).body.total, 1)
+      assert.equal((await app.key.get('/generations')).body.total, 3)
+      assert.equal((await app.key.get('/traces')).body.total, 2)
+    })
+
+    it('stay while a turn runs, an approval waits, a chain goes on, or a legal hold is on', async () => {
+      const double = client(app.double)
+      await double.put('slow', { rules: [{ reply: { text: 'x', gate: 'slow' } }] })
+      const slow = await app.agent({ model: 'slow/m' })
+      const asked = (await app.key.post(`/agents/${slow}/generate`, { prompt: 'x' })).body
+      const running = { id: asked.generation_id, trace_id: asked.trace_id }
+      await eventually(async () => ((await double.gate('slow'))?.waiting ?? 0) > 0)
+      const [awaited, chained, plain] = [await turn(), await turn(), await turn()]
+      await run(
+        `insert into approvals (id, project_id, origin, generation_id, expires_at)
+         values ('approval_1', $1, 'tool_call', $2, now() + interval '1 day')`,
+        [app.projectId, awaited.id],
+      )
+      await run(
+        `with chain as (
+           insert into chains (id, project_id, agent_id, root_generation_id, "limit", limit_source, last_generation_at)
+           values ('chain_1', $1, $2, $3, 9, 'platform', now()) returning id)
+         update generations set chain_id = chain.id from chain where generations.id = $3`,
+        [app.projectId, app.agentId, chained.id],
+      )
+      await age(running.id, awaited.id, chained.id, plain.id)
+      await project({ trace_retention_days: 1, content_hold_until: new Date(Date.now() + 3_600_000).toISOString() })
+      // A project without a hold shows that the sweep has been there.
+      const other = await app.project()
+      await app.admin.patch(`/projects/${other.id}`, { trace_retention_days: 1 })
+      const old = `insert into traces (id, project_id, agent_id, created_at) values ($1, $2, $3, now() - interval '3 days')`
+      await run(old, ['trace_0000000000000000000000000a', other.id, app.agentId])
+      await sweeper()
+      await eventually(async () => (await app.admin.get('/traces/trace_0000000000000000000000000a')).status === 404)
+      assert.equal(await status(`/traces/${plain.trace_id}`), 200)
+
+      await project({ content_hold_until: null })
+      await gone(`/traces/${plain.trace_id}`)
+      for (const { id, trace_id } of [running, awaited, chained]) {
+        assert.equal(await status(`/traces/${trace_id}`), 200)
+        assert.equal((await app.key.get(`/generations/${id}`)).body.content_redacted_at, null)
+      }
+      await run(`update approvals set status = 'rejected'`)
+      await run(`update chains set last_generation_at = now() - interval '2 days'`)
+      await double.read('POST', '/control/gates/slow/open')
+      await gone(`/traces/${awaited.trace_id}`)
+      await gone(`/traces/${chained.trace_id}`)
+      // It has just ended.
+      assert.equal(await status(`/traces/${running.trace_id}`), 200)
+    })
+
+    it('go page by page, each once, by workers that are killed and that work at the same time', async () => {
+      await run(
+        `insert into traces (id, project_id, agent_id, created_at)
+         select 'trace_' || lpad(n::text, 26, '0'), $1, $2, now() - interval '5 days' + n * interval '1 s'
+         from generate_series(1, 250) n`,
+        [app.projectId, app.agentId],
+      )
+      const left = async () => (await app.key.get('/traces?limit=1')).body.total
+      await project({ trace_retention_days: 1 })
+      const first = await sweeper({ FAULT_POINTS: 'traces_expired=kill' })
+      assert.equal((await first.exited).signal, 'SIGKILL')
+      assert.equal(await left(), 150)
+      await Promise.all([sweeper(), sweeper()])
+      await eventually(async () => (await left()) === 0)
+      assert.equal(await counted('traces:ExpireTraces', 'traces'), 250)
+    })
+  })
+
+  describe('of conversations', () => {
+    const session = async (text: string, agent_id = app.agentId) => {
+      const made = await app.key.post('/sessions', { agent_id })
+      assert.equal(made.status, 201, JSON.stringify(made.body))
+      const said = await app.key.post(`/sessions/${made.body.id}/messages`, { message: text })
+      assert.equal(said.status, 201, JSON.stringify(said.body))
+      return { id: made.body.id as string, conversation_id: made.body.conversation_id as string }
+    }
+    /** As if nothing had happened in conversations for three days. */
+    const age = (...ids: string[]) =>
+      run(
+        `update conversations set created_at = created_at - interval '3 days', updated_at = updated_at - interval '3 days'
+         where id = any($1::text[])`,
+        [ids],
+      )
+
+    it('go with their sessions and messages after the days of their project, and are counted', async () => {
+      const [old, young, active] = [await session('old'), await session('young'), await session('active')]
+      const fork = await app.key.post(`/sessions/${old.id}/fork`, {})
+      assert.equal(fork.status, 201, JSON.stringify(fork.body))
+      const plain = (await app.key.post('/conversations', {})).body.id as string
+      await age(old.conversation_id, active.conversation_id, plain)
+      assert.equal((await app.key.post(`/sessions/${active.id}/messages`, { message: 'again' })).status, 201)
+      await sweeper()
+      await project({ conversation_retention_days: 1 })
+      await gone(`/conversations/${old.conversation_id}`)
+      await gone(`/conversations/${plain}`)
+      assert.equal(await status(`/sessions/${old.id}`), 404)
+      for (const { id } of [young, active, fork.body]) assert.equal(await status(`/sessions/${id}`), 200)
+      // A text that a fork shares stays.
+      const { body } = await app.key.get(`/sessions/${fork.body.id}/messages`)
+      assert.deepEqual(
+        body.data.map(({ content }: any) => content),
+        ['old'],
+      )
+      assert.equal((await app.key.get(`/events?resource_id=${old.id}&event=sessions.deleted`)).body.total, 1)
+      assert.equal((await app.key.get(`/events?resource_id=${plain}&event=conversations.deleted`)).body.total, 1)
+      const action = 'conversations:ExpireConversations'
+      const totals = ['conversations', 'sessions', 'messages'].map(what => counted(action, what))
+      assert.deepEqual(await Promise.all(totals), [2, 1, 1])
+      const [entry] = await audits(action)
+      assert.deepEqual(
+        [entry.principal_type, entry.resource_public_id, entry.detail.kind],
+        [null, app.projectId, 'retention_sweep'],
+      )
+    })
+
+    it('stay while a turn waits or runs, an approval waits, or a legal hold is on', async () => {
+      const double = client(app.double)
+      await double.put('slow', { rules: [{ reply: { text: 'x', gate: 'slow' } }] })
+      const slow = await app.agent({ model: 'slow/m' })
+      const [running, awaited, plain] = [await session('a', slow), await session('b'), await session('c')]
+      assert.equal((await app.key.post(`/sessions/${running.id}/generate`, {})).status, 202)
+      await eventually(async () => ((await double.gate('slow'))?.waiting ?? 0) > 0)
+      const answered = await app.key.post(`/sessions/${awaited.id}/generate?wait=true`, {})
+      assert.equal(answered.status, 200, JSON.stringify(answered.body))
+      await run(
+        `insert into approvals (id, project_id, origin, generation_id, expires_at)
+         values ('approval_1', $1, 'tool_call', $2, now() + interval '1 day')`,
+        [app.projectId, answered.body.generation_id],
+      )
+      await age(running.conversation_id, awaited.conversation_id, plain.conversation_id)
+      await project({
+        conversation_retention_days: 1,
+        content_hold_until: new Date(Date.now() + 3_600_000).toISOString(),
+      })
+      const other = await app.project()
+      await app.admin.patch(`/projects/${other.id}`, { conversation_retention_days: 1 })
+      const free = (await other.key.post('/conversations', {})).body.id as string
+      await age(free)
+      await sweeper()
+      await eventually(async () => (await other.key.get(`/conversations/${free}`)).status === 404)
+      assert.equal(await status(`/sessions/${plain.id}`), 200)
+
+      await project({ content_hold_until: null })
+      await gone(`/sessions/${plain.id}`)
+      for (const { id } of [running, awaited]) assert.equal(await status(`/sessions/${id}`), 200)
+      await run(`update approvals set status = 'rejected'`)
+      await gone(`/sessions/${awaited.id}`)
+      await double.read('POST', '/control/gates/slow/open')
+      // Its reply was something that happened.
+      await eventually(async () => (await app.key.get(`/sessions/${running.id}/messages`)).body.total === 2)
+      assert.equal(await status(`/sessions/${running.id}`), 200)
+    })
+
+    it('go page by page, each once, by workers that are killed and that work at the same time', async () => {
+      await run(
+        `insert into conversations (id, project_id, created_at, updated_at)
+         select 'conv_' || lpad(n::text, 26, '0'), $1, now() - interval '5 days' + n * interval '1 s', now() - interval '4 days'
+         from generate_series(1, 250) n`,
+        [app.projectId],
+      )
+      const left = async () => (await app.key.get('/conversations?limit=1')).body.total
+      await project({ conversation_retention_days: 1 })
+      const first = await sweeper({ FAULT_POINTS: 'conversations_expired=kill' })
+      assert.equal((await first.exited).signal, 'SIGKILL')
+      assert.equal(await left(), 150)
+      await Promise.all([sweeper(), sweeper()])
+      await eventually(async () => (await left()) === 0)
+      assert.equal(await counted('conversations:ExpireConversations', 'conversations'), 250)
+    })
+  })
+
+  it('stay where no days are set, and where the sweep is switched off', async () => {
+    const conversation = (await app.key.post('/conversations', {})).body.id as string
+    const other = await app.project()
+    const free = (await other.key.post('/conversations', {})).body.id as string
+    await run(
+      `update conversations set created_at = now() - interval '9 years', updated_at = now() - interval '9 years'`,
+    )
+    await app.admin.patch(`/projects/${other.id}`, { conversation_retention_days: 1 })
+    const off = await sweeper({ CONTENT_RETENTION_SWEEP_DISABLED: 'true' })
+    // Another duty of the same worker shows that it is at work.
+    const actor = (await app.key.post('/actors', { name: 'Ann' })).body.id
+    await app.key.post(`/actors/${actor}/purge-content`)
+    await eventually(async () => (await run('select from actor_purges')).length === 0)
+    assert.equal((await other.key.get(`/conversations/${free}`)).status, 200)
+    await off.kill()
+    await sweeper()
+    await eventually(async () => (await other.key.get(`/conversations/${free}`)).status === 404)
+    assert.equal(await status(`/conversations/${conversation}`), 200)
+    for (const days of [0, -1, 1.5, 'x'])
+      assert.equal((await app.admin.patch(`/projects/${app.projectId}`, { trace_retention_days: days })).status, 400)
+  })
+})
