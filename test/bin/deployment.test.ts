@@ -1,0 +1,187 @@
+import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import fs from 'node:fs'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import { promisify } from 'node:util'
+import { parse } from 'yaml'
+import { loadConfig, settingRows } from '../../src/config.ts'
+
+const root = path.resolve(import.meta.dirname, '../..')
+const read = (file: string) => fs.readFileSync(path.join(root, file), 'utf8')
+const scripts: Record<string, string> = JSON.parse(read('package.json')).scripts
+
+/** What `npm run` starts, without what the shell adds: the program and its arguments. */
+const started = (script: string): string[] => scripts[script].replace(/^.*exec /, '').split(' ')
+
+const settingNames: readonly string[] = settingRows().map(({ name }) => name)
+
+/** Seconds that a process may take to end: its grace and five more. */
+const STOP_SECONDS = Number(loadConfig({}).SHUTDOWN_GRACE_MS) / 1000 + 5
+
+describe('files of a deployment', () => {
+  describe('Dockerfile', () => {
+    /** Instructions, comments left out, continued lines joined. */
+    const instructions = read('Dockerfile')
+      .replaceAll(/^#.*\n/gm, '')
+      .replaceAll('\\\n', ' ')
+      .split('\n')
+      .filter(line => line.trim() !== '')
+      .map(line => {
+        const [, name, rest] = /^([A-Z]+) (.+)$/.exec(line) ?? assert.fail(line)
+        return { name, rest: rest as string }
+      })
+    const stages = instructions.reduce<{ name: string; rest: string }[][]>((found, each) => {
+      if (each.name === 'FROM') found.push([])
+      found.at(-1)?.push(each)
+      return found
+    }, [])
+    const last = stages.at(-1) ?? []
+    const only = (name: string) => last.filter(each => each.name === name).map(({ rest }) => rest)
+
+    it('has instructions that there are, in two stages on the Node of .nvmrc', () => {
+      const known = ['FROM', 'WORKDIR', 'COPY', 'RUN', 'ENV', 'USER', 'EXPOSE', 'CMD']
+      for (const { name, rest } of instructions) assert.ok(known.includes(name), `${name} ${rest}`)
+      assert.equal(stages.length, 2)
+      for (const [{ rest }] of stages) assert.ok(rest.startsWith(`node:${read('.nvmrc').trim()}-`), rest)
+    })
+
+    it('runs the web process of `npm run web` in production, and not as root', () => {
+      assert.deepEqual(JSON.parse(only('CMD')[0]), started('web'))
+      assert.deepEqual(only('USER'), ['node'])
+      assert.ok(last.findIndex(({ name }) => name === 'USER') > last.findLastIndex(({ name }) => name === 'COPY'))
+      assert.match(only('ENV')[0], /\bNODE_ENV=production\b/)
+      assert.deepEqual(only('RUN'), [])
+    })
+
+    it('copies what is there and what reaches the builder, and all that a process loads', async () => {
+      const [first, ...reached] = read('.dockerignore')
+        .replaceAll(/^#.*\n/gm, '')
+        .trim()
+        .split('\n')
+      assert.equal(first, '*')
+      const sources = instructions
+        .filter(({ name, rest }) => name === 'COPY' && !rest.startsWith('--from'))
+        .flatMap(({ rest }) => rest.split(' ').slice(0, -1))
+      for (const source of sources) {
+        assert.ok(fs.existsSync(path.join(root, source)), source)
+        assert.ok(reached.includes(`!${source}`), `${source} does not reach the builder`)
+      }
+      assert.deepEqual([...new Set(reached.map(each => each.slice(1)))].toSorted(), [...new Set(sources)].toSorted())
+
+      const image = fs.mkdtempSync(path.join(tmpdir(), 'muster-image-'))
+      try {
+        for (const source of only('COPY')
+          .filter(rest => !rest.startsWith('--from'))
+          .flatMap(rest => rest.split(' ').slice(0, -1)))
+          fs.cpSync(path.join(root, source), path.join(image, source), { recursive: true })
+        fs.symlinkSync(path.join(root, 'node_modules'), path.join(image, 'node_modules'))
+        const { stdout } = await promisify(execFile)(process.execPath, ['bin/muster.ts', 'modules', '--json'], {
+          cwd: image,
+          maxBuffer: 64 * 1024 * 1024,
+        })
+        assert.ok(JSON.parse(stdout))
+      } finally {
+        fs.rmSync(image, { recursive: true })
+      }
+    })
+  })
+
+  describe('compose.yaml', () => {
+    const compose = parse(read('compose.yaml'), { merge: true })
+    const { postgres, migrate, web, worker } = compose.services
+
+    it('has keys that there are, and settings that Muster has', () => {
+      const keys = [
+        ...[
+          'build',
+          'image',
+          'init',
+          'read_only',
+          'tmpfs',
+          'cap_drop',
+          'security_opt',
+          'env_file',
+          'environment',
+          'command',
+        ],
+        ...['restart', 'depends_on', 'stop_grace_period', 'ports', 'healthcheck', 'volumes', 'shm_size'],
+      ]
+      assert.deepEqual(Object.keys(compose), ['name', 'x-muster', 'services', 'volumes'])
+      for (const [name, service] of Object.entries<any>(compose.services)) {
+        for (const key of Object.keys(service)) assert.ok(keys.includes(key), `${name}: ${key}`)
+        for (const { condition, ...more } of Object.values<any>(service.depends_on ?? {})) {
+          assert.ok(['service_healthy', 'service_completed_successfully'].includes(condition))
+          assert.deepEqual(more, {})
+        }
+        for (const on of Object.keys(service.depends_on ?? {})) assert.ok(compose.services[on], on)
+      }
+      for (const service of [migrate, web, worker])
+        for (const [name, value] of Object.entries(service.environment)) {
+          assert.ok(name === 'DATABASE_URL' || settingNames.includes(name), name)
+          assert.equal(typeof value, 'string', name)
+        }
+    })
+
+    it('migrates once, before web and worker, which run as `npm run` starts them', () => {
+      assert.deepEqual(migrate.command, started('migrate'))
+      assert.deepEqual([migrate.restart, migrate.depends_on], ['no', { postgres: { condition: 'service_healthy' } }])
+      for (const [name, service] of Object.entries({ web, worker })) {
+        assert.deepEqual(service.command, started(name))
+        assert.deepEqual(service.depends_on, { migrate: { condition: 'service_completed_successfully' } })
+        assert.equal(service.environment.AUTO_MIGRATE, 'false')
+        assert.ok(Number.parseInt(service.stop_grace_period, 10) >= STOP_SECONDS)
+      }
+    })
+
+    it('gives the processes nothing to write and no rights, and asks whether they are ready', () => {
+      for (const service of [migrate, web, worker]) {
+        assert.deepEqual([service.read_only, service.cap_drop, service.tmpfs], [true, ['ALL'], ['/tmp']])
+        assert.deepEqual(service.security_opt, ['no-new-privileges:true'])
+        assert.deepEqual([service.env_file, service.volumes], ['.env', undefined])
+      }
+      assert.ok(web.healthcheck.test.at(-1).includes(`:${web.environment.PORT}/readyz`))
+      assert.ok(worker.healthcheck.test.at(-1).includes(`:${worker.environment.WORKER_HEALTH_PORT}/readyz`))
+      assert.deepEqual(web.ports, [`127.0.0.1:${web.environment.PORT}:${web.environment.PORT}`])
+      // The directory that the image of PostgreSQL 18 keeps its clusters below.
+      assert.deepEqual(postgres.volumes, ['postgres:/var/lib/postgresql'])
+      assert.deepEqual(Object.keys(compose.volumes), ['postgres'])
+    })
+  })
+
+  describe('units of systemd', () => {
+    /** Sections of a unit, each with its directives. */
+    const unit = (name: string) => {
+      const sections: Record<string, Record<string, string>> = {}
+      let section = ''
+      for (const line of read(`deploy/systemd/muster-${name}.service`).split('\n')) {
+        if (line === '' || line.startsWith('#')) continue
+        const header = /^\[(\w+)\]$/.exec(line)
+        if (header) {
+          section = header[1] as string
+          sections[section] = {}
+          continue
+        }
+        const [, key, value] = /^([A-Za-z]+)=(.*)$/.exec(line) ?? assert.fail(line)
+        assert.ok(sections[section] && !((key as string) in sections[section]), line)
+        Object.assign(sections[section] as object, { [key as string]: value })
+      }
+      return sections as Record<'Unit' | 'Service' | 'Install', Record<string, string>>
+    }
+
+    it('run what `npm run` starts, behind migrations that run once', () => {
+      const migrations = unit('migrate').Service
+      assert.deepEqual([migrations.Type, migrations.RemainAfterExit], ['oneshot', 'yes'])
+      assert.equal(migrations.ExecStart, `/usr/bin/${started('migrate').join(' ')}`)
+      for (const name of ['web', 'worker']) {
+        const { Unit, Service, Install } = unit(name)
+        assert.equal(Service.ExecStart, `/usr/bin/${started(name).join(' ')}`)
+        for (const key of ['Requires', 'After']) assert.equal(Unit[key], 'muster-migrate.service')
+        assert.match(Service.Environment, /\bNODE_ENV=production AUTO_MIGRATE=false\b/)
+        assert.ok(Number(Service.TimeoutStopSec) >= STOP_SECONDS)
+        assert.deepEqual([Service.User, Service.NoNewPrivileges, Service.ProtectSystem], ['muster', 'yes', 'strict'])
+        assert.equal(Install.WantedBy, 'multi-user.target')
+      }
+    })
+  })
+})
