@@ -4,10 +4,10 @@ import { newId } from '../../core/api/ids.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type DatasetItemInput, type DatasetRow, datasetItemKind, datasetKind } from './model.ts'
-import { addToCount, insertItems, type NewItem } from './store.ts'
+import { addToCount, insertItems, type NewItem, type Source } from './store.ts'
 
 /** What an item says, and where it comes from. */
-export type Draft = DatasetItemInput & { source_generation_id?: string | null }
+export type Draft = DatasetItemInput & Partial<Source>
 
 /** What an item takes. */
 export const bytesOf = ({ input, expected_output = null, metadata = null }: DatasetItemInput): number =>
@@ -32,12 +32,16 @@ export const newItem = ({
   expected_output = null,
   metadata = null,
   source_generation_id = null,
+  source_conversation_id = null,
+  source_actor_id = null,
 }: Draft): NewItem => ({
   id: newId(datasetItemKind.prefix),
   input,
   expected_output,
   metadata,
   source_generation_id,
+  source_conversation_id,
+  source_actor_id,
   bytes: bytesOf({ input, expected_output, metadata }),
 })
 

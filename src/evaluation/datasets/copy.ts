@@ -18,9 +18,12 @@ import {
   type FromSessionInput,
   type ItemMessage,
 } from './model.ts'
-import { heldTurns } from './store.ts'
+import { heldTurns, holdTexts } from './store.ts'
 
-/** Items copied from what turns and sessions said. A copy stays as it is, whatever becomes of its original. */
+/**
+ * Items copied from what turns and sessions said. A copy stays as it is, whatever becomes of its original, until the content of
+ * the end user is erased.
+ */
 
 type Copying<B> = Pick<Context<unknown, B, DatasetRow>, 'services' | 'resource' | 'caller' | 'allow' | 'body'>
 
@@ -73,6 +76,8 @@ export async function copyTurn(
       expected_output,
       metadata: body.metadata ?? null,
       source_generation_id: turn.id,
+      source_conversation_id: turn.conversation_id,
+      source_actor_id: turn.actor_id,
     }
     checkItem(draft)
     const [{ id }] = await addItems(tx, services, resource.id, [draft])
@@ -89,22 +94,26 @@ const MOST_INPUT = 500
 /** Messages of a session that are read: behind the last reply there may be others. */
 const MOST_READ = 2 * MOST_INPUT
 
+type Reply = { input: ItemMessage[]; reply: string; generation_id: string | null }
+
 /**
- * Replies of a session, each with what was said before it; null for a session whose last replies have more before them than an
+ * Replies of a session, each with what was said before it, and the documents of all that was read; null for a session whose last replies have more before them than an
  * item can hold.
  */
 async function repliesOf(
   { services }: Pick<Context, 'services'>,
   { conversation_id }: SessionRow,
-): Promise<{ input: ItemMessage[]; reply: string; generation_id: string | null }[] | null> {
+): Promise<{ replies: Reply[]; documents: string[] } | null> {
   const said: ItemMessage[] = []
-  const replies: { input: ItemMessage[]; reply: string; generation_id: string | null }[] = []
+  const replies: Reply[] = []
+  const documents: string[] = []
   let bytes = 0
   for (let position = -1, read = 0; read < MOST_READ; read += PAGE) {
     const messages = await messagesAfter(services.pool, conversation_id, position, PAGE)
-    for (const { role, content, generation_id } of messages) {
+    for (const { role, content, generation_id, document_id } of messages) {
       // What was purged is not there any more.
       if (content === null) continue
+      documents.push(document_id)
       if (role === 'assistant' && said.length > 0) {
         if (said.length > MOST_INPUT || bytes > MAX_ITEM_BYTES) return null
         replies.push({ input: [...said], reply: content, generation_id })
@@ -113,7 +122,7 @@ async function repliesOf(
       if (said.length <= MOST_INPUT && bytes <= MAX_ITEM_BYTES) said.push({ role, content })
       bytes += Buffer.byteLength(content)
     }
-    if (messages.length < PAGE) return replies
+    if (messages.length < PAGE) return { replies, documents }
     position = messages[messages.length - 1].position
   }
   return null
@@ -141,14 +150,18 @@ export async function copySession(
   if (session.project_id !== resource.project_id) refuse('names a session of another project')
   const found = await repliesOf(context, session)
   if (!found) return refuse('names a session with more than 500 messages or 4 MiB before a reply')
-  if (found.length === 0) refuse('names a session without a reply that can be copied')
-  if (wanted === 'all' && found.length > MOST_REPLIES) refuse(`names a session with more than ${MOST_REPLIES} replies`)
-  const drafts = (wanted === 'all' ? found : found.slice(-1)).map(
+  const { replies, documents } = found
+  if (replies.length === 0) refuse('names a session without a reply that can be copied')
+  if (wanted === 'all' && replies.length > MOST_REPLIES)
+    refuse(`names a session with more than ${MOST_REPLIES} replies`)
+  const drafts = (wanted === 'all' ? replies : replies.slice(-1)).map(
     ({ input, reply, generation_id }): Draft => ({
       input,
       expected_output: reply,
       metadata,
       source_generation_id: generation_id,
+      source_conversation_id: session.conversation_id,
+      source_actor_id: session.actor_id,
     }),
   )
   let bytes = 0
@@ -158,6 +171,8 @@ export async function copySession(
     if (bytes > MOST_COPIED) refuse('names a session whose replies make items of more than 32 MiB')
   }
   return services.write(async (tx: Tx) => {
+    // Held, so that a purge that comes meanwhile has either taken messages or waits, and finds the copies.
+    if (!(await holdTexts(tx, documents))) refuse('names a session whose messages were erased meanwhile')
     const kept = await existing(tx, drafts)
     const items = await addItems(tx, services, resource.id, kept)
     const copied = { created: items.length, ids: items.map(({ id }) => id) }

@@ -54,6 +54,9 @@ export const itemFields = {
     .describe('Data of your own, which scorers read and by whose values results are grouped'),
 }
 
+/** The messages of an item as a result keeps them. */
+export const askedMessages = z.array(Message).max(500)
+
 export const DatasetItem = record(
   'DatasetItem',
   {

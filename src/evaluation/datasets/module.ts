@@ -1,13 +1,20 @@
+import { endUserContent } from '../../control/retention/content.ts'
 import { footprints } from '../../control/storage/footprint.ts'
+import { actorMoves } from '../../conversation/actors/merge.ts'
 import { module } from '../../core/api/module.ts'
+import { itemContent } from './erase.ts'
 import { datasetErrors } from './errors.ts'
 import { datasetItemKind, datasetKind } from './model.ts'
 import { datasetOperations } from './operations.ts'
-import { datasetFootprint } from './store.ts'
+import { datasetFootprint, moveItems } from './store.ts'
 
 export default module('datasets', {
   errors: datasetErrors,
   kinds: [datasetKind, datasetItemKind],
   operations: datasetOperations,
-  extensions: [footprints.with(datasetFootprint)],
+  extensions: [
+    footprints.with(datasetFootprint),
+    endUserContent.with(itemContent),
+    actorMoves.with((tx, from, to) => moveItems(tx, from.id, to.id).then(() => {})),
+  ],
 })

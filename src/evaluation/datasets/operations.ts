@@ -133,7 +133,7 @@ export const datasetOperations: Operation[] = [
     path: `${path}/{dataset_id}/items/from-generation`,
     summary: 'Copy a completed turn into a dataset',
     description:
-      'Its messages become the input, its answer what is expected. Purging the turn leaves the copy as it is.',
+      'Its messages become the input, its answer what is expected. Purging the turn leaves the copy as it is; erasing the content of its end user deletes it.',
     tag,
     action: WRITES,
     alsoActions: ['generations:GetGeneration'],
@@ -153,7 +153,8 @@ export const datasetOperations: Operation[] = [
     method: 'post',
     path: `${path}/{dataset_id}/items/from-session`,
     summary: 'Copy replies of a session into a dataset',
-    description: 'What was said before a reply becomes the input, the reply what is expected; all items or none.',
+    description:
+      'What was said before a reply becomes the input, the reply what is expected; all items or none. Erasing the content of the end user deletes them.',
     tag,
     action: WRITES,
     alsoActions: ['sessions:GetSession', 'sessions:ListSessionMessages'],

@@ -1,11 +1,19 @@
+import { z } from 'zod'
+import type { EndUser } from '../../control/retention/content.ts'
 import { MOST_BYTES } from '../../core/api/lists.ts'
 import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { turnsOfEndUser } from '../../execution/generations/purge-store.ts'
 import { type DatasetItemRow, type DatasetRow, datasetItemKind } from './model.ts'
 
-/** An item to be written. */
-export type NewItem = Pick<DatasetItemRow, 'id' | 'input' | 'expected_output' | 'metadata' | 'bytes'> & {
-  source_generation_id?: string | null
+/** What an item was copied from: a turn, a conversation, and the end user that they belong to. */
+export type Source = {
+  source_generation_id: string | null
+  source_conversation_id: string | null
+  source_actor_id: string | null
 }
+
+/** An item to be written. */
+export type NewItem = Pick<DatasetItemRow, 'id' | 'input' | 'expected_output' | 'metadata' | 'bytes'> & Partial<Source>
 
 /** Adds items of one dataset, whose row the caller holds, in one statement. */
 export const insertItems = (
@@ -14,10 +22,12 @@ export const insertItems = (
   items: readonly NewItem[],
 ) =>
   db.query(statement`
-    insert into dataset_items (id, project_id, dataset_id, input, expected_output, metadata, bytes, source_generation_id)
-    select i.id, ${project_id}, ${id}, i.input, i.expected_output, i.metadata, i.bytes, i.source_generation_id
+    insert into dataset_items (id, project_id, dataset_id, input, expected_output, metadata, bytes, source_generation_id,
+      source_conversation_id, source_actor_id)
+    select i.id, ${project_id}, ${id}, i.input, i.expected_output, i.metadata, i.bytes, i.source_generation_id,
+      i.source_conversation_id, i.source_actor_id
     from json_to_recordset(${JSON.stringify(items)}::json) as i (id text, input json, expected_output text, metadata json,
-      bytes bigint, source_generation_id text)`)
+      bytes bigint, source_generation_id text, source_conversation_id text, source_actor_id text)`)
 
 /** Counts items of a dataset, and their bytes, in or out. */
 export const addToCount = (db: Queryable, datasetId: string, { count, bytes }: { count: number; bytes: number }) =>
@@ -51,3 +61,53 @@ export const datasetFootprint = (project: Fragment) => ({
 /** Those of some turns that exist, kept from being deleted until the transaction ends. By the primary key. */
 export const heldTurns = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
   db.anyFirst(identifying`select id from generations where id = any(${sql.array([...ids], 'text')}) for key share`)
+
+/** Keeps the texts of messages from being deleted until the transaction ends; false where one is gone. By the primary key. */
+export const holdTexts = async (db: Queryable, documentIds: readonly string[]): Promise<boolean> => {
+  const held = await db.anyFirst(identifying`
+    select id from documents where id = any(${sql.array([...documentIds], 'text')}) for key share`)
+  return held.length === documentIds.length
+}
+
+/**
+ * Selects of the ids of rows `t` of a table that were copied from what an end user said or was answered. By the indexes of
+ * their sources.
+ */
+export const copiedFrom = (table: 'dataset_items' | 'eval_results', endUser: EndUser): Fragment => {
+  const rows = sql.identifier([table])
+  return sql.fragment`
+    select t.id from ${rows} t where t.source_actor_id = ${endUser.id}
+    union select t.id from ${rows} t where t.source_conversation_id in (${endUser.conversations})
+    union select t.id from ${rows} t where t.source_generation_id in (${turnsOfEndUser(endUser)})`
+}
+
+/** Items of datasets that were copied from an end user up to a time. */
+export const itemsOfEndUser = (
+  db: Queryable,
+  endUser: EndUser,
+  until: string,
+  limit: number,
+): Promise<readonly DatasetItemRow[]> =>
+  db.any(datasetItemKind.sql`
+    select ${datasetItemKind.columns} from dataset_items t
+    where t.id in (${copiedFrom('dataset_items', endUser)}) and t.project_id = ${endUser.project_id}
+      and t.created_at <= ${until}::timestamptz
+    limit ${limit}`)
+
+const removed = sql.type(z.strictObject({ dataset_id: z.string(), count: z.int(), bytes: z.int() }))
+
+/** Locks datasets in the order of their ids. */
+export const lockDatasets = (db: Queryable, ids: readonly string[]) =>
+  db.query(statement`
+    select from datasets where id = any(${sql.array([...ids], 'text')}) order by id for update`)
+
+/** Deletes items; returns how many of each dataset went, and their bytes. */
+export const deleteItems = (db: Queryable, ids: readonly string[]) =>
+  db.any(removed`
+    with gone as (
+      delete from dataset_items where id = any(${sql.array([...ids], 'text')}) returning dataset_id, bytes)
+    select dataset_id, count(*) as count, sum(bytes)::bigint as bytes from gone group by dataset_id`)
+
+/** Gives items to another actor. By dataset_items_source_actor. */
+export const moveItems = (db: Queryable, from: string, to: string) =>
+  db.query(statement`update dataset_items set source_actor_id = ${to} where source_actor_id = ${from}`)

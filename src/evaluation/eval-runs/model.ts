@@ -8,7 +8,7 @@ import { sql } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 import type { Question } from '../../execution/deciders/questions.ts'
-import { type ItemMessage, itemFields } from '../datasets/model.ts'
+import { askedMessages, type ItemMessage } from '../datasets/model.ts'
 import { Scorer } from '../evals/scorers.ts'
 
 /** A run asks one version of an agent every item of a dataset and has the scorers judge the answers. */
@@ -110,7 +110,7 @@ export const EvalResult = record(
   {
     eval_run_id: z.string(),
     dataset_item_id: z.string().nullable().describe('Null once the item is deleted'),
-    input: itemFields.input.describe('The item as it was asked'),
+    input: askedMessages.describe('The item as it was asked; empty once the content of its end user was erased'),
     expected_output: z.string().nullable(),
     generation_id: z.string().nullable().describe('The turn; null where none was made'),
     output: z.string().nullable().describe('What the agent answered; null where it did not, and once that is purged'),

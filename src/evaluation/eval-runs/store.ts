@@ -1,7 +1,9 @@
 import { z } from 'zod'
+import type { EndUser } from '../../control/retention/content.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { storableText } from '../../core/api/text.ts'
 import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { copiedFrom } from '../datasets/store.ts'
 import { type EvalRunRow, evalResultKind, OpenItem, type Score, STATES } from './model.ts'
 
 /** The items of a dataset in their order, which nobody adds to or takes from until the transaction ends. By dataset_items_dataset. */
@@ -18,8 +20,10 @@ export const insertItems = (
   items: readonly { id: string; item_id: string }[],
 ) =>
   db.query(statement`
-    insert into eval_results (id, project_id, eval_run_id, item_id, input, expected_output, metadata, bytes)
-    select n.id, ${run.project_id}, ${run.id}, i.id, i.input, i.expected_output, i.metadata, i.bytes
+    insert into eval_results (id, project_id, eval_run_id, item_id, input, expected_output, metadata, bytes,
+      source_generation_id, source_conversation_id, source_actor_id)
+    select n.id, ${run.project_id}, ${run.id}, i.id, i.input, i.expected_output, i.metadata, i.bytes,
+      i.source_generation_id, i.source_conversation_id, i.source_actor_id
     from ${sql.unnest(
       items.map(item => [item.id, item.item_id]),
       ['text', 'text'],
@@ -294,3 +298,64 @@ const stated = sql.type(z.object({ state: z.enum(STATES) }))
 /** How an item stands; null when it is gone. By the primary key. */
 export const stateOf = (db: Queryable, resultId: string) =>
   db.maybeOne(stated`select state from eval_results where id = ${resultId}`)
+
+const ofEndUser = sql.type(z.strictObject({ id: z.string() }))
+
+/** Results of runs up to a time that were copied from an end user and keep what it said, after an id. */
+export const resultsOfEndUser = (
+  db: Queryable,
+  endUser: EndUser,
+  { until, after, limit }: { until: string; after: string; limit: number },
+): Promise<readonly string[]> =>
+  db.anyFirst(ofEndUser`
+    select t.id from eval_results t join eval_runs r on r.id = t.eval_run_id
+    where t.id in (${copiedFrom('eval_results', endUser)}) and t.project_id = ${endUser.project_id}
+      and r.created_at <= ${until}::timestamptz and t.input::text <> '[]' and t.id > ${after}
+    order by t.id limit ${limit}`)
+
+/** Items of runs by their ids, as far as they have no result yet, under their locks. */
+export const lockOpen = (db: Queryable, ids: readonly string[]): Promise<readonly OpenItem[]> =>
+  db.any(openItem`
+    select ${openColumns} from ${openTables}
+    where t.id = any(${sql.array([...ids], 'text')}) and t.state <> 'done' order by t.id for update of t`)
+
+/** Decisions that scorers of results asked for. By eval_results_pkey. */
+export const decisionsOfResults = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
+    select s.value ->> 'decision_id' as id from eval_results t cross join lateral json_array_elements(t.scores) s
+    where t.id = any(${sql.array([...ids], 'text')}) and s.value ->> 'decision_id' is not null`)
+
+const traced = sql.type(z.strictObject({ trace_id: z.string() }))
+
+/** Roots of the traces of turns that answered results, or by which decisions about them were made. By primary keys. */
+export const tracesOfResults = (
+  db: Queryable,
+  ids: readonly string[],
+  decisionIds: readonly string[],
+): Promise<readonly string[]> =>
+  db.anyFirst(traced`
+    with named as (
+      select generation_id as id from eval_results where id = any(${sql.array([...ids], 'text')})
+      union select generation_id from decisions where id = any(${sql.array([...decisionIds], 'text')})
+    )
+    select distinct coalesce(t.root_trace_id, t.id) as trace_id
+    from named n join generations g on g.id = n.id join traces t on t.id = g.trace_id
+    where t.content_redacted_at is null`)
+
+/**
+ * Empties results: what was asked, answered and expected, and what was said of it. Scores and verdicts stay, and so does that an
+ * item failed.
+ */
+export const eraseResults = async (db: Queryable, ids: readonly string[], error: object): Promise<number> =>
+  (
+    await db.query(statement`
+      update eval_results t set input = '[]', expected_output = null, metadata = null, output = null, object = null,
+        scores = (select coalesce(json_agg(s.value::jsonb - 'reasoning'), '[]') from json_array_elements(t.scores) s),
+        error = case when t.error is not null then ${jsonb(error)} end,
+        bytes = 2 + octet_length((select coalesce(json_agg(s.value::jsonb - 'reasoning'), '[]')::text from json_array_elements(t.scores) s))
+      where id = any(${sql.array([...ids], 'text')}) and state = 'done'`)
+  ).rowCount
+
+/** Gives results to another actor. By eval_results_source_actor. */
+export const moveResults = (db: Queryable, from: string, to: string) =>
+  db.query(statement`update eval_results set source_actor_id = ${to} where source_actor_id = ${from}`)

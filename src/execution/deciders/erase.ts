@@ -1,7 +1,10 @@
-import { withoutFields } from '../../control/events/redact.ts'
-import type { TurnContent } from '../../control/retention/content.ts'
+import { redactEvents, withoutFields } from '../../control/events/redact.ts'
+import type { Counts, TurnContent } from '../../control/retention/content.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { decisionKind } from './model.ts'
-import { eraseOfTurns } from './store.ts'
+import { eraseOfTurns, eraseSettled } from './store.ts'
+
+const without = withoutFields('answers', 'answers_by_name', 'questions', 'error', 'metadata')
 
 /** What a turn decided goes with it. */
 export const decisionContent: TurnContent = {
@@ -10,7 +13,13 @@ export const decisionContent: TurnContent = {
       tx,
       turns.map(({ id }) => id),
     )
-    const without = withoutFields('answers', 'answers_by_name', 'questions', 'error', 'metadata')
     return { counts: { decisions: ids.length }, events: [{ resource_type: decisionKind.name, ids, without }] }
   },
+}
+
+/** Erases decisions that have ended, by their ids, whoever made them. */
+export async function eraseDecisions(tx: Tx, ids: readonly string[]): Promise<Counts> {
+  const erased = await eraseSettled(tx, ids)
+  const events = await redactEvents(tx, [{ resource_type: decisionKind.name, ids: erased, without }])
+  return { decisions: erased.length, events }
 }

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { versionArchive } from '../../core/api/version-archive.ts'
-import { identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { attempts, type Claimed } from '../../core/jobs/attempt.ts'
 import { type DeciderRow, DeciderVersion, type DecisionRow, deciderKind, decisionKind } from './model.ts'
@@ -114,10 +114,17 @@ export const decisionOfTurn = (db: Queryable, generationId: string): Promise<Dec
  * decisions_generation.
  */
 export const eraseOfTurns = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> =>
+  eraseWhere(db, sql.fragment`generation_id = any(${sql.array([...generationIds], 'text')})`)
+
+/** The same for decisions by their ids that have ended, such as those of tools, which have no turn. */
+export const eraseSettled = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
+  eraseWhere(db, sql.fragment`id = any(${sql.array([...ids], 'text')}) and status <> 'running'`)
+
+const eraseWhere = (db: Queryable, condition: Fragment): Promise<readonly string[]> =>
   db.anyFirst(identifying`
     update decisions set answers = null, error = null, metadata = null, updated_at = now(),
       asked = case when decider_id is null then '[]' else asked end
-    where generation_id = any(${sql.array([...generationIds], 'text')}) returning id`)
+    where ${condition} returning id`)
 
 /** Decisions whose turn was deleted while it ran. By decisions_asking, which has those whose agent is asked. */
 export const orphans = (db: Queryable, limit: number): Promise<readonly string[]> =>
