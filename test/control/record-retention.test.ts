@@ -43,14 +43,15 @@ describe('records', function () {
   /** Waits until something is gone. */
   const gone = (path: string) => eventually(async () => (await status(path)) === 404, { what: `end of ${path}` })
 
-  beforeEach(async () => {
+  before(async () => {
     app = await startAgentApp({ actions: ACTIONS })
   })
   afterEach(async () => {
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
     processes.length = 0
-    await app.close()
+    await project({ trace_retention_days: null, conversation_retention_days: null, content_hold_until: null })
   })
+  after(() => app?.close())
 
   describe('of traces', () => {
     const turn = async (more: object = {}, agent = app.agentId) => {
@@ -143,23 +144,6 @@ describe('records', function () {
       // It has just ended.
       assert.equal(await status(`/traces/${running.trace_id}`), 200)
     })
-
-    it('go page by page, each once, by workers that are killed and that work at the same time', async () => {
-      await run(
-        `insert into traces (id, project_id, agent_id, created_at)
-         select 'trace_' || lpad(n::text, 26, '0'), $1, $2, now() - interval '5 days' + n * interval '1 s'
-         from generate_series(1, 250) n`,
-        [app.projectId, app.agentId],
-      )
-      const left = async () => (await app.key.get('/traces?limit=1')).body.total
-      await project({ trace_retention_days: 1 })
-      const first = await sweeper({ FAULT_POINTS: 'traces_expired=kill' })
-      assert.equal((await first.exited).signal, 'SIGKILL')
-      assert.equal(await left(), 150)
-      await Promise.all([sweeper(), sweeper()])
-      await eventually(async () => (await left()) === 0)
-      assert.equal(await counted('traces:ExpireTraces', 'traces'), 250)
-    })
   })
 
   describe('of conversations', () => {
@@ -211,16 +195,16 @@ describe('records', function () {
 
     it('stay while a turn waits or runs, an approval waits, or a legal hold is on', async () => {
       const double = client(app.double)
-      await double.put('slow', { rules: [{ reply: { text: 'x', gate: 'slow' } }] })
-      const slow = await app.agent({ model: 'slow/m' })
+      await double.put('held', { rules: [{ reply: { text: 'x', gate: 'held' } }] })
+      const slow = await app.agent({ model: 'held/m' })
       const [running, awaited, plain] = [await session('a', slow), await session('b'), await session('c')]
       assert.equal((await app.key.post(`/sessions/${running.id}/generate`, {})).status, 202)
-      await eventually(async () => ((await double.gate('slow'))?.waiting ?? 0) > 0)
+      await eventually(async () => ((await double.gate('held'))?.waiting ?? 0) > 0)
       const answered = await app.key.post(`/sessions/${awaited.id}/generate?wait=true`, {})
       assert.equal(answered.status, 200, JSON.stringify(answered.body))
       await run(
         `insert into approvals (id, project_id, origin, generation_id, expires_at)
-         values ('approval_1', $1, 'tool_call', $2, now() + interval '1 day')`,
+         values ('approval_2', $1, 'tool_call', $2, now() + interval '1 day')`,
         [app.projectId, answered.body.generation_id],
       )
       await age(running.conversation_id, awaited.conversation_id, plain.conversation_id)
@@ -241,28 +225,40 @@ describe('records', function () {
       for (const { id } of [running, awaited]) assert.equal(await status(`/sessions/${id}`), 200)
       await run(`update approvals set status = 'rejected'`)
       await gone(`/sessions/${awaited.id}`)
-      await double.read('POST', '/control/gates/slow/open')
+      await double.read('POST', '/control/gates/held/open')
       // Its reply was something that happened.
       await eventually(async () => (await app.key.get(`/sessions/${running.id}/messages`)).body.total === 2)
       assert.equal(await status(`/sessions/${running.id}`), 200)
     })
+  })
 
-    it('go page by page, each once, by workers that are killed and that work at the same time', async () => {
-      await run(
-        `insert into conversations (id, project_id, created_at, updated_at)
-         select 'conv_' || lpad(n::text, 26, '0'), $1, now() - interval '5 days' + n * interval '1 s', now() - interval '4 days'
-         from generate_series(1, 250) n`,
-        [app.projectId],
-      )
-      const left = async () => (await app.key.get('/conversations?limit=1')).body.total
-      await project({ conversation_retention_days: 1 })
-      const first = await sweeper({ FAULT_POINTS: 'conversations_expired=kill' })
-      assert.equal((await first.exited).signal, 'SIGKILL')
-      assert.equal(await left(), 150)
-      await Promise.all([sweeper(), sweeper()])
-      await eventually(async () => (await left()) === 0)
-      assert.equal(await counted('conversations:ExpireConversations', 'conversations'), 250)
-    })
+  it('go page by page, each once, by workers that are killed and that work at the same time', async () => {
+    const made = `'0' || lpad(n::text, 25, '0'), $1, now() - interval '5 days' + n * interval '1 s'`
+    await run(
+      `insert into traces (id, project_id, created_at, agent_id)
+       select 'trace_' || ${made}, $2 from generate_series(1, 250) n`,
+      [app.projectId, app.agentId],
+    )
+    await run(
+      `insert into conversations (id, project_id, created_at, updated_at)
+       select 'conv_' || ${made}, now() - interval '4 days' from generate_series(1, 250) n`,
+      [app.projectId],
+    )
+    const left = async (table: string) => (await run(`select from ${table} where id like '%\\_00000%'`)).length
+    const [traces, conversations] = ['traces:ExpireTraces', 'conversations:ExpireConversations']
+    const before = [await counted(traces, 'traces'), await counted(conversations, 'conversations')]
+    await project({ trace_retention_days: 1 })
+    const first = await sweeper({ FAULT_POINTS: 'traces_expired=kill' })
+    assert.equal((await first.exited).signal, 'SIGKILL')
+    assert.equal(await left('traces'), 150)
+    await project({ conversation_retention_days: 1 })
+    const second = await sweeper({ FAULT_POINTS: 'conversations_expired=kill' })
+    assert.equal((await second.exited).signal, 'SIGKILL')
+    assert.equal(await left('conversations'), 150)
+    await Promise.all([sweeper(), sweeper()])
+    await eventually(async () => (await left('traces')) + (await left('conversations')) === 0)
+    assert.equal((await counted(traces, 'traces')) - before[0], 250)
+    assert.equal((await counted(conversations, 'conversations')) - before[1], 250)
   })
 
   it('stay where no days are set, and where the sweep is switched off', async () => {
