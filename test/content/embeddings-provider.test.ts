@@ -75,13 +75,16 @@ describe('the embedding provider', () => {
       }
     })
 
-    it('is timed by outcome', async () => {
+    it('is timed by outcome, and its tokens are counted', async () => {
       const calls = async (outcome: string) =>
-        (await scrape(apps[0].url)).value('muster_embedding_call_duration_seconds_count', { outcome }) ?? 0
-      const before = { done: await calls('done'), refused: await calls('refused') }
-      const { key } = await apps[0].project()
+        (await scrape(app.url)).value('muster_embedding_call_duration_seconds_count', { outcome }) ?? 0
+      const tokens = async () =>
+        (await scrape(app.url)).value('muster_tokens_total', { provider: 'openai', kind: 'input_tokens' }) ?? 0
+      const before = { done: await calls('done'), refused: await calls('refused'), tokens: await tokens() }
+      const { key } = await app.project()
       assert.equal((await key.post('/embeddings', { input: 'counted' })).status, 200)
       assert.equal(await calls('done'), before.done + 1)
+      await eventually(async () => (await tokens()) > before.tokens)
       server.behave = () => ({ status: 400 })
       assert.notEqual((await key.post('/embeddings', { input: 'refused' })).status, 200)
       assert.equal(await calls('refused'), before.refused + 1)

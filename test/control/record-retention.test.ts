@@ -69,9 +69,15 @@ describe('records', function () {
       )
 
     it('go with their generations after the days of their project, and are counted', async () => {
+      const known = (await audits('traces:ExpireTraces')).length
       const [old, young, half] = [await turn(), await turn(), await turn()]
       const later = await turn({ trace_id: half.trace_id })
-      await age(old.id, half.id)
+      const [root, child] = [await turn(), await turn()]
+      await run('update traces set parent_trace_id = $1, root_trace_id = $1 where id = $2', [
+        root.trace_id,
+        child.trace_id,
+      ])
+      await age(old.id, half.id, root.id)
       await eventually(
         async () => (await run('select from files where path like $1', [`%${old.trace_id}%`])).length === 1,
       )
@@ -79,7 +85,7 @@ describe('records', function () {
       await project({ trace_retention_days: 1 })
       await gone(`/traces/${old.trace_id}`)
       assert.equal(await status(`/generations/${old.id}`), 404)
-      for (const { id, trace_id } of [young, half, later]) {
+      for (const { id, trace_id } of [young, half, later, root, child]) {
         assert.equal(await status(`/traces/${trace_id}`), 200)
         const { body } = await app.key.get(`/generations/${id}`)
         assert.equal(body.content_redacted_at, null)
@@ -88,15 +94,19 @@ describe('records', function () {
         assert.deepEqual(await run(`select from ${table} where generation_id = $1`, [old.id]), [])
       assert.deepEqual(await run('select from files where path like $1', [`%${old.trace_id}%`]), [])
       const [entry, ...more] = await audits('traces:ExpireTraces')
-      assert.deepEqual(more, [])
+      assert.equal(more.length, known)
       assert.deepEqual([entry.principal_type, entry.resource_public_id], [null, app.projectId])
       const { kind, before, counts } = entry.detail
       assert.deepEqual([kind, counts.traces, counts.generations, counts.trace_files], ['retention_sweep', 1, 1, 1])
       assert.ok(Date.now() - Date.parse(before) >= 86_400_000)
       // What it used is still to be paid for, and the list counts what is there.
       assert.equal((await app.key.get(`/usage/events?generation_id=${old.id}`)).body.total, 1)
-      assert.equal((await app.key.get('/generations')).body.total, 3)
-      assert.equal((await app.key.get('/traces')).body.total, 2)
+      assert.equal((await app.key.get('/generations')).body.total, 5)
+      assert.equal((await app.key.get('/traces')).body.total, 4)
+      // A tree goes as a whole.
+      await age(child.id)
+      await gone(`/traces/${root.trace_id}`)
+      assert.equal(await status(`/traces/${child.trace_id}`), 404)
     })
 
     it('stay while a turn runs, an approval waits, a chain goes on, or a legal hold is on', async () => {
@@ -163,6 +173,10 @@ describe('records', function () {
       )
 
     it('go with their sessions and messages after the days of their project, and are counted', async () => {
+      const action = 'conversations:ExpireConversations'
+      const totals = () => Promise.all(['conversations', 'sessions', 'messages'].map(what => counted(action, what)))
+      const before = await totals()
+
       const [old, young, active] = [await session('old'), await session('young'), await session('active')]
       const fork = await app.key.post(`/sessions/${old.id}/fork`, {})
       assert.equal(fork.status, 201, JSON.stringify(fork.body))
@@ -183,9 +197,11 @@ describe('records', function () {
       )
       assert.equal((await app.key.get(`/events?resource_id=${old.id}&event=sessions.deleted`)).body.total, 1)
       assert.equal((await app.key.get(`/events?resource_id=${plain}&event=conversations.deleted`)).body.total, 1)
-      const action = 'conversations:ExpireConversations'
-      const totals = ['conversations', 'sessions', 'messages'].map(what => counted(action, what))
-      assert.deepEqual(await Promise.all(totals), [2, 1, 1])
+      const after = await totals()
+      assert.deepEqual(
+        after.map((count, at) => count - before[at]),
+        [2, 1, 1],
+      )
       const [entry] = await audits(action)
       assert.deepEqual(
         [entry.principal_type, entry.resource_public_id, entry.detail.kind],

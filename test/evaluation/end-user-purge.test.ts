@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
+import pg from 'pg'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { placesOf } from '../support/search-everywhere.ts'
-import { EVAL_ACTIONS, type EvalApp, ended, item, made, startEvalApp } from './support.ts'
+import { EVAL_ACTIONS, type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
 
 describe('examples copied from an end user', function () {
   this.timeout(60_000)
@@ -119,6 +120,35 @@ describe('examples copied from an end user', function () {
     assert.equal((await app.key.post(`/actors/${ann}/merge`, { into_actor_id: into })).status, 200)
     assert.equal((await items(dataset)).data[0].source_generation_id, null)
     assert.equal((await purge(into)).dataset_items, 1)
+    assert.equal((await items(dataset)).total, 0)
+  })
+
+  it('are not made of messages that are erased meanwhile', async () => {
+    const hers = await session(await actor(), 'linzer-marker')
+    const dataset = await app.dataset([])
+    const eraser = new pg.Client({ connectionString: app.databaseUrl })
+    await eraser.connect()
+    try {
+      // As a purge does that has not committed yet: what is copied waits for its end.
+      await eraser.query('begin')
+      await eraser.query(
+        `delete from documents where id in (
+           select m.document_id from conversation_messages m join sessions s on s.conversation_id = m.conversation_id
+           where s.id = $1)`,
+        [hers.id],
+      )
+      const copying = app.key.post(`/datasets/${dataset}/items/from-session`, { session_id: hers.id })
+      await eventually(async () => {
+        const { rows } = await eraser.query(
+          'select from pg_stat_activity where pg_backend_pid() = any(pg_blocking_pids(pid))',
+        )
+        return rows.length > 0
+      })
+      await eraser.query('commit')
+      refused(await copying, 400, 'VALIDATION_FAILED', 'session_id')
+    } finally {
+      await eraser.end()
+    }
     assert.equal((await items(dataset)).total, 0)
   })
 
