@@ -295,6 +295,7 @@ describe('records', function () {
     await sweeper()
     await eventually(async () => (await other.key.get(`/conversations/${free}`)).status === 404)
     assert.equal(await status(`/conversations/${conversation}`), 200)
+    assert.equal((await app.key.delete(`/conversations/${conversation}`)).status, 204)
     for (const days of [0, -1, 1.5, 'x'])
       assert.equal((await app.admin.patch(`/projects/${app.projectId}`, { trace_retention_days: days })).status, 400)
   })
