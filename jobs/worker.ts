@@ -4,6 +4,7 @@ import express from 'express'
 import { z } from 'zod'
 import { type Config, ConfigError, WORKER_KINDS } from '../src/config.ts'
 import { knownNames, loadModules, workOf } from '../src/core/api/module.ts'
+import { requireConnections } from '../src/core/db/connections.ts'
 import { migrate } from '../src/core/db/migrate.ts'
 import { sql } from '../src/core/db/sql.ts'
 import { mountHealth } from '../src/core/http/endpoints.ts'
@@ -30,8 +31,9 @@ export async function startWorker(
   if (runs && config.ORCHESTRATION_QUEUE_DRIVER !== 'postgres')
     throw new ConfigError('ORCHESTRATION_QUEUE_DRIVER', 'must be postgres')
   loadModules(modules)
+  await requireConnections(config)
   if (config.AUTO_MIGRATE)
-    await migrate(config.DATABASE_URL, {
+    await migrate(config.DATABASE_LISTEN_URL, {
       lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
       jobRetentionDays: config.JOB_RETENTION_DAYS,
       log: line => log.debug(line),

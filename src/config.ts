@@ -167,6 +167,13 @@ const settings = {
   ),
 
   DATABASE_URL: setting('database', optional, '', 'PostgreSQL address; wins over the five below.', { secret: true }),
+  DATABASE_LISTEN_URL: setting(
+    'database',
+    optional,
+    '',
+    'Address of the server itself where DATABASE_URL is that of a pooler; default DATABASE_URL.',
+    { secret: true },
+  ),
   DATABASE_HOST: setting('database', text, process.env.PGHOST ?? 'localhost', 'Server; PGHOST is its default.'),
   DATABASE_PORT: setting('database', integer(1, 65535), process.env.PGPORT ?? '5432', 'Port; PGPORT is its default.'),
   DATABASE_NAME: setting('database', text, process.env.PGDATABASE ?? 'app', 'Database; PGDATABASE is its default.'),
@@ -816,13 +823,20 @@ type Settings = { [K in keyof typeof settings]: (typeof settings)[K] extends Set
 
 export type Config = Omit<
   Settings,
-  'BASE_URL' | 'DOCS_BASE_URL' | 'DATABASE_URL' | 'JWT_SECRET' | 'INSTANCE_ID' | 'TOOL_CONTEXT_HEADER_PREFIX'
+  | 'BASE_URL'
+  | 'DOCS_BASE_URL'
+  | 'DATABASE_URL'
+  | 'DATABASE_LISTEN_URL'
+  | 'JWT_SECRET'
+  | 'INSTANCE_ID'
+  | 'TOOL_CONTEXT_HEADER_PREFIX'
 > & {
   BASE_URL: string
   /** True when BASE_URL was given rather than derived from PORT. */
   baseUrlGiven: boolean
   DOCS_BASE_URL: string
   DATABASE_URL: string
+  DATABASE_LISTEN_URL: string
   JWT_SECRET: string
   INSTANCE_ID: string
   TOOL_CONTEXT_HEADER_PREFIX: string
@@ -902,6 +916,7 @@ export function loadConfig(env: Record<string, string | undefined> = process.env
   const [first, ...others] = problems
   if (first) throw new ConfigError(first.variable, first.message, others)
   config.DATABASE_URL ??= databaseUrl(config)
+  config.DATABASE_LISTEN_URL ??= config.DATABASE_URL
   return config
 }
 

@@ -3,6 +3,7 @@ import { pathToFileURL } from 'node:url'
 import { createApp } from './app.ts'
 import type { Config } from './config.ts'
 import { knownNames, loadModules } from './core/api/module.ts'
+import { requireConnections } from './core/db/connections.ts'
 import { migrate } from './core/db/migrate.ts'
 import { closeServer, createGate, portOf } from './core/http/health.ts'
 import { openServer } from './core/http/server.ts'
@@ -17,8 +18,9 @@ export type Web = { port: number; url: string; server: Server; stop(): Promise<v
 /** Starts the web process: migrates when asked, makes the first admin when none exists, answers requests. */
 export async function startWeb(config: Config, log: Logger): Promise<Web> {
   loadModules(modules)
+  await requireConnections(config)
   if (config.AUTO_MIGRATE)
-    await migrate(config.DATABASE_URL, {
+    await migrate(config.DATABASE_LISTEN_URL, {
       lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
       jobRetentionDays: config.JOB_RETENTION_DAYS,
       log: line => log.debug(line),

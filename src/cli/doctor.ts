@@ -1,5 +1,6 @@
 import { type Config, ConfigError, WORKER_KINDS } from '../config.ts'
 import { loadModules } from '../core/api/module.ts'
+import { requireConnections } from '../core/db/connections.ts'
 import { migrationNames } from '../core/db/migrate.ts'
 import { openPool, type Pool } from '../core/db/pool.ts'
 import { deadName, queues as declared, openQueues, type QueueStats } from '../core/jobs/queue.ts'
@@ -70,6 +71,7 @@ async function examine(env: Environment): Promise<Check[]> {
   }
   try {
     checks.push(...(await examineServer(pool, address)))
+    checks.push(await examineConnections(config))
     const missing = await missingMigrations(pool)
     checks.push(missing)
     if (missing.status === 'fail') return checks
@@ -130,6 +132,18 @@ async function examineServer(pool: Pool, address: string): Promise<Check[]> {
   return [{ name: 'database', status: 'fail', detail: `PostgreSQL ${version} is too old`, fix }, clock(skew)]
 }
 
+/** Asked as a process asks at its start. */
+async function examineConnections(config: Config): Promise<Check> {
+  const name = 'connections'
+  try {
+    await requireConnections(config)
+    return { name, status: 'ok', detail: 'notifications arrive and prepared statements hold' }
+  } catch (error) {
+    const detail = describe(error)
+    return { name, status: 'fail', detail, fix: 'Correct the address or the settings of the pooler behind it.' }
+  }
+}
+
 async function missingMigrations(pool: Pool): Promise<Check> {
   const applied = await appliedMigrations(pool)
   const missing = migrationNames().filter(name => !applied.includes(name))
@@ -172,7 +186,12 @@ async function examineQueues(config: Config, pool: Pool, env: Environment): Prom
   if (missing.length > 0)
     return [{ name: 'queues', status: 'fail', detail: `missing: ${missing.join(', ')}`, fix: 'Run muster migrate.' }]
   const log = commandLog(env)
-  const queues = await openQueues({ databaseUrl: config.DATABASE_URL, connections: 1, log })
+  const queues = await openQueues({
+    databaseUrl: config.DATABASE_LISTEN_URL,
+    connections: 1,
+    notifier: { notify: () => {} },
+    log,
+  })
   try {
     const stats = await queues.stats()
     const sum = (key: 'waiting' | 'delayed' | 'active' | 'dead') => stats.reduce((all, each) => all + each[key], 0)

@@ -10,7 +10,7 @@ export const migrateCommand = ({ data, json }: { data: string; json?: boolean })
     loadModules(modules)
     const began = performance.now()
     try {
-      const ran = await migrate(config.DATABASE_URL, {
+      const ran = await migrate(config.DATABASE_LISTEN_URL, {
         lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
         jobRetentionDays: config.JOB_RETENTION_DAYS,
         onWait: () => note('another process migrates; waiting for its lock'),

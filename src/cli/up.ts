@@ -113,7 +113,7 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
   const config = loadSettings(env)
   const { host, port, pathname } = new URL(config.DATABASE_URL)
   if (config.AUTO_MIGRATE)
-    await migrate(config.DATABASE_URL, {
+    await migrate(config.DATABASE_LISTEN_URL, {
       lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
       jobRetentionDays: config.JOB_RETENTION_DAYS,
     }).catch(error => {

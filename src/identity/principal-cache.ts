@@ -83,8 +83,8 @@ export function registerCache(cache: PrincipalCache<never>): () => void {
  * attachments), a key (binding, policies, rotation, delete), a policy (document) or a project (its bound keys go with
  * it). Other processes are notified at the commit, this one drops its entries before the answer goes out.
  */
-export function principalsChanged(tx: Pick<Tx, 'notify' | 'afterCommit'>, ...sources: Source[]): void {
-  for (const source of sources) tx.notify(principalChannel, source)
+export function principalsChanged(tx: Pick<Tx, 'invalidate' | 'afterCommit'>, ...sources: Source[]): void {
+  for (const source of sources) tx.invalidate(principalChannel, source)
   tx.afterCommit(() => {
     for (const source of sources) for (const cache of caches) cache.drop(source)
   })

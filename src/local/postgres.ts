@@ -10,12 +10,14 @@ import pg from 'pg'
 
 /**
  * `dir` is the data directory, created and initialised when missing or empty. `port` defaults to a free one.
- * `ephemeral` trades durability for speed and removes `dir` on stop and on exit of the process.
+ * `ephemeral` trades durability for speed and removes `dir` on stop and on exit of the process; with `flushes` its commits
+ * wait for the disk all the same.
  */
 export interface EmbeddedOptions {
   dir: string
   port?: number
   ephemeral?: boolean
+  flushes?: boolean
   log?: (line: string) => void
 }
 
@@ -57,15 +59,14 @@ const SETTINGS = [
   'scram_iterations=1',
 ]
 const DURABLE_SETTINGS = ['max_connections=200']
+const FLUSHING_SETTINGS = ['max_wal_size=1GB', 'max_connections=300', 'shared_buffers=256MB']
 const EPHEMERAL_SETTINGS = [
   'fsync=off',
   'synchronous_commit=off',
   'full_page_writes=off',
   'wal_level=minimal',
   'max_wal_senders=0',
-  'max_wal_size=1GB',
-  'max_connections=300',
-  'shared_buffers=256MB',
+  ...FLUSHING_SETTINGS,
 ]
 
 /**
@@ -221,7 +222,8 @@ async function startCommand(dir: string, options: EmbeddedOptions, owner: Owner 
   // pg_ctl appends, and could not to a file of another user.
   fs.rmSync(log, { force: true })
   const port = options.port ?? (await freePort())
-  const settings = [...SETTINGS, ...(options.ephemeral ? EPHEMERAL_SETTINGS : DURABLE_SETTINGS), `port=${port}`]
+  const kind = options.flushes ? FLUSHING_SETTINGS : options.ephemeral ? EPHEMERAL_SETTINGS : DURABLE_SETTINGS
+  const settings = [...SETTINGS, ...kind, `port=${port}`]
   const given = settings.map(setting => `-c ${setting}`).join(' ')
   return command('pg_ctl', owner, dir, [
     'start',

@@ -231,7 +231,10 @@ async function roundTrips(
   return trips
 }
 
-/** Counts every statement that any pg client of this process sends, begin and commit included. */
+/**
+ * Counts every statement that any pg client of this process sends, begin and commit included; not the wake-ups, of which many
+ * commits share one.
+ */
 export function countStatements(): { value: number; stop(): void } {
   const original = pg.Client.prototype.query as (...args: unknown[]) => unknown
   const counter = {
@@ -241,7 +244,7 @@ export function countStatements(): { value: number; stop(): void } {
     },
   }
   pg.Client.prototype.query = function (this: pg.Client, ...args: unknown[]) {
-    counter.value += 1
+    if ((args[0] as { name?: string }).name !== 'notify') counter.value += 1
     return original.apply(this, args)
   } as never
   return counter

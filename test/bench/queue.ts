@@ -2,6 +2,7 @@ import { pathToFileURL } from 'node:url'
 import { z } from 'zod'
 import { loadConfig } from '../../src/config.ts'
 import { loadModules } from '../../src/core/api/module.ts'
+import { openNotifier } from '../../src/core/db/notifier.ts'
 import { type Notifications, openNotifications } from '../../src/core/db/notify.ts'
 import { claim } from '../../src/core/jobs/claims.ts'
 import { type Handler, handler } from '../../src/core/jobs/handler.ts'
@@ -46,7 +47,8 @@ export async function run(total = 10_000): Promise<Row[]> {
   queueTable.fill([work, shared, box, sharedBox])
   await createQueuesInDatabase(databaseUrl)
   const log = silentLog()
-  const queues = await openQueues({ databaseUrl, connections: 6, log })
+  const notifier = openNotifier({ databaseUrl, log })
+  const queues = await openQueues({ databaseUrl, connections: 6, notifier, log })
   const listen = await openNotifications({ databaseUrl, log })
   const bench = { queues, listen, services: { queues, log, config: loadConfig(testEnvironment(databaseUrl)) } }
   try {
@@ -54,6 +56,7 @@ export async function run(total = 10_000): Promise<Row[]> {
   } finally {
     await listen.close()
     await queues.close()
+    await notifier.close()
     await dropDatabase(name)
     loadModules(modules)
   }

@@ -13,12 +13,14 @@ const missed = ({ value, target }: Row): boolean => {
 }
 
 /**
- * `npm run bench [names]`: every benchmark, or those named (http, lists, activity, files, turns, tools, usage, queue, fairness,
- * deliveries, knowledge, ingestion, memory, end-users, idle, usage-reports, orchestration, work). All numbers of a run come from one machine at one time; ratios are against a floor measured
- * beside them.
+ * `npm run bench [names] [-- --fast]`: every benchmark, or those named (http, commits, lists, activity, files, turns, tools, usage,
+ * queue, fairness, deliveries, knowledge, ingestion, memory, end-users, idle, usage-reports, orchestration, work). Commits wait for the disk, as
+ * those of a deployment do; with `--fast` they do not. All numbers of a run come from one machine at one time; ratios are
+ * against a floor measured beside them.
  */
 const all = {
   http: async () => (await import('./http.ts')).run(),
+  commits: async () => (await import('./commits.ts')).run(),
   lists: async () => (await import('./lists.ts')).run(),
   activity: async () => (await import('./activity.ts')).run(),
   files: async () => (await import('./files.ts')).run(),
@@ -40,14 +42,15 @@ const all = {
   ],
   work: async () => [...(await (await import('./work.ts')).run()), ...(await (await import('./work-evals.ts')).run())],
 }
-const names = process.argv.slice(2)
+const fast = process.argv.includes('--fast')
+const names = process.argv.slice(2).filter(name => name !== '--fast')
 for (const name of names) {
   if (!(name in all)) {
     console.error(`no benchmark ${name}; there are ${Object.keys(all).join(', ')}`)
     process.exit(2)
   }
 }
-const server = process.env.TEST_DATABASE_URL ? null : await startServer()
+const server = process.env.TEST_DATABASE_URL ? null : await startServer({ flushes: !fast })
 if (server) process.env.TEST_DATABASE_URL = server.url
 try {
   for (const [name, run] of Object.entries(all)) {

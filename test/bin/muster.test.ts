@@ -207,6 +207,7 @@ describe('muster', function () {
           'base url ok',
           'database ok',
           'clock ok',
+          'connections ok',
           'migrations ok',
           'queues ok',
           'workers ok',

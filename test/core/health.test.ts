@@ -136,7 +136,10 @@ describe('health of a process whose database is away', function () {
   it('is 200 at /readyz with every check ok while it is there', async () => {
     const { status, body } = await timed(`${web.url}/readyz`)
     assert.equal(status, 200)
-    assert.deepEqual(body, { status: 'ok', checks: { database: 'ok', migrations: 'ok', queue: 'ok', storage: 'ok' } })
+    assert.deepEqual(body, {
+      status: 'ok',
+      checks: { database: 'ok', migrations: 'ok', queue: 'ok', storage: 'ok', notifications: 'ok' },
+    })
     const beside = await timed(`${worker.url}/readyz`)
     assert.deepEqual(beside.body.checks, { ...body.checks, worker: 'ok' })
   })
@@ -199,6 +202,7 @@ describe('health of a process whose database is away', function () {
   it('costs statements of another database nothing', async () => {
     const watch = watchForSilence({
       databaseUrl: 'postgres://nobody@127.0.0.1:1/none',
+      direct: true,
       notifications: { healthy: () => false, ping: async () => false },
       log: silentLog(),
     })

@@ -9,11 +9,12 @@ import pino, { type Logger } from 'pino'
 import { type Config, loadConfig } from '../../src/config.ts'
 import { loadModules } from '../../src/core/api/module.ts'
 import { currentChain } from '../../src/core/db/causation.ts'
+import { type Notifier, openNotifier } from '../../src/core/db/notifier.ts'
 import { type Notifications, openNotifications } from '../../src/core/db/notify.ts'
 import { inTransaction, openPool } from '../../src/core/db/pool.ts'
 import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { createWriter } from '../../src/core/db/write.ts'
-import { claim, handBack, retry } from '../../src/core/jobs/claims.ts'
+import { claim } from '../../src/core/jobs/claims.ts'
 import { every, HandBack, type Handler, handler, type JobContext } from '../../src/core/jobs/handler.ts'
 import {
   createQueuesInDatabase,
@@ -23,11 +24,12 @@ import {
   openQueues,
   type Queues,
   queues as queueTable,
-  wakeChannel,
 } from '../../src/core/jobs/queue.ts'
+import { Settlement } from '../../src/core/jobs/settlement.ts'
 import { startWorkers, type Workers } from '../../src/core/jobs/worker.ts'
 import { silentLog } from '../../src/core/process/log.ts'
 import { registry, reportQueues } from '../../src/core/process/metrics.ts'
+import type { Services } from '../../src/core/process/services.ts'
 import { modules } from '../../src/modules.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
@@ -37,6 +39,7 @@ describe('queues and workers', function () {
   this.timeout(60_000)
   let databaseUrl: string
   let config: Config
+  let notifier: Notifier
   let queues: Queues
   let listen: Notifications
   let pool: pg.Pool
@@ -48,7 +51,8 @@ describe('queues and workers', function () {
     config = loadConfig(testEnvironment(databaseUrl))
     queueTable.fill([mailbox, tasks, fragile, recurring, shared, sharedMailbox])
     await createQueuesInDatabase(databaseUrl)
-    queues = await openQueues({ databaseUrl, connections: 6, log: silentLog() })
+    notifier = openNotifier({ databaseUrl, log: silentLog() })
+    queues = await openQueues({ databaseUrl, connections: 6, notifier, log: silentLog() })
     listen = await openNotifications({ databaseUrl, log: silentLog() })
     pool = new pg.Pool({ connectionString: databaseUrl, max: 60 })
     await pool.query(`
@@ -70,6 +74,7 @@ describe('queues and workers', function () {
   after(async () => {
     await listen?.close()
     await queues?.close()
+    await notifier?.close()
     await pool?.end()
     loadModules(modules)
     await dropDatabase(new URL(databaseUrl).pathname.slice(1))
@@ -122,7 +127,7 @@ describe('queues and workers', function () {
     it('a message sent in a transaction that rolls back does not exist', async () => {
       await assert.rejects(
         queues.transaction(async tx => {
-          await queues.send([message(tasks, { id: 'a' })], tx)
+          await queues.insert(tx, [message(tasks, { id: 'a' })])
           throw new Error('no')
         }),
       )
@@ -137,24 +142,19 @@ describe('queues and workers', function () {
       ])
       assert.ok(parts, 'the shape of pg-boss inserts has changed')
       assert.equal(parts.length, 2)
-      const listened: string[] = []
-      const { ready } = listen.listen(wakeChannel, name => listened.push(name))
-      await ready
       const text = (held: boolean) => `
         with ${parts.map(({ before, after }, n) => `${before}(case when ${held} then $${n + 1}::text else '[]' end)${after}`).join(', ')}
-        select ${parts.map(({ notified }) => `(select count(*) from ${notified})`).join(' + ')} as woken`
+        select ${parts.map(({ queue, stored }) => `(select count(*)::int from ${stored}) as "${queue}"`).join(', ')}`
       const values = parts.map(part => part.jobs)
       await pool.query(text(false), values)
       assert.equal((await pool.query('select 1 from pgboss.job_common')).rowCount, 0)
-      await pool.query(text(true), values)
+      assert.deepEqual((await pool.query(text(true), values)).rows, [{ 'test-mailbox': 1, 'test-tasks': 2 }])
       const { rows } = await pool.query(`select name, data ->> 'id' as id from pgboss.job_common order by id`)
       assert.deepEqual(rows, [
         { name: 'test-mailbox', id: 'a' },
         { name: 'test-tasks', id: 'b' },
         { name: 'test-tasks', id: 'c' },
       ])
-      await until('both notifications', () => listened.length >= 2)
-      assert.deepEqual(listened.sort(), ['test-mailbox', 'test-tasks'])
     })
 
     it('data that does not fit the schema is refused', async () => {
@@ -164,7 +164,7 @@ describe('queues and workers', function () {
     it('a second wake-up of an entity is dropped without hurting the transaction', async () => {
       await queues.send([message(mailbox, { id: 'e' })])
       await queues.transaction(async tx => {
-        await queues.send([message(mailbox, { id: 'e' })], tx)
+        await queues.insert(tx, [message(mailbox, { id: 'e' })])
         await tx.executeSql(`insert into entity (id) values ('e')`)
       })
       assert.equal((await jobs(mailbox.name)).length, 1)
@@ -206,14 +206,14 @@ describe('queues and workers', function () {
 
     it('two transactions that send to the same keys in different orders do not deadlock', async () => {
       const keys = Array.from({ length: 20 }, (_, i) => message(mailbox, { id: `k${i}` }))
-      const send = (messages: Message[]) => queues.transaction(tx => queues.send(messages, tx))
+      const send = (messages: Message[]) => queues.transaction(tx => queues.insert(tx, messages))
       await Promise.all(Array.from({ length: 12 }, (_, i) => send(i % 2 ? keys : [...keys].reverse())))
       assert.equal((await jobs(mailbox.name)).length, 20)
     })
 
     it('a message locks no row that those who send others lock', async () => {
       await queues.transaction(async tx => {
-        await queues.send([message(tasks, { id: 'first' })], tx)
+        await queues.insert(tx, [message(tasks, { id: 'first' })])
         await tx.executeSql('set constraints all immediate', [])
         const { rowCount } = await pool.query('select from pgboss.queue for update nowait')
         assert.ok(rowCount)
@@ -241,9 +241,10 @@ describe('queues and workers', function () {
         await sleep(10)
         const arrival = new Promise<number>(resolve => (arrived = resolve))
         const { commit, transaction } = await begun()
-        await queues.send([message(tasks, { id: String(i) })], transaction)
+        const notices = await queues.insert(transaction, [message(tasks, { id: String(i) })])
         const sent = performance.now()
         await commit()
+        notifier.notify(...notices)
         times.push((await arrival) - sent)
       }
       times.sort((a, b) => a - b)
@@ -295,8 +296,10 @@ describe('queues and workers', function () {
             const client = await pool.connect()
             await client.query('begin')
             await client.query('update entity set posted = posted + 1 where id = $1', [id])
-            await queues.send([message(mailbox, { id })], { executeSql: (text, values) => client.query(text, values) })
+            const executor = { executeSql: (text: string, values?: unknown[]) => client.query(text, values) }
+            const notices = await queues.insert(executor, [message(mailbox, { id })])
             await client.query('commit')
+            notifier.notify(...notices)
             client.release()
           }
         }),
@@ -371,7 +374,7 @@ describe('queues and workers', function () {
       await heard('sent')
 
       const slonik = await openPool({ databaseUrl, connections: 2 })
-      const writer = createWriter({ pool: slonik, queues, eventMaxBytes: 0, onError: () => assert.fail() })
+      const writer = createWriter({ pool: slonik, queues, notifier, eventMaxBytes: 0, onError: () => assert.fail() })
       await writer.write(async tx => tx.send(shared, { id: 'written' }, { startAfter }))
       await slonik.end()
       await heard('written')
@@ -379,9 +382,16 @@ describe('queues and workers', function () {
       await queues.send([message(shared, { id: 'tried' })])
       const request = { limit: 1, last: '', held: new Map(), share: 1, borrow: 1 }
       const claimed = async () => (await claim(queues.db, shared, request))!.jobs[0]
-      assert.equal(await retry(queues.db, shared, await claimed(), 0, {}), 'kept')
+      const settlement = new Settlement(
+        { queues, log: silentLog(), config } as Services,
+        handler(shared, {}, async () => {}),
+        shared,
+      )
+      const held = async () => ({ ...(await claimed()), startedAt: performance.now(), heldSince: performance.now() })
+      assert.deepEqual(await settlement.fail(await held(), new Error('failed'), 0), { lost: false, dueInMs: 0 })
       await heard('tried again')
-      assert.equal((await handBack(queues.db, shared, [await claimed()], 1000, delayedChannel)).length, 1)
+      const { signal } = new AbortController()
+      assert.equal((await settlement.giveBack([await held()], { delayMs: 1000, signal })).size, 1)
       await heard('given back')
 
       // Workers have polled again by then.
@@ -711,7 +721,7 @@ describe('queues and workers', function () {
 
     it('a message that its handler completed with its work stays completed, whatever comes then', async () => {
       const writes = await openPool({ databaseUrl, connections: 2 })
-      const writer = createWriter({ pool: writes, queues, eventMaxBytes: 0, onError: () => {} })
+      const writer = createWriter({ pool: writes, queues, notifier, eventMaxBytes: 0, onError: () => {} })
       const exhausted: string[] = []
       const tried: number[] = []
       const options = { onExhausted: async ({ id }: { id: string }) => void exhausted.push(id) }

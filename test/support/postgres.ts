@@ -37,16 +37,19 @@ function serverHome(): string {
   return bavail * bsize >= MEMORY_BYTES ? MEMORY : tmpdir()
 }
 
-/** Starts an embedded server without durability in a temporary directory, and ends those that killed runs left. */
-export async function startServer(): Promise<EmbeddedServer & { pid: number }> {
-  const home = serverHome()
+/**
+ * Starts an embedded server in a temporary directory, and ends those that killed runs left. With `flushes` it is on a disk, and
+ * commits wait for that.
+ */
+export async function startServer({ flushes = false } = {}): Promise<EmbeddedServer & { pid: number }> {
+  const home = flushes ? tmpdir() : serverHome()
   for (const name of fs.readdirSync(home)) {
     if (!name.startsWith(SERVER_DIR) || runs(Number.parseInt(name.slice(SERVER_DIR.length), 10))) continue
     await stopEmbedded(path.join(home, name))
     fs.rmSync(path.join(home, name), { recursive: true, force: true })
   }
   const dir = path.join(home, `${SERVER_DIR}${process.pid}`)
-  const started = await startEmbedded({ dir, ephemeral: true })
+  const started = await startEmbedded({ dir, ephemeral: true, flushes })
   return { ...started, pid: Number.parseInt(fs.readFileSync(path.join(dir, 'postmaster.pid'), 'utf8'), 10) }
 }
 

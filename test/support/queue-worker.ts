@@ -1,5 +1,6 @@
 import pg from 'pg'
 import { loadConfig } from '../../src/config.ts'
+import { openNotifier } from '../../src/core/db/notifier.ts'
 import { openNotifications } from '../../src/core/db/notify.ts'
 import { handler } from '../../src/core/jobs/handler.ts'
 import { openQueues, queues as queueTable } from '../../src/core/jobs/queue.ts'
@@ -15,7 +16,8 @@ import { mailbox, tasks } from './queue-fixtures.ts'
 const [databaseUrl, name] = process.argv.slice(2)
 const log = silentLog()
 queueTable.fill([mailbox, tasks])
-const queues = await openQueues({ databaseUrl, connections: 4, log })
+const notifier = openNotifier({ databaseUrl, log })
+const queues = await openQueues({ databaseUrl, connections: 4, notifier, log })
 const listen = await openNotifications({ databaseUrl, log })
 const pool = new pg.Pool({ connectionString: databaseUrl, max: 12 })
 
@@ -59,6 +61,7 @@ process.on('SIGTERM', async () => {
   await workers.stop(5000)
   await listen.close()
   await queues.close()
+  await notifier.close()
   await pool.end()
   process.exit(0)
 })

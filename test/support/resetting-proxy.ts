@@ -8,6 +8,9 @@ export type ResettingProxy = {
   /** Resets one connection at random; false when there is none. */
   resetOne(): boolean
   resetAll(): void
+  /** Keeps what the server answers from now on, until `release`. */
+  hold(): void
+  release(): void
   close(): Promise<void>
 }
 
@@ -15,6 +18,7 @@ export type ResettingProxy = {
 export async function startResettingProxy(databaseUrl: string): Promise<ResettingProxy> {
   const target = new URL(databaseUrl)
   const pairs = new Set<[Socket, Socket]>()
+  let held = false
   const reset = (pair: [Socket, Socket]) => {
     pairs.delete(pair)
     for (const socket of pair) socket.resetAndDestroy()
@@ -30,7 +34,8 @@ export async function startResettingProxy(databaseUrl: string): Promise<Resettin
       for (const socket of pair) socket.destroy()
     }
     for (const socket of pair) socket.on('error', end).on('close', end)
-    inward.pipe(outward).pipe(inward)
+    inward.pipe(outward)
+    if (!held) outward.pipe(inward)
   })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const url = new URL(databaseUrl)
@@ -46,6 +51,14 @@ export async function startResettingProxy(databaseUrl: string): Promise<Resettin
     },
     resetAll() {
       for (const pair of [...pairs]) reset(pair)
+    },
+    hold() {
+      held = true
+      for (const [inward, outward] of pairs) outward.unpipe(inward)
+    },
+    release() {
+      held = false
+      for (const [inward, outward] of pairs) outward.pipe(inward)
     },
     async close() {
       proxy.resetAll()

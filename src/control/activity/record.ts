@@ -38,7 +38,7 @@ export const entriesDropped = new Counter({
 })
 
 const bufferOf = perProcess(
-  ({ log, pool }) =>
+  ({ log, notifier, pool }) =>
     new WriteBehind<NewEntry>({
       what: 'activity entries',
       log,
@@ -46,7 +46,10 @@ const bufferOf = perProcess(
       gatherMs: GATHER_MS,
       batch: BATCH,
       retryMs: RETRY_MS,
-      write: entries => writeEntries(pool, entries),
+      write: async entries => {
+        const projects = await writeEntries(pool, entries)
+        notifier.notify(...projects.map(payload => ({ channel: ACTIVITY_CHANNEL, payload })))
+      },
       dropped: count => entriesDropped.inc(count),
     }),
   buffer => buffer.close(),

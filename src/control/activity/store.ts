@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { all, type Fragment, type Queryable, rawFragment, sql, statement } from '../../core/db/sql.ts'
-import { ACTIVITY_CHANNEL, type ActivityKind, type ActivityRow, activityKind, type Severity } from './model.ts'
+import { type ActivityKind, type ActivityRow, activityKind, type Severity } from './model.ts'
 
 /** An entry before it is written; `detail` is JSON text, the database gives the time. */
 export type NewEntry = Omit<ActivityRow, 'created_at' | 'detail'> & { detail: string | null }
@@ -17,13 +17,12 @@ export const entryRows = (entries: readonly NewEntry[], guard: Fragment): Fragme
   on conflict (id) do nothing
   returning project_id`
 
-const told = sql.type(z.object({ told: z.int() }))
+const projects = sql.type(z.object({ project_id: z.string() }))
 
-/** Writes entries and tells those who follow the feeds of their projects, in one statement. */
-export const writeEntries = (db: Queryable, entries: readonly NewEntry[]): Promise<unknown> =>
-  db.query(told`
-    with written as (${entryRows(entries, sql.fragment`true`)})
-    select count(pg_notify(${ACTIVITY_CHANNEL}, project_id))::int as told from (select distinct project_id from written) w`)
+/** Writes entries; returns the projects whose feeds they are new in. */
+export const writeEntries = (db: Queryable, entries: readonly NewEntry[]): Promise<readonly string[]> =>
+  db.anyFirst(projects`
+    with written as (${entryRows(entries, sql.fragment`true`)}) select distinct project_id from written`)
 
 /** A place in the feed: that of an entry. */
 export type Position = Pick<ActivityRow, 'created_at' | 'id'>

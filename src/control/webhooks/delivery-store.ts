@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
-import { envelopeOf, WEBHOOK_CHANNEL, webhookPayload } from './model.ts'
+import { envelopeOf } from './model.ts'
 import { DispatchedEvent, eventSubscribers } from './subscribers.ts'
 
 const Subscriber = z.object({
@@ -373,16 +373,4 @@ export async function countFailures(
     )
     select id from counted
     where active and failures >= ${limit} and failing_since <= ${since.toISOString()}::timestamptz`)
-}
-
-const notified = sql.type(z.object({ notified: z.int() }))
-
-/** Wakes every worker for webhooks. */
-export async function notifyWebhooks(db: Queryable, targets: readonly Target[]): Promise<void> {
-  await db.query(notified`
-    select count(pg_notify(${WEBHOOK_CHANNEL}, n.payload)) as notified
-    from ${sql.unnest(
-      targets.map(target => [webhookPayload(target.webhook_id, target.project_id)]),
-      ['text'],
-    )} as n (payload)`)
 }

@@ -3,9 +3,9 @@ import { type Background, handler } from '../../core/jobs/handler.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { DeliveryLoop } from './delivery-loop.ts'
-import { notifyWebhooks, type Target, webhooksWithDue } from './delivery-store.ts'
+import { type Target, webhooksWithDue } from './delivery-store.ts'
 import { createDispatcher, dispatchEvents } from './dispatch.ts'
-import { payloadTarget, WEBHOOK_CHANNEL } from './model.ts'
+import { payloadTarget, WEBHOOK_CHANNEL, webhookPayload } from './model.ts'
 
 /** Wakes the loop of this process for webhooks, and other workers when it has no slot left. */
 function deliver(services: Services, targets: readonly Target[]): void {
@@ -14,8 +14,11 @@ function deliver(services: Services, targets: readonly Target[]): void {
   loop.wake(targets)
   // Every slot of this process is taken: a worker with room does not have to find the deliveries by its sweep.
   if (others)
-    notifyWebhooks(services.pool, targets).catch(error =>
-      services.log.error({ err: error }, 'other workers not woken for deliveries'),
+    services.notifier.notify(
+      ...targets.map(target => ({
+        channel: WEBHOOK_CHANNEL,
+        payload: webhookPayload(target.webhook_id, target.project_id),
+      })),
     )
 }
 
@@ -26,7 +29,7 @@ export const dispatchHandler = handler(dispatchQueue, {}, async ({ event_id }, {
 })
 
 /**
- * Dispatch and delivery of events in this process. Both are woken by the statement that made the work, and search for
+ * Dispatch and delivery of events in this process. Both are woken after the commit that made the work, and search for
  * it every WEBHOOK_SWEEP_INTERVAL_MS.
  */
 export const deliveries: Background = {

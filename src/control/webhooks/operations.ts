@@ -39,9 +39,15 @@ const MAX_REDELIVERIES = 1000
 
 const gone = (id: string): never => raise('RESOURCE_NOT_FOUND', { meta: { id } })
 
-/** Has workers read a webhook anew once the transaction commits, and send what is due. */
-export const wakeWorkers = (tx: Tx, row: { id: string; project_id: string }): void =>
+type Named = { id: string; project_id: string }
+
+/** Has workers send what is due of a webhook, once the transaction commits. */
+export const wakeWorkers = (tx: Tx, row: Named): void =>
   tx.notify(WEBHOOK_CHANNEL, webhookPayload(row.id, row.project_id))
+
+/** Has workers read a webhook anew with the commit: what they have claimed by its old address, secret and state is not sent. */
+const reloadWebhook = (tx: Tx, row: Named): void =>
+  tx.invalidate(WEBHOOK_CHANNEL, webhookPayload(row.id, row.project_id))
 
 /** The webhook a query or body names; one that the caller may not know of does not exist. */
 export async function findVisible(db: Queryable, caller: Caller, id: string): Promise<WebhookRow> {
@@ -67,7 +73,7 @@ const change = (method: 'patch' | 'put'): Operation =>
     },
     // A webhook that is switched on starts with a clean record.
     change: (next, { body }) => (body.active ? { ...next, failures: 0, failing_since: null } : next),
-    changed: (row, { tx }) => wakeWorkers(tx, row),
+    changed: (row, { tx }) => reloadWebhook(tx, row),
   })
 
 const getSecret = itemOperation(webhookKind, {
@@ -183,7 +189,7 @@ export const webhookOperations: Operation[] = [
   webhooks.remove({
     summary: 'Delete a webhook and its deliveries',
     description: 'Queued deliveries are not sent.',
-    removed: (row, { tx }) => wakeWorkers(tx, row),
+    removed: (row, { tx }) => reloadWebhook(tx, row),
   }),
   getSecret,
   webhooks.action('rotate-secret', {
@@ -201,7 +207,7 @@ export const webhookOperations: Operation[] = [
       const sealed = services.secrets.seal(secret, sealedFor(resource.id, resource.project_id))
       const row = (await rotateSecret(tx, resource.id, sealed, body?.overlap_seconds ?? 0)) ?? gone(resource.id)
       tx.emit(webhookKind, 'secret_rotated', row)
-      wakeWorkers(tx, row)
+      reloadWebhook(tx, row)
       return { ...webhookKind.present(row), secret }
     },
   }),

@@ -101,8 +101,8 @@ export class NotifiedCache<V extends {}> {
  * Announces that a key of a channel's caches changes in this transaction: other processes drop it at the commit, this
  * one before the answer goes out.
  */
-export function announce(tx: Pick<Tx, 'notify' | 'afterCommit'>, channel: string, key: string): void {
-  tx.notify(channel, key)
+export function announce(tx: Pick<Tx, 'invalidate' | 'afterCommit'>, channel: string, key: string): void {
+  tx.invalidate(channel, key)
   tx.afterCommit(() => {
     for (const cache of open.get(channel) ?? []) cache.drop(key)
   })

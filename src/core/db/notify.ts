@@ -195,7 +195,7 @@ export async function openNotifications(options: {
 }
 
 /** Cuts the socket: `end` waits for the server, which never answers on a lost connection. */
-function destroy(client: pg.Client): void {
+export function destroy(client: pg.Client): void {
   client.on('error', () => {})
   const { connection } = client as unknown as { connection?: { stream?: { destroy(): void } } }
   connection?.stream?.destroy()

@@ -169,15 +169,28 @@ const rowCheck: Interceptor = {
   },
 }
 
+/** What the sessions of a pool are opened with. */
+export function sessionSettings(databaseUrl: string) {
+  const url = new URL(databaseUrl)
+  url.searchParams.set('options', `${url.searchParams.get('options') ?? ''} -c timezone=UTC`.trim())
+  return {
+    connectionString: url.href,
+    statement_timeout: 60_000,
+    idle_in_transaction_session_timeout: 60_000,
+  }
+}
+
 /**
  * Opens the process's pool. Sessions carry no state, so a connection is handed on without a reset; times come
  * back as ISO text, bigint and numeric as numbers.
  */
 export async function openPool(options: PoolOptions): Promise<Pool> {
-  const url = new URL(options.databaseUrl)
+  const { connectionString, statement_timeout, idle_in_transaction_session_timeout } = sessionSettings(
+    options.databaseUrl,
+  )
+  const url = new URL(connectionString)
   if (!url.searchParams.has('application_name'))
     url.searchParams.set('application_name', options.applicationName ?? 'muster')
-  url.searchParams.set('options', `${url.searchParams.get('options') ?? ''} -c timezone=UTC`.trim())
   const interceptors: Interceptor[] = []
   if (options.strict) interceptors.push(secondConnectionCheck, rowCheck)
   if (options.onRoundTrip) {
@@ -197,7 +210,8 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
     maxPoolSize: options.connections,
     connectionTimeout: 3000,
     idleTimeout: 60_000,
-    statementTimeout: 60_000,
+    statementTimeout: statement_timeout,
+    idleInTransactionSessionTimeout: idle_in_transaction_session_timeout,
     queryRetryLimit: 0,
     transactionRetryLimit: 3,
     // Slonik's own check refuses after the connection is taken, and work that outlives its transaction too.

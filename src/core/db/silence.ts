@@ -32,10 +32,12 @@ type Work = { since: number; holds: boolean; giveUp: (error: Error) => void }
  */
 export function watchForSilence(options: {
   databaseUrl: string
+  /** Whether the listening connection goes to the same address; false behind a pooler, which is asked by itself. */
+  direct: boolean
   notifications: Pick<Notifications, 'healthy' | 'ping'>
   log: Logger
 }): SilenceWatch {
-  const { databaseUrl, notifications, log } = options
+  const { databaseUrl, direct, notifications, log } = options
   const waiting = new Set<Work>()
   let silent = false
   let probing = false
@@ -50,7 +52,7 @@ export function watchForSilence(options: {
 
   const probe = async () => {
     probing = true
-    const ask = () => (notifications.healthy() ? notifications.ping(PROBE_MS) : canConnect(databaseUrl))
+    const ask = () => (direct && notifications.healthy() ? notifications.ping(PROBE_MS) : canConnect(databaseUrl))
     const answers = (await ask()) || (await ask())
     probing = false
     if (closed) return

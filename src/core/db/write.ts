@@ -8,18 +8,20 @@ import {
   type Queue,
   type Queues,
   type SendPart,
+  wakeChannel,
   workQueue,
 } from '../jobs/queue.ts'
 import { currentChain } from './causation.ts'
 import { sqlStateOf } from './database-errors.ts'
 import { packEnvelope } from './envelopes.ts'
 import { type EventData, type EventRow, type EventSource, eventSource, makeEvent, type StoredEvent } from './events.ts'
+import type { Notice, Notifier } from './notifier.ts'
 import { executor, inTransaction, type Pool, type Transaction } from './pool.ts'
 import { type Fragment, type Queryable, rawFragment, sql } from './sql.ts'
 import { sendLast } from './transaction-edges.ts'
 
 /**
- * Dispatch of events. An event row whose `dispatched_at` is null is the work; the statement that writes it notifies
+ * Dispatch of events. An event row whose `dispatched_at` is null is the work; its commit is followed by a notice on
  * this channel, so that a dispatcher reads it at once, and a sweep searches every few seconds. There is no message per event:
  * an ordinary write saves a round trip, and one read takes many events.
  */
@@ -59,8 +61,14 @@ export type Outgoing = {
   ): void
   /** Sends a message to the handler of a queue; it exists when the transaction commits. */
   send<M extends object>(queue: Queue<M>, message: M, options?: { startAfter?: Date; priority?: number }): void
-  /** Notifies every process that listens on a channel, after the commit. */
+  /** Wakes every process that listens on a channel, after the commit. May be lost: whoever listens polls as well. */
   notify(channel: string, payload: string): void
+  /**
+   * Has every process drop what it keeps of a key of a channel, with the commit: nothing is committed of which they were not
+   * notified. For changes of what decides over rights and limits, which are rare: it makes all commits of the cluster that
+   * notify wait for this one.
+   */
+  invalidate(channel: string, key: string): void
   /** Adds an audit entry. The request pipeline adds its own. */
   audit(entry: AuditEntry): void
   /** Runs after the commit; its failure is logged and changes nothing. */
@@ -126,7 +134,7 @@ export const auditEvents = eventSource({
 type Outbox = {
   events: StoredEvent[]
   entries: AuditEntry[]
-  notifications: { channel: string; payload: string }[]
+  invalidations: Notice[]
   parts: ((guard: Fragment) => Fragment)[]
 }
 
@@ -147,8 +155,8 @@ const ENTRY_COLUMNS = [
 ] as const
 
 /**
- * The parts of a statement that write an outbox: `ctes` for its `with`, and its final select, which sends the
- * notifications at commit. `guard` makes all of it depend on a condition, for example on a row that an earlier cte
+ * The parts of a statement that write an outbox: `ctes` for its `with`, and its final select, which tells what is to be
+ * woken after the commit. `guard` makes all of it depend on a condition, for example on a row that an earlier cte
  * updated. A statement of its own is a transaction of its own: one round trip in all.
  */
 function outboxParts(
@@ -156,7 +164,7 @@ function outboxParts(
   guard: Fragment = sql.fragment`true`,
   sends: SendPart[] = [],
 ): { ctes: Fragment[]; select: Fragment } {
-  const { events, entries, notifications, parts } = outbox
+  const { events, entries, invalidations, parts } = outbox
   const ctes = parts.map((part, index) => sql.fragment`${sql.identifier([`part_${index}`])} as (${part(guard)})`)
   if (events.length > 0) {
     const wanted = eventConsumers.all().map(condition => condition(sql.fragment`e.project_id`))
@@ -201,18 +209,29 @@ function outboxParts(
       sql.fragment`${rawFragment(before)}(case when ${guard} then ${jobs}::text else '[]' end)${rawFragment(after)}`,
     )
   }
-  const woken = sends.map(({ notified }) => sql.fragment` + (select count(*) from ${sql.identifier([notified])})`)
-  if (events.length > 0)
-    woken.push(sql.fragment` + (select count(pg_notify(${DISPATCH_CHANNEL}, '')) from (
-      select from outbox_events where dispatched_at is null limit 1) e)`)
-  const notified =
-    notifications.length > 0
-      ? sql.fragment`(select count(pg_notify(channel, payload)) from ${sql.unnest(
-          notifications.map(item => [item.channel, item.payload]),
+  const isDispatched =
+    events.length > 0
+      ? sql.fragment`not exists (select from outbox_events where dispatched_at is null)`
+      : sql.fragment`true`
+  const woken = sends.map(
+    ({ queue, stored }) => sql.fragment`
+      select ${queue}::text from ${sql.identifier([stored])} where start_after <= pgboss.job_now() limit 1`,
+  )
+  const queues =
+    woken.length > 0
+      ? sql.fragment`array(${sql.join(
+          woken.map(each => sql.fragment`(${each})`),
+          sql.fragment` union all `,
+        )})`
+      : sql.fragment`array[]::text[]`
+  const told =
+    invalidations.length > 0
+      ? sql.fragment`(select count(pg_notify(channel, payload))::int from ${sql.unnest(
+          invalidations.map(item => [item.channel, item.payload]),
           ['text', 'text'],
         )} as n (channel, payload) where ${guard})`
       : sql.fragment`0`
-  const select = sql.fragment`select ${notified}${woken.length > 0 ? sql.join(woken, sql.fragment``) : sql.fragment``} as sent`
+  const select = sql.fragment`select ${queues} as queues, ${isDispatched} as dispatched, ${told} as told`
   return { ctes, select }
 }
 
@@ -222,28 +241,37 @@ const CONFLICTS = ['40001', '40P01']
 
 const isConflict = (error: unknown): boolean => CONFLICTS.includes(sqlStateOf(error) ?? '')
 
-const sending = sql.type(z.strictObject({ sent: z.int() }))
+const Sent = z.strictObject({ queues: z.array(z.string()), dispatched: z.boolean(), told: z.int() })
+const sending = sql.type(Sent)
 
-async function writeOutbox(db: Queryable, outbox: Outbox, sends: SendPart[]): Promise<void> {
-  if (Object.values(outbox).every(({ length }) => length === 0) && sends.length === 0) return
+/** What is to be woken for what was written. */
+const wakeUps = ({ queues, dispatched }: z.output<typeof Sent>): Notice[] => [
+  ...queues.map(payload => ({ channel: wakeChannel, payload })),
+  ...(dispatched ? [] : [{ channel: DISPATCH_CHANNEL, payload: '' }]),
+]
+
+async function writeOutbox(db: Queryable, outbox: Outbox, sends: SendPart[]): Promise<Notice[]> {
+  if (Object.values(outbox).every(({ length }) => length === 0) && sends.length === 0) return []
   const { ctes, select } = outboxParts(outbox, undefined, sends)
   const head = ctes.length > 0 ? sql.fragment`with ${sql.join(ctes, sql.fragment`, `)}` : sql.fragment``
-  await db.query(sending`${head} ${select}`)
+  return wakeUps(await db.one(sending`${head} ${select}`))
 }
 
 /** Makes the writer of a process. */
 export function createWriter(options: {
   pool: Pool
-  queues: Pick<Queues, 'send' | 'parts'>
+  queues: Pick<Queues, 'insert' | 'parts'>
+  notifier: Pick<Notifier, 'notify'>
   eventMaxBytes: number
   onError: (error: unknown) => void
 }): Writer {
-  const { pool, queues, eventMaxBytes, onError } = options
+  const { pool, queues, notifier, eventMaxBytes, onError } = options
 
   type Gathered = ReturnType<typeof gather>
 
   const gather = () => {
-    const outbox: Outbox = { events: [], entries: [], notifications: [], parts: [] }
+    const outbox: Outbox = { events: [], entries: [], invalidations: [], parts: [] }
+    const notices: Notice[] = []
     const messages: Message[] = []
     const after: (() => void)[] = []
     const before: ((tx: Tx) => void | Promise<void>)[] = []
@@ -256,7 +284,10 @@ export function createWriter(options: {
         if (isDueSoon(more)) outgoing.notify(delayedChannel, queue.name)
       },
       notify(channel, payload) {
-        outbox.notifications.push({ channel, payload })
+        notices.push({ channel, payload })
+      },
+      invalidate(channel, key) {
+        outbox.invalidations.push({ channel, payload: key })
       },
       audit(entry) {
         outbox.entries.push(entry)
@@ -269,7 +300,7 @@ export function createWriter(options: {
         outbox.parts.push(part)
       },
     }
-    return { outbox, messages, after, before, outgoing }
+    return { outbox, notices, messages, after, before, outgoing }
   }
 
   const transactionOf = (connection: Transaction, gathered: Gathered): Tx =>
@@ -283,8 +314,9 @@ export function createWriter(options: {
         const value = await connection.transaction(savepoint => work(transactionOf(savepoint, inner)))
         gathered.outbox.events.push(...inner.outbox.events)
         gathered.outbox.entries.push(...inner.outbox.entries)
-        gathered.outbox.notifications.push(...inner.outbox.notifications)
+        gathered.outbox.invalidations.push(...inner.outbox.invalidations)
         gathered.outbox.parts.push(...inner.outbox.parts)
+        gathered.notices.push(...inner.notices)
         gathered.messages.push(...inner.messages)
         gathered.after.push(...inner.after)
         gathered.before.push(...inner.before)
@@ -292,7 +324,8 @@ export function createWriter(options: {
       },
     })
 
-  const committed = (after: (() => void)[]) => {
+  const committed = ({ notices, after }: Pick<Gathered, 'notices' | 'after'>) => {
+    notifier.notify(...notices)
     for (const action of after) {
       try {
         action()
@@ -304,25 +337,22 @@ export function createWriter(options: {
 
   return {
     async write(work) {
-      let after: (() => void)[] = []
+      let last: Gathered | undefined
       const value = await inTransaction(pool, async connection => {
         const gathered = gather()
-        const { outbox, messages } = gathered
+        const { outbox, notices, messages } = gathered
         // A transaction that is run again after a serialization failure gathers anew.
-        after = gathered.after
+        last = gathered
         const tx = transactionOf(connection, gathered)
         const result = await work(tx)
         for (const action of gathered.before) await action(tx)
         const sends = messages.length > 0 ? await queues.parts(messages) : []
         const writeLast = () => writeOutbox(connection, outbox, sends ?? [])
-        if (sends !== null) await sendLast(writeLast)
-        else {
-          await writeLast()
-          await queues.send(messages, executor(connection))
-        }
+        if (sends !== null) notices.push(...(await sendLast(writeLast)))
+        else notices.push(...(await writeLast()), ...(await queues.insert(executor(connection), messages)))
         return result
       })
-      committed(after)
+      if (last) committed(last)
       return value
     },
 
@@ -341,24 +371,28 @@ export function createWriter(options: {
   async function once<Row>(
     work: (outgoing: Outgoing) => OneStatement | Promise<OneStatement>,
   ): Promise<Row & { held: boolean }> {
-    const { outbox, messages, after, outgoing } = gather()
+    const gathered = gather()
+    const { outbox, notices, messages, outgoing } = gathered
     const { ctes, guard, columns } = await work(outgoing)
     const sends = messages.length > 0 ? await queues.parts(messages) : []
     const follows = outboxParts(outbox, guard, sends ?? [])
     // Untyped: the columns are the caller's.
     const statement = sql.unsafe`
         with ${sql.join([...ctes, ...follows.ctes, sql.fragment`outbox_sent as (${follows.select})`], sql.fragment`, `)}
-        select ${columns}, (${guard}) as held, (select sent from outbox_sent) as sent`
+        select ${columns}, (${guard}) as held, (select to_json(s) from outbox_sent s) as sent`
     const row = (
       sends !== null
         ? await pool.one(statement)
         : await inTransaction(pool, async connection => {
             const made = (await connection.one(statement)) as { held: boolean }
-            if (made.held) await queues.send(messages, executor(connection))
+            if (made.held) notices.push(...(await queues.insert(executor(connection), messages)))
             return made
           })
-    ) as Row & { held: boolean }
-    if (row.held) committed(after)
+    ) as Row & { held: boolean; sent: z.output<typeof Sent> }
+    if (row.held) {
+      notices.push(...wakeUps(row.sent))
+      committed(gathered)
+    }
     return row
   }
 }

@@ -1,6 +1,7 @@
 import type { RequestListener, Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { errorBody, notReady } from '../api/errors.ts'
+import { hearsItself, LOST_STATEMENT } from '../db/connections.ts'
 import { sqlStateOf } from '../db/database-errors.ts'
 import { counting, type Queryable, statement } from '../db/sql.ts'
 import type { Services } from '../process/services.ts'
@@ -13,6 +14,7 @@ const BUDGET_MS = 2000
 
 /** Reasons that an operator can act on, by SQLSTATE. */
 const REASONS: Record<string, string> = {
+  ...Object.fromEntries(LOST_STATEMENT.map(code => [code, 'prepared statements do not hold'])),
   '25006': 'read-only',
   '53100': 'disk full',
 }
@@ -51,8 +53,8 @@ const withBudget = async (check: () => Promise<string>): Promise<string> => {
 
 /** The checks of /readyz. `expectedMigrations` is the number of files in sql/. */
 export async function readiness(services: Services, expectedMigrations: number): Promise<Checks> {
-  const { pool } = services
-  const [database, migrations, queue] = await Promise.all([
+  const { notifications, pool } = services
+  const [database, migrations, queue, notified] = await Promise.all([
     withBudget(async () => {
       await probeWrite(pool)
       return 'ok'
@@ -65,8 +67,13 @@ export async function readiness(services: Services, expectedMigrations: number):
       await pool.query(counting`select count(*) from pgboss.queue`)
       return 'ok'
     }),
+    withBudget(async () => {
+      if (!notifications.healthy()) return 'not connected'
+      await hearsItself(services)()
+      return 'ok'
+    }),
   ])
-  return { database, migrations, queue, storage: database }
+  return { database, migrations, queue, storage: database, notifications: notified }
 }
 
 export const allOk = (checks: Checks): boolean => Object.values(checks).every(result => result === 'ok')

@@ -1,5 +1,5 @@
 import { type Fragment, sql } from '../db/sql.ts'
-import { delayedChannel, type Executor, type Queue } from './queue.ts'
+import type { Executor, Queue } from './queue.ts'
 
 /**
  * The statements on pg-boss's table that its public face lacks or does not prepare. Dead-lettering and heartbeats are
@@ -226,11 +226,9 @@ export async function retry(
   const values = [queue.name, attempt.id, attempt.retryCount]
   try {
     const { rows } = await db.executeSql(
-      `with kept as (
-         update pgboss.job_common
-         set state = 'retry', start_after = now() + $4 * interval '1 ms', heartbeat_on = null, output = $5::jsonb
-         where ${fence} returning id)
-       select id, pg_notify('${delayedChannel}', $1) from kept`,
+      `update pgboss.job_common
+       set state = 'retry', start_after = now() + $4 * interval '1 ms', heartbeat_on = null, output = $5::jsonb
+       where ${fence} returning id`,
       [...values, delayMs, JSON.stringify(error)],
     )
     return rows.length === 1 ? 'kept' : 'lost'
@@ -247,37 +245,33 @@ export async function retry(
 
 // Without a start the next claim does not count the attempt. A key that has a fresh message waiting needs no second.
 const handBackSql = `
-  with back as (
-    update pgboss.job_common j
-    set state = (case when w.waits then 'completed' else 'created' end)::pgboss.job_state,
-      completed_on = case when w.waits then now() end,
-      started_on = null, heartbeat_on = null, start_after = now() + $3 * interval '1 ms'
-    from pgboss.job_common me
-    cross join lateral (select me.policy = 'stately' and exists (
-      select from pgboss.job_common other
-      where other.name = $1 and other.policy = 'stately' and other.state = 'created'
-        and coalesce(other.singleton_key, '') = coalesce(me.singleton_key, '')) as waits) w
-    where me.name = $1 and j.name = $1 and j.id = me.id and me.id = any ($4::uuid[])
-      and me.state = 'active' and j.state = 'active' and ${isAttempt('j', '$2')}
-    returning j.id
-  )
-  select back.id, pg_notify($5, $1) from back`
+  update pgboss.job_common j
+  set state = (case when w.waits then 'completed' else 'created' end)::pgboss.job_state,
+    completed_on = case when w.waits then now() end,
+    started_on = null, heartbeat_on = null, start_after = now() + $3 * interval '1 ms'
+  from pgboss.job_common me
+  cross join lateral (select me.policy = 'stately' and exists (
+    select from pgboss.job_common other
+    where other.name = $1 and other.policy = 'stately' and other.state = 'created'
+      and coalesce(other.singleton_key, '') = coalesce(me.singleton_key, '')) as waits) w
+  where me.name = $1 and j.name = $1 and j.id = me.id and me.id = any ($4::uuid[])
+    and me.state = 'active' and j.state = 'active' and ${isAttempt('j', '$2')}
+  returning j.id`
 
 /**
- * Gives claimed messages back, available again in `delayMs`, the attempt not counted; wakes workers. Returns the ids
- * given back: the others were no longer ours.
+ * Gives claimed messages back, available again in `delayMs`, the attempt not counted. Returns the ids given back, of which
+ * workers are to be woken: the others were no longer ours.
  */
 export async function handBack(
   db: Executor,
   queue: Queue<any>,
   attempts: Attempt[],
   delayMs: number,
-  channel: string,
 ): Promise<string[]> {
   const [ids, pairs] = attemptValues(attempts)
   for (let tries = 0; ; tries++) {
     try {
-      const { rows } = await db.executeSql(handBackSql, [queue.name, pairs, delayMs, ids, channel])
+      const { rows } = await db.executeSql(handBackSql, [queue.name, pairs, delayMs, ids])
       return rows.map(row => row.id)
     } catch (error) {
       // A fresh message of a key arrived in between; now it is seen.

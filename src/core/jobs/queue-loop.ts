@@ -8,7 +8,7 @@ import { leasesLost, type Slots } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type Claim, claim, complete, completionPart, handBack } from './claims.ts'
 import { HandBack, type Handler, type JobContext } from './handler.ts'
-import { message as buildMessage, chainOfMessage, NO_PROJECT, type Queue, type Queues, wakeChannel } from './queue.ts'
+import { message as buildMessage, chainOfMessage, NO_PROJECT, type Queue, type Queues } from './queue.ts'
 import { type HeldClaim, Settlement } from './settlement.ts'
 
 /** One claimed message in this process. */
@@ -276,8 +276,10 @@ export class QueueLoop {
   async #keep(jobs: Claim[]): Promise<Claim[]> {
     if (jobs.length === 0) return jobs
     const signal = this.#hardStop.signal
-    const requeue = (claims: Claim[]) =>
-      retryWhileUnavailable(() => handBack(this.#queues.db, this.#queue, claims, 0, wakeChannel), { signal })
+    const requeue = async (claims: Claim[]) => {
+      await retryWhileUnavailable(() => handBack(this.#queues.db, this.#queue, claims, 0), { signal })
+      this.#queues.wake(this.#queue.name, 'now')
+    }
     if (this.#stopping.aborted) {
       await requeue(jobs)
       return []
@@ -294,12 +296,13 @@ export class QueueLoop {
 
   async #promote(delayed: Claim[]): Promise<void> {
     await this.#queues.transaction(async tx => {
-      await this.#queues.send(
-        delayed.map(job => buildMessage(this.#queue, job.data, { chain: chainOfMessage(job.data) })),
+      await this.#queues.insert(
         tx,
+        delayed.map(job => buildMessage(this.#queue, job.data, { chain: chainOfMessage(job.data) })),
       )
       await complete(tx, this.#queue, delayed)
     })
+    this.#queues.wake(this.#queue.name, 'now')
     this.claimNow()
   }
 

@@ -3,6 +3,7 @@ import { type ConstructorOptions, PgBoss } from 'pg-boss'
 import type { Logger } from 'pino'
 import type { z } from 'zod'
 import { currentChain } from '../db/causation.ts'
+import type { Notice, Notifier } from '../db/notifier.ts'
 import { declarations } from '../declarations.ts'
 
 /**
@@ -136,13 +137,17 @@ export type DeadLetter = {
 
 /**
  * pg-boss's own insert into one queue as ctes of a `with`. `before` and `after` enclose the parameter, a json array of
- * jobs as text; `notified` is the cte to select from at the end, without which no worker is woken.
+ * jobs as text; `stored` is the cte whose rows are the messages that were stored, with their `start_after`. Workers of
+ * `queue` are to be woken after the commit where one of them is due (`wakeChannel`).
  */
-export type SendPart = { before: string; jobs: string; after: string; notified: string }
+export type SendPart = { queue: string; before: string; jobs: string; after: string; stored: string }
 
-/** What pg-boss 12.35 sends for an insert into a queue that notifies; test/core/queue.test.ts fails when it changes. */
+/**
+ * What pg-boss 12.35 sends for an insert into a queue that notifies: its first cte is taken, without the notification of the
+ * second. test/core/queue.test.ts fails when it changes.
+ */
 const INSERT =
-  /^\s*WITH\s+(ins AS \([\s\S]*\), notified AS \([\s\S]*\))\s*SELECT id FROM ins WHERE \(SELECT count\(\*\) FROM notified\) < 0\s*$/
+  /^\s*WITH\s+(ins AS \([\s\S]*\)), notified AS \([\s\S]*\)\s*SELECT id FROM ins WHERE \(SELECT count\(\*\) FROM notified\) < 0\s*$/
 
 export type Queues = {
   boss: PgBoss
@@ -151,15 +156,20 @@ export type Queues = {
   /** Runs `work` in one transaction of that pool; rolls back and rethrows when it throws. */
   transaction<T>(work: (executor: Executor) => Promise<T>): Promise<T>
   /**
-   * Sends messages, one statement per queue. With an executor they are part of its transaction: nothing is sent if it
-   * rolls back, and workers are woken by its commit. A message of an entity mailbox whose key already has a waiting one
-   * is dropped without an error: the handler of the waiting one will see the rows. Run it at READ COMMITTED: at a stricter level PostgreSQL
-   * reports such a conflict as a serialization failure.
+   * Sends messages, one statement per queue, and wakes workers. A message of an entity mailbox whose key already has a waiting
+   * one is dropped without an error: the handler of the waiting one will see the rows.
    * @throws ZodError when data does not fit the queue's schema.
    */
-  send(messages: Message[], executor?: Executor): Promise<void>
+  send(messages: Message[]): Promise<void>
   /**
-   * The same, taken apart so that it can ride in a statement of the caller's; see `SendPart`. The caller notifies
+   * The same as part of a transaction, which then sends the notices that are returned: nothing is sent if it rolls back. Run
+   * it at READ COMMITTED: at a stricter level PostgreSQL reports a key that has a waiting message as a serialization failure.
+   */
+  insert(executor: Executor, messages: Message[]): Promise<Notice[]>
+  /** Has workers claim messages of a queue (`now`), or find out when the next one is due (`later`). */
+  wake(queue: string, when: 'now' | 'later'): void
+  /**
+   * The insert, taken apart so that it can ride in a statement of the caller's; see `SendPart`. The caller notifies
    * `delayedChannel` of what `isDueSoon`. Null when pg-boss builds its insert in a way that is not known here: send the
    * messages then.
    */
@@ -180,7 +190,7 @@ const schema = 'pgboss'
 /** The group of messages without a project. Every message has one, so that job_i7 finds the active ones. */
 export const NO_PROJECT = '*'
 
-/** The channel pg-boss notifies with a queue's name when a message can be handled at once. */
+/** The channel that is notified with a queue's name when a message can be handled at once: that of pg-boss. */
 export const wakeChannel = `pgboss_${createHash('sha224').update(schema).digest('hex').slice(0, 24)}`
 
 /** The channel that is notified with a queue's name when a message was stored that is due soon. */
@@ -265,9 +275,10 @@ export async function openQueues(options: {
   connections: number
   applicationName?: string
   supervise?: boolean
+  notifier: Pick<Notifier, 'notify'>
   log: Logger
 }): Promise<Queues> {
-  const { log } = options
+  const { log, notifier } = options
   const start = async (more: ConstructorOptions & { idleTimeoutMillis?: number }) => {
     const boss = new PgBoss({
       connectionString: options.databaseUrl,
@@ -309,37 +320,59 @@ export async function openQueues(options: {
     }
   }
 
+  const insert = async (executor: Executor, messages: Message[]): Promise<Notice[]> => {
+    const parts = await partsOf(messages)
+    const due: string[] = []
+    if (!parts) for (const [name, jobs] of byQueue(messages)) await boss.insert(name, jobs, { db: executor })
+    for (const { queue, before, jobs, after, stored } of parts ?? []) {
+      const { rows } = await executor.executeSql(
+        `with ${before}$1::text${after} select exists (select from ${stored} where start_after <= ${schema}.job_now()) as due`,
+        [jobs],
+      )
+      if (rows[0].due) due.push(queue)
+    }
+    const soon = new Set(messages.filter(isDueSoon).map(({ queue }) => queue.name))
+    return [
+      ...due.map(payload => ({ channel: wakeChannel, payload })),
+      ...[...soon].map(payload => ({ channel: delayedChannel, payload })),
+    ]
+  }
+
+  const wake: Queues['wake'] = (payload, when) =>
+    notifier.notify({ channel: when === 'now' ? wakeChannel : delayedChannel, payload })
+
+  const partsOf: Queues['parts'] = async messages => {
+    const parts: SendPart[] = []
+    for (const [index, [name, jobs]] of byQueue(messages).entries()) {
+      let caught: { text: string; values: unknown[] } | null = null
+      const catcher: Executor = {
+        executeSql: async (text, values = []) => {
+          caught = { text, values }
+          return { rows: [] }
+        },
+      }
+      await boss.insert(name, jobs, { db: catcher })
+      const { text, values } = caught as unknown as { text: string; values: unknown[] }
+      const stored = `stored_${index}`
+      const around = INSERT.exec(text.replaceAll(/\s+/g, ' '))?.[1]
+        .replace(/^ins\b/, stored)
+        .split('$1')
+      if (around?.length !== 2 || values.length !== 1) return null
+      parts.push({ queue: name, before: around[0], jobs: values[0] as string, after: around[1], stored })
+    }
+    return parts
+  }
+
   return {
     boss,
     db,
     transaction,
+    insert,
+    wake,
+    parts: partsOf,
 
-    async send(messages, executor) {
-      for (const [name, jobs] of byQueue(messages)) {
-        await boss.insert(name, jobs, executor ? { db: executor } : {})
-      }
-      for (const name of new Set(messages.filter(isDueSoon).map(({ queue }) => queue.name)))
-        await (executor ?? db).executeSql('select pg_notify($1, $2)', [delayedChannel, name])
-    },
-
-    async parts(messages) {
-      const parts: SendPart[] = []
-      for (const [index, [name, jobs]] of byQueue(messages).entries()) {
-        let caught: { text: string; values: unknown[] } | null = null
-        const catcher: Executor = {
-          executeSql: async (text, values = []) => {
-            caught = { text, values }
-            return { rows: [] }
-          },
-        }
-        await boss.insert(name, jobs, { db: catcher })
-        const { text, values } = caught as unknown as { text: string; values: unknown[] }
-        const ctes = INSERT.exec(text.replaceAll(/\s+/g, ' '))?.[1]
-        const around = ctes?.replaceAll(/\b(ins|notified)\b/g, `$1_${index}`).split('$1')
-        if (around?.length !== 2 || values.length !== 1) return null
-        parts.push({ before: around[0], jobs: values[0] as string, after: around[1], notified: `notified_${index}` })
-      }
-      return parts
+    async send(messages) {
+      notifier.notify(...(await insert(db, messages)))
     },
 
     async stats() {
@@ -388,7 +421,7 @@ export async function openQueues(options: {
       },
       async replay({ queue, ids, limit }) {
         const moved = await boss.redrive(deadName(queue), { ...(ids ? { ids } : {}), ...(limit ? { limit } : {}) })
-        if (moved > 0) await db.executeSql('select pg_notify($1, $2)', [wakeChannel, queue])
+        if (moved > 0) wake(queue, 'now')
         return moved
       },
     },

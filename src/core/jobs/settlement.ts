@@ -5,7 +5,7 @@ import { attempts as attemptsTotal } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type Claim, complete, expired, handBack, retry } from './claims.ts'
 import type { Handler } from './handler.ts'
-import { delayedChannel, isSentAnew, type Queue, wakeChannel } from './queue.ts'
+import { isSentAnew, type Queue } from './queue.ts'
 
 type Outcome = 'done' | 'retry' | 'dead' | 'dropped' | 'handed_back'
 
@@ -82,6 +82,7 @@ export class Settlement {
       const { db } = this.#services.queues
       const result = await this.#persist(attempt, () => retry(db, this.#queue, attempt, dueInMs, output))
       if (result === 'lost' || result === undefined) return { lost: true }
+      this.#services.queues.wake(this.#queue.name, 'later')
       this.#report(attempt, 'retry', duration, { err: error, next_ms: Math.round(dueInMs) })
       return { lost: false, dueInMs }
     }
@@ -102,11 +103,11 @@ export class Settlement {
     { delayMs, err, signal }: { delayMs: number; err?: unknown; signal: AbortSignal },
   ): Promise<ReadonlySet<string>> {
     const { queues, log } = this.#services
-    const channel = delayMs > 0 ? delayedChannel : wakeChannel
     let ids = new Set<string>()
     try {
-      const back = () => handBack(queues.db, this.#queue, attempts, delayMs, channel)
+      const back = () => handBack(queues.db, this.#queue, attempts, delayMs)
       ids = new Set(await retryWhileUnavailable(back, { signal, withinMs: Number.POSITIVE_INFINITY }))
+      if (ids.size > 0) queues.wake(this.#queue.name, delayMs > 0 ? 'later' : 'now')
     } catch (error) {
       log.error({ err: error, queue: this.#queue.name }, 'messages not given back')
     }
@@ -134,6 +135,7 @@ export class Settlement {
       try {
         if (message.retryCount < message.retryLimit) {
           const result = await retry(queues.db, this.#queue, message, 0, describe(error))
+          queues.wake(this.#queue.name, 'later')
           if (result !== 'lost') this.#report(message, 'retry', undefined, { reason: 'lease_expired', next_ms: 0 })
           due = true
         } else {

@@ -17,6 +17,7 @@ const SECRET_KEYS = new Set([
   'apiKey',
   'ADMIN_PASSWORD',
   'DATABASE_URL',
+  'DATABASE_LISTEN_URL',
   'JWT_SECRET',
 ])
 

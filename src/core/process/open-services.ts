@@ -1,4 +1,5 @@
-import type { Config } from '../../config.ts'
+import { type Config, ConfigError } from '../../config.ts'
+import { openNotifier } from '../db/notifier.ts'
 import { openNotifications } from '../db/notify.ts'
 import { openPool } from '../db/pool.ts'
 import { watchForSilence } from '../db/silence.ts'
@@ -40,9 +41,16 @@ export async function openServices(
     resolve: openResolver({ servers: config.EGRESS_DNS_SERVERS }),
   })
   const queueConnections = options.role === 'worker' ? 6 : 2
-  const notifications = await openNotifications({ databaseUrl: config.DATABASE_URL, log })
-  const silence = watchForSilence({ databaseUrl: config.DATABASE_URL, notifications, log })
-  const connections = Math.max(2, config.DATABASE_POOL_MAX - queueConnections - 1)
+  const notifications = await openNotifications({ databaseUrl: config.DATABASE_LISTEN_URL, log })
+  const silence = watchForSilence({
+    databaseUrl: config.DATABASE_URL,
+    direct: config.DATABASE_LISTEN_URL === config.DATABASE_URL,
+    notifications,
+    log,
+  })
+  const notifier = openNotifier({ databaseUrl: config.DATABASE_LISTEN_URL, applicationName, log })
+  // One listens and one notifies.
+  const connections = Math.max(2, config.DATABASE_POOL_MAX - queueConnections - 2)
   const pool = await openPool({
     databaseUrl: config.DATABASE_URL,
     connections,
@@ -56,15 +64,17 @@ export async function openServices(
   // Slonik reports every failed statement here too; those are answered where they were asked.
   pool.on('error', error => log.debug({ err: error }, 'database error'))
   const queues = await openQueues({
-    databaseUrl: config.DATABASE_URL,
+    databaseUrl: config.DATABASE_LISTEN_URL,
     connections: queueConnections,
     applicationName,
     supervise: options.role === 'worker',
+    notifier,
     log,
   })
   const writer = createWriter({
     pool,
     queues,
+    notifier,
     eventMaxBytes: config.EVENT_DATA_MAX_BYTES,
     onError: error => log.error({ err: error }, 'after-commit action failed'),
   })
@@ -77,6 +87,7 @@ export async function openServices(
     pool,
     queues,
     notifications,
+    notifier,
     secrets,
     egress,
     state,
@@ -87,6 +98,7 @@ export async function openServices(
         silence.close()
         await notifications.close()
         await queues.close()
+        await notifier.close()
         await egress.close()
         await pool.end()
       })()

@@ -1,4 +1,5 @@
 import type { Config } from '../../config.ts'
+import type { Notifier } from '../db/notifier.ts'
 import type { Notifications } from '../db/notify.ts'
 import type { Pool } from '../db/pool.ts'
 import type { Writer } from '../db/write.ts'
@@ -19,6 +20,7 @@ export type Services = Writer & {
   pool: Pool
   queues: Queues
   notifications: Notifications
+  notifier: Notifier
   secrets: SecretBox
   egress: Egress
   /** What modules keep for this process (perProcess). */

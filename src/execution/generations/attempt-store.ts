@@ -162,7 +162,6 @@ export async function journalStep(
   generation: GenerationRow,
   step: StepRow,
   frames: Frame[],
-  channel: string,
   consumer: Parameters<typeof routeOf>[0],
   closed: Closed,
   calls: readonly Rated[],
@@ -179,8 +178,7 @@ export async function journalStep(
       ${closedParts(generation, closed, step.n, guard)}
       ${usagePart(calls, guard)}
       added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})
-    select count(${frames.length > 0 ? sql.fragment`pg_notify(${channel}, ${`${generation.id} frames`})` : sql.fragment`1`})::int as owned,
-      ${routeOf(consumer)} as route from owned`)
+    select count(*)::int as owned, ${routeOf(consumer)} as route from owned`)
   return owned === 1 && { route }
 }
 

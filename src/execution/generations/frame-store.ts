@@ -6,7 +6,7 @@ const Frame = z.object({ seq: z.int(), event: z.string(), data: z.string() })
 /** One event of a turn's stream as the table has it. */
 export type Frame = z.output<typeof Frame>
 const frame = sql.type(Frame)
-const told = sql.type(z.object({ told: z.int() }))
+const owning = sql.type(z.object({ owned: z.boolean() }))
 const last = sql.type(z.object({ seq: z.int() }))
 
 /** The insert of frames where a condition holds. */
@@ -19,21 +19,12 @@ export const frameRows = (generationId: string, frames: Frame[], guard: Fragment
   )} as f (seq, event, data) where ${guard}
   on conflict do nothing`
 
-/** Appends frames of a running attempt and notifies the listeners. Returns false when the attempt no longer owns the turn. */
-export async function appendFrames(
-  db: Queryable,
-  generationId: string,
-  attempt: number,
-  frames: Frame[],
-  channel: string,
-): Promise<boolean> {
-  return (
-    (await db.oneFirst(told`
+/** Appends frames of a running attempt. Returns false when the attempt no longer owns the turn. */
+export const appendFrames = (db: Queryable, generationId: string, attempt: number, frames: Frame[]): Promise<boolean> =>
+  db.oneFirst(owning`
     with owned as (select 1 from generations where id = ${generationId} and attempt = ${attempt} and status = 'in_progress'),
       added as (${frameRows(generationId, frames, sql.fragment`exists (select 1 from owned)`)})
-    select count(pg_notify(${channel}, ${`${generationId} frames`}))::int as told from owned`)) === 1
-  )
-}
+    select exists (select from owned) as owned`)
 
 /** Writes one frame of a turn that the same transaction settled. */
 export const addFrame = (tx: Outgoing, generationId: string, added: Frame): void =>

@@ -1,7 +1,7 @@
 import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import type { Services } from '../../core/process/services.ts'
 import { appendFrames, type Frame } from './frame-store.ts'
-import { TURN_CHANNEL, TurnLost } from './live.ts'
+import { notifyFrames, TurnLost } from './live.ts'
 import type { GenerationRow } from './model.ts'
 
 /** Pieces are written together at this pace; the first one goes out at once. */
@@ -90,11 +90,12 @@ export class FrameWriter {
     this.pending = ''
     this.lastFlush = performance.now()
     const { services, generation, signal } = this
-    const append = () => appendFrames(services.pool, generation.id, generation.attempt, [frame], TURN_CHANNEL)
+    const append = () => appendFrames(services.pool, generation.id, generation.attempt, [frame])
     this.flushing = retryWhileUnavailable(append, { signal })
       .then(
         owned => {
-          if (!owned) this.failure = new TurnLost()
+          if (owned) notifyFrames(services, generation.id)
+          else this.failure = new TurnLost()
         },
         error => {
           this.failure = error

@@ -87,7 +87,6 @@ export async function writeJournal(
   generation: GenerationRow,
   rows: readonly JournalRow[],
   frames: Frame[],
-  channel: string,
   first: boolean,
   calls: readonly Rated[],
 ): Promise<boolean> {
@@ -95,7 +94,6 @@ export async function writeJournal(
   const known = first
     ? sql.fragment`, routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}`
     : sql.fragment``
-  const told = frames.length > 0 ? sql.fragment`pg_notify(${channel}, ${`${generation.id} frames`})` : sql.fragment`1`
   return (
     (await db.oneFirst(owned`
       with owned as (
@@ -105,7 +103,7 @@ export async function writeJournal(
         entries as (${journalInsert(generation, rows, guard)}),
         ${usagePart(calls, guard)}
         added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})
-      select count(${told})::int as owned from owned`)) === 1
+      select count(*)::int as owned from owned`)) === 1
   )
 }
 

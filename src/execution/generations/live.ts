@@ -9,6 +9,10 @@ export const TURN_CHANNEL = 'muster_turns'
 /** Notifies executors of abort requests: the generation id. */
 export const ABORT_CHANNEL = 'muster_turn_aborts'
 
+/** Wakes those who stream a turn, once frames of it are committed. */
+export const notifyFrames = ({ notifier }: Pick<Services, 'notifier'>, generationId: string): void =>
+  notifier.notify({ channel: TURN_CHANNEL, payload: `${generationId} frames` })
+
 /** How often an executor checks for aborts and lost turns whose notification it missed. */
 const CHECK_MS = 2000
 

@@ -15,7 +15,7 @@ import type { Attachments } from './files.ts'
 import type { Frame } from './frame-store.ts'
 import { FrameWriter, startedOf } from './frames.ts'
 import { type Entry, journalRows, type OpenWork, readJournal, writeJournal } from './journal-store.ts'
-import { TURN_CHANNEL, TurnLost } from './live.ts'
+import { notifyFrames, TURN_CHANNEL, TurnLost } from './live.ts'
 import { lostCalls, type Slugs, slugsOf } from './metering.ts'
 import { type GenerationRow, generationKind, type OpenStep, type StepRow, type Work } from './model.ts'
 import type { TurnRun } from './source.ts'
@@ -167,8 +167,9 @@ export class TurnAttempt {
     const rows = journalRows(services, generation, [...answer, ...entries])
     const calls = await this.rateCalls()
     const after = { ...generation, journalled: generation.journalled + 1 }
-    const write = () => writeJournal(services.pool, generation, rows, frames, TURN_CHANNEL, first, calls.rated)
+    const write = () => writeJournal(services.pool, generation, rows, frames, first, calls.rated)
     if (!(await this.persist(write, after))) throw new TurnLost()
+    if (frames.length > 0) notifyFrames(services, generation.id)
     calls.written()
     followUsageLater(services, calls.rated)
     this.generation = after
@@ -217,13 +218,13 @@ export class TurnAttempt {
         generation,
         storedStep(step, generation.content_mode),
         frames,
-        TURN_CHANNEL,
         this.agent,
         this.noted || kept ? { kept } : null,
         calls.rated,
       )
     const journalled = await this.persist(write, after)
     if (!journalled) throw new TurnLost()
+    if (frames.length > 0) notifyFrames(services, generation.id)
     calls.written()
     followUsageLater(services, calls.rated)
     this.journalled ||= hidden

@@ -1,0 +1,164 @@
+import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
+import pg from 'pg'
+import { type Notifier, openNotifier } from '../../src/core/db/notifier.ts'
+import { type Notifications, openNotifications } from '../../src/core/db/notify.ts'
+import { openPool, type Pool } from '../../src/core/db/pool.ts'
+import { sql } from '../../src/core/db/sql.ts'
+import { createWriter, type Writer } from '../../src/core/db/write.ts'
+import { silentLog } from '../../src/core/process/log.ts'
+import { serverUrl } from '../support/postgres.ts'
+import { type ResettingProxy, startResettingProxy } from '../support/resetting-proxy.ts'
+
+describe('core/notifier', () => {
+  const channel = `notifier ${process.pid}`
+  const applicationName = `muster-notifier-test-${process.pid}`
+  const log = silentLog()
+  let databaseUrl: string
+  let client: pg.Client
+  let pool: Pool
+  let proxy: ResettingProxy
+  let listen: Notifications
+  let notifier: Notifier
+  let writer: Writer
+  let heard: string[]
+  let settled = 0
+
+  before(async () => {
+    databaseUrl = await serverUrl()
+    client = new pg.Client({ connectionString: databaseUrl })
+    await client.connect()
+    pool = await openPool({ databaseUrl, connections: 4 })
+    proxy = await startResettingProxy(databaseUrl)
+    listen = await openNotifications({ databaseUrl, log })
+    await listen.listen(channel, payload => heard.push(payload)).ready
+    await client.query('create table if not exists notifier_test (n int)')
+  })
+
+  beforeEach(() => {
+    heard = []
+    notifier = openNotifier({ databaseUrl: proxy.url, applicationName, log })
+    const queues = { insert: async () => [], parts: async () => [] }
+    writer = createWriter({ pool, queues, notifier, eventMaxBytes: 1000, onError: () => assert.fail() })
+  })
+
+  afterEach(() => notifier.close())
+
+  after(async () => {
+    await client.query('drop table notifier_test')
+    await listen.close()
+    await proxy.close()
+    await pool.end()
+    await client.end()
+  })
+
+  async function until(what: string, done: () => boolean | Promise<boolean>): Promise<void> {
+    for (const deadline = Date.now() + 30_000; !(await done()); await sleep(5)) {
+      if (Date.now() > deadline) throw new Error(`not reached: ${what}; heard ${heard}`)
+    }
+  }
+
+  const notify = (...payloads: string[]) => notifier.notify(...payloads.map(payload => ({ channel, payload })))
+  /** Waits until everything that was notified before has arrived. */
+  const settle = async () => {
+    const last = `settled ${++settled}`
+    notify(last)
+    await until(last, () => heard.includes(last))
+    return heard.filter(payload => !payload.startsWith('settled'))
+  }
+  const sessions = async () =>
+    (await client.query('select pid from pg_stat_activity where application_name = $1', [applicationName])).rows
+
+  it('is closed without having been used', async () => {
+    await notifier.close()
+    assert.deepEqual(await sessions(), [])
+  })
+
+  it('sends what a transaction notified once its commit is answered, and nothing of one that is rolled back', async () => {
+    let seenBefore: string[] = []
+    await writer.write(async tx => {
+      tx.notify(channel, 'written')
+      await tx.nested(async inner => inner.notify(channel, 'nested'))
+      await tx
+        .nested(async inner => {
+          inner.notify(channel, 'undone')
+          throw new Error('undone')
+        })
+        .catch(() => {})
+      await tx.query(sql.unsafe`insert into notifier_test values (1)`)
+      seenBefore = await settle()
+    })
+    await assert.rejects(
+      writer.write(async tx => {
+        tx.notify(channel, 'rolled back')
+        throw new Error('rolled back')
+      }),
+    )
+    assert.deepEqual(seenBefore, [])
+    assert.deepEqual((await settle()).sort(), ['nested', 'written'])
+  })
+
+  it('sends what a single statement notified if it made its change', async () => {
+    const change = (n: number) =>
+      writer.writeOne(outgoing => {
+        outgoing.notify(channel, `of ${n}`)
+        return {
+          ctes: [sql.fragment`changed as (update notifier_test set n = 2 where n = ${n} returning n)`],
+          guard: sql.fragment`exists (select from changed)`,
+          columns: sql.fragment`1 as one`,
+        }
+      })
+    await client.query('truncate notifier_test; insert into notifier_test values (1)')
+    assert.equal((await change(7)).held, false)
+    assert.equal((await change(1)).held, true)
+    assert.deepEqual(await settle(), ['of 1'])
+  })
+
+  it('tells of an invalidation with the commit, on no connection of its own', async () => {
+    await writer.write(async tx => tx.invalidate(channel, 'dropped'))
+    await until('dropped', () => heard.length === 1)
+    assert.deepEqual(await sessions(), [])
+  })
+
+  it('holds up no commit while its own statement waits, sends equal notices once and the rest with one statement', async () => {
+    await settle()
+    heard = []
+    proxy.hold()
+    try {
+      notify('first')
+      await until('sent', () => heard.length === 1)
+      for (let n = 0; n < 20; n++) {
+        await writer.write(async tx => {
+          await tx.query(sql.unsafe`insert into notifier_test values (${n})`)
+          tx.notify(channel, n % 2 ? 'odd' : 'even')
+        })
+      }
+      assert.deepEqual(heard, ['first'])
+    } finally {
+      proxy.release()
+    }
+    assert.deepEqual(await settle(), ['first', 'even', 'odd'])
+  })
+
+  it('opens a lost connection again and sends what was not answered', async () => {
+    await settle()
+    heard = []
+    proxy.hold()
+    notify('under way')
+    await until('sent', () => heard.length === 1)
+    notify('waiting')
+    proxy.resetAll()
+    proxy.release()
+    assert.deepEqual(await settle(), ['under way', 'under way', 'waiting'])
+  })
+
+  it('sends what is left when it is closed', async () => {
+    notify('first')
+    notify('last')
+    await notifier.close()
+    await until('both', () => heard.length === 2)
+    await until('no connection', async () => (await sessions()).length === 0)
+    notify('too late')
+    assert.deepEqual(heard, ['first', 'last'])
+  })
+})
