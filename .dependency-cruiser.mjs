@@ -68,7 +68,7 @@ export default {
       from: {
         path: '^(src|jobs)/',
         pathNot:
-          '^src/(core/db/(pool|pg-client|transaction-edges|silence|notify|migrate)|core/jobs/queue|local/postgres)\\.ts$',
+          '^src/(core/db/(pool|pg-client|transaction-edges|silence|notify|notifier|connections|migrate)|core/jobs/queue|local/postgres)\\.ts$',
       },
       to: { path: packages('pg', 'pg-boss') },
     },
