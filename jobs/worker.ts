@@ -11,7 +11,9 @@ import { mountHealth } from '../src/core/http/endpoints.ts'
 import { closeServer, portOf } from '../src/core/http/health.ts'
 import { openServer } from '../src/core/http/server.ts'
 import { IDLE_POLL_MS } from '../src/core/jobs/queue.ts'
+import { Heartbeat } from '../src/core/jobs/takeover.ts'
 import { startWorkers } from '../src/core/jobs/worker.ts'
+import { ownIdentity } from '../src/core/process/holder.ts'
 import { createLog, type Logger } from '../src/core/process/log.ts'
 import { openServices } from '../src/core/process/open-services.ts'
 import type { Services } from '../src/core/process/services.ts'
@@ -42,19 +44,16 @@ export async function startWorker(
   for (const { start } of modules) await start?.(services, 'worker')
   log.debug(knownNames(), 'modules loaded')
   const { handlers, schedules, background } = workOf(kinds)
-  let lastBeat = 0
   // Two workers of one host may share INSTANCE_ID.
   const instance = `${config.INSTANCE_ID}:${process.pid}`
   const startedAt = new Date().toISOString()
+  const heartbeat = new Heartbeat(services, { instance, kinds, startedAt, identity: ownIdentity() })
   const beat = async () => {
-    // Polls of an idle worker come up to a fifth early.
-    if (Date.now() - lastBeat < config.WORKER_HEARTBEAT_INTERVAL_MS * 0.75) return
-    await services.pool.query(sql.unsafe`
-      insert into worker_heartbeats (instance_id, kinds, started_at, beat_at)
-      values (${instance}, ${sql.array([...kinds], 'text')}, ${startedAt}, now())
-      on conflict (instance_id) do update set beat_at = now(), kinds = excluded.kinds, started_at = excluded.started_at`)
-    lastBeat = Date.now()
+    // Polls come at any time, an interval apart at most: so heartbeats are never two apart, after which others end its leases.
+    if (heartbeat.ageMs >= config.WORKER_HEARTBEAT_INTERVAL_MS / 2) await heartbeat.beat()
   }
+  // Before it takes anything: whoever comes later is to know whose that is.
+  await heartbeat.beat()
   const file = runs ? config.ORCHESTRATION_WORKER_HEARTBEAT_FILE : null
   let fileWritten = 0
   const writeHeartbeat = async () => {
@@ -79,7 +78,7 @@ export async function startWorker(
   mountHealth(app, services, {
     draining: () => draining,
     extra: () => ({
-      worker: Date.now() - lastBeat < config.WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'no successful poll lately',
+      worker: heartbeat.ageMs < config.WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'no successful poll lately',
       ...(file !== null && {
         heartbeat_file:
           Date.now() - fileWritten < config.ORCHESTRATION_WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'not written lately',
@@ -102,7 +101,10 @@ export async function startWorker(
     stop: () => {
       stopping ??= (async () => {
         draining = true
+        // It polls no more, and what it still does is not to be taken for left.
+        const beating = setInterval(() => void beat().catch(() => {}), config.WORKER_HEARTBEAT_INTERVAL_MS / 2)
         await Promise.all([workers.stop(config.SHUTDOWN_GRACE_MS), ...running.map(part => part?.close())])
+        clearInterval(beating)
         await closeServer(server, 1000)
         await services.pool
           .query(sql.unsafe`delete from worker_heartbeats where instance_id = ${instance}`)

@@ -65,6 +65,97 @@ describe('runs and workers that are lost', function () {
     assert.deepEqual(done.artifacts, { a: { ok: 1 }, b: { ok: 2 }, c: { ok: 2 } })
   })
 
+  it('take over at once what one of their host held that was killed, whatever its leases are', async () => {
+    const id = await app.orchestration([call('a'), call('b'), call('c')], chain('a', 'b', 'c'))
+    app.target.answer = (request, response) =>
+      keyOf(request)?.toString().endsWith(':b:1') ? never() : json({ ok: 1 })(request, response)
+    const long = { ORCHESTRATION_NODE_LEASE_SECONDS: '600', ORCHESTRATION_SCHEDULER_INTERVAL_MS: '600000' }
+    const lost = async () => {
+      const first = await worker(long)
+      app.target.requests.length = 0
+      const run = await app.start(id, { wait: false })
+      await eventually(() => app.target.requests.length === 2)
+      return { run, kill: () => first.kill('SIGKILL') }
+    }
+    const isDone = async ({ id: run }: { id: string }) => {
+      assert.deepEqual(attempts(await app.until(run)), ['a:1:completed', 'b:1:completed', 'c:1:completed'])
+      assert.deepEqual(
+        app.target.requests.map(keyOf),
+        ['a', 'b', 'b', 'c'].map(node => `${run}:${node}:1`),
+      )
+    }
+    // A worker that starts.
+    const one = await lost()
+    await one.kill()
+    const answer = app.target.answer
+    app.target.answer = json({ ok: 2 })
+    await worker(long)
+    await isDone(one.run)
+    for (const each of workers) await each.kill()
+    // And one that runs already: with its next heartbeat.
+    app.target.answer = answer
+    const two = await lost()
+    await worker({ ...long, WORKER_HEARTBEAT_INTERVAL_MS: '500' })
+    await two.kill()
+    app.target.answer = json({ ok: 2 })
+    await isDone(two.run)
+  })
+
+  it('take over what a frozen one held when it was silent for two heartbeats, and it writes nothing when it goes on', async () => {
+    const id = await app.orchestration([call('a'), call('b')], chain('a', 'b'))
+    const answers: ((value: object) => void)[] = []
+    app.target.answer = (request, response) => {
+      answers.push(value => json(value)(request, response))
+    }
+    const env = { ORCHESTRATION_NODE_LEASE_SECONDS: '600', WORKER_HEARTBEAT_INTERVAL_MS: '1000' }
+    const frozen = await worker(env)
+    const run = await app.start(id, { wait: false })
+    await eventually(() => answers.length === 1)
+    frozen.child.kill('SIGSTOP')
+    await worker(env)
+    await eventually(() => answers.length === 2)
+    answers[1]({ by: 'the second' })
+    await eventually(() => answers.length === 3)
+    answers[0]({ by: 'the first' })
+    frozen.child.kill('SIGCONT')
+    await eventually(() => frozen.output.some(line => /"msg":"node attempt"/.test(line) && /superseded/.test(line)))
+    answers[2]({ by: 'the second' })
+    const done = await app.until(run.id)
+    assert.deepEqual(done.artifacts, { a: { by: 'the second' }, b: { by: 'the second' } })
+    assert.equal(app.target.requests.length, 3)
+  })
+
+  it('take nothing over from one that finishes what it does after it was told to stop', async () => {
+    const id = await app.orchestration([call('a')])
+    let finish = never
+    app.target.answer = (request, response) => {
+      finish = () => json({ ok: true })(request, response)
+    }
+    const env = {
+      WORKER_HEARTBEAT_INTERVAL_MS: '500',
+      ORCHESTRATION_NODE_LEASE_SECONDS: '600',
+      SHUTDOWN_GRACE_MS: '60000',
+    }
+    const first = await worker(env)
+    const run = await app.start(id, { wait: false })
+    await eventually(() => app.target.requests.length === 1)
+    const second = await worker(env)
+    first.child.kill('SIGTERM')
+    await eventually(() => first.output.some(line => line.includes('stopping')))
+    const beats = async () =>
+      (await app.services.pool.oneFirst(
+        sql.unsafe`select count(*)::int from worker_heartbeats where holder is not null`,
+      )) as number
+    // Long enough for the second to miss five heartbeats.
+    await new Promise(resolve => setTimeout(resolve, 3000))
+    assert.equal(await beats(), 2)
+    assert.equal(app.target.requests.length, 1)
+    finish()
+    assert.deepEqual(await first.exited, { code: 0, signal: null })
+    assert.deepEqual(attempts(await app.until(run.id)), ['a:1:completed'])
+    assert.ok(!second.output.some(line => line.includes('leases of lost workers ended')))
+  })
+
   it('give an attempt up that killed worker after worker, and try again as its node says', async () => {
     const id = await app.orchestration([call('a', { retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
     app.target.answer = never

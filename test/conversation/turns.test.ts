@@ -594,8 +594,8 @@ describe('turns of a conversation', function () {
   })
 })
 
-/** Beside six of the queues and the one that listens. */
-const THREE_CONNECTIONS = { DATABASE_POOL_MAX: '10' }
+/** Beside six of the queues, the one that listens and the one that notifies. */
+const THREE_CONNECTIONS = { DATABASE_POOL_MAX: '11' }
 
 describe('turns of a conversation over processes', function () {
   this.timeout(60_000)

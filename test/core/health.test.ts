@@ -199,6 +199,33 @@ describe('health of a process whose database is away', function () {
     })
   }
 
+  it('with an address for notifications beside that of a pooler, either of them makes it not ready while it is away', async () => {
+    const beside = await startRelay(database.url)
+    const both = await startProcess('web', relay.url, { DATABASE_LISTEN_URL: beside.url })
+    try {
+      await ready(both)
+      await beside.set('refuse')
+      const deaf = await eventually(async () => {
+        const answer = await timed(`${both.url}/readyz`)
+        return answer.status === 503 && answer
+      })
+      const { checks } = deaf.body.error.meta
+      assert.deepEqual([checks.database, checks.notifications], ['ok', 'not connected'])
+      await beside.set('pass')
+      await ready(both)
+      await relay.set('silence')
+      const started = performance.now()
+      const headers = { authorization: `Bearer sk_${'a'.repeat(43)}` }
+      assert.equal((await fetch(`${both.url}/api/v1/projects`, { headers })).status, 503)
+      // Five seconds are promised; the rest is the machine's.
+      assert.ok(performance.now() - started < 12_000)
+    } finally {
+      await relay.set('pass')
+      await both.kill()
+      await beside.close()
+    }
+  })
+
   it('costs statements of another database nothing', async () => {
     const watch = watchForSilence({
       databaseUrl: 'postgres://nobody@127.0.0.1:1/none',

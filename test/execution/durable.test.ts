@@ -315,6 +315,20 @@ describe('durable turns', function () {
     assert.equal(record.output.content, 'finished')
   })
 
+  it('a worker that starts goes on at once with the turn of one that was killed, with the leases of the defaults', async () => {
+    await double.put('killed', {
+      rules: [{ when: { call: 1 }, reply: { text: 'held', gate: 'killed-gate' } }, { reply: { text: 'taken over' } }],
+    })
+    const agent = await app.agent({ model: 'killed/m' })
+    const long = { GENERATION_LEASE_SECONDS: '60', GENERATION_SWEEP_SECONDS: '60' }
+    const running = await worker(long)
+    const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
+    await waitingAt('killed-gate')
+    await running.kill()
+    await worker(long)
+    assert.equal((await ended(body.generation_id)).output.content, 'taken over')
+  })
+
   it('a worker whose grace runs out hands its turn back at once, uncounted', async () => {
     await double.put('handed', {
       rules: [{ when: { call: 1 }, reply: { text: 'held', gate: 'handed-gate' } }, { reply: { text: 'taken over' } }],

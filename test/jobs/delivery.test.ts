@@ -562,10 +562,11 @@ describe('delivery by processes that die', () => {
     assert.equal(receiver.requests.length, 1)
   })
 
-  it('is attempted again after the lease when its worker is killed, and the lost attempt does not count', async () => {
+  it('is attempted again at once when a worker follows one that was killed, and the lost attempt does not count', async () => {
     receiver.answer = () => {}
     const { id } = await use.hook(receiver.url)
-    const first = await worker()
+    const long = { WEBHOOK_LEASE_MS: '600000', WEBHOOK_SWEEP_INTERVAL_MS: '600000' }
+    const first = await worker(long)
     await use.write()
     await eventually(() => receiver.requests.length === 1)
     await first.kill()
@@ -573,14 +574,11 @@ describe('delivery by processes that die', () => {
     assert.equal(row.status, 'queued')
     assert.equal(row.attempts, 0)
     receiver.answer = 200
-    await worker()
+    await worker(long)
     const delivery = await use.ended(id)
     assert.equal(delivery.status, 'completed')
     assert.equal(delivery.attempts, 1)
-    const [lost, made] = receiver.requests
     assert.equal(receiver.requests.length, 2)
-    // The lease of two seconds began when the worker took the delivery, some time before its request came.
-    assert.ok(made.at - lost.at > 1000, `${made.at - lost.at} ms`)
   })
 
   it('is not held up by a worker that was killed with attempts in flight', async () => {
@@ -593,8 +591,8 @@ describe('delivery by processes that die', () => {
     receiver.answer = 200
     await worker({ WEBHOOK_SWEEP_INTERVAL_MS: '500' })
     await use.write()
-    // The lease of what was in flight is a minute.
-    await eventually(() => receiver.requests.length === 2)
+    // What was in flight again, and the new one; the lease is a minute.
+    await eventually(() => receiver.requests.length === 3)
   })
 
   it('leaves no trace of a worker that was paused past its lease', async () => {

@@ -1,9 +1,11 @@
 import { module } from '../../core/api/module.ts'
+import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { caseLeavings } from '../cases/executions.ts'
 import { exportHandlers, exportSchedules } from './handlers.ts'
 import { exportKind } from './model.ts'
 import { exportOperations } from './operations.ts'
 import { expireExports, removeOfCase } from './remove.ts'
+import { exportAttempts } from './store.ts'
 
 export default module('exports', {
   kinds: [exportKind],
@@ -11,5 +13,5 @@ export default module('exports', {
   handlers: exportHandlers,
   schedules: exportSchedules,
   sweeps: [{ name: 'exports', when: '37 * * * *', run: expireExports }],
-  extensions: [caseLeavings.with(removeOfCase)],
+  extensions: [leaseHolding.with(exportAttempts.endLeases), caseLeavings.with(removeOfCase)],
 })

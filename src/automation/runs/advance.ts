@@ -182,6 +182,7 @@ export class Advance {
       progress: null,
       deliveries: 0,
       leased_until: null,
+      holder: null,
       polls: 0,
       wake_at: null,
       deadline_at: null,

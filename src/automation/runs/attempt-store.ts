@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { RecordedFailure } from '../../core/api/errors.ts'
 import { selectList } from '../../core/api/kind.ts'
 import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { HOLDER } from '../../core/process/holder.ts'
 import { WORKER_TYPES } from '../orchestrations/definition.ts'
 import { anObject, EXECUTION_STATUSES, isStopping, LIVE, type RunRow, RunRow as RunShape } from './model.ts'
 
@@ -61,6 +62,7 @@ export const ExecutionRow = z.object({
   progress: anObject.nullable(),
   deliveries: z.int(),
   leased_until: z.string().nullable(),
+  holder: z.string().nullable(),
   polls: z.int(),
   wake_at: z.string().nullable(),
   deadline_at: z.string().nullable(),
@@ -180,7 +182,7 @@ export const take = (
 ): Promise<Taken | null> =>
   db.maybeOne(taken`
     update orchestration_node_executions t
-    set deliveries = t.deliveries + 1, leased_until = now() + ${leaseMs} * interval '1 ms',
+    set deliveries = t.deliveries + 1, leased_until = now() + ${leaseMs} * interval '1 ms', holder = ${HOLDER},
       started_at = coalesce(t.started_at, now())
     from orchestration_runs r
     where t.id = ${executionId} and r.id = t.run_id and t.status = 'running' and not t.applied
@@ -226,6 +228,13 @@ export const renew = async (
       where id = ${id} and status = 'running' and deliveries = ${deliveries} and polls = ${polls}`)
   ).rowCount === 1
 
+/** Ends the leases of processes that are gone; what they held. By orchestration_node_executions_leased. */
+export const endLeases = (db: Queryable, isGone: (holder: Fragment) => Fragment) =>
+  db.any(freed`
+    update orchestration_node_executions set leased_until = now() - interval '1 ms'
+    where leased_until > now() and ${isGone(sql.fragment`holder`)}
+    returning id, run_id, project_id`)
+
 /** Requeues an attempt that this worker holds, without counting its delivery unless `counted`; false when it does not. */
 export const giveBack = async (
   db: Queryable,
@@ -238,6 +247,7 @@ export const giveBack = async (
       where id = ${id} and status = 'running' and deliveries = ${deliveries} and polls = ${polls}`)
   ).rowCount === 1
 
+const freed = sql.type(z.object({ id: z.string(), run_id: z.string(), project_id: z.string() }))
 const left = sql.type(z.object({ generation_id: z.string().nullable(), approval_id: z.string().nullable() }))
 
 /** Ends the attempts of runs that are under way; what they waited for. */

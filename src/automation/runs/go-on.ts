@@ -3,6 +3,7 @@ import type { RecordedFailure } from '../../core/api/errors.ts'
 import { causedBy } from '../../core/db/causation.ts'
 import { NeedsTransaction, type Tx, withoutTransaction } from '../../core/db/write.ts'
 import { chainOf } from '../../core/iam/caller.ts'
+import { HOLDER } from '../../core/process/holder.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Graph } from '../orchestrations/graph.ts'
 import { Advance } from './advance.ts'
@@ -133,6 +134,7 @@ async function advanceLoaded(
     if (index < takes) {
       row.deliveries += 1
       row.leased_until = made.after(lease)
+      row.holder = HOLDER
       row.started_at ??= made.nowText
     } else tx.send(nodeQueue, { execution_id: row.id, ...made.message })
     made.touch(row)

@@ -2,6 +2,8 @@ import type { Config } from '../../config.ts'
 import { recordUsage } from '../../control/usage/meter.ts'
 import { AppError } from '../../core/api/errors.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
+import type { Fragment } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { every, HandBack, handler, type JobContext } from '../../core/jobs/handler.ts'
 import { message } from '../../core/jobs/queue.ts'
 import { fault } from '../../core/process/fault.ts'
@@ -9,7 +11,7 @@ import type { Services } from '../../core/process/services.ts'
 import { type Advance, failureOf } from './advance.ts'
 import { makeAttempts, requeueAttempt } from './attempt.ts'
 import type { Advanced } from './attempt-model.ts'
-import { findWaiting, type Taken, take, takenOf, takeStrictly } from './attempt-store.ts'
+import { endLeases, findWaiting, type Taken, take, takenOf, takeStrictly } from './attempt-store.ts'
 import { followAbove } from './below.ts'
 import { advance } from './go-on.ts'
 import { lostNodeCall } from './node-tool.ts'
@@ -185,3 +187,9 @@ const giveUp = (services: Services, { execution_id, run_id }: NodeMessage, error
       },
     }),
   )
+
+/** Has the attempts of workers that are gone made by others. */
+export async function endNodeLeases(tx: Tx, isGone: (holder: Fragment) => Fragment): Promise<void> {
+  for (const { id: execution_id, run_id, project_id } of await endLeases(tx, isGone))
+    tx.send(nodeQueue, { execution_id, run_id, project_id })
+}

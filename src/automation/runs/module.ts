@@ -3,6 +3,7 @@ import { orchestrationRuns } from '../../control/usage/filters.ts'
 import { module } from '../../core/api/module.ts'
 import { sql } from '../../core/db/sql.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
+import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { nodeApprovals } from '../../execution/approvals/producers.ts'
 import { decisionWatchers } from '../../execution/deciders/settle.ts'
 import { turnOwners } from '../../execution/generations/source.ts'
@@ -14,7 +15,7 @@ import { runApprovals } from './approval.ts'
 import { runDecisions } from './decision.ts'
 import { runContent } from './erase.ts'
 import { runErrors } from './errors.ts'
-import { runHandlers, runSchedules } from './handlers.ts'
+import { endNodeLeases, runHandlers, runSchedules } from './handlers.ts'
 import { runKind, sealedRuns } from './model.ts'
 import { runOperations } from './operations.ts'
 import { picturedRun } from './picture.ts'
@@ -32,6 +33,7 @@ export default module('orchestration-runs', {
   schedules: runSchedules,
   sealedColumns: sealedRuns,
   extensions: [
+    leaseHolding.with(endNodeLeases),
     turnOwners.with(nodeTurns),
     turnContent.with(runContent),
     turnHolds.with(isTurnOfLiveRun),

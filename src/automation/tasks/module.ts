@@ -1,5 +1,6 @@
 import { turnContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
+import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { nodeApprovals } from '../../execution/approvals/producers.ts'
 import { turnOwners } from '../../execution/generations/source.ts'
 import { resumes } from '../../identity/projects/pause.ts'
@@ -14,6 +15,7 @@ import { sealedTasks, taskKind } from './model.ts'
 import { taskOperations } from './operations.ts'
 import { resumeTasks } from './pause.ts'
 import { keepOpen } from './remove.ts'
+import { dispatchAttempts } from './store.ts'
 import { taskFirings, taskRuns, taskTurns } from './targets.ts'
 
 export default module('tasks', {
@@ -24,6 +26,7 @@ export default module('tasks', {
   schedules: taskSchedules,
   sealedColumns: sealedTasks,
   extensions: [
+    leaseHolding.with(dispatchAttempts.endLeases),
     turnOwners.with(taskTurns),
     runWatchers.with(taskRuns),
     firingWatchers.with(taskFirings),

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { attempts, type Claimed } from '../../core/jobs/attempt.ts'
+import { HOLDER } from '../../core/process/holder.ts'
 import type { TransitionRow } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
 import type { NewDispatch } from './move.ts'
@@ -122,7 +123,7 @@ export const claimCall = async (
   split(
     await db.maybeOne(dispatched`
       update task_dispatches d set state = 'running', claims = d.claims + 1, losses = d.losses + (d.state = 'running')::integer,
-        heartbeat_at = now(), due_at = now() + ${leaseMs} * interval '1 ms'
+        heartbeat_at = now(), due_at = now() + ${leaseMs} * interval '1 ms', holder = ${HOLDER}
       from tasks t
       where d.task_id = ${taskId} and d.id = ${dispatchId} and t.id = d.task_id
         and (d.state = 'queued' and t.pause_requested_at is null

@@ -4,6 +4,7 @@ import { eventSubscribers } from '../../control/webhooks/subscribers.ts'
 import { module } from '../../core/api/module.ts'
 import { eventConsumers } from '../../core/db/write.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
+import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { turnOwners } from '../../execution/generations/source.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { resumes } from '../../identity/projects/pause.ts'
@@ -18,7 +19,7 @@ import { firingKind, triggerKind, triggerSecrets } from './model.ts'
 import { triggerOperations } from './operations.ts'
 import { orchestrationTarget, triggeredRuns } from './orchestrations.ts'
 import { scheduler } from './schedule.ts'
-import { firingFootprint, oldestFiring } from './store.ts'
+import { firingAttempts, firingFootprint, oldestFiring } from './store.ts'
 import { triggerTargets } from './targets.ts'
 import { toolTarget } from './tools.ts'
 
@@ -32,6 +33,7 @@ export default module('triggers', {
   sealedColumns: triggerSecrets,
   sweeps: [{ name: 'trigger firings', when: '53 3 * * *', run: pruneFirings }],
   extensions: [
+    leaseHolding.with(firingAttempts.endLeases),
     triggerTargets.with(orchestrationTarget),
     triggerTargets.with(agentTarget),
     triggerTargets.with(toolTarget),

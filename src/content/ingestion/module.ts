@@ -1,10 +1,11 @@
 import { module } from '../../core/api/module.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
+import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { stalledIngestion } from '../documents/hooks.ts'
 import { ingestionErrors } from './errors.ts'
 import { ingestionHandlers, ingestionSchedules } from './handler.ts'
 import { ingestionOperations, withoutStalled } from './operations.ts'
-import { oldestIngestion } from './store.ts'
+import { ingestions, oldestIngestion } from './store.ts'
 
 export default module('ingestion', {
   errors: ingestionErrors,
@@ -12,6 +13,7 @@ export default module('ingestion', {
   handlers: ingestionHandlers,
   schedules: ingestionSchedules,
   extensions: [
+    leaseHolding.with(ingestions.endLeases),
     stalledIngestion.with(withoutStalled),
     waitingRows.with({ concern: 'ingestion', since: oldestIngestion }),
   ],

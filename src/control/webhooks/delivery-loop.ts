@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto'
+import { HOLDER } from '../../core/process/holder.ts'
 import type { Services } from '../../core/process/services.ts'
 import { attempt, type Outcome, returned } from './deliver.ts'
 import { report } from './delivery-report.ts'
@@ -37,7 +38,7 @@ type LaneClaim = { lane: Lane; rows: number; slots: number }
  */
 export class DeliveryLoop {
   readonly #services: Services
-  readonly #holder = randomUUID()
+  readonly #holder = `${HOLDER}:${randomUUID()}`
   readonly #lanes: Lanes
   readonly #abort = new AbortController()
   readonly #retries = new Set<NodeJS.Timeout>()

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
-import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { all, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { envelopeOf } from './model.ts'
 import { DispatchedEvent, eventSubscribers } from './subscribers.ts'
 
@@ -259,7 +259,7 @@ export async function claimDue(
       select webhook_id, array_agg(slot::int) as slots
       from (select * from taken union all select * from renewed) s group by webhook_id
     ), claimed as (
-      update webhook_deliveries d set claim = d.claim + 2, lease_expires_at = ${lease}
+      update webhook_deliveries d set claim = d.claim + 2, lease_expires_at = ${lease}, holder = ${holder}
       from due u where d.id = u.id and u.webhook_id in (select webhook_id from held)
       returning d.id, d.claim, d.attempts, d.event_id, d.event_type, d.envelope, d.webhook_id, d.next_attempt_at
     )
@@ -373,4 +373,18 @@ export async function countFailures(
     )
     select id from counted
     where active and failures >= ${limit} and failing_since <= ${since.toISOString()}::timestamptz`)
+}
+
+/** Ends the leases of processes that are gone, of deliveries and of slots; the webhooks that have them. */
+export const endLeases = (db: Queryable, isGone: (holder: Fragment) => Fragment): Promise<readonly Target[]> => {
+  const held = all([sql.fragment`lease_expires_at > now()`, isGone(sql.fragment`split_part(holder, ':', 1)`)])
+  return db.any(target`
+    with slots as (
+      update webhook_slots set lease_expires_at = now() where ${held} returning webhook_id),
+    deliveries as (
+      update webhook_deliveries set lease_expires_at = now()
+      where status = 'queued' and webhook_id in (select webhook_id from webhook_slots where ${held}) and ${held}
+      returning webhook_id)
+    select id as webhook_id, project_id from webhooks
+    where id in (select webhook_id from slots union select webhook_id from deliveries)`)
 }

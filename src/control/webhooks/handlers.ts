@@ -1,9 +1,10 @@
-import { DISPATCH_CHANNEL, dispatchQueue } from '../../core/db/write.ts'
+import type { Fragment } from '../../core/db/sql.ts'
+import { DISPATCH_CHANNEL, dispatchQueue, type Tx } from '../../core/db/write.ts'
 import { type Background, handler } from '../../core/jobs/handler.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { DeliveryLoop } from './delivery-loop.ts'
-import { type Target, webhooksWithDue } from './delivery-store.ts'
+import { endLeases, type Target, webhooksWithDue } from './delivery-store.ts'
 import { createDispatcher, dispatchEvents } from './dispatch.ts'
 import { payloadTarget, WEBHOOK_CHANNEL, webhookPayload } from './model.ts'
 
@@ -71,4 +72,10 @@ export const deliveries: Background = {
       },
     }
   },
+}
+
+/** Has the deliveries of workers that are gone sent by others. */
+export async function endDeliveryLeases(tx: Tx, isGone: (holder: Fragment) => Fragment): Promise<void> {
+  for (const { webhook_id, project_id } of await endLeases(tx, isGone))
+    tx.notify(WEBHOOK_CHANNEL, webhookPayload(webhook_id, project_id))
 }

@@ -1,10 +1,11 @@
 import { module } from '../../core/api/module.ts'
 import { eventConsumers } from '../../core/db/write.ts'
+import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { attempts } from './delivery-report.ts'
 import { deliverySlots } from './delivery-slots.ts'
 import { hasWebhook, oldestDelivery } from './delivery-store.ts'
-import { deliveries, dispatchHandler } from './handlers.ts'
+import { deliveries, dispatchHandler, endDeliveryLeases } from './handlers.ts'
 import { deliveryKind, webhookKind, webhookSecrets } from './model.ts'
 import { webhookOperations } from './operations.ts'
 import { pruneDeliveries } from './retention.ts'
@@ -14,7 +15,11 @@ export default module('webhooks', {
   operations: webhookOperations,
   handlers: [dispatchHandler],
   background: [deliveries],
-  extensions: [eventConsumers.with(hasWebhook), waitingRows.with({ concern: 'delivery', since: oldestDelivery })],
+  extensions: [
+    leaseHolding.with(endDeliveryLeases),
+    eventConsumers.with(hasWebhook),
+    waitingRows.with({ concern: 'delivery', since: oldestDelivery }),
+  ],
   sealedColumns: webhookSecrets,
   metrics: [attempts, deliverySlots],
   sweeps: [{ name: 'webhook deliveries', when: '41 3 * * *', run: pruneDeliveries }],

@@ -1,8 +1,10 @@
 import { module } from '../../core/api/module.ts'
+import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { actorErrors } from './errors.ts'
 import { actorKind } from './model.ts'
 import { actorOperations } from './operations.ts'
 import { purgeHandlers, purgeSchedules } from './purge.ts'
+import { actorPurges } from './purge-store.ts'
 
 export default module('actors', {
   errors: actorErrors,
@@ -10,4 +12,5 @@ export default module('actors', {
   operations: actorOperations,
   handlers: purgeHandlers,
   schedules: purgeSchedules,
+  extensions: [leaseHolding.with(actorPurges.endLeases)],
 })

@@ -3,6 +3,7 @@ import { isTransient } from '../db/database-errors.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { type Fragment, type Queryable, sql, statement } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
+import { HOLDER } from '../process/holder.ts'
 import type { Services } from '../process/services.ts'
 import { HandBack, type JobContext } from './handler.ts'
 import type { Queue } from './queue.ts'
@@ -14,7 +15,8 @@ import type { Queue } from './queue.ts'
  *
  * The table has the entity's id as primary key (an entity has one attempt, a newer one takes its place), `id`, `state`
  * (`queued`, `running`, and states of its own), `due_at` (when something has to happen: the next try of a queued attempt, the
- * end of a running one's lease), `claims`, `losses` (claims whose worker was silent until its lease was over),
+ * end of a running one's lease), `holder` (the process whose lease it is), `claims`, `losses` (claims whose worker was silent
+ * until its lease was over or ended),
  * `failures`, `heartbeat_at`, and an index on `due_at`.
  */
 
@@ -52,6 +54,8 @@ export type Attempts<Row> = {
   renew(db: Queryable, claim: Claimed, leaseMs: number): Promise<boolean>
   /** Writes columns of an attempt that this worker holds; false when it does not. */
   set(db: Queryable, claim: Claimed, assignments: Fragment): Promise<boolean>
+  /** Ends the leases of processes that are gone (`leaseHolding`). Their messages lead other workers to the attempts. */
+  endLeases(db: Queryable, isGone: (holder: Fragment) => Fragment): Promise<unknown>
   /** Gives an attempt back, to be tried again after a delay; `failed` counts this try. False when it is not held. */
   requeue(db: Queryable, claim: Claimed, options: { delayMs: number; failed: boolean }): Promise<boolean>
   /** Ends an attempt that this worker holds; false when it does not. */
@@ -135,7 +139,7 @@ export function attempts<S extends z.ZodRawShape>(declaration: {
     (await db.query(statement`${change}`)).rowCount === 1
   const claiming = (leaseMs: number): Fragment => sql.fragment`
     set state = 'running', claims = claims + 1, losses = losses + (state = 'running')::integer, heartbeat_at = now(),
-      due_at = now() + ${interval(leaseMs)}`
+      due_at = now() + ${interval(leaseMs)}, holder = ${HOLDER}`
   const set: Attempts<unknown>['set'] = (db, claim, assignments) =>
     happened(db, sql.fragment`update ${table} set ${assignments} where ${held(claim)}`)
 
@@ -156,6 +160,9 @@ export function attempts<S extends z.ZodRawShape>(declaration: {
     renew: (db, claim, leaseMs) =>
       set(db, claim, sql.fragment`heartbeat_at = now(), due_at = now() + ${interval(leaseMs)}`),
     set,
+    endLeases: (db, isGone) =>
+      db.query(statement`
+        update ${table} set due_at = now() where due_at > now() and state = 'running' and ${isGone(sql.fragment`holder`)}`),
     requeue: (db, claim, { delayMs, failed }) =>
       set(
         db,

@@ -1,4 +1,5 @@
 import { type Fragment, sql } from '../db/sql.ts'
+import { HOLDER } from '../process/holder.ts'
 import type { Executor, Queue } from './queue.ts'
 
 /**
@@ -34,11 +35,12 @@ const claimable = (policy: Queue<any>['policy']) => `
       j.name = $1 and j.state < 'active' and not j.blocked and j.start_after <= now()
       ${policy === 'stately' ? `and ${none('active')} and (j.state <> 'retry' or ${none('created')})` : ''}`
 
+// Our messages have no tier of their group, which bounds pg-boss's own fetch: the column names the process that holds the message.
 // The array keeps PostgreSQL from joining the whole table when its statistics are stale.
 const activate = `
   update pgboss.job_common j
   set state = 'active', started_on = now(), heartbeat_on = now(),
-    retry_count = case when j.started_on is null then j.retry_count else j.retry_count + 1 end
+    retry_count = case when j.started_on is null then j.retry_count else j.retry_count + 1 end, group_tier = '${HOLDER}'
   where j.name = $1 and j.id = any (array(select id from next))
   returning ${columns}`
 

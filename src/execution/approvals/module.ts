@@ -1,5 +1,6 @@
 import { turnContent, turnHolds } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
+import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { approvalDesk } from '../generations/proposals.ts'
 import { approvalContent } from './erase.ts'
 import { approvalErrors } from './errors.ts'
@@ -7,7 +8,7 @@ import { desk } from './file.ts'
 import { approvalHandlers, approvalSchedules } from './handlers.ts'
 import { approvalKind, sealedApprovals } from './model.ts'
 import { approvalOperations } from './operations.ts'
-import { isTurnAwaited } from './store.ts'
+import { continuations, isTurnAwaited } from './store.ts'
 
 export default module('approvals', {
   errors: approvalErrors,
@@ -16,5 +17,10 @@ export default module('approvals', {
   handlers: approvalHandlers,
   schedules: approvalSchedules,
   sealedColumns: sealedApprovals,
-  extensions: [approvalDesk.with(desk), turnContent.with(approvalContent), turnHolds.with(isTurnAwaited)],
+  extensions: [
+    leaseHolding.with(continuations.endLeases),
+    approvalDesk.with(desk),
+    turnContent.with(approvalContent),
+    turnHolds.with(isTurnAwaited),
+  ],
 })

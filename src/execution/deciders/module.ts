@@ -1,5 +1,6 @@
 import { turnContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
+import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { turnOwners } from '../generations/source.ts'
 import { deciderCloning } from './clone.ts'
@@ -9,6 +10,7 @@ import { decisionHandlers, decisionSchedules } from './handlers.ts'
 import { deciderKind, decisionKind, sealedInputs } from './model.ts'
 import { allDeciderOperations } from './operations.ts'
 import { decidingTurns } from './settle.ts'
+import { decisionAttempts } from './store.ts'
 
 export default module('deciders', {
   errors: deciderErrors,
@@ -17,5 +19,10 @@ export default module('deciders', {
   handlers: decisionHandlers,
   schedules: decisionSchedules,
   sealedColumns: sealedInputs,
-  extensions: [cloneables.with(deciderCloning), turnOwners.with(decidingTurns), turnContent.with(decisionContent)],
+  extensions: [
+    leaseHolding.with(decisionAttempts.endLeases),
+    cloneables.with(deciderCloning),
+    turnOwners.with(decidingTurns),
+    turnContent.with(decisionContent),
+  ],
 })

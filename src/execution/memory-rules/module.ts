@@ -1,5 +1,6 @@
 import { turnContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
+import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { turnFollowers } from '../generations/ended.ts'
 import { turnOwners } from '../generations/source.ts'
 import { firingContent } from './erase.ts'
@@ -8,6 +9,7 @@ import { firingHandlers, firingRetention, firingSchedules } from './handlers.ts'
 import { memoryRuleKind } from './model.ts'
 import { memoryRuleOperations } from './operations.ts'
 import { handlingTurns } from './settle.ts'
+import { firingAttempts } from './store.ts'
 
 export default module('memory-rules', {
   kinds: [memoryRuleKind],
@@ -15,5 +17,10 @@ export default module('memory-rules', {
   handlers: firingHandlers,
   schedules: firingSchedules,
   sweeps: [firingRetention],
-  extensions: [turnFollowers.with(ruleFollower), turnOwners.with(handlingTurns), turnContent.with(firingContent)],
+  extensions: [
+    leaseHolding.with(firingAttempts.endLeases),
+    turnFollowers.with(ruleFollower),
+    turnOwners.with(handlingTurns),
+    turnContent.with(firingContent),
+  ],
 })
