@@ -53,7 +53,7 @@ export async function startWorker(
     if (heartbeat.ageMs >= config.WORKER_HEARTBEAT_INTERVAL_MS / 2) await heartbeat.beat()
   }
   // Before it takes anything: whoever comes later is to know whose that is.
-  await heartbeat.beat()
+  await heartbeat.beat().catch(error => log.error({ err: error }, 'first heartbeat not written'))
   const file = runs ? config.ORCHESTRATION_WORKER_HEARTBEAT_FILE : null
   let fileWritten = 0
   const writeHeartbeat = async () => {

@@ -222,6 +222,32 @@ describe('workers of ingestion', function () {
     }
   })
 
+  it('a worker that starts goes on at once with the document of one that was killed, whatever the lease is', async () => {
+    const id = await accepted()
+    const provider = await startEmbeddingServer(64)
+    const patient = {
+      INGESTION_LEASE_SECONDS: '600',
+      EMBEDDING_PROVIDER: 'openai',
+      EMBEDDING_MODEL: 'm',
+      EMBEDDING_API_KEY: 'k',
+      EMBEDDING_BASE_URL: provider.url,
+    }
+    try {
+      const isSecondBatch = ({ texts }: EmbeddingCall) => texts.some(text => text.includes('chunk 064'))
+      provider.behave = call => (isSecondBatch(call) ? { held: new Promise(() => {}) } : {})
+      const running = await worker(patient)
+      await eventually(() => provider.calls.some(isSecondBatch))
+      assert.equal((await chunksOf(app, id)).length, 64)
+      await running.kill()
+      provider.behave = () => ({})
+      await worker(patient)
+      await settledStatus(key, id)
+      await isWhole(id)
+    } finally {
+      await provider.close()
+    }
+  })
+
   it('a PDF is not read on when its worker stops or its attempt is lost', async () => {
     const env = { INGESTION_MAX_PAGES: '1000000', SHUTDOWN_GRACE_MS: '100' }
     const reading = await worker(env)
