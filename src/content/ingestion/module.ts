@@ -1,6 +1,6 @@
 import { module } from '../../core/api/module.ts'
-import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
+import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { stalledIngestion } from '../documents/hooks.ts'
 import { ingestionErrors } from './errors.ts'
 import { ingestionHandlers, ingestionSchedules } from './handler.ts'

@@ -10,6 +10,7 @@ import { parse } from '../../core/api/validate.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { MemoryEntry, memoryEntryKind } from '../../memory/entries/model.ts'
+import { reaches, reachOf } from '../../memory/reach.ts'
 import { cancelTurn } from './abort.ts'
 import { answerTurnAgain, turnMode, WaitQuery } from './answer.ts'
 import { spendRefusals } from './create.ts'
@@ -279,9 +280,11 @@ export const generationOperations: Operation[] = [
   }),
   generations.get({
     answers: { 200: GenerationRead },
-    present: async ({ resource, db }) => ({
+    present: async ({ caller, resource, db }) => ({
       ...generationKind.present(resource),
-      memory_entries: (await entriesOfGeneration(db, resource.id)).map(memoryEntryKind.present),
+      memory_entries: (await entriesOfGeneration(db, resource.id))
+        .filter(entry => reaches(reachOf(caller), entry))
+        .map(memoryEntryKind.present),
     }),
   }),
   getTranscript,
