@@ -220,6 +220,18 @@ describe('POSTs with an Idempotency-Key whose web process is killed behind their
     )
   })
 
+  it('are carried out again when the work that they waited for has failed', async () => {
+    const failing = () =>
+      app.key.post(
+        `/agents/${app.agentId}/generate?wait=true`,
+        { prompt: script({ error: { status: 400, message: 'no' } }) },
+        { 'idempotency-key': 'failing' },
+      )
+    const [one, two] = [await failing(), await failing()]
+    assert.deepEqual([one.status, two.status], [502, 502])
+    assert.notEqual(two.body.error.meta.generation_id, one.body.error.meta.generation_id)
+  })
+
   it('are answered for by their repeats, once the lease of the key has ended', async () => {
     const web = await startProcess('web', app.databaseUrl, { FAULT_POINTS: 'request_carried_out=freeze:600000' })
     const send = (url: string, { by, path, body, key }: Case) =>
