@@ -343,6 +343,7 @@ describe('the commands of the pages', function () {
     const answers = await answersOf(commandsOf('docs/memory.md'), base)
     assert.equal(answers.get('Stating facts'), 'skipped\nsuperseded\nAda takes her tea with oat milk\ntrue')
     assert.equal(answers.get('Reading them'), 'Ada takes her tea with oat milk\nsuperseded,skipped,created\n2')
+    assert.equal(answers.get('Whose a fact is'), 'created\ncreated\n1\ntrue')
   })
 
   it('of activity.md run as they are written', async () => {
