@@ -31,6 +31,7 @@ const DEFAULTS = {
   TRIGGER_FIRE_WAIT_MAX_MS: 120_000,
   TRIGGER_HOOK_TOLERANCE_SECONDS: 300,
   TRIGGER_MAX_CAUSATION_DEPTH: 5,
+  EVENT_FANOUT_MAX: 10_000,
 }
 
 const refuses = (env: Record<string, string>, variable: string) =>

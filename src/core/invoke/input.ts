@@ -25,8 +25,12 @@ export function requireObject({ body }: Invocation): void {
 
 /** Refuses a query or a body with what the database cannot hold. Raises VALIDATION_FAILED. */
 export function requireStorable({ call, body, operation }: Invocation): void {
-  const asked = Object.entries(call.query).filter(([name]) => !operation.judges.includes(name))
-  const problem = checkStorable(Object.fromEntries(asked)) ?? checkStorable(body)
+  const { judges } = operation
+  const query =
+    judges.length === 0
+      ? call.query
+      : Object.fromEntries(Object.entries(call.query).filter(([name]) => !judges.includes(name)))
+  const problem = checkStorable(query) ?? checkStorable(body)
   if (problem) invalid(problem)
 }
 
