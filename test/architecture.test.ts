@@ -132,10 +132,14 @@ describe('architecture', () => {
     )
   })
 
-  it('wake-ups are sent behind commits: only the notifier and the drop of caches notify in a statement', () => {
+  it('wake-ups are sent behind commits: only the notifier, the drop of caches and the check of a start notify in a statement', () => {
     const notifying = sources('src', 'jobs', 'bin').filter(file =>
       /\bpg_notify\b|\bnotify [a-z]+;/.test(fs.readFileSync(path.join(root, file), 'utf8')),
     )
-    assert.deepEqual(notifying.sort(), ['src/core/db/notifier.ts', 'src/core/db/write.ts'])
+    assert.deepEqual(notifying.sort(), [
+      'src/core/db/connections.ts',
+      'src/core/db/notifier.ts',
+      'src/core/db/write.ts',
+    ])
   })
 })
