@@ -19,4 +19,4 @@ COPY src ./src
 USER node
 EXPOSE 5047 5048
 # Web; a worker runs `jobs/worker.ts` with the same flags, and `bin/muster.ts migrate` brings the database to this version.
-CMD ["node", "--max-semi-space-size=8", "--heap-growing-percent=30", "src/web.ts"]
+CMD ["node", "--preserve-symlinks", "--max-semi-space-size=8", "--heap-growing-percent=30", "src/web.ts"]

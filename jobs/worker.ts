@@ -13,7 +13,7 @@ import { openServer } from '../src/core/http/server.ts'
 import { IDLE_POLL_MS } from '../src/core/jobs/queue.ts'
 import { Heartbeat } from '../src/core/jobs/takeover.ts'
 import { startWorkers } from '../src/core/jobs/worker.ts'
-import { ownIdentity } from '../src/core/process/holder.ts'
+import { HOLDER, ownIdentity } from '../src/core/process/holder.ts'
 import { createLog, type Logger } from '../src/core/process/log.ts'
 import { openServices } from '../src/core/process/open-services.ts'
 import type { Services } from '../src/core/process/services.ts'
@@ -44,8 +44,8 @@ export async function startWorker(
   for (const { start } of modules) await start?.(services, 'worker')
   log.debug(knownNames(), 'modules loaded')
   const { handlers, schedules, background } = workOf(kinds)
-  // Two workers of one host may share INSTANCE_ID.
-  const instance = `${config.INSTANCE_ID}:${process.pid}`
+  // Two workers may share INSTANCE_ID, and in containers the number of the process too.
+  const instance = `${config.INSTANCE_ID}:${HOLDER}`
   const startedAt = new Date().toISOString()
   const heartbeat = new Heartbeat(services, { instance, kinds, startedAt, identity: ownIdentity() })
   const beat = async () => {

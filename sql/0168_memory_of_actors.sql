@@ -27,13 +27,13 @@ drop index knowledge_vectors_scan;
 create index knowledge_vectors_scan on knowledge_vectors (project_id, space_id, source, written_in)
   include (id, container_id, owner_id, code);
 
--- The ledger only grows: an entry may lose what it points to, moves with an end user who is merged with another, and goes
+-- The ledger only grows: an entry may lose what it points to, becomes an end user's and moves with one who is merged, and goes
 -- with its store or its end user.
 create or replace function refuse_ledger_change() returns trigger language plpgsql as $$
 begin
   if (new.memory_id is null or new.memory_id = old.memory_id)
     and (new.memory_rule_id is null or new.memory_rule_id = old.memory_rule_id)
-    and (new.actor_id is null) = (old.actor_id is null)
+    and (new.actor_id is not null or old.actor_id is null)
     and to_jsonb(new) - 'memory_id' - 'memory_rule_id' - 'actor_id'
       = to_jsonb(old) - 'memory_id' - 'memory_rule_id' - 'actor_id'
   then

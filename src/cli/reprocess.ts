@@ -312,7 +312,7 @@ export const reprocessMemory = (options: Filters & { missing?: boolean }): Promi
       if (memories.length === 0) break
       below = memories[memories.length - 1].id
       total.corrected += await services.write(async tx => {
-        const ids = new Set(await lockUnchanged(tx, memories))
+        const ids = new Set((await lockUnchanged(tx, memories)).map(({ id }) => id))
         const held = memories.filter(({ id }) => ids.has(id))
         const derived = held.map(({ id, content }) => ({ id, hash: contentHash(content) }))
         return deriveAnew(tx, derived, services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG)

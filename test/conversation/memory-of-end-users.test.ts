@@ -8,6 +8,7 @@ const ACTIONS = [
   'actors:*',
   'agents:*',
   'documents:*',
+  'events:*',
   'generations:*',
   'knowledge:*',
   'memories:*',
@@ -139,6 +140,7 @@ describe('memory of end users in turns', function () {
       'list-memory-entries',
       'get-memory-entry',
       'create-memory-entry',
+      'list-events',
     ])
     const call = (name: string, args: object) => ({ name, args })
     const calls = [
@@ -155,6 +157,7 @@ describe('memory of end users in turns', function () {
       call('create-memory-entry', { memory_store_id: storeId, content: 'x', actor_id: null }),
       call('create-memory-entry', { memory_store_id: storeId, content: 'Ann is early' }),
       call('create-memory-entry', { memory_store_id: storeId, content: 'x', supersedes: bobs }),
+      call('list-events', { resource_id: bobs }),
     ]
     const { id, lane } = await agent(null, [], { tool_bindings: [{ tool_id: tool }] })
     const named = async (): Promise<string[]> => {
@@ -184,6 +187,7 @@ describe('memory of end users in turns', function () {
       [9, 10].map(index => /must be the end user of the turn/.test(JSON.stringify(results[index].error))),
       [true, true],
     )
+    assert.ok(!JSON.stringify(results[13]).includes('4711') && JSON.stringify(results[13]).includes(bobs))
     assert.equal(results[11].result.actor_id ?? results[11].result.body?.actor_id, ann)
     assert.equal((await app.key.get(`/memories/${bobs}`)).status, 200)
   })

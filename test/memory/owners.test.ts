@@ -158,6 +158,8 @@ describe('memories of end users', () => {
     assert.equal((await memoriesOf(key, store, '&actor_id=')).length, 2)
     assert.deepEqual((await assign([...ids, ids[0]], ann)).body, { assigned: 2 })
     assert.deepEqual((await assign(ids, ann)).body, { assigned: 0 })
+    assert.equal((await entriesOf(key, store, '&actor_id=')).length, 0)
+    assert.equal((await entriesOf(key, store, `&actor_id=${ann}`)).length, 2)
     const refusal = expectRefusal(await assign(ids, bob), 400, 'VALIDATION_FAILED')
     assert.equal(refusal.meta.problems[0].path, 'memory_ids')
     assert.deepEqual(await found('fact', { actor_id: bob }), [])
@@ -165,6 +167,11 @@ describe('memories of end users', () => {
     assert.deepEqual(await eventsOf(app, ids[0]), ['memories.created', 'memories.updated'])
     // As nobody's it would have been known.
     assert.equal((await state(key, store, 'first fact')).action, 'created')
+    assert.equal((await key.delete(`/actors/${ann}`)).status, 204)
+    assert.deepEqual(
+      (await entriesOf(key, store)).map(({ content, actor_id }) => [content, actor_id]),
+      [['first fact', null]],
+    )
   })
 
   it('move with an end user who is merged, and go with one who is deleted', async () => {

@@ -86,9 +86,9 @@ export function vectorInsert(rows: readonly NewVector[], guard: Fragment = sql.f
       vec = excluded.vec, written_in = excluded.written_in`
 }
 
-/** Gives rows to another owner within their container, by knowledge_vectors_ref. */
+/** Gives rows to another owner within their container, where they count as written anew; by knowledge_vectors_ref. */
 export const vectorsGivenTo = (owner: string, source: SourceNumber, refs: Fragment): Fragment => sql.fragment`
-  update knowledge_vectors set owner_id = ${owner} where source = ${source} and ref_id in (${refs})`
+  update knowledge_vectors set owner_id = ${owner}, written_in = pg_current_xact_id() where source = ${source} and ref_id in (${refs})`
 
 /** Removes the vectors of a container (knowledge_vectors_container) or of single rows (knowledge_vectors_ref). */
 export async function removeVectors(

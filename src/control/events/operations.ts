@@ -6,6 +6,7 @@ import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { type EventType, eventTypes } from '../../core/db/events.ts'
 import { sql } from '../../core/db/sql.ts'
+import { factsLeftOut } from '../webhooks/facts.ts'
 import { deliveryKind, WebhookDelivery } from '../webhooks/model.ts'
 import { findVisible, wakeWorkers } from '../webhooks/operations.ts'
 import { insertDelivery } from '../webhooks/store.ts'
@@ -45,25 +46,27 @@ const registry = operation({
 
 export const eventOperations: Operation[] = [
   // events_project, or the primary key over all projects: ids rise with time.
-  events.list({
-    order: ({ project }) => (project === null ? sql.fragment`t.id desc` : undefined),
-    where: ({ project, page: { from, to } }) =>
-      project === null
-        ? [
-            from && sql.fragment`t.id >= ${idFloor(eventKind.prefix, new Date(from.getTime() - CLOCKS_MS))}`,
-            to && sql.fragment`t.id < ${idFloor(eventKind.prefix, new Date(to.getTime() + CLOCKS_MS))}`,
-          ]
-        : [],
-    summary: 'List events as they are sent to webhooks',
-    filters: {
-      event: equals('name'),
-      resource_type: equals('resource_type'),
-      resource_id: equals('resource_id'),
-      custom: flag('custom'),
-    },
-  }),
+  factsLeftOut(
+    events.list({
+      order: ({ project }) => (project === null ? sql.fragment`t.id desc` : undefined),
+      where: ({ project, page: { from, to } }) =>
+        project === null
+          ? [
+              from && sql.fragment`t.id >= ${idFloor(eventKind.prefix, new Date(from.getTime() - CLOCKS_MS))}`,
+              to && sql.fragment`t.id < ${idFloor(eventKind.prefix, new Date(to.getTime() + CLOCKS_MS))}`,
+            ]
+          : [],
+      summary: 'List events as they are sent to webhooks',
+      filters: {
+        event: equals('name'),
+        resource_type: equals('resource_type'),
+        resource_id: equals('resource_id'),
+        custom: flag('custom'),
+      },
+    }),
+  ),
   registry,
-  events.get(),
+  factsLeftOut(events.get()),
   events.action('redispatch', {
     summary: 'Send a stored event to a webhook that never had it',
     description: 'Patterns and policy are not evaluated.',

@@ -13,6 +13,7 @@ import { sees } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { addressProblems } from '../../core/net/refused-address.ts'
 import type { Services } from '../../core/process/services.ts'
+import { factsLeftOut } from './facts.ts'
 import {
   type DeliveryRow,
   deliveryKind,
@@ -228,8 +229,9 @@ export const webhookOperations: Operation[] = [
       return deliveryKind.present(row)
     },
   }),
-  listDeliveries,
-  deliveries.get({ summary: 'Read a delivery', action: 'webhooks:GetWebhookDelivery' }),
+  ...[listDeliveries, deliveries.get({ summary: 'Read a delivery', action: 'webhooks:GetWebhookDelivery' })].map(
+    shown => factsLeftOut(shown, (delivery, clear) => ({ ...delivery, payload: clear(delivery.payload) })),
+  ),
   redeliverMany,
   deliveries.action('redeliver', {
     summary: 'Send the payload of a delivery again',

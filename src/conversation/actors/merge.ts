@@ -3,6 +3,7 @@ import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
+import { moveTurnsOfActor } from '../../execution/generations/store.ts'
 import { moveMemories } from '../../memory/memories/ownership.ts'
 import { type ActorRow, actorKind } from './model.ts'
 import { refuseWhilePurged } from './purge.ts'
@@ -36,6 +37,7 @@ export async function mergeActor(tx: Tx, source: ActorRow, intoId: string, allow
   await refuseWhilePurged(tx, from.id, to.id)
   for (const move of actorMoves.all()) await move(tx, from, to)
   await moveMemories(tx, from.id, to.id)
+  await moveTurnsOfActor(tx, from.id, to.id)
   await moveActor(tx, from.id, to.id)
   await actorKind.delete(tx, from.id)
   tx.emit(actorKind, 'deleted', from)

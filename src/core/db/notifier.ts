@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import './pg-client.ts'
 import type { Logger } from '../process/log.ts'
+import { databaseErrorKind } from './database-errors.ts'
 import { destroy } from './notify.ts'
 import { retryPause } from './retry.ts'
 import { outsideTenancy } from './tenancy.ts'
@@ -93,6 +94,10 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
       } catch (error) {
         drop()
         if (closing.signal.aborted) break
+        if (databaseErrorKind(error) === 'fault') {
+          log.error({ err: error, notices: batch.length }, 'notices dropped that the server refuses')
+          continue
+        }
         failures += 1
         if (failures === 1) log.warn({ err: error }, 'notices not sent yet')
         const later = [...waiting]

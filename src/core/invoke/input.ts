@@ -99,6 +99,7 @@ export function contextOf(
       outgoing.afterCommit(() => {
         inv.recorded = true
         inv.kept = 'body' in given
+        inv.noted = 'made' in given
       })
     },
     noteMade: async (made, outgoing) => {

@@ -35,6 +35,8 @@ export type Invocation = {
   idempotency: (IdempotencyClaim & { made: Made | null }) | null
   /** The answer was kept with the change that it is about. */
   kept: boolean
+  /** What the answer is made of was: a repeat can be answered by it. */
+  noted: boolean
 }
 
 /** How long a call waits while others of its project hold all the connections that the project may have. */
@@ -65,5 +67,6 @@ export function openInvocation(services: Services, operation: Operation, call: C
     received: null,
     idempotency: null,
     kept: false,
+    noted: false,
   }
 }

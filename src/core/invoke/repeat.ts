@@ -124,9 +124,11 @@ export async function keepGiven(inv: Invocation, given: Answer): Promise<void> {
   const { idempotency, operation, services, db } = inv
   if (!idempotency) return
   if (inv.kept) return endLease(inv)
-  // A stream is not kept: the repeat streams anew what was made, if anything was.
+  // A stream is not kept: the repeat streams anew what was made, if anything was. Nor is what is said to a client that has
+  // left, whose repeat waits for more.
+  const unheard = inv.noted && inv.call.request.closed.aborted
   await endClaim(inv, idempotency, () =>
-    given.stream
+    given.stream || unheard
       ? releaseIdempotency(db, idempotency)
       : keepAnswer(db, services, idempotency, given.kept ?? given, operation.secretAnswer),
   )

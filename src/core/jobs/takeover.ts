@@ -21,7 +21,19 @@ const Beat = z.object({
   neighbour: z.boolean(),
   silent: z.boolean(),
 })
-const beats = sql.type(Beat)
+const Beats = z.array(Beat)
+
+/** Writes a heartbeat and reads those of others. */
+const BEAT = `
+  with mine as (
+    insert into worker_heartbeats (instance_id, kinds, started_at, beat_at, holder, host, pid, pid_started)
+    values ($1, $2, $3, now(), $4, $5, $6, $7)
+    on conflict (instance_id) do update set beat_at = now(), kinds = excluded.kinds, started_at = excluded.started_at,
+      holder = excluded.holder, host = excluded.host, pid = excluded.pid, pid_started = excluded.pid_started)
+  select holder, pid, pid_started, coalesce(host = $5, false) as neighbour,
+    beat_at < now() - $8 * interval '1 ms' as silent
+  from worker_heartbeats where holder <> $4`
+
 const gone = sql.type(z.object({ holder: z.string() }))
 const named = sql.type(z.object({ name: z.string() }))
 
@@ -52,21 +64,15 @@ export class Heartbeat {
    * not: after an outage of the database all of them were silent.
    */
   async beat(): Promise<void> {
-    const { config, log, pool } = this.#services
+    const { config, log, queues: own } = this.#services
     const { instance, kinds, startedAt, identity } = this.#worker
     const silentMs = Math.max(2 * config.WORKER_HEARTBEAT_INTERVAL_MS, LEAST_SILENCE_MS)
     const asked = performance.now()
     if (this.ageMs > silentMs) this.#steadySince = asked
-    const others = await pool.any(beats`
-      with mine as (
-        insert into worker_heartbeats (instance_id, kinds, started_at, beat_at, holder, host, pid, pid_started)
-        values (${instance}, ${sql.array([...kinds], 'text')}, ${startedAt}, now(), ${HOLDER}, ${identity?.host ?? null},
-          ${identity?.pid ?? null}, ${identity?.started ?? null})
-        on conflict (instance_id) do update set beat_at = now(), kinds = excluded.kinds, started_at = excluded.started_at,
-          holder = excluded.holder, host = excluded.host, pid = excluded.pid, pid_started = excluded.pid_started)
-      select holder, pid, pid_started, coalesce(host = ${identity?.host ?? null}, false) as neighbour,
-        beat_at < now() - ${silentMs} * interval '1 ms' as silent
-      from worker_heartbeats where holder <> ${HOLDER}`)
+    // On the connections of the queues, which no work holds: who is busy is not gone.
+    const { host = null, pid = null, started = null } = identity ?? {}
+    const { rows } = await own.db.executeSql(BEAT, [instance, kinds, startedAt, HOLDER, host, pid, started, silentMs])
+    const others = Beats.parse(rows)
     this.#beatAt = asked
     const isGone = ({ neighbour, pid, pid_started, silent }: z.output<typeof Beat>) =>
       (neighbour && pid !== null && pid_started !== null && hasEnded({ pid, started: pid_started })) ||

@@ -34,7 +34,7 @@ export const actingAuthority = (turn: ActingTurn, agent: Acting): PrincipalRecor
   narrowed(turn.authority, definitionOf(agent, turn))
 
 /** The end user whose turn it is, or of the turn that caused it; null for none. */
-export const endUserOf = ({ actor_id, authority }: Pick<ActingTurn, 'actor_id' | 'authority'>): string | null =>
+export const actorOfTurn = ({ actor_id, authority }: Pick<ActingTurn, 'actor_id' | 'authority'>): string | null =>
   actor_id ?? memoryBound(authority)?.actor_id ?? null
 
 /** The same as of now; null when the turn may not act any more. */

@@ -8,7 +8,7 @@ import type { Decided } from '../../core/iam/caller.ts'
 import { fault } from '../../core/process/fault.ts'
 import { mergedKnowledge, type Named, namesExternalId, type SessionKnowledge, searchedBy } from '../agents/knowledge.ts'
 import { type ModelMessage, type PromptMessage, textOf } from '../providers/exchange.ts'
-import { actingAuthority, endUserOf } from './authority.ts'
+import { actingAuthority, actorOfTurn } from './authority.ts'
 import { TurnLost } from './live.ts'
 import type { Knowledge, Work } from './model.ts'
 import { keepKnowledge } from './store.ts'
@@ -43,7 +43,7 @@ export async function recallKnowledge(turn: TurnAttempt, work: Work, signal: Abo
 
 async function namedIn({ generation, services }: TurnAttempt, config: SessionKnowledge): Promise<Named> {
   const { session_id } = generation
-  const actor_id = endUserOf(generation)
+  const actor_id = actorOfTurn(generation)
   const actor =
     actor_id !== null && namesExternalId(config) ? await kinds.get('actor').find(services.pool, actor_id) : null
   return { session_id, actor_id, actor_external_id: actor?.external_id ?? null }

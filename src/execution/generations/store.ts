@@ -197,6 +197,10 @@ export async function keepKnowledge(
   return rowCount === 1
 }
 
+/** Gives the turns of an end user to another, by generations_actor. */
+export const moveTurnsOfActor = (db: Queryable, from: string, to: string): Promise<unknown> =>
+  db.query(statement`update generations set actor_id = ${to} where actor_id = ${from}`)
+
 /** What a generation brought into memory stores, oldest first. By memory_entries_generation. */
 export const entriesOfGeneration = (db: Queryable, id: string): Promise<readonly MemoryEntryRow[]> =>
   db.any(memoryEntryKind.sql`

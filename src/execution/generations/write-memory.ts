@@ -1,12 +1,12 @@
-import { raise } from '../../core/api/errors.ts'
+import { AppError, raise } from '../../core/api/errors.ts'
 import { authorsRights, requirePermitted } from '../../core/iam/access.ts'
 import { writeFact } from '../../memory/entries/write.ts'
 import { MAX_CONTENT } from '../../memory/memories/model.ts'
 import { memoryStoreKind } from '../../memory/stores/model.ts'
 import { type KnowledgeConfig, mergedKnowledge } from '../agents/knowledge.ts'
 import { complete } from '../tools/model.ts'
-import { actingCaller, endUserOf } from './authority.ts'
-import type { GenerationRow, Work } from './model.ts'
+import { actingCaller, actorOfTurn } from './authority.ts'
+import { type GenerationRow, generationKind, type Work } from './model.ts'
 import { WRITE_MEMORY } from './open-step.ts'
 import type { TurnTool, Unavailable } from './toolbox.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
@@ -58,7 +58,7 @@ export const statedIn = (turn: GenerationRow) => {
     source_id: conversation_id,
     generation_id: id,
     conversation_id,
-    actor_id: endUserOf(turn),
+    actor_id: actorOfTurn(turn),
     principal: { type: 'agent', id: agent_id },
   } as const
 }
@@ -70,13 +70,24 @@ async function write(
 ) {
   const { generation, services } = turn
   await requireWithinBounds(turn, said.memory_store_id)
-  const stated = statedIn(generation)
   // The agent may have ceased to share since the request or the session was checked.
   const everybodys = write_memory_scope === 'store' && share_between_actors
-  const actor_id = everybodys ? null : stated.actor_id
-  const { entry } = await writeFact(services, { ...said, mechanism: 'tool', ...stated, actor_id }, { admitted: true })
+  const state = (of: GenerationRow) =>
+    writeFact(
+      services,
+      { ...said, mechanism: 'tool', ...statedIn(of), ...(everybodys ? { actor_id: null } : {}) },
+      { admitted: true },
+    )
+  const { entry } = await state(generation).catch(async error => {
+    // The end user may have been merged with another since the turn was taken.
+    const now = isGone(error) ? await generationKind.find(services.pool, generation.id) : null
+    if (!now || now.actor_id === generation.actor_id) throw error
+    return state(now)
+  })
   return { action: entry.action, memory_id: entry.memory_id, entry_id: entry.id }
 }
+
+const isGone = (error: unknown): boolean => error instanceof AppError && error.code === 'ACTOR_NOT_FOUND'
 
 /**
  * Raises FORBIDDEN where what narrows the turn leaves out writing to the store: boundaries of agents, and the rights of who

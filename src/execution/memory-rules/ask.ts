@@ -9,7 +9,7 @@ import { callerForPrincipal } from '../../identity/principals.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { startHop } from '../chains/hop.ts'
 import { admitTurn } from '../generations/admit.ts'
-import { endUserOf } from '../generations/authority.ts'
+import { actorOfTurn } from '../generations/authority.ts'
 import { createTurn, type TurnInput } from '../generations/create.ts'
 import type { GenerationRow } from '../generations/model.ts'
 import { callTool, openCall } from '../tools/call.ts'
@@ -36,7 +36,7 @@ async function admitHandler(tx: Tx, services: Services, { project_id, agent_id }
 
 /** A handler reads the facts of the end user whose turn it is asked about. */
 const readingFor = (turn: GenerationRow, authority: PrincipalRecord): PrincipalRecord =>
-  withMemoryOf(authority, { actor_id: endUserOf(turn), shared: false })
+  withMemoryOf(authority, { actor_id: actorOfTurn(turn), shared: false })
 
 const handlerTurn = (services: Services, agent: AgentRow, turn: GenerationRow, asking: Asking): TurnInput => ({
   ...asking,

@@ -1,5 +1,7 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
+import { kinds } from '../../core/api/kind.ts'
+import { requireAll } from '../../core/api/references.ts'
 import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { writeLocks } from '../memories/lock.ts'
 import { ownerColumn } from '../memories/model.ts'
@@ -35,11 +37,18 @@ export const seeStore = (
         then (select sum(s.valid_count)::int from memory_stores s where s.project_id = t.project_id) end as project_count
     from memory_stores t where t.id = ${id}`)
 
-/** A store under the locks of a write of an end user to it. Raises RESOURCE_NOT_FOUND. */
-export const lockForWrite = async (db: Queryable, id: string, actorId: string | null): Promise<MemoryStoreRow> =>
-  (await db.maybeOne(locked`
-    select ${memoryStoreKind.columns}, l.locks from memory_stores t cross join ${writeLocks(id, actorId)} l (locks)
+/** A store under the locks of a write of an end user to it. Raises RESOURCE_NOT_FOUND, ACTOR_NOT_FOUND. */
+export const lockForWrite = async (
+  db: Queryable,
+  { id, project_id, actor_id }: { id: string; project_id: string; actor_id: string | null },
+): Promise<MemoryStoreRow> => {
+  if (actor_id !== null) await requireAll(db, kinds.get('actor'), project_id, [actor_id])
+  return (
+    (await db.maybeOne(locked`
+    select ${memoryStoreKind.columns}, l.locks from memory_stores t cross join ${writeLocks(id, actor_id)} l (locks)
     where t.id = ${id}`)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  )
+}
 
 /** `source_id` is the conversation that a claim comes from, `attempt_key` the attempt of a node that makes it. */
 export type NewEntry = Omit<MemoryEntryRow, 'created_at' | 'store_tags'> & {
@@ -57,6 +66,11 @@ export const entryInsert = (entry: NewEntry): Fragment => sql.fragment`
     ${entry.memory_rule_id}, ${entry.generation_id}, ${entry.conversation_id}, ${entry.principal_type},
     ${entry.principal_id}, ${jsonb(entry.tags)}, ${entry.metadata === null ? null : JSON.stringify(entry.metadata)}::json,
     ${entry.source_id}, ${entry.memory_id}, ${entry.attempt_key ?? null}, ${entry.actor_id})`
+
+/** Gives the entries that memories were made of or changed by to an end user, by memory_entries_memory. */
+export const entriesGivenTo = (actorId: string, memoryIds: readonly string[]): Fragment => sql.fragment`
+  update memory_entries set actor_id = ${actorId}
+  where memory_id = any(${sql.array([...memoryIds], 'text')}) and actor_id is null`
 
 /** Gives the entries of an end user to another. */
 export const moveEntries = (db: Queryable, from: string, to: string): Promise<unknown> =>

@@ -73,8 +73,8 @@ const MOST_ROUNDS = 5
  * @param options.found is given the memory that decides, before anything is written; what it raises ends the write
  * @param options.within runs in the transaction, after the rows are written
  * @param options.admitted the write is part of work that was let in before: quotas are not asked again
- * @throws RESOURCE_NOT_FOUND for a store that is gone or a memory to replace that never was; VALIDATION_FAILED,
- *   QUOTA_EXCEEDED
+ * @throws RESOURCE_NOT_FOUND for a store that is gone or a memory to replace that never was; ACTOR_NOT_FOUND for an end user
+ *   who is gone; VALIDATION_FAILED, QUOTA_EXCEEDED
  */
 export async function writeFact(
   services: Services,
@@ -107,7 +107,8 @@ export async function writeFact(
     }
   }
   return services.write(async tx => {
-    const store = await lockForWrite(tx, claim.memory_store_id, claim.actor_id)
+    const { store: seen } = prepared
+    const store = await lockForWrite(tx, { id: seen.id, project_id: seen.project_id, actor_id: claim.actor_id })
     const decision = await decide(tx, store, claim, prepared)
     if (decision === 'look again')
       throw new RunFirst(async () => {

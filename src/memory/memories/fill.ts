@@ -32,8 +32,10 @@ export async function fillMemories(
   if (made.some(({ down }) => down) && made.every(({ vectors }) => vectors.length === 0))
     return { embedded: 0, failed, down: true }
   await services.write(async tx => {
-    const there = new Set(await lockUnchanged(tx, memories))
-    const mine = made.filter(({ memory, down }) => there.has(memory.id) && !down)
+    const there = new Map((await lockUnchanged(tx, memories)).map(({ id, actor_id }) => [id, actor_id]))
+    const mine = made
+      .filter(({ memory, down }) => there.has(memory.id) && !down)
+      .map(row => ({ ...row, memory: { ...row.memory, actor_id: there.get(row.memory.id) ?? null } }))
     const ready = mine.filter(row => !row.failed)
     await dropVectors(
       tx,

@@ -2,8 +2,9 @@ import { type Fragment, identifying, type Queryable, sql, statement } from '../.
 import { ownerOf } from '../reach.ts'
 
 /**
- * Writes of one end user to a store decide one after the other, and beside those of others. Whoever changes facts that are
- * there holds the whole store. All of these locks come before those of rows.
+ * Writes of one end user to a store decide one after the other, and beside those of others; only what they write into the
+ * count of the store has their commits follow each other. Whoever changes facts that are there, or the store, holds the whole
+ * store. These locks come behind that of the end user's row, and before those of other rows.
  */
 
 const storeLock = (id: Fragment): Fragment => sql.fragment`hashtextextended('memory store ' || ${id}, 0)`

@@ -6,7 +6,8 @@ import type { Context } from '../../core/api/operation.ts'
 import { type Fragment, identifying, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { claimedActor } from '../entries/door.ts'
-import { deleteEntriesOfActor, moveEntries } from '../entries/store.ts'
+import { deleteEntriesOf } from '../entries/erase-store.ts'
+import { deleteEntriesOfActor, entriesGivenTo, moveEntries } from '../entries/store.ts'
 import { reaches, reachOf } from '../reach.ts'
 import type { MemoryStoreRow } from '../stores/model.ts'
 import { lockStores } from './lock.ts'
@@ -55,7 +56,8 @@ const memoriesOf = (db: Queryable, storeId: string, ids: readonly string[]): Pro
 
 const giveTo = (db: Queryable, actorId: string, ids: readonly string[]): Promise<readonly MemoryRow[]> =>
   db.any(memoryKind.sql`
-    with vectors as (${vectorsGivenTo(actorId, SOURCES.memory, sql.fragment`select unnest(${sql.array([...ids], 'text')})`)})
+    with vectors as (${vectorsGivenTo(actorId, SOURCES.memory, sql.fragment`select unnest(${sql.array([...ids], 'text')})`)}),
+      entries as (${entriesGivenTo(actorId, ids)})
     update memories t set actor_id = ${actorId}, updated_at = now() where t.id = any(${sql.array([...ids], 'text')})
     returning ${memoryKind.columns}`)
 
@@ -82,7 +84,8 @@ export async function deleteMemoriesOf(tx: Tx, actorId: string): Promise<{ memor
   await lockStores(tx, await storesOf(tx, actorId))
   const ids = await tx.anyFirst(identifying`${ofActor(actorId)}`)
   if (ids.length > 0) await removeVectors(tx, { source: SOURCES.memory, ref_ids: ids })
-  const memory_entries = await deleteEntriesOfActor(tx, actorId)
+  const resolved = ids.length > 0 ? await deleteEntriesOf(tx, ids) : []
+  const memory_entries = resolved.length + (await deleteEntriesOfActor(tx, actorId))
   const deleted = await deleteMemories(tx, ids)
   for (const row of deleted.slice(0, TOLD)) tx.emit(memoryKind, 'deleted', row)
   return { memories: deleted.length, memory_entries }

@@ -63,6 +63,9 @@ export type NewMemory = Pick<
   | 'expires_at'
 >
 
+/** Memories that one write retires as too many: where a limit was lowered, the next writes go on. */
+const MOST_TRIMMED = 100
+
 /**
  * Adds a memory with its words and vectors and its entry of the ledger, and retires the one that it replaces and, of an end
  * user who has more than `most` in the store then, the oldest: one statement. The caller holds the end user's part of the
@@ -107,7 +110,7 @@ export async function insertMemory(
           select t.id from memories t
           where t.memory_store_id = ${memory_store_id} and ${ownerColumn(sql.fragment`t`)} = ${actor_id} and ${holdsNow}
             and t.id is distinct from ${retires}
-          order by t.created_at desc, t.id desc offset ${most - 1}
+          order by t.created_at desc, t.id desc offset ${most - 1} limit ${MOST_TRIMMED}
         )
         returning ${memoryKind.columns}
       ),
@@ -268,10 +271,18 @@ export const memoriesOutside = (
     ) t
     order by t.id limit ${limit}`)
 
-/** Which of some memories still hold with the same text, under their locks; those that somebody is changing are left out. */
-export const lockUnchanged = (db: Queryable, memories: readonly BareMemory[]): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
-    select t.id from memories t
+const owned = sql.type(memoryKind.row.pick({ id: true, actor_id: true }))
+
+/**
+ * Which of some memories still hold with the same text, and whose they are by now, under their locks; those that somebody is
+ * changing are left out.
+ */
+export const lockUnchanged = (
+  db: Queryable,
+  memories: readonly BareMemory[],
+): Promise<readonly Pick<MemoryRow, 'id' | 'actor_id'>[]> =>
+  db.any(owned`
+    select t.id, t.actor_id from memories t
     join ${sql.unnest(
       memories.map(({ id, hash }) => [id, hash]),
       ['text', 'text'],

@@ -4,6 +4,7 @@ import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { sql } from '../../core/db/sql.ts'
+import { lockStores } from '../memories/lock.ts'
 
 const threshold = z.number().min(0).max(1)
 
@@ -53,8 +54,9 @@ export const memoryStoreKind = kind({
   name: 'memory_store',
   prefix: 'mstore',
   table: 'memory_stores',
-  // Whoever writes a memory holds its store, and refers to it.
+  // Whoever writes a memory refers to it.
   shared: true,
+  lockFirst: (db, id) => lockStores(db, [id]),
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
   record: MemoryStore,
   // Those whose time is over and that no sweep has seen yet are found by memories_expiring.
