@@ -1,3 +1,4 @@
+import { raise } from '../core/api/errors.ts'
 import { type Fragment, sql } from '../core/db/sql.ts'
 import { memoryBound } from '../core/iam/authority.ts'
 import type { Decided } from '../core/iam/caller.ts'
@@ -27,3 +28,9 @@ export function withinReach(owner: Fragment, ...reaches: readonly Reach[]): Frag
 
 export const reaches = (reach: Reach, { actor_id }: { actor_id: string | null }): boolean =>
   reach === null || ownersOf(reach).includes(ownerOf(actor_id))
+
+/** Work for one end user does not change whose facts are read, its own included. Raises FORBIDDEN. */
+export function refuseForOne(caller: Pick<Decided, 'bounds'>): void {
+  if (reachOf(caller))
+    raise('FORBIDDEN', { message: 'Work that reads the facts of one end user may not change whose facts are read' })
+}

@@ -342,6 +342,70 @@ describe('memory of end users in turns', function () {
     )
   })
 
+  it('is widened by fewer tags, fewer stores or by sharing only for those who may search what is read then', async () => {
+    const storeId = await store()
+    const may = async (action: string[]) =>
+      app.user(undefined, [{ statement: [{ effect: 'Allow', action, resource: [`srn:${app.projectId}:*:*`] }] }])
+    const [writer, searcher] = [
+      await may(['agents:*', 'sessions:*']),
+      await may(['agents:*', 'knowledge:SearchKnowledge']),
+    ]
+    const tags = { customer: 'a' }
+    const tagged = { memory_store_ids: [storeId], document_paths: ['/customers'], tags }
+    const { id } = await agent(tagged)
+    const wider = [
+      { memory_store_ids: [storeId], document_paths: ['/customers'] },
+      { ...tagged, tags: { customer: 'b' } },
+      { document_paths: ['/customers'], tags },
+      { ...tagged, share_between_actors: true },
+    ]
+    for (const knowledge_config of wider) {
+      refused(await writer.patch(`/agents/${id}`, { knowledge_config }), 403, 'FORBIDDEN')
+      assert.equal((await searcher.patch(`/agents/${id}`, { knowledge_config })).status, 200)
+      assert.equal((await app.key.patch(`/agents/${id}`, { knowledge_config: tagged })).status, 200)
+    }
+    const overlay = { knowledge_config: { tags: { customer: 'b' } } }
+    refused(await writer.post(`/agents/${id}/generate`, { prompt: 'x', ...overlay }), 403, 'FORBIDDEN')
+    refused(await writer.post('/sessions', { project_id: app.projectId, agent_id: id, ...overlay }), 403, 'FORBIDDEN')
+    const narrower = { knowledge_config: { tags: { place: 'sea' } } }
+    const own = await writer.post('/sessions', { project_id: app.projectId, agent_id: id, ...narrower })
+    assert.equal(own.status, 201, JSON.stringify(own.body))
+    await writer.post(`/sessions/${own.body.id}/messages`, { message: 'x' })
+    const loosened = { knowledge_config: { tags: { place: 'yard' } } }
+    refused(await writer.post(`/sessions/${own.body.id}/generate`, loosened), 403, 'FORBIDDEN')
+  })
+
+  it('cannot be loosened by the turn itself', async () => {
+    const [ann, bob] = [await actor('loose-ann'), await actor('loose-bob')]
+    const actions = ['create-agent', 'update-agent', 'merge-actor', 'update-actor', 'test-memory-rule']
+    const tool = (await made(app.key, { type: 'platform', actions } as never)).id
+    const talker = await agent(null)
+    const { generation_id } = await says(await session(talker.id, bob), 'I am Bob')
+    const rule = await created('/memory-rules', {
+      memory_store_id: await store(),
+      on: 'generations.completed',
+      enabled: false,
+    })
+    const turning = await agent(null, [], { tool_bindings: [{ tool_id: tool }] })
+    const knowledge_config = { share_between_actors: true }
+    const calls = [
+      ['create-agent', { name: 'x', ai_provider_id: app.providerId, knowledge_config }],
+      ['update-agent', { agent_id: talker.id, knowledge_config }],
+      ['merge-actor', { actor_id: bob, into_actor_id: ann }],
+      ['update-actor', { actor_id: bob, external_id: 'loose-else' }],
+      ['test-memory-rule', { memory_rule_id: rule.id, generation_id }],
+    ] as const
+    const tool_calls = calls.map(([name, args]) => ({ name: `tool_${name}`, args }))
+    await double.put(turning.lane, { rules: [{ replies: [{ tool_calls }, { text: 'done' }] } as never] })
+    const turn = await says(await session(turning.id, ann), 'Loosen it')
+    const [{ tool_results }] = (await app.key.get(`/generations/${turn.generation_id}/transcript`)).body.steps
+    assert.deepEqual(
+      tool_results.map(({ error }: any) => /403 FORBIDDEN|404 GENERATION_NOT_FOUND/.test(error?.message)),
+      calls.map(() => true),
+      JSON.stringify(tool_results),
+    )
+  })
+
   it('is allowed on a session to those alone who may read and write what it adds', async () => {
     const storeId = await store()
     const { id } = await agent({})

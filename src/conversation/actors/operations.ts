@@ -5,6 +5,7 @@ import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { deleteMemoriesOf } from '../../memory/memories/ownership.ts'
+import { refuseForOne } from '../../memory/reach.ts'
 import { actorEnds, mergeActor } from './merge.ts'
 import { Actor, ActorInput, ActorMerge, ActorPatch, actorKind } from './model.ts'
 import { obtainActor } from './obtain.ts'
@@ -48,7 +49,15 @@ export const actorOperations: Operation[] = [
     },
   }),
   actors.get(),
-  actors.update({ body: ActorPatch, raises: [...raises, 'NAME_CONFLICT'], check: checkLinks }),
+  actors.update({
+    body: ActorPatch,
+    raises: [...raises, 'NAME_CONFLICT'],
+    check(next, { caller, stored }) {
+      checkLinks(next)
+      // What turns read by `{actor_external_id}` follows from it.
+      if (next.external_id !== stored.external_id) refuseForOne(caller)
+    },
+  }),
   actors.remove({
     summary: 'Delete an actor that no message names',
     description: 'Its memories and what their ledgers say of them go with it; the audit entry counts them.',
@@ -71,7 +80,10 @@ export const actorOperations: Operation[] = [
     body: ActorMerge,
     answers: { 200: Actor },
     raises: ['ACTOR_NOT_FOUND', 'ACTOR_HAS_MESSAGES', 'SINGLE_SESSION_CONFLICT'],
-    run: ({ resource, body, tx, allow }) => mergeActor(tx, resource, body.into_actor_id, allow),
+    run({ resource, body, caller, tx, allow }) {
+      refuseForOne(caller)
+      return mergeActor(tx, resource, body.into_actor_id, allow)
+    },
   }),
   actors.action('purge-content', {
     id: 'purgeActorContent',

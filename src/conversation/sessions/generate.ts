@@ -45,7 +45,13 @@ export async function generate(
       if (conversation.message_count === 0)
         invalid({ code: 'INVALID_VALUE', path: '', message: 'the session has no messages' })
       if (body.knowledge_config)
-        await checkOverlay({ tx, allow: context.allow }, agent, session.project_id, body.knowledge_config)
+        await checkOverlay(
+          { tx, allow: context.allow },
+          agent,
+          session.project_id,
+          body.knowledge_config,
+          session.knowledge_config,
+        )
       await makeWay(tx, services, session, body.on_busy ?? 'reject', {
         at: request.receivedAt,
         takeovers: resource.takeovers,

@@ -67,12 +67,13 @@ async function ask(
   const actor_id = session_id === null ? null : resource.actor_id
   const agent = await admitTurn(tx, services, { project_id, agent_id, actor_id, session_id, conversation_id })
   if (turn.stream && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
-  if (body.knowledge_config) await checkOverlay({ tx, allow }, agent, project_id, body.knowledge_config)
   const conversation = await lockConversation(tx, resource.id)
   if (!conversation) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
   const session = conversation.session_id === null ? null : await admitSession(tx, conversation, agent_id)
   if (conversation.message_count === 0)
     invalid({ code: 'INVALID_VALUE', path: '', message: 'the conversation has no messages' })
+  if (body.knowledge_config)
+    await checkOverlay({ tx, allow }, agent, project_id, body.knowledge_config, session?.knowledge_config)
   if (session) await takePlace(tx, services, conversation)
   return enqueueTurn(tx, services, conversation, {
     kind: 'turn',

@@ -28,14 +28,19 @@ export function narrowed(record: PrincipalRecord, ...definitions: readonly Defin
  * within what bounds the asker, who counts as a starter of it. Authors do not narrow it: asking is what they need the right
  * to, and what others lend by the trigger is theirs to lend.
  */
-export const askedForBy = (record: PrincipalRecord, asker: PrincipalRecord): PrincipalRecord =>
-  startedAlsoBy(
-    withBounds(
-      record,
-      boundsOf(asker).filter(({ kind }) => kind !== 'author'),
-    ),
-    asker,
+export function askedForBy(record: PrincipalRecord, asker: PrincipalRecord): PrincipalRecord {
+  const asked = withBounds(
+    record,
+    boundsOf(asker).filter(({ kind }) => kind !== 'author'),
   )
+  const [own, other] = [memoryBound(record), memoryBound(asker)]
+  // Of two end users it reads the facts of neither.
+  const apart = own && other && !other.shared && own.actor_id !== other.actor_id
+  const bounds = apart
+    ? asked.bounds?.map(bound => (bound.kind === 'memory' ? { ...bound, actor_id: null } : bound))
+    : asked.bounds
+  return startedAlsoBy(bounds ? { ...asked, bounds } : asked, asker)
+}
 
 /** The same authority, with another principal and those beside it as starters: whoever had a part in it may not approve it. */
 export function startedAlsoBy(record: PrincipalRecord, other: PrincipalRecord): PrincipalRecord {

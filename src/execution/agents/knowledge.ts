@@ -7,6 +7,8 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import { isIdOf, type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
+import type { Caller } from '../../core/iam/caller.ts'
+import { refuseForOne } from '../../memory/reach.ts'
 
 /** What an agent knows: what is searched before its turns, and where its turns may write. */
 
@@ -171,24 +173,34 @@ type Checking = { tx: Queryable; allow: Context['allow'] }
 
 const storeKind = (): Kind<any> => kinds.get('memory_store')
 
-/** Rows of a project that a configuration names. Raises RESOURCE_NOT_FOUND. */
-async function named(db: Queryable, kind: Kind<any>, projectId: string, ids: readonly string[]): Promise<KindRow[]> {
-  const wanted = ids.filter(id => isIdOf(kind, id))
+/** Rows of a project that a configuration names. Raises RESOURCE_NOT_FOUND for those that are `given` and not there. */
+async function named(
+  db: Queryable,
+  kind: Kind<any>,
+  projectId: string,
+  { given = [], known = [] }: { given?: readonly string[]; known?: readonly string[] },
+): Promise<KindRow[]> {
+  const wanted = [...new Set([...given, ...known])].filter(id => isIdOf(kind, id))
   const rows: readonly KindRow[] =
     wanted.length === 0
       ? []
       : await db.any(kind.sql`
           select ${kind.columns} from ${sql.identifier([kind.table])} t
           where t.id = any(${sql.array(wanted, 'text')}) and t.project_id = ${projectId}`)
-  const missing = ids.filter(id => !rows.some(row => row.id === id))
+  const missing = given.filter(id => !rows.some(row => row.id === id))
   if (missing.length > 0) raise('RESOURCE_NOT_FOUND', { meta: { id: missing[0], missing } })
   return [...rows]
 }
 
+/** Whether less narrows what is read from the same places: a tag that was asked for, or whose facts they are. */
+const isLoosened = (next: KnowledgeConfig, before: KnowledgeConfig): boolean =>
+  Object.entries(before.tags ?? {}).some(([key, value]) => next.tags?.[key] !== value) ||
+  (!!next.share_between_actors && !before.share_between_actors)
+
 /**
  * Validates what is given as a configuration. Who may write it may not thereby read what it may not search itself: what
- * it reads beyond what was read before is asked for, and everything where it narrows nothing. Ids are looked up; what they
- * name may go later.
+ * it reads beyond what was read before is asked for: what it names anew, all of it where less narrows it than before, and
+ * everything where nothing does. Ids are looked up; what they name may go later.
  * @param given what the request says
  * @param next what would be read then
  * @throws RESOURCE_NOT_FOUND, FORBIDDEN
@@ -196,38 +208,51 @@ async function named(db: Queryable, kind: Kind<any>, projectId: string, ids: rea
 async function checkKnowledge(
   { tx, allow }: Checking,
   project_id: string,
-  given: SessionKnowledge,
-  next: SessionKnowledge,
-  before: SessionKnowledge | null,
+  given: KnowledgeConfig,
+  next: KnowledgeConfig,
+  before: KnowledgeConfig | null,
 ): Promise<void> {
   const store = storeKind()
-  for (const row of await named(tx, store, project_id, given.memory_store_ids ?? []))
-    if (!before?.memory_store_ids?.includes(row.id)) allow(SEARCH, { kind: store, row })
-  for (const row of await named(tx, documentKind, project_id, given.document_ids ?? []))
-    if (!before?.document_ids?.includes(row.id)) allow(SEARCH, { kind: documentKind, row })
-  for (const path of given.document_paths ?? [])
-    if (!before?.document_paths?.includes(path)) allow(SEARCH, { kind: documentKind, project_id, path })
+  const loosened = before !== null && isLoosened(next, before)
+  const known = loosened ? null : before
+  const all = loosened ? next : {}
+  const stores = { given: given.memory_store_ids, known: all.memory_store_ids }
+  for (const row of await named(tx, store, project_id, stores))
+    if (!known?.memory_store_ids?.includes(row.id)) allow(SEARCH, { kind: store, row })
+  const documents = { given: given.document_ids, known: all.document_ids }
+  for (const row of await named(tx, documentKind, project_id, documents))
+    if (!known?.document_ids?.includes(row.id)) allow(SEARCH, { kind: documentKind, row })
+  for (const path of [...(given.document_paths ?? []), ...(all.document_paths ?? [])])
+    if (!known?.document_paths?.includes(path)) allow(SEARCH, { kind: documentKind, project_id, path })
   const written = given.write_memory_store_id
   if (written != null)
-    for (const row of await named(tx, store, project_id, [written]))
+    for (const row of await named(tx, store, project_id, { given: [written] }))
       if (written !== before?.write_memory_store_id) allow('memories:CreateMemoryEntry', { kind: store, row })
 
-  const retagged = !isDeepStrictEqual(next.tags ?? {}, before?.tags ?? {})
-  if (isTagged(next) && retagged && !next.memory_store_ids?.length) allow(SEARCH, { kind: store, project_id })
+  const retagged = loosened || !isDeepStrictEqual(next.tags ?? {}, before?.tags ?? {})
+  const unlisted = !next.memory_store_ids?.length
+  if (isTagged(next) && unlisted && (retagged || before?.memory_store_ids?.length))
+    allow(SEARCH, { kind: store, project_id })
   if (readsAllDocuments(next) && (retagged || before === null || !readsAllDocuments(before)))
     allow(SEARCH, { kind: documentKind, project_id })
 }
 
-/** Validates the configuration that an agent is to have. Raises RESOURCE_NOT_FOUND, FORBIDDEN. */
-export const checkConfigured = (
-  checking: Checking,
+/**
+ * Validates the configuration that an agent is to have.
+ * @throws RESOURCE_NOT_FOUND; FORBIDDEN, also for work for one end user that would have the agent read the facts of all
+ */
+export function checkConfigured(
+  checking: Checking & { caller: Pick<Caller, 'bounds'> },
   projectId: string,
   given: KnowledgeConfig,
   stored: KnowledgeConfig | null | undefined,
-): Promise<void> => checkKnowledge(checking, projectId, given, given, stored ?? null)
+): Promise<void> {
+  if (given.share_between_actors && !stored?.share_between_actors) refuseForOne(checking.caller)
+  return checkKnowledge(checking, projectId, given, given, stored ?? null)
+}
 
 /**
- * Validates what a turn, or the turns of a session, are to know beside what the agent does.
+ * Validates what a turn, or the turns of a session, are to know beside what the agent does, and for a turn its session.
  * @throws RESOURCE_NOT_FOUND; VALIDATION_FAILED for facts of everybody by an agent that does not share them; FORBIDDEN, also for
  *   an agent of another project: a call does not widen what that shares
  */
@@ -236,11 +261,13 @@ export async function checkOverlay(
   agent: { project_id: string; knowledge_config: KnowledgeConfig | null },
   projectId: string,
   overlay: SessionKnowledge,
+  session?: SessionKnowledge | null,
 ): Promise<void> {
   if (agent.project_id !== projectId)
     raise('FORBIDDEN', { message: 'What an agent of another project knows is not changed by a call' })
   const config = agent.knowledge_config
   if (overlay.write_memory_scope === 'store' && !config?.share_between_actors)
     invalid({ code: 'INVALID_VALUE', path: 'knowledge_config.write_memory_scope', message: UNSHARED })
-  await checkKnowledge(checking, projectId, overlay, mergedKnowledge(config ?? {}, overlay), config)
+  const before = session ? mergedKnowledge(config ?? {}, session) : config
+  await checkKnowledge(checking, projectId, overlay, mergedKnowledge(before ?? {}, overlay), before)
 }

@@ -66,7 +66,7 @@ export async function checkBinding(
 export async function checkConfig(
   next: Partial<z.output<typeof AgentConfig>>,
   body: Partial<z.output<typeof AgentConfig>>,
-  context: Pick<Context, 'tx' | 'services' | 'allow'>,
+  context: Pick<Context, 'tx' | 'services' | 'allow' | 'caller'>,
   projectId: string,
   stored: Partial<AgentRow> = {},
 ): Promise<void> {

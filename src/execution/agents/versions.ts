@@ -13,7 +13,7 @@ import { checkConfig } from './operations.ts'
  * what refuses an update.
  */
 export async function requireValid(
-  context: Pick<Context, 'tx' | 'services' | 'allow'>,
+  context: Pick<Context, 'tx' | 'services' | 'allow' | 'caller'>,
   agent: AgentRow,
   config: AgentConfig,
 ): Promise<void> {

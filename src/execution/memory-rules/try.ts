@@ -7,6 +7,8 @@ import { narrowed } from '../../core/iam/authority.ts'
 import { type PrincipalRecord, principalRecord } from '../../core/iam/caller.ts'
 import { requireRunnable } from '../../identity/projects/pause.ts'
 import { writeFact } from '../../memory/entries/write.ts'
+import { reaches, reachOf } from '../../memory/reach.ts'
+import { actorOfTurn } from '../generations/authority.ts'
 import { type GenerationRow, generationKind } from '../generations/model.ts'
 import { expectTurn, raiseFailure } from '../generations/wait.ts'
 import { askAgent, askHandler } from './ask.ts'
@@ -34,9 +36,11 @@ export async function tryRule(context: Testing): Promise<z.output<typeof RuleTes
 }
 
 /** A completed turn of the project that the caller may read. */
-async function readableTurn({ services, resource: rule, allow }: Testing, id: string): Promise<GenerationRow> {
+async function readableTurn({ services, resource: rule, allow, caller }: Testing, id: string): Promise<GenerationRow> {
   const turn = isIdOf(generationKind, id) ? await generationKind.find(services.pool, id) : null
   if (turn?.project_id !== rule.project_id) return raise('GENERATION_NOT_FOUND', { meta: { id } })
+  // What the rule makes of it is of the end user whose turn it is.
+  if (!reaches(reachOf(caller), { actor_id: actorOfTurn(turn) })) return raise('GENERATION_NOT_FOUND', { meta: { id } })
   allow('generations:GetGeneration', { kind: generationKind, row: turn })
   if (turn.status !== 'completed')
     invalid({ code: 'INVALID_VALUE', path: 'generation_id', message: 'names a turn that has not completed' })

@@ -190,6 +190,8 @@ export async function callPlatform(
   const { status } = answer
   const ms = Math.round(performance.now() - started)
   services.log.info({ tool_id: tool.id, project_id: tool.project_id, action, status, ms }, 'tool call')
+  if (answer instanceof AppError && status >= 500 && answer.cause)
+    services.log.error({ err: answer.cause, tool_id: tool.id, project_id: tool.project_id, action }, 'operation failed')
   if (!(answer instanceof AppError)) return outputOf(services, answer, call)
   const { code, message, meta } = answer
   // What the caller may do and the author of a definition may not is no answer of the operation.

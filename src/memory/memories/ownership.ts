@@ -1,5 +1,6 @@
 import type { z } from 'zod'
 import { removeVectors, SOURCES, vectorsGivenTo } from '../../content/vectors/store.ts'
+import { redactEvents, withoutFields } from '../../control/events/redact.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
@@ -79,7 +80,7 @@ export async function moveMemories(tx: Tx, from: string, to: string): Promise<vo
 /** Memories of a deleted end user that events tell of at most. */
 const TOLD = 1000
 
-/** Deletes the memories of an end user, with what the ledger says of it. Returns how many of both. */
+/** Deletes the memories of an end user, with what the ledger and events say of them. Returns how many of both. */
 export async function deleteMemoriesOf(tx: Tx, actorId: string): Promise<{ memories: number; memory_entries: number }> {
   await lockStores(tx, await storesOf(tx, actorId))
   const ids = await tx.anyFirst(identifying`${ofActor(actorId)}`)
@@ -87,6 +88,8 @@ export async function deleteMemoriesOf(tx: Tx, actorId: string): Promise<{ memor
   const resolved = ids.length > 0 ? await deleteEntriesOf(tx, ids) : []
   const memory_entries = resolved.length + (await deleteEntriesOfActor(tx, actorId))
   const deleted = await deleteMemories(tx, ids)
-  for (const row of deleted.slice(0, TOLD)) tx.emit(memoryKind, 'deleted', row)
+  await redactEvents(tx, [{ resource_type: memoryKind.name, ids, without: withoutFields('content', 'metadata') }])
+  for (const row of deleted.slice(0, TOLD))
+    tx.emit(memoryKind, 'deleted', row, { data: { ...memoryKind.present(row), content: null, metadata: null } })
   return { memories: deleted.length, memory_entries }
 }
