@@ -3,13 +3,13 @@ import fs from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { withSettings } from '../../src/cli/settings.ts'
-import { conversationSweep } from '../../src/conversation/turns/handler.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { openPool } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { handler } from '../../src/core/jobs/handler.ts'
 import { startWorkers } from '../../src/core/jobs/worker.ts'
 import { silentLog } from '../../src/core/process/log.ts'
+import { scoreQueue } from '../../src/evaluation/eval-runs/queue.ts'
 import { createTurn } from '../../src/execution/generations/create.ts'
 import { findEmbedded, startEmbedded } from '../../src/local/postgres.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
@@ -463,26 +463,27 @@ describe('muster', function () {
     const workers = await startWorkers({
       services: { ...app.services, log: silentLog() },
       handlers: [
-        handler(conversationSweep, {}, async () => {
+        handler(scoreQueue, {}, async () => {
           throw new Error('does not work')
         }),
       ],
       concurrency: 1,
       listen: app.services.notifications,
     })
+    const item = { result_id: 'x', eval_run_id: 'x', project_id: 'proj_x' }
     await queues.send([
-      { queue: conversationSweep, data: {} },
-      { queue: conversationSweep, data: {} },
+      { queue: scoreQueue, data: item },
+      { queue: scoreQueue, data: item },
     ])
-    const name = conversationSweep.name
+    const name = scoreQueue.name
     await eventually(async () => (await queues.deadLetters.list({ queue: name })).length === 2)
     await workers.stop(1000)
-    assert.match((await diagnosis()).of('dead letters')[0].detail, /conversation\.sweep 2/)
+    assert.match((await diagnosis()).of('dead letters')[0].detail, /eval-score 2/)
 
     const letters = await json('reprocess', 'dead-letters', 'list', '--queue', name)
     assert.equal(letters.length, 2)
     const shown = await muster(['reprocess', 'dead-letters', 'list'])
-    assert.match(shown.stdout, new RegExp(`^${letters[0].id} +${name} +1 .*does not work`, 'm'))
+    assert.match(shown.stdout, new RegExp(`^${letters[0].id} +${name} +3 .*does not work`, 'm'))
     const one = await muster(['reprocess', 'dead-letters', 'inspect', letters[0].id])
     assert.equal(JSON.parse(one.stdout).queue, name)
     const none = await muster(['reprocess', 'dead-letters', 'inspect', '00000000-0000-4000-8000-000000000000'])

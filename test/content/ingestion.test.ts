@@ -627,6 +627,7 @@ describe('ingestion', () => {
         settings: { chunk_strategy: 'page', chunk_unit: null, chunk_size: null, chunk_overlap: null },
         pages: null,
         heartbeat_at: null,
+        holder: null,
       })
       assert.deepEqual((await other.key.get(`/documents/${body.id}/status`)).body, {
         id: body.id,

@@ -94,9 +94,10 @@ describe('documents in messages', () => {
       assert.deepEqual([refused.status, refused.body.error?.code], [status, code], JSON.stringify(refused.body))
       if (path) assert.ok(refused.body.error.meta.problems[0].path.startsWith(path), JSON.stringify(refused.body))
     }
-    const [missing, other] = [await generate([named(newId('doc'))]), await generate([named(foreign)])]
+    const absent = newId('doc')
+    const [missing, other] = [await generate([named(absent)]), await generate([named(foreign)])]
     assert.deepEqual(Object.keys(other.body.error), Object.keys(missing.body.error))
-    assert.equal(other.body.error.message, missing.body.error.message)
+    assert.equal(other.body.error.message, missing.body.error.message.replace(absent, foreign))
     const parts = await generate([named(large)], app.agentId, app.key, 'assistant')
     assert.deepEqual([parts.status, parts.body.error.meta.problems[0].path], [400, 'messages[0].content'])
     assert.equal(await count(), before)
