@@ -1,4 +1,3 @@
-import { localVector } from '../../src/content/embeddings/local.ts'
 import { currentSpace, type Space } from '../../src/content/embeddings/space.ts'
 import { insertVectors } from '../../src/content/vectors/store.ts'
 import { newId } from '../../src/core/api/ids.ts'
@@ -10,7 +9,7 @@ import { vectorRows } from '../../src/memory/memories/store.ts'
 import { client, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { start } from './http.ts'
-import { type Corpus, sparse } from './knowledge-corpora.ts'
+import { type Corpus, facts } from './knowledge-corpora.ts'
 import type { Row } from './rows.ts'
 
 /**
@@ -22,7 +21,6 @@ const FACTS = 50
 const DIMENSIONS = 256
 /** Texts that the facts are taken from, so that many end users say the same. */
 const TEXTS = 20_000
-const WORDS = 12
 const AT_ONCE = 40
 const REQUESTS = 200
 const WARM = 20
@@ -37,7 +35,7 @@ export async function run(): Promise<Row[]> {
   )
   try {
     const space = (await currentSpace(services)) as Space
-    const corpus = shortened(await sparse({ rows: TEXTS, questions: 100, dimensions: DIMENSIONS }))
+    const corpus = await facts({ rows: TEXTS, questions: 100, dimensions: DIMENSIONS })
     const project = await app.project()
     const store = (await project.key.post('/memory-stores', { name: 'facts' })).body.id as string
     const actors = await load(services, space, { project_id: project.id, memory_store_id: store }, corpus)
@@ -88,12 +86,6 @@ export async function run(): Promise<Row[]> {
   }
 }
 
-/** The same with texts as long as facts are. */
-function shortened(corpus: Corpus): Corpus {
-  const texts = (corpus.texts as string[]).map(text => text.split(' ').slice(0, WORDS).join(' '))
-  return { ...corpus, texts, rows: texts.map(text => localVector(text, DIMENSIONS)) }
-}
-
 /** The texts of an end user's facts, as rows of the corpus. */
 const factsOf = (actor: number): number[] =>
   Array.from({ length: FACTS }, (_, fact) => (actor * 131 + fact * 389) % TEXTS)
@@ -119,7 +111,7 @@ async function load(
     insert into actors (id, project_id, name) select id, ${of.project_id}, 'x' from unnest(${sql.array(actors, 'text')}) a (id)`)
   const texts = corpus.texts as string[]
   for (let from = 0; from < ACTORS; from += AT_ONCE) {
-    const facts = actors.slice(from, from + AT_ONCE).flatMap((actor_id, index) =>
+    const rows = actors.slice(from, from + AT_ONCE).flatMap((actor_id, index) =>
       factsOf(from + index).map(row => ({
         id: newId('mem'),
         actor_id,
@@ -134,12 +126,12 @@ async function load(
         select m.id, ${of.project_id}, ${of.memory_store_id}, m.actor_id, m.content, decode(m.hash, 'hex'), 'manual', true,
           ${space.id}::int, search_tsv('simple', m.content, ${of.project_id}), 'simple'
         from ${sql.unnest(
-          facts.map(({ id, actor_id, content }) => [id, actor_id, content, contentHash(content)]),
+          rows.map(({ id, actor_id, content }) => [id, actor_id, content, contentHash(content)]),
           ['text', 'text', 'text', 'text'],
         )} as m (id, actor_id, content, hash)`)
       await insertVectors(
         tx,
-        facts.flatMap(({ id, actor_id, vector }) => vectorRows({ id, actor_id, ...of }, [vector], space)),
+        rows.flatMap(({ id, actor_id, vector }) => vectorRows({ id, actor_id, ...of }, [vector], space)),
       )
     })
   }

@@ -140,3 +140,13 @@ export async function sparse(size: Size): Promise<Corpus> {
     questions: questionTexts.map(each => localVector(each, size.dimensions)),
   }
 }
+
+/** Words of a fact. */
+const FACT_WORDS = 12
+
+/** The same with texts as long as facts are. */
+export async function facts(size: Size): Promise<Corpus> {
+  const corpus = await sparse(size)
+  const texts = (corpus.texts as string[]).map(text => text.split(' ').slice(0, FACT_WORDS).join(' '))
+  return { ...corpus, texts, rows: await manyOf(texts.length, index => localVector(texts[index], size.dimensions)) }
+}

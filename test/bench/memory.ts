@@ -95,7 +95,7 @@ const latency = (what: string, times: readonly number[], target?: string): Row =
 })
 
 /** Memories by the statements that write their words and vectors, some hundred at once. */
-async function loadMemories(
+export async function loadMemories(
   services: OpenServices,
   space: Space,
   of: { project_id: string; memory_store_id: string },

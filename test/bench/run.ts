@@ -14,7 +14,7 @@ const missed = ({ value, target }: Row): boolean => {
 
 /**
  * `npm run bench [names] [-- --fast]`: every benchmark, or those named (http, commits, lists, activity, files, turns, tools, usage,
- * queue, fairness, deliveries, knowledge, ingestion, memory, end-users, idle, usage-reports, orchestration, work). Commits wait for the disk, as
+ * queue, fairness, deliveries, knowledge, ingestion, memory, facts, end-users, idle, usage-reports, orchestration, work). Commits wait for the disk, as
  * those of a deployment do; with `--fast` they do not. All numbers of a run come from one machine at one time; ratios are
  * against a floor measured beside them.
  */
@@ -33,6 +33,7 @@ const all = {
   knowledge: async () => (await import('./knowledge.ts')).run(),
   ingestion: async () => (await import('./ingestion.ts')).run(),
   memory: async () => (await import('./memory.ts')).run(),
+  facts: async () => (await import('./facts.ts')).run(),
   'end-users': async () => (await import('./end-users.ts')).run(),
   idle: async () => (await import('./idle.ts')).run(),
   'usage-reports': async () => (await import('./usage-reports.ts')).run(),

@@ -82,7 +82,7 @@ export const documentSource: Source = {
   table: 'document_chunks',
   container: 'document_id',
 
-  visible(scope, request) {
+  async visible(_services, scope, request) {
     const narrowed = narrowing(scope, request)
     if (narrowed === 'none') return 'none'
     const projects = scope.project === null ? null : [scope.project]

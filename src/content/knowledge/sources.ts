@@ -14,7 +14,7 @@ export type Scope = { caller: Decided; project: string | null }
 /** Rows of a source that a search may see, as a condition over the row and what contains it; null sees all of a project. */
 export type RowFilter = ((columns: VectorColumns) => Fragment) | null
 
-/** What a search may see of a source; `whole` is all of it that is ready, to all who may search. */
+/** What a search may see of a source; `whole` is all of it that is ready, or most, so that what is hidden costs little. */
 export type Visible = { whole: boolean; filter: RowFilter }
 
 /** What one search asks of a source: fixed once, before any channel runs. */
@@ -41,10 +41,8 @@ export type Source = {
   container: string
   /** Whose a row `c` is within its container, for sources whose rows are of end users. */
   owner?: Fragment
-  /** Whether a project can have rows of it at all; default yes. Where it cannot, nothing is asked of the database. */
-  used?(services: Services, project: string): Promise<boolean>
   /** What of the projects the caller and the request leave; `none` when nothing is. */
-  visible(scope: Scope, request: SearchInput): Visible | 'none'
+  visible(services: Services, scope: Scope, request: SearchInput): Promise<Visible | 'none'>
   /** The lexemes of some rows that the search may see, each once a row: how common words are. */
   sample(selection: Selection): Fragment
   /** Rows as results, by id, those alone that may be seen. */
@@ -76,9 +74,8 @@ export async function selectionsOf(services: Services, scope: Scope, request: Se
   for (const source of sources.all()) {
     if (!asked[source.type]) continue
     const projects = projectsOf(scope, source.resource)
-    const visible = source.visible(scope, request)
-    if (projects?.length === 0 || visible === 'none') continue
-    if (scope.project !== null && source.used && !(await source.used(services, scope.project))) continue
+    const visible = projects?.length === 0 ? 'none' : await source.visible(services, scope, request)
+    if (visible === 'none') continue
     chosen.push({ source, projects, ...visible })
   }
   return chosen

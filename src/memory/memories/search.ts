@@ -7,7 +7,7 @@ import { all, type Fragment, isOneOf, type Queryable, sql } from '../../core/db/
 import { facts } from '../../core/iam/caller.ts'
 import { rowFilter } from '../../core/iam/row-filter.ts'
 import { reachOf, withinReach } from '../reach.ts'
-import { hasStores } from '../stores/presence.ts'
+import { areMost, storesOf } from '../stores/presence.ts'
 import { holdsNow, ownerColumn } from './model.ts'
 
 /** Memories that hold, as a source of searches: `t` is a memory, `s` its store. */
@@ -15,6 +15,8 @@ import { holdsNow, ownerColumn } from './model.ts'
 type Narrowing = {
   /** What is left of the stores; null leaves all. */
   stores: Fragment | null
+  /** Policies leave all of them. */
+  permitted: boolean
   /** What is left of their memories; null leaves all that hold. */
   memories: Fragment | null
   /** What is left of them by whose they are; null leaves all. */
@@ -47,6 +49,7 @@ function narrowing({ caller, project }: Scope, request: SearchInput): Narrowing 
   ].filter(condition => !!condition)
   return {
     stores: storeConditions.length === 0 ? null : all(storeConditions),
+    permitted: store === true,
     memories: memoryConditions.length === 0 ? null : all(memoryConditions),
     owners: reaches.every(reach => reach === null) ? null : owner => withinReach(owner, ...reaches),
   }
@@ -81,16 +84,18 @@ export const memorySource: Source = {
   table: 'memories',
   container: 'memory_store_id',
   owner: ownerColumn(sql.fragment`c`),
-  used: hasStores,
 
-  visible(scope, request) {
+  async visible(services, scope, request) {
     const narrowed = narrowing(scope, request)
     if (narrowed === 'none') return 'none'
-    const { stores, memories, owners } = narrowed
+    const known = scope.project === null ? null : await storesOf(services, scope.project)
+    if (known?.any === false) return 'none'
+    const { stores, memories, owners, permitted } = narrowed
     const projects = scope.project === null ? null : [scope.project]
     if (!stores && !memories && !owners) return { whole: true, filter: ({ ref }) => notOver(ref, projects) }
+    const ids = isGiven(request.memory_store_ids) ? request.memory_store_ids : null
     return {
-      whole: false,
+      whole: known !== null && permitted && !memories && areMost(known, ids),
       filter: ({ ref, container, owner }) =>
         all([
           notOver(ref, projects),
