@@ -8,7 +8,7 @@ import { isIdOf } from '../../core/api/kind.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
 import { storableText } from '../../core/api/text.ts'
 import { RunFirst } from '../../core/db/pool.ts'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { isReferenceLost, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { embedContent } from '../memories/embed.ts'
@@ -106,7 +106,7 @@ export async function writeFact(
       prepared = await prepare(services, claim, { admitted, again: true })
     }
   }
-  return services.write(async tx => {
+  const writing = services.write(async tx => {
     const { store: seen } = prepared
     const store = await lockForWrite(tx, { id: seen.id, project_id: seen.project_id, actor_id: claim.actor_id })
     const decision = await decide(tx, store, claim, prepared)
@@ -118,6 +118,11 @@ export async function writeFact(
     const written = await write(services, tx, { store, claim, decision, prepared })
     await options.within?.(tx, written)
     return written
+  })
+  return writing.catch(error => {
+    // What is read beside the locks is older than they are: the store was deleted while they were waited for.
+    if (isReferenceLost(error)) raise('RESOURCE_NOT_FOUND', { meta: { id: claim.memory_store_id }, cause: error })
+    throw error
   })
 }
 
