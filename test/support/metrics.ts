@@ -15,10 +15,13 @@ export async function scrape(url: string): Promise<Scrape> {
     text,
     value(name, labels = {}) {
       const wanted = Object.entries(labels).map(([label, value]) => `${label}="${value}"`)
-      const line = lines.find(
+      const found = lines.filter(
         each => /^\w+/.exec(each)?.[0] === name && wanted.every(label => each.includes(label)) && !each.startsWith('#'),
       )
-      return line === undefined ? undefined : Number(line.slice(line.lastIndexOf(' ') + 1))
+      // Other tests of the process leave series of their own.
+      return found.length === 0
+        ? undefined
+        : found.reduce((sum, line) => sum + Number(line.slice(line.lastIndexOf(' ') + 1)), 0)
     },
   }
 }
