@@ -13,12 +13,12 @@ import type { FileTotals, Totals } from './reporter.ts'
 import { type FileTime, processorTime } from './timing.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
-const LIMIT_MS = 45 * 60_000
+const LIMIT_MS = 90 * 60_000
 const SLOWEST = 20
 /** Files at once: one more than the cores of the smallest machine, because tests of workers wait a third of their time. */
 const JOBS = 3
 /** More failed files than these are not the odd test that met a bad moment: nothing is run again. */
-const AGAIN_MAX = 3
+const AGAIN_MAX = 6
 
 /** Files that take longest, in this order before all others: started last, one would keep a core idle at the end. */
 const FIRST = [
