@@ -149,7 +149,7 @@ describe('what follows from an approval, when its worker is killed', function ()
     }
 
     it('that the call is about to be made, as it goes away: is called once it is there', async () => {
-      await refusing('executing', '57P01', 1)
+      await refusing('executing', '57P03', 1)
       const { status, error } = await executed()
       assert.deepEqual([status, error], ['succeeded', null])
       assert.equal(target.requests.length, 1)
