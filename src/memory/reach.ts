@@ -1,16 +1,7 @@
 import { raise } from '../core/api/errors.ts'
 import { type Fragment, sql } from '../core/db/sql.ts'
-import { memoryBound } from '../core/iam/authority.ts'
+import { type Reach, reachOf } from '../core/iam/authority.ts'
 import type { Decided } from '../core/iam/caller.ts'
-
-/** Whose facts work reads: those of an end user, or of none, beside those of nobody. Null: everybody's. */
-export type Reach = { actor_id: string | null } | null
-
-/** What a turn, and all that it caused, may read; who calls with a key or as a user reads what policies allow. */
-export function reachOf(caller: Pick<Decided, 'bounds'>): Reach {
-  const bound = memoryBound(caller)
-  return bound && !bound.shared ? { actor_id: bound.actor_id } : null
-}
 
 /** Whose a row of knowledge is, as the database knows it. */
 export const ownerOf = (actorId: string | null): string => actorId ?? ''

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
+import { MOST } from '../../src/control/retention/expire.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
-import { expireContent, MOST } from '../../src/execution/generations/expire-content.ts'
+import { expireContent } from '../../src/execution/generations/expire-content.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'

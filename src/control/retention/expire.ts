@@ -4,8 +4,8 @@ import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { every, type Schedule } from '../../core/jobs/handler.ts'
-import type { Queue } from '../../core/jobs/queue.ts'
+import { every, handler } from '../../core/jobs/handler.ts'
+import { workQueue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { projectKind } from '../../identity/projects/model.ts'
 import type { Counts } from './content.ts'
@@ -30,15 +30,42 @@ const expiringProjects = (db: Queryable, days: Days, at: Date, after: string, li
     order by id limit ${limit}`)
 }
 
-/** The schedule of the sweeps that end what is past the retention of its project. */
-export const everyRetention = (name: string, queue: Queue<Record<string, never>>): Schedule =>
-  every(
-    name,
-    ({ CONTENT_RETENTION_SWEEP_DISABLED: disabled, CONTENT_RETENTION_SWEEP_INTERVAL_MS: ms }) =>
-      disabled ? 0 : Math.ceil(ms / 1000),
-    queue,
-    {},
-  )
+/** The worker's part of a sweep that ends what is past the retention of its project: its handler and its schedule. */
+export function retentionSweep(name: string, run: (services: Services, stopping: AbortSignal) => Promise<void>) {
+  const queue = workQueue(name, {
+    message: z.object({}),
+    concern: 'snapshot',
+    retry: { limit: 5, delaySeconds: 30, backoff: true, maxDelaySeconds: 1800 },
+  })
+  return {
+    handler: handler(queue, { concurrency: 1 }, (_message, { services, stopping }) => run(services, stopping)),
+    schedule: every(
+      name,
+      ({ CONTENT_RETENTION_SWEEP_DISABLED: disabled, CONTENT_RETENTION_SWEEP_INTERVAL_MS: ms }) =>
+        disabled ? 0 : Math.ceil(ms / 1000),
+      queue,
+      {},
+    ),
+  }
+}
+
+/** Records of a project at one time: what is more waits for the next. */
+export const MOST = 10_000
+
+/** Hands on the records of a project, a page after the other, until there are no more, `most` were, or the worker stops. */
+export async function inPages<T>(
+  stopping: AbortSignal,
+  { size, most = MOST, find }: { size: number; most?: number; find(after: T | null): Promise<readonly T[]> },
+  work: (found: readonly T[]) => Promise<void>,
+): Promise<void> {
+  let after: T | null = null
+  for (let seen = 0; seen < most && !stopping.aborted; seen += size) {
+    const found: readonly T[] = await find(after)
+    if (found.length > 0) await work(found)
+    if (found.length < size) return
+    after = found[found.length - 1]
+  }
+}
 
 const PROJECTS = 200
 

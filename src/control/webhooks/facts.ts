@@ -1,12 +1,11 @@
 import type { Operation } from '../../core/api/operation.ts'
-import { memoryBound } from '../../core/iam/authority.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
+import { reachOf } from '../../core/iam/authority.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 
 /** What events say of memory. A turn reads the facts of its own end user alone, and no event says whose it tells of. */
 
 type Told = { resource_type?: unknown; data?: unknown }
-
-const isObject = (value: unknown): value is Record<string, unknown> => typeof value === 'object' && value !== null
 
 /** An envelope without the facts in it: of a memory only which one it is, of a turn not what it brought into stores. */
 function withoutFacts<T extends Told>(envelope: T): T {
@@ -31,7 +30,7 @@ export const factsLeftOut = (
   async run(context) {
     const given: any = await operation.run(context)
     const { caller } = context as { caller?: Caller }
-    if (!caller || memoryBound(caller)?.shared !== false) return given
+    if (!caller || !reachOf(caller)) return given
     return Array.isArray(given.data)
       ? { ...given, data: given.data.map((each: object) => of(each, withoutFacts)) }
       : of(given, withoutFacts)

@@ -1,16 +1,14 @@
-import { z } from 'zod'
 import { addCounts, type Counts } from '../../control/retention/content.ts'
 import {
   auditExpiry,
   type ExpiringProject,
-  everyRetention,
+  inPages,
+  retentionSweep,
   sweepProjects,
   togetherOrApart,
 } from '../../control/retention/expire.ts'
 import { requireNoHold } from '../../control/retention/hold.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { handler } from '../../core/jobs/handler.ts'
-import { workQueue } from '../../core/jobs/queue.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sessionHooks } from '../turns/hooks.ts'
@@ -25,40 +23,29 @@ export const EXPIRE_CONVERSATIONS = 'conversations:ExpireConversations'
 const PAGE = 100
 /** Messages of a transaction, by which a page is divided; one conversation goes as a whole. */
 const MESSAGES = 5000
-/** Conversations of a project at one time: what is more waits for the next. */
-const MOST = 10_000
 
-const conversationExpiry = workQueue('conversation.expiry', {
-  message: z.object({}),
-  concern: 'snapshot',
-  retry: { limit: 5, delaySeconds: 30, backoff: true, maxDelaySeconds: 1800 },
-})
-
-export const expiryHandler = handler(conversationExpiry, { concurrency: 1 }, (_message, { services, stopping }) =>
-  sweepProjects(services, stopping, {
-    days: 'conversation_retention_days',
-    done: 'conversations past their retention deleted',
-    sweep: project => expireProject(services, project, stopping),
-  }),
+export const { handler: expiryHandler, schedule: expirySchedule } = retentionSweep(
+  'conversation.expiry',
+  (services, stopping) =>
+    sweepProjects(services, stopping, {
+      days: 'conversation_retention_days',
+      done: 'conversations past their retention deleted',
+      sweep: project => expireProject(services, project, stopping),
+    }),
 )
 
-export const expirySchedule = everyRetention('conversation.expiry', conversationExpiry)
-
 async function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal): Promise<Counts> {
+  const { pool } = services
   let done: Counts = {}
-  let after: Expired | null = null
-  for (let seen = 0; seen < MOST && !stopping.aborted; seen += PAGE) {
-    const found: readonly Expired[] = await deletableConversations(services.pool, project, after, PAGE)
-    if (found.length === 0) break
+  const find = (after: Expired | null) => deletableConversations(pool, project, after, PAGE)
+  await inPages(stopping, { size: PAGE, find }, async found => {
     for (const ids of parts(found)) {
       const counts = await togetherOrApart(services, ids, (tx, some) => expire(tx, services, project, some))
       done = addCounts(done, ...counts)
       await fault(services, 'conversations_expired')
-      if (stopping.aborted) return done
+      if (stopping.aborted) return
     }
-    if (found.length < PAGE) break
-    after = found[found.length - 1]
-  }
+  })
   return done
 }
 

@@ -62,9 +62,13 @@ export const isOneOf = (column: Fragment, values: readonly string[]): Fragment =
 export const jsonb = (value: unknown): Fragment =>
   value === null || value === undefined ? sql.fragment`null::jsonb` : sql.fragment`${JSON.stringify(value)}::jsonb`
 
-/** Whether a statement failed because a row that it names, or a row that names it, came or went meanwhile. */
-export const isReferenceLost = (error: unknown): boolean => error instanceof ForeignKeyIntegrityConstraintViolationError
+/**
+ * Whether a statement failed because a row that it names, or a row that names it, came or went meanwhile.
+ * @param column by which the row is named; default any
+ */
+export const isReferenceLost = (error: unknown, column?: string): boolean =>
+  error instanceof ForeignKeyIntegrityConstraintViolationError &&
+  (column === undefined || (error.constraint ?? '').endsWith(`_${column}_fkey`))
 
 /** Whether a statement failed because the project it writes for was deleted meanwhile. */
-export const isProjectGone = (error: unknown): boolean =>
-  error instanceof ForeignKeyIntegrityConstraintViolationError && /_project_id_fkey$/.test(error.constraint ?? '')
+export const isProjectGone = (error: unknown): boolean => isReferenceLost(error, 'project_id')

@@ -60,6 +60,15 @@ export function memoryBound({ bounds = [] }: Pick<PrincipalRecord, 'bounds'>): M
   return bound?.kind === 'memory' ? { actor_id: bound.actor_id, shared: bound.shared } : null
 }
 
+/** Whose facts work reads: those of an end user, or of none, beside those of nobody. Null: everybody's. */
+export type Reach = { actor_id: string | null } | null
+
+/** What a turn, and all that it caused, may read; who calls with a key or as a user reads what policies allow. */
+export function reachOf(caller: Pick<PrincipalRecord, 'bounds'>): Reach {
+  const bound = memoryBound(caller)
+  return bound && !bound.shared ? { actor_id: bound.actor_id } : null
+}
+
 /** An authority that reads the facts of nobody and of an end user, beside all that bounds it already. */
 export const withMemoryOf = (record: PrincipalRecord, memory: MemoryBound): PrincipalRecord =>
   withBounds(record, [{ kind: 'memory', ...memory }])

@@ -1,11 +1,14 @@
-import { z } from 'zod'
 import type { Counts, ErasedBy } from '../../control/retention/content.ts'
-import { type ExpiringProject, everyRetention, sweepProjects, togetherOrApart } from '../../control/retention/expire.ts'
+import {
+  type ExpiringProject,
+  inPages,
+  retentionSweep,
+  sweepProjects,
+  togetherOrApart,
+} from '../../control/retention/expire.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { handler } from '../../core/jobs/handler.ts'
-import { workQueue } from '../../core/jobs/queue.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { purgeTraces } from './purge.ts'
@@ -18,27 +21,18 @@ export const RETENTION: ErasedBy = { type: 'system', id: 'retention_sweep' }
 
 /** Traces of a transaction. */
 const BATCH = 100
-/** Traces of a project at one time: what is more waits for the next. */
-export const MOST = 10_000
 
-const contentSweep = workQueue('content.sweep', {
-  message: z.object({}),
-  concern: 'snapshot',
-  retry: { limit: 5, delaySeconds: 30, backoff: true, maxDelaySeconds: 1800 },
-})
-
-export const contentSweepHandler = handler(contentSweep, { concurrency: 1 }, (_message, { services, stopping }) =>
-  expireContent(services, stopping),
+export const { handler: contentSweepHandler, schedule: contentSweepSchedule } = retentionSweep(
+  'content.sweep',
+  (services, stopping) => expireContent(services, stopping),
 )
-
-export const contentSweepSchedule = everyRetention('content.sweep', contentSweep)
 
 /**
  * Erases the content of traces that are older than the retention of their projects. A second one at the same time does no
  * harm: each trace is erased under its lock, once.
  * @param most traces of a project at one time, in steps of `BATCH`
  */
-export const expireContent = (services: Services, stopping: AbortSignal, most = MOST): Promise<void> =>
+export const expireContent = (services: Services, stopping: AbortSignal, most?: number): Promise<void> =>
   sweepProjects(services, stopping, {
     days: 'trace_content_retention_days',
     done: 'content past its retention erased',
@@ -48,13 +42,12 @@ export const expireContent = (services: Services, stopping: AbortSignal, most = 
 async function expireProject(
   services: Services,
   { id: projectId, cutoff }: ExpiringProject,
-  { stopping, most }: { stopping: AbortSignal; most: number },
+  { stopping, most }: { stopping: AbortSignal; most?: number },
 ): Promise<Counts> {
+  const { pool } = services
   const done = { traces: 0, skipped: 0 }
-  let after: Root | null = null
-  for (let seen = 0; seen < most && !stopping.aborted; seen += BATCH) {
-    const roots: readonly Root[] = await expiredRoots(services.pool, projectId, cutoff, after, BATCH)
-    if (roots.length === 0) break
+  const find = (after: Root | null) => expiredRoots(pool, projectId, cutoff, after, BATCH)
+  await inPages(stopping, { size: BATCH, most, find }, async roots => {
     const ids = roots.map(({ id }) => id)
     const purged = await togetherOrApart(services, ids, async (tx, some) => {
       const { traces } = await purgeTraces(tx, services, projectId, some, RETENTION)
@@ -67,9 +60,7 @@ async function expireProject(
     done.traces += traces
     done.skipped += ids.length - traces
     await fault(services, 'content_expired')
-    if (roots.length < BATCH) break
-    after = roots[roots.length - 1]
-  }
+  })
   return done
 }
 

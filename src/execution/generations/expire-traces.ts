@@ -1,19 +1,17 @@
-import { z } from 'zod'
 import { addCounts, type Counts } from '../../control/retention/content.ts'
 import {
   auditExpiry,
   type ExpiringProject,
-  everyRetention,
+  inPages,
+  retentionSweep,
   sweepProjects,
   togetherOrApart,
 } from '../../control/retention/expire.ts'
 import { raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { handler } from '../../core/jobs/handler.ts'
-import { workQueue } from '../../core/jobs/queue.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
-import { MOST, RETENTION } from './expire-content.ts'
+import { RETENTION } from './expire-content.ts'
 import { purgeTraces } from './purge.ts'
 import { deletableRoots, deleteTurns, heldTurn, type Root, subtreeIds } from './purge-store.ts'
 import { deleteTraces } from './trace-store.ts'
@@ -25,35 +23,26 @@ export const EXPIRE_TRACES = 'traces:ExpireTraces'
 /** Trees of traces of a transaction. */
 const BATCH = 100
 
-const traceSweep = workQueue('trace.sweep', {
-  message: z.object({}),
-  concern: 'snapshot',
-  retry: { limit: 5, delaySeconds: 30, backoff: true, maxDelaySeconds: 1800 },
-})
-
-export const traceSweepHandler = handler(traceSweep, { concurrency: 1 }, (_message, { services, stopping }) =>
-  sweepProjects(services, stopping, {
-    days: 'trace_retention_days',
-    done: 'traces past their retention deleted',
-    sweep: project => expireProject(services, project, stopping),
-  }),
+export const { handler: traceSweepHandler, schedule: traceSweepSchedule } = retentionSweep(
+  'trace.sweep',
+  (services, stopping) =>
+    sweepProjects(services, stopping, {
+      days: 'trace_retention_days',
+      done: 'traces past their retention deleted',
+      sweep: project => expireProject(services, project, stopping),
+    }),
 )
-
-export const traceSweepSchedule = everyRetention('trace.sweep', traceSweep)
 
 /** Deletes trees of traces of a project, a page after the other, each tree as a whole. */
 async function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal): Promise<Counts> {
+  const { pool } = services
   let done: Counts = {}
-  let after: Root | null = null
-  for (let seen = 0; seen < MOST && !stopping.aborted; seen += BATCH) {
-    const roots: readonly Root[] = await deletableRoots(services.pool, project.id, project.cutoff, after, BATCH)
-    if (roots.length === 0) break
+  const find = (after: Root | null) => deletableRoots(pool, project.id, project.cutoff, after, BATCH)
+  await inPages(stopping, { size: BATCH, find }, async roots => {
     const ids = roots.map(({ id }) => id)
     done = addCounts(done, ...(await togetherOrApart(services, ids, (tx, some) => expire(tx, services, project, some))))
     await fault(services, 'traces_expired')
-    if (roots.length < BATCH) break
-    after = roots[roots.length - 1]
-  }
+  })
   return done
 }
 

@@ -3,8 +3,9 @@ import { equals, type Filters, filterConditions, filterSchema, oneOf } from '../
 import { page, pageOf } from '../../core/api/lists.ts'
 import { answer, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { sql } from '../../core/db/sql.ts'
+import { reachOf } from '../../core/iam/authority.ts'
 import { ownerColumn, ownerFilter } from '../memories/model.ts'
-import { reaches, reachOf, withinReach } from '../reach.ts'
+import { reaches, withinReach } from '../reach.ts'
 import { memoryStoreKind } from '../stores/model.ts'
 import { statusOf, writeClaim } from './door.ts'
 import {

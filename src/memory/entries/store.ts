@@ -43,11 +43,10 @@ export const lockForWrite = async (
   { id, project_id, actor_id }: { id: string; project_id: string; actor_id: string | null },
 ): Promise<MemoryStoreRow> => {
   if (actor_id !== null) await requireAll(db, kinds.get('actor'), project_id, [actor_id])
-  return (
-    (await db.maybeOne(locked`
+  const store = await db.maybeOne(locked`
     select ${memoryStoreKind.columns}, l.locks from memory_stores t cross join ${writeLocks(id, actor_id)} l (locks)
-    where t.id = ${id}`)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
-  )
+    where t.id = ${id}`)
+  return store ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
 }
 
 /** `source_id` is the conversation that a claim comes from, `attempt_key` the attempt of a node that makes it. */

@@ -121,7 +121,8 @@ export async function writeFact(
   })
   return writing.catch(error => {
     // What is read beside the locks is older than they are: the store was deleted while they were waited for.
-    if (isReferenceLost(error)) raise('RESOURCE_NOT_FOUND', { meta: { id: claim.memory_store_id }, cause: error })
+    if (isReferenceLost(error, 'memory_store_id'))
+      raise('RESOURCE_NOT_FOUND', { meta: { id: claim.memory_store_id }, cause: error })
     throw error
   })
 }

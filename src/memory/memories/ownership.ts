@@ -4,12 +4,13 @@ import { redactEvents, withoutFields } from '../../control/events/redact.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { type Fragment, identifying, type Queryable, sql } from '../../core/db/sql.ts'
+import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { reachOf } from '../../core/iam/authority.ts'
 import { claimedActor } from '../entries/door.ts'
 import { deleteEntriesOf } from '../entries/erase-store.ts'
 import { deleteEntriesOfActor, entriesGivenTo, moveEntries } from '../entries/store.ts'
-import { reaches, reachOf } from '../reach.ts'
+import { reaches } from '../reach.ts'
 import type { MemoryStoreRow } from '../stores/model.ts'
 import { lockStores } from './lock.ts'
 import { type AssignAnswer, type AssignInput, type MemoryRow, memoryKind } from './model.ts'
@@ -63,17 +64,17 @@ const giveTo = (db: Queryable, actorId: string, ids: readonly string[]): Promise
     returning ${memoryKind.columns}`)
 
 /** Stores with memories of an end user, by memories_actor. */
-const storesOf = (db: Queryable, actorId: string): Promise<readonly string[]> =>
+const storesWithMemoriesOf = (db: Queryable, actorId: string): Promise<readonly string[]> =>
   db.anyFirst(identifying`select distinct memory_store_id as id from memories where actor_id = ${actorId}`)
 
 const ofActor = (actorId: string): Fragment => sql.fragment`select id from memories where actor_id = ${actorId}`
 
 /** Gives the memories of an end user, and what the ledger says of them, to another. */
 export async function moveMemories(tx: Tx, from: string, to: string): Promise<void> {
-  await lockStores(tx, await storesOf(tx, from))
-  await tx.any(identifying`
+  await lockStores(tx, await storesWithMemoriesOf(tx, from))
+  await tx.query(statement`
     with vectors as (${vectorsGivenTo(to, SOURCES.memory, ofActor(from))})
-    update memories set actor_id = ${to}, updated_at = now() where actor_id = ${from} returning id`)
+    update memories set actor_id = ${to}, updated_at = now() where actor_id = ${from}`)
   await moveEntries(tx, from, to)
 }
 
@@ -82,7 +83,7 @@ const TOLD = 1000
 
 /** Deletes the memories of an end user, with what the ledger and events say of them. Returns how many of both. */
 export async function deleteMemoriesOf(tx: Tx, actorId: string): Promise<{ memories: number; memory_entries: number }> {
-  await lockStores(tx, await storesOf(tx, actorId))
+  await lockStores(tx, await storesWithMemoriesOf(tx, actorId))
   const ids = await tx.anyFirst(identifying`${ofActor(actorId)}`)
   if (ids.length > 0) await removeVectors(tx, { source: SOURCES.memory, ref_ids: ids })
   const resolved = ids.length > 0 ? await deleteEntriesOf(tx, ids) : []

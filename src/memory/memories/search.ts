@@ -4,9 +4,10 @@ import { ACTION, isGiven, type Scope, type Source } from '../../content/knowledg
 import { SOURCES } from '../../content/vectors/store.ts'
 import { tagCondition } from '../../core/api/lists.ts'
 import { all, type Fragment, isOneOf, type Queryable, sql } from '../../core/db/sql.ts'
+import { reachOf } from '../../core/iam/authority.ts'
 import { facts } from '../../core/iam/caller.ts'
 import { rowFilter } from '../../core/iam/row-filter.ts'
-import { reachOf, withinReach } from '../reach.ts'
+import { withinReach } from '../reach.ts'
 import { areMost, storesOf } from '../stores/presence.ts'
 import { holdsNow, ownerColumn } from './model.ts'
 
