@@ -45,7 +45,7 @@ export const SearchInput = z
       .max(255)
       .nullable()
       .optional()
-      .describe('Only memories of this end user and of none; null: of none; default: of all'),
+      .describe('Only memories of this end user and memories without one; null: only those without one; default: all'),
     tags: z
       .record(z.string().min(1).max(128), z.string().max(256))
       .optional()
@@ -132,7 +132,7 @@ export const MemoryResult = z
     memory_id: z.string(),
     memory_store_id: z.string(),
     memory_store_name: z.string(),
-    actor_id: z.string().nullable().describe('End user whose it is; null for nobody in particular'),
+    actor_id: z.string().nullable().describe('End user that it belongs to; null without one'),
   })
   .meta({ id: 'KnowledgeMemoryResult' })
 

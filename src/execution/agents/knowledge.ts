@@ -53,7 +53,7 @@ const write_memory_scope = z
   .enum(['actor', 'store'])
   .optional()
   .describe(
-    "Whose the facts of turns are that have an end user: `actor`, the default, the end user's; `store` nobody's in particular, which takes an agent with share_between_actors",
+    'Which end user facts of turns belong to: `actor`, the default, that of the turn; `store` none, which requires an agent with share_between_actors',
   )
 
 const write_memory_store_id = z

@@ -33,7 +33,7 @@ const fields = {
   memory_rule_id: z.string().nullable().describe('Rule that stated it; null once that is deleted'),
   generation_id: z.string().nullable().describe('Turn that stated it'),
   conversation_id: z.string().nullable().describe('Conversation of that turn'),
-  actor_id: z.string().nullable().describe('End user whose fact it is; null for nobody in particular'),
+  actor_id: z.string().nullable().describe('End user that the fact belongs to; null without one'),
   principal_type: z.string().describe('Who stated it: user, api_key, agent, orchestration_run or formation'),
   principal_id: z.string(),
   tags: z.record(z.string(), z.string()).describe('As claimed'),
@@ -88,7 +88,7 @@ const claim = z.strictObject({
     .nullable()
     .optional()
     .describe(
-      'End user whose fact it is: compared with facts of the same end user, and read by turns of no other. Default: of the turn that states it, else of nobody',
+      'End user that the fact belongs to: it is compared with facts of the same end user, and not read by turns of others. Default: that of the turn that writes it, else none',
     ),
   supersedes: z
     .string()

@@ -29,7 +29,7 @@ export const Memory = record(
     content: z.string(),
     source_type: z.enum(SOURCE_TYPES),
     source_id: z.string().nullable().describe('Conversation that the fact comes from; kept when that is deleted'),
-    actor_id: z.string().nullable().describe('End user whose fact it is; null for nobody in particular'),
+    actor_id: z.string().nullable().describe('End user that the fact belongs to; null without one'),
     metadata: z.record(z.string(), z.unknown()).nullable(),
     embedded: z.boolean().describe('Whether searches by meaning and likeness find it; words find it in any case'),
     expires_at: z.iso.datetime().nullable(),
@@ -42,12 +42,12 @@ export const Memory = record(
 export const AssignInput = z
   .strictObject({
     memory_ids: z.array(z.string().min(1).max(255)).min(1).max(500).describe('Memories of the store'),
-    actor_id: z.string().min(1).max(255).describe('End user whose they are from then on'),
+    actor_id: z.string().min(1).max(255).describe('End user that they belong to from then on'),
   })
   .meta({ id: 'MemoryAssignInput' })
 
 export const AssignAnswer = z
-  .object({ assigned: z.int().describe("Memories that were nobody's before") })
+  .object({ assigned: z.int().describe('Memories that had no end user before') })
   .meta({ id: 'MemoryAssignAnswer' })
 
 export const MemoryPatch = patchBody('MemoryPatch', {
@@ -101,7 +101,7 @@ export const storeTarget = ({ memory_store_id, project_id, store_tags }: Contain
 export const ownerColumn = (table: Fragment): Fragment => sql.fragment`coalesce(${table}.actor_id, '')`
 
 export const ownerFilter = filter(
-  z.string().max(255).optional().describe('Exact match of `actor_id`; empty: of nobody in particular'),
+  z.string().max(255).optional().describe('Exact match of `actor_id`; empty: without one'),
   id => sql.fragment`${ownerColumn(sql.fragment`t`)} = ${id}`,
 )
 

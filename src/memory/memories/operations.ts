@@ -205,9 +205,9 @@ const assign = itemOperation(memoryStoreKind, {
   id: 'assignMemories',
   method: 'post',
   path: '/memory-stores/{memory_store_id}/assign',
-  summary: "Say whose memories are that are nobody's: turns of other end users no longer read them",
+  summary: 'Give memories without an end user to one: turns of others no longer read them',
   description:
-    "All of them or none. The action is asked for on the store and on each memory with its tags. A memory that is somebody's stays so: naming another end user for it is refused.",
+    'All of them or none. The action is asked for on the store and on each memory with its tags. A memory that belongs to another end user is refused.',
   tag,
   action: 'memories:UpdateMemory',
   body: AssignInput,

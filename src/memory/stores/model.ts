@@ -31,7 +31,7 @@ const fields = {
     .max(100_000)
     .nullable()
     .describe(
-      `Memories that may hold of one end user; one more retires the oldest. Null for ${ACTOR_MEMORY_LIMIT}; those of nobody in particular are not limited`,
+      `Memories that may hold of one end user; one more retires the oldest. Null for ${ACTOR_MEMORY_LIMIT}; memories without an end user are not limited`,
     ),
 }
 
