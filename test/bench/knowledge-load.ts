@@ -122,6 +122,7 @@ export async function loopHolds(): Promise<Row[]> {
       codes: randomFillSync(new Uint8Array(count * bytes)),
       bytes,
       rows: count,
+      hides: false,
     }
     const question = codes.codes.slice(0, bytes)
     let [held, took] = [Number.POSITIVE_INFINITY, Number.POSITIVE_INFINITY]

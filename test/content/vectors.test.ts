@@ -107,6 +107,7 @@ describe('codes of vectors', () => {
           codes: new Uint8Array(room * bytes),
           bytes,
           rows: 0,
+          hides: false,
         }
         for (let time = 0; time < 8; time++) {
           const added = Math.floor(uniform() * 1100)

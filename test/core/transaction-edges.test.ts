@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
+import { z } from 'zod'
 import { inTransaction, openPool, type Pool, type Transaction } from '../../src/core/db/pool.ts'
+import { setForTransaction } from '../../src/core/db/settings.ts'
 import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { sendLast } from '../../src/core/db/transaction-edges.ts'
 import { countRoundTrips } from '../bench/http.ts'
@@ -164,5 +166,61 @@ describe('begin and commit of a transaction', () => {
     assert.deepEqual(found, [{ n: 7 }])
     const { rowCount } = await inTransaction(pool, tx => sendLast(() => tx.query(rawQuery('delete from notes'))))
     assert.equal(rowCount, 1)
+  })
+
+  describe('take settings along', () => {
+    const limit = (tx: Transaction, ms: number) => setForTransaction(tx, { statement_timeout: `${ms}ms` })
+    const shown = sql.type(z.object({ statement_timeout: z.string() }))
+    const show = (tx: Pool | Transaction) => tx.oneFirst(shown`show statement_timeout`)
+    let usual: string
+
+    before(async () => {
+      usual = await show(pool)
+      // A statement is sent ahead once it is prepared.
+      for (let time = 0; time < 10; time++) await inTransaction(pool, tx => limit(tx, 1000))
+    })
+
+    it('of one statement in one round trip, which answers with its own result', async () => {
+      const trips = countRoundTrips()
+      for (const ms of [1234, 4321]) {
+        const value = await inTransaction(pool, async tx => {
+          await limit(tx, ms)
+          return sendLast(() => show(tx))
+        })
+        assert.equal(value, `${ms}ms`)
+      }
+      trips.stop()
+      assert.equal(trips.value, 2)
+      assert.equal(await show(pool), usual)
+    })
+
+    it('of all statements of the transaction', async () => {
+      await inTransaction(pool, async tx => {
+        await limit(tx, 1234)
+        assert.equal(await show(tx), '1234ms')
+        assert.equal(await show(tx), '1234ms')
+        await limit(tx, 4321)
+        assert.equal(await show(tx), '4321ms')
+      })
+      assert.equal(await show(pool), usual)
+    })
+
+    it('which refuse the statement behind them when they are refused', async () => {
+      const work = inTransaction(pool, async tx => {
+        await setForTransaction(tx, { statement_timeout: 'soon' })
+        await sendLast(() => note(tx, 1))
+      })
+      await assert.rejects(work, /statement_timeout/)
+      assert.deepEqual(await numbers('notes'), [])
+      assert.equal(await show(pool), usual)
+    })
+
+    it('or drop them where nothing follows', async () => {
+      const trips = countRoundTrips()
+      await inTransaction(pool, tx => limit(tx, 1234))
+      trips.stop()
+      assert.equal(trips.value, 0)
+      assert.equal(await show(pool), usual)
+    })
   })
 })

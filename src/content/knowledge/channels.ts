@@ -31,6 +31,8 @@ export async function vectorChannel(
   options: {
     query: string
     limit: number
+    /** Rows that the answer takes of the channel at most. */
+    depth: number
     project: string | null
     ref: string
     signal?: AbortSignal
@@ -64,6 +66,7 @@ export async function vectorChannel(
           whole,
           vector,
           limit: options.limit,
+          sure: options.depth,
         })
         return near.map(row => ({ ...rowOf(selection, row), cosine: row.cosine }))
       }),

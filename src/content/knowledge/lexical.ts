@@ -1,13 +1,12 @@
 import { inTransaction } from '../../core/db/pool.ts'
+import { setForTransaction } from '../../core/db/settings.ts'
 import { sendLast } from '../../core/db/transaction-edges.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Selection } from './sources.ts'
-import { type Hit, matchAll, matchSome, readQuery } from './store.ts'
+import { type Hit, matchAll, matchSome, type Word } from './store.ts'
 
 /** Words of a question that are looked for one by one when no row has all of them. */
 const SOME_WORDS = 8
-/** Words of a question that are looked at to find the rarest. */
-const WORDS_WEIGHED = 64
 /**
  * Words are taken, the rarest first, for as long as they stand in so many of the sampled rows together: a word that half the
  * project holds says nothing and is found in half the project.
@@ -41,30 +40,34 @@ export function lexicalHits(
 ): Promise<readonly Hit[]> {
   const { wanted, depth } = options
   const query = asked.replaceAll(DASHES, ' ')
-  const textSearch = config.KNOWLEDGE_TEXT_SEARCH_CONFIG
+  const isExact = /"|(^|\s)-/.test(query)
   return inTransaction(pool, async db => {
-    const read = await readQuery(db, { textSearch, query, timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS })
-    if (!read.asks) return []
-    const words = read.words.slice(0, WORDS_WEIGHED)
-    const goesOn = words.length > 1 && !read.exact
-    const all = { textSearch, query, limit: depth, wanted: goesOn ? wanted : 0, words }
-    const { hits, shares } = await matchAll(db, selection, all)
-    if (!shares) return hits
-    const more = await sendLast(() => matchSome(db, selection, { words: rarest(words, shares), limit: depth }))
+    await setForTransaction(db, {
+      statement_timeout: String(config.KNOWLEDGE_QUERY_TIMEOUT_MS),
+      jit: 'off',
+      plan_cache_mode: 'force_custom_plan',
+    })
+    const textSearch = config.KNOWLEDGE_TEXT_SEARCH_CONFIG
+    const { hits, words } = await matchAll(db, selection, {
+      textSearch,
+      query,
+      limit: depth,
+      wanted: isExact ? 0 : wanted,
+    })
+    if (!words) return hits
+    const more = await sendLast(() => matchSome(db, selection, { words: rarest(words), limit: depth }))
     const known = new Set(hits.map(hit => hit.ref_id))
     const strong = more.filter(hit => hit.rank >= WEAK * more[0].rank && !known.has(hit.ref_id))
     return [...hits, ...strong].slice(0, depth)
   })
 }
 
-/** @param shares of the sampled rows that hold a word; a word that is missing is in none */
-function rarest(words: readonly string[], shares: ReadonlyMap<string, number>): string[] {
-  const share = (word: string) => shares.get(word) ?? 0
-  const sorted = [...words].sort((left, right) => share(left) - share(right))
+function rarest(words: readonly Word[]): string[] {
+  const sorted = [...words].sort((left, right) => left.share - right.share)
   let sum = 0
-  const telling = sorted.filter(word => {
-    sum += share(word)
+  const telling = sorted.filter(({ share }) => {
+    sum += share
     return sum <= SHARE
   })
-  return (telling.length > 0 ? telling : sorted.slice(0, 1)).slice(0, SOME_WORDS)
+  return (telling.length > 0 ? telling : sorted.slice(0, 1)).slice(0, SOME_WORDS).map(({ word }) => word)
 }

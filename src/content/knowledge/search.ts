@@ -39,7 +39,7 @@ export async function search(
 
   const depth = Math.min(500, Math.max(50, 5 * request.limit))
   const [vector, lexical] = await Promise.all([
-    vectorChannel(services, selections, { query, limit: request.limit, project: scope.project, ...purpose }),
+    vectorChannel(services, selections, { query, limit: request.limit, depth, project: scope.project, ...purpose }),
     lexicalChannel(services, selections, { query, wanted: request.limit, depth }),
   ])
   const degraded = degradedChannels(vector, lexical)

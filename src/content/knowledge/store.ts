@@ -22,76 +22,64 @@ export type Hit = z.output<typeof Hit>
 
 const hit = sql.type(Hit)
 
-/** Beside what `set_config` returns. */
-const read = sql.type(z.object({ tree: z.string(), words: z.array(z.string()) }))
-const found = sql.type(z.object({ hits: z.array(Hit), shares: z.record(z.string(), z.number()).nullable() }))
+/** A word of a query, and the share of the sampled rows that hold it. */
+const Word = z.object({ word: z.string(), share: z.number() })
+export type Word = z.output<typeof Word>
+
+const Found = z.object({ hits: z.array(Hit), words: z.array(Word).nullable() })
+const found = sql.type(Found)
+
+/** Words of a query that are looked at to find the rarest. */
+const WORDS_WEIGHED = 64
 
 /**
- * Bounds the time of the transaction's statements and reads the query as PostgreSQL does: `asks` is false when no word is
- * left to search for, `exact` is true when it quotes or excludes something.
- */
-export async function readQuery(
-  db: Queryable,
-  { textSearch, query, timeoutMs }: { textSearch: string; query: string; timeoutMs: number },
-): Promise<{ asks: boolean; exact: boolean; words: string[] }> {
-  const { tree, words } = await db.one(read`
-    select set_config('statement_timeout', ${String(timeoutMs)}, true), set_config('jit', 'off', true),
-      set_config('plan_cache_mode', 'force_custom_plan', true),
-      querytree(websearch_to_tsquery(${textSearch}::regconfig, ${query})) as tree,
-      to_json(tsvector_to_array(to_tsvector(${textSearch}::regconfig, ${query}))) as words`)
-  return { asks: tree !== '' && tree !== 'T', exact: /"|(^|\s)-/.test(query), words }
-}
-
-/**
- * Rows that hold every word of the query: those with the words in their order first, then by cover density, for long
- * queries by the words' weights. The lexeme of the project keeps the search of the gin index inside it.
+ * Rows that hold every word of the query, as PostgreSQL reads it; none where it leaves no word to search for. Those with the
+ * words in their order come first, then by cover density, for long queries by the words' weights. The lexeme of the project
+ * keeps the search of the gin index inside it.
  *
- * Where they are fewer than `wanted`, `shares` says how common words are: how many in a hundred sampled rows hold each, as a
- * share; words that none holds are missing. Of a smaller sample a word of few rows is no common one. Each row is read and
- * stripped once, and then asked for each word: to unnest the lexemes of all rows instead took four times as long.
+ * Where they are fewer than `wanted`, `words` says how common each word of the query is among a hundred sampled rows; null
+ * where it has no second one. Of a smaller sample a word of few rows is no common one. Each row is read and stripped once, and
+ * then asked for each word: to unnest the lexemes of all rows instead took four times as long.
  */
-export async function matchAll(
+export function matchAll(
   db: Queryable,
   selection: Selection,
-  { textSearch, query, limit, wanted, words }: MatchOptions,
-): Promise<{ hits: readonly Hit[]; shares: ReadonlyMap<string, number> | null }> {
+  { textSearch, query, limit, wanted }: { textSearch: string; query: string; limit: number; wanted: number },
+): Promise<z.output<typeof Found>> {
   const asked = sql.fragment`websearch_to_tsquery(${textSearch}::regconfig, ${query})`
-  const { hits, shares } = await db.one(found`
+  return db.one(found`
     with hits as materialized (
       select c.id as ref_id, c.container_id,
         case when c.tsv @@ phraseto_tsquery(${textSearch}::regconfig, ${query}) then 'phrase' else 'all' end as match,
         case when numnode(${asked}) <= ${MOST_COVERED} then ts_rank_cd(c.tsv, ${asked}, 1) else ts_rank(c.tsv, ${asked}, 1) end::float8
           as rank
       from (${matching(selection, asked, sql.fragment`c.tsv`)}) c
+      where ${asks(asked)}
       order by match desc, rank desc, ref_id limit ${limit}
     ),
-    sample as materialized (select strip(c.tsv) as tsv from (${selection.source.sample(selection)}) c),
     words as materialized (
-      select lexeme, query::tsquery from unnest(${sql.array([...words], 'text')}, ${sql.array(words.map(lexeme), 'text')}) w (lexeme, query)
+      select at, word, ('''' || replace(replace(word, '\\', '\\\\'), '''', '''''') || '''')::tsquery as query
+      from unnest(tsvector_to_array(to_tsvector(${textSearch}::regconfig, ${query}))) with ordinality w (word, at)
+      where at <= ${WORDS_WEIGHED}
     ),
+    sample as materialized (select strip(c.tsv) as tsv from (${selection.source.sample(selection)}) c),
     shares as (
-      select w.lexeme, count(*)::float8 / greatest(100, (select count(*) from sample)) as share
-      from words w join sample s on s.tsv @@ w.query group by w.lexeme
+      select w.at, w.word, count(s.tsv)::float8 / greatest(100, (select count(*) from sample)) as share
+      from words w left join sample s on s.tsv @@ w.query group by w.at, w.word
     )
     select coalesce((select json_agg(h order by h.match desc, h.rank desc, h.ref_id) from hits h), '[]') as hits,
-      case when (select count(*) from hits) < ${wanted}
-        then coalesce((select json_object_agg(s.lexeme, s.share) from shares s), '{}') end as shares`)
-  return { hits, shares: shares && new Map(Object.entries(shares)) }
+      case when (select count(*) from hits) < ${wanted} and (select count(*) from words) > 1 and ${asks(asked)}
+        then (select json_agg(s order by s.at) from shares s) end as words`)
 }
 
-type MatchOptions = {
-  textSearch: string
-  query: string
-  limit: number
-  /** 0: how common words are is not asked. */
-  wanted: number
-  words: readonly string[]
-}
+/** Whether a query has a word that is to be there: without one it would read all that there is. */
+const asks = (query: Fragment): Fragment => sql.fragment`querytree(${query}) not in ('', 'T')`
 
 /**
  * Rows that hold some of the words, by the sum of the words' weights: the fewer of the rows hold a word, the more it weighs.
  * Shorter rows first among equals. Word by word, because the index then knows who holds what: to ask it of 5,000 tsvectors
- * instead, most of them stored out of line, took four times as long.
+ * instead, most of them stored out of line, took four times as long. One subquery for all of several words, which are rare:
+ * one for each took three times as long to plan as to run. A single word may be common, and is planned as what it is.
  */
 export function matchSome(
   db: Queryable,
@@ -99,12 +87,15 @@ export function matchSome(
   { words, limit }: { words: readonly string[]; limit: number },
 ): Promise<readonly Hit[]> {
   const size = sql.fragment`pg_column_size(c.tsv) as size`
-  const found = words.map(
-    (word, index) => sql.fragment`
-      select ${index}::int as word, c.* from (${matching(selection, sql.fragment`${lexeme(word)}::tsquery`, size)}) c`,
-  )
+  const queries = words.map(lexeme)
+  const found =
+    queries.length === 1
+      ? sql.fragment`select 1::bigint as word, c.* from (${matching(selection, sql.fragment`${queries[0]}::tsquery`, size)}) c`
+      : sql.fragment`
+        select w.word, c.* from unnest(${sql.array(queries, 'text')}) with ordinality w (query, word)
+        cross join lateral (${matching(selection, sql.fragment`w.query::tsquery`, size)}) c`
   return db.any(hit`
-    with found as materialized (${sql.join(found, sql.fragment` union all `)}),
+    with found as materialized (${found}),
     weights as (
       select word, ln(1 + sum(count(*)) over ()::float8 / (1 + count(*))) as weight from found group by word
     )

@@ -17,7 +17,7 @@ import {
   type Scan,
   type Seen,
 } from './store.ts'
-import { makeRoom } from './vector-cache.ts'
+import { forgetVectors, makeRoom } from './vector-cache.ts'
 
 /**
  * The codes of projects that are searched again and again, kept in the process: what takes the database 50 ms of processor
@@ -33,6 +33,8 @@ export type Codes = Seen & {
   codes: Uint8Array
   bytes: number
   rows: number
+  /** Whether the last search met candidates that it may not see, or that are gone. */
+  hides: boolean
 }
 
 type Cache = {
@@ -85,6 +87,9 @@ const roomFor = (rows: number): number => rows + Math.min(MOST_NEW, Math.ceil(ro
 export const keptCodes = (services: Services, scope: CodeScope): Codes | undefined =>
   cacheOf(services).codes.get(keyOf(scope))
 
+/** Sends one statement as a transaction of its own, with the settings of a scan. */
+export type Alone = <T>(send: (db: Queryable) => Promise<T>) => Promise<T>
+
 /** What codes held when a search compared them; others may take news in while it does. */
 export type Moment = Pick<Codes, 'snapshot' | 'rows'>
 
@@ -98,16 +103,17 @@ export const momentOf = ({ snapshot, rows }: Codes): Moment => ({ snapshot, rows
  */
 export async function followCodes(
   services: Services,
-  db: Queryable,
+  alone: Alone,
   codes: Codes,
   { since, known, filter }: { since: Moment; known: KnownVectors; filter: Scan['filter'] },
 ): Promise<{ vectors: NewVectors; rows: readonly number[] } | null> {
   const limit = codes.ids.length - since.rows + 1
-  const news = await readNews(db, codes.scope, { snapshot: since.snapshot, limit }, known, filter)
+  const news = await alone(db => readNews(db, codes.scope, { snapshot: since.snapshot, limit }, known, filter))
   // On another server, or after a restart that may have restored a backup, transactions can have other numbers.
   const rows = news.server === codes.server && news.codes.ids.length < limit ? await takeIn(codes, news.codes) : null
   if (rows) {
     codes.snapshot = news.snapshot
+    if (rows.some(row => row < since.rows)) forgetVectors(services, news.codes.ids)
     return { vectors: news.vectors, rows }
   }
   dropCodes(services, codes)
@@ -156,12 +162,14 @@ async function readAll(services: Services, scope: CodeScope): Promise<void> {
       codes: new Uint8Array(room * bytes),
       bytes,
       rows: 0,
+      hides: false,
     }
     for (let part = await nextCodes(db); part.ids.length > 0; part = await nextCodes(db))
       append(read, part.ids, part.codes)
     return read
   })
   if (!codes) return
+  forgetVectors(services, codes.ids.subarray(0, codes.rows))
   kept.set(keyOf(scope), codes)
   // Searches have filled what was free while the codes were read.
   makeRoom(services, 0)

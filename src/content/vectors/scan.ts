@@ -1,9 +1,10 @@
 import { Counter } from 'prom-client'
-import { z } from 'zod'
 import { inTransaction } from '../../core/db/pool.ts'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { setForTransaction } from '../../core/db/settings.ts'
+import { sendLast } from '../../core/db/transaction-edges.ts'
 import type { Services } from '../../core/process/services.ts'
 import {
+  type Alone,
   type Codes,
   dropCodes,
   followCodes,
@@ -17,7 +18,7 @@ import {
 import { codeBytes, codeOf, estimates } from './codes.ts'
 import { hasIndex } from './pgvector.ts'
 import { type Scan, type Stored, scanCodes, searchIndex } from './store.ts'
-import { asking, cosineAt, type Near, nearBy, nearOf } from './vector-cache.ts'
+import { asking, cosineAt, keptNear, type Near, nearBy, nearOf } from './vector-cache.ts'
 
 export const vectorSearches = new Counter({
   name: 'muster_vector_searches_total',
@@ -41,20 +42,28 @@ const MOST_MERGED = 500
 /** Vectors that are read at least in place of those that were gone or hidden, lest the last few take a round trip each. */
 const LEAST_READ = 100
 
-/** How candidates are read: how many at first, and whether those that are left can be left out. */
-type Reading = { first: number; isEnough(estimate: number, found: readonly Near[]): boolean }
+/**
+ * How candidates are read: how many at first, of how many of the nearest the database is asked whether they are as they are
+ * kept, and whether those that are left can be left out.
+ */
+type Reading = { first: number; sure: number; isEnough(estimate: number, found: readonly Near[]): boolean }
 
 /** Estimates of cosines err by 0.028 (one standard deviation, 2,048 bits), by more than this once in millions. */
 const MARGIN = 0.14
 
-function readingOf(question: Float32Array, wanted: number, relevant: number | undefined): Reading {
-  if (relevant === undefined) return { first: wanted, isEnough: () => false }
+function readingOf(
+  question: Float32Array,
+  wanted: number,
+  { sure = wanted, relevant }: { sure?: number; relevant?: number },
+): Reading {
+  if (relevant === undefined) return { first: wanted, sure, isEnough: () => false }
   // What a row with the question's own code is estimated at stands for a cosine of 1.
   const [one] = estimates(question, codeBytes(question), [0])
   let best = -1
   let seen = 0
   return {
     first: LEAST_READ,
+    sure,
     isEnough(estimate, found) {
       for (; seen < found.length; seen++) best = Math.max(best, found[seen].cosine)
       return estimate / one < Math.min(best, relevant) - MARGIN
@@ -67,6 +76,8 @@ function readingOf(question: Float32Array, wanted: number, relevant: number | un
  * estimate, the best of those by the cosines of their vectors. Sorted by cosine, then by id; every row once. Where the
  * scope holds no more rows than candidates the answer is exact.
  * @param scan.limit results that the caller wants; decides how many candidates are read
+ * @param scan.sure how many of the nearest have to be there and visible; those behind them may be hidden, gone or changed, and are
+ *   only good for the cosines of rows that were found otherwise. All, if it is missing
  * @param scan.relevant the cosine below which no row but the nearest matters: candidates are read in parts, and no more once
  *   what is left is estimated to be well below it and the nearest
  * @param scan.vector the question, L2-normalized
@@ -81,23 +92,34 @@ export async function nearestRows(
     vector,
     limit,
     whole,
+    sure,
     relevant,
     ...scope
-  }: Omit<Scan, 'code'> & { vector: Float32Array; whole?: boolean; relevant?: number },
+  }: Omit<Scan, 'code'> & { vector: Float32Array; whole?: boolean; sure?: number; relevant?: number },
 ): Promise<Near[]> {
   const { config, pool } = services
   const wanted = Math.min(MOST_CANDIDATES, Math.max(LEAST_CANDIDATES, config.KNOWLEDGE_CANDIDATE_FACTOR * limit))
   const { projects, space, source, filter } = scope
-  const reading = readingOf(vector, wanted, relevant)
+  const reading = readingOf(vector, wanted, { sure, relevant })
   const indexed = await hasIndex(services, space)
   const keepable = whole && !indexed && projects?.length === 1 ? { project: projects[0], space, source } : null
   const kept = keepable && keptCodes(services, keepable)
+  const settings = settingsOf({ timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS, indexed: indexed ? wanted : null })
+  const alone: Alone = send =>
+    inTransaction(pool, async db => {
+      // One plan for all: both read rows by their ids or by what is new, and would take three times as long to plan as to run.
+      await setForTransaction(db, { ...settings, plan_cache_mode: 'force_generic_plan' })
+      return sendLast(() => send(db))
+    })
   // Before a connection is taken; what has come meanwhile is taken in by the first statement.
   const looked = kept && (await lookAt(kept, vector))
+  const inMemory = looked && (await nearestKept(services, alone, looked, { vector, wanted, filter, reading }))
+  if (inMemory) {
+    vectorSearches.inc({ by: 'memory' })
+    return ranked(inMemory)
+  }
   const { found, by, scanned } = await inTransaction(pool, async db => {
-    await prepare(db, { timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS, indexed: indexed ? wanted : null })
-    const inMemory = looked && (await nearestKept(services, db, looked, { vector, wanted, filter, reading }))
-    if (inMemory) return { found: inMemory, by: 'memory', scanned: 0 }
+    await setForTransaction(db, settings)
     const scan = { ...scope, code: codeOf(vector) }
     const near = indexed ? await searchIndex(db, { ...scan, limit: wanted }) : []
     const cosines = async (ids: readonly number[]) =>
@@ -137,7 +159,7 @@ async function lookAt(kept: Codes, vector: Float32Array): Promise<Looked> {
  */
 async function nearestKept(
   services: Services,
-  db: Queryable,
+  alone: Alone,
   { kept, moment, nearest: before }: Looked,
   {
     vector,
@@ -146,14 +168,22 @@ async function nearestKept(
     reading,
   }: { vector: Float32Array; wanted: number; filter: Scan['filter']; reading: Reading },
 ): Promise<Near[] | null> {
-  const asked = asking(
-    services,
-    before.rows.slice(0, reading.first).map(row => kept.ids[row]),
-  )
-  const news = await followCodes(services, db, kept, { since: moment, known: asked, filter })
+  const ids = before.rows.slice(0, reading.first).map(row => kept.ids[row])
+  const unsure = keptNear(services, ids, vector)
+  const asked = asking(services, kept.hides ? ids : toCheck(ids, unsure, reading.sure))
+  const news = await followCodes(services, alone, kept, { since: moment, known: asked, filter })
   if (!news) return null
-  const known = new Set(asked.ids)
   const near = nearBy(services, asked, news.vectors, vector)
+  const known = new Set(asked.ids)
+  kept.hides = asked.ids.some(id => !near.get(id))
+  if (kept.hides && known.size < ids.length) {
+    // Where some are hidden, others are: none of them may take a place.
+    const rest = ids.filter(id => !known.has(id))
+    const read = await alone(db => nearOf(services, db, { ids: rest, question: vector, filter }))
+    for (const id of rest) known.add(id)
+    for (const [id, place] of read) near.set(id, place)
+  }
+  for (const row of news.rows) unsure.delete(kept.ids[row])
   const nearest =
     news.rows.length > MOST_MERGED
       ? (await lookAt(kept, vector)).nearest
@@ -164,11 +194,12 @@ async function nearestKept(
   for (let at = 0; at < nearest.rows.length && found.length < wanted && !enough; ) {
     const part = nearest.rows.slice(at, at + Math.max(LEAST_READ, reading.first - found.length))
     at += part.length
-    const unknown = part.map(row => kept.ids[row]).filter(id => !known.has(id))
-    const read = unknown.length > 0 ? await nearOf(services, db, { ids: unknown, question: vector, filter }) : null
+    const unknown = part.map(row => kept.ids[row]).filter(id => !known.has(id) && !unsure.has(id))
+    const read =
+      unknown.length > 0 ? await alone(db => nearOf(services, db, { ids: unknown, question: vector, filter })) : null
     for (const row of part) {
       const id = kept.ids[row]
-      const place = known.has(id) ? near.get(id) : read?.get(id)
+      const place = known.has(id) ? near.get(id) : (unsure.get(id) ?? read?.get(id))
       if (place) found.push(place)
       else if (place === undefined) gone.push(row)
     }
@@ -178,6 +209,17 @@ async function nearestKept(
   if (enough || found.length >= wanted || nearest.rows.length < ESTIMATED) return found.slice(0, wanted)
   if (gone.length > 0) dropCodes(services, kept)
   return null
+}
+
+/** Of candidates those that are not kept, and those of the rows that are the nearest by what is kept. */
+function toCheck(ids: readonly number[], kept: ReadonlyMap<number, Near>, rows: number): readonly number[] {
+  if (ids.length <= rows) return ids
+  const nearest = new Set(
+    ranked(kept.values())
+      .slice(0, rows)
+      .map(({ ref_id }) => ref_id),
+  )
+  return ids.filter(id => nearest.has(kept.get(id)?.ref_id ?? '') || !kept.has(id))
 }
 
 /** Rows of two rankings in one, the nearest first; a row of both stands where the second has it. */
@@ -208,9 +250,6 @@ function byEstimate(codes: Uint8Array, rows: readonly number[], question: Float3
   return { rows: rows.map((_, place) => rows[order[place]]), near: rows.map((_, place) => near[order[place]]) }
 }
 
-/** What `set_config` returns, under one name. */
-const settings = sql.type(z.object({ set_config: z.string() }))
-
 /**
  * Settings of one scan, gone with its transaction. Always a plan for the project at hand: a general one would suit the
  * average project. Rows are read from the index alone: the planner prices other scans by what they read, not by what they
@@ -218,18 +257,18 @@ const settings = sql.type(z.object({ set_config: z.string() }))
  * to be started and warmed, which costs a fifth more in all, and on two cores, beside the search by words, no request was
  * answered much sooner for it (median 62 to 66 ms with it, 66 to 69 without).
  */
-async function prepare(db: Queryable, options: { timeoutMs: number; indexed: number | null }): Promise<void> {
-  const index =
-    options.indexed === null
-      ? sql.fragment``
-      : sql.fragment`, set_config('hnsw.iterative_scan', 'relaxed_order', true),
-          set_config('hnsw.ef_search', ${String(Math.min(1000, options.indexed))}, true)`
-  await db.query(settings`
-    select set_config('statement_timeout', ${String(options.timeoutMs)}, true), set_config('jit', 'off', true),
-      set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
-      set_config('enable_bitmapscan', 'off', true), set_config('random_page_cost', '1', true),
-      set_config('max_parallel_workers_per_gather', '0', true)${index}`)
-}
+const settingsOf = (options: { timeoutMs: number; indexed: number | null }): Record<string, string> => ({
+  statement_timeout: String(options.timeoutMs),
+  jit: 'off',
+  plan_cache_mode: 'force_custom_plan',
+  enable_seqscan: 'off',
+  enable_bitmapscan: 'off',
+  random_page_cost: '1',
+  max_parallel_workers_per_gather: '0',
+  ...(options.indexed === null
+    ? {}
+    : { 'hnsw.iterative_scan': 'relaxed_order', 'hnsw.ef_search': String(Math.min(1000, options.indexed)) }),
+})
 
 /** Dot product of two vectors of length 1. */
 export const cosine = (left: Float32Array, right: Float32Array): number => cosineAt(left, 0, right)

@@ -17,6 +17,8 @@ type Kept = {
   filling: Block | null
   /** The run of the server that `written_in` is of. */
   server: string
+  /** How often it was told that vectors were written again. */
+  rewrites: number
   memory: Memory
 }
 
@@ -52,7 +54,7 @@ const keptOf = perProcess((services): Kept => {
     },
     disposeAfter: measure,
   })
-  return { vectors, blocks, filling: null, server: '', memory }
+  return { vectors, blocks, filling: null, server: '', rewrites: 0, memory }
 })
 
 const placesOf = ({ values, length }: Block): number => values.length / length
@@ -73,15 +75,39 @@ function freed({ blocks, memory }: Kept, bytes: number, dropped: (Block | undefi
 }
 
 /** Vectors that a search asks for, with those that are kept. */
-export type Asked = KnownVectors & { entries: readonly (Entry | undefined)[]; blocks: ReadonlySet<Block> }
+export type Asked = KnownVectors & {
+  entries: readonly (Entry | undefined)[]
+  blocks: ReadonlySet<Block>
+  rewrites: number
+}
+
+/** How near the vectors that are kept are to a question, unless they were written again meanwhile, hidden or deleted. */
+export function keptNear(services: Services, ids: readonly number[], question: Float32Array): Map<number, Near> {
+  const { vectors } = keptOf(services)
+  const near = new Map<number, Near>()
+  for (const id of ids) {
+    const entry = vectors.get(id)
+    if (!entry) continue
+    const { ref_id, container_id, block, at } = entry
+    near.set(id, { ref_id, container_id, cosine: cosineAt(block.values, at, question) })
+  }
+  return near
+}
+
+/** Keeps vectors no longer that were written again, nor those that a search has read before it could see that. */
+export function forgetVectors(services: Services, ids: Iterable<number>): void {
+  const kept = keptOf(services)
+  for (const id of ids) kept.vectors.delete(id)
+  kept.rewrites++
+}
 
 /** What is kept of vectors. To be handed to `nearBy`, once: until then they stay in memory, kept or not. */
 export function asking(services: Services, ids: readonly number[]): Asked {
-  const { vectors, server } = keptOf(services)
+  const { vectors, server, rewrites } = keptOf(services)
   const entries = ids.map(id => vectors.get(id))
   const blocks = new Set(entries.flatMap(entry => entry?.block ?? []))
   for (const block of blocks) block.readers++
-  return { ids, entries, blocks, written_in: entries.map(entry => entry?.written_in ?? '0'), server }
+  return { ids, entries, blocks, written_in: entries.map(entry => entry?.written_in ?? '0'), server, rewrites }
 }
 
 /**
@@ -90,7 +116,7 @@ export function asking(services: Services, ids: readonly number[]): Asked {
  */
 export function nearBy(
   services: Services,
-  { ids, entries, blocks }: Asked,
+  { ids, entries, blocks, rewrites }: Asked,
   news: NewVectors,
   question: Float32Array,
 ): Map<number, Near | null> {
@@ -118,7 +144,9 @@ export function nearBy(
       near.set(id, null)
       continue
     }
-    const { values, at } = placeFor(kept, id, { written_in, ref_id, container_id }, question.length) ?? scratch
+    const place =
+      rewrites === kept.rewrites ? placeFor(kept, id, { written_in, ref_id, container_id }, question.length) : null
+    const { values, at } = place ?? scratch
     Buffer.from(values.buffer, at * Float32Array.BYTES_PER_ELEMENT).write(vec, 'base64')
     near.set(id, { ref_id, container_id, cosine: cosineAt(values, at, question) })
   }
