@@ -32,9 +32,12 @@ const MOST_CANDIDATES = 2000
 /**
  * Codes that are estimated anew before the candidates are chosen. Where nothing is really near the question (evenly
  * scattered vectors, short questions to a hashing embedder), the distance of codes alone puts a third of the true ten
- * behind the first 400 of 100,000. Twice as many find less than one in a hundred more, and cost twice as much.
+ * behind the first 400 of 100,000. Twice as many find less than one in a hundred more, and cost twice as much. Of fewer rows
+ * the same share is enough, as long as the candidates are chosen among more.
  */
 const ESTIMATED = 2000
+const estimatedOf = (rows: number, wanted: number): number =>
+  Math.min(ESTIMATED, Math.max(Math.ceil(rows / 50), Math.ceil(1.25 * wanted)))
 
 /** Codes that were taken in are estimated beside those that a search has chosen; all are compared again for more. */
 const MOST_MERGED = 500
@@ -112,7 +115,7 @@ export async function nearestRows(
       return sendLast(() => send(db))
     })
   // Before a connection is taken; what has come meanwhile is taken in by the first statement.
-  const looked = kept && (await lookAt(kept, vector))
+  const looked = kept && (await lookAt(kept, vector, kept.hides ? ESTIMATED : estimatedOf(kept.rows, wanted)))
   const inMemory = looked && (await nearestKept(services, alone, looked, { vector, wanted, filter, reading }))
   if (inMemory) {
     vectorSearches.inc({ by: 'memory' })
@@ -145,12 +148,12 @@ export async function nearestRows(
 type Estimated = { rows: number[]; near: number[] }
 
 /** Codes that are kept, as they were at a moment, with the rows whose vectors are worth reading. */
-type Looked = { kept: Codes; moment: Moment; nearest: Estimated }
+type Looked = { kept: Codes; moment: Moment; nearest: Estimated; limit: number }
 
-async function lookAt(kept: Codes, vector: Float32Array): Promise<Looked> {
+async function lookAt(kept: Codes, vector: Float32Array, limit: number): Promise<Looked> {
   const moment = momentOf(kept)
-  const rows = await nearestCodes(kept, codeBytes(vector), ESTIMATED)
-  return { kept, moment, nearest: byEstimate(kept.codes, rows, vector) }
+  const rows = await nearestCodes(kept, codeBytes(vector), limit)
+  return { kept, moment, nearest: byEstimate(kept.codes, rows, vector), limit }
 }
 
 /**
@@ -160,14 +163,10 @@ async function lookAt(kept: Codes, vector: Float32Array): Promise<Looked> {
 async function nearestKept(
   services: Services,
   alone: Alone,
-  { kept, moment, nearest: before }: Looked,
-  {
-    vector,
-    wanted,
-    filter,
-    reading,
-  }: { vector: Float32Array; wanted: number; filter: Scan['filter']; reading: Reading },
+  { kept, moment, nearest: before, limit }: Looked,
+  search: { vector: Float32Array; wanted: number; filter: Scan['filter']; reading: Reading },
 ): Promise<Near[] | null> {
+  const { vector, wanted, filter, reading } = search
   const ids = before.rows.slice(0, reading.first).map(row => kept.ids[row])
   const unsure = keptNear(services, ids, vector)
   const asked = asking(services, kept.hides ? ids : toCheck(ids, unsure, reading.sure))
@@ -186,7 +185,7 @@ async function nearestKept(
   for (const row of news.rows) unsure.delete(kept.ids[row])
   const nearest =
     news.rows.length > MOST_MERGED
-      ? (await lookAt(kept, vector)).nearest
+      ? (await lookAt(kept, vector, limit)).nearest
       : merged(before, byEstimate(kept.codes, news.rows, vector))
   const found: Near[] = []
   const gone: number[] = []
@@ -206,7 +205,8 @@ async function nearestKept(
     enough = reading.isEnough(nearest.near[at], found)
   }
   forget(kept, gone)
-  if (enough || found.length >= wanted || nearest.rows.length < ESTIMATED) return found.slice(0, wanted)
+  if (enough || found.length >= wanted || nearest.rows.length < limit) return found.slice(0, wanted)
+  if (limit < ESTIMATED) return nearestKept(services, alone, await lookAt(kept, vector, ESTIMATED), search)
   if (gone.length > 0) dropCodes(services, kept)
   return null
 }
