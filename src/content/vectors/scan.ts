@@ -32,12 +32,12 @@ const MOST_CANDIDATES = 2000
 /**
  * Codes that are estimated anew before the candidates are chosen. Where nothing is really near the question (evenly
  * scattered vectors, short questions to a hashing embedder), the distance of codes alone puts a third of the true ten
- * behind the first 400 of 100,000. Twice as many find less than one in a hundred more, and cost twice as much. Of fewer rows
- * the same share is enough, as long as the candidates are chosen among more.
+ * behind the first 400 of 100,000. Twice as many find less than one in a hundred more, and cost twice as much. Of fewer than
+ * 40,000 rows a twentieth is enough, as long as the candidates are chosen among more.
  */
 const ESTIMATED = 2000
 const estimatedOf = (rows: number, wanted: number): number =>
-  Math.min(ESTIMATED, Math.max(Math.ceil(rows / 50), Math.ceil(1.25 * wanted)))
+  Math.min(ESTIMATED, Math.max(Math.ceil(rows / 20), Math.ceil(1.25 * wanted)))
 
 /** Codes that were taken in are estimated beside those that a search has chosen; all are compared again for more. */
 const MOST_MERGED = 500
