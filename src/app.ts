@@ -5,6 +5,7 @@ import { operations } from './core/api/operation.ts'
 import { createHttp } from './core/http/adapter.ts'
 import { mountDocuments } from './core/http/endpoints.ts'
 import type { Services } from './core/process/services.ts'
+import { mountCompanySignIn } from './identity/company-sign-in/routes.ts'
 
 export const version = (
   JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')) as { version: string }
@@ -21,9 +22,10 @@ export function createApp(services: Services): App {
   // Fails at the start rather than at the first upload.
   stores(services)
   let draining = false
-  const http = createHttp(services, operations.all(), app =>
-    mountDocuments(app, services, operations.all(), { draining: () => draining, version }),
-  )
+  const http = createHttp(services, operations.all(), app => {
+    mountCompanySignIn(app, services)
+    mountDocuments(app, services, operations.all(), { draining: () => draining, version })
+  })
   return {
     http,
     drain: () => {

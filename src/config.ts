@@ -66,6 +66,14 @@ const proxy = z
   .regex(/^(true|false|\d+)$/, 'must be true, false or a number of hops')
   .transform(value => (value === 'true' ? true : value === 'false' ? false : Number(value)))
 const headerPrefix = z.string().regex(/^[A-Za-z0-9!#$%&'*+.^_`|~-]+-$/, 'must be header-name characters ending in -')
+/** `name=value`: the value may hold further equals signs. */
+const requiredClaim = z
+  .string()
+  .regex(/^(?:[^=]+=.+)?$/s, 'must be name=value')
+  .transform(given => {
+    const at = given.indexOf('=')
+    return at < 0 ? null : { name: given.slice(0, at), value: given.slice(at + 1) }
+  })
 const number = (min: number, max: number) => z.string().transform(Number).pipe(z.number().min(min).max(max))
 const hexKeys = list.pipe(z.array(z.string().regex(/^[0-9a-fA-F]{64}$/, 'must be 64 hex characters')))
 
@@ -251,6 +259,41 @@ const settings = {
   ),
   SECRETS_AWS_ENDPOINT: setting('identity', address, '', 'Its address, where it is not the usual one of the region.'),
   KEY_MAX_TTL_DAYS: setting('identity', integer(0), '0', 'Longest life of a project key; 0 = no bound.'),
+  OIDC_ISSUER: setting(
+    'identity',
+    address.refine(value => !value?.includes('/.well-known/'), 'must be the issuer, not its discovery document'),
+    '',
+    'Issuer of the identity provider of a company; with OIDC_CLIENT_ID it enables sign-in with its accounts.',
+  ),
+  OIDC_CLIENT_ID: setting('identity', optional, '', 'Client of this deployment at that provider.'),
+  OIDC_CLIENT_SECRET: setting('identity', optional, '', 'Secret of that client; unset: a public client.', {
+    secret: true,
+  }),
+  OIDC_SCOPES: setting(
+    'identity',
+    text.refine(value => value.split(' ').includes('openid'), 'must include openid'),
+    'openid profile email',
+    'Scopes requested from that provider, separated by spaces.',
+  ),
+  OIDC_USERNAME_CLAIM: setting(
+    'identity',
+    text,
+    'preferred_username',
+    'Claim that names the account; usernames of provisioned users are made from it.',
+  ),
+  OIDC_REQUIRED_CLAIM: setting(
+    'identity',
+    requiredClaim,
+    '',
+    '`name=value` that the claims of an account must contain at every sign-in, as a string or in a list of strings.',
+  ),
+  OIDC_AUTO_PROVISION: setting(
+    'identity',
+    flag,
+    'false',
+    'Whether an unknown account of the provider becomes a user at its first sign-in.',
+  ),
+  OIDC_DEFAULT_POLICY_IDS: setting('identity', list, '', 'Comma list of policies that such a user gets.'),
   PROVIDER_AMBIENT_CREDENTIALS: setting(
     'identity',
     flag,
@@ -908,6 +951,8 @@ export function loadConfig(env: Record<string, string | undefined> = process.env
   if (production && typeof config.JWT_SECRET === 'string' && Buffer.byteLength(config.JWT_SECRET) < 32)
     wrong('JWT_SECRET', 'must be at least 32 bytes in production')
   config.JWT_SECRET = config.JWT_SECRET ?? randomBytes(32).toString('base64url')
+  if (production && config.OIDC_ISSUER?.startsWith('http:'))
+    wrong('OIDC_ISSUER', 'must be an https address in production')
   if (production && config.FAULT_POINTS) wrong('FAULT_POINTS', 'must not be set in production')
   if (config.WEBHOOK_LEASE_MS <= config.WEBHOOK_TIMEOUT_MS)
     wrong('WEBHOOK_LEASE_MS', 'must be above WEBHOOK_TIMEOUT_MS')

@@ -43,6 +43,7 @@ import modelRoutes from './execution/model-routes/module.ts'
 import providers from './execution/providers/module.ts'
 import shares from './execution/shares/module.ts'
 import tools from './execution/tools/module.ts'
+import companySignIn from './identity/company-sign-in/module.ts'
 import keys from './identity/keys/module.ts'
 import policies from './identity/policies/module.ts'
 import projects from './identity/projects/module.ts'
@@ -61,6 +62,7 @@ export const modules: readonly Module[] = [
   core,
   users,
   policies,
+  companySignIn,
   projects,
   keys,
   secrets,

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { referencesTo } from '../../core/api/dependents.ts'
 import { page } from '../../core/api/lists.ts'
 import type { Page } from '../../core/api/operation.ts'
-import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { type PolicyRow, PolicyVersion, policyKind } from './model.ts'
 
 type Fields = Pick<PolicyRow, 'name' | 'description' | 'document'>
@@ -66,6 +66,10 @@ export const replaceUserPolicies = (db: Queryable, userId: string, policyIds: re
     insert into user_policies (user_id, policy_id, position)
     select ${userId}, policy_id, position from wanted
     on conflict (user_id, policy_id) do update set position = excluded.position`)
+
+/** The ids of those of some policies that exist. Primary key. */
+export const findPolicies = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
+  db.anyFirst(identifying`select id from policies where id = any(${sql.array([...ids], 'text')})`)
 
 type Attachment = { type: string; id: string }
 

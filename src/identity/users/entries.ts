@@ -4,13 +4,17 @@ import { srn } from '../../core/api/kind.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
 import type { Refused } from './store.ts'
 
+/** What an entry shows of the request of a sign-in. */
+export type SignInRequest = Partial<Pick<RequestFacts, 'id' | 'ip' | 'userAgent'>>
+
 /** The entry of a sign-in: there is no caller yet, so the pipeline writes none. */
 export const signInEntry = (
   action: string,
   status: number,
   username: string | null,
   userId: string | null,
-  request: Partial<Pick<RequestFacts, 'id' | 'ip' | 'userAgent'>> | null,
+  request: SignInRequest | null,
+  detail: Record<string, unknown> = {},
 ): AuditEntry => ({
   id: newId('audit'),
   project_id: null,
@@ -23,7 +27,7 @@ export const signInEntry = (
   request_id: request?.id ?? null,
   ip: request?.ip ?? null,
   user_agent: request?.userAgent?.slice(0, 512) ?? null,
-  detail: { username },
+  detail: { username, ...detail },
   created_at: new Date().toISOString(),
 })
 

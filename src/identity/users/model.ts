@@ -46,13 +46,14 @@ export const SignedIn = z
     role,
   })
   .meta({ id: 'SignedIn' })
+export type SignedIn = z.output<typeof SignedIn>
 
 export const Token = z.object(issued).meta({ id: 'UserToken' })
 
 const CONTROL = /\p{Cc}/u
 const MAX_PASSWORD_BYTES = 1024
 
-const username = z
+export const Username = z
   .string()
   .trim()
   .min(1)
@@ -68,13 +69,45 @@ const password = z
 const newPassword = password.describe('PASSWORD_MIN_LENGTH characters or more, 1024 bytes at most')
 
 export const Credentials = z
-  .strictObject({ username, password: password.describe('Password of the user') })
+  .strictObject({ username: Username, password: password.describe('Password of the user') })
   .meta({ id: 'Credentials' })
+
+/** A code that stands for a finished sign-in elsewhere, and what shows that it was made for this client. */
+export type SignInCode = { oidc_code: string; code_verifier: string }
+
+const byPassword = ['username', 'password'] as const
+const byCode = ['oidc_code', 'code_verifier'] as const
+
+export const SignInInput = z
+  .strictObject({
+    ...Credentials.partial().shape,
+    oidc_code: z
+      .string()
+      .min(1)
+      .max(128)
+      .optional()
+      .describe('One-time code of a sign-in with a company account, in place of username and password'),
+    code_verifier: z
+      .string()
+      .regex(/^[\w.~-]{43,128}$/, 'must be 43 to 128 letters, digits or -._~')
+      .optional()
+      .describe('The text whose SHA-256 was the code_challenge of that sign-in'),
+  })
+  .superRefine((body, context) => {
+    const isCode = byCode.some(name => body[name] !== undefined)
+    for (const name of isCode ? byCode : byPassword)
+      if (body[name] === undefined)
+        context.addIssue({ code: 'custom', path: [name], message: 'is required', params: { code: 'REQUIRED' } })
+    for (const name of isCode ? byPassword : [])
+      if (body[name] !== undefined)
+        context.addIssue({ code: 'custom', path: [name], message: 'must be left out where there is an oidc_code' })
+  })
+  .meta({ id: 'SignInInput' })
 export const UserInput = z
-  .strictObject({ username, password: newPassword, role: role.default('user') })
+  .strictObject({ username: Username, password: newPassword, role: role.default('user') })
   .meta({ id: 'UserInput' })
 export const UserPatch = patchBody('UserPatch', {
-  username,
+  username: Username,
   role,
   disabled: z.boolean().describe('Refuses every credential of the user'),
 })

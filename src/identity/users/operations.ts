@@ -21,6 +21,8 @@ import {
   PasswordInput,
   roles,
   SignedIn,
+  type SignInCode,
+  SignInInput,
   Token,
   User,
   UserInput,
@@ -29,7 +31,7 @@ import {
 } from './model.ts'
 import { hashPassword } from './passwords.ts'
 import { OwnPermission, ownPermissions } from './permissions.ts'
-import { checkOwnPassword, signIn, userToken } from './sign-in.ts'
+import { checkOwnPassword, codeSignIn, signIn, userToken } from './sign-in.ts'
 import { changePassword, endTokens, forgetFailures, insertUser, setPassword } from './store.ts'
 
 const tag = 'Users'
@@ -68,14 +70,19 @@ export const userOperations: Operation[] = [
     id: 'loginUser',
     method: 'post',
     path: '/users/login',
-    summary: 'Sign in with username and password',
+    summary: 'Sign in',
+    description:
+      'Takes a username with its password, or the one-time code of a sign-in with a company account with its verifier.',
     tag,
     gate: 'public',
     transaction: false,
-    body: Credentials,
+    body: SignInInput,
     answers: { 200: SignedIn },
     raises: ['UNAUTHORIZED'],
-    run: ({ body, services, request }) => signIn(services, body, request),
+    run({ body, services, request }) {
+      if (body.oidc_code === undefined) return signIn(services, body as z.output<typeof Credentials>, request)
+      return codeSignIn.only()?.(services, body as SignInCode, request) ?? raise('UNAUTHORIZED')
+    },
   }),
   operation({
     id: 'getMe',

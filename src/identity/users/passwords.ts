@@ -1,9 +1,9 @@
 import { randomBytes, type ScryptOptions, scrypt, timingSafeEqual } from 'node:crypto'
-import ipaddr from 'ipaddr.js'
 import { notReady } from '../../core/api/errors.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { Shares } from '../../core/process/shares.ts'
+import { networkOf } from '../networks.ts'
 
 /** Parameters of scrypt for new hashes: 32 MiB and some 100 ms. Only tests write them. */
 export const COST = { ln: 15, r: 8, p: 1 }
@@ -41,13 +41,6 @@ const threads = perProcess(() => ({
 /** Whose request hashes a password: a user who is signed in, or an address. `closed` ends its wait. */
 export type Sender = ({ user: string } | { ip: string | null }) & { closed?: AbortSignal }
 
-/** What takes turns at signing in. Of IPv6 the network of 64 bits: who has one of its addresses has all. */
-function addressOf(ip: string | null): string {
-  if (ip === null || !ipaddr.isValid(ip)) return ''
-  const address = ipaddr.process(ip)
-  return address.kind() === 'ipv4' ? address.toString() : address.toByteArray().slice(0, 8).join('.')
-}
-
 async function derive(
   services: Pick<Services, 'state'>,
   password: string,
@@ -56,7 +49,7 @@ async function derive(
 ): Promise<Buffer> {
   const options: ScryptOptions = { N: 2 ** cost.ln, r: cost.r, p: cost.p, maxmem: 256 * 2 ** cost.ln * cost.r }
   const { signIns, signedIn } = threads(services)
-  const [turns, key] = 'user' in sender ? [signedIn, sender.user] : [signIns, addressOf(sender.ip)]
+  const [turns, key] = 'user' in sender ? [signedIn, sender.user] : [signIns, networkOf(sender.ip)]
   return turns.use(
     key,
     1,

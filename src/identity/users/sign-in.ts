@@ -1,16 +1,22 @@
 import { raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
+import { extensionPoint } from '../../core/declarations.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
 import { inBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { signToken } from '../tokens.ts'
 import { signInEntry } from './entries.ts'
+import type { SignedIn, SignInCode } from './model.ts'
 import { hashPassword, verifyPassword } from './passwords.ts'
 import { refusedAttempts } from './refused.ts'
 import { countFailure, deleteFailures, noteSignIn, passwordFacts, type SignInRow, signInFacts } from './store.ts'
 
 const TOKEN_TTL_SECONDS = 7 * 24 * 3600
 const LOCKOUT = { limit: 10, windowSeconds: 15 * 60 }
+
+/** Redeems the one-time code of a sign-in elsewhere. Raises UNAUTHORIZED. */
+export const codeSignIn =
+  extensionPoint<(services: Services, code: SignInCode, request: RequestFacts) => Promise<SignedIn>>('code sign-in')
 
 /** A user token; raising the user's version ends it. */
 export const userToken = (
@@ -19,42 +25,61 @@ export const userToken = (
 ) => signToken(services, 'user', user.id, { ver: user.token_version, role: user.role }, TOKEN_TTL_SECONDS)
 
 /**
- * Signs a user in. An unknown name, a wrong password, a disabled user and a locked name are one and the same
- * UNAUTHORIZED. The tenth failure in a row within 15 minutes locks the name, known or not, for 15 minutes.
+ * Signs a user in. An unknown name, a wrong password, a disabled user, a user without a password and a locked name are one
+ * and the same UNAUTHORIZED. The tenth failure in a row within 15 minutes locks the name, known or not, for 15 minutes.
  */
 export async function signIn(
   services: Services,
   credentials: { username: string; password: string },
   request: RequestFacts,
-) {
+): Promise<SignedIn> {
   const { pool, clock } = services
-  const { name, user, locked } = await signInFacts(pool, credentials.username, clock.now())
-  const refused = refusedAttempts(services)
-  const named = user !== null || refused.auditsByName(name)
+  const { username, password } = credentials
+  const { name, user, locked } = await signInFacts(pool, username, clock.now())
   if (!locked) {
-    const { matches, outdated } = await verifyPassword(
-      services,
-      credentials.password,
-      user?.password_hash ?? null,
-      request,
-    )
+    const { matches, outdated } = await verifyPassword(services, password, user?.password_hash ?? null, request)
     if (user && matches && user.disabled_at === null) {
-      const newHash = outdated ? await hashPassword(services, credentials.password, request) : null
+      const newHash = outdated ? await hashPassword(services, password, request) : null
       const noted = await services.write(async tx => {
         const still = await noteSignIn(tx, user, clock.now(), newHash)
-        if (still) tx.audit(signInEntry('users:Login', 200, credentials.username, user.id, request))
+        if (still) tx.audit(signInEntry('users:Login', 200, username, user.id, request))
         return still
       })
-      if (noted) {
-        const signed = await userToken(services, user)
-        return { ...signed, id: user.id, username: user.username, role: user.role }
-      }
+      if (noted) return signedIn(services, user)
     }
+  }
+  return refuseSignIn(services, { name, username, locked, known: user !== null }, request)
+}
+
+/** What a sign-in answers. */
+export const signedIn = async (
+  services: Pick<Services, 'config' | 'clock'>,
+  user: Pick<SignInRow, 'id' | 'username' | 'role' | 'token_version'>,
+): Promise<SignedIn> => ({
+  ...(await userToken(services, user)),
+  id: user.id,
+  username: user.username,
+  role: user.role,
+})
+
+/**
+ * Counts a refused sign-in against its name and audits it: with others of its minute where the name is locked or nobody
+ * has it. Raises UNAUTHORIZED.
+ */
+export async function refuseSignIn(
+  services: Services,
+  attempt: { name: string; username: string; locked: boolean; known: boolean; detail?: Record<string, unknown> },
+  request: RequestFacts,
+): Promise<never> {
+  const { name, username, locked, known, detail } = attempt
+  const refused = refusedAttempts(services)
+  const named = known || refused.auditsByName(name)
+  if (!locked) {
     const audited = await services.write(async tx => {
-      const failures = await countFailure(tx, name, { now: clock.now(), ...LOCKOUT })
+      const failures = await countFailure(tx, name, { now: services.clock.now(), ...LOCKOUT })
       // Guesses that were sent before the lock may come after it.
       const alone = named && failures <= LOCKOUT.limit
-      if (alone) tx.audit(signInEntry('users:Login', 401, credentials.username, null, request))
+      if (alone) tx.audit(signInEntry('users:Login', 401, username, null, request, detail))
       return alone
     })
     if (audited) return raise('UNAUTHORIZED')

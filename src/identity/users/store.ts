@@ -6,7 +6,8 @@ const SignInRow = z.object({
   id: z.string(),
   username: z.string(),
   role: z.enum(roles),
-  password_hash: z.string(),
+  /** Null of a user who signs in with a company account only. */
+  password_hash: z.string().nullable(),
   token_version: z.int(),
   disabled_at: z.string().nullable(),
 })
@@ -26,13 +27,25 @@ export const anyUser = (db: Queryable): Promise<boolean> =>
 /** Makes a user; null when the name is taken. Index users_username. */
 export const insertUser = (
   db: Queryable,
-  user: { id: string; username: string; role: Role; password_hash: string },
+  user: { id: string; username: string; role: Role; password_hash: string | null },
 ): Promise<UserRow | null> =>
   db.maybeOne(userKind.sql`
     insert into users as t (id, username, role, password_hash)
     values (${user.id}, ${user.username}, ${user.role}, ${user.password_hash})
     on conflict do nothing
     returning ${userKind.columns}`)
+
+/** How many users may be named alike but for a number. */
+const MAX_NAMESAKES = 1000
+
+/** The name itself or, where it is taken, the first of `-2`, `-3` and so on that is not. Index users_username. */
+export const freeUsername = (db: Queryable, username: string): Promise<string | null> =>
+  db.maybeOneFirst(sql.type(z.object({ name: z.string() }))`
+    select c.name from (
+      select n, ${username}::text || case n when 1 then '' else '-' || n end as name from generate_series(1, ${MAX_NAMESAKES}) n
+    ) c
+    where not exists (select from users u where lower(u.username) = lower(c.name))
+    order by c.n limit 1`)
 
 /** What a password is compared with: the user and the lockout of the name, in lower case. */
 const PasswordFacts = z.object({ name: z.string(), user: SignInRow, locked: z.boolean() })

@@ -1,0 +1,27 @@
+import { module } from '../../core/api/module.ts'
+import type { Services } from '../../core/process/services.ts'
+import { findPolicies } from '../policies/store.ts'
+import { codeSignIn } from '../users/sign-in.ts'
+import { sweepLogins } from './login.ts'
+import { identityOperations } from './operations.ts'
+import { isEnabled } from './provider.ts'
+import { redeemCode } from './redeem.ts'
+
+/** Warns of settings that look as if sign-in with company accounts were to work, and will not. */
+async function checkSettings({ config, log, pool }: Services): Promise<void> {
+  const { OIDC_ISSUER, OIDC_CLIENT_ID, OIDC_DEFAULT_POLICY_IDS } = config
+  if (!isEnabled(config)) {
+    if (OIDC_ISSUER || OIDC_CLIENT_ID) log.warn('company sign-in is off: OIDC_ISSUER and OIDC_CLIENT_ID go together')
+    return
+  }
+  const known = await findPolicies(pool, OIDC_DEFAULT_POLICY_IDS)
+  const unknown = OIDC_DEFAULT_POLICY_IDS.filter(id => !known.includes(id))
+  if (unknown.length > 0) log.warn({ policy_ids: unknown }, 'OIDC_DEFAULT_POLICY_IDS names unknown policies')
+}
+
+export default module('company-sign-in', {
+  extensions: [codeSignIn.with(redeemCode)],
+  operations: identityOperations,
+  sweeps: [{ name: 'company sign-ins', when: '37 * * * *', run: sweepLogins }],
+  start: async (services, role) => (role === 'web' ? checkSettings(services) : undefined),
+})

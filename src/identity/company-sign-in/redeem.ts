@@ -1,0 +1,45 @@
+import { raise } from '../../core/api/errors.ts'
+import type { RequestFacts } from '../../core/invoke/call.ts'
+import type { Services } from '../../core/process/services.ts'
+import { signInEntry } from '../users/entries.ts'
+import type { SignedIn, SignInCode } from '../users/model.ts'
+import { refusedAttempts } from '../users/refused.ts'
+import { refuseSignIn, signedIn } from '../users/sign-in.ts'
+import { noteSignIn, passwordFacts } from '../users/store.ts'
+import { hashOf } from './login.ts'
+import { consumeCode, findCode, recordIdentityLogin } from './store.ts'
+
+/**
+ * Signs in the user of a one-time code, which one request can do. A code with another verifier counts as a failed sign-in
+ * of its user. Raises UNAUTHORIZED.
+ */
+export async function redeemCode(
+  services: Services,
+  { oidc_code, code_verifier }: SignInCode,
+  request: RequestFacts,
+): Promise<SignedIn> {
+  const { clock, pool } = services
+  const codeHash = hashOf(oidc_code)
+  const found = await findCode(pool, codeHash, clock.now())
+  const facts = found && (await passwordFacts(pool, found.user_id, clock.now()))
+  if (!found || !facts) {
+    refusedAttempts(services).count({ action: 'users:Login', username: '', user_id: null, ip: request.ip })
+    return raise('UNAUTHORIZED')
+  }
+  const { name, user, locked } = facts
+  const { username } = user
+  const { issuer, subject, code_challenge } = found
+  const detail = { kind: 'oidc', issuer, subject }
+  const isVerified = hashOf(code_verifier).toString('base64url') === code_challenge
+  if (!locked && isVerified && user.disabled_at === null) {
+    const noted = await services.write(async tx => {
+      const now = clock.now()
+      if (!(await consumeCode(tx, codeHash)) || !(await noteSignIn(tx, user, now, null))) return false
+      await recordIdentityLogin(tx, found, now)
+      tx.audit(signInEntry('users:Login', 200, username, user.id, request, detail))
+      return true
+    })
+    if (noted) return signedIn(services, user)
+  }
+  return refuseSignIn(services, { name, username, locked, known: true, detail }, request)
+}
