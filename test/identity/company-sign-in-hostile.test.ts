@@ -32,12 +32,18 @@ describe('sign-in with a company account, attacked', () => {
       ['user info', { return_to: '/app/callback@evil.example', code_challenge: challenge }],
       ['a path below a page', { return_to: '/app/callback/x', code_challenge: challenge }],
       ['a path that climbs', { return_to: '/app/callback/../../docs', code_challenge: challenge }],
-      ['a query of a page that takes none', { return_to: '/app/callback?next=//evil.example', code_challenge: challenge }],
+      [
+        'a query of a page that takes none',
+        { return_to: '/app/callback?next=//evil.example', code_challenge: challenge },
+      ],
       ['a fragment', { return_to: '/app/callback#x', code_challenge: challenge }],
       ['a line break', { return_to: '/app/callback\n', code_challenge: challenge }],
       ['a consent page without a request', { return_to: '/oauth/consent', code_challenge: challenge }],
       ['a consent page with more', { return_to: '/oauth/consent?request_id=oar_a&x=1', code_challenge: challenge }],
-      ['a consent page of something else', { return_to: '/oauth/consent?request_id=user_a', code_challenge: challenge }],
+      [
+        'a consent page of something else',
+        { return_to: '/oauth/consent?request_id=user_a', code_challenge: challenge },
+      ],
       ['no page', { code_challenge: challenge }],
       ['no challenge', { return_to: '/app/callback' }],
       ['a challenge of another length', { return_to: '/app/callback', code_challenge: `${challenge}a` }],
@@ -88,7 +94,7 @@ describe('sign-in with a company account, attacked', () => {
     it('limits unfinished sign-ins of a network, and forgets them after ten minutes', async () => {
       const start = startAddress({ return_to: '/app/callback', code_challenge: challenge })
       const from = (ip: string) =>
-        new Browser({ origins: { [BASE]: fixture.app.url }, headers: { 'x-forwarded-for': ip } }).get(start)
+        new Browser({ served: { [BASE]: fixture.app.url }, headers: { 'x-forwarded-for': ip } }).get(start)
       // Addresses of one network of IPv6 are one sender.
       const replies = []
       for (let count = 0; count < 62; count++) replies.push(await from(`2001:db8:1:2::${count}`))
@@ -105,7 +111,7 @@ describe('sign-in with a company account, attacked', () => {
     it('does not count sign-ins that ended in a token', async () => {
       const finished = async () => {
         const at = new Browser({
-          origins: { [BASE]: fixture.app.url },
+          served: { [BASE]: fixture.app.url },
           headers: { 'x-forwarded-for': NETWORK, 'x-account': 'often' },
         })
         fixture.provider.accounts.set('often', { preferred_username: 'often' })

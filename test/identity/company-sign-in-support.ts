@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { createHash, randomBytes } from 'node:crypto'
-import { type Clock, manualClock } from '../../src/core/process/clock.ts'
 import { sql } from '../../src/core/db/sql.ts'
+import { type Clock, manualClock } from '../../src/core/process/clock.ts'
 import { type Reply, startApp, type TestApp } from '../support/app.ts'
 import { Browser } from '../support/browser.ts'
 import { ACCOUNT_HEADER, CLIENT, type IdentityProvider, startIdentityProvider } from '../support/identity-provider.ts'
@@ -15,8 +15,8 @@ export type Returned = { address: string; code: string | null; error: string | n
 
 export const challengeOf = (verifier: string): string => createHash('sha256').update(verifier).digest('base64url')
 
-export const startAddress = (query: Record<string, string>): string =>
-  `${BASE}/oauth/oidc/start?${new URLSearchParams(query)}`
+export const startAddress = (query: Record<string, string>, base = BASE): string =>
+  `${base}/oauth/oidc/start?${new URLSearchParams(query)}`
 
 export type Fixture = Awaited<ReturnType<typeof openFixture>>
 
@@ -29,15 +29,18 @@ export async function openFixture(
     databaseUrl?: string
     /** One that is there already. */
     use?: IdentityProvider
+    base?: string
   } = {},
 ) {
-  const provider = options.use ?? (await startIdentityProvider({ redirectUri: CALLBACK, ...options.provider }))
+  const base = options.base ?? BASE
+  const redirectUri = `${base}/oauth/oidc/callback`
+  const provider = options.use ?? (await startIdentityProvider({ redirectUri, ...options.provider }))
   const clock = manualClock()
   const app: TestApp = await startApp({
     clock: options.clock ?? clock,
     databaseUrl: options.databaseUrl,
     env: {
-      BASE_URL: BASE,
+      BASE_URL: base,
       OIDC_ISSUER: provider.issuer,
       OIDC_CLIENT_ID: CLIENT.id,
       OIDC_CLIENT_SECRET: CLIENT.secret,
@@ -45,13 +48,13 @@ export async function openFixture(
     },
   })
   const browser = (account?: string) =>
-    new Browser({ origins: { [BASE]: app.url }, headers: account ? { [ACCOUNT_HEADER]: account } : {} })
+    new Browser({ served: { [base]: app.url }, headers: account ? { [ACCOUNT_HEADER]: account } : {} })
 
   /** Begins a sign-in and signs in at the provider: the address with its answer, not yet requested. */
   async function begin(account: string, returnTo = '/app/callback', at = browser(account)) {
     const verifier = randomBytes(32).toString('base64url')
-    const start = startAddress({ return_to: returnTo, code_challenge: challengeOf(verifier) })
-    const callback = await at.follow(start, url => url.href.startsWith(CALLBACK))
+    const start = startAddress({ return_to: returnTo, code_challenge: challengeOf(verifier) }, base)
+    const callback = await at.follow(start, url => url.href.startsWith(redirectUri))
     return { browser: at, callback, verifier }
   }
 
@@ -59,7 +62,7 @@ export async function openFixture(
     const reply = await browser.get(callback)
     assert.equal(reply.status, 302, reply.body)
     const url = new URL(reply.location as string)
-    assert.equal(url.origin, BASE)
+    assert.equal(url.origin, new URL(base).origin)
     const result = new URLSearchParams(url.hash.slice(1))
     return { address: url.href.split('#')[0], code: result.get('oidc_code'), error: result.get('error'), verifier }
   }
@@ -90,7 +93,8 @@ export async function openFixture(
       app.services.pool.any(
         sql.unsafe`select * from audit_entries where action = ${action} order by created_at, id`,
       ) as Promise<readonly any[]>,
-    users: () => app.services.pool.any(sql.unsafe`select id, username from users order by id`) as Promise<readonly any[]>,
+    users: () =>
+      app.services.pool.any(sql.unsafe`select id, username from users order by id`) as Promise<readonly any[]>,
     async close() {
       await app.close()
       if (!options.use) await provider.close()

@@ -4,16 +4,16 @@ export type BrowserReply = { status: number; location: string | null; headers: H
 
 /**
  * What a browser does in a flow of redirects: it keeps the cookies of each origin and sends those that fit a path.
- * @param options.origins where public addresses are served in this test, by origin
+ * @param options.served where public addresses are served in this test, by what they begin with
  * @param options.headers what it sends everywhere
  */
 export class Browser {
-  readonly #origins: Record<string, string>
+  readonly #served: [string, string][]
   readonly #headers: Record<string, string>
   readonly #jars = new Map<string, Map<string, Cookie>>()
 
-  constructor(options: { origins?: Record<string, string>; headers?: Record<string, string> } = {}) {
-    this.#origins = options.origins ?? {}
+  constructor(options: { served?: Record<string, string>; headers?: Record<string, string> } = {}) {
+    this.#served = Object.entries(options.served ?? {})
     this.#headers = options.headers ?? {}
   }
 
@@ -29,7 +29,8 @@ export class Browser {
     const url = new URL(address)
     const jar = this.cookies(url.origin)
     const sent = [...jar].filter(([, { path }]) => url.pathname === path || url.pathname.startsWith(withSlash(path)))
-    const response = await fetch(`${this.#origins[url.origin] ?? url.origin}${url.pathname}${url.search}`, {
+    const [base, server] = this.#served.find(([base]) => url.href.startsWith(base)) ?? ['', '']
+    const response = await fetch(`${server}${url.href.slice(base.length).split('#', 1)[0]}`, {
       redirect: 'manual',
       headers: {
         ...this.#headers,

@@ -2,7 +2,7 @@ import { generateKeyPairSync } from 'node:crypto'
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { exportJWK, importPKCS8, type JWTHeaderParameters, type JWTPayload, SignJWT } from 'jose'
-import Provider from 'oidc-provider'
+import Provider, { type Adapter, type AdapterPayload } from 'oidc-provider'
 
 export const CLIENT = { id: 'muster', secret: 'the secret of muster at the provider' }
 
@@ -12,6 +12,24 @@ export const ACCOUNT_HEADER = 'x-account'
 export const REFUSING = 'refusing'
 
 const ISSUED = 'RS256'
+
+const TTL_SECONDS = 600
+
+/** What the provider stores, in memory. */
+const memory = (): (() => Adapter) => {
+  const rows = new Map<string, AdapterPayload>()
+  return () => ({
+    upsert: async (id, payload) => void rows.set(id, payload),
+    find: async id => rows.get(id),
+    findByUid: async uid => [...rows.values()].find(row => row.uid === uid),
+    findByUserCode: async () => undefined,
+    consume: async id => void Object.assign(rows.get(id) ?? {}, { consumed: Math.floor(Date.now() / 1000) }),
+    destroy: async id => void rows.delete(id),
+    async revokeByGrantId(grantId) {
+      for (const [id, row] of rows) if (row.grantId === grantId) rows.delete(id)
+    },
+  })
+}
 
 const newKey = () => {
   const { privateKey } = generateKeyPairSync('rsa', { modulusLength: 2048 })
@@ -54,6 +72,13 @@ export async function startIdentityProvider(options: {
   const accounts: IdentityProvider['accounts'] = new Map()
   const requests: string[] = []
   const provider = new Provider(issuer, {
+    adapter: memory(),
+    ttl: Object.fromEntries(
+      ['AccessToken', 'AuthorizationCode', 'Grant', 'IdToken', 'Interaction', 'Session'].map(name => [
+        name,
+        TTL_SECONDS,
+      ]),
+    ),
     clients: [
       {
         client_id: CLIENT.id,
