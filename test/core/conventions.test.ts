@@ -356,9 +356,12 @@ describe('conventions', () => {
         return named?.properties?.project_id ? { project_id: ids.project_id } : {}
       }
       assert.ok(changing.length > 60)
+      // The query is looked at before the body.
+      const query: Record<string, string> = { deleteUserIdentity: '?issuer=https://login.example&subject=someone' }
       for (const described of changing) {
+        const body = { ...projectFor(described), surprise_property: 1 }
         const error = expectRefusal(
-          await call(app.admin, described, { ...projectFor(described), surprise_property: 1 }),
+          await call(app.admin, described, body, query[described.id]),
           400,
           'VALIDATION_FAILED',
           described.id,
