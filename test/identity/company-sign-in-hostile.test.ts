@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { sql } from '../../src/core/db/sql.ts'
 import { sweeps } from '../../src/core/jobs/sweeps.ts'
+import { eventually } from '../support/app.ts'
 import { Browser } from '../support/browser.ts'
 import type { IdToken } from '../support/identity-provider.ts'
 import { placesOf } from '../support/search-everywhere.ts'
@@ -106,6 +107,35 @@ describe('sign-in with a company account, attacked', () => {
       assert.equal((await from('2001:db8:1:3::1')).status, 302)
       fixture.clock.advance(601_000)
       assert.equal((await from('2001:db8:1:2::1')).status, 302)
+    })
+
+    it('holds two connections at most, however many come while the database is slow', async () => {
+      const { pool } = fixture.app.services
+      const blocked = () =>
+        pool.oneFirst(sql.unsafe`
+          select count(*) from pg_stat_activity
+          where wait_event_type = 'Lock' and query like '%insert into oidc_logins%' and datname = current_database()`)
+      const start = startAddress({ return_to: '/app/callback', code_challenge: challenge })
+      const [locked, done] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
+      const lock = pool.transaction(async tx => {
+        await tx.query(sql.unsafe`lock table oidc_logins in exclusive mode`)
+        locked.resolve()
+        await done.promise
+      })
+      await locked.promise
+      const flood = Array.from({ length: 30 }, (_value, index) => {
+        const headers = { 'x-forwarded-for': `198.51.100.${index}` }
+        return new Browser({ served: { [BASE]: fixture.app.url }, headers }).get(start)
+      })
+      try {
+        await eventually(async () => (await blocked()) === 2)
+        for (let count = 0; count < 30; count++) assert.equal((await fixture.app.admin.get('/users/me')).status, 200)
+        assert.equal(await blocked(), 2)
+      } finally {
+        done.resolve()
+        await lock
+      }
+      assert.ok((await Promise.all(flood)).every(({ status }) => status === 302))
     })
 
     it('does not count sign-ins that ended in a token', async () => {

@@ -446,6 +446,10 @@ describe('sign-in with a company account', () => {
       const other = await openFixture({ provider: { claimsInToken: true, authMethod: 'client_secret_basic' } })
       try {
         const user = await other.linked('dora')
+        const start = startAddress({ return_to: '/app/callback', code_challenge: challengeOf('x') })
+        await Promise.all(Array.from({ length: 10 }, () => other.browser().get(start)))
+        // Read once, by sign-ins that begin at the same moment too.
+        assert.deepEqual(other.provider.requests, ['/.well-known/openid-configuration'])
         other.provider.accounts.set('dora', { preferred_username: 'Dora' })
         assert.equal((await other.redeem(await other.signIn('dora'))).body.id, user.id)
         const { data } = (await user.get(`/users/${user.id}/identities`)).body
