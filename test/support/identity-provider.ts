@@ -47,7 +47,7 @@ export type IdentityProvider = {
   forge: ((token: IdToken) => Promise<string>) | null
   /** Signs a token as the provider does, or with a key that only its sender has. */
   sign(token: IdToken, key?: 'own' | 'foreign'): Promise<string>
-  /** Paths that were requested. */
+  /** Paths that were requested; behind one ` as <scheme>` where a client showed credentials in the header. */
   requests: string[]
   close(): Promise<void>
 }
@@ -140,7 +140,8 @@ export async function startIdentityProvider(options: {
   }
   server.on('request', (req: IncomingMessage, res: ServerResponse) => {
     const path = (req.url as string).split('?', 1)[0]
-    requests.push(path)
+    const scheme = req.headers.authorization?.split(' ', 1)[0]
+    requests.push(scheme ? `${path} as ${scheme}` : path)
     if (!path.startsWith('/interaction/')) return void handle(req, res)
     interact(req, res).catch(error => {
       res.statusCode = 500

