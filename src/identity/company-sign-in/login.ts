@@ -10,7 +10,7 @@ import { Shares } from '../../core/process/shares.ts'
 import { networkOf } from '../networks.ts'
 import { type SignInRequest, signInEntry } from '../users/entries.ts'
 import type { AccountClaims, SignInError } from './model.ts'
-import { authorizationUrl, exchangeAnswer, failureReason, isRefusal, type LoginSecrets } from './provider.ts'
+import { authorizationUrl, exchangeAnswer, isRefusal, type LoginSecrets, providerError } from './provider.ts'
 import { ProvisioningError, provisionUser } from './provision.ts'
 import { claimLogin, deleteExpiredLogins, findLinkedUser, insertCode, insertLogin, lockAccount } from './store.ts'
 
@@ -107,7 +107,7 @@ export async function answerLogin(
     account = await exchangeAnswer(services, query, secretsOf(cookie, state))
   } catch (error) {
     if (isRefusal(error)) return ended({ error: 'access_denied' })
-    log.warn({ request_id: request.id, err: error, reason: failureReason(error) }, 'company sign-in failed')
+    log.warn({ request_id: request.id, err: error, reason: providerError(error) }, 'company sign-in failed')
     return ended({ error: 'provider_error' })
   }
   try {

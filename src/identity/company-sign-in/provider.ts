@@ -29,6 +29,7 @@ const FAILURE_MS = 1000
 const TIMEOUT_SECONDS = 10
 const ANSWER_BYTES = 1024 * 1024
 const CLOCK_TOLERANCE_SECONDS = 30
+const MAX_REASON_LENGTH = 500
 
 export const CALLBACK_PATH = '/oauth/oidc/callback'
 
@@ -139,12 +140,8 @@ export async function exchangeAnswer(
 export const isRefusal = (error: unknown): boolean =>
   error instanceof AuthorizationResponseError && error.error === 'access_denied'
 
-/** Why an exchange failed, for the log: without what the provider sent, which may hold tokens. */
-export function failureReason(error: unknown): string {
-  const { error: code, error_description, cause } = error as Record<string, unknown>
-  const parts = [code, error_description, cause instanceof Error ? cause.message : undefined]
-  return parts
-    .filter(part => typeof part === 'string')
-    .join(': ')
-    .slice(0, 500)
+/** What the provider itself said of a failure, for the log; undefined where it said nothing. */
+export function providerError(failure: unknown): string | undefined {
+  const { error, error_description } = failure as Record<string, unknown>
+  return typeof error === 'string' ? `${error}: ${error_description ?? ''}`.slice(0, MAX_REASON_LENGTH) : undefined
 }
