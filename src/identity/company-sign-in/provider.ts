@@ -1,21 +1,4 @@
-import {
-  AuthorizationResponseError,
-  allowInsecureRequests,
-  authorizationCodeGrant,
-  buildAuthorizationUrl,
-  type ClientAuth,
-  ClientSecretBasic,
-  ClientSecretPost,
-  type Configuration,
-  type CustomFetch,
-  calculatePKCECodeChallenge,
-  clockTolerance,
-  customFetch,
-  discovery,
-  enableNonRepudiationChecks,
-  fetchUserInfo,
-  None,
-} from 'openid-client'
+import type { ClientAuth, Configuration, CustomFetch } from 'openid-client'
 import type { Config } from '../../config.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -45,9 +28,12 @@ export const redirectUri = ({ BASE_URL }: Pick<Config, 'BASE_URL'>): string => `
 /** What binds one sign-in to one browser at the provider. */
 export type LoginSecrets = { state: string; nonce: string; verifier: string }
 
+/** Processes without sign-ins do without the library, which takes 40 ms and 6 MB to load. */
+const library = () => import('openid-client')
+
 /** Posts the secret where the provider takes it so: encodings of the basic header differ between providers. */
 const authenticateClient =
-  (secret: string): ClientAuth =>
+  ({ ClientSecretBasic, ClientSecretPost }: Awaited<ReturnType<typeof library>>, secret: string): ClientAuth =>
   (server, ...request) =>
     (server.token_endpoint_auth_methods_supported?.includes('client_secret_post')
       ? ClientSecretPost(secret)
@@ -55,18 +41,19 @@ const authenticateClient =
 
 async function discover({ config, egress }: Services): Promise<Configuration> {
   const { OIDC_ISSUER, OIDC_CLIENT_ID, OIDC_CLIENT_SECRET } = config as Settings
+  const oidc = await library()
   const issuer = new URL(OIDC_ISSUER)
   const send: CustomFetch = (url, options) => egress.fetch(url, { ...(options as RequestInit), maxBytes: ANSWER_BYTES })
-  const found = await discovery(
+  const found = await oidc.discovery(
     issuer,
     OIDC_CLIENT_ID,
-    { [clockTolerance]: CLOCK_TOLERANCE_SECONDS },
-    OIDC_CLIENT_SECRET ? authenticateClient(OIDC_CLIENT_SECRET) : None(),
+    { [oidc.clockTolerance]: CLOCK_TOLERANCE_SECONDS },
+    OIDC_CLIENT_SECRET ? authenticateClient(oidc, OIDC_CLIENT_SECRET) : oidc.None(),
     {
-      [customFetch]: send,
+      [oidc.customFetch]: send,
       timeout: TIMEOUT_SECONDS,
       // Without them the library relies on TLS in place of the signature of an id_token.
-      execute: [enableNonRepudiationChecks, ...(issuer.protocol === 'http:' ? [allowInsecureRequests] : [])],
+      execute: [oidc.enableNonRepudiationChecks, ...(issuer.protocol === 'http:' ? [oidc.allowInsecureRequests] : [])],
     },
   )
   // The library lets some providers answer for all their tenants, whose accounts belong to anybody.
@@ -95,6 +82,7 @@ export async function authorizationUrl(
   { state, nonce, verifier }: LoginSecrets,
   prompt: string | null,
 ): Promise<URL> {
+  const { buildAuthorizationUrl, calculatePKCECodeChallenge } = await library()
   return buildAuthorizationUrl(await provider(services)(), {
     redirect_uri: redirectUri(services.config),
     scope: services.config.OIDC_SCOPES,
@@ -118,6 +106,7 @@ export async function exchangeAnswer(
   { state, nonce, verifier }: LoginSecrets,
 ): Promise<AccountClaims> {
   const { config } = services
+  const { authorizationCodeGrant, fetchUserInfo } = await library()
   const configuration = await provider(services)()
   const tokens = await authorizationCodeGrant(configuration, new URL(`${redirectUri(config)}?${query}`), {
     expectedState: state,
@@ -137,8 +126,10 @@ export async function exchangeAnswer(
 }
 
 /** Whether the account holder or the provider refused, rather than something having failed. */
-export const isRefusal = (error: unknown): boolean =>
-  error instanceof AuthorizationResponseError && error.error === 'access_denied'
+export function isRefusal(failure: unknown): boolean {
+  const { code, error } = failure as Record<string, unknown>
+  return code === 'OAUTH_AUTHORIZATION_RESPONSE_ERROR' && error === 'access_denied'
+}
 
 /** What the provider itself said of a failure, for the log; undefined where it said nothing. */
 export function providerError(failure: unknown): string | undefined {
