@@ -216,6 +216,9 @@ describe('sign-in with a company account, attacked', () => {
       const url = new URL(begun.callback)
       url.searchParams.append('state', 'another')
       await refusedPage(begun.browser, url.href)
+      // Another site that sends the browser there does not end the sign-in.
+      await refusedPage(begun.browser, `${CALLBACK}?state=made-up&code=x`)
+      assert.notEqual((await fixture.end(begun)).code, null)
       const again = await fixture.begin('victim')
       const other = new URL(again.callback)
       other.searchParams.set('state', url.searchParams.get('state') as string)

@@ -55,10 +55,11 @@ export function mountCompanySignIn(app: Express, services: Services): void {
 
   router.get('/callback', async (req: Request, res: Response) => {
     const cookie = loginCookie.read(req)
-    loginCookie.clear(res)
     const request = requestOf(req, res)
     const answered = cookie === null ? null : await answerLogin(services, { query: queryOf(req), cookie }, request)
     if (!answered) return sendPage(res, 400, 'This browser has no sign-in that waits for this answer. Sign in again.')
+    // Kept until then: any site can send a browser here.
+    loginCookie.clear(res)
     const { returnTo, outcome } = answered
     const result = 'code' in outcome ? `oidc_code=${outcome.code}` : `error=${outcome.error}`
     log.info(
