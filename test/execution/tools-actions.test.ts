@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
 import { Ajv2020 } from 'ajv/dist/2020.js'
+import { flatten } from '../../src/core/api/flatten.ts'
+import { operations as declared } from '../../src/core/api/operation.ts'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
 
 /** What models, and people who change the arguments of a call, are shown of the operations that platform tools offer. */
@@ -63,6 +65,10 @@ describe('the schema of an action of a platform tool', () => {
       const names = [...parameters.map(({ name }) => name), ...Object.keys(body?.properties ?? {})]
         // They are fixed: a tool waits, and answers no stream.
         .filter(name => !['wait', 'stream'].includes(name) && !name.startsWith('tags['))
+      const flat = [...(flatten(declared.get(id))?.fields.values() ?? [])].filter(
+        ({ field }) => !['wait', 'stream'].includes(field),
+      )
+      assert.deepEqual(schema.properties, Object.fromEntries(flat.map(({ name, schema }) => [name, schema])))
       const missing = names.filter(name => !Object.hasOwn(schema.properties, name))
       assert.deepEqual(missing, [], `${id} shows no ${missing}`)
       for (const name of names)

@@ -1,6 +1,7 @@
-import { z } from 'zod'
 import { AppError, invalid, type Problem, raise } from '../../core/api/errors.ts'
+import { type FlatCall, flatSchema, flatten, type Json, type Request, unflatten } from '../../core/api/flatten.ts'
 import { type Answer, type Operation, operations } from '../../core/api/operation.ts'
+import { fieldsOf } from '../../core/api/parameters.ts'
 import { firstBytes } from '../../core/api/text.ts'
 import { parse } from '../../core/api/validate.ts'
 import { callAs } from '../../core/invoke/call.ts'
@@ -16,8 +17,6 @@ import { forwarded } from './tokens.ts'
 const SHOWN_BYTES = 16 * 1024
 /** A platform call always waits for what it started, and never streams. */
 const FIXED = ['wait', 'stream']
-const PAGE = ['limit', 'offset']
-const TIME = ['from', 'to']
 
 /** Operations whose answer is JSON, that read a JSON body, and that take the credential of a caller. */
 const isOffered = ({ gate, internal, receive, pass, answers, produces }: Operation): boolean =>
@@ -79,58 +78,18 @@ export function argumentsOf(tool: Definition, input: Record<string, unknown>): R
   return rest
 }
 
-const shapeOf = (schema: z.ZodType | null): z.ZodRawShape => {
-  if (schema instanceof z.ZodPipe) return shapeOf(schema.in as z.ZodType)
-  return schema instanceof z.ZodObject ? schema.shape : {}
-}
-
-const pathNames = ({ path }: Operation): string[] => [...path.matchAll(/\{(\w+)\}/g)].map(([, name]) => name)
-
-/** The names of the query parameters of an operation. */
-const queryNames = ({ query, paged, timed, shape, gate }: Operation): string[] => [
-  ...Object.keys(shapeOf(query)),
-  ...(paged ? PAGE : []),
-  ...(paged && timed ? TIME : []),
-  ...(shape === 'list' && gate === 'policy' ? ['project_id'] : []),
-]
-
-/** A value as a query carries it. */
-function queryValue(value: unknown): unknown {
-  if (Array.isArray(value)) return value.map(queryValue)
-  if (typeof value !== 'object' || value === null) return String(value)
-  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, queryValue(item)]))
-}
-
 /**
- * Takes a flat object apart into the parameters of an operation.
- * @throws VALIDATION_FAILED for what it does not know, or lacks
+ * Takes the arguments of a call apart into the parameters of an operation, validated.
+ * @throws VALIDATION_FAILED
  */
-function requestOf(operation: Operation, input: Record<string, unknown>) {
-  const params: Record<string, string> = {}
-  const query: Record<string, unknown> = {}
-  const body: Record<string, unknown> = {}
-  const [inPath, inQuery] = [pathNames(operation), queryNames(operation)]
-  for (const name of inPath) {
-    const value = input[name]
-    if (typeof value !== 'string')
-      return invalid({ code: 'REQUIRED', path: `input.${name}`, message: 'is required, as a text' })
-    params[name] = value
-  }
-  const unknown: Problem[] = []
-  for (const [name, value] of Object.entries(input)) {
-    if (inPath.includes(name)) continue
-    if (FIXED.includes(name) || (!operation.body && !inQuery.includes(name)))
-      unknown.push({ code: 'UNKNOWN_PROPERTY', path: `input.${name}`, message: 'is not a known property' })
-    else if (!inQuery.includes(name)) body[name] = value
-    else if (value !== null && value !== undefined) query[name] = queryValue(value)
-  }
-  if (unknown.length > 0) return invalid(unknown)
-  if (inQuery.includes('wait')) query.wait = 'true'
-  if ('wait' in shapeOf(operation.body)) body.wait = true
+function requestOf(operation: Operation, input: Record<string, unknown>): Request {
+  const { params, query, body } = unflatten(operation, input, { at: 'input', without: FIXED })
+  const waits = [...(flatten(operation) as FlatCall).fields.values()].filter(({ field }) => field === 'wait')
+  if (waits.some(each => each.in === 'query')) query.wait = 'true'
   if (operation.query) parse(operation.query, query, 'input')
-  const bodiless = !operation.body || (operation.bodyOptional && Object.keys(body).length === 0)
-  if (operation.body && !bodiless) parse(operation.body, body, 'input')
-  return { params, query, body: bodiless ? undefined : body }
+  const asked = waits.some(each => each.in === 'body') ? { ...body, wait: true } : body
+  if (operation.body && asked) parse(operation.body, asked, 'input')
+  return { params, query, body: asked }
 }
 
 /** Raises VALIDATION_FAILED for arguments that do not fit the operation of an action. */
@@ -153,7 +112,7 @@ export const readsOnly = (action: string): boolean =>
 
 /** What of the turn that calls an operation goes with it, where it takes that. */
 const forwardedTo = (operation: Operation, tool: Definition, { turn, context }: ToolCall): Record<string, unknown> =>
-  turn && 'tool_context' in shapeOf(operation.body) ? { tool_context: forwarded(context, tool.context_keys) } : {}
+  turn && 'tool_context' in fieldsOf(operation.body) ? { tool_context: forwarded(context, tool.context_keys) } : {}
 
 /**
  * One call of an operation through a platform tool: permission, quotas, audit and all.
@@ -226,72 +185,12 @@ function outputOf({ config }: Services, { body, text, stream }: Answer, { limits
   return JSON.parse(answer)
 }
 
-type Json = Record<string, unknown>
-
 /** They follow from the operations alone, and take a millisecond each to make. */
 const schemas = new WeakMap<Operation, Json>()
 
-/** Metadata of schemas without their ids, by which they would stand behind references: models need not follow any. */
-const unnamed = {
-  get(schema: z.core.$ZodType) {
-    const { id: _id, ...metadata } = z.globalRegistry.get(schema) ?? {}
-    return metadata
-  },
-} as unknown as typeof z.globalRegistry
-
-/** The JSON Schema of a schema, whole in itself. */
-const inlineSchema = (type: z.core.$ZodType): Json => {
-  const { $schema: _draft, ...schema } = z.toJSONSchema(type, {
-    io: 'input',
-    unrepresentable: 'any',
-    reused: 'inline',
-    metadata: unnamed,
-    // What is checked by code of its own names its description.
-    override({ jsonSchema }) {
-      const named = z.globalRegistry._idmap.get(jsonSchema.$ref?.replace('#/$defs/', '') ?? '')
-      if (!named) return
-      const { $ref: _ref, ...own } = jsonSchema
-      for (const key of Object.keys(jsonSchema)) delete jsonSchema[key as keyof typeof jsonSchema]
-      Object.assign(jsonSchema, inlineSchema(named), own)
-    },
-  }) as Json
-  return schema
-}
-
 /** The JSON Schema of the arguments of an action. */
 export function actionSchema(operation: Operation): Json {
-  const schema = schemas.get(operation) ?? schemaOf(operation)
+  const schema = schemas.get(operation) ?? flatSchema(flatten(operation) as FlatCall, FIXED)
   schemas.set(operation, schema)
   return schema
-}
-
-function schemaOf(operation: Operation): Json {
-  const properties: Json = {}
-  const required: string[] = []
-  let others: unknown = false
-  for (const name of pathNames(operation)) {
-    properties[name] = { type: 'string', description: `The ${name.replaceAll('_', ' ')}` }
-    required.push(name)
-  }
-  for (const type of [operation.query, operation.body]) {
-    if (!type) continue
-    const schema = inlineSchema(type)
-    if (type === operation.body) others = schema.additionalProperties ?? false
-    for (const [name, property] of Object.entries((schema.properties as Json | undefined) ?? {}))
-      if (!FIXED.includes(name)) properties[name] ??= property
-    if (type === operation.query || !operation.bodyOptional)
-      required.push(...((schema.required as string[] | undefined) ?? []))
-  }
-  if (operation.paged)
-    for (const name of PAGE) properties[name] ??= { type: 'integer', description: `The ${name} of the page` }
-  if (operation.paged && operation.timed)
-    for (const name of TIME)
-      properties[name] ??= { type: 'string', format: 'date-time', description: 'Bound on created_at' }
-  if (queryNames(operation).includes('project_id')) properties.project_id ??= { type: 'string', description: 'Project' }
-  return {
-    type: 'object',
-    properties,
-    ...(required.length > 0 ? { required: [...new Set(required)].filter(name => !FIXED.includes(name)) } : {}),
-    additionalProperties: others,
-  }
 }
