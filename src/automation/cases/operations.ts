@@ -240,6 +240,7 @@ export const caseOperations: Operation[] = [
   }),
   cases.action('comments', {
     id: 'commentCase',
+    command: ['cases', 'comment'],
     summary: 'Add a comment to the timeline of a case',
     action: 'cases:CommentCase',
     body: CommentInput,

@@ -284,6 +284,7 @@ export const runOperations: Operation[] = [
   }),
   runs.action('human-input', {
     id: 'submitHumanInput',
+    command: ['orchestration-runs', 'submit-human-input'],
     summary: 'Answer a node that waits for input',
     description: 'For people and their servers: work in the background, such as a tool of an agent, is refused.',
     action: 'orchestrations:SubmitHumanInput',

@@ -125,6 +125,7 @@ export const taskOperations: Operation[] = [
   }),
   itemOperation(taskKind, {
     id: 'transitionTask',
+    command: ['tasks', 'transition'],
     method: 'post',
     path: `${path}/{task_id}/transitions`,
     summary: 'Move a task to another state',

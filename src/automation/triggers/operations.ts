@@ -241,6 +241,7 @@ const fireTrigger = triggers.action('fire', {
 
 const getSecret = itemOperation(triggerKind, {
   id: 'getTriggerSecret',
+  command: ['triggers', 'get-secret'],
   method: 'get',
   path: '/triggers/{trigger_id}/secret',
   summary: 'Read the secret that signs calls of a webhook trigger',

@@ -91,6 +91,7 @@ const getDocument = itemOperation(documentKind, {
 
 const getDocumentByPath = operation({
   id: 'getDocumentByPath',
+  command: ['documents', 'get-by-path'],
   method: 'get',
   path: '/documents/by-path',
   summary: 'Read the document at an exact path with its text',

@@ -58,6 +58,7 @@ const uploadRaises: ErrorCode[] = [
 
 const createPresignedUrl = operation({
   id: 'createPresignedUrl',
+  command: ['files', 'presign'],
   method: 'post',
   path: '/files/presigned-url',
   summary: 'Make an address to upload one file to without a credential',
@@ -91,6 +92,7 @@ const downloadFile = itemOperation(fileKind, {
 
 const downloadFileBase64 = itemOperation(fileKind, {
   id: 'downloadFileBase64',
+  command: ['files', 'download-base64'],
   method: 'get',
   path: '/files/{file_id}/download/base64',
   summary: 'Read the bytes of one file as base64 in JSON',
@@ -104,6 +106,7 @@ const downloadFileBase64 = itemOperation(fileKind, {
 
 const replaceFileContent = itemOperation(fileKind, {
   id: 'replaceFileContent',
+  command: ['files', 'replace-content'],
   method: 'put',
   path: '/files/{file_id}/content',
   summary: 'Give a file its bytes, or other ones',
@@ -131,6 +134,7 @@ const replaceFileContent = itemOperation(fileKind, {
 
 const updateFileMetadata = itemOperation(fileKind, {
   id: 'updateFileMetadata',
+  command: ['files', 'update-metadata'],
   method: 'patch',
   path: '/files/{file_id}/metadata',
   summary: 'Change the metadata of a file, move or rename it',
@@ -219,6 +223,7 @@ export const fileOperations: Operation[] = [
   }),
   files.create({
     id: 'uploadFileBase64',
+    command: ['files', 'upload-base64'],
     path: '/files/upload/base64',
     summary: 'Upload a file as base64 in JSON',
     action: 'files:UploadFile',

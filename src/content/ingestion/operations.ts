@@ -99,6 +99,7 @@ const RAISES = [
 
 const ingestDocument = operation({
   id: 'ingestDocument',
+  command: ['documents', 'ingest'],
   method: 'post',
   path: '/documents/ingest',
   summary: 'Make a searchable document of a file',
@@ -132,6 +133,7 @@ const ingestDocument = operation({
 
 const reingestDocument = itemOperation(documentKind, {
   id: 'reingestDocument',
+  command: ['documents', 'reingest'],
   method: 'post',
   path: '/documents/{document_id}/ingest',
   summary: 'Ingest the file of a document again',

@@ -79,6 +79,7 @@ const change = (method: 'patch' | 'put'): Operation =>
 
 const getSecret = itemOperation(webhookKind, {
   id: 'getWebhookSecret',
+  command: ['webhooks', 'get-secret'],
   method: 'get',
   path: '/webhooks/{webhook_id}/secret',
   summary: 'Read the secret that signs deliveries',

@@ -29,6 +29,7 @@ export const chatOperations: Operation[] = [
   chats.remove({ description: 'Actors that it speaks for are linked to nothing from then on.' }),
   operation({
     id: 'createChatCompletion',
+    command: ['chat', 'complete'],
     method: 'post',
     path: '/chat/completions',
     summary: 'Ask a model once, in the format of the OpenAI API',

@@ -139,6 +139,7 @@ export const sessionOperations: Operation[] = [
   listMessages,
   sessions.action('messages', {
     id: 'sendSessionMessage',
+    command: ['sessions', 'send'],
     summary: 'Store a message of the end user; with auto_generate, ask for a reply',
     action: 'sessions:SendSessionMessage',
     transaction: false,
@@ -196,6 +197,7 @@ export const sessionOperations: Operation[] = [
   }),
   sessions.action('tool-outputs', {
     id: 'submitSessionToolOutputs',
+    command: ['sessions', 'submit-tool-outputs'],
     summary: 'Hand a paused turn of a session what the calls of its client tools gave, and let it go on',
     description: 'Waits for the turn unless `wait=false`. It goes on behind turns of the session that run or wait.',
     action: 'sessions:SubmitSessionToolOutputs',

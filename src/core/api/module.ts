@@ -8,6 +8,7 @@ import { type Sweep, scheduleOf, sweeps } from '../jobs/sweeps.ts'
 import { registry } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type SealedColumn, sealedColumns } from '../secrets/sealed.ts'
+import { commands, commandsOf } from './commands.ts'
 import { type ErrorTable, errorTable } from './errors.ts'
 import { type Kind, kinds } from './kind.ts'
 import { type Operation, operations } from './operation.ts'
@@ -47,7 +48,8 @@ export const loadedModules = (): readonly Module[] => loaded
 /**
  * Makes the modules known to the process. Web, worker, command line and tests call it with the same list (src/modules.ts)
  * before anything else.
- * @throws Error for a name that is declared twice, and for a reference to a kind that no module declares
+ * @throws Error for a name that is declared twice, for a reference to a kind that no module declares, and for commands that
+ *   collide
  */
 export function loadModules(modules: readonly Module[]): void {
   const all = <K extends keyof Module>(part: K) =>
@@ -62,6 +64,7 @@ export function loadModules(modules: readonly Module[]): void {
   for (const kind of kinds.all()) for (const reference of kind.references) kinds.get(reference.kind)
   eventTypes.fill([...(all('kinds') as Kind[]), ...(all('eventSources') as EventSource[])].flatMap(eventTypesOf))
   operations.fill(all('operations') as Operation[])
+  commands.fill(commandsOf(operations.all()))
   queues.fill((all('handlers') as Handler[]).map(({ queue }) => queue))
   sweeps.fill(all('sweeps') as Sweep[])
   sealedColumns.fill(all('sealedColumns') as SealedColumn[])

@@ -155,6 +155,10 @@ export type Operation = {
   path: string
   summary: string
   description?: string
+  /** Words of its command, where those that follow from method and path read badly. */
+  command?: readonly string[]
+  /** The operation that this one is by another path. */
+  aliasOf?: string
   tag: string
   action: string | null
   /** Further actions the operation asks for; shown in the catalogue. */
@@ -239,6 +243,7 @@ export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefi
   path: string
   summary: string
   description?: string
+  command?: readonly string[]
   tag: string
   action?: string
   alsoActions?: string[]
@@ -372,6 +377,7 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     path: declaration.path,
     summary: declaration.summary,
     description: declaration.description,
+    command: declaration.command,
     tag: declaration.tag,
     action: declaration.action ?? null,
     alsoActions: declaration.alsoActions ?? [],

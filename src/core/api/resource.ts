@@ -26,6 +26,7 @@ type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> 
   Pick<
     Partial<Operation>,
     | 'description'
+    | 'command'
     | 'alsoActions'
     | 'gate'
     | 'admit'

@@ -176,6 +176,7 @@ export const evalRunOperations: Operation[] = [
   }),
   itemOperation(evalKind, {
     id: 'compareEvalRuns',
+    command: ['evals', 'compare'],
     method: 'get',
     path: '/evals/{eval_id}/compare',
     summary: 'Compare runs of an eval item by item',

@@ -34,6 +34,7 @@ export const agentVersionOperations: Operation[] = [
   }),
   itemOperation(agentKind, {
     id: 'setAgentRelease',
+    command: ['agents', 'release', 'set'],
     method: 'put',
     path: '/agents/{agent_id}/release',
     summary: 'Serve two versions of an agent side by side',

@@ -113,6 +113,7 @@ const DECISION_RAISES = [...refusals, 'PROJECT_PAUSED', ...spendRefusals] as con
 const decisionOperations: Operation[] = [
   itemOperation(deciderKind, {
     id: 'createDecision',
+    command: ['deciders', 'decide'],
     method: 'post',
     path: '/deciders/{decider_id}/decisions',
     summary: 'Ask a decider about an input',
@@ -142,6 +143,7 @@ const decisionOperations: Operation[] = [
   }),
   itemOperation(deciderKind, {
     id: 'createDecisionBatch',
+    command: ['deciders', 'decide-many'],
     method: 'post',
     path: '/deciders/{decider_id}/decisions/batch',
     summary: 'Ask a decider about many inputs',

@@ -309,6 +309,7 @@ export const generationOperations: Operation[] = [
   retryOperation,
   generations.action('content', {
     id: 'purgeGenerationContent',
+    command: ['generations', 'purge-content'],
     method: 'delete',
     summary: 'Erase the content of a generation; its skeleton stays',
     action: 'generations:PurgeGenerationContent',
@@ -348,6 +349,7 @@ export const traceOperations: Operation[] = [
   }),
   traces.action('content', {
     id: 'purgeTraceContent',
+    command: ['traces', 'purge-content'],
     method: 'delete',
     summary: 'Erase the content of a trace, its descendants and their generations; skeletons stay',
     action: 'traces:PurgeTraceContent',

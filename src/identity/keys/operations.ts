@@ -133,6 +133,7 @@ const routes: Operation[] = [
 const alias = (route: Operation): Operation => ({
   ...route,
   id: route.id.replace('ProjectKey', 'ApiKey'),
+  aliasOf: route.id,
   path: route.path.replace('/project-keys', '/api-keys'),
   summary: `${route.summary} (alias of /project-keys)`,
   internal: true,

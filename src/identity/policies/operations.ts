@@ -174,6 +174,7 @@ export const policyOperations: Operation[] = [
   itemOperation(userKind, {
     ...attaching,
     id: 'attachUserPolicy',
+    command: ['users', 'policies', 'attach'],
     method: 'post',
     path: '/users/{user_id}/policies/{policy_id}',
     summary: 'Attach a policy to a user',
@@ -182,6 +183,7 @@ export const policyOperations: Operation[] = [
   itemOperation(userKind, {
     ...attaching,
     id: 'detachUserPolicy',
+    command: ['users', 'policies', 'detach'],
     method: 'delete',
     path: '/users/{user_id}/policies/{policy_id}',
     summary: 'Detach a policy from a user',

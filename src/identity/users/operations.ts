@@ -86,6 +86,7 @@ export const userOperations: Operation[] = [
   }),
   operation({
     id: 'getMe',
+    command: ['users', 'me'],
     method: 'get',
     path: '/users/me',
     summary: 'Read the calling user and credential',
@@ -101,6 +102,7 @@ export const userOperations: Operation[] = [
   }),
   operation({
     id: 'listOwnPermissions',
+    command: ['users', 'permissions'],
     method: 'get',
     path: '/users/me/permissions',
     summary: 'List what the calling credential may do',
@@ -115,6 +117,7 @@ export const userOperations: Operation[] = [
   }),
   operation({
     id: 'changeOwnPassword',
+    command: ['users', 'change-password'],
     method: 'put',
     path: '/users/me/password',
     summary: 'Change the own password',
@@ -145,6 +148,7 @@ export const userOperations: Operation[] = [
   }),
   operation({
     id: 'revokeOwnTokens',
+    command: ['users', 'revoke-own-tokens'],
     method: 'post',
     path: '/users/me/revoke-tokens',
     summary: 'End every token of the calling user',
@@ -238,6 +242,7 @@ export const userOperations: Operation[] = [
   }),
   itemOperation(userKind, {
     id: 'resetUserPassword',
+    command: ['users', 'reset-password'],
     method: 'put',
     path: '/users/{user_id}/password',
     summary: 'Set the password of a user',

@@ -1,0 +1,70 @@
+import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
+import path from 'node:path'
+import { commands, commandsOf } from '../../src/core/api/commands.ts'
+import { loadModules } from '../../src/core/api/module.ts'
+import { type Operation, operations } from '../../src/core/api/operation.ts'
+import { modules } from '../../src/modules.ts'
+
+/** What is called with a token in its path, by machines. */
+const WITHOUT = ['callOrchestrationRunHook', 'callTriggerHook', 'completeIngestionCallback', 'uploadFileWithToken']
+
+describe('commands', () => {
+  before(() => loadModules(modules))
+  after(() => loadModules(modules))
+
+  it('are those of commands.txt, one line an operation: a line is never changed or dropped', () => {
+    const kept = readFileSync(path.join(import.meta.dirname, 'commands.txt'), 'utf8')
+      .trim()
+      .split('\n')
+    const now = commands.all().map(({ id, words }) => `${id} ${words.join(' ')}`)
+    assert.deepEqual(now.toSorted(), kept.toSorted())
+  })
+
+  it('belong to every operation but those of machines with tokens', () => {
+    const named = new Set(commands.all().map(({ id }) => id))
+    const without = operations.all().filter(({ id }) => !named.has(id))
+    assert.deepEqual(without.map(({ id }) => id).sort(), WITHOUT)
+  })
+
+  it('are one to four words, and none is another or begins it', () => {
+    const all = commands.all().map(({ words }) => words)
+    for (const words of all) {
+      assert.ok(words.length >= 1 && words.length <= 4, words.join(' '))
+      for (const word of words) assert.match(word, /^[a-z][a-z0-9-]*$/)
+    }
+    const lines = all.map(words => `${words.join(' ')} `).sort()
+    for (const [index, line] of lines.entries())
+      assert.ok(!lines[index + 1]?.startsWith(line), `${line}begins ${lines[index + 1]}`)
+  })
+
+  const like = (id: string, more: Partial<Operation>): Operation => ({ ...operations.get('getActor'), id, ...more })
+
+  it('follow from method and path, with -many where a verb is on items and on their collection', () => {
+    const made = commandsOf([
+      operations.get('listActors'),
+      like('getSize', { path: '/actors/{actor_id}/size' }),
+      like('wakeActor', { method: 'post', path: '/actors/{actor_id}/wake' }),
+      like('wakeActors', { method: 'post', path: '/actors/wake' }),
+      like('putActor', { method: 'put' }),
+      like('findActors', { method: 'post', path: '/actors/find', command: ['actors', 'look-for'] }),
+    ])
+    assert.deepEqual(
+      made.map(({ words }) => words.join(' ')),
+      ['actors list', 'actors size', 'actors wake', 'actors wake-many', 'actors replace', 'actors look-for'],
+    )
+  })
+
+  it('that collide, begin another, or are no words stop the start', () => {
+    const loaded = operations.all()
+    const refused = (extra: Operation, message: RegExp) => {
+      assert.throws(() => commandsOf([...loaded, extra]), message)
+      const more = { name: 'more', operations: [extra] }
+      assert.throws(() => loadModules([...modules, more]), message)
+    }
+    refused(like('readActor', {}), /'actors get', is that of/)
+    refused(like('actorsGet', { command: ['actors', 'get', 'one'] }), /'actors get', is that of actorsGet or begins it/)
+    refused(like('actorsOf', { command: ['Actors'] }), /'Actors', which is none/)
+    refused(like('actorsOf', { command: ['a', 'b', 'c', 'd', 'e'] }), /which is none/)
+  })
+})
