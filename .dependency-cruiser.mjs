@@ -10,6 +10,7 @@ const areas = [
   'automation',
   'evaluation',
   'formations',
+  'mcp',
 ]
 
 const packages = (...names) => names.flatMap(name => [`^${name}$`, `(^|/)node_modules/(@types/)?${name}/`])

@@ -1,15 +1,11 @@
-import { readFileSync } from 'node:fs'
 import type { Express } from 'express'
 import { stores } from './content/storage/stores.ts'
 import { operations } from './core/api/operation.ts'
 import { createHttp } from './core/http/adapter.ts'
 import { mountDocuments } from './core/http/endpoints.ts'
+import { release } from './core/process/release.ts'
 import type { Services } from './core/process/services.ts'
 import { mountCompanySignIn } from './identity/company-sign-in/routes.ts'
-
-export const version = (
-  JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')) as { version: string }
-).version
 
 export type App = {
   http: Express
@@ -24,7 +20,7 @@ export function createApp(services: Services): App {
   let draining = false
   const http = createHttp(services, operations.all(), app => {
     mountCompanySignIn(app, services)
-    mountDocuments(app, services, operations.all(), { draining: () => draining, version })
+    mountDocuments(app, services, operations.all(), { draining: () => draining, version: release })
   })
   return {
     http,

@@ -174,6 +174,17 @@ const settings = {
     'Name of this host in heartbeats and logs; default HOSTNAME.',
   ),
 
+  MCP_ENABLED: setting('mcp', flag, 'true', 'Serve /mcp; false: 404.'),
+  MCP_SERVER_NAME: setting('mcp', text, 'platform', 'Name of the server that clients are told.'),
+  MCP_CALL_TIMEOUT_MS: setting(
+    'mcp',
+    integer(100),
+    '300000',
+    'Longest wait of one tool call for long work; then it answers the record as it is.',
+  ),
+  MCP_TASK_AFTER_MS: setting('mcp', integer(0), '2000', 'Wait of a tool call before long work is answered as a task.'),
+  MCP_RESOURCE_MAX_BYTES: setting('mcp', integer(1024), '4194304', 'Largest content of one resources/read.'),
+
   DATABASE_URL: setting('database', optional, '', 'PostgreSQL address; wins over the five below.', { secret: true }),
   DATABASE_LISTEN_URL: setting(
     'database',

@@ -49,6 +49,7 @@ import policies from './identity/policies/module.ts'
 import projects from './identity/projects/module.ts'
 import secrets from './identity/secrets/module.ts'
 import users from './identity/users/module.ts'
+import mcp from './mcp/module.ts'
 import memoryEntries from './memory/entries/module.ts'
 import memories from './memory/memories/module.ts'
 import memoryStores from './memory/stores/module.ts'
@@ -112,5 +113,6 @@ export const modules: readonly Module[] = [
   datasets,
   evals,
   evalRuns,
+  mcp,
   planned,
 ]

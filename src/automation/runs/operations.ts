@@ -55,6 +55,7 @@ const RunInput = z
 
 const start = operation({
   id: 'startRun',
+  starts: { kind: 'orchestration_run', field: 'id' },
   method: 'post',
   path: '/orchestration-runs',
   summary: 'Start a run of an orchestration',
@@ -285,6 +286,7 @@ export const runOperations: Operation[] = [
   runs.action('human-input', {
     id: 'submitHumanInput',
     command: ['orchestration-runs', 'submit-human-input'],
+    starts: { kind: 'orchestration_run', field: 'id' },
     summary: 'Answer a node that waits for input',
     description: 'For people and their servers: work in the background, such as a tool of an agent, is refused.',
     action: 'orchestrations:SubmitHumanInput',
@@ -301,6 +303,7 @@ export const runOperations: Operation[] = [
     again: context => commandedAgain(context, context.body.wait !== false),
   }),
   runs.action('retry', {
+    starts: { kind: 'orchestration_run', field: 'id' },
     summary: 'Start a run anew that did not succeed',
     description:
       'Makes a new run of the same version with the same input and metadata, as whoever started the first one. What nodes had completed is taken over; it begins where the run stood, or at `from_node_id`.',
@@ -343,6 +346,7 @@ export const runOperations: Operation[] = [
     again: context => commandedAgain(context, false),
   }),
   runs.action('resume', {
+    starts: { kind: 'orchestration_run', field: 'id' },
     summary: 'Resume a run that is paused',
     action: 'orchestrations:ResumeRun',
     body: z

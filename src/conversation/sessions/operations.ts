@@ -140,6 +140,7 @@ export const sessionOperations: Operation[] = [
   sessions.action('messages', {
     id: 'sendSessionMessage',
     command: ['sessions', 'send'],
+    starts: { kind: 'generation', field: 'generation_id' },
     summary: 'Store a message of the end user; with auto_generate, ask for a reply',
     action: 'sessions:SendSessionMessage',
     transaction: false,
@@ -166,6 +167,7 @@ export const sessionOperations: Operation[] = [
   }),
   sessions.action('generate', {
     id: 'generateSessionReply',
+    starts: { kind: 'generation', field: 'generation_id' },
     summary: 'Ask the agent for a reply: in the background, waited for, or streamed',
     action: 'sessions:SendSessionMessage',
     transaction: false,
@@ -198,6 +200,7 @@ export const sessionOperations: Operation[] = [
   sessions.action('tool-outputs', {
     id: 'submitSessionToolOutputs',
     command: ['sessions', 'submit-tool-outputs'],
+    starts: { kind: 'generation', field: 'generation_id' },
     summary: 'Hand a paused turn of a session what the calls of its client tools gave, and let it go on',
     description: 'Waits for the turn unless `wait=false`. It goes on behind turns of the session that run or wait.',
     action: 'sessions:SubmitSessionToolOutputs',

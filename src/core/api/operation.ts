@@ -221,8 +221,12 @@ export type Operation = {
   admit?: (caller: Caller, params: Record<string, string>) => void
   /** The answer holds a secret: its stored idempotency answer is sealed. */
   secretAnswer: boolean
-  /** Left out of MCP tools and platform tools. */
+  /** Left out of platform tools, and of MCP tools unless `mcp` says otherwise. */
   internal: boolean
+  /** Offered as an MCP tool, behind which a person or an explicit credential stands. */
+  mcp: boolean
+  /** The long work that a call starts: its kind, and the field of the answer that names it. */
+  starts: Starts | null
   /** Item operations: also on a row of another project that reaches the caller's. */
   granted: boolean
   /** Slow work that needs no connection, such as hashing, before the transaction in which `run` uses its result. */
@@ -236,6 +240,8 @@ export type Operation = {
 }
 
 export type Under = { kind: Kind<any, any>; field: string }
+
+export type Starts = { kind: string; field: string }
 
 export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = {
   id: string
@@ -269,6 +275,8 @@ export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefi
   admit?: Operation['admit']
   secretAnswer?: boolean
   internal?: boolean
+  mcp?: boolean
+  starts?: Starts
   granted?: boolean
 }
 
@@ -404,6 +412,8 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     admit: declaration.admit,
     secretAnswer: declaration.secretAnswer ?? false,
     internal: declaration.internal ?? false,
+    mcp: declaration.mcp ?? !declaration.internal,
+    starts: declaration.starts ?? null,
     granted: declaration.granted ?? false,
   }
 }

@@ -34,6 +34,7 @@ type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> 
     | 'bodyTimeMs'
     | 'bodyOptional'
     | 'internal'
+    | 'mcp'
     | 'granted'
     | 'secretAnswer'
   > & {

@@ -8,7 +8,7 @@ import { AppError, errorBody, raise } from '../api/errors.ts'
 import type { Answer, Operation } from '../api/operation.ts'
 import { inTenancy } from '../db/tenancy.ts'
 import type { Caller } from '../iam/caller.ts'
-import type { Call } from '../invoke/call.ts'
+import type { Call, RequestFacts } from '../invoke/call.ts'
 import { authentication, countRequest } from '../invoke/hooks.ts'
 import { type Invocation, openInvocation } from '../invoke/invocation.ts'
 import { carryOut } from '../invoke/invoke.ts'
@@ -18,10 +18,14 @@ import { requestDuration, requests } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { countAnonymous } from './anonymous-bodies.ts'
 import { CLIENT_GONE, dropBody, jsonReader, UNKNOWN_BODY_BYTES, unauthorizedBody } from './body.ts'
+import { type Exchange, type Mount, mounts } from './mounts.ts'
 import { boundBody, boundReader, requestIdOf } from './server.ts'
 
 /** A request with what the first middleware noted. */
 type Wire = Request & { requestId: string; startedAt: number }
+
+/** What the log line and the metrics of a request say. */
+type Line = { route: string; caller?: Caller; level?: 'info' | 'debug'; noted?: Record<string, unknown> }
 
 /** A caller that was resolved before its body is resolved again behind a body that took longer. */
 const IDENTITY_MS = 1000
@@ -91,6 +95,11 @@ export function createHttp(
   }
   const readUnknown = jsonReader(UNKNOWN_BODY_BYTES)
 
+  for (const each of mounts.all()) {
+    const serve = mountedAt(each)
+    app.all(each.path, (req: Request, res: Response) => void serve(req as Wire, res))
+  }
+
   // One router per first path segment: a request is matched against the routes of its module only.
   const routers = new Map<string, Router>()
   for (const operation of operations) {
@@ -151,29 +160,21 @@ export function createHttp(
     if (refused.code === 'UNAUTHORIZED' && !res.hasHeader('WWW-Authenticate'))
       res.setHeader('WWW-Authenticate', 'Bearer')
     dropBody(req, res)
-    end(req, res, refused.status, text, route, caller, isSilent ? 'debug' : 'info')
+    end(req, res, refused.status, text, { route, caller, level: isSilent ? 'debug' : 'info' })
   }
 
   /** Writes a JSON answer and the request's log line. */
-  function end(
-    req: Wire,
-    res: ServerResponse,
-    status: number,
-    text: string | null,
-    route: string,
-    caller?: Caller,
-    level: 'info' | 'debug' = 'info',
-  ) {
+  function end(req: Wire, res: ServerResponse, status: number, text: string | null, line: Line) {
     res.statusCode = status
     if (text !== null) {
       res.setHeader('Content-Type', 'application/json; charset=utf-8')
       res.setHeader('Content-Length', Buffer.byteLength(text))
       res.end(req.method === 'HEAD' ? undefined : text)
     } else res.end()
-    done(req, status, route, caller, level)
+    done(req, status, line)
   }
 
-  function done(req: Wire, status: number, route: string, caller?: Caller, level: 'info' | 'debug' = 'info') {
+  function done(req: Wire, status: number, { route, caller, noted, level = 'info' }: Line) {
     const ms = performance.now() - req.startedAt
     requests.inc({ method: req.method, route, status: String(status) })
     requestDuration.observe({ method: req.method, route, status: String(status) }, ms / 1000)
@@ -185,14 +186,25 @@ export function createHttp(
         status,
         ms: Math.round(ms * 10) / 10,
         principal_id: caller?.principal.id,
+        ...noted,
       },
       'request',
     )
   }
 
+  const factsOf = (req: Wire, res: Response): RequestFacts => ({
+    id: req.requestId,
+    receivedAt: new Date(Date.now() - (performance.now() - req.startedAt)),
+    ip: req.ip ?? null,
+    userAgent: req.headers['user-agent'] ?? null,
+    headers: req.headers,
+    get closed() {
+      return closedSignal(res)
+    },
+  })
+
   function callOf(req: Wire, res: Response, identify: Call['identify']): Call {
-    const { headers } = req
-    const header = (name: 'if-match' | 'if-none-match' | 'idempotency-key') => headers[name] as string | undefined
+    const header = (name: 'if-match' | 'if-none-match' | 'idempotency-key') => req.headers[name] as string | undefined
     return {
       surface: 'rest',
       identify,
@@ -205,16 +217,42 @@ export function createHttp(
       ifMatch: header('if-match'),
       ifNoneMatch: header('if-none-match'),
       upload: req,
-      request: {
-        id: req.requestId,
-        receivedAt: new Date(Date.now() - (performance.now() - req.startedAt)),
-        ip: req.ip ?? null,
-        userAgent: headers['user-agent'] ?? null,
-        headers,
-        get closed() {
-          return closedSignal(res)
+      request: factsOf(req, res),
+    }
+  }
+
+  /** Serves the requests of a mount. */
+  function mountedAt({ path, serve }: Mount): (req: Wire, res: Response) => Promise<void> {
+    const read = jsonReader(config.HTTP_JSON_LIMIT_BYTES)
+    return async (req, res) => {
+      let caller: Caller | undefined
+      const noted: Record<string, unknown> = {}
+      const exchange: Exchange = {
+        req,
+        res,
+        request: factsOf(req, res),
+        noted,
+        async identify() {
+          const found = await resolve(req)
+          caller = found ?? undefined
+          return found
         },
-      },
+        async readJson() {
+          if (!caller) throw unauthorizedBody(req)
+          const totalMs = config.HTTP_BODY_TIMEOUT_MS
+          boundBody(req, { totalMs, idleMs: Math.min(config.HTTP_IDLE_TIMEOUT_MS, totalMs) })
+          await read(req, res)
+          return req.body === '' ? undefined : req.body
+        },
+        end: (status, text) => end(req, res, status, text, { route: path, caller, noted }),
+        stream: (status, contentType, stream) =>
+          sendStream(req, res, { status, contentType, stream }, { route: path, caller, noted }),
+      }
+      try {
+        await serve(services, exchange)
+      } catch (error) {
+        sendError(error, req, res, { route: path, caller })
+      }
     }
   }
 
@@ -260,21 +298,21 @@ export function createHttp(
           // What a stream reads counts as its project's work; it is not given up for having to wait.
           const tenancy = { ...invocation.tenancy, patienceMs: Number.POSITIVE_INFINITY }
           const { caller } = invocation
-          return inTenancy(tenancy, () => sendStream(req, res, given, operation, caller))
+          return inTenancy(tenancy, () => sendStream(req, res, given, { route: operation.path, caller }))
         }
         given.stream?.destroy()
         if (given.contentType) res.setHeader('Content-Type', given.contentType)
         for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)
         const silent = given.body === undefined || given.status === 204 || given.status === 304
         const text = silent ? null : (given.text ?? JSON.stringify(given.body))
-        end(req, res, given.status, text, operation.path, invocation.caller)
+        end(req, res, given.status, text, { route: operation.path, caller: invocation.caller })
       } catch (error) {
         sendError(error, req, res, { route: operation.path, operation: operation.id, caller: invocation?.caller })
       }
     }
   }
 
-  function sendStream(req: Wire, res: Response, given: Answer, operation: Operation, caller?: Caller): void {
+  function sendStream(req: Wire, res: Response, given: Answer, line: Line): void {
     res.statusCode = given.status
     res.setHeader('Content-Type', given.contentType as string)
     for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)
@@ -283,8 +321,8 @@ export function createHttp(
     pipeline(given.stream as NonNullable<Answer['stream']>, res, error => {
       // A client that leaves closes the answer early; anything else is a failure after the status went out.
       if (error && error.code !== 'ERR_STREAM_PREMATURE_CLOSE' && config.ERROR_LOGS_ENABLED)
-        log.error({ request_id: req.requestId, operation: operation.id, err: error }, 'answer broken off')
-      done(req, given.status, operation.path, caller)
+        log.error({ request_id: req.requestId, route: line.route, err: error }, 'answer broken off')
+      done(req, given.status, line)
     })
   }
   return app

@@ -1,4 +1,5 @@
 import type { IncomingHttpHeaders, IncomingMessage } from 'node:http'
+import type { Made } from '../api/idempotency.ts'
 import { newId } from '../api/ids.ts'
 import type { Tx } from '../db/write.ts'
 import type { Caller } from '../iam/caller.ts'
@@ -52,6 +53,8 @@ export type Call = {
   origin?: Origin
   /** The triggers that led to it. */
   chain?: readonly string[]
+  /** Called once the work that the call waits for is committed, with what a repeat is answered by. */
+  onMade?: (made: Made) => void
   /** The request whose body an operation that receives uploads reads itself. */
   upload?: IncomingMessage
   /**

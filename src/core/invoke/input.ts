@@ -100,6 +100,7 @@ export function contextOf(
         inv.recorded = true
         inv.kept = 'body' in given
         inv.noted = 'made' in given
+        if ('made' in given) call.onMade?.(given.made)
       })
     },
     noteMade: async (made, outgoing) => {

@@ -100,10 +100,14 @@ async function admit(inv: Invocation): Promise<void> {
   }
 }
 
-/** A request of a project key counts against the quotas of its project; other surfaces count where they come in. */
+/**
+ * A request of a project key counts against the quotas of its project. Other surfaces count where they come in, but MCP
+ * requests of an unscoped key, whose project only the call names.
+ */
 async function count({ services, call, caller }: Invocation, project: string | null): Promise<void> {
-  if (call.surface !== 'rest' || caller?.credential.type !== 'api_key' || project === null) return
-  await countRequest(services, caller, project)
+  if (caller?.credential.type !== 'api_key' || project === null) return
+  if (call.surface === 'rest' || (call.surface === 'mcp' && caller.project_id === null))
+    await countRequest(services, caller, project)
 }
 
 /** Reads the body through the operation; its fields are then checked like those of a JSON body. */

@@ -161,6 +161,7 @@ const runOfAgent = {
 
 const retryOperation = itemOperation(runOfAgent, {
   id: 'retryGeneration',
+  starts: { kind: 'generation', field: 'generation_id' },
   method: 'post',
   path: '/generations/{generation_id}/retry',
   summary: 'Run a failed generation again, as a new one that goes on from its settled steps',

@@ -240,6 +240,7 @@ async function checkTraces({
 
 export const generateOperation = itemOperation(agentKind, {
   id: 'createAgentGeneration',
+  starts: { kind: 'generation', field: 'generation_id' },
   method: 'post',
   path: '/agents/{agent_id}/generate',
   summary: 'Run an agent: in the background, waited for, or streamed',

@@ -185,6 +185,7 @@ async function turnOfAgent(
 export const toolOutputsOperation = itemOperation(agentKind, {
   id: 'submitAgentToolOutputs',
   command: ['agents', 'submit-tool-outputs'],
+  starts: { kind: 'generation', field: 'generation_id' },
   method: 'post',
   path: '/agents/{agent_id}/generate/{generation_id}/tool-outputs',
   summary: 'Hand a paused turn what the calls of its client tools gave, and let it go on',

@@ -29,7 +29,7 @@ const shares = resource(shareKind, { path: '/shares', tag })
 const item = '/shares/{share_id}'
 
 /** Changes are for whom a credential belongs to: no tool of an agent makes them. */
-const internal = true
+const byPeople = { internal: true, mcp: true }
 
 /** What others are shown of what is shared; null when it is gone. */
 async function projected(db: Queryable, { resource_kind, resource_id }: ShareRow) {
@@ -106,7 +106,7 @@ const acceptances = {
     description: 'It cannot accept the share again until its acceptance is deleted.',
     tag,
     action: 'shares:RevokeShareAcceptance',
-    internal,
+    ...byPeople,
     answers: { 200: ShareAcceptance },
     run: context => revokeOne(context, context.params.acceptance_id),
   }),
@@ -117,7 +117,7 @@ const acceptances = {
     summary: 'Delete the acceptance of one project, which may then accept again',
     tag,
     action: 'shares:DeleteShareAcceptance',
-    internal,
+    ...byPeople,
     answers: { 204: null },
     run: context => deleteOne(context, context.params.acceptance_id),
   }),
@@ -129,7 +129,7 @@ export const shareOperations: Operation[] = [
     description:
       'The other project calls it once it has accepted the share. Needs the right to call what is shared. A share with `*` is for every project, where the deployment allows it.',
     alsoActions: ['tools:CallTool', 'agents:CreateAgentGeneration'],
-    internal,
+    ...byPeople,
     body: ShareInput,
     raises: ['TOOL_NOT_FOUND', 'AGENT_NOT_FOUND', 'PUBLIC_SHARES_DISABLED'],
     async make(context) {
@@ -155,7 +155,7 @@ export const shareOperations: Operation[] = [
   shares.update({
     summary: 'Change the cap or the end of a share',
     description: 'Acts on the next call. Another window starts a new count.',
-    internal,
+    ...byPeople,
     body: SharePatch,
     quiet: true,
     raises: ['SHARE_REVOKED'],
@@ -166,7 +166,7 @@ export const shareOperations: Operation[] = [
   }),
   shares.remove({
     summary: 'Delete a share with its acceptances',
-    internal,
+    ...byPeople,
     async check(share, { tx }) {
       tellConsumers(tx, 'share_revoked', share, await consumersOf(tx, share.id))
     },
@@ -174,7 +174,7 @@ export const shareOperations: Operation[] = [
   shares.action('accept', {
     summary: 'Accept a share for the project that acts',
     granted: true,
-    internal,
+    ...byPeople,
     body: ActingInput,
     bodyOptional: true,
     answers: { 200: ShareAcceptance },
@@ -184,14 +184,14 @@ export const shareOperations: Operation[] = [
   shares.action('suspend', {
     summary: 'Stop a share until it is resumed',
     description: 'Its acceptances stay.',
-    internal,
+    ...byPeople,
     answers: { 200: Share },
     raises: ['SHARE_REVOKED'],
     run: async context => shareKind.present(await suspendOrResume(context, true)),
   }),
   shares.action('resume', {
     summary: 'Let a suspended share go on',
-    internal,
+    ...byPeople,
     answers: { 200: Share },
     raises: ['SHARE_REVOKED'],
     run: async context => shareKind.present(await suspendOrResume(context, false)),
@@ -199,7 +199,7 @@ export const shareOperations: Operation[] = [
   shares.action('revoke', {
     summary: 'Revoke a share for good as its publisher, or give it up as a project that accepted it',
     granted: true,
-    internal,
+    ...byPeople,
     query: z.object({
       force: booleanQuery.optional().describe('As a grantee: although resources of the project name what is shared'),
     }),

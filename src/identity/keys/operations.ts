@@ -137,6 +137,7 @@ const alias = (route: Operation): Operation => ({
   path: route.path.replace('/project-keys', '/api-keys'),
   summary: `${route.summary} (alias of /project-keys)`,
   internal: true,
+  mcp: false,
 })
 
 export const keyOperations: Operation[] = [...routes, ...routes.map(alias)]

@@ -105,6 +105,7 @@ export const projectOperations: Operation[] = [
   }),
   projects.action('pause', {
     internal: true,
+    mcp: true,
     summary: 'Refuse new work in a project until it is resumed',
     description: 'Pausing a paused project changes nothing: the first reason stays.',
     body: PauseInput,
@@ -123,6 +124,7 @@ export const projectOperations: Operation[] = [
   }),
   projects.action('resume', {
     internal: true,
+    mcp: true,
     summary: 'Lift the pause of a project, and a deferred delete with it',
     answers: { 200: Project },
     raises: ['API_KEY_PROJECT_SCOPE', 'PROJECT_NOT_PAUSED'],

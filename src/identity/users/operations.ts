@@ -120,6 +120,7 @@ export const userOperations: Operation[] = [
     command: ['users', 'change-password'],
     method: 'put',
     path: '/users/me/password',
+    mcp: false,
     summary: 'Change the own password',
     description:
       'Ends every token of the user; the answer holds a new one. Project keys stay. A wrong current password counts as a failed sign-in.',
@@ -245,6 +246,7 @@ export const userOperations: Operation[] = [
     command: ['users', 'reset-password'],
     method: 'put',
     path: '/users/{user_id}/password',
+    mcp: false,
     summary: 'Set the password of a user',
     description: 'Ends every token of the user and a lockout of the name.',
     tag,

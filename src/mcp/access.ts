@@ -1,0 +1,49 @@
+import type { Config } from '../config.ts'
+import { AppError, raise } from '../core/api/errors.ts'
+import { unauthorizedBody } from '../core/http/body.ts'
+import type { Exchange } from '../core/http/mounts.ts'
+import type { Caller } from '../core/iam/caller.ts'
+import { countRequest } from '../core/invoke/hooks.ts'
+import type { Services } from '../core/process/services.ts'
+
+/** The scope without which no OAuth token is accepted here. */
+const ACCESS = 'mcp:access'
+
+const metadataOf = ({ BASE_URL }: Config): string => `${BASE_URL}/.well-known/oauth-protected-resource/mcp`
+
+/**
+ * The caller of a request.
+ * @throws UNAUTHORIZED with the challenge that leads a client to the sign-in, FORBIDDEN for an OAuth token without the
+ *   scope of this endpoint
+ */
+export async function admit({ config }: Services, exchange: Exchange): Promise<Caller> {
+  const caller = await exchange.identify()
+  if (!caller) {
+    const refused = unauthorizedBody(exchange.req)
+    if (refused.code !== 'UNAUTHORIZED') throw refused
+    const challenge = `Bearer resource_metadata="${metadataOf(config)}", scope="${ACCESS}"`
+    throw new AppError('UNAUTHORIZED', { headers: { 'WWW-Authenticate': challenge } })
+  }
+  const { type, scopes } = caller.credential
+  if (type === 'oauth_token' && !scopes?.includes(ACCESS)) {
+    const all = [...new Set([...(scopes ?? []), ACCESS])].sort().join(' ')
+    const challenge = `Bearer error="insufficient_scope", scope="${all}", resource_metadata="${metadataOf(config)}"`
+    throw new AppError('FORBIDDEN', { headers: { 'WWW-Authenticate': challenge } })
+  }
+  return caller
+}
+
+/**
+ * Refuses pages of origins that may not use the API: a browser sends the origin of a page along, also to an address on the
+ * machine of its user. Raises FORBIDDEN.
+ */
+export function requireOrigin({ CORS_ALLOWED_ORIGINS: allowed }: Config, origin: string | undefined): void {
+  if (origin !== undefined && !allowed.includes('*') && !allowed.includes(origin))
+    raise('FORBIDDEN', { message: 'The origin is not allowed', meta: { origin: origin.slice(0, 255) } })
+}
+
+/** Counts a request of a bound key. A call of an unscoped one is counted where its project is known. Raises QUOTA_EXCEEDED. */
+export async function countBound(services: Services, caller: Caller): Promise<void> {
+  if (caller.credential.type === 'api_key' && caller.project_id !== null)
+    await countRequest(services, caller, caller.project_id)
+}

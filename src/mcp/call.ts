@@ -1,0 +1,103 @@
+import type { IncomingMessage } from 'node:http'
+import { Readable } from 'node:stream'
+import { z } from 'zod'
+import { flatten, unflatten } from '../core/api/flatten.ts'
+import type { Operation } from '../core/api/operation.ts'
+import { type Call, callAs } from '../core/invoke/call.ts'
+import { invoke } from '../core/invoke/invoke.ts'
+import { LEFT_OUT, type OperationTool, operationTool } from './registry.ts'
+import { errorResult, resultOf, type ToolResult } from './result.ts'
+import { type Answering, invalidParams, type Session } from './session.ts'
+import { fixedTool } from './tools.ts'
+import { isWithin } from './view.ts'
+
+type Json = Record<string, unknown>
+
+const Params = z.object({
+  name: z.string(),
+  arguments: z.record(z.string(), z.unknown()).nullish(),
+  _meta: z.record(z.string(), z.unknown()).optional(),
+})
+
+/** Answers `tools/call`. */
+export async function callTool(session: Session, answering: Answering): Promise<object> {
+  const { data } = Params.safeParse(answering.params)
+  if (!data) return invalidParams('name must be a string, and arguments an object')
+  const tool = fixedTool(data.name)
+  if (!tool) return callOperation(session, answering, data.name, data.arguments ?? {})
+  session.exchange.noted.tool = data.name
+  try {
+    return await tool.run(session, data.arguments ?? {}, answering)
+  } catch (error) {
+    return errorResult(session, error)
+  }
+}
+
+/** Calls an operation by the name of its tool, with the rights of the request. */
+export async function callOperation(
+  session: Session,
+  answering: Answering,
+  name: string,
+  args: Json,
+): Promise<ToolResult> {
+  const tool = operationTool(name)
+  if (!tool || !isWithin(session.view, tool)) return invalidParams(`There is no tool ${name.slice(0, 100)}`)
+  session.exchange.noted.tool = name
+  const { operation } = tool
+  try {
+    return await resultOf(
+      session,
+      operation,
+      await invoke(session.services, operation, callOf(session, answering, tool, args)),
+    )
+  } catch (error) {
+    return errorResult(session, error)
+  }
+}
+
+/** A path with its parameters filled in, as REST is called. */
+const pathOf = (path: string, params: Record<string, string>): string =>
+  `/api/v1${path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(params[name]))}`
+
+/** The call of an operation that flat arguments ask for. Raises VALIDATION_FAILED. */
+export function callOf(
+  { caller, exchange, modern }: Session,
+  { params, signal }: Pick<Answering, 'params' | 'signal'>,
+  { operation }: OperationTool,
+  args: Json,
+): Call {
+  const request = unflatten(operation, args, { without: LEFT_OUT })
+  waitByDefault(operation, args, request)
+  const key = (params._meta as Json | undefined)?.idempotency_key
+  const call = callAs(caller, 'mcp', {
+    params: request.params,
+    query: request.query,
+    body: operation.receive ? undefined : request.body,
+    signal,
+    idempotencyKey: operation.method === 'post' && key !== undefined ? String(key) : undefined,
+  })
+  // Before 2026 a client that leaves only stops waiting, and long work goes on in any case.
+  const closed = modern || operation.starts ? signal : call.request.closed
+  return {
+    ...call,
+    identify: async () => (await exchange.identify()) ?? null,
+    path: pathOf(operation.path, request.params),
+    request: { ...exchange.request, closed },
+    upload: operation.receive ? uploadOf(request.body) : undefined,
+  }
+}
+
+/** Waits for what a call starts, unless it says otherwise. */
+function waitByDefault(operation: Operation, args: Json, request: ReturnType<typeof unflatten>): void {
+  if (args.wait !== undefined) return
+  const field = flatten(operation)?.fields.get('wait')
+  if (field?.in === 'query') request.query.wait = 'true'
+  if (field?.in === 'body') request.body = { ...request.body, wait: true }
+}
+
+/** A body for an operation that reads it as a stream. */
+function uploadOf(body: Json | undefined): IncomingMessage {
+  const bytes = Buffer.from(JSON.stringify(body ?? {}))
+  const headers = { 'content-type': 'application/json', 'content-length': String(bytes.length) }
+  return Object.assign(Readable.from([bytes], { objectMode: false }), { headers }) as unknown as IncomingMessage
+}

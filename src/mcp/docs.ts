@@ -1,0 +1,63 @@
+import { readdirSync, readFileSync } from 'node:fs'
+import { z } from 'zod'
+import { invalid } from '../core/api/errors.ts'
+import { parse } from '../core/api/validate.ts'
+import { jsonResult } from './result.ts'
+import { argumentsSchema, type FixedTool } from './tools.ts'
+
+/** The tools by which the manual is read. */
+
+const FOLDER = new URL('../../docs/', import.meta.url)
+
+type DocPage = { path: string; title: string }
+
+let pages: readonly DocPage[] | undefined
+
+/** The pages of the manual, by name. */
+function index(): readonly DocPage[] {
+  pages ??= readdirSync(FOLDER)
+    .filter(name => name.endsWith('.md'))
+    .sort()
+    .map(path => {
+      const [, title = path] = /^# (.+)$/m.exec(textOf(path)) ?? []
+      return { path, title }
+    })
+  return pages
+}
+
+const textOf = (path: string): string => readFileSync(new URL(path, FOLDER), 'utf8')
+
+const reading = { readOnlyHint: true, destructiveHint: false, idempotentHint: true, openWorldHint: false }
+
+const Nothing = z.strictObject({})
+
+const PageInput = z.strictObject({ path: z.string().max(255).describe('Path of a page, as get-docs lists it') })
+
+export const manualTools: readonly FixedTool[] = [
+  {
+    name: 'get-docs',
+    title: 'List the manual',
+    description: 'List the pages of the manual: path and title.',
+    inputSchema: argumentsSchema(Nothing),
+    annotations: { title: 'List the manual', ...reading },
+    docs: true,
+    async run(_session, args) {
+      parse(Nothing, args)
+      return jsonResult({ pages: index() })
+    },
+  },
+  {
+    name: 'get-doc-page',
+    title: 'Read the manual',
+    description: 'Read one page of the manual as markdown.',
+    inputSchema: argumentsSchema(PageInput),
+    annotations: { title: 'Read the manual', ...reading },
+    docs: true,
+    async run(_session, args) {
+      const { path } = parse(PageInput, args)
+      if (!index().some(page => page.path === path))
+        return invalid({ code: 'INVALID_VALUE', path: 'path', message: 'is no page of the manual' })
+      return { content: [{ type: 'text', text: textOf(path) }] }
+    },
+  },
+]

@@ -1,0 +1,69 @@
+import { AppError, errorBody } from '../core/api/errors.ts'
+import type { Answer, Operation } from '../core/api/operation.ts'
+import { firstBytes } from '../core/api/text.ts'
+import { refuseOverHttp, type Session } from './session.ts'
+
+export type ToolResult = { content: object[]; structuredContent?: unknown; isError?: boolean }
+
+/** Characters of an answer that are shown, in bytes. */
+const MAX_TEXT = 1024 * 1024
+
+const CUT =
+  'The answer is larger and was cut here. Narrow it, with limit and offset or filters where the tool has them.'
+
+/** A result that is one JSON object. */
+export const jsonResult = (value: object): ToolResult => ({
+  content: [{ type: 'text', text: JSON.stringify(value) }],
+  structuredContent: value,
+})
+
+/** What a tool answers for what an operation answered. */
+export async function resultOf(session: Session, operation: Operation, answer: Answer): Promise<ToolResult> {
+  const text = await textOf(operation, answer)
+  if (Buffer.byteLength(text) > MAX_TEXT)
+    return {
+      content: [
+        { type: 'text', text: firstBytes(text, MAX_TEXT) },
+        { type: 'text', text: CUT },
+      ],
+    }
+  const value = answer.stream ? (isJson(answer) ? JSON.parse(text) : undefined) : (answer.body ?? JSON.parse(text))
+  return { content: [{ type: 'text', text }], ...structured(session, value) }
+}
+
+const isJson = ({ contentType }: Answer): boolean => contentType?.startsWith('application/json') ?? false
+
+/** Before 2026 only objects may be structured content. */
+const structured = ({ modern }: Session, value: unknown): { structuredContent?: unknown } =>
+  value !== undefined && (modern || (typeof value === 'object' && value !== null && !Array.isArray(value)))
+    ? { structuredContent: value }
+    : {}
+
+async function textOf({ method }: Operation, { status, body, text, stream }: Answer): Promise<string> {
+  if (!stream) {
+    if (status === 204 || body === undefined) return method === 'delete' ? '{"deleted":true}' : '{}'
+    return text ?? JSON.stringify(body)
+  }
+  const pieces: Buffer[] = []
+  let length = 0
+  for await (const piece of stream) {
+    const bytes = Buffer.from(piece as Buffer)
+    pieces.push(bytes)
+    length += bytes.length
+    if (length > MAX_TEXT) break
+  }
+  return Buffer.concat(pieces).toString('utf8')
+}
+
+/** What was raised, as a result that the model can read. Anything but an error of the catalogue is thrown on. */
+export function errorResult(session: Session, error: unknown): ToolResult {
+  if (!(error instanceof AppError)) throw error
+  const { services, exchange } = session
+  // More consent would help: the client has to be sent there.
+  if (error.status === 403 && error.headers?.['WWW-Authenticate']) refuseOverHttp(session, error)
+  if (error.code === 'INTERNAL_ERROR')
+    services.log.error({ err: error.cause, request_id: exchange.request.id, ...exchange.noted }, 'operation failed')
+  exchange.noted.code = error.code
+  const body = errorBody(error, services.config.DOCS_BASE_URL)
+  return { content: [{ type: 'text', text: JSON.stringify(body) }], structuredContent: body, isError: true }
+}

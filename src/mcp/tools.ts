@@ -1,0 +1,24 @@
+import type { z } from 'zod'
+import { inlineSchema } from '../core/api/flatten.ts'
+import { extensionPoint } from '../core/declarations.ts'
+import type { Tool } from './registry.ts'
+import type { ToolResult } from './result.ts'
+import type { Answering, Session } from './session.ts'
+
+/** A tool that is no operation. */
+export type FixedTool = Tool & {
+  /** One of those that read the manual, which every list has. */
+  docs?: boolean
+  run(session: Session, args: Record<string, unknown>, answering: Answering): Promise<ToolResult>
+}
+
+export const toolPoint = extensionPoint<readonly FixedTool[]>('tools of MCP')
+
+/** The JSON Schema of the arguments of such a tool. */
+export const argumentsSchema = (schema: z.ZodType): Record<string, unknown> => inlineSchema(schema)
+
+export const fixedTools = (): readonly FixedTool[] => toolPoint.all().flat()
+
+export const docsTools = (): readonly FixedTool[] => fixedTools().filter(({ docs }) => docs)
+
+export const fixedTool = (name: string): FixedTool | undefined => fixedTools().find(tool => tool.name === name)

@@ -1,0 +1,303 @@
+import assert from 'node:assert/strict'
+import { operations } from '../../src/core/api/operation.ts'
+import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startProcess } from '../support/processes.ts'
+import { MODERN, tools, wire } from './support.ts'
+
+const OLD = '2025-11-25'
+const FIXED = ['call-tool', 'describe-tools', 'get-doc-page', 'get-docs', 'search-tools']
+
+/** Operations as tools: which there are, and what a call of one does. */
+describe('tools of /mcp', () => {
+  let app: TestApp
+  let project: TestProject
+  let call: ReturnType<typeof tools>
+  before(async () => {
+    app = await startApp()
+    project = await app.project()
+    call = tools(app.url, project.key.token)
+  })
+  after(() => app?.close())
+
+  async function listed(token: string | null, query: string, url = app.url): Promise<any[]> {
+    const send = wire(url, token)
+    const all = []
+    let cursor: string | undefined
+    do {
+      const { body } = await send('tools/list', cursor ? { cursor } : {}, { query })
+      assert.ok(body.result, JSON.stringify(body))
+      assert.ok(body.result.tools.length <= 200)
+      all.push(...body.result.tools)
+      cursor = body.result.nextCursor
+    } while (cursor)
+    return all
+  }
+  const names = (all: any[]) => all.map(({ name }) => name)
+
+  it('lists five by default, in at most 4 KB', async () => {
+    const { body } = await wire(app.url, project.key.token)('tools/list')
+    assert.deepEqual(names(body.result.tools), FIXED)
+    assert.ok(JSON.stringify(body.result.tools).length < 4096, `${JSON.stringify(body.result.tools).length}`)
+    assert.equal(body.result.ttlMs, 300_000)
+    assert.equal(body.result.cacheScope, 'public')
+  })
+
+  it('lists every operation once, the same in every process', async () => {
+    const web = await startProcess('web', app.databaseUrl, {})
+    try {
+      const [here, there] = await Promise.all([
+        listed(app.admin.token, '?tools=all'),
+        listed(app.admin.token, '?tools=all', web.url),
+      ])
+      assert.equal(JSON.stringify(here), JSON.stringify(there))
+      const all = names(here)
+      assert.equal(new Set(all).size, all.length)
+      assert.deepEqual(all, [...all].sort())
+      for (const name of all) assert.match(name, /^[a-z][a-z0-9]*(-[a-z0-9]+)*$/)
+      const kebab = (id: string) => id.replace(/[A-Z]/g, letter => `-${letter.toLowerCase()}`)
+      const missing = operations
+        .all()
+        .map(({ id }) => kebab(id))
+        .filter(name => !all.includes(name))
+      assert.deepEqual(missing.sort(), LEFT_OUT)
+      assert.ok(all.includes('tools-call-tool'))
+      for (const { name, inputSchema } of here) {
+        assert.doesNotMatch(JSON.stringify(inputSchema), /"\$ref"/, name)
+        assert.ok(!('stream' in inputSchema.properties), name)
+        if (!name.includes('project')) assert.ok(!inputSchema.required?.includes('project_id'), name)
+      }
+    } finally {
+      await web.kill('SIGTERM')
+    }
+  })
+
+  it('narrows the list by modules and to reads, and refuses an unknown module', async () => {
+    const files = await listed(project.key.token, '?modules=files,actors')
+    assert.ok(names(files).includes('create-file') && names(files).includes('merge-actor'))
+    assert.ok(!names(files).includes('list-agents') && !names(files).includes('search-tools'))
+    assert.ok(names(files).includes('get-docs'))
+    const reads = await listed(project.key.token, '?modules=actors&read_only=true')
+    assert.deepEqual(names(reads), ['get-actor', 'get-actor-tags', 'get-doc-page', 'get-docs', 'list-actors'])
+    assert.deepEqual(names(await listed(project.key.token, '?read_only=true')), FIXED)
+    for (const query of ['?modules=nope', '?tools=some', '?read_only=1', '?permitted=yes']) {
+      const { status, body } = await wire(app.url, project.key.token)('tools/list', {}, { query })
+      assert.equal(status, 400, query)
+      assert.equal(body.error.code, 'VALIDATION_FAILED')
+    }
+  })
+
+  it('confines calls to modules and to reads, also those by call-tool', async () => {
+    const actor = (await call('create-actor', { name: 'Kept' })).structuredContent
+    for (const query of ['?read_only=true', '?modules=files', '?modules=files&read_only=true'])
+      for (const [name, args] of [
+        ['delete-actor', { actor_id: actor.id }],
+        ['call-tool', { name: 'delete-actor', arguments: { actor_id: actor.id } }],
+      ] as const)
+        assert.equal((await call(name, args, { query })).error.code, -32602, `${query} ${name}`)
+    assert.equal((await project.key.get(`/actors/${actor.id}`)).status, 200)
+    assert.equal((await call('get-actor', { actor_id: actor.id }, { query: '?read_only=true' })).isError, undefined)
+  })
+
+  it('leaves out what the credential can use nowhere', async () => {
+    const { key } = await app.projectWith(['actors:ListActors'])
+    assert.deepEqual(
+      names(await listed(key.token, '?tools=all&permitted=true')).filter(name => name.includes('actor')),
+      ['list-actors'],
+    )
+    const { body } = await wire(app.url, key.token)('tools/list', {}, { query: '?permitted=true' })
+    assert.deepEqual([body.result.cacheScope, body.result.ttlMs], ['private', 10_000])
+    const powerless = await app.projectWith(['files:DeleteFile'])
+    const policies = await app.admin.post('/policies', { document: { statement: [] } })
+    if (policies.status === 201)
+      await app.admin.patch(`/project-keys/${powerless.keyId}`, { policy_ids: [policies.body.id] })
+    else await app.admin.patch(`/project-keys/${powerless.keyId}`, { policy_ids: [await nothing()] })
+    const ask = tools(app.url, powerless.key.token)
+    assert.deepEqual(names(await listed(powerless.key.token, '?tools=all&permitted=true')), FIXED)
+    const found = (await ask('search-tools', { query: 'delete a file' })).structuredContent
+    assert.deepEqual(found.tools, [])
+    assert.ok(found.hidden > 0)
+    for (const { name, inputSchema } of await listed(app.admin.token, '?tools=all')) {
+      // Keys of others are hidden from everybody, whatever may be done with one's own.
+      if (FIXED.includes(name) || ANYBODY.includes(name) || /project-key/.test(name)) continue
+      const required = Object.fromEntries(
+        (inputSchema.required ?? []).map((field: string) => [field, sample(inputSchema.properties[field])]),
+      )
+      const result = await ask(name, required)
+      // What names a project names another than the one that the key is bound to.
+      const code = 'project_id' in required ? /^(FORBIDDEN|API_KEY_PROJECT_SCOPE)$/ : /^FORBIDDEN$/
+      assert.match(result.structuredContent?.error.code, code, `${name} ${JSON.stringify(result)}`)
+    }
+  })
+
+  /** A policy that allows nothing that there is. */
+  const nothing = async (): Promise<string> =>
+    (
+      await app.admin.post('/policies', {
+        document: { statement: [{ effect: 'Deny', action: ['*'], resource: ['*'] }] },
+      })
+    ).body.id
+
+  it('answers records as REST does, in both eras', async () => {
+    for (const revision of [MODERN, OLD]) {
+      const args = { filename: `${revision}.txt`, tags: { cost_center: revision } }
+      const made = await call('create-file', args, { revision })
+      const read = (await project.key.get(`/files/${made.structuredContent.id}`)).body
+      assert.deepEqual(read.tags, args.tags)
+      assert.deepEqual(JSON.parse(made.content[0].text), made.structuredContent)
+      assert.deepEqual((await call('get-file', { file_id: read.id }, { revision })).structuredContent, read)
+      const page = (await call('list-files', { limit: 1, tags: args.tags }, { revision })).structuredContent
+      assert.equal(page.limit, 1)
+      assert.equal(page.data.length, 1)
+    }
+  })
+
+  it('puts what a bound key makes into its project', async () => {
+    const made = (await call('create-secret', { name: 'token', value: 'hidden' })).structuredContent
+    assert.equal(made.project_id, project.id)
+    assert.deepEqual((await call('delete-secret', { secret_id: made.id })).structuredContent, { deleted: true })
+    assert.equal((await project.key.get(`/secrets/${made.id}`)).status, 404)
+    const unbound = tools(app.url, app.admin.token)
+    assert.equal((await unbound('create-actor', { name: 'A' })).structuredContent.error.code, 'VALIDATION_FAILED')
+    assert.equal((await unbound('create-actor', { name: 'A', project_id: project.id })).structuredContent.name, 'A')
+  })
+
+  it('tells the model what is wrong with its arguments', async () => {
+    const unknown = await call('create-actor', { name: 'A', colour: 'red' })
+    assert.equal(unknown.isError, true)
+    assert.equal(unknown.structuredContent.error.code, 'VALIDATION_FAILED')
+    assert.equal(unknown.structuredContent.error.meta.problems[0].path, 'colour')
+    assert.deepEqual(JSON.parse(unknown.content[0].text), unknown.structuredContent)
+    const missing = await call('get-actor', {})
+    assert.equal(missing.structuredContent.error.meta.problems[0].path, 'actor_id')
+    const gone = await call('get-actor', { actor_id: 'actor_nope' })
+    const { error } = (await project.key.get('/actors/actor_nope')).body
+    assert.deepEqual(gone.structuredContent, { error })
+    const stream = await call('create-agent-generation', { agent_id: 'x', stream: true })
+    assert.equal(stream.structuredContent.error.meta.problems[0].path, 'stream')
+  })
+
+  it('leaves one audit entry of a call, named by its surface, also of a refused one', async () => {
+    const { id, key } = await app.projectWith(['actors:CreateActor'])
+    const ask = tools(app.url, key.token)
+    assert.equal((await ask('create-actor', { name: 'A' })).structuredContent.name, 'A')
+    assert.equal((await ask('create-file', { filename: 'a' })).structuredContent.error.code, 'FORBIDDEN')
+    const entries = (await app.admin.get(`/audit-log?project_id=${id}`)).body.data
+    const mine = entries.filter(({ detail }: any) => detail?.surface === 'mcp')
+    assert.deepEqual(mine.map(({ action, status }: any) => `${action} ${status}`).sort(), [
+      'actors:CreateActor 201',
+      'files:CreateFile 403',
+    ])
+  })
+
+  it('repeats nothing under an idempotency key', async () => {
+    const ask = { meta: { idempotency_key: 'once' } }
+    const first = (await call('create-actor', { name: 'Once' }, ask)).structuredContent
+    const second = (await call('create-actor', { name: 'Once' }, ask)).structuredContent
+    assert.equal(second.id, first.id)
+    const rest = await project.key.post('/actors', { name: 'Once' }, { 'idempotency-key': 'once' })
+    assert.equal(rest.body.id, first.id)
+  })
+
+  it('counts a call of an unscoped key in the project of the call, and answers a refusal as its result', async () => {
+    const { id } = await app.project()
+    const key = (await app.admin.post('/project-keys', {})).body
+    const quota = await app.admin.post('/quotas', {
+      project_id: id,
+      scope: 'project',
+      metric: 'requests',
+      window: 'rolling_24h',
+      limit: 1,
+    })
+    assert.equal(quota.status, 201, JSON.stringify(quota.body))
+    const ask = tools(app.url, key.secret)
+    await wire(app.url, key.secret)('tools/list')
+    assert.equal((await ask('list-actors', { project_id: id })).isError, undefined)
+    assert.equal((await ask('list-actors', { project_id: id })).structuredContent.error.code, 'QUOTA_EXCEEDED')
+  })
+
+  it('cuts what is too large, and says so', async () => {
+    const text = 'x'.repeat(1_200_000)
+    const made = (
+      await call('upload-file-base64', {
+        filename: 'large.txt',
+        content: Buffer.from(text).toString('base64'),
+      })
+    ).structuredContent
+    assert.equal(made.path, '/large.txt')
+    const { content, structuredContent } = await call('download-file-base64', { file_id: made.id })
+    assert.equal(content[0].text.length, 1024 * 1024)
+    assert.match(content[1].text, /limit and offset/)
+    assert.equal(structuredContent, undefined)
+    const small = (await call('upload-file-base64', { filename: 's.txt', content: 'aGk=' })).structuredContent
+    assert.equal((await call('download-file-base64', { file_id: small.id })).structuredContent.content, 'aGk=')
+  })
+
+  it('refuses hostile arguments quickly', async () => {
+    const post = (args: string) =>
+      project.key.post(
+        '//mcp',
+        `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"create-actor","arguments":${args}}}`,
+      )
+    assert.equal((await post(`{"name":"${'x'.repeat(11_000_000)}"}`)).status, 413)
+    assert.equal((await post(`{"name":${'['.repeat(65)}${']'.repeat(65)}}`)).status, 400)
+    assert.equal((await post(`{"name":[${'0,'.repeat(100_000)}0]}`)).status, 400)
+    const many = Object.fromEntries(Array.from({ length: 10_000 }, (_, index) => [`p${index}`, 1]))
+    const refused = (await post(JSON.stringify(many))).body.result
+    assert.equal(refused.structuredContent.error.code, 'VALIDATION_FAILED')
+    assert.equal((await call('list-actors')).isError, undefined)
+  })
+})
+
+/** What every credential may ask for. */
+const ANYBODY = [
+  'get-me',
+  'get-user',
+  'list-authored-definitions',
+  'list-event-registry',
+  'list-own-permissions',
+  'list-permissions',
+  'list-prices',
+  'list-projects',
+  'list-user-policies',
+  'resolve-approvals',
+  'revoke-own-tokens',
+  'simulate-policies',
+  'validate-orchestration',
+  'validate-playbook',
+]
+
+/** Operations that are no tools. */
+const LEFT_OUT: string[] = [
+  'bootstrap-user',
+  'call-orchestration-run-hook',
+  'call-trigger-hook',
+  'change-own-password',
+  'complete-ingestion-callback',
+  'create-api-key',
+  'delete-api-key',
+  'download-file',
+  'export-activity',
+  'export-audit-entries',
+  'export-conversation',
+  'export-dataset-items',
+  'export-memory-store',
+  'export-usage-events',
+  'get-api-key',
+  'get-api-key-usage',
+  'import-dataset-file',
+  'list-api-keys',
+  'login-user',
+  'replace-api-key',
+  'replace-file-content',
+  'reset-user-password',
+  'rotate-api-key',
+  'stream-activity',
+  'stream-generation',
+  'stream-orchestration-run',
+  'update-api-key',
+  'upload-file',
+  'upload-file-with-token',
+]
+
+const sample = (schema: any): unknown =>
+  schema.type === 'array' ? [] : schema.type === 'object' ? {} : schema.type === 'integer' ? 1 : 'x'

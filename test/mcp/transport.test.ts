@@ -1,0 +1,210 @@
+import assert from 'node:assert/strict'
+import { type Client, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { clients, MODERN, wire } from './support.ts'
+
+/** How /mcp is spoken to: eras, credentials, and what the protocol itself refuses. */
+describe('the transport of /mcp', () => {
+  let app: TestApp
+  let project: TestProject
+  let send: ReturnType<typeof wire>
+  before(async () => {
+    app = await startApp({
+      env: { BASE_URL: 'https://muster.example', CORS_ALLOWED_ORIGINS: 'https://console.example' },
+    })
+    project = await app.project()
+    send = wire(app.url, project.key.token)
+  })
+  after(() => app?.close())
+
+  const tokenOf = (client: Client) => client.token as string
+
+  for (const [name, connect] of Object.entries(clients))
+    it(`serves ${name}`, async () => {
+      const client = await connect(app.url, tokenOf(project.key))
+      const { tools } = await client.listTools()
+      assert.deepEqual(
+        tools.map(({ name }: { name: string }) => name),
+        ['call-tool', 'describe-tools', 'get-doc-page', 'get-docs', 'search-tools'],
+      )
+      assert.match(client.getInstructions(), /search-tools/)
+      const made = await client.callTool({ name: 'create-actor', arguments: { name: 'Ada' } })
+      assert.equal(made.structuredContent.name, 'Ada')
+      assert.equal(JSON.parse(made.content[0].text).id, made.structuredContent.id)
+      const read = await client.callTool({ name: 'get-actor', arguments: { actor_id: made.structuredContent.id } })
+      assert.deepEqual(read.structuredContent, (await project.key.get(`/actors/${made.structuredContent.id}`)).body)
+      const gone = await client.callTool({ name: 'delete-actor', arguments: { actor_id: made.structuredContent.id } })
+      assert.deepEqual(gone.structuredContent, { deleted: true })
+      await client.close()
+    })
+
+  it('says what it offers, in both eras', async () => {
+    const discovered = (await send('server/discover')).body.result
+    assert.deepEqual(discovered.supportedVersions, [MODERN])
+    assert.deepEqual(discovered.capabilities, {
+      tools: {},
+      resources: {},
+      extensions: { 'io.modelcontextprotocol/tasks': {} },
+    })
+    assert.equal(discovered.ttlMs, 300_000)
+    assert.equal(discovered.cacheScope, 'public')
+    assert.equal(discovered._meta['io.modelcontextprotocol/serverInfo'].name, 'platform')
+    const hello = (version: string) => ({
+      protocolVersion: version,
+      capabilities: {},
+      clientInfo: { name: 'test', version: '1' },
+    })
+    const old = (await send('initialize', hello('2025-06-18'), { revision: null })).body.result
+    assert.equal(old.protocolVersion, '2025-06-18')
+    assert.deepEqual(old.capabilities, { tools: {}, resources: {} })
+    assert.equal(
+      (await send('initialize', hello('2019-01-01'), { revision: null })).body.result.protocolVersion,
+      '2025-11-25',
+    )
+    assert.deepEqual((await send('ping', {}, { revision: null })).body.result, {})
+  })
+
+  it('leads callers without a credential to the sign-in, whatever they ask', async () => {
+    const challenge =
+      'Bearer resource_metadata="https://muster.example/.well-known/oauth-protected-resource/mcp", scope="mcp:access"'
+    for (const token of [null, 'sk_wrong', 'a.b.c'])
+      for (const [method, revision] of [
+        ['initialize', null],
+        ['server/discover', MODERN],
+        ['tools/list', MODERN],
+      ] as const) {
+        const { status, headers, body } = await wire(app.url, token)(method, {}, { revision })
+        assert.equal(status, 401)
+        assert.equal(body.error.code, 'UNAUTHORIZED')
+        assert.equal(headers.get('www-authenticate'), challenge)
+      }
+    const get = await app.anonymous.get('//mcp')
+    assert.equal(get.status, 401)
+    assert.equal(get.headers.get('www-authenticate'), challenge)
+  })
+
+  it('takes POST alone', async () => {
+    for (const method of ['get', 'delete'] as const) {
+      const { status, body, headers } = await project.key[method]('//mcp')
+      assert.equal(status, 405)
+      assert.equal(body.error.code, 'REQUEST_REJECTED')
+      assert.equal(headers.get('allow'), 'POST')
+    }
+  })
+
+  it('refuses headers that do not say what the body says', async () => {
+    const call = { name: 'get-docs', arguments: {} }
+    for (const headers of [
+      { 'mcp-name': 'get-doc-page' },
+      { 'mcp-name': '=?base64?bm90IHRoaXM=?=' },
+      { 'mcp-method': 'tools/list' },
+      { 'mcp-method': '' },
+      { 'mcp-protocol-version': '2025-11-25' },
+    ] as Record<string, string>[]) {
+      const { status, body } = await send('tools/call', call, { headers })
+      assert.equal(status, 400, JSON.stringify(headers))
+      assert.equal(body.error.code, -32020)
+      assert.equal(body.error.data.platform.code, 'VALIDATION_FAILED')
+    }
+    const encoded = `=?base64?${Buffer.from('get-docs').toString('base64')}?=`
+    assert.equal((await send('tools/call', call, { headers: { 'mcp-name': encoded } })).status, 200)
+  })
+
+  it('refuses revisions, methods and parameters that it does not know', async () => {
+    const future = await send(
+      'tools/list',
+      {},
+      {
+        headers: { 'mcp-protocol-version': '2027-01-01' },
+        meta: { 'io.modelcontextprotocol/protocolVersion': '2027-01-01' },
+      },
+    )
+    assert.equal(future.status, 400)
+    assert.equal(future.body.error.code, -32022)
+    assert.deepEqual(future.body.error.data.supported, [MODERN])
+    const past = await send('tools/list', {}, { revision: '2019-01-01' })
+    assert.equal(past.status, 400)
+    assert.equal(past.body.error.code, 'VALIDATION_FAILED')
+    for (const method of ['nope/x', 'prompts/list', 'completion/complete', 'tasks/list', 'resources/subscribe']) {
+      const unknown = await send(method)
+      assert.equal(unknown.status, 404, method)
+      assert.equal(unknown.body.error.code, -32601)
+      const old = await send(method, {}, { revision: '2025-11-25' })
+      assert.equal(old.status, 200, method)
+      assert.equal(old.body.error.code, -32601)
+    }
+    for (const revision of [MODERN, '2025-11-25']) {
+      const params = { name: 'no-such-tool', arguments: {} }
+      assert.equal((await send('tools/call', params, { revision })).body.error.code, -32602)
+      assert.equal(
+        (await send('tools/call', { name: 'get-docs', arguments: [] }, { revision })).body.error.code,
+        -32602,
+      )
+      for (const cursor of ['x', 7, Buffer.from('["0.0.0","a"]').toString('base64url')])
+        assert.equal((await send('tools/list', { cursor }, { revision })).body.error.code, -32602)
+    }
+  })
+
+  it('answers what is no message in the shape of the platform', async () => {
+    const post = (body: string) => project.key.post('//mcp', body)
+    for (const [text, code] of [
+      ['{', -32700],
+      ['[]', -32600],
+      ['[{"jsonrpc":"2.0","id":1,"method":"ping"}]', -32600],
+      ['{"id":1}', -32600],
+      ['7', -32600],
+    ] as const) {
+      const { status, body } = await post(text)
+      assert.equal(status, 400, text)
+      assert.equal(body.error.code, 'VALIDATION_FAILED')
+      assert.equal(body.error.meta.jsonrpc_code, code, text)
+    }
+    const notice = await post('{"jsonrpc":"2.0","method":"notifications/initialized"}')
+    assert.equal(notice.status, 202)
+  })
+
+  it('answers JSON to a client that names no media type or only JSON', async () => {
+    for (const accept of ['application/json', '*/*', 'text/html', ''])
+      for (const revision of [MODERN, '2025-11-25']) {
+        const { status, headers } = await send('tools/list', {}, { revision, headers: { accept } })
+        assert.equal(status, 200)
+        assert.match(headers.get('content-type') as string, /^application\/json/)
+      }
+  })
+
+  it('refuses pages of other origins, and not the ones that are allowed', async () => {
+    const refused = await send('tools/list', {}, { headers: { origin: 'https://evil.example' } })
+    assert.equal(refused.status, 403)
+    assert.equal(refused.body.error.code, 'FORBIDDEN')
+    assert.equal((await send('tools/list', {}, { headers: { origin: 'https://console.example' } })).status, 200)
+  })
+
+  it('counts each request of a bound key once, and refuses it over HTTP', async () => {
+    const { id, key, keyId } = await app.project()
+    const quota = await app.admin.post('/quotas', {
+      project_id: id,
+      scope: 'api_key',
+      scope_ref: keyId,
+      metric: 'requests',
+      window: 'rolling_24h',
+      limit: 3,
+    })
+    assert.equal(quota.status, 201, JSON.stringify(quota.body))
+    const ask = wire(app.url, key.token)
+    for (const method of ['tools/list', 'server/discover']) assert.equal((await ask(method)).status, 200)
+    assert.equal((await ask('tools/call', { name: 'list-actors', arguments: {} })).body.result.isError, undefined)
+    const fourth = await ask('tools/call', { name: 'list-actors', arguments: {} })
+    assert.equal(fourth.status, 429)
+    assert.equal(fourth.body.error.code, 'QUOTA_EXCEEDED')
+    const usage = await app.admin.get(`/quotas/${quota.body.id}/usage`)
+    assert.equal(usage.body.observed_value, 4)
+  })
+
+  it('is not there when it is switched off', async () => {
+    const off = await startApp({ env: { MCP_ENABLED: 'false' }, databaseUrl: app.databaseUrl })
+    try {
+      assert.equal((await wire(off.url, project.key.token)('tools/list')).status, 404)
+    } finally {
+      await off.close()
+    }
+  })
+})
