@@ -3,6 +3,7 @@ import { Readable } from 'node:stream'
 import { z } from 'zod'
 import { flatten, unflatten } from '../core/api/flatten.ts'
 import type { Operation } from '../core/api/operation.ts'
+import type { Caller } from '../core/iam/caller.ts'
 import { type Call, callAs } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
 import { LEFT_OUT, type OperationTool, operationTool } from './registry.ts'
@@ -55,6 +56,16 @@ export async function callOperation(
   }
 }
 
+/** The caller that was found for the request, and from then on the one that its credential names. */
+function identifying({ identify }: Session['exchange'], caller: Caller): Call['identify'] {
+  let first = true
+  return () => {
+    const known = first
+    first = false
+    return known ? Promise.resolve(caller) : identify()
+  }
+}
+
 /** A path with its parameters filled in, as REST is called. */
 const pathOf = (path: string, params: Record<string, string>): string =>
   `/api/v1${path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(params[name]))}`
@@ -80,7 +91,7 @@ export function callOf(
   const closed = modern || operation.starts ? signal : call.request.closed
   return {
     ...call,
-    identify: async () => (await exchange.identify()) ?? null,
+    identify: identifying(exchange, caller),
     path: pathOf(operation.path, request.params),
     request: { ...exchange.request, closed },
     upload: operation.receive ? uploadOf(request.body) : undefined,

@@ -7,6 +7,8 @@ import type { View } from './view.ts'
 
 type Json = Record<string, unknown>
 
+export type Message = { method: string; id: string | number; params?: Json }
+
 /** One request, for those who answer it. */
 export type Session = {
   services: Services
@@ -25,13 +27,14 @@ export type Session = {
 
 /** What a handler may do while it answers. */
 export type Answering = {
+  id: string | number
   params: Record<string, unknown>
-  /** Aborted when a client of 2026-07-28 cancels, or when any client leaves. */
+  /** Aborted when the client leaves. */
   signal: AbortSignal
   /** Answers of users that come with the request, by key. */
   inputResponses: Record<string, unknown>
   /** Sends a notification in the stream of the answer. */
-  notify(method: string, params: Record<string, unknown>): Promise<void>
+  notify(method: string, params: Record<string, unknown>): void
 }
 
 const CAPABILITIES = 'io.modelcontextprotocol/clientCapabilities'
@@ -60,6 +63,7 @@ export class RpcError extends Error {
 }
 
 export const INVALID_PARAMS = -32602
+export const MISSING_CAPABILITY = -32021
 
 /** Raises -32602. */
 export function invalidParams(message: string): never {

@@ -53,7 +53,7 @@ export async function memory(child: ChildProcess): Promise<number> {
 
 type Sent = { method?: 'GET' | 'POST'; headers?: Record<string, string>; body?: string }
 
-async function rate(
+export async function rate(
   options: { url: string; requests?: (Sent & { path: string })[] } & Sent,
   seconds: number,
   expect: number,

@@ -13,7 +13,7 @@ const missed = ({ value, target }: Row): boolean => {
 }
 
 /**
- * `npm run bench [names] [-- --fast]`: every benchmark, or those named (http, commits, lists, activity, files, turns, tools, usage,
+ * `npm run bench [names] [-- --fast]`: every benchmark, or those named (http, commits, lists, activity, files, turns, tools, mcp, usage,
  * queue, fairness, deliveries, knowledge, ingestion, memory, facts, end-users, idle, usage-reports, orchestration, work). Commits wait for the disk, as
  * those of a deployment do; with `--fast` they do not. All numbers of a run come from one machine at one time; ratios are
  * against a floor measured beside them.
@@ -26,6 +26,7 @@ const all = {
   files: async () => (await import('./files.ts')).run(),
   turns: async () => (await import('./turns.ts')).run(),
   tools: async () => (await import('./tools.ts')).run(),
+  mcp: async () => (await import('./mcp.ts')).run(),
   usage: async () => (await import('./usage.ts')).run(),
   queue: async () => (await import('./queue.ts')).run(),
   fairness: async () => (await import('./fairness.ts')).run(),

@@ -1,0 +1,19 @@
+import { callTool } from './call.ts'
+import { listTools } from './list.ts'
+import type { Answering, Session } from './session.ts'
+
+/** Gives the result of a request; null when it has answered by a stream of its own. */
+export type Handler = (session: Session, answering: Answering) => Promise<object | null>
+
+const both: [string, Handler][] = [
+  ['tools/list', listTools],
+  ['tools/call', callTool],
+]
+
+const modernOnly: [string, Handler][] = []
+
+const old: ReadonlyMap<string, Handler> = new Map(both)
+const modern: ReadonlyMap<string, Handler> = new Map([...both, ...modernOnly])
+
+/** The methods that are answered here, by revision. */
+export const handlersOf = (isModern: boolean): ReadonlyMap<string, Handler> => (isModern ? modern : old)
