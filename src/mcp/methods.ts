@@ -1,5 +1,6 @@
 import { callTool } from './call.ts'
 import { listTools } from './list.ts'
+import { listResources, listTemplates, readResource } from './resources.ts'
 import type { Answering, Session } from './session.ts'
 
 /** Gives the result of a request; null when it has answered by a stream of its own. */
@@ -8,6 +9,9 @@ export type Handler = (session: Session, answering: Answering) => Promise<object
 const both: [string, Handler][] = [
   ['tools/list', listTools],
   ['tools/call', callTool],
+  ['resources/list', listResources],
+  ['resources/templates/list', listTemplates],
+  ['resources/read', readResource],
 ]
 
 const modernOnly: [string, Handler][] = []

@@ -1,0 +1,35 @@
+import { flatten, unflatten } from '../core/api/flatten.ts'
+import { type Answer, type Operation, operations } from '../core/api/operation.ts'
+import { type Call, callAs } from '../core/invoke/call.ts'
+import { invoke } from '../core/invoke/invoke.ts'
+import type { Session } from './session.ts'
+
+type Asking = Pick<Session, 'services' | 'caller'> & { exchange: Pick<Session['exchange'], 'request' | 'identify'> }
+
+/** Asks an operation on behalf of a request, with its rights. Raises what the operation raises. */
+export const ask = (
+  asking: Asking,
+  operation: string | Operation,
+  args: Record<string, unknown>,
+  more: { signal?: AbortSignal; idempotencyKey?: string } = {},
+): Promise<Answer> => {
+  const of = typeof operation === 'string' ? operations.get(operation) : operation
+  return invoke(asking.services, of, callFor(asking, of, args, more))
+}
+
+function callFor(
+  { caller, exchange: { request, identify } }: Asking,
+  operation: Operation,
+  args: Record<string, unknown>,
+  { signal, idempotencyKey }: { signal?: AbortSignal; idempotencyKey?: string },
+): Call {
+  const given = flatten(operation)?.fields.has('wait') ? args : withoutWait(args)
+  const call = callAs(caller, 'mcp', { ...unflatten(operation, given), signal, idempotencyKey })
+  return {
+    ...call,
+    identify: async () => (await identify()) ?? null,
+    request: { ...request, headers: {}, closed: call.request.closed },
+  }
+}
+
+const withoutWait = ({ wait: _wait, ...args }: Record<string, unknown>): Record<string, unknown> => args

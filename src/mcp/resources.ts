@@ -1,0 +1,196 @@
+import type { Readable } from 'node:stream'
+import { z } from 'zod'
+import { AppError } from '../core/api/errors.ts'
+import { extensionPoint } from '../core/declarations.ts'
+import { ask } from './ask.ts'
+import { type Answering, INVALID_PARAMS, invalidParams, RpcError, type Session } from './session.ts'
+
+/** Files and documents as resources. */
+
+type Json = Record<string, unknown>
+type Listed = { id: string; created_at: string; resource: Json }
+
+/** Resources of one kind. */
+export type ResourceSource = {
+  /** Page of those that the caller may read, newest first; none where the list is refused. */
+  list(session: Session, page: { offset: number; limit: number; signal: AbortSignal }): Promise<readonly Listed[]>
+  templates: readonly Json[]
+  /** The contents under a URI; null where it is of another source or not the caller's. */
+  read(session: Session, uri: string, signal: AbortSignal): Promise<Json | null>
+}
+
+export const resourcePoint = extensionPoint<ResourceSource>('resources of MCP')
+
+const PAGE = 200
+/** Most entries of a page of the API. */
+const ASKED = 100
+
+const Cursor = z.array(z.int().min(0))
+
+function offsetsIn(cursor: unknown, sources: number): number[] {
+  if (cursor === undefined) return Array(sources).fill(0)
+  try {
+    const text = Buffer.from(z.string().max(1000).parse(cursor), 'base64url').toString()
+    return Cursor.length(sources).parse(JSON.parse(text))
+  } catch {
+    return invalidParams('The cursor is not of this list')
+  }
+}
+
+/** Answers `resources/list`: the sources merged, newest first. */
+export async function listResources(session: Session, { params, signal }: Answering): Promise<object> {
+  const sources = resourcePoint.all()
+  const offsets = offsetsIn(params.cursor, sources.length)
+  const pages = await Promise.all(
+    sources.map((source, index) => source.list(session, { offset: offsets[index], limit: PAGE + 1, signal })),
+  )
+  const merged = pages
+    .flatMap((page, index) => page.map(each => ({ ...each, index })))
+    .sort((a, b) => (a.created_at === b.created_at ? (a.id < b.id ? 1 : -1) : a.created_at < b.created_at ? 1 : -1))
+  const page = merged.slice(0, PAGE)
+  const next = offsets.map((offset, index) => offset + page.filter(each => each.index === index).length)
+  return {
+    resources: page.map(({ resource }) => resource),
+    ...(merged.length > PAGE ? { nextCursor: Buffer.from(JSON.stringify(next)).toString('base64url') } : {}),
+    ttlMs: 10_000,
+    cacheScope: 'private',
+  }
+}
+
+/** Answers `resources/templates/list`. */
+export const listTemplates = async (): Promise<object> => ({
+  resourceTemplates: resourcePoint.all().flatMap(({ templates }) => templates),
+  ttlMs: 300_000,
+  cacheScope: 'public',
+})
+
+/** Answers `resources/read`. What is not there and what is not the caller's is answered alike. */
+export async function readResource(session: Session, { params, signal }: Answering): Promise<object> {
+  const { uri } = params
+  if (typeof uri !== 'string') return invalidParams('uri must be a string')
+  session.exchange.noted.uri = uri.slice(0, 200)
+  for (const source of resourcePoint.all()) {
+    const contents = await source.read(session, uri, signal)
+    if (contents) return { contents: [{ uri, ...contents }], ttlMs: 0, cacheScope: 'private' }
+  }
+  throw new RpcError(session.modern ? INVALID_PARAMS : -32002, 'Resource not found', { uri: uri.slice(0, 2048) })
+}
+
+/** The entries of a list of the API; none where it is refused. */
+async function entries(
+  session: Session,
+  list: string,
+  { offset, limit, signal }: { offset: number; limit: number; signal: AbortSignal },
+): Promise<Json[]> {
+  const found: Json[] = []
+  const { project } = session.view
+  try {
+    for (let at = offset; found.length < limit; at += ASKED) {
+      const args = { limit: Math.min(ASKED, limit - found.length), offset: at, ...(project && { project_id: project }) }
+      const { body } = await ask(session, list, args, { signal })
+      const { data } = body as { data: Json[] }
+      found.push(...data)
+      if (data.length < args.limit) break
+    }
+  } catch (error) {
+    if (!isRefusal(error)) throw error
+  }
+  return found
+}
+
+/** Whether a row is not there, or not for the caller: both are answered alike. */
+const isRefusal = (error: unknown): boolean =>
+  error instanceof AppError && error.status >= 400 && error.status < 500 && error.status !== 429
+
+const hidden = (error: unknown): null => {
+  if (isRefusal(error)) return null
+  throw error
+}
+
+const idIn = (uri: string, kind: string): string | null => {
+  const [, id] = new RegExp(`^svc://${kind}/([A-Za-z0-9_]+)$`).exec(uri) ?? []
+  return id ?? null
+}
+
+const TEXT =
+  /^(text\/|application\/(json|xml|yaml|javascript|x-ndjson)|image\/svg\+xml|[\w.+-]+\/[\w.+-]+\+(json|xml))/i
+
+function tooLarge({ services }: Session, id: string): never {
+  const { MCP_RESOURCE_MAX_BYTES: most } = services.config
+  return invalidParams(`The content is larger than ${most} bytes; read it by GET /api/v1/files/${id}/download`)
+}
+
+async function bytesOf(session: Session, stream: Readable, id: string): Promise<Buffer> {
+  const pieces: Buffer[] = []
+  let length = 0
+  for await (const piece of stream) {
+    length += (piece as Buffer).length
+    if (length > session.services.config.MCP_RESOURCE_MAX_BYTES) return tooLarge(session, id)
+    pieces.push(piece as Buffer)
+  }
+  return Buffer.concat(pieces)
+}
+
+export const files: ResourceSource = {
+  async list(session, page) {
+    const rows = await entries(session, 'listFiles', page)
+    return rows.map(({ id, created_at, filename, path, content_type, size }) => ({
+      id: id as string,
+      created_at: created_at as string,
+      resource: {
+        uri: `svc://file/${id}`,
+        name: filename,
+        title: path ?? filename,
+        ...(content_type ? { mimeType: content_type } : {}),
+        ...(typeof size === 'number' ? { size } : {}),
+      },
+    }))
+  },
+  templates: [
+    { uriTemplate: 'svc://file/{id}', name: 'file', title: 'Content of a file', description: 'A file by its ID' },
+  ],
+  async read(session, uri, signal) {
+    const id = idIn(uri, 'file')
+    if (id === null) return null
+    const answer = await ask(session, 'downloadFile', { file_id: id }, { signal }).catch(hidden)
+    if (!answer?.stream) return null
+    const mimeType = answer.contentType ?? 'application/octet-stream'
+    const bytes = await bytesOf(session, answer.stream, id)
+    return TEXT.test(mimeType)
+      ? { mimeType, text: bytes.toString('utf8') }
+      : { mimeType, blob: bytes.toString('base64') }
+  },
+}
+
+export const documents: ResourceSource = {
+  async list(session, page) {
+    const rows = await entries(session, 'listDocuments', page)
+    return rows.map(({ id, created_at, title, path }) => ({
+      id: id as string,
+      created_at: created_at as string,
+      resource: {
+        uri: `svc://document/${id}`,
+        name: path ?? id,
+        ...(title ? { title } : {}),
+        mimeType: 'text/plain',
+      },
+    }))
+  },
+  templates: [
+    {
+      uriTemplate: 'svc://document/{id}',
+      name: 'document',
+      title: 'Text of a document',
+      description: 'A document by its ID',
+    },
+  ],
+  async read(session, uri, signal) {
+    const id = idIn(uri, 'document')
+    if (id === null) return null
+    const answer = await ask(session, 'getDocument', { document_id: id }, { signal }).catch(hidden)
+    if (!answer) return null
+    const text = String((answer.body as Json).content ?? '')
+    if (Buffer.byteLength(text) > session.services.config.MCP_RESOURCE_MAX_BYTES) return tooLarge(session, id)
+    return { mimeType: 'text/plain', text }
+  },
+}
