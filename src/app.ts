@@ -6,6 +6,7 @@ import { mountDocuments } from './core/http/endpoints.ts'
 import { release } from './core/process/release.ts'
 import type { Services } from './core/process/services.ts'
 import { mountCompanySignIn } from './identity/company-sign-in/routes.ts'
+import { mountOauth } from './identity/oauth/mount.ts'
 
 export type App = {
   http: Express
@@ -21,6 +22,7 @@ export function createApp(services: Services): App {
   const http = createHttp(services, operations.all(), app => {
     mountCompanySignIn(app, services)
     mountDocuments(app, services, operations.all(), { draining: () => draining, version: release })
+    mountOauth(app, services)
   })
   return {
     http,

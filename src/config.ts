@@ -305,6 +305,40 @@ const settings = {
     'Whether an unknown account of the provider becomes a user at its first sign-in.',
   ),
   OIDC_DEFAULT_POLICY_IDS: setting('identity', list, '', 'Comma list of policies that such a user gets.'),
+  OAUTH_CIMD_ENABLED: setting('identity', flag, 'true', 'Accept OAuth clients that a metadata document describes.'),
+  OAUTH_CIMD_HOSTS: setting(
+    'identity',
+    list.pipe(z.array(z.string().regex(/^(\*|(\*\.)?[a-z0-9-]+(\.[a-z0-9-]+)*)$/, 'must be *, host or *.suffix'))),
+    '*',
+    'Comma list of hosts of such documents: `*`, host, `*.suffix`.',
+  ),
+  OAUTH_REGISTRATION_ENABLED: setting('identity', flag, 'true', 'OAuth clients may register themselves.'),
+  OAUTH_DEVICE_ENABLED: setting('identity', flag, 'true', 'Offer the OAuth device grant.'),
+  OAUTH_CONSENT_URL: setting(
+    'identity',
+    address,
+    '',
+    'Page that asks for consent, of the origin of BASE_URL; default `BASE_URL/oauth/consent`.',
+  ),
+  OAUTH_ACCESS_TOKEN_TTL_SECONDS: setting('identity', integer(10, 86_400), '3600', 'Life of an OAuth access token.'),
+  OAUTH_REFRESH_TOKEN_TTL_SECONDS: setting(
+    'identity',
+    integer(60, 31_536_000),
+    '2592000',
+    'Life of an OAuth refresh token; a grant ends when none was used for so long.',
+  ),
+  OAUTH_REFRESH_REUSE_GRACE_SECONDS: setting(
+    'identity',
+    integer(0, 300),
+    '10',
+    'How long a used refresh token is refused without ending its grant, for clients that race themselves; 0 = never.',
+  ),
+  OAUTH_GRANT_MAX_SECONDS: setting(
+    'identity',
+    integer(60, 315_360_000),
+    '31536000',
+    'Longest life of an OAuth grant; then the user consents again.',
+  ),
   PROVIDER_AMBIENT_CREDENTIALS: setting(
     'identity',
     flag,
@@ -879,6 +913,7 @@ export type Config = Omit<
   Settings,
   | 'BASE_URL'
   | 'DOCS_BASE_URL'
+  | 'OAUTH_CONSENT_URL'
   | 'DATABASE_URL'
   | 'DATABASE_LISTEN_URL'
   | 'JWT_SECRET'
@@ -889,6 +924,7 @@ export type Config = Omit<
   /** True when BASE_URL was given rather than derived from PORT. */
   baseUrlGiven: boolean
   DOCS_BASE_URL: string
+  OAUTH_CONSENT_URL: string
   DATABASE_URL: string
   DATABASE_LISTEN_URL: string
   JWT_SECRET: string
@@ -955,6 +991,9 @@ export function loadConfig(env: Record<string, string | undefined> = process.env
   if (config.baseUrlGiven && !URL.canParse(config.BASE_URL)) wrong('BASE_URL', 'must be an absolute URL')
   config.DOCS_BASE_URL = (config.DOCS_BASE_URL ?? `${config.BASE_URL}/docs`).replace(/\/+$/, '')
   if (env.DOCS_BASE_URL && !URL.canParse(config.DOCS_BASE_URL)) wrong('DOCS_BASE_URL', 'must be an absolute URL')
+  config.OAUTH_CONSENT_URL = config.OAUTH_CONSENT_URL ?? `${config.BASE_URL}/oauth/consent`
+  if (URL.parse(config.OAUTH_CONSENT_URL)?.origin !== URL.parse(config.BASE_URL)?.origin)
+    wrong('OAUTH_CONSENT_URL', 'must have the origin of BASE_URL')
   config.TOOL_CONTEXT_HEADER_PREFIX = config.TOOL_CONTEXT_HEADER_PREFIX ?? `${config.HEADER_PREFIX}Context-`
   if (!/^[A-Za-z0-9!#$%&'*+.^_`|~-]+$/.test(config.TOOL_CONTEXT_HEADER_PREFIX))
     wrong('TOOL_CONTEXT_HEADER_PREFIX', 'must be header-name characters')

@@ -45,6 +45,7 @@ import shares from './execution/shares/module.ts'
 import tools from './execution/tools/module.ts'
 import companySignIn from './identity/company-sign-in/module.ts'
 import keys from './identity/keys/module.ts'
+import oauth from './identity/oauth/module.ts'
 import policies from './identity/policies/module.ts'
 import projects from './identity/projects/module.ts'
 import secrets from './identity/secrets/module.ts'
@@ -66,6 +67,7 @@ export const modules: readonly Module[] = [
   companySignIn,
   projects,
   keys,
+  oauth,
   secrets,
   usage,
   quotas,

@@ -215,6 +215,15 @@ one that up keeps in --data. Exit codes: 0 done, 1 failed, 2 wrong usage.`,
     .action(async options => (await import('./secrets.ts')).reencryptCommand(options))
 
   muster
+    .command('oauth')
+    .description('the OAuth authorization server')
+    .command('rotate-keys')
+    .description('sign id_tokens with a new key; the one before verifies for a day')
+    .addOption(data())
+    .option('--json', 'print the ID of the key as JSON')
+    .action(async options => (await import('./oauth.ts')).rotateKeysCommand(options))
+
+  muster
     .command('settings')
     .description('list every setting with its default')
     .option('--markdown', 'print the table of docs/operations.md')

@@ -2,7 +2,7 @@ import { LRUCache } from 'lru-cache'
 import type { Tx } from '../core/db/write.ts'
 
 /** What a resolved principal was read from, as `<kind>:<id>`. A change of any of it makes the principal stale. */
-export type Source = `${'user' | 'key' | 'policy' | 'project'}:${string}`
+export type Source = `${'user' | 'key' | 'grant' | 'client' | 'policy' | 'project'}:${string}`
 
 export const principalChannel = 'muster_principals'
 
@@ -80,7 +80,7 @@ export function registerCache(cache: PrincipalCache<never>): () => void {
 
 /**
  * Announces that what credentials are resolved from changes in this transaction: a user (name, role, password, disabled,
- * attachments), a key (binding, policies, rotation, delete), a policy (document) or a project (its bound keys go with
+ * attachments), a key (binding, policies, rotation, delete), an OAuth grant (scopes, end) or client (delete), a policy (document) or a project (its bound keys go with
  * it). Other processes are notified at the commit, this one drops its entries before the answer goes out.
  */
 export function principalsChanged(tx: Pick<Tx, 'invalidate' | 'afterCommit'>, ...sources: Source[]): void {

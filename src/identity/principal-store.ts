@@ -35,6 +35,15 @@ const keyRecord = sql.fragment`jsonb_build_object('id', k.id, 'project_id', k.pr
   'allowed_ips', k.allowed_ips, 'policies', (
     select ${attached} from project_key_policies a join policies p on p.id = a.policy_id where a.key_id = k.id))`
 
+const PrincipalGrant = z.object({
+  id: z.string(),
+  client_id: z.string(),
+  project_id: z.string().nullable(),
+  scopes: z.array(z.string()),
+  expires_at: z.string(),
+})
+export type PrincipalGrant = z.output<typeof PrincipalGrant>
+
 const attachedRow = sql.type(AttachedPolicy)
 
 /** One policy with its document. Primary key. */
@@ -68,6 +77,15 @@ export const keyPrincipalByHash = (db: Queryable, hash: Buffer) =>
     from project_keys k join users u on u.id = k.user_id
     where k.key_hash = ${sql.binary(hash)} or k.previous_key_hash = ${sql.binary(hash)}
     order by k.key_hash = ${sql.binary(hash)} desc limit 1`)
+
+const grantAndUser = sql.type(z.object({ grant: PrincipalGrant, user: PrincipalUser }))
+
+/** An OAuth grant that was not revoked, with its user and the documents of the user. Primary key. */
+export const grantPrincipal = (db: Queryable, id: string) =>
+  db.maybeOne(grantAndUser`
+    select ${userRecord} as user, jsonb_build_object('id', g.id, 'client_id', g.client_id, 'project_id', g.project_id,
+      'scopes', g.scopes, 'expires_at', g.expires_at) as grant
+    from oauth_grants g join users u on u.id = g.user_id where g.id = ${id} and g.revoked_at is null`)
 
 /** Writes down the use of keys, at most once a minute each whatever the number of processes. */
 export const noteKeyUse = (db: Queryable, ids: string[], now: Date) =>

@@ -11,23 +11,30 @@ import {
   type TriggerScope,
 } from '../core/iam/caller.ts'
 import type { Layer } from '../core/iam/decide.ts'
+import { compileDocument } from '../core/iam/policy.ts'
+import type { Presented } from '../core/invoke/hooks.ts'
 import { perProcess } from '../core/process/per-process.ts'
 import type { Services } from '../core/process/services.ts'
 import { boundaryLayer } from './boundaries.ts'
 import { keyUseLog } from './key-use.ts'
 import { hashKey } from './keys/secret.ts'
 import { layerOf } from './layers.ts'
+import { isProven } from './oauth/dpop.ts'
+import { ACT_AS_USER, actionScopes, areWithin, policyOf } from './oauth/scopes.ts'
+import { noteGrantUse } from './oauth/store.ts'
 import { PrincipalCache, principalChannel, registerCache, type Source } from './principal-cache.ts'
 import {
   attachedPolicy,
+  grantPrincipal,
   keyPrincipal,
   keyPrincipalByHash,
   noteKeyUse,
+  type PrincipalGrant,
   type PrincipalKey,
   type PrincipalUser,
   userPrincipal,
 } from './principal-store.ts'
-import { verifyToken } from './tokens.ts'
+import { type Claims, verifyToken } from './tokens.ts'
 import { userKind } from './users/model.ts'
 
 export { principalsChanged } from './principal-cache.ts'
@@ -43,6 +50,7 @@ type Key = Omit<PrincipalKey, 'policies' | 'allowed_ips'> & {
 type Principal = {
   user: Omit<PrincipalUser, 'policies'>
   key: Key | null
+  grant: PrincipalGrant | null
   layers: Layer[]
   sources: Source[]
 }
@@ -65,15 +73,28 @@ function comesFrom(networks: Network[], ip: string | null): boolean {
   return networks.some(([range, bits]) => range.kind() === address.kind() && address.match(range as never, bits))
 }
 
-/** The layers that decide for a user or key, and what they were read from. */
+/** Action scopes in a project, as the layer of a grant. */
+const scopeLayer = (scopes: readonly string[], projectId: string): Layer => ({
+  kind: 'grant',
+  documents: actionScopes(scopes).length === 0 ? [] : [compileDocument(policyOf(scopes, projectId))],
+})
+
+/** The layers that decide for a user, key or grant, and what they were read from. */
 function principalOf(
-  row: { user: PrincipalUser; key?: PrincipalKey; string_expires_at?: string | null },
+  row: { user: PrincipalUser; key?: PrincipalKey; string_expires_at?: string | null; grant?: PrincipalGrant },
   log: Services['log'],
 ): Principal {
   const { policies, ...user } = row.user
   const layers: Layer[] = user.role === 'admin' ? [] : [layerOf('user', policies, log)]
   const sources: Source[] = [`user:${user.id}`, ...policies.map(({ id }): Source => `policy:${id}`)]
-  if (!row.key) return { user, key: null, layers, sources }
+  const { grant = null } = row
+  if (grant) {
+    sources.push(`grant:${grant.id}`, `client:${grant.client_id}`)
+    if (grant.project_id === null) return { user, key: null, grant, layers, sources }
+    sources.push(`project:${grant.project_id}`)
+    return { user, key: null, grant, layers: [...layers, scopeLayer(grant.scopes, grant.project_id)], sources }
+  }
+  if (!row.key) return { user, key: null, grant, layers, sources }
   const { policies: boundary, allowed_ips, ...key } = row.key
   if (boundary.length > 0) layers.push(layerOf('key', boundary, log))
   sources.push(`key:${key.id}`, ...boundary.map(({ id }): Source => `policy:${id}`))
@@ -81,6 +102,7 @@ function principalOf(
   return {
     user,
     key: { ...key, string_expires_at: row.string_expires_at ?? null, networks: allowed_ips?.flatMap(network) ?? null },
+    grant,
     layers,
     sources,
   }
@@ -129,6 +151,12 @@ const keyUses = perProcess(
   uses => uses.close(),
 )
 
+/** The same for OAuth grants. */
+const grantUses = perProcess(
+  services => keyUseLog((ids, now) => noteGrantUse(services.pool, ids, now), services),
+  uses => uses.close(),
+)
+
 const callerOf = (
   { user, layers }: Pick<Principal, 'user' | 'layers'>,
   as: Omit<Caller, 'user' | 'layers'>,
@@ -158,10 +186,60 @@ async function callerByKey(services: Services, token: string, ip: string | null)
   })
 }
 
-async function callerByToken(services: Services, token: string): Promise<Caller | null> {
+/** A grant as of now; null when it is revoked, ended, or its user is gone or disabled. */
+async function usableGrant(services: Services, id: string): Promise<(Principal & { grant: PrincipalGrant }) | null> {
+  const { pool, clock, log } = services
+  const found = await resolverOf(services).resolve(`grant ${id}`, async () => {
+    const row = await grantPrincipal(pool, id)
+    return row && principalOf(row, log)
+  })
+  if (!found?.grant || found.user.disabled_at !== null || past(found.grant.expires_at, clock.now())) return null
+  return { ...found, grant: found.grant }
+}
+
+/** What clients may name the API as in `resource`, and tokens are issued for. */
+export const audiences = (baseUrl: string): string[] => [baseUrl, `${baseUrl}/mcp`]
+
+async function callerByGrant(
+  services: Services,
+  token: string,
+  claims: Claims,
+  { proof }: Presented,
+): Promise<Caller | null> {
+  const { BASE_URL } = services.config
+  const { gid, iss, aud, scope, cnf } = claims as Claims & { gid?: unknown; scope?: unknown; cnf?: { jkt?: unknown } }
+  if (iss !== BASE_URL || typeof aud !== 'string' || !audiences(BASE_URL).includes(aud)) return null
+  if (typeof gid !== 'string') return null
+  const found = await usableGrant(services, gid)
+  if (found?.user.id !== claims.sub || found.grant.client_id !== claims.client_id) return null
+  if (cnf === undefined ? proof !== undefined : typeof cnf.jkt !== 'string' || !proof) return null
+  if (proof && !(await isProven(services, token, proof, cnf?.jkt as string))) return null
+  grantUses(services).note(gid)
+  const { user, grant, layers } = found
+  const expires_at = new Date(claims.exp * 1000).toISOString()
+  const principal = { type: 'user', id: user.id } as const
+  if (grant.project_id === null) {
+    if (!grant.scopes.includes(ACT_AS_USER)) return null
+    const credential = { type: 'user', id: gid, expires_at, scopes: grant.scopes, client_id: grant.client_id } as const
+    return callerOf(found, { credential, principal, project_id: null })
+  }
+  // A refresh may ask for fewer scopes than were consented to; without the claim the token has all of them.
+  const issued = typeof scope === 'string' ? scope.split(' ') : grant.scopes
+  const fewer = areWithin(grant.scopes, issued) ? null : issued.filter(each => areWithin([each], grant.scopes))
+  const scopes = fewer ?? grant.scopes
+  return callerOf(fewer ? { user, layers: [...layers, scopeLayer(fewer, grant.project_id)] } : found, {
+    credential: { type: 'oauth_token', id: gid, expires_at, scopes, client_id: grant.client_id },
+    principal,
+    project_id: grant.project_id,
+    bounds: [{ kind: 'grant', id: gid, scopes: fewer }],
+  })
+}
+
+async function callerByToken(services: Services, token: string, presented: Presented): Promise<Caller | null> {
   const { pool, log } = services
-  const claims = await verifyToken(services, 'user', token)
-  if (!claims || !isIdOf(userKind, claims.sub)) return null
+  const claims = await verifyToken(services, ['user', 'oauth'], token)
+  if (claims?.typ === 'oauth') return callerByGrant(services, token, claims, presented)
+  if (!claims || presented.proof || !isIdOf(userKind, claims.sub)) return null
   const found = await resolverOf(services).resolve(`user ${claims.sub}`, async () => {
     const row = await userPrincipal(pool, claims.sub)
     return row && principalOf(row, log)
@@ -176,10 +254,10 @@ async function callerByToken(services: Services, token: string): Promise<Caller 
   })
 }
 
-/** Resolves a bearer token to its caller; null is 401 whatever the reason. */
-export function authenticate(services: Services, token: string, { ip }: { ip: string | null }): Promise<Caller | null> {
-  if (!token.startsWith('sk_')) return callerByToken(services, token)
-  return KEY.test(token) ? callerByKey(services, token, ip) : Promise.resolve(null)
+/** Resolves a token to its caller; null is 401 whatever the reason. */
+export function authenticate(services: Services, token: string, presented: Presented): Promise<Caller | null> {
+  if (!token.startsWith('sk_')) return callerByToken(services, token, presented)
+  return KEY.test(token) && !presented.proof ? callerByKey(services, token, presented.ip) : Promise.resolve(null)
 }
 
 const runOf = ({ id, policy_id, chain }: TriggerScope) => ({ trigger_id: id, policy_id, chain })
@@ -220,6 +298,13 @@ async function authorLayers(
   return principal.layers.map(layer => ({ ...layer, author_of: { definition: of, unavailable: false } }))
 }
 
+/** What a grant allows as of now. One that has ended, or is about another project, allows nothing. */
+async function grantLayers(services: Services, { id, scopes }: BoundOf<'grant'>, projectId: string): Promise<Layer[]> {
+  const found = await usableGrant(services, id)
+  if (found?.grant.project_id !== projectId) return [{ kind: 'grant', documents: [] }]
+  return [scopeLayer(found.grant.scopes, projectId), ...(scopes ? [scopeLayer(scopes, projectId)] : [])]
+}
+
 type BoundOf<K extends Bound['kind']> = Extract<Bound, { kind: K }>
 
 async function boundLayers(services: Services, bounds: readonly Bound[], projectId: string): Promise<Layer[]> {
@@ -229,6 +314,7 @@ async function boundLayers(services: Services, bounds: readonly Bound[], project
       if (bound.kind === 'author') return authorLayers(services, bound, projectId)
       // No right of policies: the statements that read facts go by it.
       if (bound.kind === 'memory') return []
+      if (bound.kind === 'grant') return grantLayers(services, bound, projectId)
       return bound.kind === 'policy' ? policyLayer(services, bound.id) : boundaryLayer(services, bound)
     }),
   )
@@ -238,8 +324,7 @@ async function boundLayers(services: Services, bounds: readonly Bound[], project
 /**
  * The caller of work that was started earlier and runs now: who started it, with the rights of this moment, bound to the
  * work's project; of what a trigger started within the policy of the trigger, which binds admins too; and within what else
- * the authority carries. Null when the user or key is gone, disabled, expired or no longer reaches the project, and for work
- * started through a grant that is not known. Read from the process's cache when it is there: a change binds as soon as it is
+ * the authority carries. Null when the user, key or grant is gone, disabled, expired or no longer reaches the project. Read from the process's cache when it is there: a change binds as soon as it is
  * announced.
  */
 export async function callerForPrincipal(
@@ -249,10 +334,11 @@ export async function callerForPrincipal(
   run?: Caller['run'],
 ): Promise<Caller | null> {
   const { via, bounds = [], starters } = record
-  if (via !== null && via.type !== 'trigger') return null
   const found = await usablePrincipal(services, record, projectId)
   if (!found) return null
-  const policy = via?.policy_id ?? null
+  if (via?.type === 'oauth_grant' && (await usableGrant(services, via.id))?.grant.project_id !== projectId) return null
+  const trigger = via?.type === 'trigger' ? via : null
+  const policy = trigger?.policy_id ?? null
   const within = [
     ...(policy === null ? [] : [await policyLayer(services, policy)]),
     ...(await boundLayers(services, bounds, projectId)),
@@ -268,7 +354,7 @@ export async function callerForPrincipal(
     project_id: projectId,
     bounds,
     starters,
-    run: via ? { work_type: 'trigger', work_id: via.id, ...run, ...runOf(via) } : run,
+    run: trigger ? { work_type: 'trigger', work_id: trigger.id, ...run, ...runOf(trigger) } : run,
   })
 }
 

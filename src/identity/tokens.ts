@@ -31,8 +31,12 @@ export async function signToken(
   return { token, expires_at: new Date((issued + ttlSeconds) * 1000).toISOString() }
 }
 
-/** The claims of a token of this kind, or null when it is of another, expired, or not signed by one of our secrets. */
-export async function verifyToken({ config, clock }: Signer, kind: TokenKind, token: string): Promise<Claims | null> {
+/** The claims of a token of one of these kinds; null for any other, one that has expired, and one that we did not sign. */
+export async function verifyToken(
+  { config, clock }: Signer,
+  kinds: readonly TokenKind[],
+  token: string,
+): Promise<(Claims & { typ: TokenKind }) | null> {
   for (const secret of [config.JWT_SECRET, config.JWT_SECRET_PREVIOUS]) {
     if (!secret) continue
     try {
@@ -41,7 +45,8 @@ export async function verifyToken({ config, clock }: Signer, kind: TokenKind, to
         currentDate: clock.now(),
         requiredClaims: ['sub', 'exp', 'iat'],
       })
-      return payload.typ === kind && typeof payload.sub === 'string' ? (payload as Claims) : null
+      const isOf = kinds.includes(payload.typ as TokenKind) && typeof payload.sub === 'string'
+      return isOf ? (payload as Claims & { typ: TokenKind }) : null
     } catch {
       // Whatever is wrong with it, it is the same 401; the previous secret gets its try.
     }

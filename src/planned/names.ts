@@ -5,13 +5,11 @@ const crud = (plural: string, singular: string): string =>
 
 /** Actions of modules to come, by the module that policies name. */
 const actions: Record<string, string> = {
-  oauth: 'GrantConsent ListGrants RevokeGrant ListClients DeleteClient',
   formations: `${crud('Formations', 'Formation')} PlanFormation ListFormationEvents ValidateFormation`,
 }
 
 /** Resource types to come. */
-const types = `oauth_client oauth_grant
-  formation knowledge`
+const types = 'formation knowledge'
 
 /** Events to come, by their prefix. */
 const events: Record<string, string> = {

@@ -17,6 +17,7 @@ import {
 import { openResolver } from '../../src/core/net/resolver.ts'
 import { INTERNAL_HOSTS } from '../support/addresses.ts'
 import { eventually } from '../support/app.ts'
+import { cert, key } from '../support/tls.ts'
 
 type Received = { method: string; url: string; headers: http.IncomingHttpHeaders; body: string; localAddress: string }
 type Handler = (request: Received, response: ServerResponse, raw: IncomingMessage) => void
@@ -656,20 +657,6 @@ describe('a request', () => {
 })
 
 describe('TLS', () => {
-  const key = `-----BEGIN PRIVATE KEY-----
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgKNiQIgT3dq3ZjGHp
-5bbEPhBacAQjD2hFF1NEz3VFxVWhRANCAAQviCZI23847iwanc4DwkkZtQDxgkyy
-r4kARNeIucytHr0O5vkeZHSncm/tqlebrDp39Jcq9cfjasoUtJB8oqho
------END PRIVATE KEY-----`
-  const cert = `-----BEGIN CERTIFICATE-----
-MIIBPjCB5aADAgECAgEBMAoGCCqGSM49BAMCMBMxETAPBgNVBAMMCHRscy50ZXN0
-MCAXDTIwMDEwMTAwMDAwMFoYDzIxMjAwMTAxMDAwMDAwWjATMREwDwYDVQQDDAh0
-bHMudGVzdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABC+IJkjbfzjuLBqdzgPC
-SRm1APGCTLKviQBE14i5zK0evQ7m+R5kdKdyb+2qV5usOnf0lyr1x+NqyhS0kHyi
-qGijKDAmMBMGA1UdEQQMMAqCCHRscy50ZXN0MA8GA1UdEwEB/wQFMAMBAf8wCgYI
-KoZIzj0EAwIDSAAwRQIhAIoYTakQ8+rRdBgkOqTlrCW3YJzwI889Lh1OelYqPb8a
-AiA5TPXMK5UGaOmkiaCXZVpn05qss/0NdofIK7scKuJ2Pw==
------END CERTIFICATE-----`
   const resolve = async () => ['127.0.0.1']
 
   it('checks the certificate against the name in the url, on the pinned address', async () => {

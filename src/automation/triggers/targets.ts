@@ -120,14 +120,20 @@ export async function checkFiring(
   const { id, project_id } = trigger
   const { input } = asked
   const authority = authorityOf(trigger, asked)
-  // Whom a grant bounds is not known by its principal alone.
-  const caller = trigger.authority.via === null ? await callerForPrincipal(services, authority, project_id) : null
+  const caller = (await hasCreator(services, trigger)) ? await callerForPrincipal(services, authority, project_id) : null
   if (!caller) return raise('TRIGGER_CREATOR_UNAVAILABLE', { meta: { trigger_id: id } })
   const name = `${project_id} ${trigger.target_type} ${trigger.target_id}`
   const { target, kind, row } = await targetReads(services)(name, () => requireTarget(services.pool, trigger))
   requirePermitted(caller, target.action, { kind, row })
   const firing = { trigger, authority, caller, target: row, input }
   return { target, firing, prepared: await target.prepare(services, firing) }
+}
+
+/** Whether the credential that a trigger was written with is there: of a grant its principal alone does not tell. */
+async function hasCreator(services: Services, { authority, project_id }: TriggerRow): Promise<boolean> {
+  const { via } = authority
+  if (via === null) return true
+  return via.type === 'oauth_grant' && (await callerForPrincipal(services, authority, project_id)) !== null
 }
 
 /** Refuses an input. What was wrong with it in the words of another check is in `meta.problems`. */

@@ -22,7 +22,7 @@ export async function downloadUrl(services: Services, fileId: string): Promise<s
 
 /** Whether a token in the query is one for this file. */
 export async function holdsDownloadToken(services: Services, fileId: string, token: unknown): Promise<boolean> {
-  return typeof token === 'string' && (await verifyToken(services, 'download', token))?.sub === fileId
+  return typeof token === 'string' && (await verifyToken(services, ['download'], token))?.sub === fileId
 }
 
 /**

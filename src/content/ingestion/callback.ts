@@ -69,7 +69,7 @@ function resultOf(body: unknown, mostPages: number): CallbackInput {
 
 /** The attempt that a token is for. Raises INGESTION_CALLBACK_INVALID_TOKEN. */
 async function attemptOf({ services, query, params }: Pick<Receiving, 'services' | 'query' | 'params'>) {
-  const claims = typeof query.token === 'string' ? await verifyToken(services, 'ingestion', query.token) : null
+  const claims = typeof query.token === 'string' ? await verifyToken(services, ['ingestion'], query.token) : null
   if (claims?.sub !== params.document_id || typeof claims?.attempt_id !== 'string')
     return raise('INGESTION_CALLBACK_INVALID_TOKEN')
   return claims.attempt_id

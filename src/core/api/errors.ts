@@ -161,6 +161,8 @@ export class AppError extends Error {
   readonly status: number
   readonly meta?: Record<string, unknown>
   readonly headers?: Record<string, string>
+  /** Of FORBIDDEN: the caller's own rights would do, its OAuth grant does not. */
+  readonly grantLacks: boolean
   constructor(
     code: ErrorCode,
     options: {
@@ -168,6 +170,7 @@ export class AppError extends Error {
       meta?: Record<string, unknown>
       status?: number
       headers?: Record<string, string>
+      grantLacks?: boolean
       cause?: unknown
     } = {},
   ) {
@@ -176,6 +179,7 @@ export class AppError extends Error {
     this.status = options.status ?? errorEntry(code).status
     this.meta = options.meta
     this.headers = options.headers
+    this.grantLacks = options.grantLacks ?? false
   }
 
   /** The failure as it is recorded on a resource. */

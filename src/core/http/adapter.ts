@@ -9,7 +9,7 @@ import type { Answer, Operation } from '../api/operation.ts'
 import { inTenancy } from '../db/tenancy.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Call, RequestFacts } from '../invoke/call.ts'
-import { authentication, countRequest } from '../invoke/hooks.ts'
+import { authentication, countRequest, type Proof } from '../invoke/hooks.ts'
 import { type Invocation, openInvocation } from '../invoke/invocation.ts'
 import { carryOut } from '../invoke/invoke.ts'
 import { refusalOf } from '../invoke/refusal.ts'
@@ -29,6 +29,27 @@ type Line = { route: string; caller?: Caller; level?: 'info' | 'debug'; noted?: 
 
 /** A caller that was resolved before its body is resolved again behind a body that took longer. */
 const IDENTITY_MS = 1000
+
+/** A token that its client has to prove possession of a key with. */
+const DPOP = /^dpop +(\S+) *$/i
+
+const proofs = new WeakMap<Request, Proof>()
+
+/** The proof of a request, one object for all that ask for it. */
+function proofOf(req: Request): Proof {
+  let proof = proofs.get(req)
+  if (!proof) {
+    const jwt = req.headers.dpop
+    proof = {
+      jwt: typeof jwt === 'string' ? jwt : undefined,
+      method: req.method,
+      path: req.originalUrl.split('?', 1)[0],
+      accepted: false,
+    }
+    proofs.set(req, proof)
+  }
+  return proof
+}
 
 const closedSignals = new WeakMap<Response, AbortSignal>()
 
@@ -77,6 +98,7 @@ export function createHttp(
         'X-Request-Id',
         'Idempotency-Replayed',
         'WWW-Authenticate',
+        'DPoP-Nonce',
         'Content-Disposition',
         'Content-Range',
       ],
@@ -87,11 +109,14 @@ export function createHttp(
 
   const bearer = bearerOf()
   const resolve = (req: Request): Promise<Caller | null> => {
-    const token = bearer(req)
     const authenticate = authentication.only()
-    return token === null || !authenticate
-      ? Promise.resolve(null)
-      : authenticate(services, token, { ip: req.ip ?? null })
+    const bound = DPOP.exec(req.headers.authorization ?? '')?.[1]
+    const token = bound ?? bearer(req)
+    if (token === null || !authenticate) return Promise.resolve(null)
+    return authenticate(services, token, {
+      ip: req.ip ?? null,
+      ...(bound !== undefined && { proof: proofOf(req) }),
+    })
   }
   const readUnknown = jsonReader(UNKNOWN_BODY_BYTES)
 

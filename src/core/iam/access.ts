@@ -68,8 +68,35 @@ export function forbid(caller: Decided | null, action: string, target?: Target):
   const { definition, unavailable } = layer?.author_of ?? {}
   const author =
     definition === undefined ? {} : { resource: definition, ...(unavailable && { author_unavailable: true }) }
-  return raise('FORBIDDEN', { meta: { action, ...author } })
+  return raise('FORBIDDEN', {
+    meta: { action, ...author },
+    grantLacks: caller !== null && lacksConsentOnly(caller, action, target),
+  })
 }
+
+/** Whether a caller with an OAuth token would be permitted by its own rights: wider consent would help. */
+function lacksConsentOnly(caller: Decided, action: string, target?: Target): boolean {
+  if (caller.credential.type !== 'oauth_token') return false
+  const own = withoutGrants(caller)
+  return target ? permitted(own, action, target) : mayEverIn(own, action)
+}
+
+/** A caller without what grants narrow it to. */
+const withoutGrants = <C extends Decided>(caller: C): C => ({
+  ...caller,
+  layers: caller.layers.filter(({ kind }) => kind !== 'grant'),
+})
+
+const mayEverIn = (caller: Decided, action: string): boolean =>
+  caller.layers.every(layer => layerCouldAllow(layer, action, caller.project_id ?? undefined))
+
+/** Which of the actions the rights of the user allow somewhere in the project of an OAuth token. */
+export const consentable = (caller: Decided, actions: readonly string[]): string[] =>
+  actions.filter(action => mayEverIn(withoutGrants(caller), action))
+
+/** Whether what grants narrow a caller to allows an action at all; true without grants. */
+export const grantsAllow = (caller: Decided, action: string): boolean =>
+  caller.layers.every(layer => layer.kind !== 'grant' || layerCouldAllow(layer, action))
 
 /** Raises FORBIDDEN unless the caller is there and may. */
 export function requirePermitted(caller: Decided | null, action: string, target: Target): asserts caller is Decided {

@@ -106,6 +106,7 @@ const both = (known: Bound | undefined, bound: Bound): Bound =>
 /** Equal for bounds that say the same. Unknown authors are told apart by what they wrote. */
 function nameOf(bound: Bound): string {
   if (bound.kind === 'policy') return `policy ${bound.id}`
+  if (bound.kind === 'grant') return `grant ${bound.id} ${bound.scopes?.join(' ') ?? '*'}`
   if (bound.kind === 'boundary') return `boundary ${bound.agent_id} ${bound.version}`
   if (bound.kind === 'memory') return `memory ${bound.actor_id} ${bound.shared}`
   return bound.author ? `author ${bound.author.type} ${bound.author.id}` : `unknown author of ${bound.of}`

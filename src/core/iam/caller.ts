@@ -9,7 +9,10 @@ export type Caller = {
     type: 'user' | 'api_key' | 'oauth_token' | 'run'
     id: string
     expires_at: string | null
+    /** Of an OAuth token. */
     scopes: string[] | null
+    /** Client that an OAuth token was issued to. */
+    client_id?: string
   }
   /** What is written as "who". A key names itself, not its owner. */
   principal: { type: 'user' | 'api_key'; id: string }
@@ -45,6 +48,8 @@ export type Bound =
   | { kind: 'policy'; id: string }
   /** The boundary policy of a version of an agent. */
   | { kind: 'boundary'; agent_id: string; version: number }
+  /** An OAuth grant as of the moment of use; `scopes` of a token that was issued for fewer, null for all of the grant. */
+  | { kind: 'grant'; id: string; scopes: readonly string[] | null }
   | ({ kind: 'memory' } & MemoryBound)
 
 /** Whose facts a turn reads, and all that it causes: those of nobody, and those of an end user or, `shared`, of everybody. */
@@ -78,6 +83,7 @@ export type TriggerScope = { type: 'trigger'; id: string; policy_id: string | nu
 /** As much of a caller as decisions are made by. */
 export type Decided = Pick<Caller, 'principal' | 'layers' | 'bounds' | 'starters' | 'run'> & {
   credential: Pick<Caller['credential'], 'type' | 'id'>
+  project_id?: string | null
 }
 
 /** Whose rights work has that the caller starts. What narrows the caller narrows it too, at any depth. */

@@ -11,7 +11,7 @@ import {
   parseNames,
   type Tags,
 } from './match.ts'
-import type { CompiledDocument } from './policy.ts'
+import type { CompiledDocument, CompiledStatement } from './policy.ts'
 
 /** One set of documents that has to allow by itself. No layer at all is the admin: everything is allowed. */
 export type Layer = {
@@ -88,18 +88,22 @@ function layerAllows(
 export const couldAllow = (layers: readonly Layer[], action: string): boolean =>
   layers.every(layer => layerCouldAllow(layer, action))
 
-export function layerCouldAllow({ documents }: Layer, action: string): boolean {
+/** @param projectId only resources of this project count */
+export function layerCouldAllow({ documents }: Layer, action: string, projectId?: string): boolean {
   let allowed = false
   for (const document of documents) {
     if (!document.valid) return false
     for (const statement of document.statements) {
       if (!matchesAction(statement, action)) continue
-      if (!statement.deny) allowed = true
+      if (!statement.deny) allowed ||= projectId === undefined || reaches(statement, projectId)
       else if (statement.resources === null && statement.conditions.length === 0) return false
     }
   }
   return allowed
 }
+
+const reaches = ({ resources }: CompiledStatement, projectId: string): boolean =>
+  resources === null || resources.some(({ project }) => project === null || project === projectId)
 
 /** Whether every layer has an Allow whose resource pattern can match something in the project, whatever its action. */
 export function projectVisible(layers: readonly Layer[], projectId: string): boolean {
@@ -107,12 +111,7 @@ export function projectVisible(layers: readonly Layer[], projectId: string): boo
     layer =>
       layer.documents.every(document => document.valid) &&
       layer.documents.some(document =>
-        document.statements.some(
-          statement =>
-            !statement.deny &&
-            (statement.resources === null ||
-              statement.resources.some(pattern => pattern.project === null || pattern.project === projectId)),
-        ),
+        document.statements.some(statement => !statement.deny && reaches(statement, projectId)),
       ),
   )
 }

@@ -4,6 +4,7 @@ import type { Under } from '../api/operation.ts'
 import {
   adminGate,
   forbid,
+  grantsAllow,
   listAllowed,
   listedAs,
   listsSomewhere,
@@ -33,6 +34,8 @@ export async function authorize(inv: Invocation, caller: Caller): Promise<void> 
   const kind = operation.kind as Kind
   if (operation.gate === 'owner') {
     audit.resource_srn = operation.kind ? targetName({ kind, project_id: caller.project_id }) : null
+    // What its user owns is not what a token was consented to.
+    if (!grantsAllow(caller, action)) forbid(caller, action)
     operation.admit?.(caller, inv.call.params)
     if (operation.shape === 'item') await loadItem(inv, caller)
     if (operation.decide && operation.decide(caller, inv.resource) !== 'allow') forbid(null, action)

@@ -3,11 +3,23 @@ import { extensionPoint } from '../declarations.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Services } from '../process/services.ts'
 
-/** Resolves a bearer token; null is 401. */
+/** A proof of possession that came with a token of the DPoP scheme (RFC 9449). */
+export type Proof = {
+  /** The `DPoP` header; undefined without one. */
+  jwt: string | undefined
+  method: string
+  /** Path of the request, without its query. */
+  path: string
+  /** Set once it was accepted: within its request it is not checked again, when it would count as replayed. */
+  accepted: boolean
+}
+
+/** What a credential came with; `proof` where its scheme is DPoP. */
+export type Presented = { ip: string | null; proof?: Proof }
+
+/** Resolves a token; null is 401. */
 export const authentication =
-  extensionPoint<(services: Services, token: string, request: { ip: string | null }) => Promise<Caller | null>>(
-    'authentication',
-  )
+  extensionPoint<(services: Services, token: string, presented: Presented) => Promise<Caller | null>>('authentication')
 
 /** Counts one request of a project key in a project: for its quotas, for what it is billed. Raises QUOTA_EXCEEDED. */
 export const requestCounting =

@@ -5,7 +5,7 @@ import { causedBy } from '../db/causation.ts'
 import { asksForRerun } from '../db/pool.ts'
 import { isProjectGone, isReferenceLost } from '../db/sql.ts'
 import { inTenancy } from '../db/tenancy.ts'
-import { targetName } from '../iam/access.ts'
+import { consentable, targetName } from '../iam/access.ts'
 import type { Services } from '../process/services.ts'
 import { recordRefusal } from './audit-trail.ts'
 import { authorize, refuseNever } from './authorize.ts'
@@ -36,7 +36,7 @@ async function guarded(inv: Invocation): Promise<Answer> {
   } catch (error) {
     // The caller's transaction is run again, and this call with it.
     if (inv.call.tx && asksForRerun(error)) throw error
-    const refused = await refusal(inv, error)
+    const refused = withChallenge(inv, await refusal(inv, error))
     await recordRefusal(inv, refused)
     throw refused
   } finally {
@@ -98,6 +98,21 @@ async function admit(inv: Invocation): Promise<void> {
     await receive(inv)
     await authorize(inv, await identify(inv))
   }
+}
+
+/** Names the scopes that an OAuth token lacks where its user may do more than was consented to. */
+function withChallenge({ operation, caller, services }: Invocation, error: AppError): AppError {
+  if (!error.grantLacks || !caller) return error
+  const asked = [error.meta?.action as string, operation.action as string, ...operation.alsoActions]
+  const scopes = new Set([...(caller.credential.scopes ?? []), ...consentable(caller, asked)])
+  const metadata = `${services.config.BASE_URL}/.well-known/oauth-protected-resource`
+  return new AppError(error.code, {
+    message: error.message,
+    meta: error.meta,
+    headers: {
+      'WWW-Authenticate': `Bearer error="insufficient_scope", scope="${[...scopes].sort().join(' ')}", resource_metadata="${metadata}"`,
+    },
+  })
 }
 
 /**

@@ -159,7 +159,7 @@ export const meteringOf = ({
 /** The call is made as whoever the turn ran as, with the rights of this moment. */
 async function requirePrincipal(services: Services, row: ApprovalRow): Promise<void> {
   const { authority, permission, project_id, agent_id } = row
-  if (authority === null || authority.via?.type === 'oauth_grant') return
+  if (authority === null) return
   if (await refusalToStart(services, { authority, permission, project_id, agent_id }))
     throw new AppError('FORBIDDEN', {
       message: 'Whoever started the turn may no longer run it',

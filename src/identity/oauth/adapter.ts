@@ -1,0 +1,226 @@
+import { type Adapter, type AdapterPayload, errors, Provider } from 'oidc-provider'
+import { isReferenceLost } from '../../core/db/sql.ts'
+import type { Services } from '../../core/process/services.ts'
+import { audiences } from '../principals.ts'
+import { withBudget } from './limits.ts'
+import { type RevokedBy, revokeByProtocol } from './revoke.ts'
+import { openObject, sealObject } from './seal.ts'
+import {
+  consumeObject,
+  deleteObject,
+  findClient,
+  findGrant,
+  findObject,
+  type GrantState,
+  hashOf,
+  insertClient,
+  type Lookup,
+  noteProof,
+  pollDeviceCode,
+  putObject,
+  putRefreshToken,
+} from './store.ts'
+
+/** Storage of the library, one adapter for each of its models. */
+
+const grants = new WeakMap<object, GrantState>()
+
+/** The grant that the current request of the token endpoint is about. */
+export const currentGrant = (): GrantState | undefined => Provider.ctx && grants.get(Provider.ctx)
+
+/** Where a client may send tokens of a grant; a client may add the slash that URLs end in. */
+export const resourcesOf = (baseUrl: string): string[] => [...audiences(baseUrl), `${baseUrl}/`]
+
+const route = (): string | undefined => Provider.ctx?.oidc.route
+
+export function adapterOf(services: Services): (model: string) => Adapter {
+  return model =>
+    model === 'Client'
+      ? new ClientAdapter(services)
+      : model === 'Grant'
+        ? new GrantAdapter(services)
+        : new ObjectAdapter(services, model)
+}
+
+const unused = (): never => {
+  throw new Error('the library has no use for it')
+}
+
+class ObjectAdapter implements Adapter {
+  readonly services: Services
+  readonly model: string
+
+  constructor(services: Services, model: string) {
+    this.services = services
+    this.model = model
+  }
+
+  async find(id: string) {
+    if (this.model === 'DeviceCode' && route() === 'token') return this.poll(id)
+    return this.lookUp({ by: 'id', value: id })
+  }
+
+  findByUid(uid: string) {
+    return this.lookUp({ by: 'uid', value: uid })
+  }
+
+  findByUserCode(userCode: string) {
+    return this.lookUp({ by: 'user_code', value: userCode })
+  }
+
+  private async lookUp(lookup: Lookup): Promise<AdapterPayload | undefined> {
+    const row = await withBudget(this.services, db => findObject(db, this.model, lookup))
+    return row ? this.opened(row) : undefined
+  }
+
+  /** A device code that its client asks for; one that is asked for too often is not looked at. */
+  private async poll(id: string): Promise<AdapterPayload | undefined> {
+    const row = await withBudget(this.services, db => pollDeviceCode(db, id))
+    const payload = row && this.opened(row)
+    if (payload && row.too_fast && !payload.accountId && !payload.error) throw new errors.SlowDown()
+    return payload ?? undefined
+  }
+
+  private opened(row: {
+    id_hash: string
+    sealed: string
+    consumed: number | null
+    scopes: readonly string[] | null
+  }): AdapterPayload | undefined {
+    const payload = openObject(this.services, this.model, row.id_hash, row.sealed)
+    if (!payload) return undefined
+    // A client that races itself does not lose its grant; none of it gets a second pair of tokens.
+    const grace = this.services.config.OAUTH_REFRESH_REUSE_GRACE_SECONDS
+    const isReplayed = this.model === 'RefreshToken' && route() === 'token'
+    if (isReplayed && row.consumed !== null && row.consumed > Date.now() / 1000 - grace) return undefined
+    return {
+      ...payload,
+      // The grant may have been narrowed since.
+      ...(row.scopes && payload.scope !== undefined && { scope: row.scopes.join(' ') }),
+      ...(row.consumed !== null && { consumed: row.consumed }),
+    }
+  }
+
+  async upsert(id: string, payload: AdapterPayload, expiresIn: number): Promise<void> {
+    const { uid, userCode, grantId } = payload
+    const expiresAt = new Date(Date.now() + expiresIn * 1000)
+    if (this.model === 'ReplayDetection') {
+      if (await withBudget(this.services, db => noteProof(db, id, expiresAt))) return
+      throw new errors.InvalidDpopProof('DPoP proof was used before')
+    }
+    const values = { sealed: sealObject(this.services, this.model, id, payload), uid, userCode, grantId, expiresAt }
+    try {
+      await withBudget(this.services, db =>
+        this.model === 'RefreshToken' && grantId
+          ? putRefreshToken(db, id, { ...values, grantId })
+          : putObject(db, this.model, id, values),
+      )
+    } catch (error) {
+      // The user or the project was deleted since the grant was read.
+      if (isReferenceLost(error, 'grant_id')) throw new errors.InvalidGrant('grant not found')
+      throw error
+    }
+  }
+
+  /** Of requests that race for one object one gets further; a code that another one has used up ends its grant. */
+  async consume(id: string): Promise<void> {
+    if (await withBudget(this.services, db => consumeObject(db, this.model, id))) return
+    const grantId = this.model === 'RefreshToken' ? undefined : (await this.lookUp({ by: 'id', value: id }))?.grantId
+    if (grantId) await revoke(this.services, grantId)
+    throw new errors.InvalidGrant('already used')
+  }
+
+  async destroy(id: string): Promise<void> {
+    await withBudget(this.services, db => deleteObject(db, this.model, id))
+  }
+
+  /** The end of the grant, which follows, takes all of it along. */
+  async revokeByGrantId(): Promise<void> {}
+}
+
+/** Ends a grant for what the current request has shown of it. */
+async function revoke(services: Services, id: string): Promise<void> {
+  const type = Provider.ctx?.oidc.params?.grant_type
+  const reason: RevokedBy =
+    route() === 'revocation'
+      ? 'client'
+      : type === 'refresh_token'
+        ? 'refresh_reuse'
+        : type === 'authorization_code'
+          ? 'code_reuse'
+          : 'device_code_reuse'
+  await withBudget(services, () => services.write(tx => revokeByProtocol(tx, id, reason)))
+}
+
+/** Grants are rows of ours, written by consent. */
+class GrantAdapter implements Adapter {
+  readonly services: Services
+
+  constructor(services: Services) {
+    this.services = services
+  }
+
+  async find(id: string): Promise<AdapterPayload | undefined> {
+    const row = await withBudget(this.services, db => findGrant(db, id))
+    if (!row) return undefined
+    if (Provider.ctx) grants.set(Provider.ctx, row)
+    const scope = row.scopes.join(' ')
+    const resources = resourcesOf(this.services.config.BASE_URL)
+    return {
+      jti: id,
+      kind: 'Grant',
+      iat: row.created,
+      exp: row.ends,
+      accountId: row.user_id,
+      clientId: row.client_id,
+      openid: { scope: row.openid_scopes.join(' ') },
+      resources: Object.fromEntries(resources.map(resource => [resource, scope])),
+    } as AdapterPayload
+  }
+
+  destroy(id: string): Promise<void> {
+    return revoke(this.services, id)
+  }
+
+  upsert = unused
+  consume = unused
+  findByUid = unused
+  findByUserCode = unused
+  revokeByGrantId = unused
+}
+
+/** Clients that registered themselves. */
+class ClientAdapter implements Adapter {
+  readonly services: Services
+
+  constructor(services: Services) {
+    this.services = services
+  }
+
+  async find(id: string): Promise<AdapterPayload | undefined> {
+    if (!id.startsWith('oac_')) return undefined
+    const row = await withBudget(this.services, db => findClient(db, id))
+    if (!row) return undefined
+    return { ...row.metadata, ...(row.secret_hash !== null && { client_secret: row.secret_hash }) } as AdapterPayload
+  }
+
+  async upsert(id: string, { client_secret: secret, ...metadata }: AdapterPayload): Promise<void> {
+    const client = {
+      id,
+      name: metadata.client_name ?? null,
+      metadata,
+      secretHash: secret === undefined ? null : hashOf(secret),
+    }
+    if (Buffer.byteLength(JSON.stringify(metadata)) > MAX_METADATA_BYTES)
+      throw new errors.InvalidClientMetadata(`client metadata must be at most ${MAX_METADATA_BYTES} bytes`)
+    await withBudget(this.services, db => insertClient(db, client))
+  }
+
+  consume = unused
+  destroy = unused
+  findByUid = unused
+  findByUserCode = unused
+  revokeByGrantId = unused
+}
+
+const MAX_METADATA_BYTES = 16_000

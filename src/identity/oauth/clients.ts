@@ -1,0 +1,104 @@
+import { timingSafeEqual } from 'node:crypto'
+import type Provider from 'oidc-provider'
+import { errors } from 'oidc-provider'
+import type { Config } from '../../config.ts'
+import type { ClientKind } from './model.ts'
+import { hashOf } from './store.ts'
+
+/** Clients: those that are built in, and the rules for those that describe themselves. */
+
+export const CONSOLE = 'muster-console'
+export const CLI = 'muster-cli'
+
+export const DEVICE_GRANT = 'urn:ietf:params:oauth:grant-type:device_code'
+
+const LOOPBACK = ['localhost', '127.0.0.1', '[::1]']
+const MAX_REDIRECT_URIS = 10
+const MAX_URI_LENGTH = 2048
+const MAX_NAME_LENGTH = 200
+
+export const isFirstParty = (clientId: string): boolean => clientId === CONSOLE || clientId === CLI
+
+/** Where a client comes from, by its id. */
+export const kindOfClient = (clientId: string): ClientKind =>
+  isFirstParty(clientId) ? 'first_party' : clientId.startsWith('https:') ? 'metadata_document' : 'registered'
+
+export const firstPartyClients = ({ BASE_URL, OAUTH_DEVICE_ENABLED }: Config) => [
+  {
+    client_id: CONSOLE,
+    client_name: 'Muster console',
+    redirect_uris: [`${BASE_URL}/app/callback`],
+    application_type: 'web' as const,
+    token_endpoint_auth_method: 'none' as const,
+  },
+  {
+    client_id: CLI,
+    client_name: 'Muster command line',
+    redirect_uris: LOOPBACK.map(host => `http://${host}/callback`),
+    application_type: 'native' as const,
+    token_endpoint_auth_method: 'none' as const,
+    grant_types: ['authorization_code', 'refresh_token', ...(OAUTH_DEVICE_ENABLED ? [DEVICE_GRANT] : [])],
+  },
+]
+
+const isLoopback = ({ protocol, hostname }: URL): boolean => protocol === 'http:' && LOOPBACK.includes(hostname)
+/** A scheme of an app, in the form of a domain name of its maker: `com.example.app:`. */
+const isPrivateUse = ({ protocol }: URL): boolean => protocol.includes('.')
+
+/** The type of a client that names none: it follows from its redirect addresses. */
+export const UNSAID = 'unsaid'
+
+export type Metadata = {
+  redirect_uris?: unknown
+  client_name?: unknown
+  application_type?: unknown
+  response_modes?: unknown
+}
+
+/**
+ * Checks what a client says of itself beyond what the library checks, and completes it: which redirect addresses there may
+ * be, and whether it is an app on a device, whose loopback address has any port.
+ */
+export function checkMetadata(metadata: Metadata): void {
+  const { redirect_uris: uris, client_name: name } = metadata
+  if (name !== undefined && (typeof name !== 'string' || name.length > MAX_NAME_LENGTH))
+    throw new errors.InvalidClientMetadata(`client_name must be a string of at most ${MAX_NAME_LENGTH} characters`)
+  metadata.response_modes = ['query']
+  if (!Array.isArray(uris)) return
+  if (uris.length > MAX_REDIRECT_URIS)
+    throw new errors.InvalidClientMetadata(`redirect_uris must have at most ${MAX_REDIRECT_URIS} items`)
+  const parsed = uris.map(redirectUri)
+  if (metadata.application_type === UNSAID)
+    metadata.application_type = parsed.every(uri => isLoopback(uri) || isPrivateUse(uri)) ? 'native' : 'web'
+}
+
+function redirectUri(text: unknown): URL {
+  const refuse = (what: string): never => {
+    throw new errors.InvalidClientMetadata(`redirect_uris ${what}`)
+  }
+  if (typeof text !== 'string' || text.length > MAX_URI_LENGTH)
+    return refuse(`must be strings of at most ${MAX_URI_LENGTH} characters`)
+  const url = URL.parse(text) ?? refuse('must be absolute addresses')
+  if (text.includes('#')) refuse('must have no fragment')
+  if (url.username || url.password) refuse('must have no user information')
+  if (url.protocol !== 'https:' && !isLoopback(url) && !isPrivateUse(url))
+    refuse('must be https, http on a loopback address, or of a private-use scheme with a dot in its name')
+  return url
+}
+
+/** Has the library compare secrets by their hashes: it gets the hash of a stored secret as the secret. */
+export function compareSecretsByHash({ Client }: Provider): void {
+  Client.prototype.compareClientSecret = async function (actual: string) {
+    const stored = Buffer.from(this.clientSecret ?? '', 'hex')
+    const given = hashOf(actual)
+    return stored.length === given.length && timingSafeEqual(stored, given)
+  }
+}
+
+/** Whether the settings accept a document of this host. */
+export function isHostAllowed({ OAUTH_CIMD_HOSTS }: Pick<Config, 'OAUTH_CIMD_HOSTS'>, clientId: string): boolean {
+  const { hostname } = new URL(clientId)
+  return OAUTH_CIMD_HOSTS.some(entry =>
+    entry === '*' ? true : entry.startsWith('*.') ? hostname.endsWith(entry.slice(1)) : hostname === entry,
+  )
+}

@@ -1,0 +1,265 @@
+import { z } from 'zod'
+import { invalid, raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { isIdOf, kinds, srn } from '../../core/api/kind.ts'
+import { type Context, type Operation, operation } from '../../core/api/operation.ts'
+import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
+import { sees } from '../../core/iam/access.ts'
+import { type Caller, isAdmin } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
+import { kindOfClient } from './clients.ts'
+import { grantKind } from './model.ts'
+import { type AuthorizationRequest, ConsentRequest, loadRequest, presentRequest } from './request.ts'
+import {
+  ACT_AS_USER,
+  ConsentModule,
+  consentCatalogue,
+  MCP_ACCESS,
+  OPENID_SCOPES,
+  policyOf,
+  Selection,
+  scopesOf,
+} from './scopes.ts'
+import { openObject, sealObject } from './seal.ts'
+import { hashOf, insertGrant, lockObject, noteConsent, rewriteObject } from './store.ts'
+
+/** The decision of a user over an authorization request. */
+
+export const tag = 'OAuth'
+
+/** Admits users themselves: no key, token of a project or work of theirs consents for them. Raises FORBIDDEN. */
+export const usersOnly =
+  (action: string) =>
+  ({ credential }: Caller): void => {
+    if (credential.type !== 'user') raise('FORBIDDEN', { meta: { action } })
+  }
+
+const MAX_PROJECTS = 1000
+
+const requestId = z.string().max(100).describe('ID of an authorization request that this browser began')
+
+const ConsentInfo = z
+  .object({
+    projects: z
+      .array(
+        z.object({ id: z.string().describe('ID of the project'), name: z.string().describe('Name of the project') }),
+      )
+      .describe(`Projects that the caller may grant access to, by name, at most ${MAX_PROJECTS}`),
+    modules: z.array(ConsentModule).describe('What can be consented to'),
+    request: ConsentRequest.nullable().describe('The request named. Null without one'),
+  })
+  .meta({ id: 'OauthConsentInfo' })
+
+const ConsentInput = z
+  .strictObject({
+    request_id: requestId
+      .optional()
+      .describe('Authorization request to decide on. Without it the answer says what would be granted'),
+    decision: z
+      .enum(['approve', 'deny'])
+      .default('approve')
+      .describe('approve – a grant is made; deny – the client is refused'),
+    project_id: z.string().min(1).max(64).optional().describe('Project that the grant is bound to'),
+    selection: Selection.optional().describe('What is granted'),
+    expires_in_days: z
+      .int()
+      .min(1)
+      .max(365)
+      .optional()
+      .describe('Days after which the grant ends, at most as the settings allow'),
+  })
+  .meta({ id: 'OauthConsentInput' })
+type ConsentInput = z.output<typeof ConsentInput>
+
+const ConsentResult = z
+  .object({
+    project_id: z.string().nullable().describe('Project of the grant'),
+    scopes: z.array(z.string()).describe('Scopes of the grant'),
+    policy: z.unknown().describe('What the grant allows, as a policy document. Null where it is about no project'),
+    redirect_to: z.string().nullable().describe('Where the browser continues. Null without a request'),
+  })
+  .meta({ id: 'OauthConsentResult' })
+
+const listed = sql.type(z.object({ id: z.string(), name: z.string() }))
+
+/** Projects that a user may know of, by name. */
+async function visibleProjects(db: Queryable, caller: Caller): Promise<{ id: string; name: string }[]> {
+  const named = namedProjects(caller)
+  const where = named ? sql.fragment`id = any(${sql.array(named, 'text')})` : sql.fragment`true`
+  const found = await db.any(
+    listed`select id, name from projects where ${where} order by name, id limit ${MAX_PROJECTS}`,
+  )
+  return found.filter(({ id }) => sees(caller, id))
+}
+
+/** Projects that the policies of a user name; null where one is about all. */
+function namedProjects({ layers }: Caller): string[] | null {
+  if (layers.length === 0) return null
+  const allowing = layers
+    .flatMap(({ documents }) => documents.flatMap(({ statements }) => statements))
+    .filter(({ deny }) => !deny)
+  const projects = allowing.flatMap(({ resources }) => resources?.map(({ project }) => project) ?? [null])
+  return projects.includes(null) ? null : [...new Set(projects as string[])]
+}
+
+type Consented = { project_id: string | null; scopes: string[] }
+
+/** What a body consents to. Raises VALIDATION_FAILED, FORBIDDEN, RESOURCE_NOT_FOUND. */
+async function consentedTo(
+  { services, caller, db, body }: Pick<Context<unknown, ConsentInput>, 'services' | 'caller' | 'db' | 'body'>,
+  request: AuthorizationRequest | null,
+): Promise<Consented> {
+  if (request?.actsAsUser) return { project_id: null, scopes: [ACT_AS_USER] }
+  if (request?.isSignIn) return { project_id: null, scopes: [] }
+  const { project_id, selection } = body
+  const missing = Object.entries({ project_id, selection }).filter(([, value]) => value === undefined)
+  if (missing.length > 0) invalid(missing.map(([path]) => ({ code: 'REQUIRED', path, message: 'is required' })))
+  await requireProject(db, caller, project_id as string)
+  return { project_id: project_id as string, scopes: [MCP_ACCESS, ...chosenScopes(services, selection as Selection)] }
+}
+
+/** The action scopes of a selection. Raises VALIDATION_FAILED for one that is empty or names what does not exist. */
+export function chosenScopes(services: Pick<Services, 'state'>, selection: Selection): string[] {
+  const { scopes, unknown } = scopesOf(services, selection)
+  if (unknown.length > 0)
+    raise('VALIDATION_FAILED', {
+      message: `selection names what cannot be granted: ${unknown.slice(0, 5).join(', ')}`,
+      meta: {
+        unknown: unknown.slice(0, 100),
+        problems: [{ code: 'UNKNOWN', path: 'selection', message: 'names what cannot be granted' }],
+      },
+    })
+  if (scopes.length === 0)
+    raise('VALIDATION_FAILED', {
+      message: 'selection must not be empty',
+      meta: { unknown: [], problems: [{ code: 'TOO_SMALL', path: 'selection', message: 'must not be empty' }] },
+    })
+  return scopes
+}
+
+async function requireProject(db: Queryable, caller: Caller, id: string): Promise<void> {
+  if (!sees(caller, id)) raise('FORBIDDEN', { meta: { action: 'oauth:GrantConsent' } })
+  const exists =
+    isIdOf(kinds.get('project'), id) &&
+    (await db.exists(identifying`select id from projects where id = ${id} for key share`))
+  if (!exists) raise('RESOURCE_NOT_FOUND', { meta: { id } })
+}
+
+const DAY_MS = 86_400_000
+
+/** Makes the grant and puts the decision into the stored request, which the library then resumes. */
+async function decide(
+  {
+    services,
+    caller,
+    body,
+    tx,
+    audit,
+  }: Pick<Context<unknown, ConsentInput>, 'services' | 'caller' | 'body' | 'tx' | 'audit'>,
+  request: AuthorizationRequest,
+  { project_id, scopes }: Consented,
+): Promise<string> {
+  const { config, clock } = services
+  const { client, uid } = request
+  const sealed = await lockObject(tx, 'Interaction', uid)
+  const stored = sealed && openObject(services, 'Interaction', hashOf(uid).toString('hex'), sealed)
+  if (!stored || stored.result) return raise('RESOURCE_NOT_FOUND', { meta: { id: body.request_id } })
+  audit.project_id = project_id
+  audit.detail = { ...audit.detail, client_id: client.clientId, client_name: client.clientName ?? null, scopes }
+  if (body.decision === 'deny') {
+    audit.detail.decision = 'deny'
+    stored.result = { error: 'access_denied', error_description: 'the user denied the request' }
+  } else {
+    const now = clock.now().getTime()
+    const id = newId('ogr')
+    const endsAt = now + Math.min(config.OAUTH_GRANT_MAX_SECONDS * 1000, (body.expires_in_days ?? 365) * DAY_MS)
+    const life = Math.max(config.OAUTH_REFRESH_TOKEN_TTL_SECONDS, config.OAUTH_ACCESS_TOKEN_TTL_SECONDS)
+    const openid_scopes = request.scopes.filter(scope => OPENID_SCOPES.includes(scope))
+    await insertGrant(tx, {
+      id,
+      user_id: caller.user.id,
+      project_id,
+      client_id: client.clientId,
+      client_name: client.clientName ?? null,
+      scopes,
+      openid_scopes,
+      endsAt: new Date(endsAt),
+      expiresAt: new Date(Math.min(endsAt, now + life * 1000)),
+    })
+    const isDocument = kindOfClient(client.clientId) === 'metadata_document'
+    await noteConsent(tx, {
+      id: client.clientId,
+      name: client.clientName ?? null,
+      document: isDocument ? client.metadata() : null,
+    })
+    audit.resource_srn = srn(project_id, grantKind.name, id)
+    audit.resource_public_id = id
+    stored.result = { login: { accountId: caller.user.id, remember: false }, consent: { grantId: id } }
+    // What the user chose takes the place of what the client asked for.
+    stored.params = { ...stored.params, scope: [...openid_scopes, ...scopes].join(' ') }
+  }
+  await rewriteObject(tx, 'Interaction', uid, sealObject(services, 'Interaction', uid, stored))
+  return stored.returnTo as string
+}
+
+export const consentOperations: Operation[] = [
+  operation({
+    id: 'getOauthConsentInfo',
+    method: 'get',
+    path: '/oauth/consent-info',
+    summary: 'Get what can be consented to',
+    description:
+      'Projects and actions that the calling user may grant a client, and the authorization request named, for the page that asks for consent. A request is known to the browser that began it alone.',
+    tag,
+    gate: 'any',
+    internal: true,
+    query: z.object({ request_id: requestId.optional() }),
+    answers: { 200: ConsentInfo },
+    raises: ['FORBIDDEN', 'RESOURCE_NOT_FOUND'],
+    async run({ services, caller, db, query, request }) {
+      usersOnly('oauth:GrantConsent')(caller)
+      const found =
+        query.request_id === undefined ? null : await loadRequest(services, query.request_id, request.headers)
+      return {
+        projects: await visibleProjects(db, caller),
+        modules: consentCatalogue(services).modules,
+        request: found && presentRequest(services, found),
+      }
+    },
+  }),
+  operation({
+    id: 'grantOauthConsent',
+    method: 'post',
+    path: '/oauth/consent',
+    summary: 'Decide on an authorization request',
+    description:
+      'Records the decision once and returns where the browser continues. Each consent makes a new grant. Without request_id nothing is stored and the answer says what would be granted.',
+    tag,
+    action: 'oauth:GrantConsent',
+    gate: 'owner',
+    about: grantKind,
+    internal: true,
+    admit: usersOnly('oauth:GrantConsent'),
+    body: ConsentInput,
+    answers: { 200: ConsentResult },
+    raises: ['RESOURCE_NOT_FOUND'],
+    prepare: ({ services, body, request }) =>
+      body.request_id === undefined ? Promise.resolve(null) : loadRequest(services, body.request_id, request.headers),
+    async run(context) {
+      const { body, prepared: request, audit } = context
+      const isDenied = request !== null && body.decision === 'deny'
+      const consented = isDenied ? { project_id: null, scopes: [] } : await consentedTo(context, request)
+      const { project_id, scopes } = consented
+      if (!request) audit.counted = true
+      return {
+        ...consented,
+        policy: project_id === null ? null : policyOf(scopes, project_id),
+        redirect_to: request && (await decide(context, request, consented)),
+      }
+    },
+  }),
+]
+
+/** Which grants a user sees: own ones, an admin all. */
+export const visibleGrants = (caller: Caller) =>
+  isAdmin(caller) ? sql.fragment`true` : sql.fragment`t.user_id = ${caller.user.id}`

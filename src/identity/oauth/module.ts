@@ -1,0 +1,18 @@
+import { module } from '../../core/api/module.ts'
+import { inBatches } from '../../core/jobs/sweeps.ts'
+import { clientKind, grantKind, sealedValues } from './model.ts'
+import { oauthOperations } from './operations.ts'
+import { sweep } from './store.ts'
+
+export default module('oauth', {
+  kinds: [grantKind, clientKind],
+  operations: oauthOperations,
+  sealedColumns: sealedValues,
+  sweeps: [
+    {
+      name: 'identity.sweep',
+      when: '37 * * * *',
+      run: ({ pool }, stopping) => inBatches(limit => sweep(pool, limit), stopping),
+    },
+  ],
+})

@@ -1,0 +1,319 @@
+import { createHmac, createSecretKey, randomBytes } from 'node:crypto'
+import Provider, { type Configuration, errors, interactionPolicy, type KoaContextWithOIDC } from 'oidc-provider'
+import type { Config } from '../../config.ts'
+import { newId } from '../../core/api/ids.ts'
+import { refusalOf } from '../../core/invoke/refusal.ts'
+import { perProcess } from '../../core/process/per-process.ts'
+import type { Services } from '../../core/process/services.ts'
+import { userPrincipal } from '../principal-store.ts'
+import { adapterOf, currentGrant, resourcesOf } from './adapter.ts'
+import {
+  checkMetadata,
+  compareSecretsByHash,
+  firstPartyClients,
+  isFirstParty,
+  isHostAllowed,
+  UNSAID,
+} from './clients.ts'
+import { PROOF_ALGORITHMS } from './dpop.ts'
+import { keysChannel, signingKeys } from './keys.ts'
+import { countTokenFailure, senderIp, spend, withBudget } from './limits.ts'
+import { errorPage, userCodeConfirmPage, userCodeDonePage, userCodePage } from './pages.ts'
+import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scopes.ts'
+
+/** The protocol: the library with our storage, our clients and our consent. */
+
+/** A new release of the library that follows another draft of metadata documents fails at the start. */
+const METADATA_DOCUMENT_DRAFT = 'draft-02'
+
+export const INTERACTION_SECONDS = 600
+const CODE_SECONDS = 60
+export const DEVICE_CODE_SECONDS = 600
+const SESSION_SECONDS = 600
+const POLL_SECONDS = 5
+const MAX_DOCUMENT_BYTES = 5 * 1024
+const MAX_JWKS_BYTES = 64 * 1024
+/** A scope claim beyond this many bytes is left out where it says no more than the grant: headers end at 16 KiB. */
+const MAX_SCOPE_BYTES = 2048
+
+/** Keys of a purpose, made of the secret that signs tokens; those of the one before verify. */
+export const derivedKeys = ({ JWT_SECRET, JWT_SECRET_PREVIOUS }: Config, purpose: string): Buffer[] =>
+  [JWT_SECRET, JWT_SECRET_PREVIOUS].flatMap(secret =>
+    secret ? [createHmac('sha256', secret).update(`muster ${purpose}`).digest()] : [],
+  )
+
+export const cookieNames = ({ BASE_URL }: Pick<Config, 'BASE_URL'>) => {
+  const prefix = BASE_URL.startsWith('https:') ? '__Secure-' : ''
+  return {
+    session: `${prefix}oauth_session`,
+    interaction: `${prefix}oauth_interaction`,
+    resume: `${prefix}oauth_resume`,
+  }
+}
+
+/** Path under which a proxy serves the deployment; empty for none. */
+export const basePath = ({ BASE_URL }: Pick<Config, 'BASE_URL'>): string =>
+  new URL(BASE_URL).pathname.replace(/\/$/, '')
+
+type Opened = { get(): Promise<Provider>; close(): void }
+
+/** The provider of a process, made at the first request; again when another key signs. */
+const opened = perProcess(
+  (services): Opened => {
+    let made: Promise<Provider> | undefined
+    const drop = () => {
+      made = undefined
+    }
+    const unlisten = services.notifications.listen(keysChannel, drop, { onReconnect: drop })
+    return {
+      get() {
+        made ??= createProvider(services).catch(error => {
+          drop()
+          throw error
+        })
+        return made
+      },
+      close: unlisten,
+    }
+  },
+  provider => provider.close(),
+)
+
+export const providerOf = (services: Services): Promise<Provider> => opened(services).get()
+
+async function createProvider(services: Services): Promise<Provider> {
+  const provider = new Provider(services.config.BASE_URL, {
+    ...configuration(services),
+    jwks: { keys: (await signingKeys(services)) as never },
+  })
+  // Addresses follow from the headers that the mount sets, which are those of BASE_URL.
+  provider.proxy = true
+  compareSecretsByHash(provider)
+  const tokens = provider.RefreshToken.prototype as unknown as { generateTokenId(): string }
+  tokens.generateTokenId = () => `ort_${randomBytes(32).toString('base64url')}`
+  provider.use((ctx, next) => complete(services, ctx as KoaContextWithOIDC, next))
+  provider.on('authorization.success', forgetAccount)
+  provider.on('server_error', (ctx, error) => answerFailure(services, ctx, error))
+  return provider
+}
+
+/**
+ * Takes the user out of the session of the browser once a request is answered: no later request goes by it, and another user
+ * of the browser need not sign out first.
+ */
+function forgetAccount({ oidc: { session } }: KoaContextWithOIDC): void {
+  if (!session) return
+  delete session.accountId
+  delete session.authorizations
+}
+
+/** Errors of the token endpoint that no client causes by guessing. */
+const HARMLESS = ['authorization_pending', 'slow_down', 'use_dpop_nonce', 'server_error', 'temporarily_unavailable']
+
+/** What the library cannot be told by its configuration. */
+async function complete(services: Services, ctx: KoaContextWithOIDC, next: () => Promise<void>): Promise<void> {
+  await next()
+  const body = ctx.body as Record<string, unknown> | undefined
+  const name = (ctx as { _matchedRouteName?: string })._matchedRouteName
+  if (name === 'discovery' && body) {
+    body.scopes_supported = [...OPENID_SCOPES, MCP_ACCESS]
+    body.response_modes_supported = ['query']
+  }
+  if (name === 'device_authorization' && ctx.status === 200 && body) body.interval = POLL_SECONDS
+  if (name === 'token' && ctx.status >= 400 && !HARMLESS.includes(String(body?.error)))
+    await countTokenFailure(services, senderIp(ctx))
+}
+
+/** Answers what is no fault of the caller; where the database is away, so that it is tried again. */
+function answerFailure({ log }: Services, ctx: KoaContextWithOIDC, error: Error): void {
+  const refused = refusalOf(error)
+  if (!refused) {
+    log.error({ err: error, path: ctx.path, method: ctx.method }, 'request failed')
+    return
+  }
+  ctx.status = refused.status
+  ctx.set(refused.headers ?? {})
+  if (ctx.type === 'application/json')
+    ctx.body = { error: 'temporarily_unavailable', error_description: refused.message }
+}
+
+function configuration(services: Services): Configuration {
+  const { config } = services
+  const { BASE_URL } = config
+  return {
+    adapter: adapterOf(services),
+    clients: firstPartyClients(config) as never,
+    clientDefaults: {
+      grant_types: ['authorization_code', 'refresh_token'],
+      response_types: ['code'],
+      application_type: UNSAID as never,
+    },
+    extraClientMetadata: {
+      // Any one: its check sees the whole of what a client says of itself, before the library checks it.
+      properties: ['software_id'],
+      validator: (_ctx, _key, _value, metadata) => checkMetadata(metadata),
+    },
+    routes: {
+      authorization: '/oauth/authorize',
+      token: '/oauth/token',
+      revocation: '/oauth/revoke',
+      introspection: '/oauth/introspect',
+      registration: '/oauth/register',
+      device_authorization: '/oauth/device_authorization',
+      code_verification: '/oauth/device',
+      userinfo: '/oauth/userinfo',
+      jwks: '/oauth/jwks',
+      end_session: '/oauth/end',
+    },
+    cookies: {
+      names: cookieNames(config),
+      keys: derivedKeys(config, 'cookies').map(key => key.toString('base64url')),
+      long: { httpOnly: true, sameSite: 'lax', path: `${basePath(config)}/oauth` },
+      short: { httpOnly: true, sameSite: 'lax', path: `${basePath(config)}/api/v1/oauth` },
+    },
+    responseTypes: ['code'],
+    clientAuthMethods: ['none', 'client_secret_basic', 'client_secret_post', 'private_key_jwt'],
+    enabledJWA: {
+      idTokenSigningAlgValues: ['RS256'],
+      clientAuthSigningAlgValues: ['RS256', 'PS256', 'ES256', 'Ed25519', 'EdDSA'],
+      dPoPSigningAlgValues: PROOF_ALGORITHMS as never,
+    },
+    pkce: { required: () => true },
+    allowOmittingSingleRegisteredRedirectUri: false,
+    scopes: OPENID_SCOPES,
+    claims: { openid: ['sub'], profile: ['preferred_username'] },
+    subjectTypes: ['public'],
+    expiresWithSession: () => false,
+    rotateRefreshToken: true,
+    revokeGrantPolicy: () => true,
+    issueRefreshToken: (_ctx, client, source) =>
+      client.grantTypeAllowed('refresh_token') &&
+      ((source as { resource?: unknown }).resource !== undefined || source.scopes.has('offline_access')),
+    ttl: {
+      AccessToken: config.OAUTH_ACCESS_TOKEN_TTL_SECONDS,
+      AuthorizationCode: CODE_SECONDS,
+      DeviceCode: DEVICE_CODE_SECONDS,
+      IdToken: config.OAUTH_ACCESS_TOKEN_TTL_SECONDS,
+      Interaction: INTERACTION_SECONDS,
+      RefreshToken: config.OAUTH_REFRESH_TOKEN_TTL_SECONDS,
+      Session: SESSION_SECONDS,
+      Grant: config.OAUTH_GRANT_MAX_SECONDS,
+    },
+    findAccount: async (_ctx, sub) => {
+      const found = await withBudget(services, db => userPrincipal(db, sub))
+      if (!found || found.user.disabled_at !== null) return undefined
+      return { accountId: sub, claims: () => ({ sub, preferred_username: found.user.username }) }
+    },
+    loadExistingGrant: ctx => {
+      const id = ctx.oidc.result?.consent?.grantId
+      return id ? ctx.oidc.provider.Grant.find(id) : undefined
+    },
+    interactions: {
+      policy: askEveryTime(),
+      url: (_ctx, interaction) => {
+        const url = new URL(config.OAUTH_CONSENT_URL)
+        url.searchParams.set('request_id', `oar_${interaction.uid}`)
+        return url.href
+      },
+    },
+    fetch: async (url, init) => {
+      const { signal, method, headers } = init ?? {}
+      return services.egress.fetch(url as string, { signal, method, headers, maxBytes: MAX_JWKS_BYTES })
+    },
+    fetchResponseBodyLimits: { 'client_id metadata document': MAX_DOCUMENT_BYTES, jwks_uri: MAX_JWKS_BYTES },
+    formats: {
+      customizers: {
+        jwt: (_ctx, token, { payload }) => {
+          const grant = currentGrant()
+          const scope = String(payload.scope ?? '')
+          const isWhole = grant?.scopes.every(each => token.scopes.has(each)) ?? false
+          Object.assign(payload, {
+            typ: 'oauth',
+            gid: (token as { grantId?: string }).grantId,
+            prj: grant?.project_id ?? null,
+            scope: isWhole && scope.length > MAX_SCOPE_BYTES ? undefined : payload.scope,
+          })
+          return undefined
+        },
+      },
+    },
+    renderError: (ctx, out) => errorPage(ctx, out),
+    features: {
+      devInteractions: { enabled: false },
+      dPoP: { enabled: true, nonceSecret: derivedKeys(config, 'dpop nonces')[0] },
+      introspection: {
+        enabled: true,
+        allowedPolicy: (_ctx, client, token) =>
+          client.clientAuthMethod !== 'none' && token.clientId === client.clientId,
+      },
+      revocation: { enabled: true },
+      userinfo: { enabled: true },
+      pushedAuthorizationRequests: { enabled: false },
+      rpInitiatedLogout: { enabled: false },
+      registration: {
+        enabled: config.OAUTH_REGISTRATION_ENABLED,
+        idFactory: () => newId('oac'),
+        issueRegistrationAccessToken: false,
+      },
+      clientIdMetadataDocument: {
+        enabled: config.OAUTH_CIMD_ENABLED,
+        ack: METADATA_DOCUMENT_DRAFT,
+        allowFetch: async (_ctx, clientId) => {
+          if (!isHostAllowed(config, clientId)) return false
+          const host = new URL(clientId).hostname
+          return (
+            (await spend(services, 'document_host', host)) === null && (await spend(services, 'document', '')) === null
+          )
+        },
+        allowClient: (_ctx, client) => isHostAllowed(config, client.clientId),
+      },
+      deviceFlow: {
+        enabled: config.OAUTH_DEVICE_ENABLED,
+        charset: 'base-20',
+        mask: '****-****',
+        deviceInfo: ctx => ({ ip: senderIp(ctx), user_agent: ctx.get('user-agent').slice(0, 300) }),
+        userCodeInputSource: async (ctx, form, _out, error) => userCodePage(services, ctx, form, error),
+        userCodeConfirmSource: async (ctx, form, client, info, userCode) =>
+          userCodeConfirmPage(ctx, form, { client, info, userCode }),
+        successSource: async ctx => userCodeDonePage(ctx),
+      },
+      resourceIndicators: {
+        enabled: true,
+        defaultResource: (ctx, _client, oneOf) => {
+          // All of them name this API.
+          if (oneOf) return oneOf[0]
+          const asked = String(ctx.oidc.params?.scope ?? '').split(' ')
+          const isSignIn = asked.includes('openid') && asked.every(scope => OPENID_SCOPES.includes(scope))
+          return isSignIn ? (undefined as never) : BASE_URL
+        },
+        useGrantedResource: () => true,
+        getResourceServerInfo: (_ctx, resource, client) => {
+          if (!resourcesOf(BASE_URL).includes(resource)) throw new errors.InvalidTarget()
+          const { scopes } = consentCatalogue(services)
+          return {
+            scope: [MCP_ACCESS, ...scopes, ...(isFirstParty(client.clientId) ? [ACT_AS_USER] : [])].join(' '),
+            audience: resource === `${BASE_URL}/` ? BASE_URL : resource,
+            accessTokenFormat: 'jwt' as const,
+            accessTokenTTL: config.OAUTH_ACCESS_TOKEN_TTL_SECONDS,
+            jwt: { sign: { alg: 'HS256' as const, key: signingSecret(config) } },
+          }
+        },
+      },
+    },
+  }
+}
+
+const signingSecret = (config: Config) => createSecretKey(Buffer.from(config.JWT_SECRET, 'utf8'))
+
+/** Sign-in and consent are asked for in every request, whatever the session of the browser says. */
+function askEveryTime() {
+  const policy = interactionPolicy.base()
+  const { Check } = interactionPolicy
+  policy
+    .get('login')
+    ?.checks.add(new Check('every_time', 'sign-in is required', 'login_required', ctx => !ctx.oidc.result?.login))
+  policy
+    .get('consent')
+    ?.checks.add(new Check('every_time', 'consent is required', 'consent_required', ctx => !ctx.oidc.result?.consent))
+  return policy
+}

@@ -1,0 +1,138 @@
+import { IncomingMessage, ServerResponse } from 'node:http'
+import { Socket } from 'node:net'
+import type Provider from 'oidc-provider'
+import type { AdapterPayload, Client } from 'oidc-provider'
+import { z } from 'zod'
+import { raise } from '../../core/api/errors.ts'
+import type { Services } from '../../core/process/services.ts'
+import { isFirstParty, kindOfClient } from './clients.ts'
+import { CLIENT_KINDS } from './model.ts'
+import { cookieNames, providerOf } from './provider.ts'
+import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scopes.ts'
+import { openObject } from './seal.ts'
+import { findObject, hashOf } from './store.ts'
+
+/** An authorization request that waits for the decision of a user. */
+export type AuthorizationRequest = {
+  /** Identifier of the library. */
+  uid: string
+  client: Client
+  params: Record<string, string | undefined>
+  /** Known scopes that the client asked for. */
+  scopes: string[]
+  /** Nothing but the identity of the user is asked for. */
+  isSignIn: boolean
+  /** The token is to be equal to one of the user. */
+  actsAsUser: boolean
+  device: { user_code: string; ip: string; user_agent: string } | null
+  expires_at: string
+}
+
+export const ConsentRequest = z
+  .object({
+    client_id: z.string().describe('ID of the client'),
+    client_kind: z
+      .enum(CLIENT_KINDS)
+      .describe(
+        'first_party – built in; registered – registered itself; metadata_document – described by the document at its ID',
+      ),
+    client_name: z.string().nullable().describe('Name that the client gives itself'),
+    client_host: z.string().nullable().describe('Host that vouches for the client. Null for registered clients'),
+    redirect_host: z.string().nullable().describe('Where the code is sent. Null for devices'),
+    loopback: z.boolean().describe('Whether the code is sent to a program on the computer of the browser'),
+    requested_scopes: z.array(z.string()).describe('Scopes that the client asked for, as far as they exist'),
+    needs_project: z.boolean().describe('Whether a project and a selection are chosen'),
+    device: z
+      .object({
+        user_code: z.string().describe('Code that the device shows'),
+        ip: z.string().describe('Address of the device'),
+        user_agent: z.string().describe('Program that asked'),
+      })
+      .nullable()
+      .describe('Device that asks. Null for browsers'),
+    expires_at: z.string().describe('When the request ends'),
+  })
+  .meta({ id: 'OauthConsentRequest' })
+
+const PREFIX = 'oar_'
+
+/**
+ * The request of an id, for the browser that began it alone: a link to the consent of a request that somebody else began
+ * leads nowhere. Raises RESOURCE_NOT_FOUND, also for one that was decided.
+ */
+export async function loadRequest(
+  services: Services,
+  id: string,
+  headers: { cookie?: string },
+): Promise<AuthorizationRequest> {
+  const gone = () => raise('RESOURCE_NOT_FOUND', { meta: { id: id.slice(0, 100) } })
+  const provider = await providerOf(services)
+  const uid = id.startsWith(PREFIX) ? id.slice(PREFIX.length) : null
+  if (uid === null || uid !== boundRequest(services, provider, headers)) return gone()
+  const found = await read(services, 'Interaction', uid)
+  const { params, exp = 0, result, deviceCode } = found ?? {}
+  if (!params || result || exp <= Date.now() / 1000) return gone()
+  const given = params as AuthorizationRequest['params']
+  // A document that cannot be read any more leaves nothing to consent to.
+  const client = await provider.Client.find(String(given.client_id)).catch(() => undefined)
+  if (!client) return gone()
+  const scopes = knownScopes(services, client, given.scope)
+  return {
+    uid,
+    client,
+    params: given,
+    scopes,
+    isSignIn: given.resource === undefined,
+    actsAsUser: scopes.includes(ACT_AS_USER),
+    device: deviceCode ? await deviceOf(services, deviceCode) : null,
+    expires_at: new Date(exp * 1000).toISOString(),
+  }
+}
+
+/** The request that the browser of a call began, by its signed cookie. */
+function boundRequest(services: Services, provider: Provider, { cookie }: { cookie?: string }): string | undefined {
+  const req = Object.assign(new IncomingMessage(new Socket()), { headers: { cookie } })
+  const { cookies } = provider.createContext(req, new ServerResponse(req))
+  return cookies.get(cookieNames(services.config).interaction)
+}
+
+async function read(services: Services, model: string, id: string): Promise<AdapterPayload | null> {
+  const row = await findObject(services.pool, model, { by: 'id', value: id })
+  return row && openObject(services, model, hashOf(id).toString('hex'), row.sealed)
+}
+
+function knownScopes(services: Services, client: Client, scope = ''): string[] {
+  const { scopes } = consentCatalogue(services)
+  const known = [...OPENID_SCOPES, MCP_ACCESS, ...(isFirstParty(client.clientId) ? [ACT_AS_USER] : [])]
+  return [...new Set(scope.split(' '))].filter(each => known.includes(each) || scopes.has(each))
+}
+
+async function deviceOf(services: Services, deviceCode: string): Promise<AuthorizationRequest['device']> {
+  const { userCode = '', deviceInfo } = (await read(services, 'DeviceCode', deviceCode)) ?? {}
+  const { ip, user_agent } = (deviceInfo ?? {}) as { ip?: string; user_agent?: string }
+  return { user_code: `${userCode.slice(0, 4)}-${userCode.slice(4)}`, ip: ip ?? '', user_agent: user_agent ?? '' }
+}
+
+const LOOPBACK = ['localhost', '127.0.0.1', '[::1]']
+
+/** A request as the consent page shows it. */
+export function presentRequest(
+  services: Services,
+  { client, params, scopes, isSignIn, actsAsUser, device, expires_at }: AuthorizationRequest,
+): z.output<typeof ConsentRequest> {
+  const kind = kindOfClient(client.clientId)
+  const redirect = params.redirect_uri === undefined ? null : new URL(params.redirect_uri)
+  const vouching = { first_party: services.config.BASE_URL, metadata_document: client.clientId, registered: null }[kind]
+  return {
+    client_id: client.clientId,
+    client_kind: kind,
+    client_name: client.clientName ?? null,
+    client_host: vouching && new URL(vouching).host,
+    redirect_host: redirect && (redirect.host || redirect.protocol),
+    loopback: redirect !== null && LOOPBACK.includes(redirect.hostname),
+    requested_scopes: scopes,
+    needs_project: !isSignIn && !actsAsUser,
+    device,
+    expires_at,
+  }
+}

@@ -1,0 +1,313 @@
+import { createHash } from 'node:crypto'
+import { z } from 'zod'
+import { counting, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+
+/** What identifies an object is stored as its hash alone. */
+export const hashOf = (text: string): Buffer => createHash('sha256').update(text).digest()
+
+const bytes = (text: string | undefined) => (text === undefined ? null : sql.binary(hashOf(text)))
+
+const StoredObject = z.object({
+  id_hash: z.string(),
+  sealed: z.string(),
+  consumed: z.int().nullable(),
+  scopes: z.array(z.string()).nullable(),
+})
+const stored = sql.type(StoredObject)
+
+const objectColumns = sql.fragment`encode(o.id_hash, 'hex') as id_hash, o.sealed, extract(epoch from o.consumed_at)::bigint as consumed, g.openid_scopes || g.scopes as scopes`
+
+/** How an object is looked up: by its id, or where the library has another identifier of it, by that. */
+export type Lookup = { by: 'id' | 'uid' | 'user_code'; value: string }
+
+const COLUMNS = { id: 'id_hash', uid: 'uid_hash', user_code: 'user_code_hash' } as const
+
+/**
+ * An object with the scopes of its grant as of now. One that has expired is gone, but for device codes, whose clients are told
+ * so. Primary key, oauth_objects_uid, oauth_objects_user_code. */
+export const findObject = (db: Queryable, model: string, { by, value }: Lookup) =>
+  db.maybeOne(stored`
+    select ${objectColumns} from oauth_objects o left join oauth_grants g on g.id = o.grant_id
+    where o.model = ${model} and o.${sql.identifier([COLUMNS[by]])} = ${sql.binary(hashOf(value))} and o.sealed is not null
+      and (o.expires_at > now() or o.model = 'DeviceCode')`)
+
+const polled = sql.type(StoredObject.extend({ too_fast: z.boolean() }))
+
+/**
+ * A device code that its client polls. A poll before the interval is over makes the interval five seconds longer. Primary key.
+ */
+export const pollDeviceCode = (db: Queryable, id: string) =>
+  db.maybeOne(polled`
+    with before as (
+      select id_hash, coalesce(polled_at > now() - poll_seconds * interval '1 second', false) as too_fast from oauth_objects
+      where model = 'DeviceCode' and id_hash = ${sql.binary(hashOf(id))} for no key update
+    ), polled as (
+      update oauth_objects o set polled_at = now(), poll_seconds = o.poll_seconds + case when b.too_fast then 5 else 0 end
+      from before b where o.model = 'DeviceCode' and o.id_hash = b.id_hash
+      returning o.*, b.too_fast
+    )
+    select ${objectColumns}, o.too_fast from polled o left join oauth_grants g on g.id = o.grant_id`)
+
+export type ObjectValues = {
+  sealed: string
+  uid?: string
+  userCode?: string
+  grantId?: string
+  expiresAt: Date
+}
+
+/** Stores an object, or its new state. */
+export const putObject = (db: Queryable, model: string, id: string, values: ObjectValues) =>
+  db.query(putStatement(model, id, values))
+
+const putStatement = (
+  model: string,
+  id: string,
+  { sealed, uid, userCode, grantId, expiresAt }: ObjectValues,
+) => statement`
+  insert into oauth_objects (model, id_hash, uid_hash, user_code_hash, grant_id, sealed, expires_at)
+  values (${model}, ${sql.binary(hashOf(id))}, ${bytes(uid)}, ${bytes(userCode)}, ${grantId ?? null}, ${sealed},
+    ${expiresAt.toISOString()}::timestamptz)
+  on conflict (model, id_hash) do update set uid_hash = excluded.uid_hash, grant_id = excluded.grant_id,
+    sealed = excluded.sealed, expires_at = excluded.expires_at`
+
+/** Stores a refresh token. Its grant lasts as long as it does, up to the end that was consented to. */
+export const putRefreshToken = (
+  db: Queryable,
+  id: string,
+  { sealed, grantId, expiresAt }: ObjectValues & { grantId: string },
+) =>
+  db.query(statement`
+    with extended as (
+      update oauth_grants set expires_at = least(ends_at, ${expiresAt.toISOString()}::timestamptz), last_used_at = now()
+      where id = ${grantId} returning client_id
+    ), used as (
+      update oauth_clients c set last_used_at = now() from extended e
+      where c.id = e.client_id and (c.last_used_at is null or c.last_used_at < now() - interval '1 day')
+    )
+    insert into oauth_objects (model, id_hash, grant_id, sealed, expires_at)
+    values ('RefreshToken', ${sql.binary(hashOf(id))}, ${grantId}, ${sealed}, ${expiresAt.toISOString()}::timestamptz)`)
+
+/** Uses up an object that may be used once; false when another request did so before. */
+export const consumeObject = async (db: Queryable, model: string, id: string): Promise<boolean> =>
+  (await db.maybeOneFirst(identifying`
+    update oauth_objects set consumed_at = now()
+    where model = ${model} and id_hash = ${sql.binary(hashOf(id))} and consumed_at is null returning model as id`)) !==
+  null
+
+export const deleteObject = (db: Queryable, model: string, id: string) =>
+  db.query(statement`delete from oauth_objects where model = ${model} and id_hash = ${sql.binary(hashOf(id))}`)
+
+/** Notes a proof of possession; false for one that was noted before. */
+export const noteProof = async (db: Queryable, id: string, until: Date): Promise<boolean> =>
+  (await db.maybeOneFirst(identifying`
+    insert into oauth_objects (model, id_hash, expires_at)
+    values ('ReplayDetection', ${sql.binary(hashOf(id))}, ${until.toISOString()}::timestamptz)
+    on conflict do nothing returning model as id`)) !== null
+
+/** An object under its lock, for a change by others than the library. */
+export const lockObject = (db: Queryable, model: string, id: string) =>
+  db.maybeOneFirst(sql.type(z.object({ sealed: z.string() }))`
+    select sealed from oauth_objects
+    where model = ${model} and id_hash = ${sql.binary(hashOf(id))} and expires_at > now() for no key update`)
+
+/** Writes the new state of an object whose lock the caller holds. */
+export const rewriteObject = (db: Queryable, model: string, id: string, sealed: string) =>
+  db.query(
+    statement`update oauth_objects set sealed = ${sealed} where model = ${model} and id_hash = ${sql.binary(hashOf(id))}`,
+  )
+
+/** Number of device codes that are not used up. Index oauth_objects_user_code. */
+export const countDeviceCodes = (db: Queryable): Promise<number> =>
+  db.oneFirst(counting`
+    select count(*) from oauth_objects
+    where model = 'DeviceCode' and user_code_hash is not null and consumed_at is null and expires_at > now()`)
+
+const GrantState = z.object({
+  user_id: z.string(),
+  client_id: z.string(),
+  project_id: z.string().nullable(),
+  scopes: z.array(z.string()),
+  openid_scopes: z.array(z.string()),
+  created: z.int(),
+  ends: z.int(),
+})
+export type GrantState = z.output<typeof GrantState>
+const grantState = sql.type(GrantState)
+
+/** A live grant, with its times in seconds. Primary key. */
+export const findGrant = (db: Queryable, id: string): Promise<GrantState | null> =>
+  db.maybeOne(grantState`
+    select user_id, client_id, project_id, scopes, openid_scopes, extract(epoch from created_at)::bigint as created,
+      extract(epoch from ends_at)::bigint as ends
+    from oauth_grants where id = ${id} and revoked_at is null and expires_at > now()`)
+
+export type NewGrant = {
+  id: string
+  user_id: string
+  project_id: string | null
+  client_id: string
+  client_name: string | null
+  scopes: string[]
+  openid_scopes: string[]
+  endsAt: Date
+  expiresAt: Date
+}
+
+export const insertGrant = (db: Queryable, grant: NewGrant) =>
+  db.query(statement`
+    insert into oauth_grants (id, user_id, project_id, client_id, client_name, scopes, openid_scopes, ends_at, expires_at)
+    values (${grant.id}, ${grant.user_id}, ${grant.project_id}, ${grant.client_id}, ${grant.client_name},
+      ${sql.array(grant.scopes, 'text')}, ${sql.array(grant.openid_scopes, 'text')},
+      ${grant.endsAt.toISOString()}::timestamptz, ${grant.expiresAt.toISOString()}::timestamptz)`)
+
+const revoked = sql.type(z.object({ id: z.string(), user_id: z.string(), project_id: z.string().nullable() }))
+
+/** Ends a grant and drops its codes and tokens; null when it had ended. */
+export const endGrant = (db: Queryable, id: string, reason: string) =>
+  db.maybeOne(revoked`
+    with ended as (
+      update oauth_grants set revoked_at = now(), revoked_reason = ${reason} where id = ${id} and revoked_at is null
+      returning id, user_id, project_id
+    ), dropped as (
+      delete from oauth_objects o using ended e where o.grant_id = e.id and o.consumed_at is null
+    )
+    select id, user_id, project_id from ended`)
+
+/** Narrows a grant; the caller holds its lock. */
+export const narrowGrant = (db: Queryable, id: string, scopes: readonly string[]) =>
+  db.query(statement`update oauth_grants set scopes = ${sql.array([...scopes], 'text')} where id = ${id}`)
+
+/** Writes down the use of grants, at most once a minute each whatever the number of processes. */
+export const noteGrantUse = (db: Queryable, ids: string[], now: Date) =>
+  db.query(statement`
+    update oauth_grants set last_used_at = ${now.toISOString()}::timestamptz
+    where id = any(${sql.array(ids, 'text')})
+      and (last_used_at is null or last_used_at <= ${now.toISOString()}::timestamptz - interval '1 minute')`)
+
+const storedClient = sql.type(
+  z.object({ metadata: z.record(z.string(), z.unknown()), secret_hash: z.string().nullable() }),
+)
+
+/** A registered client. Primary key. */
+export const findClient = (db: Queryable, id: string) =>
+  db.maybeOne(storedClient`
+    select metadata, encode(secret_hash, 'hex') as secret_hash from oauth_clients where id = ${id} and kind = 'registered'`)
+
+export const insertClient = (
+  db: Queryable,
+  client: { id: string; name: string | null; metadata: object; secretHash: Buffer | null },
+) =>
+  db.query(statement`
+    insert into oauth_clients (id, kind, client_name, metadata, secret_hash)
+    values (${client.id}, 'registered', ${client.name}, ${jsonb(client.metadata)},
+      ${client.secretHash && sql.binary(client.secretHash)})`)
+
+/** Notes that a user consented to a client; the document of a client that has one is kept as it was then. */
+export const noteConsent = (db: Queryable, client: { id: string; name: string | null; document: object | null }) =>
+  client.document
+    ? db.query(statement`
+        insert into oauth_clients (id, kind, client_name, metadata, last_used_at)
+        values (${client.id}, 'metadata_document', ${client.name}, ${jsonb(client.document)}, now())
+        on conflict (id) do update set client_name = excluded.client_name, metadata = excluded.metadata, last_used_at = now()`)
+    : db.query(statement`update oauth_clients set last_used_at = now() where id = ${client.id}`)
+
+/** Number of registered clients that nobody has consented to yet, counted up to a limit. Index oauth_clients_unused. */
+export const countUnusedClients = (db: Queryable, limit: number): Promise<number> =>
+  db.oneFirst(counting`
+    select count(*) from (select from oauth_clients where last_used_at is null limit ${limit}) unused`)
+
+/** Deletes a client with its grants; false when there is none. */
+export const deleteClient = async (db: Queryable, id: string): Promise<boolean> =>
+  (await db.maybeOneFirst(identifying`
+    with grants as (delete from oauth_grants where client_id = ${id})
+    delete from oauth_clients where id = ${id} returning id`)) !== null
+
+const counted = sql.type(z.object({ count: z.int(), seconds: z.int() }))
+
+/**
+ * Counts one use of a limit by a subject. Returns how many uses its window has, and the seconds to the end of the window.
+ * Beyond the limit nothing is written.
+ */
+export async function countUse(
+  db: Queryable,
+  kind: string,
+  subject: string,
+  { limit, windowSeconds }: { limit: number; windowSeconds: number },
+): Promise<{ count: number; seconds: number }> {
+  const window = sql.fragment`${windowSeconds} * interval '1 second'`
+  const left = sql.fragment`ceil(extract(epoch from started_at + ${window} - now()))::int as seconds`
+  const made = await db.maybeOne(counted`
+    insert into oauth_limits as l (kind, subject, count) values (${kind}, ${subject}, 1)
+    on conflict (kind, subject) do update set
+      count = case when l.started_at <= now() - ${window} then 1 else l.count + 1 end,
+      started_at = case when l.started_at <= now() - ${window} then now() else l.started_at end
+    where l.count <= ${limit} or l.started_at <= now() - ${window}
+    returning count, ${left}`)
+  return made ?? { count: limit + 1, seconds: (await readUse(db, kind, subject, windowSeconds)).seconds }
+}
+
+/** The same without counting. */
+export const readUse = async (
+  db: Queryable,
+  kind: string,
+  subject: string,
+  windowSeconds: number,
+): Promise<{ count: number; seconds: number }> =>
+  (await db.maybeOne(counted`
+    select count, greatest(1, ceil(extract(epoch from started_at + ${windowSeconds} * interval '1 second' - now())))::int as seconds
+    from oauth_limits
+    where kind = ${kind} and subject = ${subject} and started_at > now() - ${windowSeconds} * interval '1 second'`)) ?? {
+    count: 0,
+    seconds: 1,
+  }
+
+const keyRow = sql.type(z.object({ kid: z.string(), sealed: z.string() }))
+
+/** Signing keys that are good for something, the one that signs first. */
+export const liveKeys = (db: Queryable) =>
+  db.any(keyRow`
+    select kid, sealed from oauth_keys where retired_at is null or retired_at > now() - interval '1 day'
+    order by retired_at desc nulls first, created_at desc`)
+
+/** Held by who makes or replaces a signing key, until the transaction ends. */
+export const lockKeys = (db: Queryable) =>
+  db.query(sql.type(z.object({}))`select from pg_advisory_xact_lock(hashtext('muster oauth keys'))`)
+
+/** Adds a signing key; those before it only verify from now on. */
+export const replaceKey = (db: Queryable, kid: string, sealed: string) =>
+  db.query(statement`
+    with retired as (update oauth_keys set retired_at = now() where retired_at is null)
+    insert into oauth_keys (kid, sealed) values (${kid}, ${sealed})`)
+
+const removed = sql.fragment`returning 1`
+
+/** One batch of each kind of expired rows; returns how many went. */
+export async function sweep(db: Queryable, limit: number): Promise<number> {
+  const gone = sql.type(z.object({ count: z.int() }))
+  const { count } = await db.one(gone`
+    with objects as (
+      delete from oauth_objects where (model, id_hash) in (
+        select model, id_hash from oauth_objects where expires_at < now() limit ${limit}) ${removed}
+    ), grants as (
+      delete from oauth_grants where id in (
+        select id from oauth_grants where expires_at < now() - interval '30 days'
+        union all select id from oauth_grants where revoked_at < now() - interval '30 days'
+        limit ${limit}) ${removed}
+    ), clients as (
+      delete from oauth_clients c where c.id in (
+        select id from oauth_clients u
+        where coalesce(u.last_used_at, u.created_at)
+            < now() - case when u.last_used_at is null then interval '1 day' else interval '90 days' end
+          and not exists (select from oauth_grants g where g.client_id = u.id and g.revoked_at is null and g.expires_at > now())
+        limit ${limit}) ${removed}
+    ), limits as (
+      delete from oauth_limits where (kind, subject) in (
+        select kind, subject from oauth_limits where started_at < now() - interval '1 hour' limit ${limit}) ${removed}
+    ), keys as (
+      delete from oauth_keys where retired_at < now() - interval '1 day' ${removed}
+    )
+    select ((select count(*) from objects) + (select count(*) from grants) + (select count(*) from clients)
+      + (select count(*) from limits) + (select count(*) from keys))::int as count`)
+  return count
+}

@@ -1,0 +1,353 @@
+import assert from 'node:assert/strict'
+import { createHmac } from 'node:crypto'
+import { exportJWK, generateKeyPair, SignJWT } from 'jose'
+import { rawQuery } from '../../src/core/db/sql.ts'
+import { createEgress } from '../../src/core/net/egress.ts'
+import type { Client } from '../support/app.ts'
+import {
+  authorizeUrl,
+  Browser,
+  beginRequest,
+  inBrowser,
+  type OauthApp,
+  pkce,
+  postForm,
+  register,
+  startDocuments,
+  startOauthApp,
+  tokensOf,
+} from '../support/oauth.ts'
+import { cert } from '../support/tls.ts'
+
+const REDIRECT = 'http://127.0.0.1:4711/callback'
+
+describe('OAuth and callers that mean harm', function () {
+  this.timeout(60_000)
+  let app: OauthApp
+  let user: Client & { id: string }
+  let project: { id: string }
+  let client_id: string
+  const consent = () => ({ project_id: project.id, selection: { kind: 'all' } })
+  const challenged = () => ({ code_challenge: pkce().challenge, code_challenge_method: 'S256' })
+  const authorize = (asked: object, address?: string) =>
+    new Browser(address).send(authorizeUrl(app.base, { client_id, redirect_uri: REDIRECT, ...challenged(), ...asked }))
+  const registration = (metadata: object, address: string) =>
+    fetch(`${app.base}/oauth/register`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json', 'x-test-address': address },
+      body: JSON.stringify({ token_endpoint_auth_method: 'none', ...metadata }),
+    })
+
+  before(async () => {
+    app = await startOauthApp()
+    project = await app.project()
+    user = await app.user('ada', [
+      { statement: [{ effect: 'Allow', action: ['*'], resource: [`srn:${project.id}:*:*`] }] },
+    ])
+    ;({ client_id } = await register(app.base))
+  })
+
+  after(() => app?.close())
+
+  describe('a request at the authorization endpoint', () => {
+    it('without a proper challenge is refused towards the client, with state and issuer', async () => {
+      for (const defect of [
+        { code_challenge: undefined, code_challenge_method: undefined },
+        { code_challenge_method: 'plain' },
+        { code_challenge: 'short' },
+      ]) {
+        const response = await authorize(defect)
+        const to = new URL(response.headers.get('location') as string)
+        assert.equal(to.origin + to.pathname, REDIRECT)
+        assert.deepEqual(
+          ['error', 'state', 'iss'].map(name => to.searchParams.get(name)),
+          ['invalid_request', 'a state', app.base],
+        )
+      }
+      const errors = async (asked: object) =>
+        new URL((await authorize(asked)).headers.get('location') as string).searchParams.get('error')
+      assert.equal(await errors({ response_type: 'token' }), 'unsupported_response_type')
+      assert.equal(await errors({ resource: 'https://elsewhere.example' }), 'invalid_target')
+    })
+
+    it('with another redirect leads nowhere', async () => {
+      for (const redirect_uri of [
+        undefined,
+        'http://127.0.0.1:4711/callback/x',
+        'http://127.0.0.1:4711/callbac',
+        'http://127.0.0.1:4711/callback?x=1',
+        'http://127.0.0.1.evil.example/callback',
+        'http://user@127.0.0.1:4711/callback',
+        'https://evil.example/callback',
+        'javascript:alert(1)',
+        '//evil.example',
+      ]) {
+        const response = await authorize({ redirect_uri })
+        assert.equal(response.status, 400, redirect_uri)
+        assert.equal(response.headers.get('location'), null, redirect_uri)
+      }
+      const url = authorizeUrl(app.base, { client_id, redirect_uri: REDIRECT, ...challenged() })
+      url.searchParams.append('redirect_uri', 'https://evil.example/callback')
+      const twice = await new Browser().send(url)
+      assert.equal(twice.status, 400)
+      assert.equal(twice.headers.get('location'), null)
+    })
+
+    it('of an unknown client is a page, whose text is text', async () => {
+      const response = await authorize({ client_id: '<img src=x onerror=alert(1)>' })
+      assert.equal(response.status, 400)
+      assert.ok(!(await response.text()).includes('<img'))
+    })
+  })
+
+  it('keeps every page from being framed, cached, or given to scripts of other origins', async () => {
+    for (const path of ['/oauth/consent', '/oauth/device', '/oauth/authorize', '/oauth/authorize/unknown']) {
+      const response = await fetch(app.base + path, { redirect: 'manual', headers: { origin: 'https://evil.example' } })
+      const policy = response.headers.get('content-security-policy') ?? ''
+      for (const part of ["default-src 'none'", "frame-ancestors 'none'", "form-action 'self'", "base-uri 'none'"])
+        assert.ok(policy.includes(part), `${path}: ${policy}`)
+      assert.equal(response.headers.get('x-frame-options'), 'DENY')
+      assert.equal(response.headers.get('referrer-policy'), 'no-referrer')
+      assert.match(response.headers.get('cache-control') ?? '', /no-store/)
+      assert.equal(response.headers.get('access-control-allow-origin'), null)
+    }
+    const script = await (await fetch(`${app.base}/oauth/consent.js`)).text()
+    assert.ok(!/innerHTML|insertAdjacentHTML|document\.write/.test(script))
+  })
+
+  it('takes consent from the browser that began the request, and never by its cookies alone', async () => {
+    const attacker = new Browser()
+    const request_id = await beginRequest(
+      attacker,
+      authorizeUrl(app.base, { client_id, redirect_uri: REDIRECT, ...challenged() }),
+    )
+    const victim = new Browser()
+    await beginRequest(victim, authorizeUrl(app.base, { client_id, redirect_uri: REDIRECT, ...challenged() }))
+    for (const browser of [victim, new Browser()]) {
+      const api = inBrowser(app.base, browser, user)
+      assert.equal((await api.get(`/oauth/consent-info?request_id=${request_id}`)).status, 404)
+      assert.equal((await api.post('/oauth/consent', { request_id, ...consent() })).status, 404)
+    }
+    // A cookie of one's own making.
+    const [{ name }] = attacker.cookies
+    const value = request_id.slice('oar_'.length)
+    const signature = createHmac('sha1', 'a guess').update(`${name}=${value}`).digest('base64url')
+    const forged = { cookie: `oauth_interaction=${value}; oauth_interaction.sig=${signature}` }
+    assert.equal((await user.get(`/oauth/consent-info?request_id=${request_id}`, forged)).status, 404)
+    const cookies = { cookie: attacker.header('/api/v1/oauth/consent') }
+    assert.equal((await app.anonymous.post('/oauth/consent', { request_id, ...consent() }, cookies)).status, 401)
+  })
+
+  it('accepts no token that it did not issue for itself', async () => {
+    const { access_token } = await tokensOf(app.base, { client_id, redirect_uri: REDIRECT, user, consent: consent() })
+    const [, body] = access_token.split('.')
+    const claims = JSON.parse(Buffer.from(body, 'base64url').toString())
+    const secret = Buffer.from(app.config.JWT_SECRET)
+    const sign = (more: object, key: Uint8Array = secret) =>
+      new SignJWT({ ...claims, ...more }).setProtectedHeader({ alg: 'HS256' }).sign(key)
+    const status = async (token: string) => (await app.as(token).get('/actors')).status
+    assert.equal(await status(await sign({})), 200)
+    const forged = {
+      'another secret': await sign({}, Buffer.from('another secret that is long enough')),
+      'another audience': await sign({ aud: 'https://elsewhere.example' }),
+      'another issuer': await sign({ iss: 'https://elsewhere.example' }),
+      'another type': await sign({ typ: 'download' }),
+      'another user': await sign({ sub: 'user_00000000000000000000000000' }),
+      'another client': await sign({ client_id: 'muster-cli' }),
+      'another grant': await sign({ gid: 'ogr_00000000000000000000000000' }),
+      'no grant': await sign({ gid: undefined }),
+      expired: await sign({ exp: Math.floor(Date.now() / 1000) - 1 }),
+      'no signature': `${Buffer.from('{"alg":"none"}').toString('base64url')}.${body}.`,
+    }
+    for (const [what, token] of Object.entries(forged)) assert.equal(await status(token), 401, what)
+    const { privateKey, publicKey } = await generateKeyPair('RS256', { extractable: true })
+    const jwk = await exportJWK(publicKey)
+    const rs256 = await new SignJWT(claims).setProtectedHeader({ alg: 'RS256', jwk }).sign(privateKey)
+    assert.equal(await status(rs256), 401)
+    const [published] = (await app.anonymous.get('//oauth/jwks')).body.keys
+    assert.equal(await status(await sign({}, Buffer.from(published.n))), 401, 'HS256 over a public key')
+  })
+
+  describe('a metadata document', () => {
+    let inner: Awaited<ReturnType<typeof startDocuments>>
+    let unsettled = 0
+
+    before(async () => {
+      inner = await startDocuments((req, res) => {
+        if (req.url === '/hangs') return
+        if (req.url === '/moved') return void res.writeHead(302, { location: '/good' }).end()
+        const document = {
+          client_id: `${inner.url}${req.url === '/other' ? '/good' : req.url}`,
+          client_name: 'x',
+          redirect_uris: [REDIRECT],
+          token_endpoint_auth_method: req.url === '/secret' ? 'client_secret_post' : 'none',
+          padding: req.url === '/large' ? 'x'.repeat(6 * 1024) : '',
+        }
+        res.setHeader('content-type', 'application/json')
+        res.end(JSON.stringify(document))
+      })
+      const names: Record<string, () => string[]> = {
+        'inner.example': () => ['127.0.0.1'],
+        'metadata.example': () => ['169.254.169.254'],
+        // Public when it is asked first, internal from then on.
+        'unsettled.example': () => (unsettled++ === 0 ? ['198.51.100.1'] : ['127.0.0.1']),
+      }
+      app.services.egress = createEgress({
+        allowHosts: 'tls.test',
+        resolve: async name => names[name]?.() ?? ['127.0.0.1'],
+        ca: cert,
+      })
+    })
+
+    after(() => inner.close())
+
+    const refused = async (url: string, address?: string) => {
+      const started = performance.now()
+      const response = await authorize({ client_id: url }, address)
+      assert.ok(performance.now() - started < 10_000, url)
+      assert.equal(response.status, 400, url)
+      assert.equal(response.headers.get('location'), null)
+    }
+
+    it('is refused when it redirects, hangs, is large, names another client or wants a shared secret', async () => {
+      for (const path of ['/moved', '/hangs', '/large', '/other', '/secret']) await refused(`${inner.url}${path}`)
+      assert.equal((await authorize({ client_id: `${inner.url}/good` })).status, 303)
+    })
+
+    it('is not fetched from an internal address, nor of an address in another form', async () => {
+      const port = new URL(inner.url).port
+      const asked = inner.requests.length
+      for (const url of [
+        `https://127.0.0.1:${port}/good`,
+        `https://169.254.169.254/good`,
+        `https://inner.example:${port}/good`,
+        'https://metadata.example/good',
+        `http://tls.test:${port}/good`,
+        `https://tls.test:${port}/a/../good`,
+        `https://user@tls.test:${port}/good`,
+        `https://tls.test:${port}/good#x`,
+      ])
+        await refused(url, '192.0.2.3')
+      await refused(`https://unsettled.example:${port}/good`, '192.0.2.3')
+      assert.equal(unsettled, 1, 'one look-up, and the connection goes where it was checked')
+      assert.equal(inner.requests.length, asked)
+    })
+
+    it('is fetched so often a minute, whoever asks', async () => {
+      const replies = []
+      for (let index = 0; index < 12; index++) {
+        const asked = inner.requests.length
+        const { status } = await authorize({ client_id: `${inner.url}/many/${index}` }, `192.0.2.${50 + index}`)
+        replies.push(status === 303 ? 'fetched' : inner.requests.length === asked ? 'refused' : 'failed')
+      }
+      assert.ok(replies.includes('refused') && !replies.includes('failed'), replies.join())
+      assert.equal(replies.at(-1), 'refused')
+    })
+  })
+
+  describe('a registration', () => {
+    it('names where it may be sent', async () => {
+      const refusals: [object, string][] = [
+        [{ redirect_uris: ['http://evil.example/callback'] }, 'invalid_redirect_uri'],
+        [{ redirect_uris: ['https://a.example/callback#x'] }, 'invalid_redirect_uri'],
+        [{ redirect_uris: ['https://user@a.example/callback'] }, 'invalid_redirect_uri'],
+        [{ redirect_uris: ['javascript:alert(1)'] }, 'invalid_redirect_uri'],
+        [{ redirect_uris: ['app:/callback'] }, 'invalid_redirect_uri'],
+        [{ redirect_uris: Array.from({ length: 11 }, (_, i) => `https://a.example/${i}`) }, 'invalid_redirect_uri'],
+        [{ redirect_uris: [`https://a.example/${'x'.repeat(2048)}`] }, 'invalid_redirect_uri'],
+        [{ redirect_uris: [] }, 'invalid_redirect_uri'],
+        [{ redirect_uris: [REDIRECT], client_name: 'x'.repeat(201) }, 'invalid_client_metadata'],
+        [{ redirect_uris: [REDIRECT], token_endpoint_auth_method: 'client_secret_jwt' }, 'invalid_client_metadata'],
+        [{ redirect_uris: [REDIRECT], grant_types: ['implicit'] }, 'invalid_client_metadata'],
+      ]
+      for (const [metadata, error] of refusals) {
+        const response = await registration(metadata, '192.0.2.20')
+        assert.deepEqual(
+          [response.status, ((await response.json()) as { error: string }).error],
+          [400, error],
+          JSON.stringify(metadata).slice(0, 200),
+        )
+      }
+      const made = await registration({ redirect_uris: ['com.example.app:/callback'] }, '192.0.2.21')
+      assert.equal(((await made.json()) as { application_type: string }).application_type, 'native')
+    })
+
+    it('is counted by address, and all that nobody uses together', async () => {
+      const many = []
+      for (let index = 0; index < 25; index++)
+        many.push((await registration({ redirect_uris: [REDIRECT] }, '192.0.2.22')).status)
+      assert.deepEqual(many, [...Array(20).fill(201), ...Array(5).fill(429)])
+      const refused = await registration({ redirect_uris: [REDIRECT] }, '192.0.2.22')
+      assert.ok(Number(refused.headers.get('retry-after')) > 0)
+      assert.equal(((await refused.json()) as { error: string }).error, 'temporarily_unavailable')
+      await app.services.pool.query(
+        rawQuery(
+          `insert into oauth_clients (id, kind, metadata) select 'oac_' || n, 'registered', '{}' from generate_series(1, 2000) n`,
+        ),
+      )
+      assert.equal((await registration({ redirect_uris: [REDIRECT] }, '192.0.2.23')).status, 429)
+      assert.equal((await user.get('/actors')).status, 200)
+    })
+  })
+
+  it('counts authorization requests and failed token requests of an address', async () => {
+    const asked = []
+    for (let index = 0; index < 62; index++) asked.push((await authorize({ client_id: 'x' }, '192.0.2.30')).status)
+    assert.deepEqual(asked.slice(58), [400, 400, 429, 429])
+    assert.equal((await authorize({}, '192.0.2.31')).status, 303)
+
+    const address = { 'x-test-address': '192.0.2.32' }
+    const fail = async () =>
+      (
+        await postForm(
+          `${app.base}/oauth/token`,
+          { grant_type: 'refresh_token', client_id, refresh_token: 'x' },
+          address,
+        )
+      ).status
+    const failed = []
+    for (let index = 0; index < 62; index++) failed.push(await fail())
+    assert.deepEqual([failed[0], failed.at(-1)], [400, 429])
+  })
+
+  it('lets nobody guess the code of a device', async () => {
+    const started = await postForm(
+      `${app.base}/oauth/device_authorization`,
+      { client_id: 'muster-cli' },
+      { 'x-test-address': '192.0.2.40' },
+    )
+    const enter = async (browser: Browser, user_code: string) => {
+      const page = await (await browser.send(`${app.base}/oauth/device`)).text()
+      const xsrf = /name="xsrf" value="([^"]+)"/.exec(page)?.[1] as string
+      const response = await browser.send(`${app.base}/oauth/device`, {
+        method: 'POST',
+        body: new URLSearchParams({ xsrf, user_code }),
+      })
+      return response.status
+    }
+    const one = new Browser('192.0.2.41')
+    const guesses = []
+    for (let index = 0; index < 6; index++) guesses.push(await enter(one, 'BBBB-BBBB'))
+    assert.deepEqual(guesses, [200, 200, 200, 200, 200, 429])
+    for (let index = 0; index < 5; index++) await enter(new Browser('192.0.2.41'), 'BBBB-BBBB')
+    assert.equal(await enter(new Browser('192.0.2.41'), started.body.user_code), 429)
+    assert.equal(await enter(new Browser('192.0.2.42'), started.body.user_code), 200)
+  })
+
+  it('sweeps what has expired', async () => {
+    const { pool } = app.services
+    const count = async (table: string) =>
+      Number(((await pool.one(rawQuery(`select count(*) from ${table}`))) as { count: string }).count)
+    await pool.query(rawQuery(`update oauth_objects set expires_at = now() - interval '1 second'`))
+    await pool.query(rawQuery(`update oauth_limits set started_at = now() - interval '2 hours'`))
+    await pool.query(
+      rawQuery(`update oauth_clients set created_at = now() - interval '2 days' where last_used_at is null`),
+    )
+    await pool.query(rawQuery(`update oauth_grants set revoked_at = now() - interval '31 days'`))
+    const { default: module } = await import('../../src/identity/oauth/module.ts')
+    const [sweep] = module.sweeps ?? []
+    assert.ok((await sweep.run(app.services, new AbortController().signal)) > 2000)
+    assert.deepEqual(await Promise.all(['oauth_objects', 'oauth_limits', 'oauth_grants'].map(count)), [0, 0, 0])
+    assert.equal(await count('oauth_clients'), 1, 'the client that a user consented to')
+  })
+})
