@@ -52,7 +52,6 @@ export type Metadata = {
   redirect_uris?: unknown
   client_name?: unknown
   application_type?: unknown
-  response_modes?: unknown
 }
 
 /**
@@ -63,7 +62,6 @@ export function checkMetadata(metadata: Metadata): void {
   const { redirect_uris: uris, client_name: name } = metadata
   if (name !== undefined && (typeof name !== 'string' || name.length > MAX_NAME_LENGTH))
     throw new errors.InvalidClientMetadata(`client_name must be a string of at most ${MAX_NAME_LENGTH} characters`)
-  metadata.response_modes = ['query']
   if (!Array.isArray(uris)) return
   if (uris.length > MAX_REDIRECT_URIS)
     throw new errors.InvalidClientMetadata(`redirect_uris must have at most ${MAX_REDIRECT_URIS} items`)
@@ -86,8 +84,12 @@ function redirectUri(text: unknown): URL {
   return url
 }
 
-/** Has the library compare secrets by their hashes: it gets the hash of a stored secret as the secret. */
-export function compareSecretsByHash({ Client }: Provider): void {
+/**
+ * What clients of the library do otherwise here: secrets are compared by their hashes, as the library gets the hash of a stored
+ * secret for the secret; and codes are sent in the query of a redirect only.
+ */
+export function adaptClients({ Client }: Provider): void {
+  Client.prototype.responseModeAllowed = (mode, type) => mode === 'query' || (mode === 'fragment' && type !== 'code')
   Client.prototype.compareClientSecret = async function (actual: string) {
     const stored = Buffer.from(this.clientSecret ?? '', 'hex')
     const given = hashOf(actual)

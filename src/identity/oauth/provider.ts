@@ -7,14 +7,7 @@ import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { userPrincipal } from '../principal-store.ts'
 import { adapterOf, currentGrant, resourcesOf } from './adapter.ts'
-import {
-  checkMetadata,
-  compareSecretsByHash,
-  firstPartyClients,
-  isFirstParty,
-  isHostAllowed,
-  UNSAID,
-} from './clients.ts'
+import { adaptClients, checkMetadata, firstPartyClients, isFirstParty, isHostAllowed, UNSAID } from './clients.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
 import { keysChannel, signingKeys } from './keys.ts'
 import { countTokenFailure, senderIp, spend, withBudget } from './limits.ts'
@@ -88,7 +81,7 @@ async function createProvider(services: Services): Promise<Provider> {
   })
   // Addresses follow from the headers that the mount sets, which are those of BASE_URL.
   provider.proxy = true
-  compareSecretsByHash(provider)
+  adaptClients(provider)
   const tokens = provider.RefreshToken.prototype as unknown as { generateTokenId(): string }
   tokens.generateTokenId = () => `ort_${randomBytes(32).toString('base64url')}`
   provider.use((ctx, next) => complete(services, ctx as KoaContextWithOIDC, next))
@@ -138,6 +131,8 @@ function answerFailure({ log }: Services, ctx: KoaContextWithOIDC, error: Error)
 }
 
 function configuration(services: Services): Configuration {
+  /** Documents that a request has fetched. */
+  const fetched = new WeakMap<object, string>()
   const { config } = services
   const { BASE_URL } = config
   return {
@@ -258,8 +253,10 @@ function configuration(services: Services): Configuration {
       clientIdMetadataDocument: {
         enabled: config.OAUTH_CIMD_ENABLED,
         ack: METADATA_DOCUMENT_DRAFT,
-        allowFetch: async (_ctx, clientId) => {
-          if (!isHostAllowed(config, clientId)) return false
+        allowFetch: async (ctx, clientId) => {
+          // Asked again where the library answers the failure of the first time.
+          if (!isHostAllowed(config, clientId) || (ctx && fetched.get(ctx) === clientId)) return false
+          if (ctx) fetched.set(ctx, clientId)
           const host = new URL(clientId).hostname
           return (
             (await spend(services, 'document_host', host)) === null && (await spend(services, 'document', '')) === null

@@ -93,7 +93,7 @@ export async function loadRequest(
 function boundRequest(services: Services, provider: Provider, { cookie }: { cookie?: string }): string | undefined {
   const req = Object.assign(new IncomingMessage(new Socket()), { headers: { cookie } })
   const { cookies } = provider.createContext(req, new ServerResponse(req))
-  return cookies.get(cookieNames(services.config).interaction)
+  return cookies.get(cookieNames(services.config).interaction, { signed: true })
 }
 
 async function read(services: Services, model: string, id: string): Promise<AdapterPayload | null> {

@@ -1,0 +1,87 @@
+import assert from 'node:assert/strict'
+import { client, eventually } from '../support/app.ts'
+import {
+  approve,
+  authorizeUrl,
+  Browser,
+  beginRequest,
+  codeOf,
+  type OauthApp,
+  pkce,
+  postForm,
+  refresh,
+  register,
+  startOauthApp,
+  tokensOf,
+} from '../support/oauth.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+
+const REDIRECT = 'http://127.0.0.1:4711/callback'
+
+describe('OAuth over several web processes', function () {
+  this.timeout(120_000)
+  let app: OauthApp
+  let second: TestProcess
+  let client_id: string
+  let consent: object
+
+  const startSecond = () => startProcess('web', app.databaseUrl, { BASE_URL: app.base, TRUST_PROXY: '1' })
+
+  before(async () => {
+    app = await startOauthApp()
+    second = await startSecond()
+    consent = { project_id: (await app.project()).id, selection: { kind: 'all' } }
+    // Each request goes to the other process than the one before.
+    app.front.targets.push(second.url)
+    ;({ client_id } = await register(app.base))
+  })
+
+  after(async () => {
+    await second?.kill()
+    await app?.close()
+  })
+
+  it('goes on in one process with what another one began', async () => {
+    const tokens = await tokensOf(app.base, { client_id, redirect_uri: REDIRECT, user: app.admin, consent })
+    const { status, body } = await refresh(app.base, client_id, tokens.refresh_token)
+    assert.equal(status, 200, JSON.stringify(body))
+    for (const url of [app.url, second.url])
+      assert.equal((await client(url, body.access_token).get('/actors')).status, 200)
+  })
+
+  it('refuses in every process what was revoked or narrowed in one', async () => {
+    const { access_token } = await tokensOf(app.base, { client_id, redirect_uri: REDIRECT, user: app.admin, consent })
+    const there = client(second.url, access_token)
+    const here = client(app.url, app.admin.token)
+    assert.equal((await there.get('/actors')).status, 200)
+    const [{ id }] = (await here.get(`/oauth/grants?client_id=${client_id}&limit=1`)).body.data
+    const selection = { kind: 'modules', modules: ['files'] }
+    await here.patch(`/oauth/grants/${id}`, { selection })
+    await eventually(async () => (await there.get('/actors')).status === 403, { within: 1000 })
+    await here.delete(`/oauth/grants/${id}`)
+    await eventually(async () => (await there.get('/files')).status === 401, { within: 1000 })
+  })
+
+  it('survives a restart between consent and token', async () => {
+    app.front.targets.splice(0, 2, second.url)
+    const { code, verifier } = await codeOf(app.base, { client_id, redirect_uri: REDIRECT, user: app.admin, consent })
+    const browser = new Browser()
+    const { verifier: later, challenge } = pkce()
+    const asked = { client_id, redirect_uri: REDIRECT, code_challenge: challenge, code_challenge_method: 'S256' }
+    const waiting = await beginRequest(browser, authorizeUrl(app.base, asked))
+    await second.kill('SIGKILL')
+    second = await startSecond()
+    app.front.targets.splice(0, 1, second.url)
+    const exchange = (code: string, code_verifier: string) =>
+      postForm(`${app.base}/oauth/token`, {
+        grant_type: 'authorization_code',
+        code,
+        code_verifier,
+        client_id,
+        redirect_uri: REDIRECT,
+      })
+    assert.equal((await exchange(code, verifier)).status, 200)
+    const redirect = await approve(app.base, browser, app.admin, waiting, consent)
+    assert.equal((await exchange(redirect.searchParams.get('code') as string, later)).status, 200)
+  })
+})
