@@ -11,6 +11,8 @@ import { openPool } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { createEgress } from '../../src/core/net/egress.ts'
 import { openResolver } from '../../src/core/net/resolver.ts'
+import { consumeObject, findGrant, findObject, putRefreshToken } from '../../src/identity/oauth/store.ts'
+import { userPrincipal } from '../../src/identity/principal-store.ts'
 
 /**
  * What the API is measured against: bare Express and one statement through the same Slonik pool, without identity,
@@ -128,6 +130,19 @@ app.post('/turns', async (req, res) => {
   const { content } = choices[0].message
   await pool.query(sql.unsafe`update actors set name = ${content} where id = ${id}`)
   res.json({ id, content })
+})
+
+// What a refresh reads and writes; the grant and the token it names are there.
+app.post('/oauth/refreshed', async (req, res) => {
+  const { refresh_token: token, grant_id: grantId } = req.body as { refresh_token: string; grant_id: string }
+  await findObject(pool, 'RefreshToken', { by: 'id', value: token })
+  const grant = await findGrant(pool, grantId)
+  await userPrincipal(pool, grant?.user_id as string)
+  await consumeObject(pool, 'RefreshToken', token)
+  const next = randomUUID()
+  const expiresAt = new Date(Date.now() + 86_400_000)
+  await putRefreshToken(pool, next, { sealed: 'v1.00000000.x.x.x', grantId, expiresAt })
+  res.json({ refresh_token: next })
 })
 
 const egress = createEgress({

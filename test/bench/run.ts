@@ -14,7 +14,8 @@ const missed = ({ value, target }: Row): boolean => {
 
 /**
  * `npm run bench [names] [-- --fast]`: every benchmark, or those named (http, commits, lists, activity, files, turns, tools, mcp, usage,
- * queue, fairness, deliveries, knowledge, ingestion, memory, facts, end-users, idle, usage-reports, orchestration, work). Commits wait for the disk, as
+ * queue, fairness, deliveries, knowledge, ingestion, memory, facts, end-users, idle, usage-reports, orchestration, work, oauth).
+ * Commits wait for the disk, as
  * those of a deployment do; with `--fast` they do not. All numbers of a run come from one machine at one time; ratios are
  * against a floor measured beside them.
  */
@@ -43,6 +44,7 @@ const all = {
     ...(await (await import('./waiting-runs.ts')).run()),
   ],
   work: async () => [...(await (await import('./work.ts')).run()), ...(await (await import('./work-evals.ts')).run())],
+  oauth: async () => (await import('./oauth.ts')).run(),
 }
 const fast = process.argv.includes('--fast')
 const names = process.argv.slice(2).filter(name => name !== '--fast')

@@ -105,7 +105,7 @@ describe('work that an OAuth token starts', function () {
     const turn = await ok(api.post(`/agents/${agent.id}/generate?wait=true`, { prompt }))
     const { steps } = await ok(app.admin.get(`/generations/${turn.id}/transcript`))
     const [{ error }] = steps.flatMap((step: any) => step.tool_results)
-    assert.equal(error.code, 'FORBIDDEN', JSON.stringify(error))
+    assert.equal(error.meta.tool_status_code, 403, JSON.stringify(error))
     assert.equal(await exists(secret), false)
   })
 

@@ -211,13 +211,14 @@ export const consentOperations: Operation[] = [
     description:
       'Projects and actions that the calling user may grant a client, and the authorization request named, for the page that asks for consent. A request is known to the browser that began it alone.',
     tag,
-    gate: 'any',
+    action: 'oauth:GrantConsent',
+    gate: 'owner',
     internal: true,
+    admit: usersOnly('oauth:GrantConsent'),
     query: z.object({ request_id: requestId.optional() }),
     answers: { 200: ConsentInfo },
-    raises: ['FORBIDDEN', 'RESOURCE_NOT_FOUND'],
+    raises: ['RESOURCE_NOT_FOUND'],
     async run({ services, caller, db, query, request }) {
-      usersOnly('oauth:GrantConsent')(caller)
       const found =
         query.request_id === undefined ? null : await loadRequest(services, query.request_id, request.headers)
       return {
