@@ -6,9 +6,10 @@ import type { Operation } from '../core/api/operation.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import { type Call, callAs } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
+import { callLong } from './long-call.ts'
 import { LEFT_OUT, type OperationTool, operationTool } from './registry.ts'
 import { errorResult, resultOf, type ToolResult } from './result.ts'
-import { type Answering, invalidParams, type Session } from './session.ts'
+import { type Answering, invalidParams, type Session, takesTasks } from './session.ts'
 import { fixedTool } from './tools.ts'
 import { isWithin } from './view.ts'
 
@@ -40,17 +41,15 @@ export async function callOperation(
   answering: Answering,
   name: string,
   args: Json,
-): Promise<ToolResult> {
+): Promise<ToolResult | Json> {
   const tool = operationTool(name)
   if (!tool || !isWithin(session.view, tool)) return invalidParams(`There is no tool ${name.slice(0, 100)}`)
   session.exchange.noted.tool = name
   const { operation } = tool
   try {
-    return await resultOf(
-      session,
-      operation,
-      await invoke(session.services, operation, callOf(session, answering, tool, args)),
-    )
+    const { call, waits } = callOf(session, answering, tool, args)
+    if (operation.starts && String(args.wait) !== 'false') return await callLong(session, answering, tool, call, waits)
+    return await resultOf(session, operation, await invoke(session.services, operation, call))
   } catch (error) {
     return errorResult(session, error)
   }
@@ -71,14 +70,15 @@ const pathOf = (path: string, params: Record<string, string>): string =>
   `/api/v1${path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(params[name]))}`
 
 /** The call of an operation that flat arguments ask for. Raises VALIDATION_FAILED. */
-export function callOf(
-  { caller, exchange, modern }: Session,
+function callOf(
+  session: Session,
   { params, signal }: Pick<Answering, 'params' | 'signal'>,
   { operation }: OperationTool,
   args: Json,
-): Call {
+): { call: Call; waits: boolean } {
+  const { caller, exchange, modern } = session
   const request = unflatten(operation, args, { without: LEFT_OUT })
-  waitByDefault(operation, args, request)
+  const waits = waitByDefault(session, operation, args, request)
   const key = (params._meta as Json | undefined)?.idempotency_key
   const call = callAs(caller, 'mcp', {
     params: request.params,
@@ -89,21 +89,34 @@ export function callOf(
   })
   // Before 2026 a client that leaves only stops waiting, and long work goes on in any case.
   const closed = modern || operation.starts ? signal : call.request.closed
-  return {
+  const whole = {
     ...call,
     identify: identifying(exchange, caller),
     path: pathOf(operation.path, request.params),
     request: { ...exchange.request, closed },
     upload: operation.receive ? uploadOf(request.body) : undefined,
   }
+  return { call: whole, waits }
 }
 
-/** Waits for what a call starts, unless it says otherwise. */
-function waitByDefault(operation: Operation, args: Json, request: ReturnType<typeof unflatten>): void {
-  if (args.wait !== undefined) return
+/**
+ * Waits for what a call starts, unless the arguments say otherwise. A client that takes tasks does not wait where less could
+ * be waited for. Returns whether the call waits.
+ */
+function waitByDefault(
+  session: Session,
+  operation: Operation,
+  args: Json,
+  request: ReturnType<typeof unflatten>,
+): boolean {
   const field = flatten(operation)?.fields.get('wait')
-  if (field?.in === 'query') request.query.wait = 'true'
-  if (field?.in === 'body') request.body = { ...request.body, wait: true }
+  if (!field) return false
+  const wait =
+    args.wait === undefined ? !(takesTasks(session) && operation.starts?.bounded) : String(args.wait) === 'true'
+  if (args.wait !== undefined) return wait
+  if (field.in === 'query') request.query.wait = String(wait)
+  else request.body = { ...request.body, wait }
+  return wait
 }
 
 /** A body for an operation that reads it as a stream. */

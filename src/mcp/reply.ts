@@ -1,8 +1,8 @@
-import { PassThrough } from 'node:stream'
 import { AppError, errorBody } from '../core/api/errors.ts'
 import type { Exchange } from '../core/http/mounts.ts'
 import { release } from '../core/process/release.ts'
 import type { Services } from '../core/process/services.ts'
+import { EventStream } from './events.ts'
 import type { Handler } from './methods.ts'
 import { type Message, MISSING_CAPABILITY, RpcError, type Session } from './session.ts'
 
@@ -32,33 +32,6 @@ function withPlatform(docsBaseUrl: string, status: number, message: string, data
         })
   return { ...(data as object | undefined), platform: errorBody(refused, docsBaseUrl).error }
 }
-
-const KEEP_ALIVE_MS = 15_000
-
-/** The stream of an answer that says something before it is there. */
-export class EventStream {
-  readonly #stream = new PassThrough()
-  readonly #timer: NodeJS.Timeout
-
-  constructor({ res, stream }: Exchange) {
-    res.setHeader('Cache-Control', 'no-cache, no-transform')
-    res.setHeader('X-Accel-Buffering', 'no')
-    stream(200, 'text/event-stream', this.#stream)
-    this.#timer = setInterval(() => this.#stream.write(': keepalive\n\n'), KEEP_ALIVE_MS)
-    this.#stream.once('close', () => clearInterval(this.#timer))
-  }
-
-  send(message: object): void {
-    if (!this.#stream.destroyed) this.#stream.write(frame(message))
-  }
-
-  end(message?: object): void {
-    clearInterval(this.#timer)
-    this.#stream.end(message && frame(message))
-  }
-}
-
-const frame = (message: object): string => `event: message\ndata: ${JSON.stringify(message)}\n\n`
 
 /** Has a handler answer a request, and sends that: as JSON, or as the end of the stream that was begun. */
 export async function respond(session: Session, message: Message, handler: Handler): Promise<void> {

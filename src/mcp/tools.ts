@@ -9,7 +9,11 @@ import type { Answering, Session } from './session.ts'
 export type FixedTool = Tool & {
   /** One of those that read the manual, which every list has. */
   docs?: boolean
-  run(session: Session, args: Record<string, unknown>, answering: Answering): Promise<ToolResult>
+  run(
+    session: Session,
+    args: Record<string, unknown>,
+    answering: Answering,
+  ): Promise<ToolResult | Record<string, unknown>>
 }
 
 export const toolPoint = extensionPoint<readonly FixedTool[]>('tools of MCP')

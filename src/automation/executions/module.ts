@@ -1,5 +1,6 @@
 import { eventSubscribers } from '../../control/webhooks/subscribers.ts'
 import { raise } from '../../core/api/errors.ts'
+import { longWork } from '../../core/api/long-work.ts'
 import { module } from '../../core/api/module.ts'
 import { eventConsumers } from '../../core/db/write.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
@@ -18,6 +19,7 @@ import { executionErrors } from './errors.ts'
 import { eventHandlers, executionEvents, hasEventWait } from './events.ts'
 import { executionSource } from './export.ts'
 import { executionHandlers, executionSchedules } from './handlers.ts'
+import { executionWork } from './long-work.ts'
 import { executionKind } from './model.ts'
 import { executionOperations } from './operations.ts'
 import { startExecution } from './start.ts'
@@ -61,6 +63,7 @@ export default module('playbook-executions', {
   handlers: [...executionHandlers, ...eventHandlers],
   schedules: executionSchedules,
   extensions: [
+    longWork.with(executionWork),
     runDrivers.with(playbookRuns),
     caseExecutions.with(executionsOfCases),
     playbookEnds.with(endOfPlaybook),

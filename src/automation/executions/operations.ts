@@ -66,6 +66,7 @@ async function playbookOf({ tx, allow }: Pick<Context, 'tx' | 'allow'>, projectI
 
 const start = operation({
   id: 'startPlaybookExecution',
+  starts: { kind: 'playbook_execution', field: 'id' },
   method: 'post',
   path,
   summary: 'Start an execution of a playbook over a case',
@@ -255,6 +256,7 @@ export const executionOperations: Operation[] = [
   }),
   itemOperation(executionKind, {
     id: 'retryPlaybookExecution',
+    starts: { kind: 'playbook_execution', field: 'id' },
     method: 'post',
     path: `${item}/retry`,
     param,

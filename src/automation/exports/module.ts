@@ -1,7 +1,9 @@
+import { longWork } from '../../core/api/long-work.ts'
 import { module } from '../../core/api/module.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { caseLeavings } from '../cases/executions.ts'
 import { exportHandlers, exportSchedules } from './handlers.ts'
+import { exportWork } from './long-work.ts'
 import { exportKind } from './model.ts'
 import { exportOperations } from './operations.ts'
 import { expireExports, removeOfCase } from './remove.ts'
@@ -13,5 +15,5 @@ export default module('exports', {
   handlers: exportHandlers,
   schedules: exportSchedules,
   sweeps: [{ name: 'exports', when: '37 * * * *', run: expireExports }],
-  extensions: [leaseHolding.with(exportAttempts.endLeases), caseLeavings.with(removeOfCase)],
+  extensions: [longWork.with(exportWork), leaseHolding.with(exportAttempts.endLeases), caseLeavings.with(removeOfCase)],
 })

@@ -45,6 +45,7 @@ async function caseOf({
 export const exportOperations: Operation[] = [
   operation({
     id: 'createExport',
+    starts: { kind: 'playbook_export', field: 'id' },
     method: 'post',
     path,
     summary: 'Export a case, or an execution of a playbook, as files',

@@ -1,5 +1,6 @@
 import { turnContent, turnHolds } from '../../control/retention/content.ts'
 import { orchestrationRuns } from '../../control/usage/filters.ts'
+import { longWork } from '../../core/api/long-work.ts'
 import { module } from '../../core/api/module.ts'
 import { sql } from '../../core/db/sql.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
@@ -16,6 +17,7 @@ import { runDecisions } from './decision.ts'
 import { runContent } from './erase.ts'
 import { runErrors } from './errors.ts'
 import { endNodeLeases, runHandlers, runSchedules } from './handlers.ts'
+import { runWork } from './long-work.ts'
 import { runKind, sealedRuns } from './model.ts'
 import { runOperations } from './operations.ts'
 import { picturedRun } from './picture.ts'
@@ -33,6 +35,7 @@ export default module('orchestration-runs', {
   schedules: runSchedules,
   sealedColumns: sealedRuns,
   extensions: [
+    longWork.with(runWork),
     leaseHolding.with(endNodeLeases),
     turnOwners.with(nodeTurns),
     turnContent.with(runContent),

@@ -100,6 +100,7 @@ const RAISES = [
 const ingestDocument = operation({
   id: 'ingestDocument',
   command: ['documents', 'ingest'],
+  starts: { kind: 'document', field: 'document_id', bounded: true },
   method: 'post',
   path: '/documents/ingest',
   summary: 'Make a searchable document of a file',
@@ -134,6 +135,7 @@ const ingestDocument = operation({
 const reingestDocument = itemOperation(documentKind, {
   id: 'reingestDocument',
   command: ['documents', 'reingest'],
+  starts: { kind: 'document', field: 'document_id', bounded: true },
   method: 'post',
   path: '/documents/{document_id}/ingest',
   summary: 'Ingest the file of a document again',

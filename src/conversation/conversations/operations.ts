@@ -203,6 +203,7 @@ export const conversationOperations: Operation[] = [
   }),
   conversations.action('generate', {
     id: 'generateConversationMessage',
+    starts: { kind: 'generation', field: 'generation_id' },
     summary: 'Ask an agent or a chat for the next message: in the background, waited for, or streamed',
     description:
       'An actor that is linked to a chat answers with one completion: it has no generation, and its text comes in one piece.',

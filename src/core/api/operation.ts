@@ -225,7 +225,7 @@ export type Operation = {
   internal: boolean
   /** Offered as an MCP tool, behind which a person or an explicit credential stands. */
   mcp: boolean
-  /** The long work that a call starts: its kind, and the field of the answer that names it. */
+  /** The long work that a call starts. */
   starts: Starts | null
   /** Item operations: also on a row of another project that reaches the caller's. */
   granted: boolean
@@ -241,7 +241,11 @@ export type Operation = {
 
 export type Under = { kind: Kind<any, any>; field: string }
 
-export type Starts = { kind: string; field: string }
+/**
+ * Long work by the kind of its record. `field` names it in the answer, or in what is made of the answer of a caller that waits.
+ * `bounded`: less can be waited for than made in the background.
+ */
+export type Starts = { kind: string; field: string; bounded?: true }
 
 export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = {
   id: string

@@ -36,6 +36,7 @@ function requireMember({ params }: Pick<Context, 'params'>, run: EvalRunRow): vo
 
 const start = itemOperation(evalKind, {
   id: 'createEvalRun',
+  starts: { kind: 'eval_run', field: 'id', bounded: true },
   method: 'post',
   path,
   summary: 'Run an eval: in the background or waited for',

@@ -1,4 +1,5 @@
 import { turnContent, turnHolds } from '../../control/retention/content.ts'
+import { longWork } from '../../core/api/long-work.ts'
 import { module } from '../../core/api/module.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { approvalDesk } from '../generations/proposals.ts'
@@ -6,6 +7,7 @@ import { approvalContent } from './erase.ts'
 import { approvalErrors } from './errors.ts'
 import { desk } from './file.ts'
 import { approvalHandlers, approvalSchedules } from './handlers.ts'
+import { turnWork } from './long-work.ts'
 import { approvalKind, sealedApprovals } from './model.ts'
 import { approvalOperations } from './operations.ts'
 import { continuations, isTurnAwaited } from './store.ts'
@@ -20,6 +22,7 @@ export default module('approvals', {
   extensions: [
     leaseHolding.with(continuations.endLeases),
     approvalDesk.with(desk),
+    longWork.with(turnWork),
     turnContent.with(approvalContent),
     turnHolds.with(isTurnAwaited),
   ],

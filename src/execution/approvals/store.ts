@@ -145,6 +145,11 @@ export const followedUp = (db: Queryable, ids: readonly string[]): Promise<strin
   db.maybeOneFirst(identifying`
     select approval_id as id from approval_attempts where approval_id = any(${sql.array([...ids], 'text')}) limit 1`)
 
+/** The items of a turn, oldest first. By approvals_generation. */
+export const approvalsOfGeneration = (db: Queryable, generationId: string): Promise<readonly ApprovalRow[]> =>
+  db.any(approvalKind.sql`
+    select ${approvalKind.columns} from approvals t where t.generation_id = ${generationId} order by t.id`)
+
 /** Whether an item of a turn waits for a person, or something follows from it. By approvals_generation. */
 export const isTurnAwaited = ({ id }: { id: Fragment }): Fragment => sql.fragment`exists (
   select from approvals a where a.generation_id = ${id}

@@ -1,4 +1,5 @@
 import { turnContent } from '../../control/retention/content.ts'
+import { longWork } from '../../core/api/long-work.ts'
 import { module } from '../../core/api/module.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
@@ -7,6 +8,7 @@ import { deciderCloning } from './clone.ts'
 import { decisionContent } from './erase.ts'
 import { deciderErrors } from './errors.ts'
 import { decisionHandlers, decisionSchedules } from './handlers.ts'
+import { decisionWork } from './long-work.ts'
 import { deciderKind, decisionKind, sealedInputs } from './model.ts'
 import { allDeciderOperations } from './operations.ts'
 import { decidingTurns } from './settle.ts'
@@ -20,6 +22,7 @@ export default module('deciders', {
   schedules: decisionSchedules,
   sealedColumns: sealedInputs,
   extensions: [
+    longWork.with(decisionWork),
     leaseHolding.with(decisionAttempts.endLeases),
     cloneables.with(deciderCloning),
     turnOwners.with(decidingTurns),

@@ -114,6 +114,7 @@ const decisionOperations: Operation[] = [
   itemOperation(deciderKind, {
     id: 'createDecision',
     command: ['deciders', 'decide'],
+    starts: { kind: 'decision', field: 'id' },
     method: 'post',
     path: '/deciders/{decider_id}/decisions',
     summary: 'Ask a decider about an input',
@@ -168,6 +169,7 @@ const decisionOperations: Operation[] = [
   }),
   operation({
     id: 'createInlineDecision',
+    starts: { kind: 'decision', field: 'id' },
     method: 'post',
     path: '/decisions',
     summary: 'Ask questions about an input without a decider',

@@ -1,0 +1,128 @@
+import {
+  type AwaitedInput,
+  type LongWork,
+  parsedText,
+  type WorkState,
+  type WorkView,
+} from '../../core/api/long-work.ts'
+import { firstBytes } from '../../core/api/text.ts'
+import type { Services } from '../../core/process/services.ts'
+import { approvalInput, outputsInput, SHOWN_BYTES } from '../../execution/approvals/long-work.ts'
+import { approvalKind } from '../../execution/approvals/model.ts'
+import { generationKind } from '../../execution/generations/model.ts'
+import { orchestrationVersions } from '../orchestrations/model.ts'
+import { type ExecutionRow, executionsOf } from './attempt-store.ts'
+import { hasEnded, type RequiredAction, type RunRow, runKind } from './model.ts'
+
+/** Runs nest no deeper than this below the run of a task. */
+const DEPTH = 20
+
+/** A human node, as it is shown to a person. */
+function humanInput(run: RunRow, action: RequiredAction, execution: ExecutionRow): AwaitedInput {
+  const { node_id, prompt, context, options } = action
+  const shown =
+    context && Object.keys(context).length > 0 ? `\n${firstBytes(JSON.stringify(context), SHOWN_BYTES)}` : ''
+  const args = { orchestration_run_id: run.id, node_id, wait: false }
+  return {
+    key: `human:${run.id}:${node_id}:${execution.id}`,
+    message: `${firstBytes(prompt ?? `Node ${node_id} waits for input`, SHOWN_BYTES)}${shown}`,
+    form: {
+      type: 'object',
+      ...(options
+        ? {
+            properties: { choice: { type: 'string', enum: options, description: 'What is chosen' } },
+            required: ['choice'],
+          }
+        : {
+            properties: {
+              output: { type: 'string', description: 'The answer: text, or JSON of an object', maxLength: 65_536 },
+            },
+            required: ['output'],
+          }),
+    },
+    operation: 'submitHumanInput',
+    permission: { action: 'orchestrations:SubmitHumanInput', target: { kind: runKind, row: run } },
+    accepted({ choice, output }) {
+      const value = parsedText(output)
+      return { args: { ...args, output: options ? { choice } : typeof value === 'object' ? value : { text: value } } }
+    },
+    declined: () => null,
+  }
+}
+
+/** What a run waits for that a person may answer, and that of the runs below it. */
+async function awaitedBy(services: Services, run: RunRow, depth = 0): Promise<AwaitedInput[]> {
+  if (run.required_actions.length === 0) return []
+  const { pool } = services
+  const executions = await executionsOf(pool, run.id)
+  const found = await Promise.all(
+    run.required_actions.map(async (action): Promise<AwaitedInput[]> => {
+      const execution = executions.findLast(({ node_id }) => node_id === action.node_id)
+      if (action.type === 'human_input' && execution) return [humanInput(run, action, execution)]
+      if (action.type === 'approval' && action.approval_id) {
+        const approval = await approvalKind.find(pool, action.approval_id)
+        return approval?.status === 'pending' ? [approvalInput(approval)] : []
+      }
+      if (action.type === 'generation' && action.generation_id) {
+        const turn = await generationKind.find(pool, action.generation_id)
+        return turn?.status === 'requires_action' ? [outputsInput(turn)] : []
+      }
+      if (action.type === 'nested_run' && action.orchestration_run_id && depth < DEPTH) {
+        const child = await runKind.find(pool, action.orchestration_run_id)
+        return child ? awaitedBy(services, child, depth + 1) : []
+      }
+      return []
+    }),
+  )
+  return found.flat()
+}
+
+const WAITS: Partial<Record<RequiredAction['type'], string>> = {
+  webhook_receive: 'Waiting for a call of its address by node',
+  paused: 'Paused',
+}
+
+function messageOf(run: RunRow): string {
+  const [first] = run.required_actions
+  if (run.pause_requested_at) return 'The run is paused'
+  if (first?.type === 'approval') return `Waiting for approval ${first.approval_id}`
+  if (first) return `${WAITS[first.type] ?? 'Waiting for input at node'} ${first.node_id ?? ''}`.trim()
+  return run.active_nodes.length > 0 ? `At node ${run.active_nodes.join(', ')}` : `The run is ${run.status}`
+}
+
+async function stateOfRun({ services, record }: WorkView, run: RunRow): Promise<WorkState> {
+  const progress = await progressOf(services, run)
+  const base = { created_at: run.created_at, updated_at: run.updated_at, result: null, awaited: [], progress }
+  if (run.status === 'cancelled') return { ...base, status: 'cancelled', message: 'The run was cancelled' }
+  if (hasEnded(run)) {
+    const expired = { code: 'ORCHESTRATION_NODE_FAILED', message: 'The run has expired' }
+    const result = run.status === 'succeeded' ? { body: record } : { failure: run.error ?? expired }
+    return {
+      ...base,
+      status: 'completed',
+      message: `The run has ${run.status === 'failed' ? 'failed' : run.status}`,
+      result,
+    }
+  }
+  const awaited = run.pause_requested_at ? [] : await awaitedBy(services, run)
+  return {
+    ...base,
+    status: awaited.length > 0 ? 'input_required' : 'working',
+    message: messageOf(run),
+    awaited,
+  }
+}
+
+/** Nodes that have an outcome, of those of the graph. */
+async function progressOf({ pool }: Services, run: RunRow): Promise<WorkState['progress']> {
+  const version = await orchestrationVersions.get(pool, run.orchestration_id, run.orchestration_version)
+  return { done: Object.keys(run.outcomes).length, total: (version.config.nodes as unknown[]).length }
+}
+
+export const runWork: LongWork<RunRow> = {
+  kind: 'orchestration_run',
+  read: 'getRun',
+  cancel: 'cancelRun',
+  args: ({ id }) => ({ orchestration_run_id: id }),
+  state: stateOfRun,
+}

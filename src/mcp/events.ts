@@ -1,0 +1,29 @@
+import { PassThrough } from 'node:stream'
+import type { Exchange } from '../core/http/mounts.ts'
+
+const KEEP_ALIVE_MS = 15_000
+
+/** The stream of an answer that says something before it is there. */
+export class EventStream {
+  readonly #stream = new PassThrough()
+  readonly #timer: NodeJS.Timeout
+
+  constructor({ res, stream }: Exchange) {
+    res.setHeader('Cache-Control', 'no-cache, no-transform')
+    res.setHeader('X-Accel-Buffering', 'no')
+    stream(200, 'text/event-stream', this.#stream)
+    this.#timer = setInterval(() => this.#stream.write(': keepalive\n\n'), KEEP_ALIVE_MS)
+    this.#stream.once('close', () => clearInterval(this.#timer))
+  }
+
+  send(message: object): void {
+    if (!this.#stream.destroyed) this.#stream.write(frame(message))
+  }
+
+  end(message?: object): void {
+    clearInterval(this.#timer)
+    this.#stream.end(message && frame(message))
+  }
+}
+
+const frame = (message: object): string => `event: message\ndata: ${JSON.stringify(message)}\n\n`

@@ -1,0 +1,228 @@
+import { LRUCache } from 'lru-cache'
+import { z } from 'zod'
+import { AppError } from '../core/api/errors.ts'
+import { isIdOf, type KindRow, kinds } from '../core/api/kind.ts'
+import { type AwaitedInput, type LongWork, longWork, type WorkState } from '../core/api/long-work.ts'
+import { operations } from '../core/api/operation.ts'
+import { inTenancy } from '../core/db/tenancy.ts'
+import { permitted } from '../core/iam/access.ts'
+import { PATIENCE_MS } from '../core/invoke/invocation.ts'
+import { perProcess } from '../core/process/per-process.ts'
+import { ask } from './ask.ts'
+import { kebab } from './registry.ts'
+import { errorResult, resultOf, type ToolResult } from './result.ts'
+import {
+  type Answering,
+  INVALID_PARAMS,
+  invalidParams,
+  MISSING_CAPABILITY,
+  RpcError,
+  type Session,
+  takesForms,
+  takesTasks,
+} from './session.ts'
+import { recordIn, taskId } from './task-id.ts'
+import { TASKS } from './versions.ts'
+
+/** Long work as tasks: a task is a view of the record of the work, and nothing is stored of it. */
+
+type Json = Record<string, unknown>
+
+/** Work as it stands, for one caller. */
+export type Seen = { work: LongWork; row: KindRow; record: Json; state: WorkState }
+
+const unknownTask = (): never => invalidParams('There is no such task')
+
+/** What kind of long work an id is of. */
+const workOf = (id: string): LongWork | undefined => longWork.all().find(({ kind }) => isIdOf(kinds.get(kind), id))
+
+const isHidden = (error: unknown): boolean =>
+  error instanceof AppError && (error.status === 403 || error.status === 404)
+
+/** Long work as the caller may see it; null where it is gone. Raises what its reading operation raises. */
+export async function look(session: Session, recordId: string): Promise<Seen | null> {
+  const { services, caller } = session
+  const work = workOf(recordId)
+  if (!work) return null
+  const row = await kinds.get(work.kind).find(services.pool, recordId)
+  if (!row) return null
+  const { body } = await ask(session, work.read, work.args(row))
+  const tenancy = { tenant: row.project_id, patienceMs: PATIENCE_MS }
+  const record = body as Json
+  return { work, row, record, state: await inTenancy(tenancy, () => work.state({ services, caller, record }, row)) }
+}
+
+/** Work that a caller may answer something of is `input_required` for it; else it only works. */
+const inputsFor = ({ caller }: Session, { awaited }: WorkState): readonly AwaitedInput[] =>
+  awaited.filter(({ permission: { action, target } }) => permitted(caller, action, target))
+
+const FAST_MS = 10_000
+
+/** How soon it is worth asking again. */
+function pollInterval({ status, created_at }: WorkState): number {
+  if (status === 'input_required') return 15_000
+  return Date.now() - Date.parse(created_at) < FAST_MS ? 1000 : 5000
+}
+
+/** What was wrong with the last answer to a task, for who asks in the same process. */
+const refusals = perProcess(() => new LRUCache<string, string>({ max: 10_000, ttl: 600_000 }))
+
+/** The task as it stands, without what came of it. */
+export function taskOf(session: Session, { row, state }: Seen): Json & { status: string } {
+  const id = taskId(session.services, row.id, session.caller)
+  const inputs = inputsFor(session, state)
+  const isShown = inputs.length > 0 && takesForms(session)
+  const status = state.status === 'input_required' && !isShown ? 'working' : state.status
+  const refused = refusals(session.services).get(id)
+  // A client without forms finishes by the tools that take the answers.
+  const others = state.awaited.map(({ operation }) => kebab(operation))
+  const message =
+    state.status === 'input_required' && !isShown
+      ? `${state.message}; ${[...new Set(others)].join(' or ')} answers it`
+      : state.message
+  return {
+    taskId: id,
+    status,
+    statusMessage: refused && state.status === 'input_required' ? `${message}. ${refused}` : message,
+    createdAt: new Date(state.created_at).toISOString(),
+    lastUpdatedAt: new Date(state.updated_at).toISOString(),
+    ttlMs: null,
+    pollIntervalMs: pollInterval(state),
+  }
+}
+
+const requestOf = ({ message, form }: AwaitedInput): object => ({
+  method: 'elicitation/create',
+  params: { mode: 'form', message, requestedSchema: form },
+})
+
+/** What the tool gives that started work which is over. */
+export async function resultOfWork(session: Session, { work, state: { result } }: Seen): Promise<ToolResult> {
+  if (result === null) return { content: [{ type: 'text', text: '{}' }] }
+  if ('body' in result) return resultOf(session, operations.get(work.read), { status: 200, body: result.body })
+  const { code, message, meta } = result.failure
+  return errorResult(session, new AppError(code as never, { message, meta }))
+}
+
+/** The task with what came of it, or with what is awaited. */
+async function detailed(session: Session, seen: Seen): Promise<Json> {
+  const task = taskOf(session, seen)
+  if (task.status === 'completed') return { ...task, result: await resultOfWork(session, seen) }
+  if (task.status !== 'input_required') return task
+  const inputs = inputsFor(session, seen.state)
+  return { ...task, inputRequests: Object.fromEntries(inputs.map(input => [input.key, requestOf(input)])) }
+}
+
+function requireExtension(session: Session): void {
+  if (takesTasks(session)) return
+  throw new RpcError(MISSING_CAPABILITY, `The request does not declare ${TASKS}`, {
+    requiredCapabilities: { extensions: { [TASKS]: {} } },
+  })
+}
+
+/** The record of a task of the caller. Raises -32602 for all others alike. */
+function recordOf(session: Session, params: Json): string {
+  requireExtension(session)
+  const record = typeof params.taskId === 'string' ? recordIn(session.services, params.taskId, session.caller) : null
+  return record !== null && workOf(record) ? record : unknownTask()
+}
+
+async function seenOf(session: Session, record: string): Promise<Seen | null> {
+  try {
+    return await look(session, record)
+  } catch (error) {
+    if (isHidden(error)) return unknownTask()
+    throw error
+  }
+}
+
+/** Answers `tasks/get`. */
+export async function getTask(session: Session, { params }: Answering): Promise<object> {
+  const record = recordOf(session, params)
+  const seen = await seenOf(session, record)
+  if (seen) return detailed(session, seen)
+  const now = new Date().toISOString()
+  return {
+    taskId: params.taskId,
+    status: 'failed',
+    statusMessage: 'The record was deleted',
+    createdAt: now,
+    lastUpdatedAt: now,
+    ttlMs: null,
+    error: { code: INVALID_PARAMS, message: 'The record was deleted' },
+  }
+}
+
+/** Answers `tasks/cancel`: what can be stopped is, and anything else only acknowledged. */
+export async function cancelTask(session: Session, { params }: Answering): Promise<object> {
+  const seen = await seenOf(session, recordOf(session, params))
+  const isOver = !seen || seen.state.status === 'completed' || seen.state.status === 'cancelled'
+  if (isOver || !seen.work.cancel) return {}
+  try {
+    await ask(session, seen.work.cancel, seen.work.args(seen.row))
+  } catch (error) {
+    if (!(error instanceof AppError)) throw error
+    if (error.status === 403) return invalidParams('The task may not be cancelled by this credential')
+    // It has ended meanwhile.
+    if (error.status !== 409 && error.status !== 404) throw error
+  }
+  return {}
+}
+
+const Response = z.object({
+  action: z.enum(['accept', 'decline', 'cancel']),
+  content: z.record(z.string(), z.unknown()).optional(),
+})
+
+/** Answers `tasks/update`: hands answers of people to the operations that take them. */
+export async function updateTask(session: Session, { params, inputResponses }: Answering): Promise<object> {
+  const seen = await seenOf(session, recordOf(session, params))
+  if (!seen) return {}
+  for (const input of inputsFor(session, seen.state)) {
+    const { data } = Response.safeParse(inputResponses[input.key])
+    if (data) await give(session, params.taskId as string, input, data)
+  }
+  return {}
+}
+
+async function give(
+  session: Session,
+  task: string,
+  input: AwaitedInput,
+  { action, content = {} }: z.output<typeof Response>,
+): Promise<void> {
+  if (action === 'cancel') return
+  const { services } = session
+  const wrong = action === 'accept' ? problemOf(input.form, content) : null
+  if (wrong) return void refusals(services).set(task, wrong)
+  const asked = action === 'accept' ? input.accepted(content) : input.declined()
+  if (!asked) return
+  try {
+    await ask(session, asked.operation ?? input.operation, asked.args)
+    refusals(services).delete(task)
+  } catch (error) {
+    if (!(error instanceof AppError)) throw error
+    // Somebody else has answered, or may now.
+    if (error.status >= 500) throw error
+    refusals(services).set(task, error.message)
+  }
+}
+
+type Property = { type: string; enum?: string[]; maxLength?: number }
+
+/** What is wrong with an answer to a form; null when it fits. */
+function problemOf(form: Json, content: Json): string | null {
+  const { properties, required = [] } = form as { properties: Record<string, Property>; required?: string[] }
+  const unknown = Object.keys(content).find(name => !Object.hasOwn(properties, name))
+  if (unknown !== undefined) return 'The answer has fields that the form does not have'
+  for (const [name, { type, enum: choices, maxLength }] of Object.entries(properties)) {
+    const value = content[name]
+    if (value === undefined || value === null) {
+      if (required.includes(name)) return `${name} is required`
+    } else if (typeof value !== type) return `${name} must be a ${type}`
+    else if (choices && !choices.includes(value as string)) return `${name} must be one of ${choices.join(', ')}`
+    else if (maxLength !== undefined && (value as string).length > maxLength)
+      return `${name} must be at most ${maxLength} characters`
+  }
+  return null
+}

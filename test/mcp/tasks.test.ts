@@ -1,0 +1,332 @@
+import assert from 'node:assert/strict'
+import { edge, graphOf, madeOrchestration, step } from '../automation/orchestration-support.ts'
+import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { eventually } from '../support/app.ts'
+import { MODERN, tools, wire, withForms, withTasks } from './support.ts'
+
+/** Long work as tasks: views of records that are read, answered and cancelled. */
+describe('tasks of /mcp', () => {
+  let app: AgentApp
+  let target: Target
+  let call: ReturnType<typeof tools>
+  let send: ReturnType<typeof wire>
+  before(async () => {
+    target = await startTarget()
+    target.answer = json({ paid: true })
+    app = await startAgentApp({
+      workers: ['generation', 'orchestration'],
+      env: { MCP_TASK_AFTER_MS: '300', MCP_CALL_TIMEOUT_MS: '2500', EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+    })
+    call = tools(app.url, app.key.token)
+    send = wire(app.url, app.key.token)
+  })
+  after(async () => {
+    await app?.close()
+    await target?.close()
+  })
+
+  const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
+  const slow = (text: string) => script({ text, delay_ms: 1500 })
+  const get = async (taskId: string, capabilities: object = withForms) =>
+    (await send('tasks/get', { taskId }, { capabilities: capabilities as never })).body
+  const update = async (taskId: string, inputResponses: object) =>
+    (await send('tasks/update', { taskId, inputResponses }, { capabilities: withForms })).body
+  const until = (taskId: string, status: string, capabilities: object = withForms): Promise<any> =>
+    eventually(
+      async () => {
+        const { result } = await get(taskId, capabilities)
+        return result?.status === status && result
+      },
+      { what: `${taskId} ${status}` },
+    )
+  const started = async (name: string, args: object) => {
+    const task = await call(name, args as never, { capabilities: withForms })
+    assert.equal(task.resultType, 'task', JSON.stringify(task))
+    return task
+  }
+
+  it('answers slow work as a task whose result is that of the tool', async () => {
+    const task = await started('create-agent-generation', { agent_id: app.agentId, prompt: slow('late') })
+    assert.equal(task.status, 'working')
+    assert.equal(task.ttlMs, null)
+    assert.equal(task.pollIntervalMs, 1000)
+    assert.match(task.taskId, /^gen_[a-z0-9]{26}\.[A-Za-z0-9_-]{22}$/)
+    const done = await until(task.taskId, 'completed')
+    const generation = (await app.key.get(`/generations/${task.taskId.split('.')[0]}`)).body
+    assert.equal(done.result.structuredContent.id, generation.id)
+    assert.equal(done.result.structuredContent.output.content, 'late')
+    assert.equal(done.resultType, 'complete')
+    const waited = await call('create-agent-generation', { agent_id: app.agentId, prompt: slow('late') })
+    assert.deepEqual(Object.keys(waited.structuredContent), Object.keys(done.result.structuredContent))
+  })
+
+  it('answers quick work, work that is not to be waited for, and other clients without a task', async () => {
+    const args = { agent_id: app.agentId, prompt: 'hello' }
+    const background = await call('create-agent-generation', { ...args, wait: false }, { capabilities: withTasks })
+    assert.equal(background.structuredContent.status, 'accepted')
+    const plain = await call('create-agent-generation', args)
+    assert.equal(plain.structuredContent.status, 'completed')
+    const old = await call('create-agent-generation', args, { revision: '2025-11-25' })
+    assert.equal(old.structuredContent.status, 'completed')
+    const list = await call('list-agents', {}, { capabilities: withTasks })
+    assert.equal(list.resultType, 'complete')
+  })
+
+  it('answers the record as it is to a client that has waited long enough, and goes on', async () => {
+    const args = { agent_id: app.agentId, prompt: script({ text: 'done', delay_ms: 5000 }) }
+    const result = await call('create-agent-generation', args)
+    assert.equal(result.isError, undefined)
+    assert.equal(result.structuredContent.status, 'in_progress')
+    assert.match(result.content[1].text, /get-generation with \{"generation_id":"gen_/)
+    await eventually(async () => {
+      const { body } = await app.key.get(`/generations/${result.structuredContent.id}`)
+      return body.status === 'completed'
+    })
+  })
+
+  it('answers failed work as an error of the tool', async () => {
+    const args = { agent_id: app.agentId, prompt: script({ error: { status: 400 }, delay_ms: 1500 }) }
+    const task = await call('create-agent-generation', args, { capabilities: withTasks })
+    const done = await until(task.taskId, 'completed')
+    assert.equal(done.result.isError, true)
+    assert.equal(done.result.structuredContent.error.code, 'AI_PROVIDER_ERROR')
+  })
+
+  it('asks for a human node by a form, once', async () => {
+    const nodes = [
+      { id: 'ask', type: 'human', prompt: 'Which one?', options: ['red', 'blue'] },
+      step('end', { expression: { var: 'nodes.ask.choice' } }),
+    ]
+    const { id } = await madeOrchestration(app.admin, { project_id: app.projectId, ...graphOf(nodes, ['ask->end']) })
+    const task = await started('start-run', { orchestration_id: id })
+    const waiting = await until(task.taskId, 'input_required')
+    const [[key, request], ...others] = Object.entries<any>(waiting.inputRequests)
+    assert.deepEqual(others, [])
+    assert.match(key, /^human:orch_run_\w+:ask:/)
+    assert.equal(request.method, 'elicitation/create')
+    assert.equal(request.params.mode, 'form')
+    assert.deepEqual(request.params.requestedSchema.properties.choice.enum, ['red', 'blue'])
+    assert.match(request.params.message, /Which one\?/)
+    assert.equal(waiting.pollIntervalMs, 15_000)
+    const without = (await get(task.taskId, withTasks)).result
+    assert.equal(without.status, 'working')
+    assert.match(without.statusMessage, /submit-human-input/)
+
+    assert.equal(
+      (await update(task.taskId, { [key]: { action: 'accept', content: { choice: 'green' } } })).error,
+      undefined,
+    )
+    const refused = (await get(task.taskId)).result
+    assert.equal(refused.status, 'input_required')
+    assert.match(refused.statusMessage, /choice must be one of red, blue/)
+    for (const answer of [
+      { action: 'accept', content: { choice: 'red', extra: 1 } },
+      { action: 'accept', content: { choice: 'x'.repeat(1_000_000) } },
+      { action: 'decline' },
+      { action: 'cancel' },
+      { choice: 'red' },
+    ])
+      await update(task.taskId, {
+        [key]: answer,
+        'human:other:ask:1': { action: 'accept', content: { choice: 'red' } },
+      })
+    assert.deepEqual(Object.keys((await get(task.taskId)).result.inputRequests), [key])
+
+    assert.equal(
+      (await update(task.taskId, { [key]: { action: 'accept', content: { choice: 'blue' } } })).error,
+      undefined,
+    )
+    const done = await until(task.taskId, 'completed')
+    assert.equal(done.result.structuredContent.artifacts.ask.choice, 'blue')
+    await update(task.taskId, { [key]: { action: 'accept', content: { choice: 'red' } } })
+    assert.equal((await get(task.taskId)).result.result.structuredContent.artifacts.ask.choice, 'blue')
+  })
+
+  it('cancels a run, and acknowledges what has ended', async () => {
+    const nodes = [{ id: 'ask', type: 'human', prompt: 'Go?' }, step('end')]
+    const { id } = await madeOrchestration(app.admin, { project_id: app.projectId, ...graphOf(nodes, ['ask->end']) })
+    const { taskId } = await started('start-run', { orchestration_id: id })
+    for (let times = 0; times < 2; times++) {
+      const { result } = (await send('tasks/cancel', { taskId }, { capabilities: withTasks })).body
+      assert.deepEqual(Object.keys(result).sort(), ['_meta', 'resultType'])
+    }
+    await until(taskId, 'cancelled')
+    assert.equal((await app.key.get(`/orchestration-runs/${taskId.split('.')[0]}`)).body.status, 'cancelled')
+  })
+
+  it('asks for the outputs of client tools of one pause together', async () => {
+    const pick = (name: string) => ({ tool: { name, type: 'client' } })
+    const agent = await app.agent({ tool_bindings: [pick('left'), pick('right')] })
+    const calls = {
+      tool_calls: [
+        { name: 'left', args: { n: 1 } },
+        { name: 'right', args: {} },
+      ],
+    }
+    const { taskId } = await started('create-agent-generation', {
+      agent_id: agent,
+      prompt: script(calls, { text: 'both' }),
+    })
+    const waiting = await until(taskId, 'input_required')
+    const [[key, { params }]] = Object.entries<any>(waiting.inputRequests)
+    assert.deepEqual(Object.keys(params.requestedSchema.properties), ['output_1', 'output_2'])
+    await update(taskId, { [key]: { action: 'accept', content: { output_1: '{"a":1}', output_2: 'text' } } })
+    const done = await until(taskId, 'completed')
+    assert.equal(done.result.structuredContent.output.content, 'both')
+    const transcript = (await app.key.get(`/generations/${taskId.split('.')[0]}/transcript`)).body
+    assert.deepEqual(
+      transcript.steps[0].tool_results.map(({ result }: any) => result),
+      [{ a: 1 }, 'text'],
+    )
+  })
+
+  it('asks for an approval, makes the call as it was proposed, and completes with the turn that follows', async () => {
+    const rule = await app.admin.post('/guardrails', {
+      project_id: app.projectId,
+      name: 'ask',
+      document: { class: 'C', guard: false },
+    })
+    assert.equal(rule.status, 201, JSON.stringify(rule.body))
+    const agent = await app.agent({
+      tool_bindings: [{ tool: { name: 'pay', execute: { url: `${target.url}/pay` } } }],
+      guardrail_ids: [rule.body.id],
+    })
+    for (const accepted of [true, false]) {
+      target.requests.length = 0
+      const answer = await call(
+        'create-agent-generation',
+        {
+          agent_id: agent,
+          prompt: script(
+            { tool_calls: [{ name: 'pay', args: { amount: accepted ? 7 : 8 } }] },
+            { text: 'filed' },
+            { text: 'after' },
+          ),
+        },
+        { capabilities: withForms },
+      )
+      assert.equal(answer.resultType, 'task', JSON.stringify(answer))
+      const waiting = await until(answer.taskId, 'input_required')
+      const [[key, { params }]] = Object.entries<any>(waiting.inputRequests)
+      assert.match(key, /^approval:apr_/)
+      assert.match(params.message, /pay with \{"amount":\d\}/)
+      await update(answer.taskId, {
+        [key]: accepted ? { action: 'accept', content: { decision: 'approve' } } : { action: 'decline' },
+      })
+      await until(answer.taskId, 'completed')
+      const approval = (await app.key.get(`/approvals/${key.split(':')[1]}`)).body
+      assert.equal(approval.status, accepted ? 'approved' : 'rejected')
+      assert.equal(approval.resolution_reason, accepted ? null : 'declined')
+      assert.equal(target.requests.length, accepted ? 1 : 0)
+    }
+  })
+
+  it('knows no task of others, without its mark, or after the right to read it was lost', async () => {
+    const { taskId } = await started('create-agent-generation', { agent_id: app.agentId, prompt: slow('x') })
+    const record = taskId.split('.')[0]
+    const other = await app.projectWith(['*'])
+    const unknown = [
+      await wire(app.url, other.key.token)('tasks/get', { taskId }, { capabilities: withTasks }),
+      await wire(app.url, app.admin.token)('tasks/get', { taskId }, { capabilities: withTasks }),
+      await send('tasks/get', { taskId: record }, { capabilities: withTasks }),
+      await send('tasks/get', { taskId: `${record}.${'A'.repeat(22)}` }, { capabilities: withTasks }),
+      await send('tasks/cancel', { taskId: 'gen_nope.x' }, { capabilities: withTasks }),
+    ]
+    const me = (await app.key.get('/users/me')).body.credential.id
+    const { body: policy } = await app.admin.post('/policies', {
+      document: { statement: [{ effect: 'Allow', action: ['agents:*'], resource: [`srn:${app.projectId}:*:*`] }] },
+    })
+    const before = (await app.admin.get(`/project-keys/${me}`)).body.policy_ids
+    await app.admin.patch(`/project-keys/${me}`, { policy_ids: [policy.id] })
+    unknown.push(await send('tasks/get', { taskId }, { capabilities: withTasks }))
+    await app.admin.patch(`/project-keys/${me}`, { policy_ids: before })
+    for (const { status, body } of unknown) {
+      assert.equal(status, 200)
+      assert.equal(body.error.code, -32602, JSON.stringify(body))
+      assert.equal(body.error.message, 'There is no such task')
+    }
+    assert.equal((await get(taskId)).error, undefined)
+  })
+
+  it('asks for the extension, and is not there before 2026', async () => {
+    for (const method of ['tasks/get', 'tasks/update', 'tasks/cancel']) {
+      const refused = await send(method, { taskId: 'x' })
+      assert.equal(refused.status, 400)
+      assert.equal(refused.body.error.code, -32021)
+      assert.deepEqual(refused.body.error.data.requiredCapabilities, withTasks)
+      assert.equal((await send(method, { taskId: 'x' }, { revision: '2025-11-25' })).body.error.code, -32601)
+    }
+  })
+
+  it('tells of the nodes of a run that are through, up to the last one', async () => {
+    const nodes = ['a', 'b', 'c', 'd', 'e'].map(id =>
+      id === 'a' ? step(id) : { id, type: 'delay', duration: '600ms' },
+    )
+    const { id } = await madeOrchestration(app.admin, {
+      project_id: app.projectId,
+      nodes,
+      edges: ['a->b', 'b->c', 'c->d', 'd->e'].map(text => edge(text)),
+    })
+    const { headers, body } = await send(
+      'tools/call',
+      { name: 'start-run', arguments: { orchestration_id: id } },
+      { meta: { progressToken: 'p1' }, headers: { accept: 'text/event-stream' } },
+    )
+    assert.match(headers.get('content-type') as string, /event-stream/)
+    const events = [...(body as string).matchAll(/^data: (.+)$/gm)].map(([, data]) => JSON.parse(data))
+    const result = events.pop()
+    assert.equal(result.result.structuredContent.orchestration_id, id)
+    const done = events.map(({ method, params }) => {
+      assert.equal(method, 'notifications/progress')
+      assert.deepEqual([params.progressToken, params.total], ['p1', 5])
+      return params.progress
+    })
+    assert.ok(done.length >= 2, JSON.stringify(done))
+    assert.equal(done.at(-1), 5)
+    assert.deepEqual(
+      done,
+      [...new Set(done)].sort((a, b) => a - b),
+    )
+  })
+
+  it('tells of tasks by a stream, and refuses too many of them', async () => {
+    const { taskId } = await started('create-agent-generation', { agent_id: app.agentId, prompt: slow('streamed') })
+    const { body } = await send(
+      'subscriptions/listen',
+      { notifications: { taskIds: [taskId], toolsListChanged: true } },
+      { capabilities: withTasks },
+    )
+    const events = [...(body as string).matchAll(/^data: (.+)$/gm)].map(([, data]) => JSON.parse(data))
+    assert.equal(events[0].method, 'notifications/subscriptions/acknowledged')
+    assert.deepEqual(events[0].params.notifications, { taskIds: [taskId] })
+    const told = events.filter(({ method }) => method === 'notifications/tasks')
+    assert.equal(told.at(-1).params.status, 'completed')
+    assert.equal(events.at(-1).method, 'notifications/cancelled')
+    const held = new AbortController()
+    const idle = await started('start-run', {
+      orchestration_id: (
+        await madeOrchestration(app.admin, {
+          project_id: app.projectId,
+          ...graphOf([{ id: 'ask', type: 'human', prompt: 'Go?' }]),
+        })
+      ).id,
+    })
+    const listen = { notifications: { taskIds: [idle.taskId] } }
+    const streams = Array.from({ length: 20 }, () =>
+      send('subscriptions/listen', listen, { capabilities: withTasks, signal: held.signal }).catch(() => null),
+    )
+    await eventually(async () => {
+      const asked = new AbortController()
+      const late = setTimeout(() => asked.abort(), 300)
+      const over = await send('subscriptions/listen', listen, { capabilities: withTasks, signal: asked.signal }).catch(
+        () => null,
+      )
+      clearTimeout(late)
+      return over?.body.error?.code === -32000
+    })
+    held.abort()
+    await Promise.all(streams)
+    assert.equal(MODERN, '2026-07-28')
+  })
+})
