@@ -26,14 +26,19 @@ describe('metrics of work', function () {
 
   describe('of turns', () => {
     let app: AgentApp
+    let process: TestProcess
     let double: ReturnType<typeof client>
     before(async () => {
-      app = await startAgentApp({ actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } })
+      app = await startAgentApp({ workers: [], actions: ACTIONS })
+      process = await startProcess('worker', app.databaseUrl, { PROVIDER_MAX_RETRIES: '0' }, ['generation'])
       double = client(app.double)
     })
-    after(() => app?.close())
+    after(async () => {
+      await process?.kill()
+      await app?.close()
+    })
 
-    const worker = () => scrape((app.worker as TestProcess).url)
+    const worker = () => scrape(process.url)
     /** Waits until the worker shows a number: it counts behind the commit that answers the caller. */
     const shows = (name: string, labels: Record<string, string>, expected: number) =>
       eventually(async () => (await worker()).value(name, labels) === expected, {

@@ -14,8 +14,9 @@ import { COST } from '../../src/identity/users/passwords.ts'
 import { userToken } from '../../src/identity/users/sign-in.ts'
 import { modules } from '../../src/modules.ts'
 import { testEnvironment } from './environment.ts'
+import { runWorker } from './hosts.ts'
 import { ADMIN, cloneTemplate } from './postgres.ts'
-import { startProcess, type TestProcess } from './processes.ts'
+import { startProcess } from './processes.ts'
 
 export { ADMIN }
 
@@ -54,8 +55,8 @@ export type TestApp = {
   logs: string[]
   /** Statements that this process sent. */
   statements: string[]
-  /** The worker process; null without workers and when they run in this process. */
-  worker: TestProcess | null
+  /** The process of the workers; null without workers and when they run in this process. */
+  worker: { pid: number } | null
   close(): Promise<void>
 }
 
@@ -142,7 +143,7 @@ export async function startApp(
   const starting =
     concerns.length === 0 || inside
       ? null
-      : startProcess('worker', database.url, { SHUTDOWN_GRACE_MS: '5000', ...options.env }, concerns, [], line =>
+      : startOutside(database.url, { SHUTDOWN_GRACE_MS: '5000', ...options.env }, concerns, config, line =>
           logs.push(`${line}\n`),
         )
   starting?.catch(() => {})
@@ -158,7 +159,7 @@ export async function startApp(
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
   const worker = await starting
-  const stopWorkers = worker ? () => worker.kill('SIGTERM') : await startInside(services, inside ? concerns : [])
+  const stopWorkers = worker ? worker.stop : await startInside(services, inside ? concerns : [])
   const anonymous = client(url, null)
   const find = (username: string) =>
     services.pool.maybeOne(sql.type(Account)`select id, role, token_version from users where username = ${username}`)
@@ -207,6 +208,21 @@ export async function startApp(
       await database.drop()
     },
   }
+}
+
+/** Runs the work of some concerns in a process of its own: a new one where an earlier worker's could make a difference. */
+async function startOutside(
+  databaseUrl: string,
+  env: Record<string, string>,
+  concerns: string[],
+  config: Config,
+  onLine: (line: string) => void,
+): Promise<{ pid: number; stop(): Promise<unknown> }> {
+  // What is no setting is read by libraries, some of them only once.
+  const settingsOnly = Object.keys(env).every(name => name in config && name !== 'FAULT_POINTS')
+  if (settingsOnly) return runWorker(databaseUrl, env, concerns, onLine)
+  const { pid, kill } = await startProcess('worker', databaseUrl, env, concerns, [], onLine)
+  return { pid, stop: () => kill('SIGTERM') }
 }
 
 /** Runs the work of some concerns in this process; returns what ends it. */

@@ -3,7 +3,7 @@ import { readFile } from 'node:fs/promises'
 import path from 'node:path'
 import { testEnvironment } from './environment.ts'
 
-const root = path.resolve(import.meta.dirname, '../..')
+export const root = path.resolve(import.meta.dirname, '../..')
 
 export type TestProcess = {
   child: ChildProcess
@@ -13,6 +13,40 @@ export type TestProcess = {
   output: string[]
   exited: Promise<{ code: number | null; signal: NodeJS.Signals | null }>
   kill(signal?: NodeJS.Signals): Promise<{ code: number | null; signal: NodeJS.Signals | null }>
+}
+
+/** What processes of tests get of this one's environment. */
+export const inherited = (): Record<string, string> => {
+  const { PATH, HOME, NODE_COMPILE_CACHE, NODE_OPTIONS } = process.env
+  const given = { PATH, HOME, NODE_COMPILE_CACHE, NODE_OPTIONS }
+  return Object.fromEntries(Object.entries(given).filter(([, value]) => value)) as Record<string, string>
+}
+
+/** A test process that ends early leaves none behind. */
+export function endWithThisProcess(child: ChildProcess): void {
+  const end = () => child.kill('SIGKILL')
+  process.once('exit', end)
+  child.once('exit', () => process.off('exit', end))
+}
+
+/** Hands on what a process prints, line by line; returns what gives the line that has begun. */
+export function readLines(child: ChildProcess, onLine: (line: string) => void): () => string {
+  let rest = ''
+  const read = (chunk: Buffer) => {
+    rest += chunk
+    const lines = rest.split('\n')
+    rest = lines.pop() as string
+    for (const line of lines) onLine(line)
+  }
+  child.stdout?.on('data', read)
+  child.stderr?.on('data', read)
+  return () => rest
+}
+
+/** The port that a line names which says that a process is ready. */
+function readyPort(line: string): number | null {
+  const found = /"(?:port|health_port)":(\d+)/.exec(line)
+  return found && line.includes('is ready') ? Number(found[1]) : null
 }
 
 /**
@@ -27,42 +61,28 @@ export async function startProcess(
   flags: readonly string[] = [],
   onLine: (line: string) => void = () => {},
 ): Promise<TestProcess> {
-  const { PATH, HOME, NODE_COMPILE_CACHE } = process.env
-  const own = { PATH, HOME, ...(NODE_COMPILE_CACHE ? { NODE_COMPILE_CACHE } : {}) }
   const script = kind === 'web' ? 'src/web.ts' : 'jobs/worker.ts'
   const child = spawn(process.execPath, [...flags, script, ...args], {
     cwd: root,
-    env: { ...own, ...testEnvironment(databaseUrl), ...env },
+    env: { ...inherited(), ...testEnvironment(databaseUrl), ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
   })
   const output: string[] = []
-  // A test process that ends early leaves none behind.
-  const end = () => child.kill('SIGKILL')
-  process.once('exit', end)
-  child.once('exit', () => process.off('exit', end))
+  endWithThisProcess(child)
   const exited = new Promise<{ code: number | null; signal: NodeJS.Signals | null }>(resolve =>
     child.once('exit', (code, signal) => resolve({ code, signal })),
   )
-  const ready = new Promise<number>((resolve, reject) => {
-    let rest = ''
-    const read = (chunk: Buffer) => {
-      rest += chunk
-      const lines = rest.split('\n')
-      rest = lines.pop() as string
-      for (const line of lines) {
-        output.push(line)
-        onLine(line)
-        const found = /"(?:port|health_port)":(\d+)/.exec(line)
-        if (found && line.includes('is ready')) resolve(Number(found[1]))
-      }
-    }
-    child.stdout?.on('data', read)
-    child.stderr?.on('data', read)
+  const port = await new Promise<number>((resolve, reject) => {
+    const rest = readLines(child, line => {
+      output.push(line)
+      onLine(line)
+      const found = readyPort(line)
+      if (found !== null) resolve(found)
+    })
     void exited.then(({ code, signal }) =>
-      reject(new Error(`${kind} ended with ${code ?? signal} before it was ready:\n${output.join('\n')}${rest}`)),
+      reject(new Error(`${kind} ended with ${code ?? signal} before it was ready:\n${output.join('\n')}${rest()}`)),
     )
   })
-  const port = await ready
   return {
     child,
     pid: child.pid as number,

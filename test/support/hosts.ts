@@ -1,0 +1,108 @@
+import { type ChildProcess, spawn } from 'node:child_process'
+import type { Socket } from 'node:net'
+import { testEnvironment } from './environment.ts'
+import type { CommandResult, HostMessage } from './host.ts'
+import { endWithThisProcess, inherited, readLines, root } from './processes.ts'
+
+type Host = {
+  child: ChildProcess
+  busy: boolean
+  onLine: (line: string) => void
+  onExit: () => void
+}
+
+const hosts = new Set<Host>()
+
+/** An idle host, now busy: one of those that run, else a new one. */
+function take(): Host {
+  const host = [...hosts].find(each => !each.busy) ?? open()
+  host.busy = true
+  return host
+}
+
+function open(): Host {
+  const child = spawn(process.execPath, ['test/support/host.ts'], {
+    cwd: root,
+    env: inherited(),
+    stdio: ['ignore', 'pipe', 'pipe', 'ipc'],
+  })
+  const host: Host = { child, busy: false, onLine: () => {}, onExit: () => {} }
+  endWithThisProcess(child)
+  readLines(child, line => host.onLine(line))
+  child.once('exit', () => {
+    hosts.delete(host)
+    host.onExit()
+  })
+  // An idle one keeps nobody from ending.
+  child.unref()
+  child.channel?.unref()
+  for (const stream of [child.stdout, child.stderr]) (stream as Socket).unref()
+  hosts.add(host)
+  return host
+}
+
+const tell = (host: Host, message: HostMessage) => host.child.send(message)
+
+/** A worker is not left to the handlers of its tests, which may wait for what never comes. */
+const GRACE = { SHUTDOWN_GRACE_MS: '500', ORCHESTRATION_SHUTDOWN_GRACE_MS: '500' }
+
+/**
+ * Runs a worker in a process of its own that may have run others before; `stop` ends the worker as SIGTERM does, and leaves the
+ * process to the next. For workers that are not killed, looked at as a process, or broken (FAULT_POINTS).
+ */
+export async function runWorker(
+  databaseUrl: string,
+  env: Record<string, string>,
+  kinds: string[],
+  onLine: (line: string) => void = () => {},
+): Promise<{ pid: number; output: string[]; stop(): Promise<void> }> {
+  const host = take()
+  const output: string[] = []
+  const says = (text: string) =>
+    new Promise<void>((resolve, reject) => {
+      host.onExit = () => reject(new Error(`the worker ended before it said '${text}':\n${output.join('\n')}`))
+      host.onLine = line => {
+        output.push(line)
+        onLine(line)
+        if (line.includes(`"msg":"${text}"`)) resolve()
+      }
+    })
+  const ready = says('worker is ready')
+  tell(host, { what: 'work', env: { ...testEnvironment(databaseUrl), ...GRACE, ...env }, kinds })
+  await ready
+  return {
+    pid: host.child.pid as number,
+    output,
+    async stop() {
+      const stopped = says('worker has stopped')
+      tell(host, { what: 'stop' })
+      await stopped
+      host.busy = false
+    },
+  }
+}
+
+/** Workers as `runWorker` has them, which are ended together. */
+export function steadyWorkers() {
+  const running: Awaited<ReturnType<typeof runWorker>>[] = []
+  return {
+    async start(...args: Parameters<typeof runWorker>): Promise<void> {
+      running.push(await runWorker(...args))
+    },
+    async stop(): Promise<void> {
+      await Promise.all(running.splice(0).map(({ stop }) => stop()))
+    },
+  }
+}
+
+/** Runs a command line of muster to its end, in a process that may have run others before. */
+export async function muster(args: readonly string[], env: Record<string, string> = {}): Promise<CommandResult> {
+  const host = take()
+  const result = await new Promise<CommandResult>((resolve, reject) => {
+    host.onExit = () => reject(new Error(`the process of muster ${args.join(' ')} ended`))
+    host.child.once('message', resolve)
+    tell(host, { what: 'command', args, env })
+  })
+  host.busy = false
+  return result
+}
