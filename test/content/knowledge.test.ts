@@ -439,7 +439,7 @@ describe('knowledge search', () => {
       )
       assert.equal((await search({ query: 'marten' })).results[0].content, 'second text about a marten')
     })
-    it('never shows another project, in a thousand random queries', async () => {
+    it('never shows another project, in three hundred random queries', async () => {
       const other = await app.project()
       const words = ['falcon', 'kite', 'osprey', 'buzzard', 'harrier', 'merlin', 'hobby', 'eagle']
       for (const [index, word] of words.entries()) {
@@ -447,7 +447,7 @@ describe('knowledge search', () => {
         await write({ content: `${word} there ${index} ${word}` }, other.key)
       }
       const pick = () => words[Math.floor(Math.random() * words.length)]
-      for (let round = 0; round < 50; round++) {
+      for (let round = 0; round < 15; round++) {
         await Promise.all(
           Array.from({ length: 20 }, async () => {
             const { results } = await search({ query: `${pick()} ${pick()} there`, limit: 100 })

@@ -9,7 +9,8 @@ import { client, eventually, type Reply } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type ResettingProxy, startResettingProxy } from '../support/resetting-proxy.ts'
 
-const RESETS = 400
+/** A long run: 400. */
+const RESETS = Number(process.env.RESETS ?? 150)
 const EVERY_MS = 125
 /** Callers of each kind of work at once. */
 const CALLERS = 2
