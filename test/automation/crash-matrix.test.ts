@@ -7,6 +7,7 @@ import { migrate } from '../../src/core/db/migrate.ts'
 import { startEmbedded } from '../../src/local/postgres.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { quietPort } from '../support/postgres.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { graph } from './support/children.ts'
@@ -70,6 +71,10 @@ describe('runs whose workers are lost', function () {
     workers.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, ['orchestration', 'generation'])
   const open = async (options: { databaseUrl?: string } = {}) => {
     double = await startToolDouble()
     app = await startAgentApp({ workers: [], env: FAST, ...options })
@@ -98,6 +103,7 @@ describe('runs whose workers are lost', function () {
   }
 
   afterEach(async () => {
+    await steady.stop()
     await Promise.all(workers.map(({ kill }) => kill()))
     workers = []
     await app?.close()
@@ -123,7 +129,7 @@ describe('runs whose workers are lost', function () {
         const lost = await Promise.race([doomed.exited.then(() => true), driving.then(() => false)])
         if (kill === 0) assert.ok(lost, `${point} was never reached`)
       }
-      await worker()
+      await steadyWorker()
       const runs = await driving
       assert.deepEqual(
         runs.flatMap((run, at) => strayings(definition, inputs[at], run)),

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { RUN_ACTIONS, type RunApp, startRunApp } from './fixtures.ts'
 
@@ -35,6 +36,7 @@ describe('executions whose workers are lost', function () {
     })
   })
   afterEach(async () => {
+    await steady.stop()
     await Promise.all(workers.map(({ kill }) => kill()))
     workers = []
   })
@@ -45,6 +47,10 @@ describe('executions whose workers are lost', function () {
     workers.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, ['orchestration', 'delivery'])
   const created = async (path: string, body: object): Promise<any> => {
     const reply = await app.key.post(path, body)
     assert.ok(reply.status < 300, JSON.stringify(reply.body))
@@ -61,7 +67,7 @@ describe('executions whose workers are lost', function () {
       const doomed = await worker({ FAULT_POINTS: `${point}=kill:1` })
       await doomed.exited
     }
-    await worker()
+    await steadyWorker()
     for (const { id } of started) {
       await until(id, 'waiting')
       await created(`/playbook-executions/${id}/steps/ask/complete`, { result: { again: true } })
@@ -90,15 +96,15 @@ describe('executions whose workers are lost', function () {
       const { id: case_id } = await created('/cases', { title: 'waits' })
       const { id } = await created('/playbook-executions', { case_id, playbook_id: playbook.id })
       // Whoever has it wait is not the one that is lost.
-      const first = await worker()
+      await steadyWorker()
       await waits(id, 'one')
-      await first.kill()
+      await steady.stop()
       const doomed = await worker({ FAULT_POINTS: `${point}=kill:1` })
       const event = await created('/cases', { title })
       await doomed.exited
       started.push({ id, title, first: event.id })
     }
-    await Promise.all([worker(), worker()])
+    await Promise.all([steadyWorker(), steadyWorker()])
     for (const { id } of started) await waits(id, 'two')
     for (const { id, title, first } of started) {
       const second = await created('/cases', { title })

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
-import { startProcess } from '../support/processes.ts'
+import { runWorker } from '../support/hosts.ts'
 import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
 
 /** A prompt that makes the model answer one after the other. */
@@ -210,9 +210,7 @@ describe('agents in runs', function () {
       ),
     )
     await app.admin.patch(`/projects/${app.projectId}`, { trace_retention_days: 1 })
-    const sweeper = await startProcess('worker', app.databaseUrl, { CONTENT_RETENTION_SWEEP_INTERVAL_MS: '1000' }, [
-      'snapshot',
-    ])
+    const sweeper = await runWorker(app.databaseUrl, { CONTENT_RETENTION_SWEEP_INTERVAL_MS: '1000' }, ['snapshot'])
     try {
       const gone = async (id: string) => (await app.key.get(`/generations/${id}`)).status === 404
       await eventually(() => gone(free.id))
@@ -220,7 +218,7 @@ describe('agents in runs', function () {
       await app.key.post(`/orchestration-runs/${run.id}/cancel`)
       await eventually(() => gone(turn.id))
     } finally {
-      await sweeper.kill()
+      await sweeper.stop()
       await app.admin.patch(`/projects/${app.projectId}`, { trace_retention_days: null })
     }
   })

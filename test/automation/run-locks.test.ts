@@ -4,7 +4,7 @@ import { settleQueue } from '../../src/automation/tasks/queue.ts'
 import { type Fragment, sql } from '../../src/core/db/sql.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
-import { startProcess } from '../support/processes.ts'
+import { runWorker } from '../support/hosts.ts'
 import { RUN_ACTIONS, type RunApp, startRunApp } from './fixtures.ts'
 
 describe('the locks of a purge and of what goes on beside it', () => {
@@ -119,7 +119,7 @@ describe('the locks of a purge and of what goes on beside it', () => {
     const agent_id = await app.agent({ tool_bindings: [{ tool_id: tool.id }] })
     const prompt = `@double ${JSON.stringify([{ tool_calls: [{ name: 'pick', args: {} }], gate: 'pick' }])}`
     const orchestration_id = await app.orchestration([{ id: 'ask', type: 'agent', agent_id, prompt }])
-    const worker = await startProcess('worker', app.databaseUrl, { EGRESS_ALLOW_HOSTS: '127.0.0.1' }, ['generation'])
+    const worker = await runWorker(app.databaseUrl, { EGRESS_ALLOW_HOSTS: '127.0.0.1' }, ['generation'])
     try {
       const run = await created('/orchestration-runs', { orchestration_id })
       await eventually(async () => ((await double.gate('pick'))?.waiting ?? 0) > 0)
@@ -135,7 +135,7 @@ describe('the locks of a purge and of what goes on beside it', () => {
       assert.equal((await cancelled)?.body.status, 'cancelled')
       await eventually(async () => (await read(`/generations/${turn}`)).status === 'failed', { within: 10_000 })
     } finally {
-      await worker.kill()
+      await worker.stop()
     }
   })
 })

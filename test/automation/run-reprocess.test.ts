@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
 import { startApp } from '../support/app.ts'
-import { run } from '../support/commands.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { muster } from '../support/hosts.ts'
 import { type RunApp, startRunApp } from './fixtures.ts'
 
 describe('muster reprocess runs', function () {
@@ -16,7 +16,7 @@ describe('muster reprocess runs', function () {
 
   const reprocess = async (...args: string[]) => {
     const env = testEnvironment(app.databaseUrl)
-    const { code, stdout, stderr } = await run('bin/muster.ts', ['reprocess', 'runs', ...args, '--json'], env)
+    const { code, stdout, stderr } = await muster(['reprocess', 'runs', ...args, '--json'], env)
     assert.equal(code, 0, stderr)
     return JSON.parse(stdout)
   }

@@ -3,7 +3,7 @@ import { runQueue } from '../../src/automation/runs/queue.ts'
 import { sweep } from '../../src/automation/runs/sweep.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
-import { startProcess } from '../support/processes.ts'
+import { runWorker } from '../support/hosts.ts'
 import { type RunApp, startRunApp } from './fixtures.ts'
 import { copyRun } from './support/copies.ts'
 
@@ -16,10 +16,10 @@ describe('sweeps for runs', () => {
 
   /** A run that waits for a person, whose worker has gone, and copies of it. Their ids in order. */
   async function waiting(copies: number): Promise<string[]> {
-    const worker = await startProcess('worker', app.databaseUrl, {}, ['orchestration'])
+    const worker = await runWorker(app.databaseUrl, {}, ['orchestration'])
     const run = await app.run([{ id: 'ask', type: 'human' }])
     assert.equal(run.status, 'awaiting_input')
-    await worker.kill()
+    await worker.stop()
     const ids = [run.id, ...(await copyRun(app.services.pool, run.id, copies))]
     await quiet()
     return ids.sort()
@@ -111,7 +111,7 @@ describe('sweeps for runs', () => {
     await app.services.queues.send(messages)
     const { body: run } = await other.key.post('/orchestration-runs', { orchestration_id: body.id })
     // Messages are taken of projects in turn: it is among the first, however many were sent before it.
-    const worker = await startProcess('worker', app.databaseUrl, {}, ['orchestration'])
+    const worker = await runWorker(app.databaseUrl, {}, ['orchestration'])
     const done = await eventually(async () => {
       const found = (await other.key.get(`/orchestration-runs/${run.id}`)).body
       return found.status === 'succeeded' ? found : null
@@ -119,7 +119,7 @@ describe('sweeps for runs', () => {
     const before = await pool.oneFirst(sql.unsafe`
       select count(*)::int from pgboss.job_common
       where name = 'orchestration-run' and completed_on < ${done.completed_at}::timestamptz`)
-    await worker.kill()
+    await worker.stop()
     assert.ok((before as number) < 100, `${before} of another project came first`)
     await clear()
   })

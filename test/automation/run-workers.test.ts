@@ -5,6 +5,7 @@ import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { usageOf } from '../control/usage-support.ts'
 import { json, type TargetRequest } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { attempts, chain, ended, type RunApp, startRunApp } from './fixtures.ts'
 
@@ -31,6 +32,7 @@ describe('runs and workers that are lost', function () {
     app.target.answer = json({ ok: true })
   })
   afterEach(async () => {
+    await steady.stop()
     for (const each of workers) await each.kill()
     workers.clear()
   })
@@ -41,6 +43,10 @@ describe('runs and workers that are lost', function () {
     workers.add(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...ENV, ...env }, ['orchestration'])
   const never = () => {}
   const call = (id: string, more: object = {}) => ({ id, type: 'tool', tool_id, ...more })
   const forget = () =>
@@ -55,7 +61,7 @@ describe('runs and workers that are lost', function () {
     await eventually(() => app.target.requests.length === 2)
     await first.kill('SIGKILL')
     app.target.answer = json({ ok: 2 })
-    await worker()
+    await steadyWorker()
     const done = await app.until(run.id)
     assert.deepEqual(attempts(done), ['a:1:completed', 'b:1:completed', 'c:1:completed'])
     assert.deepEqual(
@@ -89,13 +95,13 @@ describe('runs and workers that are lost', function () {
     await one.kill()
     const answer = app.target.answer
     app.target.answer = json({ ok: 2 })
-    await worker(long)
+    const taker = await worker(long)
     await isDone(one.run)
-    for (const each of workers) await each.kill()
+    await taker.kill()
     // And one that runs already: with its next heartbeat.
     app.target.answer = answer
     const two = await lost()
-    await worker({ ...long, WORKER_HEARTBEAT_INTERVAL_MS: '500' })
+    await steadyWorker({ ...long, WORKER_HEARTBEAT_INTERVAL_MS: '500' })
     await two.kill()
     app.target.answer = json({ ok: 2 })
     await isDone(two.run)
@@ -112,7 +118,7 @@ describe('runs and workers that are lost', function () {
     const run = await app.start(id, { wait: false })
     await eventually(() => answers.length === 1)
     frozen.child.kill('SIGSTOP')
-    await worker(env)
+    await steadyWorker(env)
     await eventually(() => answers.length === 2)
     answers[1]({ by: 'the second' })
     await eventually(() => answers.length === 3)
@@ -166,7 +172,7 @@ describe('runs and workers that are lost', function () {
       await one.kill('SIGKILL')
     }
     app.target.answer = json({ ok: true })
-    await worker()
+    await steadyWorker()
     const done = await app.until(run.id)
     assert.deepEqual(attempts(done), ['a:1:failed', 'a:2:completed'])
     assert.equal(done.node_executions[0].error.code, 'INTERNAL_ERROR')
@@ -190,7 +196,7 @@ describe('runs and workers that are lost', function () {
     await eventually(() => app.target.requests.length === 1)
     assert.deepEqual(await first.kill('SIGTERM'), { code: 0, signal: null })
     app.target.answer = json({ ok: true })
-    await worker(long)
+    await steadyWorker(long)
     const done = await app.until(run.id)
     assert.deepEqual(attempts(done), ['a:1:completed'])
     assert.equal(new Set(app.target.requests.map(keyOf)).size, 1)
@@ -214,14 +220,14 @@ describe('runs and workers that are lost', function () {
     assert.deepEqual(await first.exited, { code: 0, signal: null })
     assert.deepEqual(attempts(await app.read(run.id)), ['a:1:completed', 'b:1:running'])
     app.target.answer = json({ ok: true })
-    await worker(env)
+    await steadyWorker(env)
     assert.deepEqual(attempts(await app.until(run.id)), ['a:1:completed', 'b:1:completed'])
     assert.equal(app.target.requests.length, 2)
   })
 
   it('end attempts that take longer than any may whose node says nothing', async () => {
     app.target.answer = never
-    await worker({ ORCHESTRATION_NODE_TIMEOUT_MS: '300' })
+    await steadyWorker({ ORCHESTRATION_NODE_TIMEOUT_MS: '300' })
     const own = call('b', { timeout: '1h' })
     const run = await app.start(await app.orchestration([call('a'), own]), { wait: false })
     const { error, failed_node_id } = await app.until(run.id)
@@ -237,7 +243,7 @@ describe('runs and workers that are lost', function () {
     }
     const single = await app.orchestration([call('a')])
     const fan = await app.orchestration(Array.from({ length: 8 }, (_, n) => call(`f${n}`)))
-    await worker({ ORCHESTRATION_WORKER_CONCURRENCY: '4' })
+    await steadyWorker({ ORCHESTRATION_WORKER_CONCURRENCY: '4' })
     const runs = []
     for (const id of [single, single, fan, single, single, single]) runs.push(await app.start(id, { wait: false }))
     for (const { id } of runs) await app.until(id, ({ status }) => status === 'running')
@@ -261,7 +267,7 @@ describe('runs and workers that are lost', function () {
             and data->>'run_id' = any(${sql.array(runs, 'text')}) order by 1`)
       await tx.query(sql.unsafe`
         select from orchestration_runs where id = any(${sql.array(held, 'text')}) for update`)
-      await worker({ ORCHESTRATION_ADVANCE_CONCURRENCY: '2', PROJECT_WORKER_SHARE: '1' })
+      await steadyWorker({ ORCHESTRATION_ADVANCE_CONCURRENCY: '2', PROJECT_WORKER_SHARE: '1' })
       await eventually(async () => isDeepStrictEqual(await messages('active'), held.toSorted()))
       // One claim fills all slots that are free.
       assert.deepEqual(await messages('created'), runs.slice(2))
@@ -280,7 +286,7 @@ describe('runs and workers that are lost', function () {
     await eventually(() => app.target.requests.length === 1)
     first.child.kill('SIGSTOP')
     app.target.answer = json({ from: 'second' })
-    await worker()
+    await steadyWorker()
     const done = await app.until(run.id)
     assert.deepEqual(done.output, { a: { from: 'second' } })
     answerFirst()
@@ -298,7 +304,7 @@ describe('runs and workers that are lost', function () {
       response.on('close', () => {
         closed = true
       })
-    await worker()
+    await steadyWorker()
     const run = await app.start(id, { wait: false })
     await eventually(() => app.target.requests.length === 1)
     const cancelled = (await app.key.post(`/orchestration-runs/${run.id}/cancel`)).body
@@ -321,7 +327,7 @@ describe('runs and workers that are lost', function () {
       const run = await app.start(id, { wait: false })
       const broken = await worker({ FAULT_POINTS: `${point}=kill` })
       assert.equal((await broken.exited).signal, 'SIGKILL')
-      await worker()
+      await steadyWorker()
       const done = await app.until(run.id)
       assert.deepEqual(attempts(done), ['x:1:completed', 'a:1:completed', 'y:1:completed'], JSON.stringify(done.error))
       assert.equal(app.target.requests.length, point === 'node_called' ? 2 : 1)
@@ -343,7 +349,7 @@ describe('runs and workers that are lost', function () {
     await first.kill()
     await forget()
     await eventually(() => Date.now() > Date.parse(asleep.wake_at))
-    await Promise.all([worker(), worker()])
+    await Promise.all([steadyWorker(), steadyWorker()])
     const done = await app.until(run.id)
     assert.equal(done.status, 'succeeded')
     assert.equal(app.target.requests.length, 1)
@@ -364,7 +370,7 @@ describe('runs and workers that are lost', function () {
       await app.key.post(`/orchestration-runs/${id}/human-input`, { node_id: 'h', output: { n: 1 }, wait: false })
     const fresh = await app.start(await app.orchestration([call('a')]), { wait: false })
     await forget()
-    await worker()
+    await steadyWorker()
     for (const { id } of [fresh, asked, gated, parent])
       assert.equal((await app.until(id, ended)).status, 'succeeded', id)
   })

@@ -4,6 +4,7 @@ import { usageOf } from '../control/usage-support.ts'
 import { json } from '../execution/tool-target.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
 import { ended, FAST, firingsOf, hook, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
@@ -19,6 +20,10 @@ describe('firings and their workers', function () {
     processes.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = (env: Record<string, string> = {}, kinds = ['trigger', 'generation']) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, kinds)
   const tool = (fields: object = {}) => madeTrigger(key, { target_type: 'tool', target_id: app.toolId, ...fields })
   const fire = async (id: string, input?: object): Promise<string> => {
     const reply = await key.post(`/triggers/${id}/fire?wait=false`, { input })
@@ -46,7 +51,10 @@ describe('firings and their workers', function () {
     app.target.requests.length = 0
     app.target.answer = json({ ok: true })
   })
-  afterEach(() => Promise.all(processes.splice(0).map(each => each.kill())))
+  afterEach(async () => {
+    await steady.stop()
+    await Promise.all(processes.splice(0).map(each => each.kill()))
+  })
   after(() => app?.close())
 
   it('a hook that was accepted fires when no worker was there, and when its message is lost', async () => {
@@ -56,7 +64,7 @@ describe('firings and their workers', function () {
     await app.services.pool.query(
       sql.unsafe`delete from pgboss.job_common where name = 'trigger.fire' and data ->> 'firing_id' = ${ids[1]}`,
     )
-    await worker()
+    await steadyWorker()
     for (const id of ids) assert.equal((await ended(key, id)).status, 'succeeded')
     assert.deepEqual(keys().sort(), [...ids].sort())
   })
@@ -66,7 +74,7 @@ describe('firings and their workers', function () {
     const trigger = await tool({ type: 'webhook' })
     const headers = { 'X-Svc-Signature': (await import('./triggers-support.ts')).signatureOf(trigger.secret, '{}') }
     await assert.rejects(hook(web.url, trigger, '{}', headers))
-    await worker()
+    await steadyWorker()
     const [firing] = await eventually(async () => {
       const all = await firingsOf(key, trigger.id)
       return all[0]?.status === 'succeeded' ? all : null
@@ -81,7 +89,7 @@ describe('firings and their workers', function () {
     const first = await worker({ FAULT_POINTS: 'trigger_claimed=kill' }, ['trigger'])
     const id = await fire(trigger.id, { message: 'hi' })
     await first.exited
-    await worker()
+    await steadyWorker()
     const firing = await ended(key, id)
     assert.deepEqual([firing.status, firing.attempts], ['succeeded', 1])
     assert.equal((await key.get(`/generations?agent_id=${app.agentId}`)).body.total, 1)
@@ -94,7 +102,7 @@ describe('firings and their workers', function () {
     const id = await fire(trigger.id, { message: 'hi' })
     await first.exited
     assert.equal((await key.get(`/trigger-firings/${id}`)).body.status, 'running')
-    await worker()
+    await steadyWorker()
     assert.equal((await ended(key, id)).status, 'succeeded')
     assert.equal((await key.get(`/generations?agent_id=${agent}`)).body.total, 1)
   })
@@ -102,11 +110,11 @@ describe('firings and their workers', function () {
   it('a worker that is killed between the end of a turn and its settling changes nothing', async () => {
     const agent = await app.agent()
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
-    await worker({}, ['trigger'])
+    await steadyWorker({}, ['trigger'])
     const first = await worker({ FAULT_POINTS: 'before_settle=kill' }, ['generation'])
     const id = await fire(trigger.id, { message: 'hi' })
     await first.exited
-    await worker({}, ['generation'])
+    await steadyWorker({}, ['generation'])
     const firing = await ended(key, id)
     assert.equal(firing.status, 'succeeded')
     assert.equal((await key.get(`/generations/${firing.result.result_id}`)).body.status, 'completed')
@@ -119,7 +127,7 @@ describe('firings and their workers', function () {
     const id = await fire(trigger.id)
     await called(1)
     await first.kill()
-    await worker()
+    await steadyWorker()
     const firing = await ended(key, id)
     assert.deepEqual([firing.status, firing.attempts], ['succeeded', 2])
     assert.deepEqual(keys(), [id, id])
@@ -129,7 +137,7 @@ describe('firings and their workers', function () {
     const trigger = await tool()
     const id = await fire(trigger.id)
     for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'trigger_called=kill' })).exited
-    await worker()
+    await steadyWorker()
     const firing = await ended(key, id)
     assert.deepEqual([firing.status, firing.error.code, firing.attempts], ['failed', 'TRIGGER_FIRING_ABANDONED', 3])
     assert.deepEqual(keys(), [id, id, id])
@@ -147,7 +155,7 @@ describe('firings and their workers', function () {
     const id = await fire(trigger.id)
     await called(1)
     first.child.kill('SIGSTOP')
-    await worker()
+    await steadyWorker()
     const firing = await ended(key, id)
     assert.deepEqual(firing.result.output, { ok: true })
     first.child.kill('SIGCONT')
@@ -168,7 +176,7 @@ describe('firings and their workers', function () {
       if (n < 3) assert.notEqual((await key.get(`/trigger-firings/${id}`)).body.status, 'failed')
     }
     const id = (await firingsOf(key, trigger.id))[0].id
-    await worker()
+    await steadyWorker()
     assert.equal((await ended(key, id)).status, 'succeeded')
   })
 
@@ -177,7 +185,7 @@ describe('firings and their workers', function () {
     const id = await fire(trigger.id)
     await key.patch(`/triggers/${trigger.id}`, { active: false })
     await app.admin.post(`/projects/${app.projectId}/pause`)
-    await worker()
+    await steadyWorker()
     const other = await app.project()
     assert.equal((await other.key.get('/triggers')).status, 200)
     await eventually(async () =>
@@ -210,7 +218,7 @@ describe('firings and their workers', function () {
     await app.admin.post(`/projects/${app.projectId}/resume`)
     assert.ok(!app.statements.slice(before).some(text => text.includes('update trigger_firings')))
     assert.deepEqual(await messages(), [['trigger-project', 1]])
-    await worker()
+    await steadyWorker()
     await eventually(
       async () =>
         (await pool.oneFirst(sql.unsafe`
@@ -233,7 +241,7 @@ describe('firings and their workers', function () {
     assert.equal(reply.status, 200)
     const { id, status } = (await reply.json()) as { id: string; status: string }
     assert.equal(status, 'pending')
-    await worker()
+    await steadyWorker()
     assert.equal((await ended(key, id)).status, 'succeeded')
   })
 
@@ -244,7 +252,7 @@ describe('firings and their workers', function () {
     const waiting = await tool()
     await fire(waiting.id)
     await key.delete(`/triggers/${waiting.id}`)
-    await worker()
+    await steadyWorker()
     await fire(trigger.id, { message: 'hi' })
     await eventually(async () => ((await double.gate('gone'))?.waiting ?? 0) > 0)
     assert.equal((await key.delete(`/triggers/${trigger.id}`)).status, 204)
@@ -256,7 +264,7 @@ describe('firings and their workers', function () {
   it('one whose turn was deleted ends', async () => {
     const agent = await app.agent()
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
-    await worker({}, ['trigger'])
+    await steadyWorker({}, ['trigger'])
     const id = await fire(trigger.id, { message: 'hi' })
     await eventually(async () => (await key.get(`/trigger-firings/${id}`)).body.status === 'running')
     const deleted = await key.delete(`/agents/${agent}?force=true`)
@@ -271,7 +279,7 @@ describe('firings and their workers', function () {
     const { firingSweep } = await import('../../src/automation/triggers/queue.ts')
     const agent = await app.agent()
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
-    await worker({}, ['trigger'])
+    await steadyWorker({}, ['trigger'])
     const ids = [await fire(trigger.id, { message: 'bad' }), await fire(trigger.id, { message: 'good' })]
     for (const id of ids)
       await eventually(async () => (await key.get(`/trigger-firings/${id}`)).body.status === 'running')
@@ -292,7 +300,7 @@ describe('firings and their workers', function () {
   it('firings that ended long ago are deleted', async () => {
     const { pruneFirings } = await import('../../src/automation/triggers/handlers.ts')
     const trigger = await tool()
-    await worker()
+    await steadyWorker()
     const ids = [await fire(trigger.id), await fire(trigger.id)]
     for (const id of ids) await ended(key, id)
     await app.services.pool.query(

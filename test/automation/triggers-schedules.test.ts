@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { allEnded, FAST, firingsOf, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
 
@@ -25,6 +26,10 @@ describe('schedules of triggers', function () {
     processes.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, ['trigger'])
   /** Schedules are due when their next instant is past: by how many seconds. */
   const dueSince = (id: string, seconds: number) =>
     app.services.pool.query(
@@ -41,7 +46,10 @@ describe('schedules of triggers', function () {
   beforeEach(() => {
     app.target.requests.length = 0
   })
-  afterEach(() => Promise.all(processes.splice(0).map(each => each.kill())))
+  afterEach(async () => {
+    await steady.stop()
+    await Promise.all(processes.splice(0).map(each => each.kill()))
+  })
   after(() => app?.close())
 
   it('have their next instant while they are active', async () => {
@@ -94,7 +102,7 @@ describe('schedules of triggers', function () {
     const once = await madeTrigger(key, { ...tool, ...MINUTELY })
     const skipping = await madeTrigger(key, { ...tool, ...MINUTELY, misfire_policy: 'skip' })
     for (const { id } of [once, skipping]) await dueSince(id, 3600)
-    await worker()
+    await steadyWorker()
     const [firing] = await allEnded(key, once.id, 1)
     assert.ok(secondsUntil(firing.scheduled_for) < -3500)
     await eventually(async () => secondsUntil((await read(skipping.id)).next_fire_at) > 0)
@@ -110,7 +118,7 @@ describe('schedules of triggers', function () {
     }
     const fields = { ...tool, type: 'schedule', cron: '0 0 1 1 *' }
     const skipping = await madeTrigger(key, { ...fields, overlap_policy: 'skip' })
-    await worker()
+    await steadyWorker()
     await dueSince(skipping.id, 2)
     await eventually(() => app.target.requests.length === 1)
     await dueSince(skipping.id, 1)
@@ -134,7 +142,7 @@ describe('schedules of triggers', function () {
     assert.ok(secondsUntil((await read(trigger.id)).next_fire_at) > 0)
     await app.admin.post(`/projects/${app.projectId}/pause`)
     await dueSince(trigger.id, 120)
-    await worker()
+    await steadyWorker()
     await eventually(async () => secondsUntil((await read(trigger.id)).next_fire_at) > 0)
     await app.admin.post(`/projects/${app.projectId}/resume`)
     assert.deepEqual(await firingsOf(key, trigger.id), [])
@@ -142,13 +150,13 @@ describe('schedules of triggers', function () {
   })
 
   it('are left alone by workers whose scheduler is switched off', async () => {
-    await worker({ TRIGGER_SCHEDULER_DISABLED: 'true' })
+    await steadyWorker({ TRIGGER_SCHEDULER_DISABLED: 'true' })
     const trigger = await madeTrigger(key, { ...tool, ...MINUTELY })
     await dueSince(trigger.id, 1)
     const manual = await madeTrigger(key, tool)
     assert.equal((await key.post(`/triggers/${manual.id}/fire`)).body.status, 'succeeded')
     assert.ok(secondsUntil((await read(trigger.id)).next_fire_at) < 0)
-    await worker()
+    await steadyWorker()
     assert.equal((await allEnded(key, trigger.id, 1)).length, 1)
   })
 
@@ -160,7 +168,7 @@ describe('schedules of triggers', function () {
       select 'trg_' || translate(lpad(n::text, 26, '0'), 'ilou', '0000'), project_id, 'many ' || n, type, target_type, target_id, cron, timezone, authority,
         created_by, now() - interval '1 s'
       from triggers, generate_series(1, 450) n where id = ${first.id}`)
-    await worker({ TRIGGER_WORKER_CONCURRENCY: '50' })
+    await steadyWorker({ TRIGGER_WORKER_CONCURRENCY: '50' })
     await eventually(
       async () =>
         (await app.services.pool.oneFirst(

@@ -16,6 +16,7 @@ import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { launch, run } from '../support/commands.ts'
 import { startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { muster as inHost } from '../support/hosts.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { startS3 } from '../support/s3.ts'
@@ -34,6 +35,10 @@ describe('muster', function () {
   after(() => app?.close())
 
   const muster = (args: string[], env: Record<string, string> = {}) =>
+    inHost(args, { ...testEnvironment(app.databaseUrl), ...env })
+
+  /** The same in a process of its own, as a user runs it; test/bin/docs.test.ts runs every command so. */
+  const alone = (args: string[], env: Record<string, string> = {}) =>
     run('bin/muster.ts', args, { ...testEnvironment(app.databaseUrl), ...env })
 
   /** Runs a command that prints JSON and must succeed. */
@@ -64,7 +69,8 @@ describe('muster', function () {
         ['llm-double', 'serve', '--dims', '4'],
       ])
         assert.equal((await muster(args)).code, 2, args.join(' '))
-      const help = await muster(['--help'])
+      assert.equal((await alone(['nonsense'])).code, 2)
+      const help = await alone(['--help'])
       assert.equal(help.code, 0)
       for (const command of ['up', 'migrate', 'bootstrap', 'doctor', 'reprocess', 'secrets', 'settings', 'llm-double'])
         assert.match(help.stdout, new RegExp(`^  ${command}\\b`, 'm'))
@@ -73,7 +79,7 @@ describe('muster', function () {
     })
 
     it('exits 1 and names a setting that cannot be used', async () => {
-      const { code, stderr } = await muster(['migrate'], { DATABASE_POOL_MAX: 'many' })
+      const { code, stderr } = await alone(['migrate'], { DATABASE_POOL_MAX: 'many' })
       assert.equal(code, 1)
       assert.match(stderr, /DATABASE_POOL_MAX: must be an integer/)
     })
@@ -106,7 +112,7 @@ describe('muster', function () {
     })
 
     it('is migrated once, by whoever comes first', async () => {
-      const runs = await Promise.all([0, 1, 2].map(() => muster(['migrate', '--json'], env)))
+      const runs = await Promise.all([0, 1, 2].map(() => alone(['migrate', '--json'], env)))
       const ran = runs.map(({ code, stdout, stderr }) => {
         assert.equal(code, 0, stderr)
         return JSON.parse(stdout).ran.length as number
@@ -341,7 +347,8 @@ describe('muster', function () {
     })
 
     it('prints a line a check, with what mends it', async () => {
-      const { stdout } = await muster(['doctor'])
+      const { code, stdout } = await alone(['doctor'])
+      assert.equal(code, 0)
       assert.match(stdout, /^ok {4}database +PostgreSQL \d+/m)
       assert.match(stdout, /^warn {2}base url .*\n +Set BASE_URL/m)
     })
@@ -356,7 +363,7 @@ describe('muster', function () {
       assert.equal(made.status, 201)
       const old = app.config.SECRETS_ENCRYPTION_KEY[0]
 
-      const lost = await muster(['secrets', 'verify', '--json'], { SECRETS_ENCRYPTION_KEY: OTHER })
+      const lost = await alone(['secrets', 'verify', '--json'], { SECRETS_ENCRYPTION_KEY: OTHER })
       assert.equal(lost.code, 1)
       assert.ok(JSON.parse(lost.stdout).undecryptable >= 1)
       const ill = await diagnosis({ SECRETS_ENCRYPTION_KEY: OTHER })

@@ -8,6 +8,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import { message } from '../../src/core/jobs/queue.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
+import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 
 type Counts = { vectors: number; spaces: number; bytes: number; embedded: number }
@@ -238,11 +239,11 @@ describe('embedding anew', () => {
     const { key } = await next(remote(), [])
     assert.equal(await pendingOf(key), 1)
     // The new worker takes the message over once the lease of the dead one is over; its own start sends one too.
-    const again = await startProcess('worker', first.databaseUrl, settings, ['ingestion'])
+    const again = await runWorker(first.databaseUrl, settings, ['ingestion'])
     try {
       await eventually(async () => (await pendingOf(key)) === 0, { within: 60_000, every: 250 })
     } finally {
-      await again.kill('SIGTERM')
+      await again.stop()
     }
     assert.deepEqual(await counts(first), { vectors: 6000, spaces: 1, bytes: 256, embedded: 6000 })
     const texts = server.calls.slice(asked).reduce((sum, call) => sum + call.texts.length, 0)

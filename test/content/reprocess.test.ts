@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { run } from '../support/commands.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { muster } from '../support/hosts.ts'
 
 const DIMENSIONS = 64
 
@@ -31,10 +31,10 @@ describe('muster reprocess', function () {
     EMBEDDING_DIMENSIONS: String(DIMENSIONS),
     EMBEDDING_BASE_URL: server.url,
   })
-  const muster = (args: string[], env: Record<string, string> = settings()) =>
-    run('bin/muster.ts', ['reprocess', ...args], { ...testEnvironment(app.databaseUrl), ...env })
+  const reprocess = (args: string[], env: Record<string, string> = settings()) =>
+    muster(['reprocess', ...args], { ...testEnvironment(app.databaseUrl), ...env })
   const json = async (args: string[]) => {
-    const { code, stdout, stderr } = await muster([...args, '--json'])
+    const { code, stdout, stderr } = await reprocess([...args, '--json'])
     assert.equal(code, 0, stderr)
     return { ...JSON.parse(stdout), stderr }
   }
@@ -48,15 +48,15 @@ describe('muster reprocess', function () {
       select encode(vec, 'hex') from knowledge_vectors where container_id = ${id} order by segment`)) as readonly string[]
 
   it('is documented', async () => {
-    const { code, stdout } = await muster(['--help'])
+    const { code, stdout } = await reprocess(['--help'])
     assert.equal(code, 0)
     assert.match(stdout, /ingestions/)
     assert.match(stdout, /embeddings/)
-    assert.equal((await muster(['ingestions', '--status', 'pending'])).code, 2)
+    assert.equal((await reprocess(['ingestions', '--status', 'pending'])).code, 2)
   })
 
   it('embeddings needs a configured model', async () => {
-    const { code, stderr } = await muster(['embeddings'], {})
+    const { code, stderr } = await reprocess(['embeddings'], {})
     assert.equal(code, 1)
     assert.match(stderr, /not configured/)
     assert.match(stderr, /EMBEDDING_PROVIDER/)
@@ -104,7 +104,7 @@ describe('muster reprocess', function () {
     const id = await create('one')
     const before = await vectors(id)
     server.calls.length = 0
-    const { code, stderr } = await muster(['embeddings'], { ...settings(), EMBEDDING_MODEL: 'another' })
+    const { code, stderr } = await reprocess(['embeddings'], { ...settings(), EMBEDDING_MODEL: 'another' })
     assert.equal(code, 1)
     assert.match(stderr, /the workers have another embedding model/)
     assert.deepEqual(server.calls, [])
@@ -115,7 +115,7 @@ describe('muster reprocess', function () {
     const id = await create('one')
     const before = await vectors(id)
     server.behave = () => ({ status: 401 })
-    const { code, stderr } = await muster(['embeddings'])
+    const { code, stderr } = await reprocess(['embeddings'])
     assert.equal(code, 1)
     assert.match(stderr, /embeds nothing; 0 of 1 documents are done/)
     assert.deepEqual(await vectors(id), before)

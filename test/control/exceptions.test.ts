@@ -4,6 +4,7 @@ import { causedBy } from '../../src/core/db/causation.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 
 const ALL = ['exceptions:*', 'activity:ListActivity']
@@ -158,10 +159,10 @@ describe('exceptions', () => {
       await alone.services.write(async tx => addException(tx, filing({ project_id: id })))
       assert.equal((await first.exited).signal, 'SIGKILL')
       assert.deepEqual(await find(), [])
-      const second = await startProcess('worker', alone.databaseUrl, {}, ['delivery'])
+      const second = await runWorker(alone.databaseUrl, {}, ['delivery'])
       const [item] = await eventually(async () => ((await find()).length > 0 ? await find() : null), { within: 60_000 })
       assert.equal(item.occurrence_count, 1)
-      await second.kill('SIGTERM')
+      await second.stop()
       assert.equal((await find())[0].occurrence_count, 1)
     } finally {
       await alone.close()

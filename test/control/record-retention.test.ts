@@ -3,6 +3,7 @@ import { rawQuery } from '../../src/core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
 const ACTIONS = [
@@ -27,6 +28,12 @@ describe('records', function () {
     processes.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** One that comes to no harm. */
+  const steadySweeper = async (env: Record<string, string> = {}) => {
+    const settings = { CONTENT_RETENTION_SWEEP_INTERVAL_MS: '1000', ...env }
+    await steady.start(app.databaseUrl, settings, ['snapshot'])
+  }
   const run = async (text: string, values: unknown[] = []): Promise<any[]> => [
     ...(await app.services.pool.query(rawQuery(text, values))).rows,
   ]
@@ -47,6 +54,7 @@ describe('records', function () {
     app = await startAgentApp({ actions: ACTIONS })
   })
   afterEach(async () => {
+    await steady.stop()
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
     processes.length = 0
     await project({ trace_retention_days: null, conversation_retention_days: null, content_hold_until: null })
@@ -81,7 +89,7 @@ describe('records', function () {
       await eventually(
         async () => (await run('select from files where path like $1', [`%${old.trace_id}%`])).length === 1,
       )
-      await sweeper()
+      await steadySweeper()
       await project({ trace_retention_days: 1 })
       await gone(`/traces/${old.trace_id}`)
       assert.equal(await status(`/generations/${old.id}`), 404)
@@ -136,7 +144,7 @@ describe('records', function () {
       await app.admin.patch(`/projects/${other.id}`, { trace_retention_days: 1 })
       const old = `insert into traces (id, project_id, agent_id, created_at) values ($1, $2, $3, now() - interval '3 days')`
       await run(old, ['trace_0000000000000000000000000a', other.id, app.agentId])
-      await sweeper()
+      await steadySweeper()
       await eventually(async () => (await app.admin.get('/traces/trace_0000000000000000000000000a')).status === 404)
       assert.equal(await status(`/traces/${plain.trace_id}`), 200)
 
@@ -183,7 +191,7 @@ describe('records', function () {
       const plain = (await app.key.post('/conversations', {})).body.id as string
       await age(old.conversation_id, active.conversation_id, plain)
       assert.equal((await app.key.post(`/sessions/${active.id}/messages`, { message: 'again' })).status, 201)
-      await sweeper()
+      await steadySweeper()
       await project({ conversation_retention_days: 1 })
       await gone(`/conversations/${old.conversation_id}`)
       await gone(`/conversations/${plain}`)
@@ -232,7 +240,7 @@ describe('records', function () {
       await app.admin.patch(`/projects/${other.id}`, { conversation_retention_days: 1 })
       const free = (await other.key.post('/conversations', {})).body.id as string
       await age(free)
-      await sweeper()
+      await steadySweeper()
       await eventually(async () => (await other.key.get(`/conversations/${free}`)).status === 404)
       assert.equal(await status(`/sessions/${plain.id}`), 200)
 
@@ -271,7 +279,7 @@ describe('records', function () {
     const second = await sweeper({ FAULT_POINTS: 'conversations_expired=kill' })
     assert.equal((await second.exited).signal, 'SIGKILL')
     assert.equal(await left('conversations'), 150)
-    await Promise.all([sweeper(), sweeper()])
+    await Promise.all([steadySweeper(), steadySweeper()])
     await eventually(async () => (await left('traces')) + (await left('conversations')) === 0)
     assert.equal((await counted(traces, 'traces')) - before[0], 250)
     assert.equal((await counted(conversations, 'conversations')) - before[1], 250)
@@ -292,7 +300,7 @@ describe('records', function () {
     await eventually(async () => (await run('select from actor_purges')).length === 0)
     assert.equal((await other.key.get(`/conversations/${free}`)).status, 200)
     await off.kill()
-    await sweeper()
+    await steadySweeper()
     await eventually(async () => (await other.key.get(`/conversations/${free}`)).status === 404)
     assert.equal(await status(`/conversations/${conversation}`), 200)
     assert.equal((await app.key.delete(`/conversations/${conversation}`)).status, 204)

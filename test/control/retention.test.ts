@@ -4,6 +4,7 @@ import { rawQuery } from '../../src/core/db/sql.ts'
 import { expireContent } from '../../src/execution/generations/expire-content.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually, type Reply } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
 const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
@@ -18,6 +19,10 @@ describe('content', function () {
     processes.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** One that comes to no harm. */
+  const steadySweeper = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...SOON, ...env }, ['snapshot'])
   const run = async (text: string, values: unknown[] = []): Promise<any[]> => [
     ...(await app.services.pool.query(rawQuery(text, values))).rows,
   ]
@@ -58,6 +63,7 @@ describe('content', function () {
     })
   })
   afterEach(async () => {
+    await steady.stop()
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
     processes.length = 0
     await app.close()
@@ -88,7 +94,7 @@ describe('content', function () {
       `insert into traces (id, project_id, agent_id, created_at) values ('trace_0000000000000000000000000d', $1, $2, now() - interval '3 days')`,
       [other.id, app.agentId],
     )
-    await sweeper()
+    await steadySweeper()
     await eventually(
       async () => (await app.admin.get('/traces/trace_0000000000000000000000000d')).body.content_redacted_at,
     )
@@ -128,7 +134,7 @@ describe('content', function () {
     await turn({ trace_id: grouped.trace_id })
     await age(old.id, 2)
     await age(grouped.id, 2)
-    await sweeper()
+    await steadySweeper()
     await project({ trace_content_retention_days: 1 })
     await eventually(async () => (await trace(old.trace_id)).content_redacted_at)
     const record = (await app.key.get(`/generations/${old.id}`)).body
@@ -197,7 +203,7 @@ describe('content', function () {
     const first = await sweeper({ FAULT_POINTS: 'content_expired=kill' })
     assert.equal((await first.exited).signal, 'SIGKILL')
     assert.equal(await left(), 150)
-    await Promise.all([sweeper(), sweeper()])
+    await Promise.all([steadySweeper(), steadySweeper()])
     await eventually(async () => (await left()) === 0)
     const entries = await run(
       `select resource_public_id as id from audit_entries where detail ->> 'kind' = 'retention_sweep'`,
@@ -213,7 +219,7 @@ describe('content', function () {
     const other = await app.project()
     await app.admin.patch(`/projects/${other.id}`, { trace_content_retention_days: 2_147_483_647 })
     await project({ trace_content_retention_days: 1 })
-    await sweeper()
+    await steadySweeper()
     await eventually(async () => (await trace(trace_id)).content_redacted_at)
   })
 })

@@ -4,8 +4,8 @@ import pg from 'pg'
 import { foldSums, pruneSums } from '../../src/control/usage/sums.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { run } from '../support/commands.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { muster } from '../support/hosts.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
 
 const HOUR_MS = 3_600_000
@@ -188,9 +188,8 @@ describe('sums of usage', function () {
       tokenUse({ cost: 0.5, agent_id: 'agent_1', created_at: new Date(Date.now() - 30 * HOUR_MS).toISOString() }),
       tokenUse({ cost: null, agent_id: 'agent_1', actor_id: 'actor_1' }),
     ])
-    const muster = async (...args: string[]) => {
-      const done = await run(
-        'bin/muster.ts',
+    const reprocess = async (...args: string[]) => {
+      const done = await muster(
         ['reprocess', 'usage', '--project', id, ...args, '--json'],
         testEnvironment(app.databaseUrl),
       )
@@ -198,24 +197,24 @@ describe('sums of usage', function () {
       return JSON.parse(done.stdout)
     }
     const before = [await sums(id), await rolled(id)]
-    assert.deepEqual(await muster(), { days: 2, wrong: 0, rebuilt: 0, dry_run: false })
+    assert.deepEqual(await reprocess(), { days: 2, wrong: 0, rebuilt: 0, dry_run: false })
     await rows(`update usage_sums set tokens = tokens + 1 where project_id = $1 and scope = 'actor'`, id)
     await rows(`delete from usage_rollups where project_id = $1 and hour < now() - interval '20 hours'`, id)
     const broken = [await sums(id), await rolled(id)]
-    assert.deepEqual(await muster('--dry-run'), { days: 2, wrong: 2, rebuilt: 0, dry_run: true })
+    assert.deepEqual(await reprocess('--dry-run'), { days: 2, wrong: 2, rebuilt: 0, dry_run: true })
     assert.deepEqual([await sums(id), await rolled(id)], broken)
     // Beside a writer that is at work, which is waited for and counted once.
     const writing = Promise.all(
       Array.from({ length: 20 }, () => insertUsage(app, id, [tokenUse({ cost: 1, agent_id: 'agent_2' })])),
     )
-    assert.deepEqual(await muster(), { days: 2, wrong: 2, rebuilt: 2, dry_run: false })
+    assert.deepEqual(await reprocess(), { days: 2, wrong: 2, rebuilt: 2, dry_run: false })
     await writing
     assert.deepEqual(
       (await sums(id)).filter(({ scope, ref }) => scope === 'actor' || ref === 'agent_1'),
       before[0].filter(({ scope }: any) => scope !== 'project'),
     )
     assert.equal((await rolled(id)).events, 22)
-    assert.deepEqual(await muster('--dry-run'), { days: 2, wrong: 0, rebuilt: 0, dry_run: true })
+    assert.deepEqual(await reprocess('--dry-run'), { days: 2, wrong: 0, rebuilt: 0, dry_run: true })
   })
 
   it('go with their project', async () => {

@@ -3,6 +3,7 @@ import { rawQuery } from '../../src/core/db/sql.ts'
 import { sweepQueue } from '../../src/core/jobs/sweeps.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually, type Reply } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { placesOf } from '../support/search-everywhere.ts'
 
@@ -18,6 +19,10 @@ describe('the purge of what an end user said', function () {
     processes.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** One that comes to no harm. */
+  const steadyEraser = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, ['snapshot'])
   const run = async (text: string): Promise<any[]> => [...(await app.services.pool.query(rawQuery(text))).rows]
   const made = async (path: string, body: object) => {
     const reply = await app.key.post(path, body)
@@ -48,9 +53,10 @@ describe('the purge of what an end user said', function () {
       ],
     })
   })
-  afterEach(() =>
-    Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill())),
-  )
+  afterEach(async () => {
+    await steady.stop()
+    await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
+  })
   after(() => app.close())
 
   it('needs its own permission and an actor of the project', async () => {
@@ -74,7 +80,7 @@ describe('the purge of what an end user said', function () {
       await app.key.post(`/actors/${into}/merge`, { into_actor_id: actor }),
     ])
       assert.deepEqual(code(refused), [409, 'ACTOR_HAS_MESSAGES'])
-    await eraser()
+    await steadyEraser()
     await done()
     assert.equal((await entries(actor)).length, 1)
     assert.notEqual((await purge(actor)).body.job_id, first.body.job_id)
@@ -90,7 +96,7 @@ describe('the purge of what an end user said', function () {
     })
     await eventually(async () => (await app.key.get(`/generations/${generation_id}`)).body.status === 'in_progress')
     await purge(actor)
-    await eraser()
+    await steadyEraser()
     await done()
     const record = (await app.key.get(`/generations/${generation_id}`)).body
     assert.deepEqual([record.status, record.stop_reason, record.error], ['failed', 'cancelled', null])
@@ -113,7 +119,7 @@ describe('the purge of what an end user said', function () {
     await made('/memory-entries', { memory_store_id: store, content: 'Ann keeps a zwieback-marker' })
     const kept = await state('Bob keeps bees', elsewhere.id)
     await purge(actor)
-    await eraser()
+    await steadyEraser()
     await done()
     assert.equal((await app.key.get(`/memories/${entry.memory_id}`)).status, 404)
     const { data } = (await app.key.get(`/memory-entries?memory_store_id=${store}`)).body
@@ -139,7 +145,7 @@ describe('the purge of what an end user said', function () {
     await eventually(async () => (await settled()).body.extraction?.[rule.id], { what: 'the rule' })
     assert.equal((await app.key.get(`/generations?agent_id=${handler}`)).body.total, 1)
     await purge(actor)
-    await eraser()
+    await steadyEraser()
     await done()
     assert.deepEqual(await placesOf(app, 'kaiserschmarrn-marker'), [])
   })
@@ -161,7 +167,7 @@ describe('the purge of what an end user said', function () {
     for (const { memory_id } of [gone, changed])
       assert.equal((await app.key.delete(`/memories/${memory_id}`)).status, 204)
     await purge(actor)
-    await eraser()
+    await steadyEraser()
     await done()
     const { data } = (await app.key.get(`/memory-entries?memory_store_id=${store}`)).body
     assert.deepEqual(
@@ -182,7 +188,7 @@ describe('the purge of what an end user said', function () {
     await made('/memory-entries', { memory_store_id: store, content: 'Ann eats linzer-marker', ...source })
     assert.equal((await app.key.delete(`/sessions/${session.id}`)).status, 204)
     await purge(actor)
-    await eraser()
+    await steadyEraser()
     await done()
     assert.equal((await app.key.get(`/memory-entries?memory_store_id=${store}`)).body.total, 0)
     assert.deepEqual(await placesOf(app, 'linzer-marker'), [])
@@ -194,7 +200,7 @@ describe('the purge of what an end user said', function () {
     const erased = async (actor: string, marker: string) => {
       assert.notDeepEqual(await placesOf(app, marker), [])
       await purge(actor)
-      await eraser()
+      await steadyEraser()
       await done()
       assert.deepEqual(await placesOf(app, marker), [])
     }
@@ -249,7 +255,7 @@ describe('the purge of what an end user said', function () {
         await run(`update deleted_messages set deleted_at = now() - interval '${days} days'
           where document_id = '${document}'`)
       }
-      await eraser()
+      await steadyEraser()
       await app.services.queues.send([{ queue: sweepQueue, data: { sweep: 'deleted messages' } }])
       await eventually(async () => (await run(`select from deleted_messages where actor_id = '${actor}'`)).length === 1)
     })
@@ -262,7 +268,7 @@ describe('the purge of what an end user said', function () {
     await purge(actor)
     const until = new Date(Date.now() + 3_600_000).toISOString()
     await app.admin.patch(`/projects/${app.projectId}`, { content_hold_until: until })
-    await eraser()
+    await steadyEraser()
     await eventually(
       async () => (await run(`select from actor_purges where claims = 1 and state = 'queued'`)).length === 1,
     )
@@ -283,7 +289,7 @@ describe('the purge of what an end user said', function () {
     assert.equal((await first.exited).signal, 'SIGKILL')
     const second = await eraser({ FAULT_POINTS: 'content_erased=kill' })
     assert.equal((await second.exited).signal, 'SIGKILL')
-    await eraser()
+    await steadyEraser()
     await done()
     const [entry, ...more] = await entries(actor)
     assert.deepEqual(more, [])
@@ -298,7 +304,7 @@ describe('the purge of what an end user said', function () {
     await send(session.id, 'hello')
     const fork = (await made(`/sessions/${session.id}/fork`, {})).id
     await purge(actor)
-    await eraser()
+    await steadyEraser()
     await done()
     const { data } = (await app.key.get(`/sessions/${fork}/messages`)).body
     assert.ok(data.length === 2 && data.every(({ content }: any) => content === null))

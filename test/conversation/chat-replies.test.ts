@@ -4,6 +4,7 @@ import { openStream, readStream } from '../execution/streams.ts'
 import { client } from '../local/double/client.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 
 const code = ({ status, body }: Reply) => [status, body?.error?.code]
@@ -186,7 +187,7 @@ describe('replies of chats', () => {
         'generation',
       ])
       await first.exited
-      const second = await startProcess('worker', alone.databaseUrl, env, ['generation'])
+      const second = await runWorker(alone.databaseUrl, env, ['generation'])
       try {
         assert.equal((await waiting).body.content, 'echo: hello')
         const { data } = (await alone.key.get(`/conversations/${id}/messages`)).body
@@ -195,7 +196,7 @@ describe('replies of chats', () => {
           ['hello', 'echo: hello'],
         )
       } finally {
-        await second.kill('SIGTERM')
+        await second.stop()
       }
     } finally {
       await alone.close()

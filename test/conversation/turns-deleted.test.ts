@@ -3,8 +3,8 @@ import { rawQuery } from '../../src/core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
-import { run } from '../support/commands.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { muster, steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
 const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', CONVERSATION_SWEEP_SECONDS: '1' }
@@ -21,6 +21,7 @@ describe('turns of a conversation that is deleted', function () {
     double = client(app.double)
   })
   afterEach(async () => {
+    await steady.stop()
     for (const each of running) await each.kill()
     running = []
   })
@@ -31,6 +32,9 @@ describe('turns of a conversation that is deleted', function () {
     running.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = () => steady.start(app.databaseUrl, FAST, ['generation'])
   const ok = async (reply: Promise<any>, status = 200) => {
     const { status: got, body } = await reply
     assert.equal(got, status, JSON.stringify(body))
@@ -70,7 +74,7 @@ describe('turns of a conversation that is deleted', function () {
     const { id, conversation_id } = await lost()
     await ok(app.key.delete(`/conversations/${conversation_id}`), 204)
     assert.equal((await turn(id)).status, 'in_progress')
-    await worker()
+    await steadyWorker()
     await expectGone(id)
   })
 
@@ -78,7 +82,7 @@ describe('turns of a conversation that is deleted', function () {
     const { id, conversation_id } = await lost()
     await ok(app.key.delete(`/conversations/${conversation_id}`), 204)
     await forget()
-    await worker()
+    await steadyWorker()
     await expectGone(id)
   })
 
@@ -103,7 +107,7 @@ describe('turns of a conversation that is deleted', function () {
     const next = () => app.key.post(`/agents/${agent_id}/generate?wait=false`, { prompt: 'hello' })
     assert.equal((await next()).status, 429)
     await forget()
-    await worker()
+    await steadyWorker()
     await expectGone(id)
     assert.equal((await next()).status, 202)
   })
@@ -119,7 +123,7 @@ describe('turns of a conversation that is deleted', function () {
     const { id, conversation_id } = await lost()
     await ok(app.key.delete(`/conversations/${conversation_id}`), 204)
     await forget()
-    const { stdout } = await run('bin/muster.ts', ['reprocess', 'generations'], testEnvironment(app.databaseUrl))
+    const { stdout } = await muster(['reprocess', 'generations'], testEnvironment(app.databaseUrl))
     assert.match(stdout, /1 turns are woken/)
     const made = await startProcess('worker', app.databaseUrl, { ...FAST, CONVERSATION_SWEEP_SECONDS: '3600' }, [
       'generation',
@@ -132,7 +136,7 @@ describe('turns of a conversation that is deleted', function () {
     const tool = await ok(app.key.post('/tools', { name: 'pick', type: 'client' }), 201)
     await double.put('pick', { rules: [{ reply: { tool_calls: [{ name: 'pick', args: {} }] } }] } as never)
     const agent_id = await app.agent({ model: 'pick/m', tool_bindings: [{ tool_id: tool.id }] })
-    await worker()
+    await steadyWorker()
     const conversation_id = await conversation()
     const id = await ask(conversation_id, agent_id)
     await eventually(async () => (await turn(id)).status === 'requires_action')
@@ -150,7 +154,7 @@ describe('turns of a conversation that is deleted', function () {
       return Object.fromEntries([...found].map(([status, turns]) => [status, turns.length]))
     }
     assert.deepEqual(await statuses(), { failed: 100, pending: 50 })
-    await worker()
+    await steadyWorker()
     await eventually(async () => (await statuses()).failed === 150)
     for (const id of ids) await expectGone(id)
   })

@@ -7,6 +7,7 @@ import { openStream, readStream } from '../execution/streams.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
 const ACTIONS = [
@@ -613,12 +614,17 @@ describe('turns of a conversation over processes', function () {
     processes.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, ['generation'])
 
   beforeEach(async () => {
     app = await startAgentApp({ workers: [], actions: ACTIONS })
     t = kit(app)
   })
   afterEach(async () => {
+    await steady.stop()
     await Promise.all(
       processes
         .splice(0)
@@ -699,7 +705,7 @@ describe('turns of a conversation over processes', function () {
 
   it('two workers run 20 conversations of 5 turns each in order and once', async () => {
     const agent_id = await t.scripted('many', [{ reply: { text: '{{count}}' } }])
-    await Promise.all([worker(), worker()])
+    await Promise.all([steadyWorker(), steadyWorker()])
     const conversations = await Promise.all(Array.from({ length: 20 }, (_, n) => t.conversation([`c${n}`])))
     const asked = await Promise.all(
       conversations.map(id => Promise.all(Array.from({ length: 5 }, () => t.ask(id, { agent_id })))),
@@ -723,7 +729,7 @@ describe('turns of a conversation over processes', function () {
     await t.waitingAt('killed')
     await t.say(id, 'meanwhile')
     await first.kill()
-    await worker()
+    await steadyWorker()
     for (const turn of turns) await t.ended(turn.generation_id, 30_000)
     assert.deepEqual(await t.texts(id), ['hi', 'found 1', 'meanwhile', 'found 3'])
   })
@@ -733,7 +739,7 @@ describe('turns of a conversation over processes', function () {
       const id = await t.conversation(['x'])
       const { generation_id } = (await t.ask(id)).body
       await (await worker({ FAULT_POINTS: `${point}=kill` })).exited
-      await worker()
+      await steadyWorker()
       await t.ended(generation_id, 30_000)
       await eventually(async () => (await t.openTurns()).length === 0)
       assert.deepEqual(await t.texts(id), ['x', 'echo: x'])
@@ -755,7 +761,7 @@ describe('turns of a conversation over processes', function () {
     await t.open('stopped')
     await first.exited
     assert.deepEqual(await t.texts(id), ['hi', 'one'])
-    await worker()
+    await steadyWorker()
     for (const turn of turns) await t.ended(turn.generation_id)
     assert.deepEqual(await t.texts(id), ['hi', 'one', 'two'])
   })
@@ -765,7 +771,7 @@ describe('turns of a conversation over processes', function () {
     const { generation_id } = (await t.ask(id)).body
     await t.rows(`delete from pgboss.job_common where name = 'conversation'`)
     await sleep(100)
-    await worker()
+    await steadyWorker()
     await t.ended(generation_id)
     assert.deepEqual(await t.texts(id), ['hi', 'echo: hi'])
   })

@@ -4,6 +4,7 @@ import { newId } from '../../src/core/api/ids.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually, type Reply } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
@@ -96,7 +97,8 @@ describe('releases of agents', function () {
   })
   after(() => app?.close())
 
-  it('give an end user one version, in every session and process', async () => {
+  it('give an end user one version, in every session and process', async function () {
+    this.timeout(180_000)
     const agent = await v.three()
     ok(await v.put(agent, 1, 2, 30))
     const actors = Array.from({ length: 200 }, (_, n) => `split-${n}`)
@@ -658,6 +660,9 @@ describe('versions of turns', function () {
     processes.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = () => steady.start(app.databaseUrl, FAST, ['generation'])
 
   beforeEach(async () => {
     app = await startAgentApp({ workers: [], actions: ACTIONS })
@@ -665,6 +670,7 @@ describe('versions of turns', function () {
     await v.answers()
   })
   afterEach(async () => {
+    await steady.stop()
     for (const each of processes.splice(0))
       if (each.child.exitCode === null && each.child.signalCode === null) await each.kill()
     await app.close()
@@ -693,7 +699,7 @@ describe('versions of turns', function () {
     ok(await v.put(agent, 3, 1, 0))
     await v.patch(live, { model: 'three/m' })
     await v.patch(ok(await v.key.get(`/sessions/${plain}`)).agent_id, { model: 'one/m' })
-    await worker()
+    await steadyWorker()
     const seen = async (id: string) => {
       const { output, agent_version } = await ended(id)
       return `${output.content} ${agent_version}`
@@ -721,7 +727,7 @@ describe('versions of turns', function () {
     ]
     for (const path of [`/ai-providers/${provider}`, `/model-routes/${route}`])
       assert.equal((await v.key.delete(path)).status, 204)
-    await worker()
+    await steadyWorker()
     const records = await Promise.all(turns.map(ended))
     assert.deepEqual(
       records.map(({ status, error, agent_version }) => [status, error.code, agent_version]),
@@ -743,7 +749,7 @@ describe('versions of turns', function () {
     await v.patch(agent, { model: 'two/m', instructions: 'Second.' })
     ok(await v.put(agent, 1, 2, 100))
     await first.kill()
-    await worker()
+    await steadyWorker()
     const record = await ended(turn)
     assert.deepEqual([record.agent_version, record.output.content], [1, 'resumed'])
     const requests = await v.double.requests('resumed')

@@ -3,6 +3,7 @@ import { rawQuery } from '../../src/core/db/sql.ts'
 import { usageOf } from '../control/usage-support.ts'
 import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
+import { runWorker } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
@@ -42,7 +43,7 @@ describe('what follows from an approval, when its worker is killed', function ()
     const { id } = await propose(app, body.id, { id: tool.id, name: 'pay' }, { amount: 1 })
     assert.equal((await app.admin.post(`/approvals/${id}/approve`)).status, 200)
     assert.equal((await first.exited).signal, 'SIGKILL')
-    const next = await worker()
+    const next = await runWorker(app.databaseUrl, FAST, ['generation'])
     const { execution } = await eventually(async () => {
       const item = (await app.admin.get(`/approvals/${id}`)).body
       return item.execution.generation_id && item
@@ -56,7 +57,7 @@ describe('what follows from an approval, when its worker is killed', function ()
       uses.map(({ tool_id, source }) => [tool_id, source]),
       [[tool.id, 'approval']],
     )
-    await next.kill()
+    await next.stop()
     return { execution, id }
   }
 
@@ -103,12 +104,12 @@ describe('what follows from an approval, when its worker is killed', function ()
     assert.equal((await first.exited).signal, 'SIGKILL')
     const [item] = (await app.key.get(`/approvals?agent_id=${agent}`)).body.data
     assert.equal((await app.admin.post(`/approvals/${item.id}/reject`, { reason: 'no' })).status, 200)
-    const next = await worker()
+    const next = await runWorker(app.databaseUrl, FAST, ['generation'])
     await eventually(async () => (await app.key.get(`/generations/${body.generation_id}`)).body.status === 'completed')
     const { steps } = (await app.key.get(`/generations/${body.generation_id}/transcript`)).body
     assert.equal(steps[0].tool_results[0].result.approval_id, item.id)
     assert.equal((await app.key.get(`/approvals?agent_id=${agent}`)).body.total, 1)
-    await next.kill()
+    await next.stop()
   })
 
   describe('and the database refuses to keep', () => {
@@ -133,7 +134,7 @@ describe('what follows from an approval, when its worker is killed', function ()
     async function executed(): Promise<any> {
       target.requests.length = 0
       const tool = await made(app.key, { name: 'pay', execute: { url: `${target.url}/pay` } })
-      const next = await worker()
+      const next = await runWorker(app.databaseUrl, FAST, ['generation'])
       const { body } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'pay' })
       const { id } = await propose(app, body.id, { id: tool.id, name: 'pay' }, { amount: 2 })
       assert.equal((await app.admin.post(`/approvals/${id}/approve`)).status, 200)
@@ -144,7 +145,7 @@ describe('what follows from an approval, when its worker is killed', function ()
         },
         { within: 50_000 },
       )
-      await next.kill()
+      await next.stop()
       return execution
     }
 

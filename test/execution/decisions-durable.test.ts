@@ -3,6 +3,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import { usageOf } from '../control/usage-support.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { DECIDER_ACTIONS, eventsOf, madeDecider, QUESTIONS, settled, TOOL_ANSWERS, toolAt } from './decider-support.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
@@ -32,6 +33,10 @@ describe('decisions and their workers', function () {
     processes.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, ['generation'])
   const ask = async (body: object, decider: string): Promise<string> => {
     const reply = await app.key.post(`/deciders/${decider}/decisions`, { input: SECRET, ...body })
     assert.equal(reply.status, 201, JSON.stringify(reply.body))
@@ -69,6 +74,7 @@ describe('decisions and their workers', function () {
     target.answer = json(TOOL_ANSWERS)
   })
   afterEach(async () => {
+    await steady.stop()
     const running = processes.splice(0).filter(each => (each.child.exitCode ?? each.child.signalCode) === null)
     await Promise.all(running.map(each => each.kill()))
     assert.equal(await inputsLeft(), 0)
@@ -87,7 +93,7 @@ describe('decisions and their workers', function () {
     const id = await ask({}, decider)
     await eventually(async () => ((await double.gate('killed'))?.waiting ?? 0) > 0, { what: 'the model being asked' })
     await first.kill()
-    await worker()
+    await steadyWorker()
     const decision = await settled(app.key, id)
     assert.deepEqual([decision.status, decision.answers.length], ['completed', 3])
     assert.equal((await app.key.get(`/generations?agent_id=${decision.agent_id}`)).body.total, 1)
@@ -101,7 +107,7 @@ describe('decisions and their workers', function () {
     const id = await ask({}, decider)
     await called()
     await first.kill()
-    await worker()
+    await steadyWorker()
     const decision = await settled(app.key, id)
     assert.deepEqual([decision.status, decision.error.code], ['failed', 'DECISION_INTERRUPTED'])
     assert.equal(target.requests.length, 1)
@@ -115,7 +121,7 @@ describe('decisions and their workers', function () {
     const id = await ask({}, decider)
     await called()
     await first.kill()
-    await worker()
+    await steadyWorker()
     assert.equal((await settled(app.key, id)).status, 'completed')
     assert.deepEqual(
       target.requests.map(({ headers }) => headers['idempotency-key']),
@@ -129,7 +135,7 @@ describe('decisions and their workers', function () {
     const first = await worker({ FAULT_POINTS: 'decision_claimed=kill' })
     const id = await ask({}, decider)
     await first.exited
-    await worker()
+    await steadyWorker()
     assert.equal((await settled(app.key, id)).status, 'completed')
     assert.equal(target.requests.length, 1)
   })
@@ -139,7 +145,7 @@ describe('decisions and their workers', function () {
     const first = await worker({ FAULT_POINTS: 'decision_answered=kill' })
     const id = await ask({}, decider)
     await first.exited
-    await worker()
+    await steadyWorker()
     assert.equal((await settled(app.key, id)).error.code, 'DECISION_INTERRUPTED')
     assert.equal(target.requests.length, 1)
   })
@@ -150,7 +156,7 @@ describe('decisions and their workers', function () {
     })
     const id = await ask({}, decider)
     for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'decision_answered=kill' })).exited
-    await worker()
+    await steadyWorker()
     assert.equal((await settled(app.key, id)).error.code, 'DECISION_INTERRUPTED')
     assert.equal(target.requests.length, 3)
     await usedOnce(id)
@@ -162,7 +168,7 @@ describe('decisions and their workers', function () {
     const id = await ask({}, decider)
     await called()
     first.child.kill('SIGSTOP')
-    await worker()
+    await steadyWorker()
     const decision = await settled(app.key, id)
     assert.equal(decision.error.code, 'DECISION_INTERRUPTED')
     answer()
@@ -180,7 +186,7 @@ describe('decisions and their workers', function () {
     const id = await ask({}, decider)
     await called()
     await first.kill('SIGTERM')
-    await worker()
+    await steadyWorker()
     assert.equal((await settled(app.key, id)).status, 'completed')
     assert.equal(target.requests.length, 2)
   })
@@ -189,7 +195,7 @@ describe('decisions and their workers', function () {
     const { id: decider } = await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url) })
     const id = await ask({}, decider)
     await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'decision.evaluate'`)
-    await worker()
+    await steadyWorker()
     assert.equal((await settled(app.key, id)).status, 'completed')
   })
 
@@ -201,7 +207,7 @@ describe('decisions and their workers', function () {
     ]
     const ids = await Promise.all(deciders.map(({ id }) => ask({}, id)))
     assert.equal((await app.admin.post(`/projects/${app.projectId}/pause`, { reason: 'x' })).status, 200)
-    await worker()
+    await steadyWorker()
     await eventually(
       async () =>
         (
@@ -228,7 +234,7 @@ describe('decisions and their workers', function () {
     const made = await Promise.all(deciders.map(({ id }) => ask({}, id)))
     await app.admin.put(`/users/${user.id}/policies`, { policy_ids: [] })
     for (const { id } of deciders) assert.equal((await app.key.delete(`/deciders/${id}`)).status, 204)
-    await worker()
+    await steadyWorker()
     for (const id of refused) assert.equal((await settled(app.key, id)).error?.code, 'FORBIDDEN')
     for (const id of made) assert.equal((await settled(app.key, id)).status, 'completed')
     assert.equal(target.requests.length, 1)
@@ -240,12 +246,12 @@ describe('decisions and their workers', function () {
     const tool_id = await toolAt(app.key, target.url)
     const inline = { questions: QUESTIONS, input: 'x' }
     const asked = (await app.key.post('/decisions', { ...inline, agent_id })).body.id
-    await worker()
+    const first = await worker()
     await eventually(async () => ((await double.gate('doomed'))?.waiting ?? 0) > 0, { what: 'the model being asked' })
     assert.equal((await app.admin.delete(`/agents/${agent_id}?force=true`)).status, 204)
     assert.equal((await settled(app.key, asked)).error.code, 'AGENT_NOT_FOUND')
     await double.read('POST', '/control/gates/doomed/open')
-    for (const each of processes.splice(0)) await each.kill()
+    await first.kill()
     const second = await app.agent({ model: 'doomed/m' })
     const waiting = [
       (await app.key.post('/decisions', { ...inline, agent_id: second })).body.id,
@@ -253,7 +259,7 @@ describe('decisions and their workers', function () {
     ]
     assert.equal((await app.admin.delete(`/agents/${second}`)).status, 204)
     assert.equal((await app.admin.delete(`/tools/${tool_id}`)).status, 204)
-    await worker()
+    await steadyWorker()
     assert.equal((await settled(app.key, waiting[0])).error.code, 'AGENT_NOT_FOUND')
     assert.equal((await settled(app.key, waiting[1])).error.code, 'TOOL_NOT_FOUND')
   })
@@ -261,7 +267,7 @@ describe('decisions and their workers', function () {
   it('of ends that come at once one counts', async () => {
     await double.put('race', { rules: [{ reply: { text: GOOD, gate: 'race' } }] })
     const { id: decider } = await madeDecider(app.key, { agent_id: await app.agent({ model: 'race/m' }) })
-    await Promise.all([worker(), worker()])
+    await Promise.all([steadyWorker(), steadyWorker()])
     const ids = await Promise.all(Array.from({ length: 8 }, () => ask({}, decider)))
     await eventually(async () => ((await double.gate('race'))?.waiting ?? 0) === 8, { what: 'the model being asked' })
     const turns = await Promise.all(
@@ -284,7 +290,7 @@ describe('decisions and their workers', function () {
       const [held] = await rows('decision_inputs')
       assert.equal(held.decision_id, id)
       assert.ok(!JSON.stringify(held).includes(SECRET))
-      await worker()
+      await steadyWorker()
       await called()
       assert.equal(await inputsLeft(), 1)
       answer()
@@ -311,7 +317,7 @@ describe('decisions and their workers', function () {
       await app.services.pool.query(
         sql.unsafe`delete from decision_inputs_unlogged where decision_id = any(${sql.array(lost, 'text')})`,
       )
-      await worker()
+      await steadyWorker()
       for (const id of lost) assert.equal((await settled(app.key, id)).error.code, 'GENERATION_CONTENT_UNAVAILABLE')
       const decision = await settled(app.key, asAgent)
       assert.deepEqual([decision.status, decision.answers[1].choice], ['completed', 'support'])

@@ -4,6 +4,7 @@ import { z } from 'zod'
 import { type Fragment, sql } from '../../src/core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { type Message, openStream, readStream } from './streams.ts'
@@ -22,6 +23,10 @@ describe('durable turns', function () {
     processes.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, ['generation'])
   const open = (gate: string) => double.read('POST', `/control/gates/${gate}/open`)
   const waitingAt = (gate: string, count = 1) =>
     eventually(async () => ((await double.gate(gate))?.waiting ?? 0) >= count, { what: `${count} waiting at ${gate}` })
@@ -39,6 +44,7 @@ describe('durable turns', function () {
     double = client(app.double)
   })
   afterEach(async () => {
+    await steady.stop()
     await Promise.all(
       processes
         .splice(0)
@@ -50,7 +56,7 @@ describe('durable turns', function () {
   it('two workers run 200 background turns once each', async () => {
     await double.put('many', { rules: [] })
     const agent = await app.agent({ model: 'many/m' })
-    await Promise.all([worker(), worker()])
+    await Promise.all([steadyWorker(), steadyWorker()])
     const asked = await Promise.all(
       Array.from({ length: 200 }, (_, n) => app.key.post(`/agents/${agent}/generate`, { prompt: `turn ${n}` })),
     )
@@ -77,7 +83,7 @@ describe('durable turns', function () {
     const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
     await waitingAt('killed-gate')
     await first.kill()
-    await worker()
+    await steadyWorker()
     const record = await ended(body.generation_id)
     assert.equal(record.output.content, 'found')
     const transcript = (await app.key.get(`/generations/${record.id}/transcript`)).body
@@ -101,7 +107,7 @@ describe('durable turns', function () {
     )) as number[]
     assert.equal(sizes.length, 4)
     assert.ok(Math.max(...sizes) < 5000, String(sizes))
-    await worker()
+    await steadyWorker()
     await eventually(async () => (await double.requests('long')).length === 4)
     const asked = (await double.requests('long')).map(request => request.body.messages.at(-1).content)
     assert.deepEqual(new Set(asked), new Set(prompts))
@@ -116,7 +122,7 @@ describe('durable turns', function () {
     const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
     await waitingAt('frozen-gate')
     first.child.kill('SIGSTOP')
-    await worker()
+    await steadyWorker()
     const record = await ended(body.generation_id)
     assert.equal(record.output.content, 'fresh')
     await open('frozen-gate')
@@ -141,7 +147,7 @@ describe('durable turns', function () {
     const first = await worker({ FAULT_POINTS: 'before_settle=kill' })
     await first.exited
     for (let lost = 0; lost < 2; lost++) await (await worker({ FAULT_POINTS: 'before_model=kill' })).exited
-    await worker()
+    await steadyWorker()
     const record = await ended(body.generation_id)
     assert.equal(record.status, 'failed')
     assert.equal(record.error.code, 'GENERATION_FAILED')
@@ -155,7 +161,7 @@ describe('durable turns', function () {
       const agent = await app.agent()
       const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
       await (await worker({ FAULT_POINTS: `${point}=kill` })).exited
-      await worker()
+      await steadyWorker()
       const record = await ended(body.generation_id)
       assert.equal(record.output.content, 'echo: x')
       assert.equal(record.step_count, 1)
@@ -199,7 +205,7 @@ describe('durable turns', function () {
       rules: [{ when: { call: 1 }, reply: { text: 'x', gate: 'cut' } }, { reply: { text: 'y' } }],
     })
     const agent = await app.agent({ model: 'cut/m' })
-    await worker()
+    await steadyWorker()
     const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
     await waitingAt('cut')
     await cutWaiting(sql.fragment`generations in share`, () => open('cut'))
@@ -240,7 +246,7 @@ describe('durable turns', function () {
     const agent = await app.agent({ model: 'moved/m' })
     const web = await startProcess('web', app.databaseUrl)
     processes.push(web)
-    await worker()
+    await steadyWorker()
     const stream = await openStream({ url: web.url, key: app.key }, `/agents/${agent}/generate`, {
       prompt: 'x',
       stream: true,
@@ -325,7 +331,7 @@ describe('durable turns', function () {
     const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
     await waitingAt('killed-gate')
     await running.kill()
-    await worker(long)
+    await steadyWorker(long)
     assert.equal((await ended(body.generation_id)).output.content, 'taken over')
   })
 
@@ -343,7 +349,7 @@ describe('durable turns', function () {
     await waitingAt('handed-gate')
     running.child.kill('SIGTERM')
     assert.equal((await running.exited).code, 0)
-    await worker({ GENERATION_LEASE_SECONDS: '60', GENERATION_SWEEP_SECONDS: '60' })
+    await steadyWorker({ GENERATION_LEASE_SECONDS: '60', GENERATION_SWEEP_SECONDS: '60' })
     assert.equal((await ended(body.generation_id)).output.content, 'taken over')
   })
 })

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { accepted, shared } from './share-support.ts'
@@ -383,7 +384,7 @@ describe('what an agent knows, and its workers', function () {
     await first.exited
     assert.equal((await double.requests('lost')).length, 0)
     assert.equal((await app.key.delete(`/documents/${made.body.id}`)).status, 204)
-    const second = await startProcess('worker', app.databaseUrl, fast, ['generation'])
+    const second = await runWorker(app.databaseUrl, fast, ['generation'])
     try {
       await eventually(
         async () => (await app.key.get(`/generations/${turn.generation_id}`)).body.status === 'completed',
@@ -392,7 +393,7 @@ describe('what an agent knows, and its workers', function () {
       const [{ body }] = await double.requests('lost')
       assert.match(JSON.stringify(body.messages), /The first of all curlews/)
     } finally {
-      await second.kill()
+      await second.stop()
     }
   })
 })

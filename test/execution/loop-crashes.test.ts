@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { z } from 'zod'
 import { sql } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { json, startTarget, type Target } from './tool-target.ts'
@@ -33,6 +34,10 @@ describe('workers killed in turns with tools', function () {
     processes.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, ['generation'])
   const killed = ({ child }: TestProcess) => eventually(() => child.signalCode === 'SIGKILL', { what: 'the kill' })
   const bound = (name: string, idempotent: boolean) => ({
     tool: { name, execute: { url: `${target.url}/${name}` }, idempotent },
@@ -64,6 +69,7 @@ describe('workers killed in turns with tools', function () {
     })
   })
   afterEach(async () => {
+    await steady.stop()
     await Promise.all(
       processes
         .splice(0)
@@ -92,9 +98,9 @@ describe('workers killed in turns with tools', function () {
           script(call('act', { n: 1 }), { text: 'done' }),
         )
         await killed(first)
-        const second = await worker()
+        await steadyWorker()
         const record = await ended(body.generation_id)
-        await second.kill()
+        await steady.stop()
         assert.deepEqual([record.status, record.step_count, record.output.content], ['completed', 2, 'done'])
         assert.equal(target.requests.length, idempotent ? repeated : once, `${idempotent}`)
         assert.equal(new Set(target.requests.map(({ headers }) => headers['idempotency-key'])).size <= 1, true)
@@ -129,7 +135,7 @@ describe('workers killed in turns with tools', function () {
       what: 'the outcome of the first',
     })
     await first.kill()
-    await worker()
+    await steadyWorker()
     const record = await ended(body.generation_id)
     assert.equal(record.status, 'completed')
     const [{ tool_results }] = await stepsOf(record.id)
@@ -152,7 +158,7 @@ describe('workers killed in turns with tools', function () {
     const agent = await app.agent({ tool_bindings: [bound('act', true)] })
     const { body } = await app.key.post(`/agents/${agent}/generate`, script(call('act'), { text: 'done' }))
     for (let lost = 0; lost < 3; lost++) await killed(await worker({ FAULT_POINTS: 'before_tool=kill' }))
-    await worker()
+    await steadyWorker()
     const record = await ended(body.generation_id)
     assert.deepEqual([record.status, record.error.meta.reason], ['failed', 'executor_lost'])
     const [{ tool_results }] = await stepsOf(record.id)
@@ -183,7 +189,7 @@ describe('workers killed in turns with tools', function () {
     assert.equal((await app.key.post(path, { tool_outputs })).status, 202)
     const second = await worker({ FAULT_POINTS: 'after_model=kill' })
     await killed(second)
-    await worker()
+    await steadyWorker()
     const record = await ended(paused.id)
     assert.deepEqual([record.status, record.agent_version, record.step_count], ['completed', 1, 2])
     assert.equal(target.requests.length, 1)
@@ -203,7 +209,7 @@ describe('workers killed in turns with tools', function () {
       script(call('act'), call('act'), { text: 'saw {{tool.act.secret}}' }),
     )
     await killed(first)
-    await worker()
+    await steadyWorker()
     const { body } = await waited
     assert.equal(body.output.content, 'saw value')
     assert.equal(target.requests.length, 2)
@@ -212,7 +218,7 @@ describe('workers killed in turns with tools', function () {
   it('give no second chance to a turn that is called off during a call, which is kept as not known', async () => {
     target.answer = () => {}
     const agent = await app.agent({ tool_bindings: [bound('act', false)] })
-    await worker()
+    await steadyWorker()
     const { body } = await app.key.post(`/agents/${agent}/generate`, script(call('act'), { text: 'done' }))
     await eventually(() => target.requests.length === 1)
     await app.key.post(`/generations/${body.generation_id}/cancel`)

@@ -3,6 +3,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import { firingQueue } from '../../src/execution/memory-rules/queue.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { json, made, startTarget, type Target } from './tool-target.ts'
@@ -29,6 +30,10 @@ describe('memory rules and their workers', function () {
     processes.push(started)
     return started
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, ['generation'])
   /** A rule on the turns of the agent, and the store that it fills. */
   const ruled = async (fields: object = {}): Promise<{ id: string; store: string }> => {
     const store = (await app.key.post('/memory-stores', { name: `store ${++lanes}` })).body.id
@@ -74,6 +79,7 @@ describe('memory rules and their workers', function () {
     agent = await app.agent({ model: `${lane}/m` })
   })
   afterEach(async () => {
+    await steady.stop()
     const running = processes.splice(0).filter(({ child }) => (child.exitCode ?? child.signalCode) === null)
     await Promise.all(running.map(each => each.kill()))
     await app.services.pool.query(sql.unsafe`delete from memory_rules`)
@@ -94,7 +100,7 @@ describe('memory rules and their workers', function () {
       const first = await worker({ FAULT_POINTS: `${point}=kill` })
       const generation = await start()
       await first.exited
-      await worker()
+      await steadyWorker()
       assert.deepEqual(await extraction(generation, id), all)
       assert.deepEqual(await contents(store), ['One', 'Three', 'Two'])
       assert.equal(await extractions(), calls)
@@ -104,18 +110,18 @@ describe('memory rules and their workers', function () {
     const { id } = await ruled()
     const generation = await start()
     for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'firing_claimed=kill' })).exited
-    await worker()
+    await steadyWorker()
     const { error } = await extraction(generation, id)
     assert.equal(error.code, 'GENERATION_FAILED')
   })
 
   it('messages that are delivered twice, or to two workers at once, do nothing twice', async () => {
     const { id, store } = await ruled()
-    await worker()
+    await steadyWorker()
     const generation = await start()
     await extraction(generation, id)
     const [firing] = await firings()
-    await worker()
+    await steadyWorker()
     const asked = { firing_id: firing.id, generation_id: generation, project_id: app.projectId }
     await Promise.all([1, 2, 3, 4].map(() => app.services.queues.send([{ queue: firingQueue, data: asked }])))
     await eventually(async () => (await waitingMessages()) === 0, { what: 'the messages being handled' })
@@ -130,7 +136,7 @@ describe('memory rules and their workers', function () {
     const generation = await start()
     await eventually(async () => (await contents(store)).length === 1, { what: 'the first fact' })
     first.child.kill('SIGSTOP')
-    await worker()
+    await steadyWorker()
     const counted = await extraction(generation, id)
     first.child.kill('SIGCONT')
     assert.deepEqual(counted, all)
@@ -144,7 +150,7 @@ describe('memory rules and their workers', function () {
     const generation = await start()
     await first.exited
     await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'memory-rule'`)
-    await worker()
+    await steadyWorker()
     assert.deepEqual(await extraction(generation, id), all)
   })
 
@@ -157,7 +163,7 @@ describe('memory rules and their workers', function () {
     const second = await worker({ FAULT_POINTS: 'after_settle=kill' })
     await second.exited
     assert.equal((await firings()).length, 1)
-    await worker()
+    await steadyWorker()
     assert.deepEqual(await extraction(generation, id), all)
     assert.equal((await firings()).length, 1)
   })
@@ -174,7 +180,7 @@ describe('memory rules and their workers', function () {
     await first.kill()
     const second = await worker({ FAULT_POINTS: 'firing_fact_written=kill' })
     await second.exited
-    await worker()
+    await steadyWorker()
     assert.deepEqual(await extraction(generation, id), all)
     assert.deepEqual(await contents(store), ['One', 'Three', 'Two'])
     assert.equal((await double.requests('handler')).length, 2)
@@ -184,7 +190,7 @@ describe('memory rules and their workers', function () {
     target.answer = json({ error: 'down' }, 500)
     const tool = await made(app.key, { execute: { url: target.url } })
     const { id } = await ruled({ tool_id: tool.id })
-    await worker()
+    await steadyWorker()
     const generation = await start()
     const delays: number[] = []
     for (let failures = 1; failures <= 2; failures++) {
@@ -209,7 +215,7 @@ describe('memory rules and their workers', function () {
     target.answer = () => {}
     const tool = await made(app.key, { execute: { url: target.url } })
     await ruled({ tool_id: tool.id })
-    await worker({ MEMORY_RULE_TIMEOUT_SECONDS: '1' })
+    await steadyWorker({ MEMORY_RULE_TIMEOUT_SECONDS: '1' })
     await start()
     await eventually(async () => (await firings()).some(each => each.failures === 1), { what: 'the first failure' })
   })
@@ -218,7 +224,7 @@ describe('memory rules and their workers', function () {
     await double.put('doomed', { rules: [{ reply: { text: '{"facts":["Never"]}', gate: 'doomed' } }] })
     const handler = await app.agent({ model: 'doomed/m' })
     const { id, store } = await ruled({ agent_id: handler })
-    await worker()
+    await steadyWorker()
     const generation = await start()
     await eventually(async () => ((await double.gate('doomed'))?.waiting ?? 0) > 0, { what: 'the handler' })
     assert.equal((await app.admin.delete(`/agents/${handler}?force=true`)).status, 204)
@@ -238,7 +244,7 @@ describe('memory rules and their workers', function () {
     await first.exited
     await app.key.patch(`/memory-rules/${off.id}`, { enabled: false })
     assert.equal((await app.key.delete(`/generations/${generation}/content`)).status, 200)
-    await worker()
+    await steadyWorker()
     await eventually(async () => (await firings()).every(({ state }) => state === 'done'), { what: 'the end of both' })
     assert.deepEqual([...(await contents(off.store)), ...(await contents(erased.store))], [])
     assert.equal((await app.key.get(`/generations/${generation}`)).body.extraction, null)
@@ -249,7 +255,7 @@ describe('memory rules and their workers', function () {
       rules: [{ when: { system: 'JSON array' }, reply: { text: FACTS, gate: 'asked' } }, { reply: { text: 'hi' } }],
     })
     const { id, store } = await ruled()
-    await worker()
+    await steadyWorker()
     const generation = await start()
     await eventually(async () => ((await double.gate('asked'))?.waiting ?? 0) > 0, { what: 'the handler' })
     assert.equal((await app.key.delete(`/generations/${generation}/content`)).status, 200)
@@ -275,7 +281,7 @@ describe('memory rules and their workers', function () {
     const generation = await start()
     await first.exited
     assert.equal((await app.admin.post(`/projects/${app.projectId}/pause`, { reason: 'x' })).status, 200)
-    await worker()
+    await steadyWorker()
     await eventually(async () => (await waitingMessages()) === 0, { what: 'the message being looked at' })
     assert.equal(await extractions(), 0)
     await app.admin.post(`/projects/${app.projectId}/resume`)

@@ -3,6 +3,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import type { Script } from '../../src/local/double/script.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
@@ -459,8 +460,17 @@ describe('the breaker of a target', function () {
     processes.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = async (env: Record<string, string> = {}) => {
+    const fast = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', PROVIDER_MAX_RETRIES: '0' }
+    await steady.start(its.app.databaseUrl, { ...fast, ...env }, ['generation'])
+  }
   before(its.open)
-  afterEach(() => Promise.all(processes.splice(0).map(each => each.kill())))
+  afterEach(async () => {
+    await steady.stop()
+    await Promise.all(processes.splice(0).map(each => each.kill()))
+  })
   after(its.close)
 
   const { target, routed, route, turn, ended, requests, waitingAt, release } = its
@@ -480,7 +490,7 @@ describe('the breaker of a target', function () {
     const one = await worker()
     assert.deepEqual([(await turn(agent)).output.content, (await turn(agent)).output.content], ['spare', 'spare'])
     await one.kill()
-    await worker()
+    await steadyWorker()
     const third = await turn(agent)
     assert.deepEqual([third.output.content, await requests(first)], ['spare', 2])
     assert.deepEqual(classes(third), [null])
@@ -497,7 +507,7 @@ describe('the breaker of a target', function () {
     const first = { ...(await target(DOWN)), max_retries: 2 }
     const second = await target(DOWN)
     const agent = await routed([first, second, first], { failure_threshold: 3, cooldown_seconds: 600 })
-    await worker()
+    await steadyWorker()
     assert.equal((await turn(agent)).status, 'failed')
     assert.deepEqual([await requests(first), await requests(second)], [3, 1])
   })
@@ -507,7 +517,7 @@ describe('the breaker of a target', function () {
       { replies: [{ error: { status: 500 } }, { text: 'up' }, { error: { status: 500 } }], then: 'stick' },
     ])
     const agent = await routed([first, await target(answers('spare'))], { failure_threshold: 2, cooldown_seconds: 600 })
-    await worker()
+    await steadyWorker()
     const seen = []
     for (let n = 0; n < 5; n++) seen.push((await turn(agent)).output.content)
     assert.deepEqual(seen, ['spare', 'up', 'spare', 'spare', 'spare'])
@@ -518,7 +528,7 @@ describe('the breaker of a target', function () {
     const first = await target([{ replies: [{ error: { status: 500 } }, { error: { status: 400 } }, { text: 'up' }] }])
     const fields = { failure_threshold: 1, cooldown_seconds: 600, retry_on: ['timeout'] }
     const agent = await routed([first, await target(answers('spare'))], fields)
-    await worker()
+    await steadyWorker()
     assert.deepEqual([(await turn(agent)).status, (await turn(agent)).status], ['failed', 'failed'])
     assert.equal((await turn(agent)).output.content, 'up')
     assert.deepEqual(await rows(first.lane), [])
@@ -527,7 +537,7 @@ describe('the breaker of a target', function () {
   it('is of a provider and model, whatever route calls them; thresholds are of the route', async () => {
     const first = await target(DOWN)
     const spare = await target(answers('spare'))
-    await worker()
+    await steadyWorker()
     const strict = await routed([first, spare], { failure_threshold: 1, cooldown_seconds: 600 })
     const lenient = await routed([first, spare], { failure_threshold: 3, cooldown_seconds: 600 })
     const otherModel = await routed([{ ...first, model: `${first.lane}/n` }, spare], { failure_threshold: 1 })
@@ -541,7 +551,7 @@ describe('the breaker of a target', function () {
   it('lets the first target be called when all are open', async () => {
     const [first, second] = [await target(DOWN, { max_retries: 1 }), await target(DOWN)]
     const agent = await routed([first, second], { failure_threshold: 1, cooldown_seconds: 600 })
-    await worker()
+    await steadyWorker()
     await turn(agent)
     const generation = await turn(agent)
     assert.deepEqual([generation.status, await requests(first), await requests(second)], ['failed', 4, 1])
@@ -554,7 +564,7 @@ describe('the breaker of a target', function () {
     ])
     const second = await target(answers('spare'))
     const agent = await routed([first, second], { failure_threshold: 1, cooldown_seconds: 600 })
-    await Promise.all([worker(), worker()])
+    const both = await Promise.all([worker(), worker()])
     await turn(agent)
     await coolDown(first, 601)
     const asked = await Promise.all(
@@ -576,7 +586,7 @@ describe('the breaker of a target', function () {
     assert.deepEqual(await rows(first.lane), [])
     assert.equal((await turn(agent)).output.content, 'up')
     // Both processes took part.
-    const turns = processes.map(({ output }) => output.filter(line => line.includes('"msg":"turn"')).length)
+    const turns = both.map(({ output }) => output.filter(line => line.includes('"msg":"turn"')).length)
     assert.ok(
       turns.every(count => count > 0),
       String(turns),
@@ -588,7 +598,7 @@ describe('the breaker of a target', function () {
       { replies: [{ error: { status: 500 } }, { text: 'x', gate: 'cancelled-probe' }, { text: 'up' }] },
     ])
     const agent = await routed([first, await target(answers('spare'))], { failure_threshold: 1, cooldown_seconds: 600 })
-    await worker()
+    await steadyWorker()
     await turn(agent)
     await coolDown(first, 601)
     const { body } = await its.app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
@@ -613,7 +623,7 @@ describe('the breaker of a target', function () {
     await one.kill()
     const [{ probe_until }] = await rows(first.lane)
     assert.ok(probe_until !== null)
-    await worker()
+    await steadyWorker()
     assert.equal((await turn(agent)).output.content, 'spare')
     await eventually(async () => (await turn(agent)).output.content === 'up', { every: 500 })
     assert.deepEqual(await rows(first.lane), [])
@@ -623,7 +633,7 @@ describe('the breaker of a target', function () {
     const first = await target([{ replies: [{ error: { status: 500 } }, { text: 'up' }, { error: { status: 500 } }] }])
     const second = await target(answers('spare'))
     const agent = await routed([first, second], { failure_threshold: 1, cooldown_seconds: 600 })
-    await worker()
+    await steadyWorker()
     await its.app.services.pool.query(sql.unsafe`
       create function refuse() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$`)
     await its.app.services.pool.query(sql.unsafe`
@@ -649,7 +659,7 @@ describe('the breaker of a target', function () {
     const sweep = () => sweeps.get('failures of model targets').run(its.app.services, new AbortController().signal)
     const [first, second] = [await target(DOWN), await target(DOWN)]
     const route_id = await route([first, second])
-    await worker()
+    await steadyWorker()
     await turn(await its.app.agent({ ai_provider_id: null, model_route_id: route_id }))
     await coolDown(first, 86_401)
     await sweep()
@@ -670,7 +680,7 @@ describe('the breaker of a target', function () {
     const running = await its.record(body.generation_id)
     assert.deepEqual([running.status, classes(running)], ['in_progress', ['provider_error', null]])
     await one.kill()
-    await worker()
+    await steadyWorker()
     const generation = await ended(body.generation_id)
     assert.equal(generation.output.content, 'found')
     assert.deepEqual(

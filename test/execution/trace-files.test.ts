@@ -12,6 +12,7 @@ import { traceWrite } from '../../src/execution/generations/trace-write.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { runWorker } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
@@ -142,10 +143,10 @@ describe('steps files of traces', function () {
       assert.equal(await of.journal(trace_id), 2)
       const before = await of.transcript(id)
       assert.equal(before.steps.length, 2)
-      const next = await startProcess('worker', idle.databaseUrl, { GENERATION_SWEEP_SECONDS: '1' }, ['generation'])
+      const next = await runWorker(idle.databaseUrl, { GENERATION_SWEEP_SECONDS: '1' }, ['generation'])
       await of.written(trace_id, 20_000)
       assert.deepEqual(await of.transcript(id), before)
-      await next.kill()
+      await next.stop()
     } finally {
       await idle.close()
     }
@@ -589,7 +590,8 @@ describe('steps files of traces', function () {
         const broken = await worker({ FAULT_POINTS: `${point}=kill` })
         const { id, trace_id } = await of.turn()
         assert.equal((await broken.exited).signal, 'SIGKILL')
-        const next = await worker({ GENERATION_SWEEP_SECONDS: '1' })
+        const env = { PROVIDER_MAX_RETRIES: '0', GENERATION_SWEEP_SECONDS: '1' }
+        const next = await runWorker(idle.databaseUrl, env, ['generation'])
         const { file_id } = await of.written(trace_id, 20_000)
         assert.deepEqual(
           (await of.steps(file_id)).map(step => [step.generation_id, step.index]),
@@ -605,7 +607,7 @@ describe('steps files of traces', function () {
           { within: 20_000 },
         )
         assert.equal((await of.rows('select 1 from files')).length, (await of.rows('select 1 from traces')).length)
-        await next.kill()
+        await next.stop()
       }
     })
 

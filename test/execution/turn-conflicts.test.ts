@@ -4,6 +4,7 @@ import pg from 'pg'
 import { sql } from '../../src/core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { startAgentApp } from './fixtures.ts'
 
@@ -35,7 +36,7 @@ describe('turns beside other writers', function () {
       await double.read('POST', '/control/gates/stale/open')
       await eventually(async () => (await waiting()) >= 1, { within: 20_000 })
       await first.kill('SIGKILL')
-      const second = await startProcess('worker', app.databaseUrl, FAST, ['generation'])
+      const second = await runWorker(app.databaseUrl, FAST, ['generation'])
       await eventually(async () => (await waiting()) >= 2, { within: 30_000 })
       await db.query('commit')
       const record = await eventually(
@@ -46,7 +47,7 @@ describe('turns beside other writers', function () {
         { within: 30_000 },
       )
       assert.deepEqual([record.status, record.error, record.step_count], ['completed', null, 2])
-      await second.kill()
+      await second.stop()
     } finally {
       await db.end()
       await app.close()

@@ -7,6 +7,7 @@ import { manualClock } from '../../src/core/process/clock.ts'
 import { storeAddress } from '../support/addresses.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { emitNamed } from '../support/events.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type Received, type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
 
@@ -537,6 +538,7 @@ describe('delivery by processes that die', () => {
     use.project = (await app.project()).id
   })
   afterEach(async () => {
+    await steady.stop()
     await Promise.all(workers.map(worker => worker.kill()))
     await receiver.close()
   })
@@ -545,6 +547,9 @@ describe('delivery by processes that die', () => {
     workers.push(started)
     return started
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = (env: Record<string, string> = lease) => steady.start(app.databaseUrl, env, ['delivery'])
 
   it('happens when the web process is killed right after the commit, and the workers were killed before', async () => {
     const { id } = await use.hook(receiver.url)
@@ -555,7 +560,7 @@ describe('delivery by processes that die', () => {
     assert.equal((await client(web.url, app.admin.token).post('/secrets', body)).status, 201)
     await web.kill()
     assert.equal(receiver.requests.length, 0)
-    await worker()
+    await steadyWorker()
     await eventually(() => receiver.requests.length === 1)
     assert.equal((await use.ended(id)).status, 'completed')
     await pause(300)
@@ -574,7 +579,7 @@ describe('delivery by processes that die', () => {
     assert.equal(row.status, 'queued')
     assert.equal(row.attempts, 0)
     receiver.answer = 200
-    await worker(long)
+    await steadyWorker(long)
     const delivery = await use.ended(id)
     assert.equal(delivery.status, 'completed')
     assert.equal(delivery.attempts, 1)
@@ -589,7 +594,7 @@ describe('delivery by processes that die', () => {
     await eventually(() => receiver.requests.length === 1)
     await first.kill()
     receiver.answer = 200
-    await worker({ WEBHOOK_SWEEP_INTERVAL_MS: '500' })
+    await steadyWorker({ WEBHOOK_SWEEP_INTERVAL_MS: '500' })
     await use.write()
     // What was in flight again, and the new one; the lease is a minute.
     await eventually(() => receiver.requests.length === 3)
@@ -610,7 +615,7 @@ describe('delivery by processes that die', () => {
     await eventually(() => receiver.requests.length === 1)
     paused.child.kill('SIGSTOP')
     answerFirst?.(500)
-    await worker()
+    await steadyWorker()
     const ended = await use.ended(id)
     assert.equal(ended.response_body, 'second')
     assert.equal(ended.attempts, 1)
@@ -640,14 +645,14 @@ describe('delivery by processes that die', () => {
     assert.equal(given.status, 'queued')
     assert.equal(given.attempts, 0)
     receiver.answer = 200
-    await worker({ WEBHOOK_SWEEP_INTERVAL_MS: '500' })
+    await steadyWorker({ WEBHOOK_SWEEP_INTERVAL_MS: '500' })
     await eventually(() => receiver.requests.length === 3)
   })
 
   it('makes 200 deliveries of 200 concurrent writes with two workers, none twice, five at once', async () => {
     receiver.answer = (_, response) => void setTimeout(() => response.end('ok'), 5)
     const { id } = await use.hook(receiver.url)
-    await Promise.all([worker({}), worker({})])
+    await Promise.all([steadyWorker({}), steadyWorker({})])
     await Promise.all(Array.from({ length: 200 }, () => use.write()))
     await eventually(async () => (await use.deliveries(id, '&status=completed')).total === 200)
     await pause(300)
@@ -670,7 +675,7 @@ describe('delivery by processes that die', () => {
     await app.services.write(async tx => {
       for (let i = 0; i < 150; i++) emitNamed(tx, 'secrets.updated', use.project, { id: `sec_${i}` })
     })
-    await Promise.all([worker({}), worker({})])
+    await Promise.all([steadyWorker({}), steadyWorker({})])
     for (const { id } of hooks)
       await eventually(async () => (await use.deliveries(id, '&status=completed')).total === 150)
     for (const each of [receiver, second]) {

@@ -20,6 +20,7 @@ import {
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingCall, startEmbeddingServer } from '../support/embedding-server.ts'
 import { randomOf } from '../support/fuzz.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { pdf, slowPdf } from '../support/pdf.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
@@ -41,6 +42,10 @@ describe('workers of ingestion', function () {
     processes.push(made)
     return made
   }
+  const steady = steadyWorkers()
+  /** A worker that comes to no harm. */
+  const steadyWorker = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, ['ingestion'])
   const accepted = async (fields: object = IN_CHUNKS, content: string | Buffer = TEXT, file: object = {}) => {
     const file_id = await upload(key, content, file)
     const { status, body } = await key.post('/documents/ingest', { file_id, ...fields })
@@ -94,6 +99,7 @@ describe('workers of ingestion', function () {
     key = (await app.project()).key
   })
   afterEach(async () => {
+    await steady.stop()
     await Promise.all(
       processes.splice(0).map(async each => {
         if (each.child.exitCode !== null || each.child.signalCode !== null) return
@@ -114,7 +120,7 @@ describe('workers of ingestion', function () {
     it(`a worker killed ${when} costs no document and doubles nothing`, async () => {
       const id = await accepted()
       await (await worker({ FAULT_POINTS: `ingestion_${point}=kill` })).exited
-      await worker()
+      await steadyWorker()
       await settledStatus(key, id)
       await isWhole(id)
     })
@@ -125,7 +131,7 @@ describe('workers of ingestion', function () {
     const frozen = await worker({ FAULT_POINTS: 'ingestion_batch=freeze:4000' })
     await eventually(async () => (await chunksOf(app, id)).length === 64)
     frozen.child.kill('SIGSTOP')
-    await worker()
+    await steadyWorker()
     await settledStatus(key, id)
     const before = await app.services.pool.any(
       sql.unsafe`select id from document_chunks where document_id = ${id} order by id`,
@@ -156,7 +162,7 @@ describe('workers of ingestion', function () {
   it('three lost workers are enough: the document fails when it has stalled', async () => {
     const id = await accepted()
     for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'ingestion_claimed=kill' })).exited
-    await worker()
+    await steadyWorker()
     await eventually(async () => {
       const held = await attempt(id)
       return held?.claims === 3 && held.losses === 2
@@ -214,7 +220,7 @@ describe('workers of ingestion', function () {
       assert.equal((await running.exited).code, 0)
       assert.equal((await attempt(id))?.losses, 0)
       provider.behave = () => ({})
-      await worker(patient)
+      await steadyWorker(patient)
       await settledStatus(key, id)
       await isWhole(id)
     } finally {
@@ -240,7 +246,7 @@ describe('workers of ingestion', function () {
       assert.equal((await chunksOf(app, id)).length, 64)
       await running.kill()
       provider.behave = () => ({})
-      await worker(patient)
+      await steadyWorker(patient)
       await settledStatus(key, id)
       await isWhole(id)
     } finally {
@@ -279,7 +285,7 @@ describe('workers of ingestion', function () {
       progress: 0,
       error: null,
     })
-    await worker({ FAULT_POINTS: 'ingestion_batch=freeze:1500' })
+    await steadyWorker({ FAULT_POINTS: 'ingestion_batch=freeze:1500' })
     const { body } = await eventually(async () => {
       const answer = await key.get(`/documents/${id}/status`)
       return answer.body.chunk_count === 64 ? answer : null
@@ -336,7 +342,11 @@ describe('workers of ingestion', function () {
   it('one project does not keep others from the worker', async () => {
     const other = await app.project()
     for (let n = 0; n < 48; n++) await accepted({}, `text ${n}`)
-    await worker({ WORKER_CONCURRENCY: '4', PROJECT_WORKER_SHARE: '0.5', FAULT_POINTS: 'ingestion_read=freeze:400' })
+    await steadyWorker({
+      WORKER_CONCURRENCY: '4',
+      PROJECT_WORKER_SHARE: '0.5',
+      FAULT_POINTS: 'ingestion_read=freeze:400',
+    })
     const ready = async (by: TestApp['admin']) => (await by.get('/documents?status=ready&limit=1')).body.total as number
     await eventually(async () => (await ready(key)) > 0)
     const file_id = await upload(other.key, 'theirs')

@@ -4,9 +4,9 @@ import { message } from '../../src/core/jobs/queue.ts'
 import { memoryEmbedQueue } from '../../src/memory/memories/handlers.ts'
 import { usageSettled } from '../control/usage-support.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { run } from '../support/commands.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { muster } from '../support/hosts.ts'
 import { createStore, DIMENSIONS, entriesOf, memoriesOf, remote, state } from './support.ts'
 
 describe('vectors of memories', function () {
@@ -130,7 +130,7 @@ describe('vectors of memories', function () {
     await first.services.pool.query(sql.unsafe`
       update memories set content_hash = 'x', tsv = to_tsvector('simple', 'other') where content like '%number 1%'`)
     const json = async (args: string[], env: Record<string, string>) => {
-      const { code, stdout, stderr } = await run('bin/muster.ts', ['reprocess', 'memory', ...args, '--json'], {
+      const { code, stdout, stderr } = await muster(['reprocess', 'memory', ...args, '--json'], {
         ...testEnvironment(first.databaseUrl),
         ...env,
       })
@@ -154,11 +154,7 @@ describe('vectors of memories', function () {
     assert.equal(await words(), 1)
     assert.equal((await state(other, store, texts(3)[1])).action, 'skipped')
     assert.equal((await json(['--missing'], remote(server))).found, 0)
-    const { code, stderr } = await run(
-      'bin/muster.ts',
-      ['reprocess', 'memory', '--missing'],
-      testEnvironment(first.databaseUrl),
-    )
+    const { code, stderr } = await muster(['reprocess', 'memory', '--missing'], testEnvironment(first.databaseUrl))
     assert.equal(code, 1)
     assert.match(stderr, /embeddings are not configured/)
   })
