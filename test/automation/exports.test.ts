@@ -4,7 +4,8 @@ import { expireExports } from '../../src/automation/exports/remove.ts'
 import { sql, statement } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
-import { startProcess, type TestProcess } from '../support/processes.ts'
+import { runWorker } from '../support/hosts.ts'
+import { startProcess } from '../support/processes.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
 
 /** Short leases, so that a lost worker is missed at once. */
@@ -15,13 +16,13 @@ const HOSTILE = '# <script>alert(1)</script> ](javascript:alert(1)) `x` | \u202e
 describe('exports', () => {
   let app: TestApp
   let project: TestProject
-  let worker: TestProcess | null = null
+  let worker: Awaited<ReturnType<typeof runWorker>> | null = null
   before(async () => {
     app = await startApp({ env: FAST })
     project = await app.projectWith(['cases:*', 'files:*', 'documents:*', 'webhooks:*'])
   })
   after(async () => {
-    await worker?.kill()
+    await worker?.stop()
     await app?.close()
   })
 
@@ -63,7 +64,7 @@ describe('exports', () => {
       assert.deepEqual(await filesOf(queued.body.id), [])
       assert.equal((await project.key.get(`/playbook-exports/${queued.body.id}`)).body.status, 'running')
     }
-    worker = await startProcess('worker', app.databaseUrl, FAST, ['orchestration'])
+    worker = await runWorker(app.databaseUrl, FAST, ['orchestration'])
     const done = await ended(queued.body.id)
     assert.equal(done.status, 'completed', JSON.stringify(done.error))
     assert.equal((await filesOf(done.id)).length, 2)
@@ -192,16 +193,14 @@ describe('exports', () => {
   })
 
   it('stay for ever where no time is set', async () => {
-    await worker?.kill()
-    worker = await startProcess('worker', app.databaseUrl, { ...FAST, PLAYBOOK_EXPORT_TTL_DAYS: '0' }, [
-      'orchestration',
-    ])
+    await worker?.stop()
+    worker = await runWorker(app.databaseUrl, { ...FAST, PLAYBOOK_EXPORT_TTL_DAYS: '0' }, ['orchestration'])
     const kept = await built((await aCase()).id)
     assert.equal(kept.expires_at, null)
     assert.equal(await expireExports(app.services, new AbortController().signal), 0)
     assert.equal((await filesOf(kept.id)).length, 2)
-    await worker.kill()
-    worker = await startProcess('worker', app.databaseUrl, FAST, ['orchestration'])
+    await worker.stop()
+    worker = await runWorker(app.databaseUrl, FAST, ['orchestration'])
   })
 
   it('that cannot be removed when their time is over keep no other from being removed', async () => {
@@ -228,10 +227,10 @@ describe('exports', () => {
         ],
       },
     ])
-    await worker?.kill('SIGKILL')
+    await worker?.stop()
     const queued = await ask(about.id, {}, user)
     assert.equal((await app.admin.patch(`/users/${user.id}`, { disabled: true })).status, 200)
-    worker = await startProcess('worker', app.databaseUrl, FAST, ['orchestration'])
+    worker = await runWorker(app.databaseUrl, FAST, ['orchestration'])
     const failed = await ended(queued.id)
     assert.deepEqual([failed.status, failed.error.code, failed.files], ['failed', 'FORBIDDEN', []])
     assert.deepEqual(await filesOf(queued.id), [])

@@ -3,7 +3,8 @@ import { nodeQueue } from '../../src/automation/runs/queue.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
-import { startProcess, type TestProcess } from '../support/processes.ts'
+import { runWorker } from '../support/hosts.ts'
+import { startProcess } from '../support/processes.ts'
 import { type RunApp, set, startRunApp } from './fixtures.ts'
 import { copyRun, copyTree } from './support/copies.ts'
 
@@ -41,8 +42,10 @@ describe('large trees of runs', function () {
   beforeEach(() => app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name like 'orchestration%'`))
   after(() => app?.close())
 
-  const worker = (kinds = ['orchestration'], env: Record<string, string> = {}) =>
-    startProcess('worker', app.databaseUrl, { ...ENV, ...env }, kinds)
+  const worker = (env: Record<string, string> = {}) =>
+    startProcess('worker', app.databaseUrl, { ...ENV, ...env }, ['orchestration'])
+  /** A worker that comes to no harm. */
+  const steadyWorker = (kinds = ['orchestration']) => runWorker(app.databaseUrl, ENV, kinds)
 
   const count = (what: Parameters<typeof app.services.pool.oneFirst>[0]) =>
     app.services.pool.oneFirst(what) as Promise<number>
@@ -90,14 +93,14 @@ describe('large trees of runs', function () {
 
   /** Runs until a worker dies in the midst of what it has to do, and another one has done it. */
   async function survived(point: string, isDone: () => Promise<boolean>): Promise<void> {
-    const first = await worker(undefined, { FAULT_POINTS: point })
+    const first = await worker({ FAULT_POINTS: point })
     assert.equal((await first.exited).signal, 'SIGKILL')
     assert.equal(await isDone(), false)
-    const second = await worker()
+    const second = await steadyWorker()
     try {
       await eventually(isDone, { within: 120_000 })
     } finally {
-      await second.kill()
+      await second.stop()
     }
   }
   const exists = (orchestrationId: string) =>
@@ -118,12 +121,12 @@ describe('large trees of runs', function () {
         data: { execution_id: id, run_id, project_id: app.projectId },
       })),
     )
-    const made = await worker()
+    const made = await steadyWorker()
     try {
       await eventually(async () => (await live(root)) === 0, { within: 60_000 })
       assert.equal(app.target.requests.length, 1)
     } finally {
-      await made.kill()
+      await made.stop()
     }
   })
 
@@ -159,28 +162,28 @@ describe('large trees of runs', function () {
     const double = doubleClient(app.double)
     const asked = async () => (await double.read('GET', '/control/requests')).data.length
     const before = await asked()
-    const turns = await worker(['generation'])
-    let stops: TestProcess | undefined
+    const turns = await steadyWorker(['generation'])
+    let stops: Awaited<ReturnType<typeof steadyWorker>> | undefined
     try {
       const waiting = sql.unsafe`
         select count(*)::int from pgboss.job_common where name = 'generation-run' and state <= 'active'`
       await eventually(async () => (await count(waiting)) === 0)
       assert.equal((await turn()).status, 'pending')
       assert.equal(await asked(), before)
-      stops = await worker()
+      stops = await steadyWorker()
       await eventually(async () => (await live(root)) === 0, { within: 60_000 })
       const { status, error } = await turn()
       assert.deepEqual([status, error.message], ['failed', 'cancelled'])
     } finally {
-      await turns.kill()
-      await stops?.kill()
+      await turns.stop()
+      await stops?.stop()
     }
   })
 
   it('are stopped with a node of which one run has failed, by workers', async () => {
     const { root, leaf, middle } = seeds.fail
     await grow(seeds.fail, 150)
-    const made = await worker()
+    const made = await steadyWorker()
     try {
       assert.equal((await app.key.post(`/orchestration-runs/${leaf.id}/cancel`)).status, 200)
       await eventually(async () => (await live(root)) === 0, { within: 60_000 })
@@ -188,7 +191,7 @@ describe('large trees of runs', function () {
       const cancelled = await app.key.get(`/orchestration-runs?orchestration_id=${middle}&status=cancelled`)
       assert.equal(cancelled.body.total, 150)
     } finally {
-      await made.kill()
+      await made.stop()
     }
   })
 
@@ -241,12 +244,12 @@ describe('large trees of runs', function () {
     assert.equal(reply.status, 204)
     assert.ok(statements < 20, `${statements} statements`)
     assert.equal((await app.key.get(`/orchestration-runs?orchestration_id=${id}`)).body.total, 1501)
-    const last = await worker()
+    const last = await steadyWorker()
     try {
       await eventually(async () => !(await exists(id)))
       assert.equal((await app.key.get(`/orchestration-runs?orchestration_id=${id}`)).body.total, 0)
     } finally {
-      await last.kill()
+      await last.stop()
     }
   })
 })

@@ -1,6 +1,7 @@
 import { strict as assert } from 'node:assert'
 import { type Double, startDouble } from '../../src/local/double/server.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
 import { makeTenant, type Tenant, turnsStarted } from '../support/tenants.ts'
@@ -14,7 +15,6 @@ describe('a quiet project', function () {
   let app: TestApp
   let model: Double
   let web: TestProcess
-  let processes: TestProcess[]
 
   before(async () => {
     model = await startDouble({})
@@ -26,13 +26,10 @@ describe('a quiet project', function () {
     await app?.close()
     await model?.close()
   })
-  beforeEach(() => {
-    processes = []
-  })
-  afterEach(async () => await Promise.all(processes.map(process => process.kill())))
+  afterEach(() => workers.stop())
 
-  const worker = async (concern: string, env: Record<string, string>) =>
-    void processes.push(await startProcess('worker', app.databaseUrl, env, [concern]))
+  const workers = steadyWorkers()
+  const worker = (concern: string, env: Record<string, string>) => workers.start(app.databaseUrl, env, [concern])
   const tenants = (count: number, name: string): Promise<Tenant[]> =>
     Promise.all(Array.from({ length: count }, (_, n) => makeTenant(app, web.url, model.url, `${name} ${n}`)))
 

@@ -70,14 +70,19 @@ export async function runWorker(
   const ready = says('worker is ready')
   tell(host, { what: 'work', env: { ...testEnvironment(databaseUrl), ...GRACE, ...env }, kinds })
   await ready
+  let stopping: Promise<void> | undefined
+  const stop = async () => {
+    const stopped = says('worker has stopped')
+    tell(host, { what: 'stop' })
+    await stopped
+    host.busy = false
+  }
   return {
     pid: host.child.pid as number,
     output,
-    async stop() {
-      const stopped = says('worker has stopped')
-      tell(host, { what: 'stop' })
-      await stopped
-      host.busy = false
+    stop: () => {
+      stopping ??= stop()
+      return stopping
     },
   }
 }
