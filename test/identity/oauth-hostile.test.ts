@@ -3,7 +3,7 @@ import { createHmac } from 'node:crypto'
 import { exportJWK, generateKeyPair, SignJWT } from 'jose'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { createEgress } from '../../src/core/net/egress.ts'
-import type { Client } from '../support/app.ts'
+import { type Client, startApp } from '../support/app.ts'
 import {
   authorizeUrl,
   Browser,
@@ -246,6 +246,39 @@ describe('OAuth and callers that mean harm', function () {
       assert.ok(replies.includes('refused') && !replies.includes('failed'), replies.join())
       assert.equal(replies.at(-1), 'refused')
     })
+  })
+
+  it('is offered as far as the settings say, with cookies that browsers keep for https', async () => {
+    const off = { OAUTH_CIMD_ENABLED: 'false', OAUTH_REGISTRATION_ENABLED: 'false', OAUTH_DEVICE_ENABLED: 'false' }
+    const own = await startApp({ env: { BASE_URL: 'https://muster.example', ...off } })
+    try {
+      const { body } = await own.anonymous.get('//.well-known/oauth-authorization-server')
+      assert.equal(body.token_endpoint, 'https://muster.example/oauth/token')
+      assert.equal(body.registration_endpoint, undefined)
+      assert.equal(body.device_authorization_endpoint, undefined)
+      assert.equal(body.client_id_metadata_document_supported, undefined)
+      for (const path of ['register', 'device_authorization', 'device'])
+        assert.equal((await fetch(`${own.url}/oauth/${path}`, { method: 'POST' })).status, 404, path)
+      const asked = {
+        client_id: 'muster-console',
+        redirect_uri: 'https://muster.example/app/callback',
+        ...challenged(),
+      }
+      const begun = await fetch(authorizeUrl(own.url, asked), { redirect: 'manual' })
+      assert.ok(begun.headers.get('location')?.startsWith('https://muster.example/oauth/consent?request_id=oar_'))
+      const cookies = begun.headers.getSetCookie()
+      assert.equal(cookies.length, 4)
+      for (const cookie of cookies) {
+        assert.match(cookie, /^__Secure-oauth_(interaction|resume)(\.sig)?=/)
+        assert.match(cookie, /; secure/i)
+        assert.match(cookie, /; httponly/i)
+        assert.match(cookie, /; samesite=lax/i)
+      }
+      const document = authorizeUrl(own.url, { ...asked, client_id: 'https://app.example/client.json' })
+      assert.equal((await fetch(document, { redirect: 'manual' })).status, 400)
+    } finally {
+      await own.close()
+    }
   })
 
   describe('a registration', () => {

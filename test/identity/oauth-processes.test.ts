@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
 import { client, eventually } from '../support/app.ts'
+import { launch } from '../support/commands.ts'
+import { testEnvironment } from '../support/environment.ts'
 import {
   approve,
   authorizeUrl,
@@ -57,9 +59,19 @@ describe('OAuth over several web processes', function () {
     const [{ id }] = (await here.get(`/oauth/grants?client_id=${client_id}&limit=1`)).body.data
     const selection = { kind: 'modules', modules: ['files'] }
     await here.patch(`/oauth/grants/${id}`, { selection })
-    await eventually(async () => (await there.get('/actors')).status === 403, { within: 1000 })
+    await eventually(async () => (await there.get('/actors')).status === 403, { within: 3000 })
     await here.delete(`/oauth/grants/${id}`)
-    await eventually(async () => (await there.get('/files')).status === 401, { within: 1000 })
+    await eventually(async () => (await there.get('/files')).status === 401, { within: 3000 })
+  })
+
+  it('signs with the key that the command line made, in processes that run already', async () => {
+    const keys = async (): Promise<{ kid: string }[]> => (await client(second.url, null).get('//oauth/jwks')).body.keys
+    assert.equal((await keys()).length, 1)
+    const command = launch('bin/muster.ts', ['oauth', 'rotate-keys', '--json'], testEnvironment(app.databaseUrl))
+    assert.equal(await command.ended, 0, command.output.stderr)
+    const { kid } = JSON.parse(command.output.stdout)
+    await eventually(async () => (await keys())[0].kid === kid)
+    assert.equal((await keys()).length, 2)
   })
 
   it('survives a restart between consent and token', async () => {

@@ -105,6 +105,17 @@ describe('OAuth beside the code flow', () => {
       assert.equal(await poll(started.device_code), 'access_denied')
     })
 
+    it('shows the names that clients give themselves as text', async () => {
+      const name = `<img src=x onerror=alert(1)>${'\u202e'.repeat(100)}`
+      const grant_types = [DEVICE_GRANT, 'refresh_token']
+      const { client_id } = await register(app.base, { client_name: name, grant_types, response_types: [] })
+      const started = await begin({ client_id })
+      const browser = new Browser()
+      const page = await confirm(browser, started.verification_uri_complete)
+      assert.ok(!page.includes('<img') && page.includes('&lt;img src=x'), page)
+      assert.ok(page.includes('<bdi>'), 'what runs from right to left stays in its place')
+    })
+
     it('is for clients that name it', async () => {
       const { client_id } = await register(app.base)
       const { status } = await postForm(`${app.base}/oauth/device_authorization`, { client_id })

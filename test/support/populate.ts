@@ -6,6 +6,7 @@ import { startHop } from '../../src/execution/chains/hop.ts'
 import { admitTurn } from '../../src/execution/generations/admit.ts'
 import { createTurn } from '../../src/execution/generations/create.ts'
 import { generationKind } from '../../src/execution/generations/model.ts'
+import { insertClient, insertGrant } from '../../src/identity/oauth/store.ts'
 import { eventually, type TestApp } from './app.ts'
 import { propose } from './approvals.ts'
 import { createBody, type Described, describedOperations, type Ids, randomOf } from './fuzz.ts'
@@ -98,6 +99,22 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
     await app.services.pool.oneFirst(identifying`select id from eval_results where eval_run_id = ${one('evrun')}`),
   ]
 
+  // Made by the protocol.
+  ids.own.oac = ['oac_00000000000000000000000000']
+  ids.own.ogr = ['ogr_00000000000000000000000000']
+  const times = { endsAt: new Date('2999-01-01'), expiresAt: new Date('2999-01-01') }
+  await insertClient(app.services.pool, { id: one('oac'), name: 'client', metadata: {}, secretHash: null })
+  await insertGrant(app.services.pool, {
+    id: one('ogr'),
+    user_id: (await app.admin.get('/users/me')).body.id,
+    project_id,
+    client_id: one('oac'),
+    client_name: 'client',
+    scopes: ['mcp:access', '*'],
+    openid_scopes: [],
+    ...times,
+  })
+
   for (const { id, shape, kind } of operations.all()) {
     if (shape !== 'list' || !kind || ids.own[kind.prefix]) continue
     const { path, operation } = described.get(id) as Described
@@ -115,6 +132,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
       operations.all().flatMap(({ param, kind }) => (param && kind ? [[param, one(kind.prefix)]] : [])),
     ),
     version: '1',
+    client_id: one('oac'),
     price_id: one('price'),
     acceptance_id: acceptance.id,
     grantee_id: guest,

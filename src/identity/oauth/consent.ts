@@ -126,7 +126,7 @@ export function chosenScopes(services: Pick<Services, 'state'>, selection: Selec
       message: `selection names what cannot be granted: ${unknown.slice(0, 5).join(', ')}`,
       meta: {
         unknown: unknown.slice(0, 100),
-        problems: [{ code: 'UNKNOWN', path: 'selection', message: 'names what cannot be granted' }],
+        problems: [{ code: 'INVALID_VALUE', path: 'selection', message: 'names what cannot be granted' }],
       },
     })
   if (scopes.length === 0)

@@ -76,7 +76,7 @@ export const oauthOperations: Operation[] = [
       const known = await grantKind.lock(tx, id)
       if (known.revoked_at !== null) raise('RESOURCE_NOT_FOUND', { meta: { id } })
       if (!areWithin(scopes, known.scopes))
-        invalid({ code: 'TOO_WIDE', path: 'selection', message: 'must be a part of what was granted' })
+        invalid({ code: 'INVALID_VALUE', path: 'selection', message: 'must be a part of what was granted' })
       await narrowGrant(tx, id, [MCP_ACCESS, ...scopes])
       principalsChanged(tx, `grant:${id}`)
       return grantKind.present({ ...known, scopes: [MCP_ACCESS, ...scopes] })
