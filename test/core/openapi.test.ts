@@ -18,6 +18,7 @@ const WITHOUT_ACTION = [
   'callOrchestrationRunHook',
   'callTriggerHook',
   'getMe',
+  'getOauthConsentInfo',
   'listOwnPermissions',
   'listPermissions',
   'listEventRegistry',

@@ -21,7 +21,7 @@ async function checkSettings({ config, log, pool }: Services): Promise<void> {
 
 export default module('company-sign-in', {
   extensions: [codeSignIn.with(redeemCode)],
-  operations: identityOperations,
+  operations: identityOperations.map(operation => ({ ...operation, mcp: false })),
   sweeps: [{ name: 'company sign-ins', when: '37 * * * *', run: sweepLogins }],
   start: async (services, role) => (role === 'web' ? checkSettings(services) : undefined),
 })

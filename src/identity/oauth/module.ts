@@ -6,7 +6,8 @@ import { sweep } from './store.ts'
 
 export default module('oauth', {
   kinds: [grantKind, clientKind],
-  operations: oauthOperations,
+  // What lets programs in is done by a person.
+  operations: oauthOperations.map(operation => ({ ...operation, mcp: false })),
   sealedColumns: sealedValues,
   sweeps: [
     {
