@@ -120,7 +120,9 @@ export async function checkFiring(
   const { id, project_id } = trigger
   const { input } = asked
   const authority = authorityOf(trigger, asked)
-  const caller = (await hasCreator(services, trigger)) ? await callerForPrincipal(services, authority, project_id) : null
+  const caller = (await hasCreator(services, trigger))
+    ? await callerForPrincipal(services, authority, project_id)
+    : null
   if (!caller) return raise('TRIGGER_CREATOR_UNAVAILABLE', { meta: { trigger_id: id } })
   const name = `${project_id} ${trigger.target_type} ${trigger.target_id}`
   const { target, kind, row } = await targetReads(services)(name, () => requireTarget(services.pool, trigger))
