@@ -95,9 +95,9 @@ describe('runs and workers that are lost', function () {
     await one.kill()
     const answer = app.target.answer
     app.target.answer = json({ ok: 2 })
-    const taker = await worker(long)
+    const taker = await steadyWorker(long)
     await isDone(one.run)
-    await taker.kill()
+    await taker.stop()
     // And one that runs already: with its next heartbeat.
     app.target.answer = answer
     const two = await lost()
@@ -145,7 +145,7 @@ describe('runs and workers that are lost', function () {
     const first = await worker(env)
     const run = await app.start(id, { wait: false })
     await eventually(() => app.target.requests.length === 1)
-    const second = await worker(env)
+    const second = await steadyWorker(env)
     first.child.kill('SIGTERM')
     await eventually(() => first.output.some(line => line.includes('stopping')))
     const beats = async () =>

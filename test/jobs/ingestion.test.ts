@@ -70,7 +70,7 @@ describe('workers of ingestion', function () {
       .filter(([, parent]) => parent === pid)
       .map(([child]) => child)
   }
-  const logged = (process: TestProcess, text: string) =>
+  const logged = (process: { output: string[] }, text: string) =>
     eventually(() => process.output.some(line => line.includes(text)), { what: text })
   /** The document is whole: every chunk and vector once, the text, one end. */
   const isWhole = async (id: string, version = 1) => {
@@ -150,7 +150,7 @@ describe('workers of ingestion', function () {
     const frozen = await worker({ FAULT_POINTS: 'ingestion_written=freeze:4000' })
     await eventually(async () => (await chunksOf(app, id)).length === 128)
     frozen.child.kill('SIGSTOP')
-    const second = await worker({ FAULT_POINTS: 'ingestion_read=freeze:5000' })
+    const second = await steadyWorker({ FAULT_POINTS: 'ingestion_read=freeze:5000' })
     await eventually(async () => (await attempt(id))?.claims === 2)
     frozen.child.kill('SIGCONT')
     await logged(frozen, '"outcome":"superseded"')
@@ -305,7 +305,7 @@ describe('workers of ingestion', function () {
   })
 
   it('what a caller does meanwhile supersedes it: nothing of it stays', async () => {
-    const held = await worker({ FAULT_POINTS: 'ingestion_batch=freeze:2000' })
+    const held = await steadyWorker({ FAULT_POINTS: 'ingestion_batch=freeze:2000' })
     const begun = async () => {
       const id = await accepted()
       await eventually(async () => (await chunksOf(app, id)).length > 0)
@@ -357,7 +357,7 @@ describe('workers of ingestion', function () {
 
   it('a project is deleted under twenty ingestions, and they leave without a word', async function () {
     this.timeout(180_000)
-    const busy = await worker({ WORKER_CONCURRENCY: '20', PROJECT_WORKER_SHARE: '1', DATABASE_POOL_MAX: '20' })
+    const busy = await steadyWorker({ WORKER_CONCURRENCY: '20', PROJECT_WORKER_SHARE: '1', DATABASE_POOL_MAX: '20' })
     for (let round = 0; round < 8; round++) {
       const project = await app.project()
       const files = await Promise.all(Array.from({ length: 20 }, () => upload(project.key, TEXT)))

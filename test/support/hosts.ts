@@ -91,8 +91,10 @@ export async function runWorker(
 export function steadyWorkers() {
   const running: Awaited<ReturnType<typeof runWorker>>[] = []
   return {
-    async start(...args: Parameters<typeof runWorker>): Promise<void> {
-      running.push(await runWorker(...args))
+    async start(...args: Parameters<typeof runWorker>): ReturnType<typeof runWorker> {
+      const worker = await runWorker(...args)
+      running.push(worker)
+      return worker
     },
     async stop(): Promise<void> {
       await Promise.all(running.splice(0).map(({ stop }) => stop()))
