@@ -41,7 +41,7 @@ const POINTS = [
 ] as const
 
 /** Runs and killed workers of each point. A long run: 200 and 20. */
-const RUNS = Number(process.env.CRASH_RUNS ?? 3)
+const RUNS = Number(process.env.CRASH_RUNS ?? 2)
 const KILLS = Number(process.env.CRASH_KILLS ?? 1)
 const SEED = Number(process.env.CRASH_SEED ?? 1)
 
