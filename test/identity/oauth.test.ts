@@ -402,6 +402,25 @@ describe('OAuth', () => {
       assert.equal((await refresh(app.base, client_id, body.refresh_token)).status, 200)
     })
 
+    it('are for the address of the API or of its MCP server, as the client names them', async () => {
+      const audienceOf = async (resource: string | undefined) => {
+        const { access_token } = await tokensOf(app.base, flow(all(), { asked: { resource } }))
+        assert.equal(await allowed(access_token), 200)
+        return JSON.parse(Buffer.from(access_token.split('.')[1], 'base64url').toString()).aud
+      }
+      assert.equal(await audienceOf(undefined), app.base)
+      assert.equal(await audienceOf(`${app.base}/`), app.base)
+      assert.equal(await audienceOf(`${app.base}/mcp`), `${app.base}/mcp`)
+    })
+
+    it('of everything that reads stay small enough for a header', async () => {
+      const { access_token, scope } = await tokensOf(app.base, flow({ ...all(), selection: { kind: 'read' } }))
+      assert.ok(scope.length > 2048)
+      assert.ok(access_token.length < 2048, String(access_token.length))
+      assert.equal(await allowed(access_token), 200)
+      assert.equal((await app.as(access_token).post('/actors', { name: 'x' })).status, 403)
+    })
+
     it('are narrowed by a refresh that asks for less, and never widened', async () => {
       const { refresh_token } = await tokensOf(app.base, flow(modules('actors', 'files')))
       const wider = await refresh(app.base, client_id, refresh_token, { scope: 'chats:*' })

@@ -7,12 +7,12 @@ import { hashOf } from './store.ts'
 
 /** Clients: those that are built in, and the rules for those that describe themselves. */
 
-export const CONSOLE = 'muster-console'
-export const CLI = 'muster-cli'
+const CONSOLE = 'muster-console'
+const CLI = 'muster-cli'
 
 export const DEVICE_GRANT = 'urn:ietf:params:oauth:grant-type:device_code'
 
-const LOOPBACK = ['localhost', '127.0.0.1', '[::1]']
+export const LOOPBACK = ['localhost', '127.0.0.1', '[::1]']
 const MAX_REDIRECT_URIS = 10
 const MAX_URI_LENGTH = 2048
 const MAX_NAME_LENGTH = 200

@@ -20,7 +20,7 @@ export const LIMITS = {
   user_code: { limit: 10, windowSeconds: 600 },
 } as const
 
-export type LimitKind = keyof typeof LIMITS
+type LimitKind = keyof typeof LIMITS
 
 const MAX_UNUSED_CLIENTS = 2000
 const MAX_DEVICE_CODES = 1000

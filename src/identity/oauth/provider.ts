@@ -19,9 +19,9 @@ import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scop
 /** A new release of the library that follows another draft of metadata documents fails at the start. */
 const METADATA_DOCUMENT_DRAFT = 'draft-02'
 
-export const INTERACTION_SECONDS = 600
+const INTERACTION_SECONDS = 600
 const CODE_SECONDS = 60
-export const DEVICE_CODE_SECONDS = 600
+const DEVICE_CODE_SECONDS = 600
 const SESSION_SECONDS = 600
 const POLL_SECONDS = 5
 const MAX_DOCUMENT_BYTES = 5 * 1024
@@ -30,7 +30,7 @@ const MAX_JWKS_BYTES = 64 * 1024
 const MAX_SCOPE_BYTES = 2048
 
 /** Keys of a purpose, made of the secret that signs tokens; those of the one before verify. */
-export const derivedKeys = ({ JWT_SECRET, JWT_SECRET_PREVIOUS }: Config, purpose: string): Buffer[] =>
+const derivedKeys = ({ JWT_SECRET, JWT_SECRET_PREVIOUS }: Config, purpose: string): Buffer[] =>
   [JWT_SECRET, JWT_SECRET_PREVIOUS].flatMap(secret =>
     secret ? [createHmac('sha256', secret).update(`muster ${purpose}`).digest()] : [],
   )

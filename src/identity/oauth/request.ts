@@ -5,7 +5,7 @@ import type { AdapterPayload, Client } from 'oidc-provider'
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
-import { isFirstParty, kindOfClient } from './clients.ts'
+import { isFirstParty, kindOfClient, LOOPBACK } from './clients.ts'
 import { CLIENT_KINDS } from './model.ts'
 import { cookieNames, providerOf } from './provider.ts'
 import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scopes.ts'
@@ -112,8 +112,6 @@ async function deviceOf(services: Services, deviceCode: string): Promise<Authori
   const { ip, user_agent } = (deviceInfo ?? {}) as { ip?: string; user_agent?: string }
   return { user_code: `${userCode.slice(0, 4)}-${userCode.slice(4)}`, ip: ip ?? '', user_agent: user_agent ?? '' }
 }
-
-const LOOPBACK = ['localhost', '127.0.0.1', '[::1]']
 
 /** A request as the consent page shows it. */
 export function presentRequest(

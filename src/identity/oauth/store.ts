@@ -48,7 +48,7 @@ export const pollDeviceCode = (db: Queryable, id: string) =>
     )
     select ${objectColumns}, o.too_fast from polled o left join oauth_grants g on g.id = o.grant_id`)
 
-export type ObjectValues = {
+type ObjectValues = {
   sealed: string
   uid?: string
   userCode?: string
@@ -142,7 +142,7 @@ export const findGrant = (db: Queryable, id: string): Promise<GrantState | null>
       extract(epoch from ends_at)::bigint as ends
     from oauth_grants where id = ${id} and revoked_at is null and expires_at > now()`)
 
-export type NewGrant = {
+type NewGrant = {
   id: string
   user_id: string
   project_id: string | null
