@@ -16,6 +16,8 @@ COPY bin ./bin
 COPY jobs ./jobs
 COPY sql ./sql
 COPY src ./src
+# The manual, which MCP clients read.
+COPY docs ./docs
 USER node
 EXPOSE 5047 5048
 # Web; a worker runs `jobs/worker.ts` with the same flags, and `bin/muster.ts migrate` brings the database to this version.
