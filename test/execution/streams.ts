@@ -1,4 +1,5 @@
 import type { Client, TestApp } from '../support/app.ts'
+import { checkFrame } from '../support/frames.ts'
 
 /** One message of an event stream. */
 export type Message = { id: number; event: string; data: any }
@@ -18,7 +19,7 @@ async function* numbered(events: AsyncIterable<StreamedEvent>): AsyncGenerator<M
 /** One event of a stream, with its id as it was sent. */
 export type StreamedEvent = Omit<Message, 'id'> & { id: string }
 
-/** Opens an event stream: a POST when there is a body, else a GET. */
+/** Opens an event stream: a POST when there is a body, else a GET. Each event is one that the description has. */
 export async function openEvents(
   app: Pick<TestApp, 'url'> & { key: Client },
   path: string,
@@ -40,12 +41,17 @@ export async function openEvents(
   return {
     status: response.status,
     headers: response.headers,
-    messages: parse(response.body as ReadableStream<Uint8Array>),
+    messages: parse(response.body as ReadableStream<Uint8Array>, frame =>
+      checkFrame(body ? 'post' : 'get', path, frame),
+    ),
     close: () => controller.abort(),
   }
 }
 
-async function* parse(body: ReadableStream<Uint8Array>): AsyncGenerator<StreamedEvent> {
+async function* parse(
+  body: ReadableStream<Uint8Array>,
+  check: (frame: StreamedEvent) => void,
+): AsyncGenerator<StreamedEvent> {
   const decoder = new TextDecoder()
   let rest = ''
   for await (const chunk of body) {
@@ -56,7 +62,10 @@ async function* parse(body: ReadableStream<Uint8Array>): AsyncGenerator<Streamed
       const fields = Object.fromEntries(
         block.split('\n').map(line => [line.slice(0, line.indexOf(': ')), line.slice(line.indexOf(': ') + 2)]),
       )
-      if (fields.event) yield { id: fields.id, event: fields.event, data: JSON.parse(fields.data) }
+      if (!fields.event) continue
+      const frame = { id: fields.id, event: fields.event, data: JSON.parse(fields.data) }
+      check(frame)
+      yield frame
     }
   }
 }

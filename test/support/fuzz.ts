@@ -30,6 +30,33 @@ export function randomOf(seed: number): Random {
 /** An operation of the OpenAPI document. */
 export type Described = { id: string; method: string; path: string; operation: Json }
 
+/** The OpenAPI document with the parameters and answers that operations share in their places. */
+export function withoutSharing(document: Json): Json {
+  const resolved = (value: Json): Json =>
+    typeof value.$ref === 'string'
+      ? value.$ref
+          .split('/')
+          .slice(1)
+          .reduce((node: Json, key: string) => node[key], document)
+      : value
+  const operation = ({ parameters, responses, ...rest }: Json): Json => ({
+    ...rest,
+    ...(parameters ? { parameters: parameters.map(resolved) } : {}),
+    responses: Object.fromEntries(Object.entries<Json>(responses).map(([status, each]) => [status, resolved(each)])),
+  })
+  const paths = Object.entries<Json>(document.paths).map(([path, methods]) => [
+    path,
+    Object.fromEntries(Object.entries<Json>(methods).map(([method, each]) => [method, operation(each)])),
+  ])
+  return { ...document, paths: Object.fromEntries(paths) }
+}
+
+/** Codes that the document gives an operation for a status. */
+export const codesOf = ({ operation }: Described, status: number): string[] => [
+  ...(operation.responses[status]?.['x-error-codes'] ?? []),
+  ...(operation['x-error-codes'] ?? []),
+]
+
 export const describedOperations = (document: Json): Described[] =>
   Object.entries(document.paths as Record<string, Json>).flatMap(([path, methods]) =>
     Object.entries(methods as Record<string, Json>).map(([method, operation]) => ({
@@ -205,7 +232,7 @@ export function sample(schema: Json, name: string, random: Random, ids: Ids, doc
       random,
       ids,
       document,
-      depth + 1,
+      depth,
     )
   }
   if (schema.const !== undefined) return schema.const

@@ -87,6 +87,7 @@ export const CaseInput = createBody(
     input: metadataBag(1024, DEPTH).describe('What the execution is given; with start_execution alone'),
   },
   ['title'],
+  { title: 'Order 1042 is late' },
 )
 export type CaseInput = z.output<typeof CaseInput>
 
@@ -222,7 +223,7 @@ export const EvidenceInput = z
           message: part === wanted ? `is what a ${given.kind} needs` : `is no part of a ${given.kind}`,
         })
   })
-  .meta({ id: 'CaseEvidenceInput' })
+  .meta({ id: 'CaseEvidenceInput', example: { name: 'Call', kind: 'note', content: 'Called the customer back' } })
 export type EvidenceInput = z.output<typeof EvidenceInput>
 
 export const evidenceKind = kind({
@@ -287,14 +288,14 @@ const Text = (most: number) => z.string().trim().min(1).max(most)
 
 export const CommentInput = z
   .strictObject({ body: Text(20_000).describe('What is said') })
-  .meta({ id: 'CaseCommentInput' })
+  .meta({ id: 'CaseCommentInput', example: { body: 'Called the customer back' } })
 
 export const ResolveInput = z
   .strictObject({
     outcome: Text(255).describe('What came of it'),
     note: z.string().max(20_000).nullable().optional().describe('More about it'),
   })
-  .meta({ id: 'CaseResolveInput' })
+  .meta({ id: 'CaseResolveInput', example: { outcome: 'refunded' } })
 
 export const CloseInput = z
   .strictObject({ reason: z.string().max(20_000).nullable().optional().describe('Why') })

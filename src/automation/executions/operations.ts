@@ -52,7 +52,10 @@ const StartInput = z
     metadata: metadataBag(16, 8).nullish().describe('Data of your own, kept on the execution'),
     tool_context: ToolContextInput.nullish().describe('Headers that calls of tools carry'),
   })
-  .meta({ id: 'PlaybookExecutionInput' })
+  .meta({
+    id: 'PlaybookExecutionInput',
+    example: { playbook_id: 'pbk_01k5p3vd7r9hj2x8m4qcw6tz0e', case_id: 'case_01k5p3vd7r9hj2x8m4qcw6tz0e' },
+  })
 
 /** @throws RESOURCE_NOT_FOUND, VALIDATION_FAILED where neither the body nor the case names a playbook */
 async function playbookOf({ tx, allow }: Pick<Context, 'tx' | 'allow'>, projectId: string, id: string | null) {
@@ -192,6 +195,7 @@ export const executionOperations: Operation[] = [
     path: item,
     param,
     summary: 'Read an execution of a playbook with its steps',
+    description: 'Shows which steps are done, which one waits, and for whom.',
     tag,
     action: 'playbooks:GetExecution',
     answers: { 200: PlaybookExecution },
@@ -244,6 +248,7 @@ export const executionOperations: Operation[] = [
     path: `${stepPath}/assign`,
     param,
     summary: 'Say who has the manual step that an execution waits for',
+    description: 'Who completes the step is not bounded by it: it says whose work it is.',
     tag,
     action: 'playbooks:CompleteStep',
     body: AssignInput,
@@ -310,6 +315,7 @@ export const executionOperations: Operation[] = [
     path: `${item}/cancel`,
     param,
     summary: 'Cancel an execution with everything below it',
+    description: 'Steps that have completed keep their results; the case stays open.',
     tag,
     action: 'playbooks:CancelExecution',
     body: CancelInput,

@@ -10,6 +10,7 @@ import { expireExports, removeOfCase } from './remove.ts'
 import { exportAttempts } from './store.ts'
 
 export default module('exports', {
+  tags: { Exports: 'Files of what executions of playbooks did.' },
   kinds: [exportKind],
   operations: exportOperations,
   handlers: exportHandlers,

@@ -82,5 +82,5 @@ export const exportOperations: Operation[] = [
     },
   }),
   exports.get(),
-  exports.remove({ description: 'With its files.', action: 'cases:ExportCase' }),
+  exports.remove({ description: 'Its files are deleted with it.', action: 'cases:ExportCase' }),
 ]

@@ -32,11 +32,24 @@ export const Orchestration = record('Orchestration', {
   version: z.int().describe('Counts the changes of the graph, from 1'),
 })
 
-export const OrchestrationInput = createBody('OrchestrationInput', { ...fields, version_label }, [
-  'name',
-  'nodes',
-  'edges',
-])
+export const OrchestrationInput = createBody(
+  'OrchestrationInput',
+  { ...fields, version_label },
+  ['name', 'nodes', 'edges'],
+  {
+    name: 'Refund',
+    nodes: [
+      {
+        id: 'look_up',
+        type: 'tool',
+        tool_id: 'tool_01k5p3vd7r9hj2x8m4qcw6tz0e',
+        input_mapping: { order_id: { var: 'input.order_id' } },
+      },
+      { id: 'decide', type: 'human', prompt: 'May this order be refunded?' },
+    ],
+    edges: [{ from: 'look_up', to: 'decide' }],
+  },
+)
 
 export const OrchestrationPatch = patchBody('OrchestrationPatch', { ...fields, version_label })
 
@@ -49,7 +62,10 @@ export const ValidateInput = z
     state_schema: fields.state_schema.optional(),
     input_schema: fields.input_schema.optional(),
   })
-  .meta({ id: 'OrchestrationValidateInput' })
+  .meta({
+    id: 'OrchestrationValidateInput',
+    example: { nodes: [{ id: 'look_up', type: 'tool', tool_id: 'tool_01k5p3vd7r9hj2x8m4qcw6tz0e' }], edges: [] },
+  })
 
 const Finding = z
   .object({

@@ -6,6 +6,7 @@ import { orchestrationKind } from './model.ts'
 import { orchestrationOperations } from './operations.ts'
 
 export default module('orchestrations', {
+  tags: { Orchestrations: 'Graphs of nodes, their versions and their runs.' },
   errors: orchestrationErrors,
   kinds: [orchestrationKind],
   operations: orchestrationOperations,

@@ -54,6 +54,7 @@ export const orchestrationOperations: Operation[] = [
     description: 'A page ends before 16 MiB of graphs: `limit` says how many it was cut to.',
   }),
   orchestrations.create({
+    checkedBy: 'validateOrchestration',
     description:
       'The graph is refused with everything that is wrong with it in meta.problems. Tools, agents, stores and orchestrations that it names are looked up when a run comes to them. Naming a tool or an orchestration needs the right to call or to run it, since whoever starts a run is not asked.',
     alsoActions: NAMING_RIGHTS,
@@ -99,6 +100,7 @@ export const orchestrationOperations: Operation[] = [
   }),
   orchestrations.get(),
   orchestrations.update({
+    checkedBy: 'validateOrchestration',
     description:
       'Replaces `nodes` and `edges` as a whole. A graph that runs otherwise makes a version; names and `metadata` of nodes and edges do not. Runs go on with the version that they were started on. Nodes and edges that run otherwise need the rights that the graph needs to be created.',
     alsoActions: NAMING_RIGHTS,

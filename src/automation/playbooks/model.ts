@@ -43,7 +43,10 @@ export const Playbook = record('Playbook', {
   version: z.int().describe('Counts the changes of the procedure, from 1'),
 })
 
-export const PlaybookInput = createBody('PlaybookInput', { ...fields, version_label }, ['name', 'steps'])
+export const PlaybookInput = createBody('PlaybookInput', { ...fields, version_label }, ['name', 'steps'], {
+  name: 'Late order',
+  steps: [{ key: 'call', title: 'Call the customer', type: 'manual' }],
+})
 
 export const PlaybookPatch = patchBody('PlaybookPatch', { ...fields, version_label })
 
@@ -56,7 +59,10 @@ export const ValidateInput = z
     input_schema: fields.input_schema,
     outcome: fields.outcome,
   })
-  .meta({ id: 'PlaybookValidateInput' })
+  .meta({
+    id: 'PlaybookValidateInput',
+    example: { steps: [{ key: 'call', title: 'Call the customer', type: 'manual' }] },
+  })
 
 export const Validation = z
   .object({

@@ -6,6 +6,7 @@ import { playbookKind } from './model.ts'
 import { playbookOperations } from './operations.ts'
 
 export default module('playbooks', {
+  tags: { Playbooks: 'Steps that people and automation work through on a case, and their executions.' },
   errors: playbookErrors,
   kinds: [playbookKind],
   operations: playbookOperations,

@@ -50,6 +50,7 @@ export const playbookOperations: Operation[] = [
     description: 'A page ends before 16 MiB of procedures: `limit` says how many it was cut to.',
   }),
   playbooks.create({
+    checkedBy: 'validatePlaybook',
     description:
       'Refused with everything that is wrong with the procedure in meta.problems; agents, tools, orchestrations and deciders that it names have to exist. Needs the rights to call the tools, run the orchestrations and ask the deciders, since whoever starts an execution has them called; a step that waits for an event needs triggers:CreateTrigger.',
     alsoActions: STEP_RIGHTS,
@@ -94,6 +95,7 @@ export const playbookOperations: Operation[] = [
   }),
   playbooks.get(),
   playbooks.update({
+    checkedBy: 'validatePlaybook',
     description:
       'Replaces `steps` as a whole. Another procedure makes a version; name and description do not. Executions go on with the version that they were started on. Other steps need the rights that they need to be created.',
     alsoActions: STEP_RIGHTS,

@@ -19,6 +19,7 @@ import { listedExecutions } from './attempt-store.ts'
 import { callRunHook } from './callback.ts'
 import { withCallbacks } from './callback-token.ts'
 import { cancelRun, pauseRun, resumeRun, submitInput } from './command.ts'
+import { runEvents, runWaiting } from './events.ts'
 import { largeRuns, listedColumns } from './list-store.ts'
 import { OrchestrationRun, presentRun, RUN_STATUSES, type RunRow, runKind } from './model.ts'
 import { retryRun } from './retry.ts'
@@ -51,7 +52,10 @@ const RunInput = z
     expires_in: z.int().min(1).max(31_536_000).nullish().describe('Seconds after which the run expires'),
     wait: z.boolean().nullish().describe('Answer once the run has ended or waits for input'),
   })
-  .meta({ id: 'OrchestrationRunInput' })
+  .meta({
+    id: 'OrchestrationRunInput',
+    example: { orchestration_id: 'orch_01k5p3vd7r9hj2x8m4qcw6tz0e', input: { order_id: '1042' } },
+  })
 
 const start = operation({
   id: 'startRun',
@@ -66,6 +70,7 @@ const start = operation({
   creates: runKind,
   under: { kind: orchestrationKind, field: 'orchestration_id' },
   body: RunInput,
+  waiting: runWaiting(false),
   bodyLimit: () => 2 * 1024 * 1024,
   answers: { 201: OrchestrationRun },
   raises: [
@@ -220,7 +225,7 @@ const AnswerInput = z
     output: z.unknown().optional().describe('Its artifact; what is no object counts as an empty one'),
     wait: z.boolean().nullish().describe('Default true: answer once the run has ended or waits for input again'),
   })
-  .meta({ id: 'HumanInput' })
+  .meta({ id: 'HumanInput', example: { node_id: 'decide', output: { approved: true } } })
 
 /** Makes a change of a run in a transaction, and answers with the run as it stands then or, when asked to, later. */
 async function command(
@@ -264,12 +269,14 @@ export const runOperations: Operation[] = [
     tag,
     action: 'orchestrations:GetRun',
     answers: { 200: null },
-    produces: 'text/event-stream',
+    stream: runEvents,
     internal: true,
     run: async context => streamRun(context, context.resource, lastEventId(context.request.headers['last-event-id'])),
   }),
   runs.action('cancel', {
     summary: 'Cancel a run with everything below it',
+    description:
+      'Nodes that run are aborted, and nested runs and turns with them. What has completed keeps its artifacts.',
     action: 'orchestrations:CancelRun',
     body: Reason.meta({ id: 'RunCancelInput' }),
     bodyOptional: true,
@@ -292,6 +299,7 @@ export const runOperations: Operation[] = [
     action: 'orchestrations:SubmitHumanInput',
     admit: caller => requirePerson(caller, 'orchestrations:SubmitHumanInput'),
     body: AnswerInput,
+    waiting: runWaiting(true),
     bodyLimit: () => 2 * 1024 * 1024,
     answers: { 200: OrchestrationRun },
     raises: ['ORCHESTRATION_HUMAN_NODE_MISMATCH', 'ORCHESTRATION_RUN_NOT_AWAITING_INPUT', 'ORCHESTRATION_RUN_PAUSED'],
@@ -348,12 +356,14 @@ export const runOperations: Operation[] = [
   runs.action('resume', {
     starts: { kind: 'orchestration_run', field: 'id' },
     summary: 'Resume a run that is paused',
+    description: 'Nodes that became due in the meantime start at once.',
     action: 'orchestrations:ResumeRun',
     body: z
       .strictObject({
         wait: z.boolean().nullish().describe('Default true: answer once the run has ended or waits for input'),
       })
       .meta({ id: 'RunResumeInput' }),
+    waiting: runWaiting(true),
     bodyOptional: true,
     answers: { 200: OrchestrationRun },
     raises: ['ORCHESTRATION_RUN_NOT_AWAITING_INPUT', 'PROJECT_PAUSED'],

@@ -87,6 +87,7 @@ export const TaskInput = createBody(
     tool_context,
   },
   ['workflow_id', 'title'],
+  { workflow_id: 'wfl_01k5p3vd7r9hj2x8m4qcw6tz0e', title: 'Order 1042 is late' },
 )
 
 export const TaskPatch = patchBody('TaskPatch', {
@@ -103,7 +104,7 @@ export const TransitionInput = z
     expected_state: id.nullish().describe('State that the task has to be in'),
     tool_context,
   })
-  .meta({ id: 'TaskTransitionInput' })
+  .meta({ id: 'TaskTransitionInput', example: { transition: 'close' } })
 
 export const PauseInput = z
   .strictObject({ reason: z.string().max(2000).nullish().describe('Why') })

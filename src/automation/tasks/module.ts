@@ -19,6 +19,7 @@ import { dispatchAttempts } from './store.ts'
 import { taskFirings, taskRuns, taskTurns } from './targets.ts'
 
 export default module('tasks', {
+  tags: { Tasks: 'Work items in a state of a workflow, with its automation.' },
   errors: taskErrors,
   kinds: [taskKind],
   operations: taskOperations,

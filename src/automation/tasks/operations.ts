@@ -150,6 +150,7 @@ export const taskOperations: Operation[] = [
     method: 'get',
     path: `${path}/{task_id}/history`,
     summary: 'List what happened to a task, oldest first',
+    description: 'Transitions, pauses and dispatches with who or what caused them.',
     tag,
     action: 'tasks:GetTask',
     paged: true,
@@ -178,6 +179,7 @@ export const taskOperations: Operation[] = [
   }),
   tasks.action('resume', {
     summary: 'End the pause of a task and start what it held, as the caller',
+    description: 'Holds for the automation of the state that the task is in.',
     answers: { 200: Task },
     raises: ['PROJECT_PAUSED'],
     run: async ({ tx, services, resource, caller }) =>

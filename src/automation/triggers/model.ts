@@ -83,7 +83,8 @@ const fields = {
     .string()
     .regex(/^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$/, 'must be the name of a header')
     .nullable()
-    .describe('Header that has the signature, with body_sha256; default that of timestamped'),
+    .describe('Header that has the signature, with body_sha256; default that of timestamped')
+    .meta({ example: 'X-Hub-Signature-256' }),
 }
 
 const RunAs = z.object({ kind: z.enum(['user', 'api_key', 'oauth_grant']), id: z.string() })
@@ -98,14 +99,23 @@ export const Trigger = record('Trigger', {
 })
 
 export const TriggerWithSecret = Trigger.extend({
-  secret: z.string().optional().describe('Signs the calls of a webhook trigger'),
+  secret: z.string().optional().describe('Signs the calls of a webhook trigger').meta({ 'x-secret': true }),
 }).meta({ id: 'TriggerWithSecret' })
 
-export const TriggerSecret = z.object({ secret: z.string() }).meta({ id: 'TriggerSecret' })
+export const TriggerSecret = z
+  .object({ secret: z.string().describe('Signs the calls of the trigger').meta({ 'x-secret': true }) })
+  .meta({ id: 'TriggerSecret' })
 
-export const TriggerInput = createBody('TriggerInput', fields, ['name', 'type', 'target_type', 'target_id'])
+export const TriggerInput = createBody('TriggerInput', fields, ['name', 'type', 'target_type', 'target_id'], {
+  name: 'Monday report',
+  type: 'schedule',
+  cron: '0 9 * * 1',
+  timezone: 'Europe/Berlin',
+  target_type: 'orchestration',
+  target_id: 'orch_01k5p3vd7r9hj2x8m4qcw6tz0e',
+})
 
-export const TriggerPatch = patchBody('TriggerPatch', fields)
+export const TriggerPatch = patchBody('TriggerPatch', fields, { active: false })
 
 export const RotateSecretInput = z
   .strictObject({
@@ -128,7 +138,7 @@ export const FireInput = z
       .describe('Goes over the input of the trigger, key by key'),
     wait: wait.nullish(),
   })
-  .meta({ id: 'FireTriggerInput' })
+  .meta({ id: 'FireTriggerInput', example: { input: { order_id: '1042' } } })
 
 export const SOURCES = TRIGGER_TYPES
 

@@ -24,6 +24,7 @@ import { triggerTargets } from './targets.ts'
 import { toolTarget } from './tools.ts'
 
 export default module('triggers', {
+  tags: { Triggers: 'Schedules, events and inbound webhooks that start work, with their firings.' },
   errors: triggerErrors,
   kinds: [triggerKind, firingKind],
   operations: triggerOperations,

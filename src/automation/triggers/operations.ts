@@ -159,6 +159,7 @@ const listTriggers = operation({
   method: 'get',
   path: '/triggers',
   summary: 'List triggers',
+  description: 'Each with its state and, for schedules, when it fires next.',
   tag,
   action: 'triggers:ListTriggers',
   lists: triggerKind,
@@ -218,6 +219,7 @@ const fireTrigger = triggers.action('fire', {
   description:
     'Of any type. Waits for the end of the firing, TRIGGER_FIRE_WAIT_MAX_MS at most; with `wait` false it answers 202 at once. The firing acts as who created the trigger: its caller needs no right to the target.',
   query: WaitQuery,
+  waiting: { default: true, done: ['succeeded'], failed: ['failed', 'skipped'], paused: [], poll: 'getTriggerFiring' },
   body: FireInput,
   bodyOptional: true,
   answers: { 200: TriggerFiring, 202: TriggerFiring },
@@ -305,6 +307,7 @@ const listFirings = operation({
   method: 'get',
   path: '/trigger-firings',
   summary: 'List the firings of a trigger',
+  description: 'Each with its input, its state and what it started.',
   tag,
   action: 'triggers:ListTriggerFirings',
   lists: triggerKind,

@@ -27,11 +27,19 @@ export const Workflow = record('Workflow', {
   version: z.int().describe('Counts the changes of the definition, from 1'),
 })
 
-export const WorkflowInput = createBody('WorkflowInput', { ...fields, version_label }, [
-  'name',
-  'states',
-  'transitions',
-])
+export const WorkflowInput = createBody(
+  'WorkflowInput',
+  { ...fields, version_label },
+  ['name', 'states', 'transitions'],
+  {
+    name: 'Tickets',
+    states: [
+      { name: 'open', initial: true },
+      { name: 'done', terminal: true },
+    ],
+    transitions: [{ name: 'close', from: ['open'], to: 'done' }],
+  },
+)
 
 export const WorkflowPatch = patchBody('WorkflowPatch', { ...fields, version_label })
 

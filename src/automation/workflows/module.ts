@@ -6,6 +6,7 @@ import { workflowKind } from './model.ts'
 import { workflowOperations } from './operations.ts'
 
 export default module('workflows', {
+  tags: { Workflows: 'State machines that tasks move through.' },
   errors: workflowErrors,
   kinds: [workflowKind],
   operations: workflowOperations,

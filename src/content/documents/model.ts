@@ -49,7 +49,10 @@ export const DocumentInput = z
     tags: TagInput.optional().describe('Tags of the document'),
     ...chunkFields,
   })
-  .meta({ id: 'DocumentInput' })
+  .meta({
+    id: 'DocumentInput',
+    example: { path: '/help/returns.md', content: 'Orders can be returned within 30 days.' },
+  })
 
 const expected_version = z
   .int()
@@ -72,7 +75,7 @@ export const DocumentPatch = z
     path: ['append'],
     message: 'cannot come with content',
   })
-  .meta({ id: 'DocumentPatch' })
+  .meta({ id: 'DocumentPatch', example: { content: 'Orders can be returned within 60 days.' } })
 
 export const VersionPrecondition = z.strictObject({ expected_version }).meta({ id: 'VersionPrecondition' })
 

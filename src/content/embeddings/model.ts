@@ -42,7 +42,7 @@ export const EmbeddingsInput = z
     message: 'give input, inputs or both',
     path: ['input'],
   })
-  .meta({ id: 'EmbeddingsInput' })
+  .meta({ id: 'EmbeddingsInput', example: { input: 'Orders can be returned within 30 days.' } })
 
 const Vector = z.array(z.number()).describe('L2-normalized')
 

@@ -8,6 +8,7 @@ import { embeddingHandlers, embeddingSchedules, settingsFollowing } from './hand
 import { embeddingOperations } from './operations.ts'
 
 export default module('embeddings', {
+  tags: { Embeddings: 'Vectors of texts, by the model of the deployment.' },
   errors: embeddingErrors,
   operations: embeddingOperations,
   handlers: [...embeddingHandlers, indexHandler],

@@ -159,7 +159,7 @@ export const FileInput = z
     storage_type: z.unknown().optional().describe('Ignored'),
     storage_path: z.unknown().optional().describe('Ignored'),
   })
-  .meta({ id: 'FileInput' })
+  .meta({ id: 'FileInput', example: { filename: 'returns.md', prefix: '/help' } })
 
 const received = (wanted: string) =>
   z.custom<Upload>().superRefine((value, context) => {
@@ -195,7 +195,7 @@ export const FilePatch = z
     prefix: WritableDirectory.optional().describe('Moves the file'),
     filename: FileName.optional().describe('Renames the file'),
   })
-  .meta({ id: 'FilePatch' })
+  .meta({ id: 'FilePatch', example: { metadata: { audience: 'customers' } } })
 
 export const UploadTokenInput = z
   .strictObject({
@@ -203,10 +203,14 @@ export const UploadTokenInput = z
     max_bytes: z.int().min(1).optional().describe('Default and largest: FILES_MAX_UPLOAD_BYTES'),
     expires_in_seconds: z.int().min(60).max(3600).optional().describe('Default UPLOAD_TOKEN_TTL_SECONDS'),
   })
-  .meta({ id: 'UploadTokenInput' })
+  .meta({ id: 'UploadTokenInput', example: { filename: 'returns.md', prefix: '/help' } })
 
 export const UploadToken = z
-  .object({ upload_token: z.string(), upload_url: z.string(), expires_at: z.iso.datetime() })
+  .object({
+    upload_token: z.string().describe('Credential of one upload').meta({ 'x-secret': true }),
+    upload_url: z.string(),
+    expires_at: z.iso.datetime(),
+  })
   .meta({ id: 'UploadToken' })
 
 export const FileContent = z

@@ -9,6 +9,7 @@ import { fileOperations } from './operations.ts'
 import { fileHandlers, fileSchedules } from './sweep.ts'
 
 export default module('files', {
+  tags: { Files: 'Records and bytes of files, in one tree of paths with documents.' },
   errors: fileErrors,
   kinds: [fileKind],
   operations: fileOperations,

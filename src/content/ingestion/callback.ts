@@ -107,6 +107,8 @@ export const completeIngestionCallback = operation({
   method: 'post',
   path: '/documents/{document_id}/ingestion-callback',
   summary: 'Take the text of a document from its converter',
+  description:
+    'For the converter alone, with the token that it got with the file. The attempt that the token belongs to ends with it.',
   tag: 'Documents',
   gate: 'public',
   about: documentKind,

@@ -25,6 +25,14 @@ import { expectSettled, isSettled } from './wait.ts'
 
 const tag = 'Documents'
 
+const waiting = {
+  default: false,
+  done: ['ready'],
+  failed: ['failed', 'withdrawn'],
+  paused: [],
+  poll: 'getDocumentStatus',
+}
+
 const WaitQuery = z.object({
   wait: booleanQuery.optional().describe('`true`: answer once the document is ready or has failed'),
 })
@@ -104,11 +112,14 @@ const ingestDocument = operation({
   method: 'post',
   path: '/documents/ingest',
   summary: 'Make a searchable document of a file',
+  description:
+    'The work goes on in a worker: conversion by the rule that applies, chunks, embeddings. The status of the document shows how far it is.',
   tag,
   action: 'documents:IngestDocument',
   creates: documentKind,
   pathOf,
   query: WaitQuery,
+  waiting,
   body: IngestInput,
   answers: { 202: Document, 201: Document },
   raises: ['FILE_NOT_FOUND', 'FILE_ALREADY_INGESTED', 'NAME_CONFLICT', ...RAISES],
@@ -139,9 +150,12 @@ const reingestDocument = itemOperation(documentKind, {
   method: 'post',
   path: '/documents/{document_id}/ingest',
   summary: 'Ingest the file of a document again',
+  description:
+    'By the rule that applies now. The text that the document has stays searchable until the new one is ready.',
   tag,
   action: 'documents:IngestDocument',
   query: WaitQuery,
+  waiting,
   body: ReingestInput,
   bodyOptional: true,
   answers: { 202: Document, 201: Document },

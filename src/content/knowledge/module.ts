@@ -7,6 +7,7 @@ import { sources } from './sources.ts'
 import { tellMissingTextSearch } from './text-search.ts'
 
 export default module('knowledge', {
+  tags: { Knowledge: 'Searches over documents and memories.' },
   operations: knowledgeOperations,
   extensions: [sources.with(documentSource)],
   metrics: [vectorSearches, codeCacheBytes, vectorCacheBytes],

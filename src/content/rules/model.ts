@@ -69,10 +69,13 @@ const fields = {
   metadata: MetadataBag.nullable().describe('Added to the metadata of the documents'),
 }
 
-export const IngestionRulePatch = patchBody('IngestionRulePatch', fields)
+export const IngestionRulePatch = patchBody('IngestionRulePatch', fields, { enabled: false })
 export type IngestionRulePatch = z.output<typeof IngestionRulePatch>
 
-export const IngestionRuleInput = createBody('IngestionRuleInput', fields, ['content_type_glob'])
+export const IngestionRuleInput = createBody('IngestionRuleInput', fields, ['content_type_glob'], {
+  content_type_glob: 'application/pdf',
+  tool_id: 'tool_01k5p3vd7r9hj2x8m4qcw6tz0e',
+})
 
 export const ResolveInput = z
   .strictObject({
@@ -80,7 +83,7 @@ export const ResolveInput = z
     content_type: z.string().min(1).max(255).describe('Parameters and case do not matter'),
     path: Directory.nullish().describe('Where the file is; absent: a file that no path_prefix matches'),
   })
-  .meta({ id: 'ResolveIngestionRuleInput' })
+  .meta({ id: 'ResolveIngestionRuleInput', example: { content_type: 'application/pdf' } })
 
 export const Resolved = z
   .object({

@@ -6,6 +6,7 @@ import { ingestionRuleKind } from './model.ts'
 import { ingestionRuleOperations } from './operations.ts'
 
 export default module('ingestion rules', {
+  tags: { 'Ingestion rules': 'Which files a converter turns into text, and how.' },
   errors: ruleErrors,
   kinds: [ingestionRuleKind],
   operations: ingestionRuleOperations,

@@ -20,6 +20,7 @@ const resolveIngestionRule = operation({
   method: 'post',
   path: '/ingestion-rules/resolve',
   summary: 'Find the rule that applies to files of a type',
+  description: 'Says by which rule a file of that type and path would be ingested, without ingesting anything.',
   tag,
   action: 'ingestion-rules:ListIngestionRules',
   creates: ingestionRuleKind,

@@ -44,12 +44,25 @@ const fields = {
   schema: SchemaInput,
 }
 
-export const MetadataSchemaInput = createBody('MetadataSchemaInput', fields, ['resource_type', 'path_prefix', 'schema'])
+export const MetadataSchemaInput = createBody(
+  'MetadataSchemaInput',
+  fields,
+  ['resource_type', 'path_prefix', 'schema'],
+  {
+    resource_type: 'document',
+    path_prefix: '/help',
+    schema: { type: 'object', properties: { audience: { type: 'string' } }, required: ['audience'] },
+  },
+)
 
-export const MetadataSchemaPatch = patchBody('MetadataSchemaPatch', {
-  path_prefix: fields.path_prefix,
-  schema: fields.schema,
-})
+export const MetadataSchemaPatch = patchBody(
+  'MetadataSchemaPatch',
+  {
+    path_prefix: fields.path_prefix,
+    schema: fields.schema,
+  },
+  { path_prefix: '/help' },
+)
 
 /** Metadata to check as a write at a path would be. */
 export const MetadataCheck = z
@@ -59,7 +72,7 @@ export const MetadataCheck = z
     resource_type: z.enum(RESOURCE_TYPES).default('document').describe('What would have the metadata'),
     metadata: MetadataBag.nullish().describe('null is checked as an empty object'),
   })
-  .meta({ id: 'MetadataCheck' })
+  .meta({ id: 'MetadataCheck', example: { path: '/help/returns.md', metadata: { audience: 'customers' } } })
 
 export const MetadataVerdict = z
   .object({

@@ -5,6 +5,7 @@ import { metadataSchemaKind } from './model.ts'
 import { metadataSchemaOperations } from './operations.ts'
 
 export default module('metadata schemas', {
+  tags: { 'Metadata schemas': 'JSON Schemas that metadata below a path must satisfy.' },
   kinds: [metadataSchemaKind],
   operations: metadataSchemaOperations,
   extensions: [cloneables.with(schemaCloning)],

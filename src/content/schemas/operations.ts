@@ -23,6 +23,7 @@ const validateMetadata = operation({
   method: 'post',
   path: '/metadata-schemas/validate',
   summary: 'Check metadata as a write at a path would',
+  description: 'Nothing is written: the answer lists what the schema of that path refuses.',
   tag,
   action: 'metadata-schemas:ListMetadataSchemas',
   creates: metadataSchemaKind,
@@ -74,6 +75,7 @@ export const metadataSchemaOperations: Operation[] = [
   }),
   schemas.update({
     summary: 'Change the path or the schema of a metadata schema',
+    description: 'Holds for writes from now on; what is stored already stays as it is until it is written again.',
     body: MetadataSchemaPatch,
     quiet: true,
     raises: ['NAME_CONFLICT'],

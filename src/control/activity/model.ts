@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { record } from '../../core/api/record.ts'
+import { type EventStream, FailedEvent, streamEvent } from '../../core/api/streams.ts'
 
 export const SEVERITIES = ['info', 'warning', 'critical'] as const
 export type Severity = (typeof SEVERITIES)[number]
@@ -54,3 +55,11 @@ export type ActivityRow = z.output<typeof activityKind.row>
 
 /** Announces entries to those who follow the feed: the project. */
 export const ACTIVITY_CHANNEL = 'muster_activity'
+
+/** The feed as it is written; ids are cursors. */
+export const activityEvents: EventStream = {
+  name: 'ActivityEvent',
+  events: [streamEvent('ActivityEntryEvent', 'entry', 'The entry', Activity), FailedEvent],
+  last: ['error'],
+  resume: 'streamActivity',
+}

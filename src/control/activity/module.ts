@@ -6,6 +6,7 @@ import { entriesDropped } from './record.ts'
 import { pruneActivity } from './retention.ts'
 
 export default module('activity', {
+  tags: { Activity: 'The feed of what agents and automation did.' },
   errors: activityErrors,
   kinds: [activityKind],
   operations: activityOperations,

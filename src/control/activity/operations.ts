@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { ndjson } from '../../core/api/ndjson.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { followFeed } from './follow.ts'
-import { Activity, type ActivityRow, activityKind } from './model.ts'
+import { Activity, type ActivityRow, activityEvents, activityKind } from './model.ts'
 import { cursorOf, positionOf } from './position.ts'
 import { ExportQuery, FeedQuery, StreamQuery, selectionOf } from './query.ts'
 import { databaseTime, entriesAfter, entriesBefore } from './store.ts'
@@ -86,7 +86,7 @@ const stream = operation({
   about: activityKind,
   query: StreamQuery,
   answers: { 200: null },
-  produces: 'text/event-stream',
+  stream: activityEvents,
   raises: ['ACTIVITY_INVALID_CURSOR'],
   internal: true,
   async run(context) {

@@ -92,6 +92,8 @@ export const auditOperations: Operation[] = [
   // Index audit_entries_project, or audit_entries_created over all projects.
   entries.list({
     summary: 'List who did what, newest first',
+    description:
+      'Entries are never changed or deleted by callers; a chain of hashes, which can be verified, holds them together.',
     action: 'audit:ListAuditEntries',
     pageSize: { default: 25, max: 200 },
     filters,
@@ -101,6 +103,7 @@ export const auditOperations: Operation[] = [
   verify,
   entries.get({
     summary: 'Read an audit entry',
+    description: 'Says who asked for what, from where, how it was decided, and what changed.',
     action: 'audit:GetAuditEntry',
   }),
 ]

@@ -27,6 +27,7 @@ const registry = operation({
   method: 'get',
   path: '/events/registry',
   summary: 'List every event of this deployment by resource type',
+  description: 'The names that patterns of webhooks and triggers can match.',
   tag,
   gate: 'any',
   paged: true,
@@ -57,6 +58,7 @@ export const eventOperations: Operation[] = [
             ]
           : [],
       summary: 'List events as they are sent to webhooks',
+      description: 'With the envelope as webhooks get it, whether or not any webhook subscribed.',
       filters: {
         event: equals('name'),
         resource_type: equals('resource_type'),

@@ -71,9 +71,11 @@ export const ExceptionInput = z
       .optional()
       .describe('Same key, same matter: while an item with it is not resolved, filing it again counts an occurrence'),
   })
-  .meta({ id: 'ExceptionInput' })
+  .meta({ id: 'ExceptionInput', example: { title: 'Refunds cannot be booked', severity: 'warning' } })
 
-export const ResolveInput = z.strictObject({ note: note.nullable().optional() }).meta({ id: 'ResolveExceptionInput' })
+export const ResolveInput = z
+  .strictObject({ note: note.nullable().optional() })
+  .meta({ id: 'ResolveExceptionInput', example: { note: 'The ledger was down for an hour' } })
 
 export const ResolveManyInput = z
   .strictObject({
@@ -85,7 +87,10 @@ export const ResolveManyInput = z
       .describe('Items to resolve; at most 100'),
     note: note.nullable().optional(),
   })
-  .meta({ id: 'ResolveExceptionsInput' })
+  .meta({
+    id: 'ResolveExceptionsInput',
+    example: { ids: ['exc_01k5p3vd7r9hj2x8m4qcw6tz0e'], note: 'The ledger was down for an hour' },
+  })
 
 export const ResolveManyResult = z
   .object({

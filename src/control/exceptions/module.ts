@@ -6,6 +6,7 @@ import { exceptionOperations } from './operations.ts'
 import { reportExpiring } from './secret-expiry.ts'
 
 export default module('exceptions', {
+  tags: { Exceptions: 'Failures and anomalies that somebody should look at.' },
   errors: exceptionErrors,
   kinds: [exceptionKind],
   operations: exceptionOperations,

@@ -115,6 +115,7 @@ export const exceptionOperations: Operation[] = [
   // exceptions_project serves the order; exceptions_unresolved, _kind, _agent and _run their filters.
   exceptions.list({
     summary: 'List what needs attention, newest first',
+    description: 'Failures and anomalies that the platform filed, or callers did, until somebody resolves them.',
     filters: {
       status: oneOf('status', STATUSES),
       severity: oneOf('severity', SEVERITIES),

@@ -147,16 +147,23 @@ export const QuotaInput = z
     if (problem) refuse('limit', problem)
     if (quota.reserve && !reservable(quota)) refuse('reserve', RESERVABLE)
   })
-  .meta({ id: 'QuotaInput' })
+  .meta({
+    id: 'QuotaInput',
+    example: { scope: 'project', metric: 'tokens', window: 'calendar_month', limit: 5000000, mode: 'enforce' },
+  })
 
 /** scope, scope_ref, metric, window and meter_type are fixed for life. */
-export const QuotaPatch = patchBody('QuotaPatch', {
-  limit: limitInput,
-  mode,
-  on_unpriced: onUnpriced,
-  warn_at: warnAtInput,
-  reserve,
-})
+export const QuotaPatch = patchBody(
+  'QuotaPatch',
+  {
+    limit: limitInput,
+    mode,
+    on_unpriced: onUnpriced,
+    warn_at: warnAtInput,
+    reserve,
+  },
+  { limit: 8000000 },
+)
 
 export const quotaKind = kind({
   name: 'quota',

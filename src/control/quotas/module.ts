@@ -7,6 +7,7 @@ import { pruneCounters } from './prune.ts'
 import { countRequest } from './requests.ts'
 
 export default module('quotas', {
+  tags: { Quotas: 'Limits on requests, tokens, cost and storage.' },
   errors: quotaErrors,
   kinds: [quotaKind],
   operations: quotaOperations,

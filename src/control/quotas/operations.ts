@@ -76,6 +76,8 @@ const quotas = resource(quotaKind, {
 export const quotaOperations: Operation[] = [
   quotas.create({
     summary: 'Cap what a project, key, agent or end user may use',
+    description:
+      'Counts from its creation on. In mode `enforce` what goes beyond the limit is refused with QUOTA_EXCEEDED; in mode `monitor` it is reported only.',
     body: QuotaInput,
     raises: ['QUOTA_CONFLICT'],
     check: ({ body, project, tx }) => checkScopeRef(tx, project, body),
@@ -101,6 +103,7 @@ export const quotaOperations: Operation[] = [
     method: 'get',
     path: '/quotas/{quota_id}/usage',
     summary: 'Measure what a quota has used in its running window',
+    description: 'Measured now, from the same figures that the quota is enforced by.',
     tag: 'Quotas',
     action: 'quotas:GetQuota',
     answers: { 200: QuotaUsage },
@@ -134,6 +137,7 @@ export const quotaOperations: Operation[] = [
   }),
   quotas.remove({
     summary: 'Delete a quota and its counters',
+    description: 'What it capped is free at the next request.',
     async removed(row, { tx }) {
       await deleteCountersOf(tx, row.id)
       announceQuotas(tx, row.project_id)

@@ -14,6 +14,10 @@ import { thresholdHandlers, thresholdOperations, thresholdSchedules } from './th
 import { thresholdKind } from './thresholds-model.ts'
 
 export default module('usage', {
+  tags: {
+    Usage: 'What was used and what it cost: events, reports, receipts, thresholds.',
+    Prices: 'What a unit of usage costs, for all projects, a project or a provider.',
+  },
   errors: usageErrors,
   kinds: [usageKind, priceKind, thresholdKind],
   operations: [...usageOperations, ...reportOperations, ...priceOperations, ...thresholdOperations],

@@ -63,7 +63,9 @@ const base = {
   component,
   unit,
   unit_price,
-  effective_from: timeOrDateInput.describe(fields.effective_from.description as string),
+  effective_from: timeOrDateInput
+    .describe(fields.effective_from.description as string)
+    .meta({ example: '2026-04-01T00:00:00Z' }),
 }
 
 const batchOf = <S extends z.ZodType>(id: string, price: S) =>
@@ -82,7 +84,10 @@ export const PriceBookInput = batchOf(
   z
     .strictObject({
       ...base,
-      provider: provider.optional().describe('Who bills it; of an override that of its AI provider'),
+      provider: provider
+        .optional()
+        .describe('Who bills it; of an override that of its AI provider')
+        .meta({ example: 'openai' }),
       ai_provider_id: z.string().nullable().optional().describe('AI provider that the price is an override for'),
     })
     .refine(price => price.provider !== undefined || price.ai_provider_id != null, {

@@ -23,7 +23,11 @@ export const UsageThreshold = record(
   { updated: false },
 )
 
-export const UsageThresholdInput = createBody('UsageThresholdInput', fields, ['metric', 'window', 'threshold'])
+export const UsageThresholdInput = createBody('UsageThresholdInput', fields, ['metric', 'window', 'threshold'], {
+  metric: 'cost_usd',
+  window: 'calendar_month',
+  threshold: 100,
+})
 
 export const thresholdKind = kind({
   name: 'usage_threshold',

@@ -68,9 +68,13 @@ export const Webhook = record('Webhook', {
   active: z.boolean(),
 })
 
-export const WebhookWithSecret = Webhook.extend({ secret: z.string() }).meta({ id: 'WebhookWithSecret' })
+export const WebhookWithSecret = Webhook.extend({
+  secret: z.string().describe('Signs the deliveries; shown here only').meta({ 'x-secret': true }),
+}).meta({ id: 'WebhookWithSecret' })
 
-export const WebhookSecret = z.object({ secret: z.string() }).meta({ id: 'WebhookSecret' })
+export const WebhookSecret = z
+  .object({ secret: z.string().describe('Signs the deliveries').meta({ 'x-secret': true }) })
+  .meta({ id: 'WebhookSecret' })
 
 export const WebhookInput = createBody(
   'WebhookInput',
@@ -81,9 +85,10 @@ export const WebhookInput = createBody(
     policy_id: fields.policy_id.default(null),
   },
   ['name', 'url', 'events'],
+  { name: 'help desk', url: 'https://shop.example/hooks/muster', events: ['sessions.*', 'generations.failed'] },
 )
 
-export const WebhookPatch = patchBody('WebhookPatch', fields)
+export const WebhookPatch = patchBody('WebhookPatch', fields, { events: ['sessions.*', 'generations.failed'] })
 
 export const RotateSecretInput = z
   .strictObject({

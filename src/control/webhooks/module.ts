@@ -11,6 +11,7 @@ import { webhookOperations } from './operations.ts'
 import { pruneDeliveries } from './retention.ts'
 
 export default module('webhooks', {
+  tags: { Webhooks: 'Signed deliveries of events to addresses of the project.' },
   kinds: [webhookKind, deliveryKind],
   operations: webhookOperations,
   handlers: [dispatchHandler],

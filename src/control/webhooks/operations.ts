@@ -83,6 +83,7 @@ const getSecret = itemOperation(webhookKind, {
   method: 'get',
   path: '/webhooks/{webhook_id}/secret',
   summary: 'Read the secret that signs deliveries',
+  description: 'Its receiver verifies signatures with it. Reading it is in the audit log.',
   tag,
   action: 'webhooks:GetWebhookSecret',
   answers: { 200: WebhookSecret },
@@ -103,6 +104,7 @@ const listDeliveries = operation({
   method: 'get',
   path: '/webhook-deliveries',
   summary: 'List the deliveries of a webhook',
+  description: 'Each with its attempts, the status of the last answer and when the next attempt is due.',
   tag,
   action: 'webhooks:ListWebhookDeliveries',
   lists: webhookKind,
@@ -215,6 +217,8 @@ export const webhookOperations: Operation[] = [
   }),
   webhooks.action('test', {
     summary: 'Send a synthetic webhooks.test event to this webhook',
+    description:
+      'One delivery is queued, whatever events the webhook subscribes to, and shows up among its deliveries.',
     answers: { 202: WebhookDelivery },
     async run({ tx, resource, services }) {
       const event = makeEvent(webhookKind, 'test', resource, {}, services.config.EVENT_DATA_MAX_BYTES)

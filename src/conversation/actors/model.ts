@@ -25,13 +25,17 @@ const fields = {
 
 export const Actor = record('Actor', fields, { tags: true })
 
-export const ActorInput = createBody('ActorInput', fields, ['name'])
+export const ActorInput = createBody('ActorInput', fields, ['name'], { name: 'Ada', external_id: 'customer-17' })
 
-export const ActorPatch = patchBody('ActorPatch', {
-  ...fields,
-  external_id: link.describe('Your id of the end user; once given it can be replaced, not taken away'),
-  tags: TagInput.describe('Replaces the tags'),
-})
+export const ActorPatch = patchBody(
+  'ActorPatch',
+  {
+    ...fields,
+    external_id: link.describe('Your id of the end user; once given it can be replaced, not taken away'),
+    tags: TagInput.describe('Replaces the tags'),
+  },
+  { name: 'Ada Lovelace' },
+)
 
 export const ActorMerge = z
   .strictObject({ into_actor_id: z.string().describe('Actor that gets everything and stays') })

@@ -7,6 +7,7 @@ import { purgeHandlers, purgeSchedules } from './purge.ts'
 import { actorPurges } from './purge-store.ts'
 
 export default module('actors', {
+  tags: { Actors: 'End users and personas that take part in conversations.' },
   errors: actorErrors,
   kinds: [actorKind],
   operations: actorOperations,

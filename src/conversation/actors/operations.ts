@@ -75,6 +75,7 @@ export const actorOperations: Operation[] = [
   ...actors.tags(),
   actors.action('merge', {
     summary: 'Give the messages, conversations, sessions and memories of an actor to another one and delete it',
+    description: 'The actor that goes away is deleted in the end; its external id leads to the other one no more.',
     action: 'actors:DeleteActor',
     alsoActions: ['actors:UpdateActor'],
     body: ActorMerge,
@@ -88,6 +89,8 @@ export const actorOperations: Operation[] = [
   actors.action('purge-content', {
     id: 'purgeActorContent',
     summary: 'Erase what the project keeps of what an end user said and was answered; records stay without content',
+    description:
+      'Done in the background across conversations, turns and memories of the end user; the answer says what is counted.',
     action: 'actors:PurgeActorContent',
     answers: { 202: PurgeAccepted },
     raises: ['CONTENT_ON_HOLD'],

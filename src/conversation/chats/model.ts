@@ -18,7 +18,11 @@ const fields = {
 }
 
 export const Chat = record('Chat', fields)
-export const ChatInput = createBody('ChatInput', fields, [])
+export const ChatInput = createBody('ChatInput', fields, [], {
+  ai_provider_id: 'aip_01k5p3vd7r9hj2x8m4qcw6tz0e',
+  name: 'Drafts',
+  model: 'gpt-5-mini',
+})
 export const ChatPatch = patchBody('ChatPatch', fields)
 
 export const chatKind = kind({

@@ -6,6 +6,7 @@ import { chatOperations } from './operations.ts'
 import { inheritingChats } from './store.ts'
 
 export default module('chats', {
+  tags: { Chats: 'Single completions by a model, in the format of the OpenAI API.' },
   errors: chatErrors,
   kinds: [chatKind],
   operations: chatOperations,

@@ -4,7 +4,7 @@ import { resource } from '../../core/api/resource.ts'
 import { checkBinding } from '../../execution/agents/operations.ts'
 import { ACTION, createCompletion } from './completion.ts'
 import { ChatInput, ChatPatch, chatKind } from './model.ts'
-import { Completion, CompletionInput } from './wire.ts'
+import { Completion, CompletionInput, completionEvents } from './wire.ts'
 
 const tag = 'Chats'
 const chats = resource(chatKind, { path: '/chats', tag })
@@ -41,7 +41,7 @@ export const chatOperations: Operation[] = [
     about: chatKind,
     body: CompletionInput,
     answers: { 200: Completion },
-    produces: 'text/event-stream',
+    stream: completionEvents,
     raises: [
       'SYSTEM_MESSAGE_NOT_ALLOWED',
       'CHAT_NOT_FOUND',

@@ -1,4 +1,6 @@
 import { z } from 'zod'
+import { RecordedFailure } from '../../core/api/errors.ts'
+import { type EventStream, streamEvent } from '../../core/api/streams.ts'
 import { Part, text } from '../../execution/generations/run.ts'
 import type { ModelAnswer } from '../../execution/providers/exchange.ts'
 
@@ -121,7 +123,13 @@ export const CompletionInput = z
     n: z.literal(1).nullish().describe('Answers: there is one'),
     user: z.string().max(255).optional().describe('Accepted and not used'),
   })
-  .meta({ id: 'ChatCompletionInput' })
+  .meta({
+    id: 'ChatCompletionInput',
+    example: {
+      chat_id: 'chat_01k5p3vd7r9hj2x8m4qcw6tz0e',
+      messages: [{ role: 'user', content: 'How long may I return an order?' }],
+    },
+  })
 export type CompletionBody = z.output<typeof CompletionInput>
 
 const Usage = z.object({
@@ -161,6 +169,64 @@ export const Completion = z
     usage: Usage.nullable().describe('null when the provider reported none'),
   })
   .meta({ id: 'ChatCompletion' })
+
+const Piece = z
+  .object({
+    id: z.string().describe('Id of the completion'),
+    object: z.literal('chat.completion.chunk').describe('What it is'),
+    created: z.int().describe('Seconds since 1970'),
+    model: z.string().describe('Model that answers'),
+    choices: z
+      .array(
+        z.object({
+          index: z.int().describe('Always 0'),
+          delta: z
+            .object({
+              role: z.literal('assistant').optional().describe('With the first piece'),
+              content: z.string().optional().describe('A piece of text'),
+              tool_calls: z
+                .array(
+                  z.object({
+                    index: z.int().describe('Position of the call'),
+                    id: z.string().describe('Call, as the model named it'),
+                    type: z.literal('function').describe('What it is'),
+                    function: z
+                      .object({
+                        name: z.string().describe('Tool of the client'),
+                        arguments: z.string().describe('Arguments as JSON text'),
+                      })
+                      .describe('What is called'),
+                  }),
+                )
+                .optional()
+                .describe('Calls of tools of the client'),
+            })
+            .describe('What the piece adds'),
+          finish_reason: z
+            .enum(['stop', 'length', 'content_filter', 'tool_calls'])
+            .nullable()
+            .describe('Why the answer ended; null before the last piece'),
+        }),
+      )
+      .describe('One; none in the piece with the usage'),
+    usage: Usage.nullish().describe('In the last piece, with include_usage'),
+  })
+  .meta({ id: 'ChatCompletionPiece' })
+
+/** Lines without the name of an event have the one that readers give them, `message`. */
+export const completionEvents: EventStream = {
+  name: 'ChatCompletionEvent',
+  events: [
+    streamEvent(
+      'ChatCompletionMessageEvent',
+      'message',
+      'A piece; `[DONE]` behind the last one, or the failure in its place',
+      z.union([Piece, z.object({ error: RecordedFailure.describe('What failed') }), z.literal('[DONE]')]),
+    ),
+  ],
+  last: ['message'],
+  resume: null,
+}
 
 /** What a completion and each of its pieces begin with. */
 export type Head = { id: string; created: number }

@@ -49,13 +49,18 @@ export const ConversationInput = createBody(
   'ConversationInput',
   { ...fields, tags: TagInput.describe('Tags to carry') },
   [],
+  { name: 'Order 1042' },
 )
 
-export const ConversationPatch = patchBody('ConversationPatch', {
-  name: fields.name,
-  status: fields.status,
-  tags: TagInput.describe('Replaces the tags'),
-})
+export const ConversationPatch = patchBody(
+  'ConversationPatch',
+  {
+    name: fields.name,
+    status: fields.status,
+    tags: TagInput.describe('Replaces the tags'),
+  },
+  { name: 'Order 1042' },
+)
 
 /** Largest text of a message, in characters. */
 export const MessageText = z.string().min(1).max(262_144)
@@ -92,7 +97,7 @@ export const MessageInput = z
     idempotency_key: idempotencyKey,
   })
   .refine(saysOne, SAYS_ONE)
-  .meta({ id: 'ConversationMessageInput' })
+  .meta({ id: 'ConversationMessageInput', example: { role: 'user', message: 'Where is my order 1042?' } })
 
 export const MessagePatch = z
   .strictObject({ metadata: MetadataBag.nullish().describe('Replaces the metadata; null clears it') })

@@ -13,6 +13,7 @@ import { conversationKind, messageEvents } from './model.ts'
 import { conversationOperations } from './operations.ts'
 
 export default module('conversations', {
+  tags: { Conversations: 'Ordered messages of several actors, and turns in them.' },
   kinds: [conversationKind],
   eventSources: [messageEvents],
   operations: conversationOperations,

@@ -9,11 +9,12 @@ import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { WaitQuery } from '../../execution/generations/answer.ts'
 import { spendRefusals } from '../../execution/generations/create.ts'
+import { turnWaiting } from '../../execution/generations/events.ts'
 import { actorKind } from '../actors/model.ts'
 import { generate, generateAgain } from '../turns/generate.ts'
 import { sessionHooks } from '../turns/hooks.ts'
 import { clearMailbox, gone, openSession } from '../turns/mailbox.ts'
-import { AcceptedTurn, TurnResult } from '../turns/result.ts'
+import { AcceptedTurn, conversationTurnEvents, TurnResult } from '../turns/result.ts'
 import {
   CONVERSATION_STATUSES,
   ConversationInput,
@@ -47,6 +48,7 @@ const deleteConversation = itemOperation(conversationKind, {
   method: 'delete',
   path,
   summary: 'Delete a conversation with its messages, and the session it belongs to',
+  description: 'Turns that run in it are cancelled. Cannot be undone.',
   tag,
   action: 'conversations:DeleteConversation',
   alsoActions: ['sessions:DeleteSession'],
@@ -73,6 +75,7 @@ const listMessages = itemOperation(conversationKind, {
   method: 'get',
   path: `${path}/messages`,
   summary: 'List the messages of a conversation in order',
+  description: 'Oldest first, each with its text and the actor that said it.',
   tag,
   action: 'conversations:GetConversation',
   paged: true,
@@ -91,6 +94,7 @@ const addMessage = itemOperation(conversationKind, {
   method: 'post',
   path: `${path}/messages`,
   summary: 'Add a message at the end or at a position',
+  description: 'Stores the message and asks nobody for an answer.',
   tag,
   action: 'conversations:UpdateConversation',
   alsoActions: ['documents:GetDocument'],
@@ -128,6 +132,7 @@ const updateMessage = itemOperation(conversationKind, {
   method: 'patch',
   path: `${path}/messages/{document_id}`,
   summary: "Change a message's metadata; its content never changes",
+  description: 'Keys given are merged into what is there.',
   tag,
   action: 'conversations:UpdateConversation',
   body: MessagePatch,
@@ -148,6 +153,7 @@ const deleteMessage = itemOperation(conversationKind, {
   method: 'delete',
   path: `${path}/messages/{document_id}`,
   summary: 'Delete a message; the others keep their positions',
+  description: 'Turns that come after it no longer read it.',
   tag,
   action: 'conversations:UpdateConversation',
   answers: { 204: null },
@@ -189,9 +195,11 @@ export const conversationOperations: Operation[] = [
   conversations.action('export', {
     method: 'get',
     summary: 'Export the messages in order, one JSON object a line',
+    description: 'Oldest first; an answer that ends without a newline was broken off.',
     action: 'conversations:GetConversation',
-    answers: { 200: null },
+    answers: { 200: ConversationMessage },
     produces: 'application/x-ndjson',
+    internal: true,
     async run(context) {
       const { services, resource } = context
       return ndjson<MessageRow>(context, {
@@ -211,7 +219,8 @@ export const conversationOperations: Operation[] = [
     query: WaitQuery,
     body: GenerateMessageInput,
     answers: { 202: AcceptedTurn, 200: TurnResult },
-    produces: 'text/event-stream',
+    stream: conversationTurnEvents,
+    waiting: turnWaiting(false),
     transaction: false,
     raises: [
       'AGENT_NOT_FOUND',

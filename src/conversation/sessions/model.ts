@@ -103,16 +103,21 @@ export const SessionInput = createBody(
     tags,
   },
   ['agent_id'],
+  { agent_id: 'agent_01k5p3vd7r9hj2x8m4qcw6tz0e', actor_id: 'actor_01k5p3vd7r9hj2x8m4qcw6tz0e' },
 ).refine(input => !(input.actor && input.actor_id), {
   path: ['actor'],
   message: 'cannot be given together with actor_id',
 })
 
-export const SessionPatch = patchBody('SessionPatch', {
-  status: z.enum(['open', 'closed']).describe('`closed` ends its turns; `open` opens a closed session again'),
-  ...settings,
-  tags: TagInput.describe('Replaces the tags'),
-})
+export const SessionPatch = patchBody(
+  'SessionPatch',
+  {
+    status: z.enum(['open', 'closed']).describe('`closed` ends its turns; `open` opens a closed session again'),
+    ...settings,
+    tags: TagInput.describe('Replaces the tags'),
+  },
+  { name: 'Order 1042' },
+)
 
 export const ForkInput = patchBody('SessionForkInput', {
   fork_at_position: z

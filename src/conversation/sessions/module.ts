@@ -10,6 +10,7 @@ import { sessionKind } from './kind.ts'
 import { sessionOperations } from './operations.ts'
 
 export default module('sessions', {
+  tags: { Sessions: 'Conversations of one end user with one agent.' },
   errors: sessionErrors,
   kinds: [sessionKind],
   operations: sessionOperations,

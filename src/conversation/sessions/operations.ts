@@ -9,12 +9,13 @@ import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
 import { answerTurnAgain, turnMode, WaitQuery } from '../../execution/generations/answer.ts'
 import { spendRefusals } from '../../execution/generations/create.ts'
+import { turnWaiting } from '../../execution/generations/events.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import { turnFailures } from '../../execution/generations/run.ts'
 import { submitToolOutputs, submittedAgain } from '../../execution/generations/tool-outputs.ts'
 import { messagePage } from '../conversations/store.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
-import { AcceptedTurn, TurnResult } from '../turns/result.ts'
+import { AcceptedTurn, conversationTurnEvents, TurnResult } from '../turns/result.ts'
 import { cancelSession } from './cancel.ts'
 import { changeSession } from './change.ts'
 import { createSession, projectOfAgent } from './create.ts'
@@ -48,6 +49,7 @@ const create = operation({
   method: 'post',
   path: '/sessions',
   summary: 'Open a session of an end user with an agent',
+  description: 'Makes the conversation that the session stands on, unless one is named.',
   tag,
   action: 'sessions:CreateSession',
   alsoActions: ['actors:CreateActor'],
@@ -78,6 +80,7 @@ const listMessages = itemOperation(sessionKind, {
   method: 'get',
   path: `${path}/messages`,
   summary: 'List the messages of a session in order',
+  description: 'Oldest first, with the replies of the agent among those of the end user.',
   tag,
   action: 'sessions:ListSessionMessages',
   paged: true,
@@ -96,6 +99,7 @@ const listForks = itemOperation(sessionKind, {
   method: 'get',
   path: `${path}/forks`,
   summary: 'List the sessions forked from one',
+  description: 'Each with the message up to which it has the history of the first.',
   tag,
   action: 'sessions:GetSession',
   paged: true,
@@ -142,8 +146,10 @@ export const sessionOperations: Operation[] = [
     command: ['sessions', 'send'],
     starts: { kind: 'generation', field: 'generation_id' },
     summary: 'Store a message of the end user; with auto_generate, ask for a reply',
+    description: 'Messages of one session are answered in their order, whoever sends them at the same time.',
     action: 'sessions:SendSessionMessage',
     transaction: false,
+    waiting: turnWaiting(false),
     query: WaitQuery,
     alsoActions: ['documents:GetDocument'],
     body: SessionMessageInput,
@@ -169,13 +175,15 @@ export const sessionOperations: Operation[] = [
     id: 'generateSessionReply',
     starts: { kind: 'generation', field: 'generation_id' },
     summary: 'Ask the agent for a reply: in the background, waited for, or streamed',
+    description: 'Turns of a session run one after another; one that is asked for while another runs waits for it.',
     action: 'sessions:SendSessionMessage',
     transaction: false,
     query: WaitQuery,
     body: SessionGenerateInput,
     bodyOptional: true,
     answers: { 202: AcceptedTurn, 200: TurnResult },
-    produces: 'text/event-stream',
+    stream: conversationTurnEvents,
+    waiting: turnWaiting(false),
     raises: [
       'AGENT_NOT_FOUND',
       'AI_PROVIDER_ERROR',
@@ -208,7 +216,8 @@ export const sessionOperations: Operation[] = [
     query: WaitQuery,
     body: SessionToolOutputs,
     answers: { 202: AcceptedTurn, 200: TurnResult },
-    produces: 'text/event-stream',
+    stream: conversationTurnEvents,
+    waiting: turnWaiting(true),
     raises: [
       ...turnFailures,
       'GENERATION_NOT_FOUND',
@@ -229,12 +238,14 @@ export const sessionOperations: Operation[] = [
   }),
   sessions.action('cancel', {
     summary: 'Abort the running turn of a session and cancel automatic ones that wait',
+    description: 'The session stays open for further messages.',
     action: 'sessions:SendSessionMessage',
     answers: { 200: Session },
     run: async ({ tx, services, resource }) => sessionKind.present(await cancelSession(tx, services, resource.id)),
   }),
   sessions.action('fork', {
     summary: 'Open a session that starts with the messages of another',
+    description: 'Both sessions go on independently of each other; the messages are copied, not the turns.',
     action: 'sessions:GetSession',
     alsoActions: ['sessions:CreateSession'],
     body: ForkInput,

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { turnEvents } from '../../execution/generations/events.ts'
 import { ConversationMessage } from '../conversations/model.ts'
 
 /** What a caller that waits for a turn gets, and what ends its stream. */
@@ -13,6 +14,9 @@ export const TurnResult = z
     required_action: z.record(z.string(), z.unknown()).nullish(),
   })
   .meta({ id: 'TurnResult' })
+
+/** The events of turns of sessions and conversations. */
+export const conversationTurnEvents = turnEvents('ConversationTurn', TurnResult)
 
 /** The answer of a turn that nobody waits for, or that took longer than its caller was made to wait. */
 export const AcceptedTurn = z

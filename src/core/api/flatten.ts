@@ -30,10 +30,10 @@ export type FlatCall = {
 
 const BODY = 'body_'
 
-/** Metadata of schemas without their ids, which would put the schemas behind references. */
+/** Metadata of schemas without what is for the document alone, and without ids, which would put schemas behind references. */
 const unnamed = {
   get(schema: z.core.$ZodType) {
-    const { id: _id, ...metadata } = z.globalRegistry.get(schema) ?? {}
+    const { id: _id, example: _example, 'x-secret': _secret, ...metadata } = z.globalRegistry.get(schema) ?? {}
     return metadata
   },
 } as unknown as typeof z.globalRegistry

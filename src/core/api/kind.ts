@@ -60,6 +60,8 @@ export type Kind<Row extends KindRow = KindRow, Event extends string = string> =
   /** Ids that were not made by `newId`: rows that ship with the deployment. */
   fixedIds: readonly string[]
   references: readonly Reference[]
+  /** Fields that a table of its rows shows, at most six; null for those that tell any records apart. */
+  listed: readonly string[] | null
   /** Select list of a row over the alias `t`. */
   columns: Fragment
   /** The record's schema. */
@@ -131,6 +133,7 @@ type Naming<Row extends KindRow, Event extends string> = {
    */
   shared?: boolean
   references?: readonly Reference[]
+  listed?: readonly string[]
   events?: readonly Event[]
   eventNames?: EventSource<Row, Event>['eventNames']
   eventAliases?: EventSource<Row, Event>['eventAliases']
@@ -227,6 +230,7 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
     authored: declaration.authored ?? ('author' in hidden ? 'author' : null),
     fixedIds: declaration.fixedIds ?? [],
     references: declaration.references ?? [],
+    listed: declaration.listed ?? null,
     events: declaration.events ?? [],
     eventNames: declaration.eventNames ?? {},
     eventAliases: declaration.eventAliases ?? {},

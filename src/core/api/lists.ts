@@ -26,8 +26,19 @@ export const anyOf = <const T extends readonly [string, ...string[]]>(values: T)
 /** An exact-match filter. */
 export const textFilter = z.string().min(1).max(2048).optional()
 
-/** `true` or `false` as a query parameter; anything else is refused. */
-export const booleanQuery = z.enum(['true', 'false']).transform(value => value === 'true')
+const BOOLEANS = new Map<unknown, boolean>([
+  ['true', true],
+  ['1', true],
+  ['false', false],
+  ['0', false],
+])
+
+/** `true`, `false`, `1` or `0` as a query parameter; anything else is refused. */
+export const booleanQuery = z.preprocess((value, context) => {
+  const read = BOOLEANS.get(value)
+  if (read === undefined) context.addIssue({ code: 'invalid_value', values: ['true', 'false'], input: value })
+  return read
+}, z.boolean())
 
 /** `tags[key]=value`; several are ANDed, an empty value matches the empty string. */
 export const tagFilter = z.record(z.string().min(1).max(128), z.string().max(256)).optional()

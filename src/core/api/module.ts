@@ -11,7 +11,7 @@ import { type SealedColumn, sealedColumns } from '../secrets/sealed.ts'
 import { commands, commandsOf } from './commands.ts'
 import { type ErrorTable, errorTable } from './errors.ts'
 import { type Kind, kinds } from './kind.ts'
-import { type Operation, operations } from './operation.ts'
+import { type Operation, operations, operationTags } from './operation.ts'
 
 /** What one module brings to a process. Everything that a process knows stands in one of these. */
 export type Module = {
@@ -21,6 +21,8 @@ export type Module = {
   /** What emits events without being a kind. */
   eventSources?: readonly EventSource<any, any>[]
   operations?: readonly Operation[]
+  /** What the operations of each of its tags are about. */
+  tags?: Readonly<Record<string, string>>
   /** Handlers of queues; a queue exists because it has a handler. */
   handlers?: readonly Handler[]
   schedules?: readonly Schedule[]
@@ -64,6 +66,7 @@ export function loadModules(modules: readonly Module[]): void {
   for (const kind of kinds.all()) for (const reference of kind.references) kinds.get(reference.kind)
   eventTypes.fill([...(all('kinds') as Kind[]), ...(all('eventSources') as EventSource[])].flatMap(eventTypesOf))
   operations.fill(all('operations') as Operation[])
+  operationTags.fill(modules.flatMap(({ tags = {} }) => Object.entries(tags)))
   commands.fill(commandsOf(operations.all()))
   queues.fill((all('handlers') as Handler[]).map(({ queue }) => queue))
   sweeps.fill(all('sweeps') as Sweep[])

@@ -13,6 +13,7 @@ import type { AuditDraft } from './audit.ts'
 import type { ErrorCode } from './errors.ts'
 import type { KeptWhile, Made } from './idempotency.ts'
 import type { Kind, KindRow } from './kind.ts'
+import type { EventStream } from './streams.ts'
 
 /** Page and time bounds of a list, after validation. */
 export type Page = { limit: number; offset: number; from: Date | null; to: Date | null }
@@ -148,6 +149,17 @@ export type Verdict = 'allow' | 'forbid' | 'hide'
 
 export type Method = 'get' | 'post' | 'put' | 'patch' | 'delete'
 
+/** How a client waits for long work: it reads `poll` until the status is one of those. */
+export type Waiting = {
+  /** Whether the operation waits unless it is told. */
+  default: boolean
+  done: readonly string[]
+  failed: readonly string[]
+  /** The work waits for somebody. */
+  paused: readonly string[]
+  poll: string
+}
+
 /** One declaration of the API. From it come the route, the permission check, the audit entry, the OpenAPI path and the action catalogue. */
 export type Operation = {
   id: string
@@ -185,8 +197,14 @@ export type Operation = {
   /** The request may come without a body. */
   bodyOptional: boolean
   answers: Record<number, z.ZodType | null>
-  /** Content type of a 200 that is not JSON. */
+  /** Content type of a 200 that is not JSON; of one that is NDJSON the answer is a line. */
   produces?: string
+  /** Events that it answers with; on request where the body has a field `stream`. */
+  stream?: EventStream
+  /** Of work that goes on in the background: what its record says, and what reads that. */
+  waiting?: Waiting
+  /** Operation that checks the same body and writes nothing. */
+  checkedBy?: string
   raises: ErrorCode[]
   /** Statuses with which REQUEST_REJECTED is answered beside its own and those of a body that is refused. */
   rejects: number[]
@@ -263,6 +281,9 @@ export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefi
   bodyOptional?: boolean
   answers: Record<number, z.ZodType | null>
   produces?: string
+  stream?: EventStream
+  waiting?: Waiting
+  checkedBy?: string
   receive?: Operation['receive']
   consumes?: readonly string[]
   bodyLimit?: Operation['bodyLimit']
@@ -303,6 +324,9 @@ type Shaped =
     }
   | { lists: Kind<any> }
   | { about?: Kind<any> }
+
+/** The tags of operations, with what each is about. */
+export const operationTags = declarations<[name: string, about: string]>('tag', ([name]) => name)
 
 /** Every operation of the process. */
 export const operations = declarations<Operation>('operation', ({ id }) => id)
@@ -402,7 +426,10 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     body: declaration.body ?? null,
     bodyOptional: declaration.bodyOptional ?? false,
     answers: declaration.answers,
-    produces: declaration.produces,
+    produces: declaration.stream ? 'text/event-stream' : declaration.produces,
+    stream: declaration.stream,
+    waiting: declaration.waiting,
+    checkedBy: declaration.checkedBy,
     namesProject: hasField(declaration.body, 'project_id'),
     receive: declaration.receive,
     consumes: declaration.consumes ?? ['application/json'],

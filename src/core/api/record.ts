@@ -3,7 +3,7 @@ import { z } from 'zod'
 export type Tags = Record<string, string>
 
 /** Tags as a record shows them; keys starting `system.` are the platform's. */
-export const TagBag = z.record(z.string(), z.string()).meta({ id: 'TagBag' })
+export const TagBag = z.record(z.string(), z.string()).meta({ id: 'TagBag', example: { team: 'desk' } })
 
 const id = z.string().describe('Id of the record')
 const projectId = z.string().describe('Project that the record belongs to')
@@ -59,19 +59,23 @@ type Partially<F extends z.ZodRawShape, R extends keyof F> = Show<
   }
 >
 
-/** The body of a create: its project, the fields that are required, the others optional. No other property is accepted. */
+/**
+ * The body of a create: its project, the fields that are required, the others optional. No other property is accepted.
+ * `example` is that of the description.
+ */
 export function createBody<F extends z.ZodRawShape, const R extends keyof F & string>(
   name: string,
   fields: F,
   required: readonly R[],
+  example?: object,
 ): Partially<F, R> extends infer S extends z.ZodRawShape ? z.ZodObject<S, z.core.$strict> : never {
   const shape = Object.entries(fields as unknown as Record<string, z.ZodType>).map(([field, type]) => [
     field,
     (required as readonly string[]).includes(field) ? type : type.optional(),
   ])
-  return z.strictObject({ project_id: projectField, ...Object.fromEntries(shape) }).meta({ id: name }) as never
+  return z.strictObject({ project_id: projectField, ...Object.fromEntries(shape) }).meta({ id: name, example }) as never
 }
 
 /** The body of a PATCH: every field optional, no other property accepted. */
-export const patchBody = <F extends z.ZodRawShape>(name: string, fields: F) =>
-  z.strictObject(fields).partial().meta({ id: name })
+export const patchBody = <F extends z.ZodRawShape>(name: string, fields: F, example?: object) =>
+  z.strictObject(fields).partial().meta({ id: name, example })

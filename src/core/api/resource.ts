@@ -27,6 +27,7 @@ type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> 
     Partial<Operation>,
     | 'description'
     | 'command'
+    | 'checkedBy'
     | 'alsoActions'
     | 'gate'
     | 'admit'
@@ -112,6 +113,7 @@ export function resource<Row extends KindRow, Event extends string>(
         method: 'get',
         path,
         summary: `List ${kind.plural.replaceAll('_', ' ')}`,
+        description: `Shows the ${kind.plural.replaceAll('_', ' ')} that the caller may list; of several filters all must hold.`,
         tag,
         action: `${module}:List${nouns}`,
         lists: kind,
@@ -144,6 +146,8 @@ export function resource<Row extends KindRow, Event extends string>(
         path: item,
         param,
         summary: `Read ${withArticle(words)}`,
+        description:
+          'Answers the record as it is now, with the ETag by which a later write can say what it was based on.',
         tag,
         action: `${module}:Get${noun}`,
         answers: { 200: kind.record },
@@ -172,6 +176,7 @@ export function resource<Row extends KindRow, Event extends string>(
         method: 'post',
         path,
         summary: `Create ${withArticle(words)}`,
+        description: 'Whatever the body names by its id must be in the same project. Answers the new record.',
         tag,
         action: `${module}:Create${noun}`,
         creates: kind,
@@ -227,6 +232,7 @@ export function resource<Row extends KindRow, Event extends string>(
         path: item,
         param,
         summary: `Change ${withArticle(words)}`,
+        description: 'Fields that are left out keep their values; a body without fields changes nothing.',
         tag,
         action: `${module}:Update${noun}`,
         body,
@@ -282,6 +288,9 @@ export function resource<Row extends KindRow, Event extends string>(
         path: item,
         param,
         summary: `Delete ${withArticle(words)}`,
+        description: dependents
+          ? 'Refused while other resources refer to it, unless `force` deletes those too. Cannot be undone.'
+          : 'Cannot be undone: from then on its id names nothing.',
         tag,
         action: `${module}:Delete${noun}`,
         ...(dependents ? { query: ForceQuery } : {}),

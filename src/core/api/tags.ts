@@ -28,10 +28,16 @@ function checkBag(bag: Record<string, unknown>, context: z.core.$RefinementCtx):
 }
 
 /** Tags that a caller sends, in a body's `tags` or as the body of a PUT. */
-export const TagInput = z.record(key, value).superRefine(checkBag).meta({ id: 'TagInput' })
+export const TagInput = z
+  .record(key, value)
+  .superRefine(checkBag)
+  .meta({ id: 'TagInput', example: { team: 'desk' } })
 
 /** Tags to merge; null removes a key. */
-const TagPatch = z.record(key, value.nullable()).superRefine(checkBag).meta({ id: 'TagPatch' })
+const TagPatch = z
+  .record(key, value.nullable())
+  .superRefine(checkBag)
+  .meta({ id: 'TagPatch', example: { team: 'desk', shift: null } })
 
 /** The tags after a PUT: those sent, and what the platform wrote. */
 export const replacedTags = (stored: Tags, sent: Tags): Tags => ({
@@ -103,6 +109,7 @@ export function tagOperations<Row extends KindRow, Event extends string>(
       path,
       param,
       summary: `Read the tags of one ${noun}`,
+      description: `Answers the tags alone; keys starting ${RESERVED} are the platform's.`,
       tag,
       action: read,
       answers: { 200: TagBag },
@@ -114,6 +121,7 @@ export function tagOperations<Row extends KindRow, Event extends string>(
       path,
       param,
       summary: `Replace the tags of one ${noun}; keys starting ${RESERVED} stay`,
+      description: 'The action must be allowed with the tags as they are and as they become.',
       tag,
       action: write,
       body: TagInput,
@@ -126,6 +134,7 @@ export function tagOperations<Row extends KindRow, Event extends string>(
       path,
       param,
       summary: `Merge tags into those of one ${noun}; null removes a key`,
+      description: 'The action must be allowed with the tags as they are and as they become.',
       tag,
       action: write,
       body: TagPatch,

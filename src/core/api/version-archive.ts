@@ -173,6 +173,7 @@ export function versionOperations<Row extends Versioned>(
       method: 'get',
       path: `${versions}/compare`,
       summary: `Compare two versions of ${words}`,
+      description: 'Lists what was added, removed and changed from one to the other, by the paths of fields.',
       tag,
       action: `${module}:Get${noun}Version`,
       query: z.object({
@@ -189,6 +190,7 @@ export function versionOperations<Row extends Versioned>(
       method: 'get',
       path: `${versions}/{version}`,
       summary: `Read a version of ${words}`,
+      description: 'Answers the configuration as the version keeps it, whatever was changed since.',
       tag,
       action: `${module}:Get${noun}Version`,
       answers: { 200: record },

@@ -1,89 +1,14 @@
-import { z } from 'zod'
+import type { z } from 'zod'
 import type { Config } from '../../config.ts'
+import { commandsOf, pagingOf } from '../api/commands.ts'
 import { type ErrorCode, errorCodes, errorDocument, errorEntry } from '../api/errors.ts'
-import type { Operation } from '../api/operation.ts'
+import { flatten } from '../api/flatten.ts'
+import { type Operation, operationTags } from '../api/operation.ts'
+import { fieldsOf, pathDescription, pathNames, queryFields } from '../api/parameters.ts'
+import { Components, type Json, published, withoutRepeats } from './components.ts'
+import { Examples } from './examples.ts'
 
-type Json = Record<string, unknown>
-
-/** The JSON Schema of a zod type; named types (`.meta({ id })`) move to the components and are referred to. */
-function schemaOf(type: z.ZodType, io: 'input' | 'output', components: Json): Json {
-  const schema = z.toJSONSchema(type, { io, unrepresentable: 'any', reused: 'inline', target: 'draft-2020-12' }) as Json
-  delete schema.$schema
-  const defs = (schema.$defs ?? {}) as Record<string, Json>
-  delete schema.$defs
-  for (const [name, definition] of Object.entries(defs)) components[name] ??= moveRefs(definition)
-  const id = schema.id as string | undefined
-  if (id) {
-    delete schema.id
-    components[id] ??= moveRefs(schema)
-    return { $ref: `#/components/schemas/${id}` }
-  }
-  return moveRefs(schema)
-}
-
-function moveRefs(value: Json): Json {
-  const walk = (node: unknown): unknown => {
-    if (Array.isArray(node)) return node.map(walk)
-    if (typeof node !== 'object' || node === null) return node
-    const out: Json = {}
-    for (const [key, item] of Object.entries(node)) {
-      if (key === 'id' && typeof item === 'string' && 'type' in node) continue
-      out[key] =
-        key === '$ref' && typeof item === 'string' ? item.replace('#/$defs/', '#/components/schemas/') : walk(item)
-    }
-    return out
-  }
-  return walk(value) as Json
-}
-
-const pageParameters = ({ default: size, max }: Operation['pageSize']): Json[] => [
-  {
-    name: 'limit',
-    in: 'query',
-    schema: { type: 'integer', minimum: 1, default: size },
-    description: `Page size; a larger value than ${max} is taken as ${max}.`,
-  },
-  {
-    name: 'offset',
-    in: 'query',
-    schema: { type: 'integer', minimum: 0, default: 0 },
-    description: 'Entries to leave out before the page begins.',
-  },
-]
-
-const timeParameters: Json[] = [
-  {
-    name: 'from',
-    in: 'query',
-    schema: { type: 'string', format: 'date-time' },
-    description: 'Inclusive lower bound on created_at.',
-  },
-  {
-    name: 'to',
-    in: 'query',
-    schema: { type: 'string', format: 'date-time' },
-    description: 'Inclusive upper bound on created_at.',
-  },
-]
-
-/** Parameters out of an operation's query schema. Objects (tag filters) use the deepObject style: `tags[key]=value`. */
-function queryParameters(operation: Operation, components: Json): Json[] {
-  if (!operation.query) return []
-  const schema = schemaOf(operation.query, 'input', components)
-  const required = new Set((schema.required as string[] | undefined) ?? [])
-  return Object.entries((schema.properties as Record<string, Json> | undefined) ?? {}).map(([name, property]) => ({
-    name,
-    in: 'query',
-    required: required.has(name),
-    schema: property,
-    ...(typeof property.description === 'string' ? { description: property.description } : {}),
-    ...(property.type === 'object' ? { style: 'deepObject', explode: true } : {}),
-  }))
-}
-
-/** What a segment of a path names: `agent_id` is the id of an agent. */
-const pathDescription = (name: string): string =>
-  name.endsWith('_id') ? `Id of the ${name.slice(0, -3).replaceAll('_', ' ')}` : `The ${name.replaceAll('_', ' ')}`
+/** `/openapi.json`, out of the registry of operations alone. docs/api.md says what its extensions mean. */
 
 /** What the request pipeline itself answers for an operation, beside what the operation raises. */
 function pipelineCodes(operation: Operation): ErrorCode[] {
@@ -100,23 +25,40 @@ function pipelineCodes(operation: Operation): ErrorCode[] {
   return codes
 }
 
-const WITHOUT_BODY: Record<string, string> = {
-  204: 'Done; no content.',
-  304: 'If-None-Match names what is there; no content.',
-}
-
 /** What the HTTP layer answers for a body that does not end, is too large, or is encoded in a way it does not know. */
 const BODY_REFUSALS = [408, 413, 415]
 
-/** The codes of every refusal of an operation, by status. */
-function refusalsOf(operation: Operation): Map<number, Set<ErrorCode>> {
-  const refusals = new Map<number, Set<ErrorCode>>()
-  const add = (status: number, code: ErrorCode) =>
-    refusals.set(status, (refusals.get(status) ?? new Set<ErrorCode>()).add(code))
-  for (const code of [...pipelineCodes(operation), ...operation.raises]) add(errorEntry(code).status, code)
-  for (const status of [...(operation.body ? BODY_REFUSALS : []), ...operation.rejects]) add(status, 'REQUEST_REJECTED')
-  return refusals
+/** The statuses that an operation refuses with, and the codes that it adds to what any operation answers with them. */
+function refusalsOf(operation: Operation): { statuses: Set<number>; codes: ErrorCode[] } {
+  const codes = [...new Set([...pipelineCodes(operation), ...operation.raises])]
+  const rejected = [...(operation.body ? BODY_REFUSALS : []), ...operation.rejects]
+  return {
+    statuses: new Set([...codes.map(code => errorEntry(code).status), ...rejected].sort()),
+    codes: codes.filter(code => !COMMON_CODES.has(code)).sort(),
+  }
 }
+
+/** Every code with which an operation refuses under a status. */
+export function refusalCodes(operation: Operation, status: number): ErrorCode[] {
+  const { statuses } = refusalsOf(operation)
+  const codes = [...pipelineCodes(operation), ...operation.raises].filter(code => errorEntry(code).status === status)
+  return codes.length === 0 && statuses.has(status) ? ['REQUEST_REJECTED'] : [...new Set(codes)].sort()
+}
+
+/** Codes that any operation may answer which takes what they are about. */
+const COMMON_CODES: ReadonlySet<ErrorCode> = new Set([
+  'API_KEY_PROJECT_SCOPE',
+  'FORBIDDEN',
+  'IDEMPOTENCY_IN_PROGRESS',
+  'IDEMPOTENCY_KEY_REUSED',
+  'INTERNAL_ERROR',
+  'PRECONDITION_FAILED',
+  'QUOTA_EXCEEDED',
+  'RESOURCE_NOT_FOUND',
+  'SERVICE_NOT_READY',
+  'UNAUTHORIZED',
+  'VALIDATION_FAILED',
+])
 
 /** Bodies of other types than JSON and forms are the bytes themselves. */
 const describesFields = (type: string): boolean => type === 'application/json' || type === 'multipart/form-data'
@@ -128,121 +70,324 @@ const namesProject = ({ shape, kind, gate }: Operation): boolean =>
 const takesIfMatch = ({ shape, method, raises }: Operation): boolean =>
   shape === 'item' && (['put', 'patch', 'delete'].includes(method) || raises.includes('PRECONDITION_FAILED'))
 
+/** What the HTTP layer says of each status beside the errors. */
+const STATUSES: Record<number, string> = {
+  200: 'The result',
+  201: 'The result',
+  202: 'Accepted: the work is done in the background',
+  204: 'Done; no content',
+  206: 'The range asked for',
+  304: 'If-None-Match names what is there; no content',
+}
+
+const NDJSON = 'application/x-ndjson'
+const EVENTS = 'text/event-stream'
+
+/** Parts of a document that many operations have in common. */
+class Shared {
+  readonly components = new Components()
+  readonly examples = new Examples(this.components)
+  readonly parameters: Record<string, Json> = {}
+  readonly responses: Record<string, Json> = {}
+  readonly commands: ReadonlyMap<string, readonly string[]>
+
+  constructor(operations: readonly Operation[]) {
+    this.commands = new Map(commandsOf(operations).map(({ id, words }) => [id, words]))
+  }
+
+  /** Refers to a parameter, which is a component under its place and name. */
+  parameter(parameter: Json & { name: string; in: string }): Json {
+    const text = JSON.stringify(parameter)
+    for (let count = 1; ; count++) {
+      const name = `${parameter.in}.${parameter.name}${count === 1 ? '' : `.${count}`}`
+      this.parameters[name] ??= parameter
+      if (JSON.stringify(this.parameters[name]) === text) return { $ref: `#/components/parameters/${name}` }
+    }
+  }
+
+  /** The refusals of a status, which differ by their codes alone. */
+  refusal(status: number): Json {
+    const name = `E${status}`
+    const codes = [...COMMON_CODES].filter(code => errorEntry(code).status === status)
+    this.responses[name] ??= {
+      description: `Refused with ${status}`,
+      'x-error-codes': codes.length > 0 ? codes : ['REQUEST_REJECTED'],
+      content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' } } },
+    }
+    return { $ref: `#/components/responses/${name}` }
+  }
+}
+
+function parametersOf(operation: Operation, shared: Shared): Json[] {
+  const { method, gate } = operation
+  const fields = Object.entries(queryFields(operation)).filter(([name]) => !pathNames(operation).includes(name))
+  return [
+    ...pathNames(operation).map(name => ({
+      name,
+      in: 'path',
+      required: true,
+      schema: { type: 'string' },
+      description: pathDescription(name),
+    })),
+    ...fields.map(([name, type]) => queryParameter(name, type, shared)),
+    ...(method === 'post' && gate !== 'public' ? [IDEMPOTENCY_KEY] : []),
+    ...(takesIfMatch(operation) ? [IF_MATCH] : []),
+  ].map(parameter => shared.parameter(parameter))
+}
+
+/** Objects, which are tag filters, have the style `tags[key]=value`. */
+function queryParameter(name: string, type: z.ZodType, { components }: Shared) {
+  const { description, ...schema } = components.schema(type, 'input')
+  return {
+    name,
+    in: 'query',
+    ...(type.safeParse(undefined).success ? {} : { required: true }),
+    schema,
+    ...(typeof description === 'string' ? { description } : {}),
+    ...(schema.type === 'object' ? { style: 'deepObject', explode: true } : {}),
+  }
+}
+
+const IDEMPOTENCY_KEY = {
+  name: 'Idempotency-Key',
+  in: 'header',
+  schema: { type: 'string', minLength: 1, maxLength: 255 },
+  description:
+    'A repeat within 24 hours with the same key and body gets the first answer. Where that was lost with its process, the repeat waits for, or streams, what the first request started.',
+}
+
+const IF_MATCH = {
+  name: 'If-Match',
+  in: 'header',
+  schema: { type: 'string' },
+  description: 'ETag that was read; the request is refused when the record has changed since.',
+}
+
+function bodyOf(operation: Operation, { components, examples }: Shared): Json | null {
+  const { body, bodyOptional, consumes } = operation
+  if (!body) return null
+  const bytes = { schema: { type: 'string', format: 'binary' }, example: 'bytes of the file' }
+  const content = consumes.map((type): [string, Json] => {
+    if (!describesFields(type)) return [type, bytes]
+    const schema = components.schema(body, 'input')
+    return [type, { schema, example: examples.sent(schema) }]
+  })
+  return { required: !bodyOptional, content: Object.fromEntries(content) }
+}
+
+/** The content of an answer, by media types. */
+function contentOf(operation: Operation, status: number, shared: Shared): Json | null {
+  const { answers, produces, stream, kind } = operation
+  const { components, examples } = shared
+  const type = answers[status]
+  const content: Json = {}
+  if (type) {
+    const schema = listing(operation, components.schema(type, 'output'), components)
+    content[produces === NDJSON ? NDJSON : 'application/json'] = {
+      schema,
+      example: examples.answered(schema, kind?.name),
+    }
+  } else if (produces && !stream && (status === 200 || status === 206)) {
+    content[produces] =
+      produces === 'text/plain'
+        ? { schema: { type: 'string' }, example: 'text' }
+        : { schema: { type: 'string', format: 'binary' }, example: 'bytes of the file' }
+  }
+  if (stream && status === 200) {
+    const schema = eventSchema(stream, components)
+    content[EVENTS] = { schema, example: examples.answered(schema, kind?.name) }
+  }
+  return Object.keys(content).length > 0 ? content : null
+}
+
+/** The schema of any event of a stream: a component of its own, which tells its events apart by their names. */
+function eventSchema({ name, events }: NonNullable<Operation['stream']>, components: Components): Json {
+  const named = events.map(event => [event.shape.event.value, components.schema(event, 'output')] as const)
+  return components.named(name, {
+    oneOf: named.map(([, schema]) => schema),
+    discriminator: {
+      propertyName: 'event',
+      mapping: Object.fromEntries(named.map(([event, { $ref }]) => [event, $ref])),
+    },
+  })
+}
+
+/** The schema of a list with the columns that a table shows. */
+function listing(operation: Operation, schema: Json, components: Components): Json {
+  if (!pagingOf(operation)) return schema
+  const columns = columnsOf(operation, components.resolve(schema), components)
+  return columns.length > 0 ? { ...schema, 'x-columns': columns } : schema
+}
+
+/** Fields that tell records apart, in the order in which a table shows them. */
+const TELLING = [
+  'id',
+  'key',
+  'action',
+  'name',
+  'username',
+  'title',
+  'path',
+  'summary',
+  'type',
+  'kind',
+  'event_type',
+  'model',
+  'role',
+  'status',
+  'state',
+  'verdict',
+  'severity',
+  'version',
+  'agent_id',
+  'attempts',
+  'content',
+  'total',
+  'active',
+  'enabled',
+  'created_at',
+  'started_at',
+]
+const MOST_COLUMNS = 6
+
+function columnsOf({ kind }: Operation, list: Json, components: Components): readonly string[] {
+  const data = (list.properties as Record<string, Json> | undefined)?.data
+  const item = components.resolve((data?.items ?? {}) as Json)
+  const shown = Object.keys((item.properties ?? {}) as Json)
+  if (kind?.listed?.every(name => shown.includes(name))) return kind.listed
+  const telling = TELLING.filter(name => shown.includes(name))
+  return [...telling, ...shown.filter(name => !telling.includes(name))].slice(
+    0,
+    Math.min(MOST_COLUMNS, Math.max(telling.length, 2)),
+  )
+}
+
+/** The flat call. The schema of a field is there where no parameter, and no property of the body, of that name has it. */
+function flatOf(operation: Operation, body: Json | null, { components }: Shared): Json[] | null {
+  const call = flatten(operation)
+  if (!call) return null
+  const sent = (body?.content as Record<string, { schema: Json }> | undefined)?.['application/json']?.schema
+  const properties = (sent && (components.resolve(sent).properties as Json | undefined)) ?? {}
+  return [...call.fields.values()].map(({ name, in: part, field, required, schema }) => ({
+    name,
+    in: part,
+    ...(required ? { required } : {}),
+    ...(part === 'body' && !(field in properties && field === name) ? { schema: properties[field] ?? schema } : {}),
+  }))
+}
+
+/** What clients and command lines need to know beside the request. */
+function extensions(operation: Operation, shared: Shared): Json {
+  const { id, body, query, stream, aliasOf, checkedBy, waiting } = operation
+  const sends = (name: string) => (name in fieldsOf(body) ? 'body' : name in fieldsOf(query) ? 'query' : null)
+  const command = shared.commands.get(id)
+  const paged = pagingOf(operation)
+  const selector = sends('stream')
+  const check = sends('dry_run') ? 'dry_run' : checkedBy
+  return {
+    ...(command ? { 'x-command': command } : {}),
+    ...(aliasOf ? { 'x-alias-of': aliasOf } : {}),
+    ...(paged ? { 'x-paged': paged } : {}),
+    ...(stream
+      ? {
+          'x-stream': {
+            events: stream.events.map(event => event.shape.event.value),
+            last: stream.last,
+            resume: stream.resume,
+            selected_by: selector ? { in: selector, name: 'stream' } : null,
+          },
+        }
+      : {}),
+    ...(waiting ? { 'x-wait': { parameter: 'wait', ...waiting } } : {}),
+    ...(check ? { 'x-dry-run': check } : {}),
+  }
+}
+
+function describe(operation: Operation, shared: Shared): Json {
+  const parameters = parametersOf(operation, shared)
+  const body = bodyOf(operation, shared)
+  const flat = flatOf(operation, body, shared)
+  const refusals = refusalsOf(operation)
+  const responses: Json = {}
+  for (const status of Object.keys(operation.answers).map(Number)) {
+    const content = contentOf(operation, status, shared)
+    responses[status] = { description: STATUSES[status], ...(content ? { content } : {}) }
+  }
+  for (const status of refusals.statuses) responses[status] = shared.refusal(status)
+  return {
+    operationId: operation.id,
+    summary: operation.summary,
+    ...(operation.description ? { description: operation.description } : {}),
+    tags: [operation.tag],
+    'x-iam-action': operation.action,
+    ...(operation.alsoActions.length > 0 ? { 'x-iam-also': operation.alsoActions } : {}),
+    ...extensions(operation, shared),
+    ...(refusals.codes.length > 0 ? { 'x-error-codes': refusals.codes } : {}),
+    ...(operation.gate === 'public' ? { security: [] } : {}),
+    ...(parameters.length > 0 ? { parameters } : {}),
+    ...(body ? { requestBody: body } : {}),
+    ...(flat ? { 'x-flat': flat } : {}),
+    responses,
+  }
+}
+
+const errorSchema = () => ({
+  type: 'object',
+  required: ['error'],
+  properties: {
+    error: {
+      type: 'object',
+      required: ['code', 'message', 'hint', 'docs_url'],
+      properties: {
+        code: { type: 'string', enum: errorCodes(), description: 'Stable; a key of x-error-codes' },
+        message: { type: 'string', description: 'What happened; may change' },
+        hint: { type: 'string', description: 'What to do' },
+        docs_url: { type: 'string', description: 'Where the code is explained' },
+        meta: { type: 'object', additionalProperties: true, description: 'Facts of the occurrence, by code' },
+      },
+    },
+  },
+})
+
+/** Makes components of the answers that several operations have, named after their schemas, and returns them. */
+function shareResponses(described: readonly Json[]): Record<string, Json> {
+  const seen = new Map<string, [Json, string][]>()
+  for (const { responses } of described as { responses: Record<string, Json> }[])
+    for (const [status, response] of Object.entries(responses))
+      if (!response.$ref) {
+        const text = JSON.stringify(response)
+        seen.set(text, [...(seen.get(text) ?? []), [responses, status]])
+      }
+  const components: Record<string, Json> = {}
+  for (const [text, places] of seen) {
+    if (places.length === 1) continue
+    const named = /"\$ref":"#\/components\/schemas\/(\w+)"/.exec(text)?.[1] ?? 'Done'
+    let name = named
+    for (let count = 2; components[name]; count++) name = `${named}${count}`
+    components[name] = JSON.parse(text)
+    for (const [responses, status] of places) responses[status] = { $ref: `#/components/responses/${name}` }
+  }
+  return components
+}
+
 /** The OpenAPI document of the operations. The same for every caller; built once per process. */
 export function openApiDocument(
   operations: readonly Operation[],
   config: Pick<Config, 'DOCS_BASE_URL'>,
   version: string,
 ): Json {
-  const components: Json = {
-    Error: {
-      type: 'object',
-      required: ['error'],
-      properties: {
-        error: {
-          type: 'object',
-          required: ['code', 'message', 'hint', 'docs_url'],
-          properties: {
-            code: { type: 'string', enum: errorCodes() },
-            message: { type: 'string' },
-            hint: { type: 'string' },
-            docs_url: { type: 'string' },
-            meta: { type: 'object', additionalProperties: true },
-          },
-        },
-      },
-    },
-  }
+  const shared = new Shared(operations)
+  shared.components.named('Error', errorSchema())
   const paths: Record<string, Json> = {}
   for (const operation of operations) {
     const path = `/api/v1${operation.path}`
     paths[path] ??= {}
-    const parameters: Json[] = [...operation.path.matchAll(/\{(\w+)\}/g)].map(match => ({
-      name: match[1],
-      in: 'path',
-      required: true,
-      schema: { type: 'string' },
-      description: pathDescription(match[1]),
-    }))
-    parameters.push(...queryParameters(operation, components))
-    if (
-      operation.shape === 'list' &&
-      operation.gate === 'policy' &&
-      !parameters.some(parameter => parameter.name === 'project_id')
-    ) {
-      parameters.push({
-        name: 'project_id',
-        in: 'query',
-        schema: { type: 'string' },
-        description: 'Default: the project of the credential, or every project it may read.',
-      })
-    }
-    if (operation.paged)
-      parameters.push(...pageParameters(operation.pageSize), ...(operation.timed ? timeParameters : []))
-    if (operation.method === 'post' && operation.gate !== 'public')
-      parameters.push({
-        name: 'Idempotency-Key',
-        in: 'header',
-        schema: { type: 'string', minLength: 1, maxLength: 255 },
-        description:
-          'A repeat within 24 hours with the same key and body gets the first answer. Where that was lost with its process, the repeat waits for, or streams, what the first request started.',
-      })
-    if (takesIfMatch(operation))
-      parameters.push({
-        name: 'If-Match',
-        in: 'header',
-        schema: { type: 'string' },
-        description: 'ETag that was read; the request is refused when the record has changed since.',
-      })
-    const responses: Record<string, Json> = {}
-    for (const [status, body] of Object.entries(operation.answers)) {
-      responses[status] = {
-        description: WITHOUT_BODY[status] ?? operation.summary,
-        ...(body
-          ? {
-              content: {
-                'application/json': { schema: schemaOf(body, 'output', components) },
-                ...(operation.produces ? { [operation.produces]: { schema: { type: 'string' } } } : {}),
-              },
-            }
-          : operation.produces && (status === '200' || status === '206')
-            ? { content: { [operation.produces]: { schema: { type: 'string' } } } }
-            : {}),
-      }
-    }
-    for (const [status, codes] of refusalsOf(operation))
-      responses[status] = {
-        description: [...codes].sort().join(', '),
-        content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' } } },
-      }
-    paths[path][operation.method] = {
-      operationId: operation.id,
-      summary: operation.summary,
-      ...(operation.description ? { description: operation.description } : {}),
-      tags: [operation.tag],
-      'x-iam-action': operation.action,
-      ...(operation.alsoActions.length > 0 ? { 'x-iam-also': operation.alsoActions } : {}),
-      ...(operation.gate === 'public' ? { security: [] } : {}),
-      ...(parameters.length > 0 ? { parameters } : {}),
-      ...(operation.body
-        ? {
-            requestBody: {
-              required: !operation.bodyOptional,
-              content: Object.fromEntries(
-                operation.consumes.map(type => [
-                  type,
-                  {
-                    schema: describesFields(type)
-                      ? schemaOf(operation.body as z.ZodType, 'input', components)
-                      : { type: 'string', format: 'binary' },
-                  },
-                ]),
-              ),
-            },
-          }
-        : {}),
-      responses,
-    }
+    paths[path][operation.method] = describe(operation, shared)
+  }
+  const { parameters, components } = shared
+  const responses = {
+    ...shareResponses(Object.values(paths).flatMap(path => Object.values(path)) as Json[]),
+    ...shared.responses,
   }
   return {
     openapi: '3.1.0',
@@ -254,11 +399,16 @@ export function openApiDocument(
     },
     servers: [{ url: '{baseUrl}', variables: { baseUrl: { default: 'http://localhost:5047' } } }],
     security: [{ bearer: [] }],
-    tags: [...new Set(operations.map(operation => operation.tag))].map(name => ({ name })),
+    tags: [...new Set(operations.map(operation => operation.tag))].map(name => ({
+      name,
+      description: operationTags.get(name)[1],
+    })),
     paths,
     components: {
       securitySchemes: { bearer: { type: 'http', scheme: 'bearer', description: 'A user token or a project key.' } },
-      schemas: components,
+      parameters,
+      responses,
+      schemas: withoutRepeats(published(components.schemas, true) as Record<string, Json>),
     },
     'x-error-codes': errorDocument(config.DOCS_BASE_URL),
   }

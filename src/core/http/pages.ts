@@ -1,7 +1,7 @@
 import { errorCodes, errorEntry } from '../api/errors.ts'
 import type { Operation } from '../api/operation.ts'
 import { actionCatalogue } from '../iam/catalogue.ts'
-import { openApiDocument } from './openapi.ts'
+import { openApiDocument, refusalCodes } from './openapi.ts'
 
 /** The pages below /docs: what the OpenAPI document, the error catalogue and the action catalogue say, to be read. */
 
@@ -29,10 +29,11 @@ type Parameter = {
   schema: Schema
   description?: string
 }
+type Shared<T> = T | { $ref: string }
 type Described = {
-  parameters?: Parameter[]
+  parameters?: Shared<Parameter>[]
   requestBody?: { required: boolean; content: Content }
-  responses: Record<string, { description: string; content?: Content }>
+  responses: Record<string, Shared<{ description: string; content?: Content }>>
 }
 
 const escapeHtml = (text: string): string =>
@@ -89,6 +90,13 @@ const contentOf = (content: Content = {}): string =>
     .map(([type, { schema }]) => `${escapeHtml(type)}: ${typeOf(schema)}`)
     .join('<br>')
 
+/** A part of the document, or what its reference leads to. */
+function inPlace<T extends object>(document: object, part: Shared<T>): T {
+  if (!('$ref' in part)) return part
+  const [, ...path] = part.$ref.split('/')
+  return path.reduce<unknown>((node, key) => (node as Record<string, unknown>)[key], document) as T
+}
+
 /** One entry an operation: what goes in, what comes out, and with which codes it is refused. */
 export function referencePage(operations: readonly Operation[]): string {
   const document = openApiDocument(operations, { DOCS_BASE_URL: '/docs' }, '')
@@ -99,15 +107,17 @@ export function referencePage(operations: readonly Operation[]): string {
       .filter(operation => operation.tag === tag)
       .map(operation => {
         const { parameters, requestBody, responses } = paths[`/api/v1${operation.path}`][operation.method]
-        const answers = Object.entries(responses).map(([status, { description, content }]) =>
-          Number(status) < 400
-            ? `<tr><td>${status}</td><td>${contentOf(content) || escapeHtml(description)}</td></tr>`
-            : `<tr><td>${status}</td><td>${description.split(', ').map(errorLink).join(', ')}</td></tr>`,
-        )
+        const answers = Object.entries(responses).map(([status, shared]) => {
+          const { description, content } = inPlace(document, shared)
+          const codes = refusalCodes(operation, Number(status))
+          return `<tr><td>${status}</td><td>${codes.map(errorLink).join(', ') || contentOf(content) || escapeHtml(description)}</td></tr>`
+        })
         const parts = [
           operation.description ? `<p>${escapeHtml(operation.description)}</p>` : '',
           operation.action ? `<p>Permission <code>${escapeHtml(operation.action)}</code></p>` : '',
-          parameters ? `<p>Parameters</p><table>${parameters.map(parameterRow).join('')}</table>` : '',
+          parameters
+            ? `<p>Parameters</p><table>${parameters.map(each => parameterRow(inPlace(document, each))).join('')}</table>`
+            : '',
           requestBody
             ? `<p>Body${requestBody.required ? '' : ', optional'}</p><p>${contentOf(requestBody.content)}</p>`
             : '',

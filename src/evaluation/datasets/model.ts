@@ -16,7 +16,7 @@ const datasetFields = {
 
 export const Dataset = record('Dataset', datasetFields)
 
-export const DatasetInput = createBody('DatasetInput', datasetFields, ['name'])
+export const DatasetInput = createBody('DatasetInput', datasetFields, ['name'], { name: 'Return questions' })
 
 export const DatasetPatch = patchBody('DatasetPatch', datasetFields)
 

@@ -9,6 +9,7 @@ import { datasetOperations } from './operations.ts'
 import { datasetFootprint, moveItems } from './store.ts'
 
 export default module('datasets', {
+  tags: { Datasets: 'Items that agents are evaluated on.' },
   errors: datasetErrors,
   kinds: [datasetKind, datasetItemKind],
   operations: datasetOperations,

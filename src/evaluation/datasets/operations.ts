@@ -115,6 +115,7 @@ export const datasetOperations: Operation[] = [
     method: 'post',
     path: `${path}/{dataset_id}/items`,
     summary: 'Add an item to a dataset',
+    description: 'Runs of evals that have begun do not see it.',
     tag,
     action: WRITES,
     body: DatasetItemInput,

@@ -67,6 +67,7 @@ export const transferOperations: Operation[] = [
     method: 'post',
     path: `${path}/import`,
     summary: 'Add many items to a dataset, all or none',
+    description: 'The whole body is checked before anything is stored.',
     tag,
     action: 'evaluations:CreateDataset',
     body: ImportInput,

@@ -40,6 +40,7 @@ const start = itemOperation(evalKind, {
   method: 'post',
   path,
   summary: 'Run an eval: in the background or waited for',
+  waiting: { default: false, done: ['completed'], failed: ['failed', 'canceled'], paused: [], poll: 'getEvalRun' },
   description:
     'Asks one version of the agent every item, each by a turn of its own, in the name of the caller: with real calls of models and tools, which are metered and count against quotas.',
   tag,
@@ -103,6 +104,7 @@ export const evalRunOperations: Operation[] = [
     method: 'get',
     path,
     summary: 'List the runs of an eval, newest first',
+    description: 'Each with its status and the totals of its scores so far.',
     tag,
     action: 'evaluations:ListEvals',
     paged: true,
@@ -125,6 +127,7 @@ export const evalRunOperations: Operation[] = [
   }),
   runs.get({
     summary: 'Read a run of an eval',
+    description: 'Once it has ended it carries the verdict by the thresholds of the eval.',
     action: 'evaluations:GetEval',
     present: async context => {
       requireMember(context, context.resource as EvalRunRow)

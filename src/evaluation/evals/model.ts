@@ -31,7 +31,12 @@ export const Eval = record('Eval', {
   revision: z.int().describe('Counts the changes of what a verdict goes by, from 1'),
 })
 
-export const EvalInput = createBody('EvalInput', fields, ['name', 'agent_id', 'dataset_id', 'scorers'])
+export const EvalInput = createBody('EvalInput', fields, ['name', 'agent_id', 'dataset_id', 'scorers'], {
+  name: 'Return answers',
+  agent_id: 'agent_01k5p3vd7r9hj2x8m4qcw6tz0e',
+  dataset_id: 'dset_01k5p3vd7r9hj2x8m4qcw6tz0e',
+  scorers: [{ type: 'exact_match' }],
+})
 
 export const EvalPatch = patchBody('EvalPatch', fields)
 

@@ -6,6 +6,7 @@ import { evalOperations } from './operations.ts'
 import { inheritingEvals, removeEvalsOf } from './store.ts'
 
 export default module('evals', {
+  tags: { Evals: 'Scorers and thresholds over a dataset, with their runs and results.' },
   kinds: [evalKind],
   operations: evalOperations,
   extensions: [datasetEnds.with(removeEvalsOf), defaultRouteInheritors.with(inheritingEvals)],

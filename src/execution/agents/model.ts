@@ -174,9 +174,19 @@ const version_label = label.describe('Label of the version that the write makes'
 /** What a write of an agent answers. */
 export const AgentWithWarnings = withWarnings(Agent, 'AgentWithWarnings')
 
-export const AgentPatch = patchBody('AgentPatch', { ...fields, version_label, expected_version })
+export const AgentPatch = patchBody(
+  'AgentPatch',
+  { ...fields, version_label, expected_version },
+  { instructions: 'Answer briefly, from the help pages, and name the page.' },
+)
 
-export const AgentInput = createBody('AgentInput', { ...fields, version_label }, [])
+export const AgentInput = createBody('AgentInput', { ...fields, version_label }, [], {
+  name: 'Support desk',
+  ai_provider_id: 'aip_01k5p3vd7r9hj2x8m4qcw6tz0e',
+  model: 'gpt-5-mini',
+  instructions: 'Answer briefly, from the help pages.',
+  tool_bindings: [{ tool_id: 'tool_01k5p3vd7r9hj2x8m4qcw6tz0e' }],
+})
 
 /** A configuration by itself: every field that a caller may write, which is what a version keeps. */
 export const AgentConfig = z.object(fields)
@@ -216,7 +226,7 @@ export const ReleaseInput = z
       .describe('Eval of the agent that the canary has to pass before it is promoted; without one there is no gate'),
     expected_version,
   })
-  .meta({ id: 'ReleaseInput' })
+  .meta({ id: 'ReleaseInput', example: { stable_version: 3, canary_version: 4, canary_percent: 10 } })
 
 /** How an agent refers to what a served version names, for every kind of what a configuration names. */
 const byRelease = {

@@ -13,6 +13,7 @@ import { inheritingAgents, inheritingReleases } from './store.ts'
 import { agentVersionOperations } from './version-operations.ts'
 
 export default module('agents', {
+  tags: { Agents: 'Configured models with tools, their versions and staged releases.' },
   errors: agentErrors,
   kinds: [agentKind],
   operations: [...agentOperations, ...agentVersionOperations],

@@ -13,6 +13,7 @@ import { approvalOperations } from './operations.ts'
 import { continuations, isTurnAwaited } from './store.ts'
 
 export default module('approvals', {
+  tags: { Approvals: 'Proposed calls that wait for a person.' },
   errors: approvalErrors,
   kinds: [approvalKind],
   operations: approvalOperations,

@@ -111,6 +111,7 @@ export const approvalOperations: Operation[] = [
     method: 'get',
     path: '/approvals/recurrences',
     summary: 'Group equal proposals that came again and again',
+    description: 'Shows which calls are proposed repeatedly, as a hint for a rule that decides them.',
     tag,
     action: 'approvals:ListApprovalRecurrences',
     lists: approvalKind,

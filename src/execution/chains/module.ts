@@ -6,6 +6,7 @@ import { chainOperations } from './operations.ts'
 import { isTurnOfLiveChain } from './store.ts'
 
 export default module('chains', {
+  tags: { Chains: 'Turns that carried on after one another, and their budget.' },
   errors: chainErrors,
   kinds: [chainKind],
   operations: chainOperations,

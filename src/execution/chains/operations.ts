@@ -12,6 +12,8 @@ export const chainOperations: Operation[] = [
   // chains_project serves the order, chains_agent the filter by an agent.
   chains.list({
     summary: 'List chains of turns that carried on after one another',
+    description:
+      'A chain holds the turns that came of one another, by approvals and continuations, and the budget that bounds them.',
     filters: {
       status: filter(anyOf(CHAIN_STATUSES).describe('One status or several, by repeating it'), statuses =>
         statuses ? sql.fragment`${effectiveStatus} = any(${sql.array([...statuses], 'text')})` : null,

@@ -42,7 +42,10 @@ export const Decider = record('Decider', {
   questions: z.array(Question),
 })
 
-export const DeciderInput = createBody('DeciderInput', { ...fields, version_label }, ['name', 'questions'])
+export const DeciderInput = createBody('DeciderInput', { ...fields, version_label }, ['name', 'questions'], {
+  name: 'Refunds',
+  questions: [{ type: 'predicate', name: 'is_angry', instructions: 'Is the customer angry?' }],
+})
 
 export const DeciderPatch = patchBody('DeciderPatch', { ...fields, version_label, expected_version })
 
@@ -102,7 +105,14 @@ export const InlineDecisionInput = z
     tool_id: backend.tool_id.optional(),
     ...asked,
   })
-  .meta({ id: 'InlineDecisionInput' })
+  .meta({
+    id: 'InlineDecisionInput',
+    example: {
+      questions: [{ type: 'predicate', name: 'is_angry', instructions: 'Is the customer angry?' }],
+      input: { text: 'Where is my order?' },
+      agent_id: 'agent_01k5p3vd7r9hj2x8m4qcw6tz0e',
+    },
+  })
 
 export const BatchInput = z
   .strictObject({

@@ -15,6 +15,7 @@ import { decidingTurns } from './settle.ts'
 import { decisionAttempts } from './store.ts'
 
 export default module('deciders', {
+  tags: { Deciders: 'Versioned sets of questions with the decisions that answer them.' },
   errors: deciderErrors,
   kinds: [deciderKind, decisionKind],
   operations: allDeciderOperations,

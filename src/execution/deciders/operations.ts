@@ -26,6 +26,8 @@ import { type Asking, answerDecision, answerDecisionAgain, insertDecisions, reco
 import { deciderVersions } from './store.ts'
 import { versionedDeciders } from './versions.ts'
 
+const decisionWaiting = { default: false, done: ['completed'], failed: ['failed'], paused: [], poll: 'getDecision' }
+
 const tag = 'Deciders'
 const deciders = resource(deciderKind, { path: '/deciders', tag })
 const decisions = resource(decisionKind, { path: '/decisions', tag })
@@ -97,6 +99,7 @@ const deciderOperations: Operation[] = [
     id: 'restoreDeciderVersion',
     path: '/deciders/{decider_id}/versions/{version}/restore',
     summary: 'Ask the questions of an earlier version again, as the next one',
+    description: 'Decisions that were made keep the version that they were made with.',
     action: 'deciders:RestoreDeciderVersion',
     body: RestoreInput,
     bodyOptional: true,
@@ -123,6 +126,7 @@ const decisionOperations: Operation[] = [
     tag,
     action: 'deciders:CreateDecision',
     body: DecisionInput,
+    waiting: decisionWaiting,
     bodyLimit,
     answers: { 201: Decision },
     raises: [...DECISION_RAISES],
@@ -180,6 +184,7 @@ const decisionOperations: Operation[] = [
     alsoActions: RIGHTS,
     creates: decisionKind,
     body: InlineDecisionInput,
+    waiting: decisionWaiting,
     bodyLimit,
     answers: { 201: Decision },
     raises: [...DECISION_RAISES],

@@ -6,6 +6,7 @@ const name = z
   .string()
   .regex(/^[A-Za-z_][A-Za-z0-9_]{0,63}$/)
   .describe('Name of the question and of its answer: letters, digits and underscores, unique in the set')
+  .meta({ example: 'is_angry' })
 const instructions = z.string().min(1).max(4000).describe('What is asked')
 const type = <const T extends string>(value: T, describe: string) => z.literal(value).describe(describe)
 const text = (describe: string, max = 1000) => z.string().min(1).max(max).describe(describe)

@@ -95,7 +95,7 @@ export const Generation = GenerationListed.extend({
 
 export const RetryInput = z
   .strictObject({ stream: z.boolean().optional().describe('Answer with the event stream of the turn') })
-  .meta({ id: 'RetryInput' })
+  .meta({ id: 'RetryInput', example: { stream: false } })
 
 export const GenerationPatch = z
   .strictObject({ metadata: MetadataBag.optional().describe('Keys to merge into the metadata') })

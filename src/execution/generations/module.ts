@@ -14,6 +14,10 @@ import { traceKind } from './trace-kind.ts'
 import { turnsTotal } from './turn-attempt.ts'
 
 export default module('generations', {
+  tags: {
+    Generations: 'Turns of agents: run, streamed, paused, cancelled, retried, read.',
+    Traces: 'Trees of turns and the steps that they settled.',
+  },
   errors: generationErrors,
   kinds: [generationKind, traceKind],
   operations: [...generationOperations, ...traceOperations],

@@ -15,6 +15,7 @@ import { reaches } from '../../memory/reach.ts'
 import { cancelTurn } from './abort.ts'
 import { answerTurnAgain, turnMode, WaitQuery } from './answer.ts'
 import { spendRefusals } from './create.ts'
+import { anyTurnEvents, turnWaiting } from './events.ts'
 import {
   GENERATION_STATUSES,
   Generation,
@@ -28,8 +29,9 @@ import {
   type TraceRow,
 } from './model.ts'
 import { dryRun, purgeGeneration, purgeTraces } from './purge.ts'
+import { Accepted, GenerateResult } from './result.ts'
 import { retryGeneration } from './retry.ts'
-import { Accepted, GenerateResult, generateOperation } from './run.ts'
+import { generateOperation } from './run.ts'
 import { entriesOfGeneration, generationsOf, mergeMetadata } from './store.ts'
 import { lastEventId, streamTurn } from './stream.ts'
 import { toolOutputsOperation } from './tool-outputs.ts'
@@ -90,6 +92,8 @@ const getTranscript = itemOperation(generationKind, {
   method: 'get',
   path: '/generations/{generation_id}/transcript',
   summary: 'Read what a generation was given, did and said, step by step',
+  description:
+    'Texts, calls of tools with arguments and results, in the order in which they happened. Erased content is left out.',
   tag: 'Generations',
   action: 'generations:GetGeneration',
   alsoActions: ['traces:GetTrace'],
@@ -137,6 +141,7 @@ const updateGeneration = itemOperation(generationKind, {
   method: 'patch',
   path: '/generations/{generation_id}',
   summary: "Merge keys into a generation's metadata",
+  description: 'Keys with null are removed; everything else of a generation never changes.',
   tag: 'Generations',
   action: 'generations:UpdateGeneration',
   body: GenerationPatch,
@@ -165,6 +170,7 @@ const retryOperation = itemOperation(runOfAgent, {
   method: 'post',
   path: '/generations/{generation_id}/retry',
   summary: 'Run a failed generation again, as a new one that goes on from its settled steps',
+  description: 'Settled steps are not run or paid for again. The failed generation stays as it is.',
   tag: 'Generations',
   action: 'agents:CreateAgentGeneration',
   alsoActions: ['files:DownloadFile'],
@@ -172,7 +178,8 @@ const retryOperation = itemOperation(runOfAgent, {
   body: RetryInput,
   bodyOptional: true,
   answers: { 202: Accepted, 200: z.union([GenerateResult, z.record(z.string(), z.unknown())]) },
-  produces: 'text/event-stream',
+  stream: anyTurnEvents,
+  waiting: turnWaiting(false),
   raises: [
     'GENERATION_CONTENT_UNAVAILABLE',
     'GENERATION_ALREADY_IN_PROGRESS',
@@ -254,6 +261,7 @@ export const generationOperations: Operation[] = [
   // Each id has an index ending in created_at; without one generations_project serves.
   generations.list({
     summary: 'List generations, newest first',
+    description: 'Without outputs, which the single read shows.',
     entry: GenerationListed,
     filters: {
       status: oneOf('status', GENERATION_STATUSES),
@@ -293,14 +301,18 @@ export const generationOperations: Operation[] = [
   generations.action('stream', {
     method: 'get',
     summary: 'Attach to the event stream of a turn; Last-Event-ID goes on where a connection broke',
+    description:
+      'A turn that has ended answers its last event. What is streamed is the same for every reader, whoever started the turn.',
     action: 'generations:GetGeneration',
     answers: { 200: null },
-    produces: 'text/event-stream',
+    stream: anyTurnEvents,
     run: async context => streamTurn(context, context.resource, lastEventId(context.request.headers['last-event-id'])),
   }),
   updateGeneration,
   generations.action('cancel', {
     summary: 'End a turn that is not at its end',
+    description:
+      'Work in flight is aborted, and the generation fails with the stop reason `cancelled`. Steps that have settled stay.',
     answers: { 200: Generation },
     async run({ tx, services, resource }) {
       await cancelTurn(tx, services, resource)
@@ -313,6 +325,8 @@ export const generationOperations: Operation[] = [
     command: ['generations', 'purge-content'],
     method: 'delete',
     summary: 'Erase the content of a generation; its skeleton stays',
+    description:
+      'Prompts, outputs and results of tools are gone for good; usage and times stay. With `dry_run` it only counts.',
     action: 'generations:PurgeGenerationContent',
     query: PurgeQuery,
     answers: { 200: z.union([Generation, PurgeCounts]) },
@@ -342,6 +356,7 @@ export const traceOperations: Operation[] = [
     id: 'getTraceTree',
     method: 'get',
     summary: 'Read the whole tree a trace belongs to',
+    description: 'From its root down, with the generations and calls below each trace.',
     action: 'traces:GetTraceTree',
     alsoActions: ['generations:ListGenerations'],
     query: TreeQuery,
@@ -353,6 +368,7 @@ export const traceOperations: Operation[] = [
     command: ['traces', 'purge-content'],
     method: 'delete',
     summary: 'Erase the content of a trace, its descendants and their generations; skeletons stay',
+    description: 'Cannot be undone; usage and times stay. With `dry_run` it only counts.',
     action: 'traces:PurgeTraceContent',
     query: PurgeQuery,
     answers: { 200: z.union([Trace, PurgeCounts]) },

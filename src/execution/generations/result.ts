@@ -1,5 +1,34 @@
+import { z } from 'zod'
+import { UsageTotals } from '../../control/usage/totals.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
 import type { GenerationRow, OpenStep, StepRow } from './model.ts'
+
+/** The answer of a turn that nobody waits for. */
+export const Accepted = z
+  .object({ status: z.literal('accepted'), generation_id: z.string(), trace_id: z.string() })
+  .meta({ id: 'TurnAccepted' })
+
+/** What a turn of an agent that was run directly ended with, or paused for. */
+export const GenerateResult = z
+  .object({
+    id: z.string(),
+    trace_id: z.string(),
+    status: z.enum(['completed', 'requires_action']),
+    agent_version: z.int(),
+    ai_provider_id: z.string().nullable(),
+    output: z
+      .object({
+        model: z.string(),
+        content: z.string(),
+        finish_reason: z.string(),
+        object: z.unknown(),
+        response_messages: z.array(z.record(z.string(), z.unknown())),
+      })
+      .nullable(),
+    required_action: z.record(z.string(), z.unknown()).nullable(),
+    usage: UsageTotals.nullable(),
+  })
+  .meta({ id: 'GenerateResult' })
 
 /** A step as stored history: the assistant's message and, when it called tools, their results. */
 export function stepMessages(step: StepRow): ModelMessage[] {

@@ -1,5 +1,4 @@
 import { z } from 'zod'
-import { UsageTotals } from '../../control/usage/totals.ts'
 import { type ErrorCode, invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
@@ -15,8 +14,10 @@ import { answerTurn, answerTurnAgain, madeStatus, turnMode, WaitQuery } from './
 import { createTurn, createTurnAtOnce, nestedIn, refuseEarly, spendRefusals, type TurnInput } from './create.ts'
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
 import { type SentMessage, withDocuments } from './documents.ts'
+import { agentTurnEvents, turnWaiting } from './events.ts'
 import { admitFiles } from './files.ts'
 import { generationKind, type Work } from './model.ts'
+import { Accepted, GenerateResult } from './result.ts'
 import { type AskedMessage as Asked, ToolOutputPart, withoutToolOutputs, withToolOutputs } from './tool-parts.ts'
 import { requireContext } from './toolbox.ts'
 import { findTrace } from './trace-store.ts'
@@ -110,32 +111,7 @@ const GenerateInput = z
       .describe('What guardrails read as `context`'),
     timeout_seconds: z.int().min(1).max(3600).optional().describe('The turn fails when it has not ended by then'),
   })
-  .meta({ id: 'GenerateInput' })
-
-export const Accepted = z
-  .object({ status: z.literal('accepted'), generation_id: z.string(), trace_id: z.string() })
-  .meta({ id: 'TurnAccepted' })
-
-export const GenerateResult = z
-  .object({
-    id: z.string(),
-    trace_id: z.string(),
-    status: z.enum(['completed', 'requires_action']),
-    agent_version: z.int(),
-    ai_provider_id: z.string().nullable(),
-    output: z
-      .object({
-        model: z.string(),
-        content: z.string(),
-        finish_reason: z.string(),
-        object: z.unknown(),
-        response_messages: z.array(z.record(z.string(), z.unknown())),
-      })
-      .nullable(),
-    required_action: z.record(z.string(), z.unknown()).nullable(),
-    usage: UsageTotals.nullable(),
-  })
-  .meta({ id: 'GenerateResult' })
+  .meta({ id: 'GenerateInput', example: { messages: [{ role: 'user', content: 'How long may I return an order?' }] } })
 
 /** What a turn may fail with, for whoever waits for it. */
 export const turnFailures = [
@@ -251,7 +227,8 @@ export const generateOperation = itemOperation(agentKind, {
   query: WaitQuery,
   body: GenerateInput,
   answers: { 202: Accepted, 200: GenerateResult },
-  produces: 'text/event-stream',
+  stream: agentTurnEvents,
+  waiting: turnWaiting(false),
   granted: true,
   description:
     'An agent that another project shares runs in the project of the credential: what the turn says and costs is kept there.',

@@ -14,10 +14,12 @@ import { mailboxes } from './abort.ts'
 import { answerTurn, answerTurnAgain, madeStatus, turnMode, WaitQuery } from './answer.ts'
 import { loadTurn } from './attempt-store.ts'
 import { generationRun } from './create.ts'
+import { anyTurnEvents, turnWaiting } from './events.ts'
 import { lastFrame } from './frame-store.ts'
 import { type Entry, journalRows, readJournal } from './journal-store.ts'
 import { type GenerationRow, generationKind, type OpenStep, type Work } from './model.ts'
-import { Accepted, GenerateResult, turnFailures } from './run.ts'
+import { Accepted, GenerateResult } from './result.ts'
+import { turnFailures } from './run.ts'
 import { ownerOf } from './source.ts'
 import { resumeGeneration } from './store.ts'
 import { clientTools } from './toolbox.ts'
@@ -195,7 +197,8 @@ export const toolOutputsOperation = itemOperation(agentKind, {
   query: WaitQuery,
   body: Body,
   answers: { 202: Accepted, 200: z.union([GenerateResult, z.record(z.string(), z.unknown())]) },
-  produces: 'text/event-stream',
+  stream: anyTurnEvents,
+  waiting: turnWaiting(true),
   granted: true,
   raises: [
     ...turnFailures,

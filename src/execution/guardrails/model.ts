@@ -64,7 +64,10 @@ export const GuardrailWithWarnings = withWarnings(Guardrail, 'GuardrailWithWarni
 
 const version_label = z.string().trim().min(1).max(255).optional().describe('Label of the version that the write makes')
 
-export const GuardrailInput = createBody('GuardrailInput', { ...fields, version_label }, ['name', 'document'])
+export const GuardrailInput = createBody('GuardrailInput', { ...fields, version_label }, ['name', 'document'], {
+  name: 'Refunds',
+  document: { class: {} },
+})
 
 export const GuardrailPatch = patchBody('GuardrailPatch', { ...fields, version_label })
 

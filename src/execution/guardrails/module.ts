@@ -26,6 +26,7 @@ async function pruneEvaluations({ config, clock, pool }: Services, stopping: Abo
 }
 
 export default module('guardrails', {
+  tags: { Guardrails: 'Rules that allow, escalate or refuse calls of tools, with their evaluations.' },
   errors: guardrailErrors,
   kinds: [guardrailKind, evaluationKind],
   operations: guardrailOperations,

@@ -154,6 +154,7 @@ export const guardrailOperations: Operation[] = [
   // guardrail_evaluations_project serves the order; each filter has an index of its own.
   evaluations.list({
     summary: 'List what guardrails said of calls, newest first',
+    description: 'Each with the decision, what led to it, and the call it was about.',
     action: 'guardrails:ListGuardrailEvaluations',
     filters: {
       guardrail_id: equals('guardrail_id'),

@@ -87,6 +87,7 @@ const listRules = operation({
   method: 'get',
   path: '/memory-rules',
   summary: 'List memory rules',
+  description: 'Rules by which facts are taken out of turns that have ended.',
   tag,
   action: 'memories:ListMemoryRules',
   lists: memoryStoreKind,

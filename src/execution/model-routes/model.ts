@@ -55,7 +55,10 @@ const fields = {
 
 export const ModelRoute = record('ModelRoute', fields)
 
-export const ModelRouteInput = createBody('ModelRouteInput', fields, ['name', 'targets'])
+export const ModelRouteInput = createBody('ModelRouteInput', fields, ['name', 'targets'], {
+  name: 'answers',
+  targets: [{ ai_provider_id: 'aip_01k5p3vd7r9hj2x8m4qcw6tz0e', model: 'gpt-5-mini' }],
+})
 
 export const ModelRoutePatch = patchBody('ModelRoutePatch', fields)
 

@@ -12,6 +12,7 @@ import { forgetFailures } from './store.ts'
 const FAILURES_KEPT_MS = 86_400_000
 
 export default module('model-routes', {
+  tags: { 'Model routes': 'Ordered lists of providers and models with failover.' },
   errors: modelRouteErrors,
   kinds: [modelRouteKind],
   operations: modelRouteOperations,

@@ -44,7 +44,12 @@ const fields = {
 
 export const AiProvider = record('AiProvider', fields)
 
-export const AiProviderInput = createBody('AiProviderInput', fields, ['name', 'provider', 'default_model'])
+export const AiProviderInput = createBody('AiProviderInput', fields, ['name', 'provider', 'default_model'], {
+  name: 'openai',
+  provider: 'openai',
+  default_model: 'gpt-5-mini',
+  secret_id: 'sec_01k5p3vd7r9hj2x8m4qcw6tz0e',
+})
 
 export const AiProviderPatch = patchBody('AiProviderPatch', fields)
 

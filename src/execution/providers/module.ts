@@ -8,6 +8,7 @@ import { aiProviderOperations } from './operations.ts'
 import { providerPriceOperations } from './prices.ts'
 
 export default module('providers', {
+  tags: { 'AI providers': 'Accounts at vendors of models.' },
   errors: providerErrors,
   kinds: [aiProviderKind],
   operations: [...aiProviderOperations, ...providerPriceOperations],

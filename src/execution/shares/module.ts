@@ -8,6 +8,7 @@ import { shareOperations } from './operations.ts'
 import { resourceGranting, shareGranting } from './reach.ts'
 
 export default module('shares', {
+  tags: { Shares: 'Tools and agents that other projects may use.' },
   errors: shareErrors,
   kinds: [shareKind],
   operations: shareOperations,

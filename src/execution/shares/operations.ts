@@ -91,6 +91,7 @@ const acceptances = {
     method: 'get',
     path: `${item}/acceptances`,
     summary: 'List the projects that accepted a share',
+    description: 'Each with its state and when the project accepted it.',
     tag,
     action: 'shares:ListShareAcceptances',
     query: z.object({ status: anyOf(ACCEPTANCE_STATUSES).describe('One `status` or several, by repeating it') }),
@@ -115,6 +116,7 @@ const acceptances = {
     method: 'delete',
     path: `${item}/acceptances/{acceptance_id}`,
     summary: 'Delete the acceptance of one project, which may then accept again',
+    description: 'What names the shared tool or agent in that project is refused at its next call.',
     tag,
     action: 'shares:DeleteShareAcceptance',
     ...byPeople,
@@ -145,6 +147,7 @@ export const shareOperations: Operation[] = [
     method: 'get',
     path: item,
     summary: 'Read a share, as its publisher or as a project that it is for',
+    description: 'Both sides see the state; each sees of the other what the share says.',
     tag,
     action: 'shares:GetShare',
     granted: true,
@@ -166,6 +169,7 @@ export const shareOperations: Operation[] = [
   }),
   shares.remove({
     summary: 'Delete a share with its acceptances',
+    description: 'Projects that accepted it lose the tool or agent at once.',
     ...byPeople,
     async check(share, { tx }) {
       tellConsumers(tx, 'share_revoked', share, await consumersOf(tx, share.id))
@@ -173,6 +177,7 @@ export const shareOperations: Operation[] = [
   }),
   shares.action('accept', {
     summary: 'Accept a share for the project that acts',
+    description: 'The tool or agent can be named in that project from then on, within the limits of the share.',
     granted: true,
     ...byPeople,
     body: ActingInput,
@@ -191,6 +196,7 @@ export const shareOperations: Operation[] = [
   }),
   shares.action('resume', {
     summary: 'Let a suspended share go on',
+    description: 'Projects that accepted it can use it again at their next call.',
     ...byPeople,
     answers: { 200: Share },
     raises: ['SHARE_REVOKED'],
@@ -198,6 +204,7 @@ export const shareOperations: Operation[] = [
   }),
   shares.action('revoke', {
     summary: 'Revoke a share for good as its publisher, or give it up as a project that accepted it',
+    description: 'Cannot be undone: calls are refused from then on, and a new share is needed.',
     granted: true,
     ...byPeople,
     query: z.object({
@@ -214,6 +221,7 @@ export const shareOperations: Operation[] = [
     method: 'get',
     path: `${item}/references`,
     summary: 'List what names the shared tool or agent in the project that acts',
+    description: 'What stops working when the share ends.',
     tag,
     action: 'shares:ListShareReferences',
     granted: true,

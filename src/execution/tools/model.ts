@@ -21,8 +21,11 @@ const AwsAuth = z.strictObject({
   region: text().describe('Region of the service, such as eu-central-1'),
   service: text().describe('Service that is called, such as execute-api or s3'),
   access_key_id: text().describe('Access key id; may hold secret tokens'),
-  secret_access_key: text().describe('Secret access key; may hold secret tokens'),
-  session_token: text().optional().describe('Session token of temporary keys; may hold secret tokens'),
+  secret_access_key: text().describe('Secret access key; may hold secret tokens').meta({ 'x-secret': true }),
+  session_token: text()
+    .optional()
+    .describe('Session token of temporary keys; may hold secret tokens')
+    .meta({ 'x-secret': true }),
 })
 
 const GcpAuth = z.strictObject({
@@ -35,7 +38,7 @@ const OAuth2Auth = z.strictObject({
   type: z.literal('oauth2_client_credentials').describe('Gets an access token by the client credentials grant'),
   token_url: text().describe('Address of the token endpoint; holds no tokens'),
   client_id: text().describe('Client id; may hold secret tokens'),
-  client_secret: text().describe('Client secret; may hold secret tokens'),
+  client_secret: text().describe('Client secret; may hold secret tokens').meta({ 'x-secret': true }),
   scope: text().optional().describe('Scopes to ask for, separated by spaces'),
   audience: text().optional().describe('Audience to ask for, where the endpoint wants one'),
 })
@@ -206,9 +209,19 @@ export const Tool = record('Tool', {
 /** What a write of a tool answers. */
 export const ToolWithWarnings = withWarnings(Tool, 'ToolWithWarnings')
 
-export const ToolInput = createBody('ToolInput', { ...fields, guardrail_ids }, ['name'])
+export const ToolInput = createBody('ToolInput', { ...fields, guardrail_ids }, ['name'], {
+  name: 'get_order',
+  type: 'http',
+  description: 'Looks an order up',
+  parameters: { type: 'object', properties: { order_id: { type: 'string' } }, required: ['order_id'] },
+  http: { url: 'https://shop.example/orders/{order_id}', method: 'GET' },
+})
 
-export const ToolPatch = patchBody('ToolPatch', { ...fields, guardrail_ids })
+export const ToolPatch = patchBody(
+  'ToolPatch',
+  { ...fields, guardrail_ids },
+  { description: 'Looks an order up by its number' },
+)
 export type ToolPatch = z.output<typeof ToolPatch>
 
 export const CallInput = z
@@ -218,7 +231,7 @@ export const CallInput = z
       .describe('Operation of a platform tool, tool of the server of an mcp tool; other types ignore it'),
     input: anObject.nullish().describe('Arguments; default none'),
   })
-  .meta({ id: 'ToolCallInput' })
+  .meta({ id: 'ToolCallInput', example: { input: { order_id: '1042' } } })
 
 export const ToolAction = z
   .object({

@@ -8,6 +8,7 @@ import { toolOperations } from './operations.ts'
 import { toolRunner } from './runner.ts'
 
 export default module('tools', {
+  tags: { Tools: 'What agents and graphs can call: HTTP, MCP, client, platform, pipeline.' },
   errors: toolErrors,
   kinds: [toolKind],
   operations: toolOperations,

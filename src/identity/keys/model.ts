@@ -24,8 +24,8 @@ export const ProjectKey = record(
 
 /** The answer of create and rotate, the only ones that hold the key. */
 export const ProjectKeyWithSecret = ProjectKey.extend({
-  secret: z.string().describe('The key; shown once'),
-  key: z.string().describe('Same as secret'),
+  secret: z.string().describe('The key; shown once').meta({ 'x-secret': true }),
+  key: z.string().describe('Same as secret').meta({ 'x-secret': true }),
 }).meta({ id: 'ProjectKeyWithSecret' })
 
 export const KeyUsage = z
@@ -88,9 +88,12 @@ function fold(body: Spelled, context: z.core.$RefinementCtx): KeyFields {
 
 const body = z.strictObject(fields).partial().transform(fold)
 
-export const KeyInput = body.meta({ id: 'ProjectKeyInput' })
+export const KeyInput = body.meta({
+  id: 'ProjectKeyInput',
+  example: { name: 'shop back end', project_id: 'proj_01k5p3vd7r9hj2x8m4qcw6tz0e' },
+})
 
-export const KeyPatch = body.meta({ id: 'ProjectKeyPatch' })
+export const KeyPatch = body.meta({ id: 'ProjectKeyPatch', example: { name: 'shop back end' } })
 
 export const RotateInput = z
   .strictObject({

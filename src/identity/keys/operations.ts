@@ -24,6 +24,7 @@ const change = (method: 'patch' | 'put') =>
   keys.update({
     method,
     summary: 'Change the fields named of a key',
+    description: 'Fields that are left out keep their values. What is narrowed binds at the next request with the key.',
     gate,
     decide: mayChange,
     body: KeyPatch,
@@ -67,6 +68,7 @@ const routes: Operation[] = [
   }),
   keys.list({
     summary: "List keys: a user's own, for an admin all",
+    description: 'The strings of keys are never shown here.',
     gate,
     visible: ({ caller }) => visibleKeys(caller),
     filters: {
@@ -81,11 +83,17 @@ const routes: Operation[] = [
     // Ids rise with creation time, so the primary key gives the order.
     order: () => sql.fragment`t.id desc`,
   }),
-  keys.get({ summary: 'Read a key', gate, decide: mayRead('project-keys:GetProjectKey') }),
+  keys.get({
+    summary: 'Read a key',
+    description: 'Shows its rights, its last use and the start of its string, never the string.',
+    gate,
+    decide: mayRead('project-keys:GetProjectKey'),
+  }),
   change('patch'),
   change('put'),
   keys.remove({
     summary: 'Delete a key',
+    description: 'Requests with the key are refused from the next one on, in every process.',
     gate,
     decide: mayChange,
     removed: ({ id }, { tx }) => principalsChanged(tx, `key:${id}`),

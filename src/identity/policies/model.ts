@@ -63,10 +63,16 @@ const fields = {
   document: z.unknown().meta({ $ref: '#/$defs/PolicyDocument', description: 'What the policy allows and denies' }),
 }
 
-export const PolicyInput = z.strictObject(fields).meta({ id: 'PolicyInput' })
+export const PolicyInput = z.strictObject(fields).meta({
+  id: 'PolicyInput',
+  example: {
+    name: 'Read agents',
+    document: { statement: [{ effect: 'Allow', action: ['agents:GetAgent', 'agents:ListAgents'], resource: ['*'] }] },
+  },
+})
 export const PolicyPatch = z
   .strictObject({ ...fields, document: fields.document.optional() })
-  .meta({ id: 'PolicyPatch' })
+  .meta({ id: 'PolicyPatch', example: { name: 'Read agents' } })
 
 /** At most this many policies on one user. */
 export const MAX_USER_POLICIES = 50

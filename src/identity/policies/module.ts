@@ -6,6 +6,7 @@ import { policyOperations } from './operations.ts'
 import { permissionOperations } from './permissions.ts'
 
 export default module('policies', {
+  tags: { Policies: 'Documents that allow and deny actions, what they are attached to, and how they decide.' },
   errors: policyErrors,
   kinds: [policyKind],
   operations: [...policyOperations, ...permissionOperations],

@@ -73,6 +73,7 @@ export const policyOperations: Operation[] = [
     id: 'listPolicyVersions',
     path: '/policies/{policy_id}/versions',
     summary: 'List the versions of a policy, newest first',
+    description: 'Every change of the document has made one.',
     paged: true,
     answers: { 200: pageOf(PolicyVersion) },
     run: ({ resource, db, page }) => listPolicyVersions(db, page, resource.id),
@@ -82,6 +83,7 @@ export const policyOperations: Operation[] = [
     id: 'comparePolicyVersions',
     path: '/policies/{policy_id}/versions/compare',
     summary: 'Compare two versions of a policy',
+    description: 'Lists what was added, removed and changed from one to the other, by the paths of fields.',
     query: z.object({
       from: versionQuery.describe('Default: the version before the current one'),
       to: versionQuery.describe('Default: the current version'),
@@ -97,6 +99,7 @@ export const policyOperations: Operation[] = [
     id: 'getPolicyVersion',
     path: '/policies/{policy_id}/versions/{version}',
     summary: 'Read a version of a policy',
+    description: 'The document as it was then, with who wrote it.',
     answers: { 200: PolicyVersion },
     run: ({ resource, params, db }) => policyVersion(db, resource.id, versionNumber(params.version)),
   }),
@@ -121,6 +124,7 @@ export const policyOperations: Operation[] = [
     id: 'listPolicyAttachments',
     path: '/policies/{policy_id}/attachments',
     summary: 'List what a policy is attached to',
+    description: 'Users and keys that have the policy, so that it can be detached before it is deleted.',
     paged: true,
     timed: false,
     answers: { 200: pageOf(PolicyAttachment) },
@@ -131,6 +135,8 @@ export const policyOperations: Operation[] = [
     method: 'post',
     path: '/policies/simulate',
     summary: 'Explain how a request of a user or key would be decided',
+    description:
+      'Nothing is done and nothing is recorded against the principal: the answer is the decision with the statement that made it.',
     tag: 'Policies',
     action: 'policies:GetPolicy',
     gate: 'owner',
@@ -143,6 +149,7 @@ export const policyOperations: Operation[] = [
   }),
   policies.remove({
     summary: 'Delete a policy that is attached to nothing',
+    description: 'A policy that is attached is refused with what it is attached to.',
     gate: 'admin',
     raises: ['POLICY_HAS_DEPENDENTS'],
     check: (row, { tx }) => refuseHeld(tx, row),
@@ -152,6 +159,7 @@ export const policyOperations: Operation[] = [
     method: 'get',
     path: '/users/{user_id}/policies',
     summary: 'List the policies of a user',
+    description: 'In the order in which they were attached; what any of them denies is denied.',
     tag: 'Policies',
     action: 'users:GetUser',
     gate: 'owner',
@@ -167,6 +175,7 @@ export const policyOperations: Operation[] = [
     method: 'put',
     path: '/users/{user_id}/policies',
     summary: 'Replace the policies of a user',
+    description: 'The list given takes the place of all that were attached before, and binds at the next request.',
     body: UserPoliciesInput,
     raises: ['POLICY_NOT_FOUND'],
     run: ({ resource, body, tx }) => setUserPolicies(tx, resource.id, body.policy_ids),
@@ -178,6 +187,8 @@ export const policyOperations: Operation[] = [
     method: 'post',
     path: '/users/{user_id}/policies/{policy_id}',
     summary: 'Attach a policy to a user',
+    description:
+      'Binds at the next request of the user and its keys. A policy that is attached already stays where it is.',
     run: ({ resource, params, tx }) => attachPolicy(tx, resource.id, params.policy_id),
   }),
   itemOperation(userKind, {
@@ -187,6 +198,7 @@ export const policyOperations: Operation[] = [
     method: 'delete',
     path: '/users/{user_id}/policies/{policy_id}',
     summary: 'Detach a policy from a user',
+    description: 'Binds at the next request of the user and its keys; the policy itself stays.',
     run: ({ resource, params, tx }) => detachPolicy(tx, resource.id, params.policy_id),
   }),
 ]

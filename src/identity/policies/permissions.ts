@@ -24,6 +24,8 @@ export const permissionOperations: Operation[] = [
     method: 'get',
     path: '/permissions',
     summary: 'List the actions that policies may name',
+    description:
+      'By module, with the operations that ask for each action and the type of resource that it is decided on.',
     tag: 'Policies',
     gate: 'any',
     paged: true,

@@ -23,7 +23,10 @@ export const SimulationInput = z
     message: 'exactly one of user_id and key_id is required',
     path: ['user_id'],
   })
-  .meta({ id: 'PolicySimulationInput' })
+  .meta({
+    id: 'PolicySimulationInput',
+    example: { user_id: 'user_01k5p3vd7r9hj2x8m4qcw6tz0e', action: 'agents:GetAgent', resource: '*' },
+  })
 
 export const Simulation = z
   .object({

@@ -73,21 +73,25 @@ export const ProjectInput = z
   .strictObject({ ...settings, ...hold })
   .partial()
   .required({ name: true })
-  .meta({ id: 'ProjectInput' })
+  .meta({ id: 'ProjectInput', example: { name: 'Shop support' } })
 
-export const ProjectPatch = patchBody('ProjectPatch', {
-  ...settings,
-  ...hold,
-  guardrail_ids: GuardrailIds.nullable().describe(
-    'Guardrails of every tool call in the project, in order; null for none',
-  ),
-  default_model_route_id: z
-    .string()
-    .min(1)
-    .max(64)
-    .nullable()
-    .describe('Model route of whatever names neither a route nor a provider; cleared only while nothing goes by it'),
-})
+export const ProjectPatch = patchBody(
+  'ProjectPatch',
+  {
+    ...settings,
+    ...hold,
+    guardrail_ids: GuardrailIds.nullable().describe(
+      'Guardrails of every tool call in the project, in order; null for none',
+    ),
+    default_model_route_id: z
+      .string()
+      .min(1)
+      .max(64)
+      .nullable()
+      .describe('Model route of whatever names neither a route nor a provider; cleared only while nothing goes by it'),
+  },
+  { name: 'Shop support' },
+)
 
 export const PauseInput = z
   .strictObject({

@@ -5,6 +5,7 @@ import { projectKind } from './model.ts'
 import { projectOperations } from './operations.ts'
 
 export default module('projects', {
+  tags: { Projects: 'The unit everything belongs to: configuration, pause, clone, summary.' },
   errors: projectErrors,
   kinds: [projectKind],
   operations: projectOperations,

@@ -47,6 +47,7 @@ function listed(caller: Caller) {
 export const projectOperations: Operation[] = [
   projects.list({
     summary: 'List the projects the caller may list or read',
+    description: 'Admins see all of them.',
     alsoActions: ['projects:GetProject'],
     gate: 'any',
     filters: { name: contains('name') },
@@ -90,6 +91,8 @@ export const projectOperations: Operation[] = [
     method: 'delete',
     path: '/projects/{project_id}',
     summary: 'Delete a project; with force, everything in it',
+    description:
+      'A project with resources is refused with their counts unless forced; then everything goes, runs and turns are ended first.',
     tag,
     action: 'projects:DeleteProject',
     gate: 'admin',
@@ -126,6 +129,7 @@ export const projectOperations: Operation[] = [
     internal: true,
     mcp: true,
     summary: 'Lift the pause of a project, and a deferred delete with it',
+    description: 'What was held while the project was paused starts again, within the limits of the project.',
     answers: { 200: Project },
     raises: ['API_KEY_PROJECT_SCOPE', 'PROJECT_NOT_PAUSED'],
     async run({ tx, resource, caller }) {

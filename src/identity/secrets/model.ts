@@ -42,7 +42,8 @@ const fields = {
     .string()
     .min(1)
     .refine(text => Buffer.byteLength(text) <= MAX_BYTES, 'must be at most 64 KiB of UTF-8')
-    .describe('The value, stored encrypted and never shown again'),
+    .describe('The value, stored encrypted and never shown again')
+    .meta({ 'x-secret': true }),
   source: SecretSource.describe('External store that the value is read from at use, in place of `value`'),
   expires_at: z
     .string()
@@ -62,9 +63,11 @@ const oneValue = (required: boolean) => (body: Value, context: z.core.$Refinemen
     context.addIssue({ code: 'custom', path: ['value'], message: 'is required', params: { code: 'REQUIRED' } })
 }
 
-export const SecretInput = createBody('SecretInput', fields, ['name']).superRefine(oneValue(true))
+export const SecretInput = createBody('SecretInput', fields, ['name'], { name: 'openai', value: 'sk-...' }).superRefine(
+  oneValue(true),
+)
 
-export const SecretPatch = patchBody('SecretPatch', fields).superRefine(oneValue(false))
+export const SecretPatch = patchBody('SecretPatch', fields, { name: 'openai' }).superRefine(oneValue(false))
 
 export const SecretReference = z
   .object({ type: z.string(), id: z.string(), field: z.string() })

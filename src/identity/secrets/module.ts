@@ -5,6 +5,7 @@ import { secretOperations } from './operations.ts'
 import { dropReplacedValues } from './store.ts'
 
 export default module('secrets', {
+  tags: { Secrets: 'Sealed values that other resources refer to; never shown again.' },
   errors: secretErrors,
   kinds: [secretKind],
   operations: secretOperations,

@@ -49,7 +49,11 @@ const change = (method: 'patch' | 'put') =>
 
 export const secretOperations: Operation[] = [
   // secrets_project
-  secrets.list({ summary: 'List secrets; values are never shown', filters: { name: contains('name') } }),
+  secrets.list({
+    summary: 'List secrets; values are never shown',
+    description: 'Records carry names and versions, by which other resources refer to a secret.',
+    filters: { name: contains('name') },
+  }),
   secrets.create({
     summary: 'Store a value encrypted, or say which external store has it',
     description:
@@ -62,7 +66,10 @@ export const secretOperations: Operation[] = [
       return insertSecret(tx, { id, project_id: project, name, expires_at, ...value })
     },
   }),
-  secrets.get({ summary: 'Read a secret; its value is never shown' }),
+  secrets.get({
+    summary: 'Read a secret; its value is never shown',
+    description: 'Shows the name, the version and when it was rotated.',
+  }),
   change('patch'),
   change('put'),
   secrets.remove({
@@ -87,6 +94,7 @@ export const secretOperations: Operation[] = [
     method: 'get',
     path: '/secrets/{secret_id}/references',
     summary: 'List what names a secret',
+    description: 'Rotating or deleting a secret takes effect in all of them.',
     tag: 'Secrets',
     action: 'secrets:GetSecret',
     paged: true,

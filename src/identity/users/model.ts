@@ -34,7 +34,7 @@ export const Me = User.extend({
 }).meta({ id: 'Me' })
 
 const issued = {
-  token: z.string().describe('Bearer token'),
+  token: z.string().describe('Bearer token').meta({ 'x-secret': true }),
   expires_at: z.string().describe('When the token ends'),
 }
 
@@ -65,6 +65,7 @@ const password = z
   .string()
   .min(1)
   .refine(text => Buffer.byteLength(text) <= MAX_PASSWORD_BYTES, `must be at most ${MAX_PASSWORD_BYTES} bytes`)
+  .meta({ 'x-secret': true, example: 'correct-horse-battery' })
 
 const newPassword = password.describe('PASSWORD_MIN_LENGTH characters or more, 1024 bytes at most')
 

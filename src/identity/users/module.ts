@@ -9,6 +9,7 @@ import { sweepRefused } from './refused.ts'
 import { pruneFailures } from './sign-in.ts'
 
 export default module('users', {
+  tags: { Users: 'People and services that sign in, and the tokens they act with.' },
   errors: userErrors,
   kinds: [userKind],
   extensions: [authentication.with(authenticate)],

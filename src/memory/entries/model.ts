@@ -115,14 +115,26 @@ const requireSource = (
   })
 }
 
-export const MemoryInput = claim.superRefine(requireSource).meta({ id: 'MemoryInput' })
+export const MemoryInput = claim.superRefine(requireSource).meta({
+  id: 'MemoryInput',
+  example: {
+    memory_store_id: 'mstore_01k5p3vd7r9hj2x8m4qcw6tz0e',
+    content: 'Ada prefers to be called in the morning.',
+  },
+})
 
 export const MemoryEntryInput = claim
   .extend({
     dry_run: z.boolean().optional().describe('Only say what would become of the fact; writes nothing'),
   })
   .superRefine(requireSource)
-  .meta({ id: 'MemoryEntryInput' })
+  .meta({
+    id: 'MemoryEntryInput',
+    example: {
+      memory_store_id: 'mstore_01k5p3vd7r9hj2x8m4qcw6tz0e',
+      content: 'Ada prefers to be called in the morning.',
+    },
+  })
 export type MemoryEntryInput = z.output<typeof MemoryEntryInput>
 
 /** What a write would do. */

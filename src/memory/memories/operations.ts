@@ -149,6 +149,7 @@ const change = (method: 'patch' | 'put') =>
 
 const retract = memories.action('retract', {
   summary: 'End a memory without a replacement',
+  description: 'The memory stays readable with the time until which it held, and is no longer found by searches.',
   action: 'memories:UpdateMemory',
   answers: { 200: Memory },
   async run({ resource, tx }) {

@@ -41,14 +41,23 @@ export const MemoryStore = record(
   { tags: true },
 )
 
-export const MemoryStoreInput = createBody('MemoryStoreInput', { ...fields, tags: TagInput.describe('Tags') }, ['name'])
+export const MemoryStoreInput = createBody(
+  'MemoryStoreInput',
+  { ...fields, tags: TagInput.describe('Tags') },
+  ['name'],
+  { name: 'customers' },
+)
 
-export const MemoryStorePatch = patchBody('MemoryStorePatch', {
-  ...fields,
-  tags: TagInput.nullable()
-    .transform(tags => tags ?? {})
-    .describe('Replaces the tags; null clears them'),
-})
+export const MemoryStorePatch = patchBody(
+  'MemoryStorePatch',
+  {
+    ...fields,
+    tags: TagInput.nullable()
+      .transform(tags => tags ?? {})
+      .describe('Replaces the tags; null clears them'),
+  },
+  { name: 'customers' },
+)
 
 export const memoryStoreKind = kind({
   name: 'memory_store',

@@ -2,4 +2,8 @@ import { module } from '../../core/api/module.ts'
 import { memoryStoreKind } from './model.ts'
 import { memoryStoreOperations } from './operations.ts'
 
-export default module('memory-stores', { kinds: [memoryStoreKind], operations: memoryStoreOperations })
+export default module('memory-stores', {
+  tags: { Memory: 'Facts about end users and the world, the rules that extract them and the ledger of statements.' },
+  kinds: [memoryStoreKind],
+  operations: memoryStoreOperations,
+})

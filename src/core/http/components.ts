@@ -1,0 +1,137 @@
+import { z } from 'zod'
+
+export type Json = Record<string, unknown>
+
+const isObject = (value: unknown): value is Json => typeof value === 'object' && value !== null && !Array.isArray(value)
+
+const SCHEMAS = '#/components/schemas/'
+
+/** What a JSON Schema says of every value of its kind, and so says nothing. */
+const isPlain = (key: string, value: unknown, schema: Json): boolean =>
+  (key === 'minimum' && value === Number.MIN_SAFE_INTEGER) ||
+  (key === 'maximum' && value === Number.MAX_SAFE_INTEGER) ||
+  (key === 'pattern' && typeof schema.format === 'string') ||
+  (key === 'propertyNames' && isObject(value) && Object.keys(value).length === 1 && value.type === 'string')
+
+/**
+ * The components of a document as they are found: each named schema once, of what a caller sends and of what is answered
+ * alike. Examples that are declared beside schemas stay in them as `example` until `published` leaves them out.
+ */
+export class Components {
+  readonly schemas: Record<string, Json> = {}
+  readonly #made = new WeakMap<z.ZodType, Partial<Record<'input' | 'output', Json>>>()
+
+  /** The JSON Schema of a zod type; named types (`.meta({ id })`) are components and referred to. */
+  schema(type: z.ZodType, io: 'input' | 'output'): Json {
+    const made = this.#made.get(type) ?? {}
+    this.#made.set(type, made)
+    made[io] ??= this.#convert(type, io)
+    return made[io]
+  }
+
+  /** Adds a component unless there is one of the name, and refers to it. */
+  named(name: string, schema: Json): Json {
+    this.schemas[name] ??= schema
+    return { $ref: `${SCHEMAS}${name}` }
+  }
+
+  /** The schema that a reference leads to; any other schema itself. */
+  resolve(schema: Json): Json {
+    return typeof schema.$ref === 'string' && schema.$ref.startsWith(SCHEMAS)
+      ? this.resolve({ ...this.schemas[schema.$ref.slice(SCHEMAS.length)] })
+      : schema
+  }
+
+  #convert(type: z.ZodType, io: 'input' | 'output'): Json {
+    const schema = z.toJSONSchema(type, {
+      io,
+      unrepresentable: 'any',
+      reused: 'inline',
+      target: 'draft-2020-12',
+    }) as Json
+    const { $schema: _draft, $defs = {}, ...root } = schema
+    for (const [name, definition] of Object.entries($defs as Record<string, Json>)) this.named(name, tidy(definition))
+    const name = root.id as string | undefined
+    return name ? this.named(name, tidy(root)) : tidy(root)
+  }
+}
+
+/** A schema as the document has it: references to components, without names and without limits that say nothing. */
+function tidy(schema: Json): Json {
+  const walk = (node: unknown, isMap: boolean): unknown => {
+    if (Array.isArray(node)) return node.map(each => walk(each, false))
+    if (!isObject(node)) return node
+    const out: Json = {}
+    for (const [key, value] of Object.entries(node)) {
+      if (isMap) out[key] = walk(value, false)
+      else if (key === 'id' && typeof value === 'string') continue
+      else if (['example', 'default', 'const', 'enum', 'examples'].includes(key)) out[key] = value
+      else if (key === '$ref' && typeof value === 'string') out[key] = value.replace('#/$defs/', SCHEMAS)
+      else if (!isPlain(key, value, node)) out[key] = walk(value, key === 'properties')
+    }
+    return out
+  }
+  return walk(schema, false) as Json
+}
+
+/** A schema without what only examples are made of. */
+export function published(schema: unknown, isMap = false): unknown {
+  if (Array.isArray(schema)) return schema.map(each => published(each))
+  if (!isObject(schema)) return schema
+  const out: Json = {}
+  for (const [key, value] of Object.entries(schema)) {
+    if (!isMap && key === 'example') continue
+    out[key] = !isMap && ['default', 'const', 'enum'].includes(key) ? value : published(value, key === 'properties')
+  }
+  return out
+}
+
+/** Length from which a schema that is there twice is a component. */
+const WORTH_NAMING = 120
+
+const pascal = (text: string): string =>
+  text.replace(/(^|[^A-Za-z0-9]+)([A-Za-z0-9])/g, (_match, _gap, letter: string) => letter.toUpperCase())
+
+/** Makes a component of each schema that is there several times, named after where it is first. */
+export function withoutRepeats(schemas: Record<string, Json>): Record<string, Json> {
+  const counts = new Map<string, number>()
+  const eachSchema = (value: unknown, isMap: boolean, visit: (schema: Json, text: string) => void): void => {
+    if (Array.isArray(value)) for (const each of value) eachSchema(each, false, visit)
+    if (!isObject(value)) return
+    if (!isMap && !value.$ref) visit(value, JSON.stringify(value))
+    for (const [key, inner] of Object.entries(value))
+      if (isMap || !['default', 'const', 'enum'].includes(key)) eachSchema(inner, !isMap && key === 'properties', visit)
+  }
+  for (const schema of Object.values(schemas))
+    for (const [key, value] of Object.entries(schema))
+      eachSchema(value, key === 'properties', (_schema, text) => counts.set(text, (counts.get(text) ?? 0) + 1))
+  const names = new Map<string, string>()
+  const made: Record<string, Json> = {}
+  const replaced = (value: unknown, isMap: boolean, path: string): unknown => {
+    if (Array.isArray(value)) return value.map(each => replaced(each, false, path))
+    if (!isObject(value)) return value
+    const text = JSON.stringify(value)
+    if (!isMap && !value.$ref && text.length >= WORTH_NAMING && (counts.get(text) ?? 0) > 1) {
+      if (!names.has(text)) {
+        let name = path
+        for (let count = 2; schemas[name] || made[name]; count++) name = `${path}${count}`
+        names.set(text, name)
+        made[name] = {}
+        made[name] = inner(value, false, name)
+      }
+      return { $ref: `${SCHEMAS}${names.get(text)}` }
+    }
+    return inner(value, isMap, path)
+  }
+  const inner = (value: Json, isMap: boolean, path: string): Json =>
+    Object.fromEntries(
+      Object.entries(value).map(([key, item]) => [
+        key,
+        !isMap && ['default', 'const', 'enum', 'required'].includes(key)
+          ? item
+          : replaced(item, !isMap && key === 'properties', isMap ? `${path}${pascal(key)}` : path),
+      ]),
+    )
+  const all = Object.entries(schemas).map(([name, schema]): [string, Json] => [name, inner(schema, false, name)])
+  return Object.fromEntries([...all, ...Object.entries(made)].sort(([a], [b]) => (a < b ? -1 : 1)))
+}

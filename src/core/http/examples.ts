@@ -1,0 +1,235 @@
+import { kinds } from '../api/kind.ts'
+import type { Components, Json } from './components.ts'
+
+/**
+ * Examples of bodies, out of the schemas themselves: what a schema or a field declares (`.meta({ example })`), else a value
+ * that its name and type lead to. Ids are those of one fictitious project, the support desk of a shop.
+ */
+
+/** Behind every prefix: each kind has one id. */
+const SUFFIX = '01k5p3vd7r9hj2x8m4qcw6tz0e'
+const TIME = '2026-03-02T09:30:00.000Z'
+
+const VALUES: Record<string, unknown> = {
+  name: 'Support desk',
+  description: 'Answers customers of the shop',
+  title: 'Support desk',
+  label: 'spring release',
+  email: 'ada@shop.example',
+  username: 'ada',
+  password: 'correct-horse-battery',
+  url: 'https://shop.example/hooks/muster',
+  path: '/help/returns.md',
+  filename: 'returns.md',
+  mime_type: 'text/markdown',
+  content_type: 'text/markdown',
+  content: 'Orders can be returned within 30 days.',
+  text: 'Orders can be returned within 30 days.',
+  query: 'How long may I return an order?',
+  instructions: 'Answer briefly, from the help pages.',
+  message: 'Where is my order 1042?',
+  prompt: 'May this order be refunded?',
+  reason: 'The customer asked for it',
+  comment: 'Called the customer back',
+  summary: 'Order 1042 is late',
+  model: 'gpt-5-mini',
+  provider: 'openai',
+  role: 'user',
+  event: 'generations.completed',
+  event_type: 'generations.completed',
+  timezone: 'Europe/Berlin',
+  cron: '0 9 * * 1',
+  currency: 'USD',
+  code: 'NOT_ANSWERED',
+  action: 'agents:GetAgent',
+  language: 'en',
+  resource: '*',
+  state: 'open',
+  to: 'done',
+  from: 'open',
+  key: 'answer',
+  token: 'upt_4c1b0f7e2a9d',
+  secret: 'whsec_5f0c2d9b1e7a',
+  hint: 'Check the request.',
+}
+
+/** Fields of records that are null as long as nothing went wrong, or nothing ended. */
+const EMPTY = /^(error|last_error|failure)$|_redacted_|^(deleted|archived|cancelled|expired|invalidated|superseded)_at$/
+
+const pascal = (name: string): string =>
+  name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
+
+export const exampleId = (prefix: string): string => `${prefix}_${SUFFIX}`
+
+const hasBranches = (schema: Json): Json[] | null =>
+  (schema.anyOf as Json[] | undefined) ?? (schema.oneOf as Json[] | undefined) ?? null
+
+const isNull = (schema: Json): boolean => schema.type === 'null'
+
+type Place = {
+  form: 'sent' | 'answered'
+  /** Name of the field. */
+  name: string
+  /** Kind that the record is about. */
+  owner: string
+  depth: number
+}
+
+/** Answers are nested less deeply, unless their schemas lead back to themselves. */
+const DEEPEST = 12
+
+/** Optional fields that answers have in special cases only. */
+const IN_SPECIAL_CASES = ['warnings']
+
+export class Examples {
+  readonly #components: Components
+  /** Prefixes by the names of kinds, longest names first. */
+  readonly #prefixes: [string, string][]
+
+  constructor(components: Components) {
+    this.#components = components
+    this.#prefixes = kinds
+      .all()
+      .map(({ name, prefix }): [string, string] => [name, prefix])
+      .sort(([a], [b]) => b.length - a.length)
+  }
+
+  /**
+   * An example of what a caller sends: what is required, and what has an example of its own. Of a body that requires nothing
+   * and has none, its first field.
+   */
+  sent(schema: Json): unknown {
+    return this.#of(schema, { form: 'sent', name: '', owner: '', depth: 0 })
+  }
+
+  /** An example of what is answered: with every field. `owner`: the kind that it is about. */
+  answered(schema: Json, owner = ''): unknown {
+    return this.#of(schema, { form: 'answered', name: '', owner, depth: 0 })
+  }
+
+  #of(schema: Json, at: Place): unknown {
+    const { $ref } = schema
+    if (typeof $ref === 'string') {
+      const { example = schema.example } = schema
+      const component = $ref.slice($ref.lastIndexOf('/') + 1)
+      const target = this.#components.resolve({ $ref })
+      const owner = this.#kindNamed(component) ?? at.owner
+      return this.#of(example === undefined ? target : { ...target, example }, { ...at, owner })
+    }
+    const declared = schema.example
+    const isObject = schema.type === 'object' || schema.properties !== undefined
+    if (declared !== undefined && !(isObject && schema.properties)) return declared
+    if (schema.const !== undefined) return schema.const
+    if (Array.isArray(schema.enum)) return schema.enum[0]
+    const branches = hasBranches(schema)
+    if (branches && !schema.properties) {
+      if (branches.some(isNull) && this.#isLeftNull(branches, at)) return null
+      const branch = branches.find(each => !isNull(each)) ?? branches[0]
+      return this.#of(branch, at)
+    }
+    if (Array.isArray(schema.allOf)) {
+      const parts = (schema.allOf as Json[]).map(part => this.#of(part, at))
+      return parts.length === 1 ? parts[0] : Object.assign({}, ...parts)
+    }
+    const types = [schema.type ?? []].flat() as string[]
+    if (types.includes('null') && this.#isLeftNull([schema], at)) return null
+    const type = types.find(each => each !== 'null') ?? types[0]
+    if (isObject) return this.#object(schema, at)
+    if (type === 'array') return this.#array(schema, at)
+    if (type === 'string') return this.#text(schema, at)
+    if (type === 'integer' || type === 'number') return number(schema, at.name)
+    if (type === 'boolean') return schema.default ?? true
+    if (type === 'null') return null
+    return VALUES[at.name] ?? {}
+  }
+
+  #object(schema: Json, at: Place): unknown {
+    const properties = (schema.properties ?? {}) as Record<string, Json>
+    const required = (schema.required ?? []) as string[]
+    const declared = (schema.example ?? {}) as Json
+    const names = Object.keys(properties)
+    if (names.length === 0) return declared
+    const isShown = (name: string): boolean => {
+      if (required.includes(name) || name in declared) return true
+      if (at.form === 'answered') return at.depth < DEEPEST && !IN_SPECIAL_CASES.includes(name)
+      return schema.example === undefined && this.#hasExample(properties[name])
+    }
+    const shown = names.filter(isShown)
+    const isEmptyBody = at.form === 'sent' && at.depth === 0 && shown.length === 0
+    const first = isEmptyBody ? names.filter(name => name !== 'project_id').slice(0, 1) : []
+    return Object.fromEntries(
+      [...shown, ...first].map(name => [
+        name,
+        name in declared ? declared[name] : this.#of(properties[name], { ...at, name, depth: at.depth + 1 }),
+      ]),
+    )
+  }
+
+  /** Whether a field that may be null is null in an answer: failures, ends, and what is not a plain value. */
+  #isLeftNull(branches: Json[], { form, name }: Place): boolean {
+    if (form === 'sent') return false
+    const isPlain = branches.some(each => {
+      const { type, enum: values, const: value } = this.#components.resolve(each)
+      const types = [type ?? []].flat()
+      return (
+        values !== undefined ||
+        value !== undefined ||
+        types.some(t => !['object', 'array', 'null'].includes(t as string))
+      )
+    })
+    return EMPTY.test(name) || (!isPlain && !branches.some(each => this.#hasExample(each)))
+  }
+
+  #hasExample(schema: Json): boolean {
+    return (
+      schema.example !== undefined ||
+      (hasBranches(schema) ?? []).some(each => this.#hasExample(each)) ||
+      (typeof schema.$ref === 'string' && this.#components.resolve(schema).example !== undefined)
+    )
+  }
+
+  #array(schema: Json, at: Place): unknown {
+    if (at.depth >= DEEPEST) return []
+    const items = (schema.items ?? {}) as Json
+    const length = Math.max(1, Number(schema.minItems ?? 1))
+    return Array.from({ length }, () =>
+      this.#of(items, { ...at, name: at.name.replace(/s$/, ''), depth: at.depth + 1 }),
+    )
+  }
+
+  #text(schema: Json, { name, owner }: Place): unknown {
+    if (typeof schema.default === 'string') return schema.default
+    if (schema.format === 'date-time' || /_(at|until)$/.test(name) || name === 'time') return TIME
+    if (schema.format === 'date') return TIME.slice(0, 10)
+    if (schema.format === 'email') return VALUES.email
+    if (schema.format === 'uri' || /(^|_)url$/.test(name)) return VALUES.url
+    if (schema.contentEncoding === 'base64') return 'T3JkZXJz'
+    const id = this.#idNamed(name, owner)
+    if (id) return id
+    const text = String(VALUES[name] ?? name.replaceAll('_', ' ')) || 'text'
+    const shortest = Number(schema.minLength ?? 0)
+    return text.slice(0, Number(schema.maxLength ?? text.length)).padEnd(shortest, '.')
+  }
+
+  /** An id by the name of the field that has it: `agent_id`, `default_agent_id`; `id` is that of the record. */
+  #idNamed(name: string, owner: string): string | null {
+    const kind = name === 'id' ? owner : /_id$/.test(name) ? name.slice(0, -3) : null
+    if (kind === null) return null
+    const found = this.#prefixes.find(([each]) => kind === each || kind.endsWith(`_${each}`))
+    const alone = found ?? this.#prefixes.find(([each]) => each.endsWith(`_${kind}`))
+    return exampleId(alone?.[1] ?? 'item')
+  }
+
+  /** The kind that a component is about: `AgentWithWarnings` is about agents. */
+  #kindNamed(component: string): string | null {
+    return this.#prefixes.find(([name]) => component.startsWith(pascal(name)))?.[0] ?? null
+  }
+}
+
+function number(schema: Json, name: string): unknown {
+  if (typeof schema.default === 'number') return schema.default
+  const least = Number(schema.minimum ?? Number(schema.exclusiveMinimum ?? -1) + 1)
+  const most = Number(schema.maximum ?? schema.exclusiveMaximum ?? Number.POSITIVE_INFINITY)
+  const usual = name === 'offset' ? 0 : name === 'limit' ? 50 : 1
+  return Math.min(Math.max(usual, least), most)
+}
