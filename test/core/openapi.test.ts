@@ -191,10 +191,14 @@ describe('the OpenAPI document', () => {
           for (const code of codesOf({ operation } as Described, Number(status)))
             assert.ok((errorCodes() as string[]).includes(code), `${id} ${code}`)
           for (const code of response['x-error-codes'])
-            if (code !== 'REQUEST_REJECTED') assert.equal(errorEntry(code as never).status, Number(status), `${id} ${code}`)
+            if (code !== 'REQUEST_REJECTED')
+              assert.equal(errorEntry(code as never).status, Number(status), `${id} ${code}`)
         }
         for (const code of operation['x-error-codes'] ?? [])
-          assert.ok(code === 'REQUEST_REJECTED' || operation.responses[errorEntry(code as never).status], `${id} ${code}`)
+          assert.ok(
+            code === 'REQUEST_REJECTED' || operation.responses[errorEntry(code as never).status],
+            `${id} ${code}`,
+          )
         assert.ok(operation.responses[500], id)
         if (operation.security === undefined)
           for (const status of [401, 403, 429]) assert.ok(operation.responses[status], id)
