@@ -354,6 +354,15 @@ describe('the commands of the pages', function () {
     assert.equal(answers.get('The activity feed'), 'exception_created')
   })
 
+  it('of oauth.md run as they are written', async () => {
+    const answers = await answersOf(commandsOf('docs/oauth.md'), base)
+    const [server, api] = (answers.get('Find the endpoints') ?? '').split('}{')
+    assert.match(server, /"token_endpoint":"http/)
+    assert.match(api, /"scopes_supported":\["mcp:access"\]/)
+    assert.match(answers.get('Be a client') ?? '', /"client_id":"oac_/)
+    assert.deepEqual(last(answers.get('See and end grants')).data, [])
+  })
+
   it('of the README run as they are written', async () => {
     const commands = commandsOf('README.md')
     const headings = ['A first conversation', 'A first search']

@@ -92,7 +92,8 @@ class ObjectAdapter implements Adapter {
     // A client that races itself does not lose its grant; none of it gets a second pair of tokens.
     const grace = this.services.config.OAUTH_REFRESH_REUSE_GRACE_SECONDS
     const isReplayed = this.model === 'RefreshToken' && route() === 'token'
-    if (isReplayed && row.consumed !== null && row.consumed > Date.now() / 1000 - grace) return undefined
+    const isRecent = row.consumed !== null && grace > 0 && row.consumed > Date.now() / 1000 - grace
+    if (isReplayed && isRecent) return undefined
     return {
       ...payload,
       // The grant may have been narrowed since.

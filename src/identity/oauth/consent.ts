@@ -172,7 +172,8 @@ async function decide(
   } else {
     const now = clock.now().getTime()
     const id = newId('ogr')
-    const endsAt = now + Math.min(config.OAUTH_GRANT_MAX_SECONDS * 1000, (body.expires_in_days ?? 365) * DAY_MS)
+    const chosen = body.expires_in_days === undefined ? Number.POSITIVE_INFINITY : body.expires_in_days * DAY_MS
+    const endsAt = now + Math.min(config.OAUTH_GRANT_MAX_SECONDS * 1000, chosen)
     const life = Math.max(config.OAUTH_REFRESH_TOKEN_TTL_SECONDS, config.OAUTH_ACCESS_TOKEN_TTL_SECONDS)
     const openid_scopes = request.scopes.filter(scope => OPENID_SCOPES.includes(scope))
     await insertGrant(tx, {

@@ -15,7 +15,7 @@ const StoredObject = z.object({
 })
 const stored = sql.type(StoredObject)
 
-const objectColumns = sql.fragment`encode(o.id_hash, 'hex') as id_hash, o.sealed, extract(epoch from o.consumed_at)::bigint as consumed, g.openid_scopes || g.scopes as scopes`
+const objectColumns = sql.fragment`encode(o.id_hash, 'hex') as id_hash, o.sealed, floor(extract(epoch from o.consumed_at))::bigint as consumed, g.openid_scopes || g.scopes as scopes`
 
 /** How an object is looked up: by its id, or where the library has another identifier of it, by that. */
 export type Lookup = { by: 'id' | 'uid' | 'user_code'; value: string }
