@@ -16,7 +16,7 @@ describe('tasks of /mcp', () => {
     target.answer = json({ paid: true })
     app = await startAgentApp({
       workers: ['generation', 'orchestration'],
-      env: { MCP_TASK_AFTER_MS: '300', MCP_CALL_TIMEOUT_MS: '2500', EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+      env: { MCP_TASK_AFTER_MS: '300', MCP_CALL_TIMEOUT_MS: '6000', EGRESS_ALLOW_HOSTS: '127.0.0.1' },
     })
     call = tools(app.url, app.key.token)
     send = wire(app.url, app.key.token)
@@ -74,7 +74,7 @@ describe('tasks of /mcp', () => {
   })
 
   it('answers the record as it is to a client that has waited long enough, and goes on', async () => {
-    const args = { agent_id: app.agentId, prompt: script({ text: 'done', delay_ms: 5000 }) }
+    const args = { agent_id: app.agentId, prompt: script({ text: 'done', delay_ms: 9000 }) }
     const result = await call('create-agent-generation', args)
     assert.equal(result.isError, undefined)
     assert.equal(result.structuredContent.status, 'in_progress')
@@ -261,7 +261,7 @@ describe('tasks of /mcp', () => {
 
   it('tells of the nodes of a run that are through, up to the last one', async () => {
     const nodes = ['a', 'b', 'c', 'd', 'e'].map(id =>
-      id === 'a' ? step(id) : { id, type: 'delay', duration: '600ms' },
+      id === 'a' ? step(id) : { id, type: 'delay', duration: '300ms' },
     )
     const { id } = await madeOrchestration(app.admin, {
       project_id: app.projectId,
