@@ -18,7 +18,6 @@ const WITHOUT_ACTION = [
   'callOrchestrationRunHook',
   'callTriggerHook',
   'getMe',
-  'getOauthConsentInfo',
   'listOwnPermissions',
   'listPermissions',
   'listEventRegistry',

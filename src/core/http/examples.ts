@@ -40,7 +40,7 @@ const VALUES: Record<string, unknown> = {
   timezone: 'Europe/Berlin',
   cron: '0 9 * * 1',
   currency: 'USD',
-  code: 'NOT_ANSWERED',
+  code: 'RESOURCE_NOT_FOUND',
   action: 'agents:GetAgent',
   language: 'en',
   resource: '*',

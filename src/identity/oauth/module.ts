@@ -6,6 +6,7 @@ import { sweep } from './store.ts'
 
 export default module('oauth', {
   kinds: [grantKind, clientKind],
+  tags: { OAuth: 'Consent of users to programs of others, the grants that came of it, and the clients.' },
   // What lets programs in is done by a person.
   operations: oauthOperations.map(operation => ({ ...operation, mcp: false })),
   sealedColumns: sealedValues,

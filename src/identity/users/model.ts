@@ -103,7 +103,7 @@ export const SignInInput = z
       if (body[name] !== undefined)
         context.addIssue({ code: 'custom', path: [name], message: 'must be left out where there is an oidc_code' })
   })
-  .meta({ id: 'SignInInput' })
+  .meta({ id: 'SignInInput', example: { username: 'ada', password: 'correct-horse-battery' } })
 export const UserInput = z
   .strictObject({ username: Username, password: newPassword, role: role.default('user') })
   .meta({ id: 'UserInput' })
