@@ -101,11 +101,12 @@ async function admit(inv: Invocation): Promise<void> {
 }
 
 /** Names the scopes that an OAuth token lacks where its user may do more than was consented to. */
-function withChallenge({ operation, caller, services }: Invocation, error: AppError): AppError {
+function withChallenge({ operation, call, caller, services }: Invocation, error: AppError): AppError {
   if (!error.grantLacks || !caller) return error
   const asked = [error.meta?.action as string, operation.action as string, ...operation.alsoActions]
   const scopes = new Set([...(caller.credential.scopes ?? []), ...consentable(caller, asked)])
-  const metadata = `${services.config.BASE_URL}/.well-known/oauth-protected-resource`
+  const resource = call.surface === 'mcp' ? '/mcp' : ''
+  const metadata = `${services.config.BASE_URL}/.well-known/oauth-protected-resource${resource}`
   return new AppError(error.code, {
     message: error.message,
     meta: error.meta,

@@ -52,14 +52,17 @@ export type Metadata = {
   redirect_uris?: unknown
   client_name?: unknown
   application_type?: unknown
+  scope?: unknown
 }
 
 /**
  * Checks what a client says of itself beyond what the library checks, and completes it: which redirect addresses there may
- * be, and whether it is an app on a device, whose loopback address has any port.
+ * be, and whether it is an app on a device, whose loopback address has any port. Scopes that it names bind nothing and are
+ * left out: clients name those of the MCP server, and the user decides at each request.
  */
 export function checkMetadata(metadata: Metadata): void {
   const { redirect_uris: uris, client_name: name } = metadata
+  delete metadata.scope
   if (name !== undefined && (typeof name !== 'string' || name.length > MAX_NAME_LENGTH))
     throw new errors.InvalidClientMetadata(`client_name must be a string of at most ${MAX_NAME_LENGTH} characters`)
   if (!Array.isArray(uris)) return

@@ -1,0 +1,178 @@
+import assert from 'node:assert/strict'
+import { Client as NewClient, StreamableHTTPClientTransport as NewTransport } from '@modelcontextprotocol/client'
+import { Client as OldClient } from '@modelcontextprotocol/sdk/client/index.js'
+import { StreamableHTTPClientTransport as OldTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
+import type { Client } from '../support/app.ts'
+import {
+  approve,
+  authorizeUrl,
+  Browser,
+  beginRequest,
+  type OauthApp,
+  refresh,
+  register,
+  startOauthApp,
+  tokensOf,
+} from '../support/oauth.ts'
+import { wire } from './support.ts'
+
+const REDIRECT = 'http://127.0.0.1:4711/callback'
+
+/** Clients that know nothing but the address, and the rights of the tokens that they get. */
+describe('OAuth tokens at /mcp', function () {
+  this.timeout(120_000)
+  let app: OauthApp
+  let project: string
+  let user: Client & { id: string }
+  let client_id: string
+
+  before(async () => {
+    app = await startOauthApp()
+    project = (await app.project()).id
+    user = await app.user(undefined, [everything('*')])
+    client_id = (await register(app.base, { redirect_uris: [REDIRECT] })).client_id
+  })
+  after(() => app.close())
+
+  const everything = (action: string) => ({
+    statement: [{ effect: 'Allow', action: [action], resource: [`srn:${project}:*:*`] }],
+  })
+  const consent = (...modules: string[]) => ({ project_id: project, selection: { kind: 'modules', modules } })
+  const granted = (...modules: string[]) =>
+    tokensOf(app.base, {
+      client_id,
+      redirect_uri: REDIRECT,
+      user,
+      consent: consent(...modules),
+      asked: { resource: `${app.base}/mcp` },
+    })
+
+  /** What a client of the SDK keeps of its sign-in; its browser is signed in as the user, who consents. */
+  function signingIn(modules: string[]) {
+    const kept: Record<string, any> = {}
+    let callback = new URLSearchParams()
+    return {
+      callback: () => callback,
+      kept,
+      provider: {
+        redirectUrl: REDIRECT,
+        clientMetadata: {
+          client_name: 'An assistant',
+          redirect_uris: [REDIRECT],
+          grant_types: ['authorization_code', 'refresh_token'],
+          response_types: ['code'],
+          token_endpoint_auth_method: 'none',
+        },
+        state: () => 'the state',
+        clientInformation: () => kept.client,
+        saveClientInformation: (value: object) => {
+          kept.client = value
+        },
+        tokens: () => kept.tokens,
+        saveTokens: (value: object) => {
+          kept.tokens = value
+        },
+        saveCodeVerifier: (value: string) => {
+          kept.verifier = value
+        },
+        codeVerifier: () => kept.verifier,
+        async redirectToAuthorization(url: URL) {
+          kept.resource = url.searchParams.get('resource')
+          const browser = new Browser()
+          const request = await beginRequest(browser, url)
+          const redirect = await approve(app.base, browser, user, request, consent(...modules))
+          callback = redirect.searchParams
+        },
+      },
+    }
+  }
+
+  it('are what unmodified clients of both lines get by themselves, from the address alone', async () => {
+    const lines = {
+      new: () => new NewClient({ name: 'test', version: '1' }, { versionNegotiation: { mode: 'auto' } } as never),
+      old: () => new OldClient({ name: 'test', version: '1' }),
+    }
+    for (const [line, make] of Object.entries(lines)) {
+      const { provider, kept, callback } = signingIn(['files'])
+      const transport = (): any =>
+        line === 'new'
+          ? new NewTransport(new URL(`${app.base}/mcp`), { authProvider: provider as never })
+          : new OldTransport(new URL(`${app.base}/mcp`), { authProvider: provider as never })
+      const first = transport()
+      await assert.rejects(make().connect(first), /unauthorized/i)
+      await first.finishAuth(line === 'new' ? callback() : callback().get('code'))
+      assert.equal(kept.resource, `${app.base}/mcp`)
+      assert.match(kept.client.client_id, /^oac_/)
+      const client = make()
+      await client.connect(transport())
+      const { tools } = await client.listTools()
+      assert.equal(tools.length, 5)
+      const files: any = await client.callTool({ name: 'list-files', arguments: {} })
+      assert.deepEqual(files.structuredContent.data, [])
+      await client.close()
+    }
+  })
+
+  it('reach what was consented to; what they lack is asked for in one challenge', async () => {
+    const { access_token } = await granted('files')
+    const send = wire(app.base, access_token)
+    for (const revision of ['2026-07-28', '2025-11-25']) {
+      const files = await send('tools/call', { name: 'list-files', arguments: {} }, { revision })
+      assert.equal(files.body.result.isError, undefined, JSON.stringify(files.body))
+      for (const [name, args] of [
+        ['list-agents', {}],
+        ['call-tool', { name: 'list-agents', arguments: {} }],
+      ] as const) {
+        const refused = await send('tools/call', { name, arguments: args }, { revision })
+        assert.equal(refused.status, 403)
+        assert.equal(refused.body.error.code, 'FORBIDDEN')
+        assert.equal(
+          refused.headers.get('www-authenticate'),
+          `Bearer error="insufficient_scope", scope="agents:ListAgents files:* mcp:access", resource_metadata="${app.base}/.well-known/oauth-protected-resource/mcp"`,
+        )
+      }
+    }
+  })
+
+  it('of a user who may not either get an error of the call, which no consent would help', async () => {
+    const few = await app.user(undefined, [everything('files:*')])
+    const { access_token } = await tokensOf(app.base, {
+      client_id,
+      redirect_uri: REDIRECT,
+      user: few,
+      consent: { project_id: project, selection: { kind: 'all' } },
+    })
+    const { status, body } = await wire(app.base, access_token)('tools/call', { name: 'list-agents', arguments: {} })
+    assert.equal(status, 200)
+    assert.equal(body.result.isError, true)
+    assert.equal(body.result.structuredContent.error.code, 'FORBIDDEN')
+  })
+
+  it('without the scope of the endpoint are sent for it', async () => {
+    const { refresh_token } = await granted('files')
+    const { body } = await refresh(app.base, client_id, refresh_token, { scope: 'files:*' })
+    const refused = await wire(app.base, body.access_token)('tools/list')
+    assert.equal(refused.status, 403)
+    assert.match(refused.headers.get('www-authenticate') as string, /scope="files:\* mcp:access"/)
+  })
+
+  it('are bound to their project, and dead at the next request once the grant is revoked', async () => {
+    const other = (await app.project()).id
+    const { access_token } = await granted('files', 'agents')
+    const send = wire(app.base, access_token)
+    const foreign = await send('tools/call', { name: 'list-agents', arguments: { project_id: other } })
+    assert.equal(foreign.body.result.structuredContent.error.code, 'API_KEY_PROJECT_SCOPE')
+    const [{ id }] = (await user.get(`/oauth/grants?client_id=${client_id}&limit=1`)).body.data
+    assert.equal((await user.delete(`/oauth/grants/${id}`)).status, 204)
+    const { status, headers } = await send('tools/list')
+    assert.equal(status, 401)
+    assert.match(headers.get('www-authenticate') as string, /oauth-protected-resource\/mcp/)
+  })
+
+  it('are for this API alone: another resource is no target', async () => {
+    const asked = { client_id, redirect_uri: REDIRECT, resource: 'https://elsewhere.example/mcp' }
+    const challenge = { code_challenge: 'x'.repeat(43), code_challenge_method: 'S256' }
+    const response = await new Browser().send(authorizeUrl(app.base, { ...asked, ...challenge }))
+    assert.equal(new URL(response.headers.get('location') as string).searchParams.get('error'), 'invalid_target')
+  })
+})
