@@ -1,5 +1,6 @@
-import { randomUUID } from 'node:crypto'
+import { createHash, randomUUID } from 'node:crypto'
 import { type JWTPayload, jwtVerify, SignJWT } from 'jose'
+import { LRUCache } from 'lru-cache'
 import type { Services } from '../core/process/services.ts'
 
 /** What a token is for. Every consumer accepts its own kind only, so one replayed elsewhere is worth nothing. */
@@ -31,22 +32,37 @@ export async function signToken(
   return { token, expires_at: new Date((issued + ttlSeconds) * 1000).toISOString() }
 }
 
+type KindClaims = Claims & { typ: TokenKind }
+
+/** Claims of tokens whose signature was checked, by the hash of the token: checking one takes as long as the rest of a request. */
+const verified = new WeakMap<Signer['config'], LRUCache<string, KindClaims>>()
+const MAX_VERIFIED = 10_000
+
 /** The claims of a token of one of these kinds; null for any other, one that has expired, and one that we did not sign. */
 export async function verifyToken(
   { config, clock }: Signer,
   kinds: readonly TokenKind[],
   token: string,
-): Promise<(Claims & { typ: TokenKind }) | null> {
+): Promise<KindClaims | null> {
+  const known = verified.get(config) ?? new LRUCache({ max: MAX_VERIFIED })
+  verified.set(config, known)
+  const name = createHash('sha256').update(token).digest('base64url')
+  const claims = known.get(name) ?? (await signedClaims(config, clock.now(), token))
+  if (!claims || claims.exp * 1000 <= clock.now().getTime()) return null
+  known.set(name, claims)
+  return kinds.includes(claims.typ) ? claims : null
+}
+
+async function signedClaims(config: Signer['config'], now: Date, token: string): Promise<KindClaims | null> {
   for (const secret of [config.JWT_SECRET, config.JWT_SECRET_PREVIOUS]) {
     if (!secret) continue
     try {
       const { payload } = await jwtVerify(token, keyOf(secret), {
         algorithms: ['HS256'],
-        currentDate: clock.now(),
+        currentDate: now,
         requiredClaims: ['sub', 'exp', 'iat'],
       })
-      const isOf = kinds.includes(payload.typ as TokenKind) && typeof payload.sub === 'string'
-      return isOf ? (payload as Claims & { typ: TokenKind }) : null
+      return typeof payload.sub === 'string' ? (payload as KindClaims) : null
     } catch {
       // Whatever is wrong with it, it is the same 401; the previous secret gets its try.
     }

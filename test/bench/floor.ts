@@ -11,8 +11,14 @@ import { openPool } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { createEgress } from '../../src/core/net/egress.ts'
 import { openResolver } from '../../src/core/net/resolver.ts'
-import { consumeObject, findGrant, findObject, putRefreshToken } from '../../src/identity/oauth/store.ts'
-import { userPrincipal } from '../../src/identity/principal-store.ts'
+import {
+  consumeObject,
+  findClient,
+  findGrant,
+  findObject,
+  findUsername,
+  putRefreshToken,
+} from '../../src/identity/oauth/store.ts'
 
 /**
  * What the API is measured against: bare Express and one statement through the same Slonik pool, without identity,
@@ -134,10 +140,11 @@ app.post('/turns', async (req, res) => {
 
 // What a refresh reads and writes; the grant and the token it names are there.
 app.post('/oauth/refreshed', async (req, res) => {
-  const { refresh_token: token, grant_id: grantId } = req.body as { refresh_token: string; grant_id: string }
+  const { refresh_token: token, grant_id: grantId, client_id: clientId } = req.body as Record<string, string>
+  await findClient(pool, clientId)
   await findObject(pool, 'RefreshToken', { by: 'id', value: token })
   const grant = await findGrant(pool, grantId)
-  await userPrincipal(pool, grant?.user_id as string)
+  await findUsername(pool, grant?.user_id as string)
   await consumeObject(pool, 'RefreshToken', token)
   const next = randomUUID()
   const expiresAt = new Date(Date.now() + 86_400_000)

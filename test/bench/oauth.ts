@@ -68,7 +68,7 @@ export async function run(seconds = 8): Promise<Row[]> {
       return body.refresh_token
     }
     const bare = async (refresh_token: string): Promise<string> => {
-      const { body } = await client(floor.url, null).post('//oauth/refreshed', { refresh_token, grant_id })
+      const { body } = await client(floor.url, null).post('//oauth/refreshed', { refresh_token, grant_id, client_id })
       return body.refresh_token
     }
     await refreshes(first, 1, exchange)

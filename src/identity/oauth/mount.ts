@@ -8,7 +8,7 @@ import type { Services } from '../../core/process/services.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
 import { clientsFull, deviceCodesFull, type Spent, senderOf, spend, spent, tokensRefused } from './limits.ts'
 import { escapeHtml, PAGE_HEADERS, pageOf, STATIC, sessionSubject } from './pages.ts'
-import { basePath, cookieNames, providerOf } from './provider.ts'
+import { basePath, cookieNames, handlerOf } from './provider.ts'
 import { MCP_ACCESS } from './scopes.ts'
 
 /** The protocol endpoints at the root, beside the API. */
@@ -140,7 +140,7 @@ async function handle(services: Services, route: Route, req: Request, res: Respo
   if (route.method === 'post') boundAnonymous(services, req, res)
   const seconds = await route.limit?.(services, req)
   if (seconds) return refuse(route, res, seconds)
-  const provider = await providerOf(services)
+  const handler = await handlerOf(services)
   // What the library builds addresses from: never what the request names.
   const { host, protocol } = new URL(config.BASE_URL)
   req.headers.host = host
@@ -148,7 +148,7 @@ async function handle(services: Services, route: Route, req: Request, res: Respo
   req.headers['x-forwarded-proto'] = protocol.slice(0, -1)
   if (route.to) req.url = route.to
   req.originalUrl = basePath(config) + req.url
-  await provider.callback()(req, res)
+  await handler(req, res)
 }
 
 /** Bounds what a body costs that comes without a credential of ours. */

@@ -5,7 +5,6 @@ import { newId } from '../../core/api/ids.ts'
 import { refusalOf } from '../../core/invoke/refusal.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
-import { userPrincipal } from '../principal-store.ts'
 import { adapterOf, currentGrant, resourcesOf } from './adapter.ts'
 import { adaptClients, checkMetadata, firstPartyClients, isFirstParty, isHostAllowed, UNSAID } from './clients.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
@@ -13,6 +12,7 @@ import { keysChannel, signingKeys } from './keys.ts'
 import { countTokenFailure, senderIp, spend, withBudget } from './limits.ts'
 import { errorPage, userCodeConfirmPage, userCodeDonePage, userCodePage } from './pages.ts'
 import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scopes.ts'
+import { findUsername } from './store.ts'
 
 /** The protocol: the library with our storage, our clients and our consent. */
 
@@ -74,6 +74,18 @@ const opened = perProcess(
 
 export const providerOf = (services: Services): Promise<Provider> => opened(services).get()
 
+type Handler = ReturnType<Provider['callback']>
+
+const handlers = new WeakMap<Provider, Handler>()
+
+/** What answers requests to the endpoints of the protocol. */
+export async function handlerOf(services: Services): Promise<Handler> {
+  const provider = await providerOf(services)
+  const handler = handlers.get(provider) ?? provider.callback()
+  handlers.set(provider, handler)
+  return handler
+}
+
 async function createProvider(services: Services): Promise<Provider> {
   const provider = new Provider(services.config.BASE_URL, {
     ...configuration(services),
@@ -131,10 +143,11 @@ function answerFailure({ log }: Services, ctx: KoaContextWithOIDC, error: Error)
 }
 
 function configuration(services: Services): Configuration {
-  /** Documents that a request has fetched. */
-  const fetched = new WeakMap<object, string>()
   const { config } = services
   const { BASE_URL } = config
+  const signingKey = createSecretKey(Buffer.from(config.JWT_SECRET, 'utf8'))
+  /** Documents that a request has fetched. */
+  const fetched = new WeakMap<object, string>()
   return {
     adapter: adapterOf(services),
     clients: firstPartyClients(config) as never,
@@ -195,9 +208,8 @@ function configuration(services: Services): Configuration {
       Grant: config.OAUTH_GRANT_MAX_SECONDS,
     },
     findAccount: async (_ctx, sub) => {
-      const found = await withBudget(services, db => userPrincipal(db, sub))
-      if (!found || found.user.disabled_at !== null) return undefined
-      return { accountId: sub, claims: () => ({ sub, preferred_username: found.user.username }) }
+      const username = await withBudget(services, db => findUsername(db, sub))
+      return username === null ? undefined : { accountId: sub, claims: () => ({ sub, preferred_username: username }) }
     },
     loadExistingGrant: ctx => {
       const id = ctx.oidc.result?.consent?.grantId
@@ -241,7 +253,10 @@ function configuration(services: Services): Configuration {
         allowedPolicy: (_ctx, client, token) =>
           client.clientAuthMethod !== 'none' && token.clientId === client.clientId,
       },
-      revocation: { enabled: true },
+      revocation: {
+        enabled: true,
+        allowedPolicy: (_ctx, client, token) => token.clientId === client.clientId,
+      },
       userinfo: { enabled: true },
       pushedAuthorizationRequests: { enabled: false },
       rpInitiatedLogout: { enabled: false },
@@ -286,21 +301,19 @@ function configuration(services: Services): Configuration {
         useGrantedResource: () => true,
         getResourceServerInfo: (_ctx, resource, client) => {
           if (!resourcesOf(BASE_URL).includes(resource)) throw new errors.InvalidTarget()
-          const { scopes } = consentCatalogue(services)
+          const { known } = consentCatalogue(services)
           return {
-            scope: [MCP_ACCESS, ...scopes, ...(isFirstParty(client.clientId) ? [ACT_AS_USER] : [])].join(' '),
+            scope: isFirstParty(client.clientId) ? `${known} ${ACT_AS_USER}` : known,
             audience: resource === `${BASE_URL}/` ? BASE_URL : resource,
             accessTokenFormat: 'jwt' as const,
             accessTokenTTL: config.OAUTH_ACCESS_TOKEN_TTL_SECONDS,
-            jwt: { sign: { alg: 'HS256' as const, key: signingSecret(config) } },
+            jwt: { sign: { alg: 'HS256' as const, key: signingKey } },
           }
         },
       },
     },
   }
 }
-
-const signingSecret = (config: Config) => createSecretKey(Buffer.from(config.JWT_SECRET, 'utf8'))
 
 /** Sign-in and consent are asked for in every request, whatever the session of the browser says. */
 function askEveryTime() {

@@ -48,7 +48,8 @@ export const Selection = z
   .meta({ id: 'OauthSelection' })
 export type Selection = z.output<typeof Selection>
 
-type Catalogue = { modules: ConsentModule[]; actions: string[]; scopes: Set<string> }
+/** `known` are the scopes that a token for the API may have, as the protocol lists them. */
+type Catalogue = { modules: ConsentModule[]; actions: string[]; scopes: Set<string>; known: string }
 
 /**
  * Modules and actions that can be consented to. Not those of the admin role, which no token has, nor those of OAuth itself,
@@ -64,7 +65,8 @@ export const consentCatalogue: (services: Pick<Services, 'state'>) => Catalogue 
     }))
     .filter(({ module, actions }) => module !== 'oauth' && actions.length > 0)
   const actions = modules.flatMap(each => each.actions.map(({ action }) => action))
-  return { modules, actions, scopes: new Set(['*', ...modules.map(({ module }) => `${module}:*`), ...actions]) }
+  const scopes = new Set(['*', ...modules.map(({ module }) => `${module}:*`), ...actions])
+  return { modules, actions, scopes, known: [MCP_ACCESS, ...scopes].join(' ') }
 })
 
 /** The action scopes of a selection, sorted, and what of it does not exist. */

@@ -123,6 +123,12 @@ export const countDeviceCodes = (db: Queryable): Promise<number> =>
     select count(*) from oauth_objects
     where model = 'DeviceCode' and user_code_hash is not null and consumed_at is null and expires_at > now()`)
 
+const username = sql.type(z.object({ username: z.string() }))
+
+/** The name of a user who may sign in. Primary key. */
+export const findUsername = (db: Queryable, id: string): Promise<string | null> =>
+  db.maybeOneFirst(username`select username from users where id = ${id} and disabled_at is null`)
+
 const GrantState = z.object({
   user_id: z.string(),
   client_id: z.string(),
