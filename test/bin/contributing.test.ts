@@ -62,7 +62,7 @@ describe('the module of CONTRIBUTING.md', function () {
     assert.ok(lines <= 170, `${lines} lines`)
     const typed = files.map(({ file }) => file).filter(file => file.endsWith('.ts'))
     succeeds(process.execPath, [path.join(root, 'test/support/typecheck.ts'), copy, ...typed])
-    const tested = succeeds('npm', ['test', '--', 'test/conversation/notes.test.ts'], {
+    const tested = succeeds('npm', ['run', 'test', '--', 'test/conversation/notes.test.ts'], {
       TEST_DATABASE_URL: await serverUrl(),
     })
     assert.match(tested, /^1 passed, 0 failed$/m)

@@ -1,5 +1,4 @@
 import assert from 'node:assert/strict'
-import { after, before, describe, it } from 'mocha'
 import { auditReadsDropped, openReadAudit } from '../../src/control/audit/reads.ts'
 import { sealEntries } from '../../src/control/audit/seal.ts'
 import type { AuditEntry } from '../../src/core/api/audit.ts'
