@@ -83,7 +83,8 @@ function callOf(
   const call = callAs(caller, 'mcp', {
     params: request.params,
     query: request.query,
-    body: operation.receive ? undefined : request.body,
+    // As over REST, where an empty body is an object without fields, so that defaults apply.
+    body: operation.receive ? undefined : (request.body ?? (operation.body ? {} : undefined)),
     signal,
     idempotencyKey: operation.method === 'post' && key !== undefined ? String(key) : undefined,
   })
