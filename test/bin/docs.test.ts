@@ -363,6 +363,11 @@ describe('the commands of the pages', function () {
     assert.deepEqual(last(answers.get('See and end grants')).data, [])
   })
 
+  it('of api.md run as they are written', async () => {
+    const answers = await answersOf(commandsOf('docs/api.md'), base)
+    assert.match(answers.get('# The description of the API') ?? '', /^\{"openapi":"3\.1\.\d"/)
+  })
+
   it('of the README run as they are written', async () => {
     const commands = commandsOf('README.md')
     const headings = ['A first conversation', 'A first search']

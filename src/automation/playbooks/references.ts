@@ -19,7 +19,9 @@ type Reference = { kind: string; id: string; path: string; step: Step; at: strin
 
 const referencesOf = (steps: readonly Step[]): Reference[] =>
   steps.flatMap((step, index) => {
-    const [field, kind] = NAMED[step.type as keyof typeof NAMED] ?? []
+    const { type } = step
+    const [field, kind] =
+      typeof type === 'string' && Object.hasOwn(NAMED, type) ? NAMED[type as keyof typeof NAMED] : []
     const id: unknown = field && step[field]
     const at = `steps[${index}]`
     return kind && typeof id === 'string' && id !== '' ? [{ kind, id, path: `${at}.${field}`, step, at }] : []

@@ -6,12 +6,25 @@ import { DISPATCH_KINDS, type State, type Transition } from './definition.ts'
  * a definition is found by its validation, all of it at once, under codes of its own.
  */
 
-type Described = { type: string; description: string } & Record<string, unknown>
+type Described = { type: string | string[]; description: string } & Record<string, unknown>
 
 const field = (type: string, description: string, more: object = {}): Described => ({ type, description, ...more })
 
+/** An object whose fields may be null where they are not required: null is the same as nothing. */
 const object = (description: string, properties: Record<string, Described>, required: string[]): Described =>
-  field('object', description, { properties, required, additionalProperties: true })
+  field('object', description, {
+    properties: Object.fromEntries(
+      Object.entries(properties).map(([name, each]) => [name, required.includes(name) ? each : nullable(each)]),
+    ),
+    required,
+    additionalProperties: true,
+  })
+
+const nullable = ({ type, enum: values, ...rest }: Described): Described => ({
+  ...rest,
+  type: [type, 'null'].flat(),
+  ...(values ? { enum: [...(values as string[]), null] } : {}),
+})
 
 const Dispatch = object(
   'What is started',

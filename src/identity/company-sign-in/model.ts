@@ -5,6 +5,7 @@ const issuer = z
   .max(2048)
   .refine(text => /^https?:\/\/[^?#\s]+$/.test(text), 'must be an http or https address without query and fragment')
   .describe('Issuer of the identity provider, exactly as its tokens name it')
+  .meta({ example: 'https://login.example.com' })
 
 const subject = z
   .string()
