@@ -33,13 +33,22 @@ export async function admit({ config }: Services, exchange: Exchange): Promise<C
   return caller
 }
 
+const LOOPBACK = ['localhost', '127.0.0.1', '[::1]']
+
+const isLoopback = (url: string): boolean => LOOPBACK.includes(URL.parse(url)?.hostname ?? '')
+
 /**
  * Refuses pages of origins that may not use the API: a browser sends the origin of a page along, also to an address on the
- * machine of its user. Raises FORBIDDEN.
+ * machine of its user. A deployment there takes pages of that machine and those that are named; `*` names none.
+ * Raises FORBIDDEN.
  */
-export function requireOrigin({ CORS_ALLOWED_ORIGINS: allowed }: Config, origin: string | undefined): void {
-  if (origin !== undefined && !allowed.includes('*') && !allowed.includes(origin))
-    raise('FORBIDDEN', { message: 'The origin is not allowed', meta: { origin: origin.slice(0, 255) } })
+export function requireOrigin(
+  { CORS_ALLOWED_ORIGINS: allowed, BASE_URL }: Pick<Config, 'CORS_ALLOWED_ORIGINS' | 'BASE_URL'>,
+  origin: string | undefined,
+): void {
+  if (origin === undefined || allowed.includes(origin)) return
+  if (allowed.includes('*') && (!isLoopback(BASE_URL) || isLoopback(origin))) return
+  raise('FORBIDDEN', { message: 'The origin is not allowed', meta: { origin: origin.slice(0, 255) } })
 }
 
 /** Counts a request of a bound key. A call of an unscoped one is counted where its project is known. Raises QUOTA_EXCEEDED. */

@@ -169,6 +169,18 @@ describe('OAuth tokens at /mcp', function () {
     assert.match(headers.get('www-authenticate') as string, /oauth-protected-resource\/mcp/)
   })
 
+  it('do not open a deployment on a loopback address to pages from elsewhere', async () => {
+    const { access_token } = await granted('files')
+    const send = wire(app.base, access_token)
+    for (const [origin, status] of [
+      ['https://evil.example', 403],
+      ['http://127.0.0.1.evil.example', 403],
+      ['null', 403],
+      ['http://localhost:6274', 200],
+    ] as const)
+      assert.equal((await send('tools/list', {}, { headers: { origin } })).status, status, origin)
+  })
+
   it('are for this API alone: another resource is no target', async () => {
     const asked = { client_id, redirect_uri: REDIRECT, resource: 'https://elsewhere.example/mcp' }
     const challenge = { code_challenge: 'x'.repeat(43), code_challenge_method: 'S256' }
