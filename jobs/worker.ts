@@ -106,9 +106,7 @@ export async function startWorker(
         await Promise.all([workers.stop(config.SHUTDOWN_GRACE_MS), ...running.map(part => part?.close())])
         clearInterval(beating)
         await closeServer(server, 1000)
-        await services.pool
-          .query(sql.unsafe`delete from worker_heartbeats where instance_id = ${instance}`)
-          .catch(() => {})
+        await heartbeat.end().catch(() => {})
         await services.close()
         log.info('worker has stopped')
       })()

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Fragment, sql } from '../db/sql.ts'
+import { type Fragment, sql, statement } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
 import { extensionPoint } from '../declarations.ts'
 import { HOLDER, hasEnded, type ProcessIdentity } from '../process/holder.ts'
@@ -49,6 +49,7 @@ export class Heartbeat {
   #beatAt = Number.NEGATIVE_INFINITY
   /** The first of the heartbeats that followed each other in time. */
   #steadySince = Number.NEGATIVE_INFINITY
+  #underWay: Promise<void> = Promise.resolve()
 
   constructor(services: Services, worker: Worker) {
     this.#services = services
@@ -63,7 +64,21 @@ export class Heartbeat {
    * A worker of this host is gone when its process is; another one when it was silent for two heartbeats, while this one was
    * not: after an outage of the database all of them were silent.
    */
-  async beat(): Promise<void> {
+  beat(): Promise<void> {
+    const beat = this.#write()
+    this.#underWay = Promise.allSettled([this.#underWay, beat]).then(() => {})
+    return beat
+  }
+
+  /** Says that the worker is no more, behind the heartbeats that are under way: they would say again that it is. */
+  async end(): Promise<void> {
+    await this.#underWay
+    await this.#services.pool.query(
+      statement`delete from worker_heartbeats where instance_id = ${this.#worker.instance}`,
+    )
+  }
+
+  async #write(): Promise<void> {
     const { config, log, queues: own } = this.#services
     const { instance, kinds, startedAt, identity } = this.#worker
     const silentMs = Math.max(2 * config.WORKER_HEARTBEAT_INTERVAL_MS, LEAST_SILENCE_MS)
