@@ -736,7 +736,7 @@ describe('ingestion', () => {
         { chunk_strategy: 'size', chunk_size: 5, chunk_overlap: 5 },
       ])
         refuses(await again(fine.id, wrong), 400, 'VALIDATION_FAILED')
-      refuses(await again(fine.id, undefined, '?wait=1'), 400, 'VALIDATION_FAILED')
+      refuses(await again(fine.id, undefined, '?wait=yes'), 400, 'VALIDATION_FAILED')
       assert.equal((await key.get(`/documents/${fine.id}`)).body.status, 'ready')
     })
 

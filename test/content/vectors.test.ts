@@ -7,6 +7,7 @@ import { CODES_BYTES } from '../../src/content/vectors/differences-wasm.ts'
 import { cosine } from '../../src/content/vectors/scan.ts'
 import { insertVectors, type NewVector, removeVectors, SOURCES } from '../../src/content/vectors/store.ts'
 import { inTransaction } from '../../src/core/db/pool.ts'
+import { setForTransaction } from '../../src/core/db/settings.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { anisotropic, isotropic, seeded, sparse, structureless } from '../bench/knowledge-corpora.ts'
 import { startApp, type TestApp } from '../support/app.ts'
@@ -313,9 +314,8 @@ describe('vectors in the database', () => {
     app.statements.length = 0
     await near(scattered())
     const scan = app.statements.find(text => text.includes('bit_count')) as string
-    const settings = app.statements.find(text => text.includes('set_config')) as string
     const plan = await inTransaction(app.services.pool, async db => {
-      await db.query(rawQuery(settings, ['5000']))
+      await setForTransaction(db, { enable_seqscan: 'off', enable_bitmapscan: 'off', random_page_cost: '1' })
       const explained = await db.anyFirst(
         rawQuery(`explain ${scan}`, [codeOf(scattered()), project, space.id, SOURCES.document, 2000]),
       )

@@ -22,6 +22,8 @@ const PREFIXES: Record<string, string> = {
   price: 'price',
   project: 'proj',
   project_key: 'key',
+  oauth_client: 'oac',
+  oauth_grant: 'ogr',
   orchestration: 'orch',
   orchestration_run: 'orch_run',
   workflow: 'wfl',
