@@ -3,6 +3,7 @@ import { Readable } from 'node:stream'
 import { z } from 'zod'
 import { flatten, unflatten } from '../core/api/flatten.ts'
 import type { Operation } from '../core/api/operation.ts'
+import { requestPath } from '../core/api/parameters.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import { type Call, callAs } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
@@ -65,10 +66,6 @@ function identifying({ identify }: Session['exchange'], caller: Caller): Call['i
   }
 }
 
-/** A path with its parameters filled in, as REST is called. */
-const pathOf = (path: string, params: Record<string, string>): string =>
-  `/api/v1${path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(params[name]))}`
-
 /** The call of an operation that flat arguments ask for. Raises VALIDATION_FAILED. */
 function callOf(
   session: Session,
@@ -93,7 +90,7 @@ function callOf(
   const whole = {
     ...call,
     identify: identifying(exchange, caller),
-    path: pathOf(operation.path, request.params),
+    path: requestPath(operation, request.params),
     request: { ...exchange.request, closed },
     upload: operation.receive ? uploadOf(request.body) : undefined,
   }

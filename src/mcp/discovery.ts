@@ -5,12 +5,10 @@ import { operationTool, permittedTools } from './registry.ts'
 import { jsonResult } from './result.ts'
 import { ranked } from './search.ts'
 import { invalidParams, type Session } from './session.ts'
-import { argumentsSchema, type FixedTool, fixedTool } from './tools.ts'
+import { argumentsSchema, type FixedTool, fixedTool, READING } from './tools.ts'
 import { isWithin, operationsIn } from './view.ts'
 
 /** The tools by which others are found and called. */
-
-const reading = { readOnlyHint: true, destructiveHint: false, idempotentHint: true, openWorldHint: false }
 
 const Search = z.strictObject({
   query: z.string().min(1).max(200).describe('What is to be done, in a few words'),
@@ -24,7 +22,7 @@ const searchTools: FixedTool = {
   description:
     'Find tools for a task, best first: name, title, summary, module and whether each only reads. Tools that the credential can nowhere use are left out and counted as hidden.',
   inputSchema: argumentsSchema(Search),
-  annotations: { title: 'Search tools', ...reading },
+  annotations: { title: 'Search tools', ...READING },
   async run({ view, caller }, args) {
     const { query, module, limit } = parse(Search, args)
     const usable = new Set(permittedTools(caller))
@@ -57,7 +55,7 @@ const describeTools: FixedTool = {
   title: 'Describe tools',
   description: 'Show descriptions and argument schemas of tools by name.',
   inputSchema: argumentsSchema(Describe),
-  annotations: { title: 'Describe tools', ...reading },
+  annotations: { title: 'Describe tools', ...READING },
   async run({ view }, args) {
     const names = [...new Set(parse(Describe, args).names)]
     const found = names.flatMap(name => {

@@ -3,7 +3,7 @@ import { z } from 'zod'
 import { invalid } from '../core/api/errors.ts'
 import { parse } from '../core/api/validate.ts'
 import { jsonResult } from './result.ts'
-import { argumentsSchema, type FixedTool } from './tools.ts'
+import { argumentsSchema, type FixedTool, READING } from './tools.ts'
 
 /** The tools by which the manual is read. */
 
@@ -27,8 +27,6 @@ function index(): readonly DocPage[] {
 
 const textOf = (path: string): string => readFileSync(new URL(path, FOLDER), 'utf8')
 
-const reading = { readOnlyHint: true, destructiveHint: false, idempotentHint: true, openWorldHint: false }
-
 const Nothing = z.strictObject({})
 
 const PageInput = z.strictObject({ path: z.string().max(255).describe('Path of a page, as get-docs lists it') })
@@ -39,7 +37,7 @@ export const manualTools: readonly FixedTool[] = [
     title: 'List the manual',
     description: 'List the pages of the manual: path and title.',
     inputSchema: argumentsSchema(Nothing),
-    annotations: { title: 'List the manual', ...reading },
+    annotations: { title: 'List the manual', ...READING },
     docs: true,
     async run(_session, args) {
       parse(Nothing, args)
@@ -51,7 +49,7 @@ export const manualTools: readonly FixedTool[] = [
     title: 'Read the manual',
     description: 'Read one page of the manual as markdown.',
     inputSchema: argumentsSchema(PageInput),
-    annotations: { title: 'Read the manual', ...reading },
+    annotations: { title: 'Read the manual', ...READING },
     docs: true,
     async run(_session, args) {
       const { path } = parse(PageInput, args)

@@ -1,9 +1,8 @@
 import { z } from 'zod'
 import { perProcess } from '../core/process/per-process.ts'
 import { EventStream } from './events.ts'
-import { type Answering, invalidParams, MISSING_CAPABILITY, RpcError, type Session, takesTasks } from './session.ts'
-import { getTask } from './tasks.ts'
-import { TASKS } from './versions.ts'
+import { type Answering, invalidParams, RpcError, type Session } from './session.ts'
+import { getTask, requireExtension } from './tasks.ts'
 
 /** Streams that say when tasks change. */
 
@@ -27,10 +26,7 @@ export async function listen(session: Session, { id, params, signal }: Answering
   const { data } = Params.safeParse(params)
   if (!data) return invalidParams(`notifications is required, with at most ${MOST_TASKS} taskIds`)
   const { taskIds } = data.notifications
-  if (taskIds !== undefined && !takesTasks(session))
-    throw new RpcError(MISSING_CAPABILITY, `The request does not declare ${TASKS}`, {
-      requiredCapabilities: { extensions: { [TASKS]: {} } },
-    })
+  if (taskIds !== undefined) requireExtension(session)
   const { credential } = session.caller
   const streams = open(session.services)
   const count = streams.get(credential.id) ?? 0

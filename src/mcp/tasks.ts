@@ -1,8 +1,8 @@
 import { LRUCache } from 'lru-cache'
 import { z } from 'zod'
 import { AppError } from '../core/api/errors.ts'
-import { isIdOf, type KindRow, kinds } from '../core/api/kind.ts'
-import { type AwaitedInput, type LongWork, longWork, type WorkState } from '../core/api/long-work.ts'
+import { isIdOf, kinds } from '../core/api/kind.ts'
+import { type AwaitedInput, type LongWork, longWork, type WorkRow, type WorkState } from '../core/api/long-work.ts'
 import { operations } from '../core/api/operation.ts'
 import { inTenancy } from '../core/db/tenancy.ts'
 import { permitted } from '../core/iam/access.ts'
@@ -29,7 +29,7 @@ import { TASKS } from './versions.ts'
 type Json = Record<string, unknown>
 
 /** Work as it stands, for one caller. */
-export type Seen = { work: LongWork; row: KindRow; record: Json; state: WorkState }
+export type Seen = { work: LongWork; row: WorkRow; record: Json; state: WorkState }
 
 const unknownTask = (): never => invalidParams('There is no such task')
 
@@ -44,7 +44,7 @@ export async function look(session: Session, recordId: string): Promise<Seen | n
   const { services, caller } = session
   const work = workOf(recordId)
   if (!work) return null
-  const row = await kinds.get(work.kind).find(services.pool, recordId)
+  const row = (await kinds.get(work.kind).find(services.pool, recordId)) as WorkRow | null
   if (!row) return null
   const { body } = await ask(session, work.read, work.args(row))
   const tenancy = { tenant: row.project_id, patienceMs: PATIENCE_MS }
@@ -53,13 +53,13 @@ export async function look(session: Session, recordId: string): Promise<Seen | n
 }
 
 /** Work that a caller may answer something of is `input_required` for it; else it only works. */
-const inputsFor = ({ caller }: Session, { awaited }: WorkState): readonly AwaitedInput[] =>
+const inputsFor = ({ caller }: Session, { awaited = [] }: WorkState): readonly AwaitedInput[] =>
   awaited.filter(({ permission: { action, target } }) => permitted(caller, action, target))
 
 const FAST_MS = 10_000
 
 /** How soon it is worth asking again. */
-function pollInterval({ status, created_at }: WorkState): number {
+function pollInterval({ row: { created_at }, state: { status } }: Seen): number {
   if (status === 'input_required') return 15_000
   return Date.now() - Date.parse(created_at) < FAST_MS ? 1000 : 5000
 }
@@ -68,14 +68,15 @@ function pollInterval({ status, created_at }: WorkState): number {
 const refusals = perProcess(() => new LRUCache<string, string>({ max: 10_000, ttl: 600_000 }))
 
 /** The task as it stands, without what came of it. */
-export function taskOf(session: Session, { row, state }: Seen): Json & { status: string } {
+export function taskOf(session: Session, seen: Seen): Json & { status: string } {
+  const { row, state } = seen
   const id = taskId(session.services, row.id, session.caller)
   const inputs = inputsFor(session, state)
   const isShown = inputs.length > 0 && takesForms(session)
   const status = state.status === 'input_required' && !isShown ? 'working' : state.status
   const refused = refusals(session.services).get(id)
   // A client without forms finishes by the tools that take the answers.
-  const others = state.awaited.map(({ operation }) => kebab(operation))
+  const others = (state.awaited ?? []).map(({ operation }) => kebab(operation))
   const message =
     state.status === 'input_required' && !isShown
       ? `${state.message}; ${[...new Set(others)].join(' or ')} answers it`
@@ -84,10 +85,10 @@ export function taskOf(session: Session, { row, state }: Seen): Json & { status:
     taskId: id,
     status,
     statusMessage: refused && state.status === 'input_required' ? `${message}. ${refused}` : message,
-    createdAt: new Date(state.created_at).toISOString(),
-    lastUpdatedAt: new Date(state.updated_at).toISOString(),
+    createdAt: new Date(row.created_at).toISOString(),
+    lastUpdatedAt: new Date(state.updated_at ?? row.updated_at).toISOString(),
     ttlMs: null,
-    pollIntervalMs: pollInterval(state),
+    pollIntervalMs: pollInterval(seen),
   }
 }
 
@@ -98,7 +99,7 @@ const requestOf = ({ message, form }: AwaitedInput): object => ({
 
 /** What the tool gives that started work which is over. */
 export async function resultOfWork(session: Session, { work, state: { result } }: Seen): Promise<ToolResult> {
-  if (result === null) return { content: [{ type: 'text', text: '{}' }] }
+  if (!result) return { content: [{ type: 'text', text: '{}' }] }
   if ('body' in result) return resultOf(session, operations.get(work.read), { status: 200, body: result.body })
   const { code, message, meta } = result.failure
   return errorResult(session, new AppError(code as never, { message, meta }))
@@ -113,7 +114,8 @@ async function detailed(session: Session, seen: Seen): Promise<Json> {
   return { ...task, inputRequests: Object.fromEntries(inputs.map(input => [input.key, requestOf(input)])) }
 }
 
-function requireExtension(session: Session): void {
+/** Raises -32021 for a request that does not declare tasks. */
+export function requireExtension(session: Session): void {
   if (takesTasks(session)) return
   throw new RpcError(MISSING_CAPABILITY, `The request does not declare ${TASKS}`, {
     requiredCapabilities: { extensions: { [TASKS]: {} } },

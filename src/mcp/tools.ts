@@ -18,6 +18,9 @@ export type FixedTool = Tool & {
 
 export const toolPoint = extensionPoint<readonly FixedTool[]>('tools of MCP')
 
+/** What hosts are told of such a tool that only reads. */
+export const READING = { readOnlyHint: true, destructiveHint: false, idempotentHint: true, openWorldHint: false }
+
 /** The JSON Schema of the arguments of such a tool. */
 export const argumentsSchema = (schema: z.ZodType): Record<string, unknown> => inlineSchema(schema)
 

@@ -1,12 +1,14 @@
 import {
   type AwaitedInput,
   type LongWork,
-  parsedText,
+  parsedObject,
+  resultOf,
+  underWay,
   type WorkState,
   type WorkView,
 } from '../../core/api/long-work.ts'
-import { approvalInput } from '../../execution/approvals/long-work.ts'
-import { approvalKind } from '../../execution/approvals/model.ts'
+import type { Services } from '../../core/process/services.ts'
+import { pendingApproval } from '../../execution/approvals/long-work.ts'
 import { type ExecutionRow, executionKind, isOver, type StepRecord } from './model.ts'
 
 /** A manual step, as it is shown to a person. */
@@ -24,55 +26,38 @@ function stepInput(row: ExecutionRow, step: StepRecord): AwaitedInput {
     },
     operation: 'completePlaybookStep',
     permission: { action: 'playbooks:CompleteStep', target: { kind: executionKind, row } },
-    accepted({ note, result }) {
-      const value = parsedText(result)
-      return {
-        args: {
-          execution_id: row.id,
-          step_key: step.key,
-          ...(typeof note === 'string' && note !== '' ? { note } : {}),
-          ...(value === undefined || value === ''
-            ? {}
-            : { result: typeof value === 'object' ? value : { text: value } }),
-        },
-      }
-    },
+    accepted: ({ note, result }) => ({
+      args: {
+        execution_id: row.id,
+        step_key: step.key,
+        ...(typeof note === 'string' && note !== '' ? { note } : {}),
+        ...(result === undefined || result === '' ? {} : { result: parsedObject(result) }),
+      },
+    }),
     declined: () => null,
   }
 }
 
 async function stateOfExecution({ services, record }: WorkView, row: ExecutionRow): Promise<WorkState> {
+  if (row.status === 'cancelled') return { status: 'cancelled', message: 'The execution was cancelled' }
+  if (isOver(row))
+    return { status: 'completed', message: `The execution has ${row.status}`, result: resultOf(row.error, record) }
   const steps = (record.steps ?? []) as StepRecord[]
-  const base = { created_at: row.created_at, updated_at: row.updated_at, result: null, awaited: [], progress: null }
-  if (row.status === 'cancelled') return { ...base, status: 'cancelled', message: 'The execution was cancelled' }
-  if (isOver(row)) {
-    const result = row.error ? { failure: row.error } : { body: record }
-    return { ...base, status: 'completed', message: `The execution has ${row.status}`, result }
-  }
-  const progress = {
-    done: steps.filter(({ status }) => status === 'completed' || status === 'skipped').length,
-    total: steps.length,
-  }
-  const waiting = row.pause_requested_at ? null : row.waiting_on
-  const step = waiting && steps.find(({ key }) => key === waiting.step_key)
-  const approval = waiting?.approval_id ? await approvalKind.find(services.pool, waiting.approval_id) : null
-  const awaited =
-    waiting?.type === 'manual' && step
-      ? [stepInput(row, step)]
-      : approval?.status === 'pending'
-        ? [approvalInput(approval)]
-        : []
-  return {
-    ...base,
-    status: awaited.length > 0 ? 'input_required' : 'working',
-    message: row.pause_requested_at
-      ? 'The execution is paused'
-      : approval
-        ? `Waiting for approval ${approval.id}`
-        : `At step ${waiting?.step_key ?? row.current_step_key ?? 'none'}`,
-    awaited,
-    progress,
-  }
+  const done = steps.filter(({ status }) => status === 'completed' || status === 'skipped').length
+  return { ...(await waitOf(services, row, steps)), progress: { done, total: steps.length } }
+}
+
+async function waitOf(services: Services, row: ExecutionRow, steps: readonly StepRecord[]): Promise<WorkState> {
+  if (row.pause_requested_at) return underWay('The execution is paused')
+  const { waiting_on: waiting } = row
+  if (waiting?.approval_id)
+    return underWay(
+      `Waiting for approval ${waiting.approval_id}`,
+      await pendingApproval(services.pool, waiting.approval_id),
+    )
+  const message = `At step ${waiting?.step_key ?? row.current_step_key ?? 'none'}`
+  const step = waiting?.type === 'manual' && steps.find(({ key }) => key === waiting.step_key)
+  return underWay(message, step ? [stepInput(row, step)] : [])
 }
 
 export const executionWork: LongWork<ExecutionRow> = {

@@ -1,4 +1,4 @@
-import type { LongWork } from '../../core/api/long-work.ts'
+import { type LongWork, resultOf, underWay } from '../../core/api/long-work.ts'
 import type { ExportRow } from './model.ts'
 
 export const exportWork: LongWork<ExportRow> = {
@@ -6,10 +6,9 @@ export const exportWork: LongWork<ExportRow> = {
   read: 'getExport',
   cancel: null,
   args: ({ id }) => ({ export_id: id }),
-  async state({ record }, row) {
-    const { status, created_at, updated_at, error } = row
-    const base = { created_at, updated_at, awaited: [], progress: null, message: `The export is ${status}` }
-    if (status === 'queued' || status === 'running') return { ...base, status: 'working', result: null }
-    return { ...base, status: 'completed', result: error ? { failure: error } : { body: record } }
+  async state({ record }, { status, error }) {
+    const message = `The export is ${status}`
+    if (status === 'queued' || status === 'running') return underWay(message)
+    return { status: 'completed', message, result: resultOf(error, record) }
   },
 }

@@ -1,14 +1,15 @@
 import {
   type AwaitedInput,
   type LongWork,
-  parsedText,
+  parsedObject,
+  resultOf,
+  underWay,
   type WorkState,
   type WorkView,
 } from '../../core/api/long-work.ts'
 import { firstBytes } from '../../core/api/text.ts'
 import type { Services } from '../../core/process/services.ts'
-import { approvalInput, outputsInput, SHOWN_BYTES } from '../../execution/approvals/long-work.ts'
-import { approvalKind } from '../../execution/approvals/model.ts'
+import { outputsInput, pendingApproval, SHOWN_BYTES } from '../../execution/approvals/long-work.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import { orchestrationVersions } from '../orchestrations/model.ts'
 import { type ExecutionRow, executionsOf } from './attempt-store.ts'
@@ -42,10 +43,7 @@ function humanInput(run: RunRow, action: RequiredAction, execution: ExecutionRow
     },
     operation: 'submitHumanInput',
     permission: { action: 'orchestrations:SubmitHumanInput', target: { kind: runKind, row: run } },
-    accepted({ choice, output }) {
-      const value = parsedText(output)
-      return { args: { ...args, output: options ? { choice } : typeof value === 'object' ? value : { text: value } } }
-    },
+    accepted: ({ choice, output }) => ({ args: { ...args, output: options ? { choice } : parsedObject(output) } }),
     declined: () => null,
   }
 }
@@ -59,10 +57,7 @@ async function awaitedBy(services: Services, run: RunRow, depth = 0): Promise<Aw
     run.required_actions.map(async (action): Promise<AwaitedInput[]> => {
       const execution = executions.findLast(({ node_id }) => node_id === action.node_id)
       if (action.type === 'human_input' && execution) return [humanInput(run, action, execution)]
-      if (action.type === 'approval' && action.approval_id) {
-        const approval = await approvalKind.find(pool, action.approval_id)
-        return approval?.status === 'pending' ? [approvalInput(approval)] : []
-      }
+      if (action.type === 'approval' && action.approval_id) return pendingApproval(pool, action.approval_id)
       if (action.type === 'generation' && action.generation_id) {
         const turn = await generationKind.find(pool, action.generation_id)
         return turn?.status === 'requires_action' ? [outputsInput(turn)] : []
@@ -92,25 +87,14 @@ function messageOf(run: RunRow): string {
 
 async function stateOfRun({ services, record }: WorkView, run: RunRow): Promise<WorkState> {
   const progress = await progressOf(services, run)
-  const base = { created_at: run.created_at, updated_at: run.updated_at, result: null, awaited: [], progress }
-  if (run.status === 'cancelled') return { ...base, status: 'cancelled', message: 'The run was cancelled' }
+  if (run.status === 'cancelled') return { status: 'cancelled', message: 'The run was cancelled', progress }
   if (hasEnded(run)) {
     const expired = { code: 'ORCHESTRATION_NODE_FAILED', message: 'The run has expired' }
-    const result = run.status === 'succeeded' ? { body: record } : { failure: run.error ?? expired }
-    return {
-      ...base,
-      status: 'completed',
-      message: `The run has ${run.status === 'failed' ? 'failed' : run.status}`,
-      result,
-    }
+    const failure = run.status === 'succeeded' ? null : (run.error ?? expired)
+    return { status: 'completed', message: `The run has ${run.status}`, result: resultOf(failure, record), progress }
   }
   const awaited = run.pause_requested_at ? [] : await awaitedBy(services, run)
-  return {
-    ...base,
-    status: awaited.length > 0 ? 'input_required' : 'working',
-    message: messageOf(run),
-    awaited,
-  }
+  return { ...underWay(messageOf(run), awaited), progress }
 }
 
 /** Nodes that have an outcome, of those of the graph. */

@@ -31,13 +31,26 @@ export type WorkState = {
   status: 'working' | 'input_required' | 'completed' | 'cancelled'
   /** One sentence about how the work stands. */
   message: string
-  created_at: string
-  updated_at: string
+  /** When it last moved; `updated_at` of the record where it is missing. */
+  updated_at?: string
   /** At the end: what a caller that waited gets. */
-  result: { body: unknown } | { failure: RecordedFailure } | null
-  awaited: readonly AwaitedInput[]
-  progress: { done: number; total: number | null } | null
+  result?: WorkResult
+  awaited?: readonly AwaitedInput[]
+  progress?: { done: number; total: number | null }
 }
+
+export type WorkResult = { body: unknown } | { failure: RecordedFailure }
+
+/** What a caller that waited gets of work that is over. */
+export const resultOf = (failure: RecordedFailure | null | undefined, body: unknown): WorkResult =>
+  failure ? { failure } : { body }
+
+/** Work that is under way, with what it waits for. */
+export const underWay = (message: string, awaited: readonly AwaitedInput[] = []): WorkState => ({
+  status: awaited.length > 0 ? 'input_required' : 'working',
+  message,
+  awaited,
+})
 
 /** How work is looked at. */
 export type WorkView = {
@@ -47,7 +60,10 @@ export type WorkView = {
   record: Json
 }
 
-export type LongWork<Row extends KindRow = any> = {
+/** The row of such a record. */
+export type WorkRow = KindRow & { created_at: string; updated_at: string }
+
+export type LongWork<Row extends WorkRow = any> = {
   /** Kind of the record. */
   kind: string
   /** Operations that read and cancel it. */
@@ -60,7 +76,11 @@ export type LongWork<Row extends KindRow = any> = {
 
 export const longWork = extensionPoint<LongWork>('long work')
 
-export const longWorkOf = (kind: string): LongWork | undefined => longWork.all().find(each => each.kind === kind)
+/** A text that a person wrote as an object: text that is none becomes its `text`. */
+export function parsedObject(text: unknown): object | null {
+  const value = parsedText(text)
+  return typeof value === 'object' ? value : { text: value }
+}
 
 /** A text that a person wrote as a value: an object where it is JSON of one. */
 export function parsedText(text: unknown): unknown {

@@ -7,6 +7,10 @@ import type { Operation } from './operation.ts'
 export const pathNames = ({ path }: Pick<Operation, 'path'>): string[] =>
   [...path.matchAll(/\{(\w+)\}/g)].map(([, name]) => name)
 
+/** The path of a request to an operation, with its parameters filled in. */
+export const requestPath = ({ path }: Pick<Operation, 'path'>, params: Record<string, string>): string =>
+  `/api/v1${path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(params[name]))}`
+
 /** What a segment of a path names: `agent_id` is the ID of an agent. */
 export const pathDescription = (name: string): string =>
   name.endsWith('_id') ? `ID of the ${name.slice(0, -3).replaceAll('_', ' ')}` : `The ${name.replaceAll('_', ' ')}`

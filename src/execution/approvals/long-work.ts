@@ -2,11 +2,14 @@ import {
   type AwaitedInput,
   type LongWork,
   parsedText,
+  resultOf,
+  underWay,
   type WorkState,
   type WorkView,
 } from '../../core/api/long-work.ts'
 import { firstBytes } from '../../core/api/text.ts'
 import type { Queryable } from '../../core/db/sql.ts'
+import type { Services } from '../../core/process/services.ts'
 import { type GenerationRow, generationKind } from '../generations/model.ts'
 import { readEnd } from '../generations/wait.ts'
 import { type ApprovalRow, approvalKind } from './model.ts'
@@ -18,7 +21,7 @@ export const SHOWN_BYTES = 4096
 const text = (description: string) => ({ type: 'string', description, maxLength: 65_536 })
 
 /** The decision about an approval, as it is shown to a person. */
-export function approvalInput(row: ApprovalRow): AwaitedInput {
+function approvalInput(row: ApprovalRow): AwaitedInput {
   const { proposed_action: proposed, reasoning } = approvalKind.present(row) as ApprovalRow
   const shown = proposed ? `${proposed.tool_name} with ${JSON.stringify(proposed.arguments)}` : 'a step of a run'
   const args = { approval_id: row.id }
@@ -40,6 +43,12 @@ export function approvalInput(row: ApprovalRow): AwaitedInput {
       decision === 'approve' ? { args } : rejected(typeof reason === 'string' && reason.trim() ? reason : 'rejected'),
     declined: () => rejected('declined'),
   }
+}
+
+/** The decision about an approval that is still to be made. */
+export async function pendingApproval(db: Queryable, id: string): Promise<AwaitedInput[]> {
+  const approval = await approvalKind.find(db, id)
+  return approval?.status === 'pending' ? [approvalInput(approval)] : []
 }
 
 type ToolCall = { tool_call_id: string; tool_name: string; args: unknown }
@@ -82,65 +91,47 @@ export function outputsInput(row: GenerationRow): AwaitedInput {
 /** Turns that carry on from one another by approvals are followed no further. */
 const FOLLOWED = 100
 
+/** A turn, its approvals that are not decided, and the one whose call is made. */
+type LastTurn = { turn: GenerationRow; pending: ApprovalRow[]; executing: string | null }
+
 /** The turn that carries on last after approvals of a turn, with those of its approvals that are not settled. */
-async function lastTurn(
-  db: Queryable,
-  first: GenerationRow,
-): Promise<{ turn: GenerationRow; pending: ApprovalRow[]; underWay: string | null }> {
+async function lastTurn(db: Queryable, first: GenerationRow): Promise<LastTurn> {
   let turn = first
   for (let followed = 0; followed < FOLLOWED; followed++) {
     const approvals = turn.status === 'completed' ? await approvalsOfGeneration(db, turn.id) : []
     const pending = approvals.filter(({ status }) => status === 'pending')
-    if (pending.length > 0) return { turn, pending, underWay: null }
+    if (pending.length > 0) return { turn, pending, executing: null }
     const executions = approvals.flatMap(({ id, execution }) => (execution ? [{ id, execution }] : []))
     const open = executions.find(({ execution }) => ['pending', 'running'].includes(execution.status))
-    if (open) return { turn, pending: [], underWay: open.id }
+    if (open) return { turn, pending: [], executing: open.id }
     const next = executions.map(({ execution }) => execution.generation_id).findLast(id => id !== null)
     const found = next ? await generationKind.find(db, next) : null
     if (!found || found.id === turn.id) break
     turn = found
   }
-  return { turn, pending: [], underWay: null }
+  return { turn, pending: [], executing: null }
 }
 
-export async function stateOfTurn({ services }: Pick<WorkView, 'services'>, row: GenerationRow): Promise<WorkState> {
-  const { turn, pending, underWay } = await lastTurn(services.pool, row)
-  const base = {
-    created_at: row.created_at,
-    updated_at: turn.last_activity_at ?? turn.updated_at,
-    result: null,
-    awaited: [],
-    progress: null,
-  }
+async function stateOfTurn({ services }: WorkView, row: GenerationRow): Promise<WorkState> {
+  const { turn, pending, executing } = await lastTurn(services.pool, row)
+  const state = await stateOfLast(services, { turn, pending, executing })
+  return { ...state, updated_at: turn.last_activity_at ?? turn.updated_at }
+}
+
+async function stateOfLast(services: Services, { turn, pending, executing }: LastTurn): Promise<WorkState> {
   if (pending.length > 0)
-    return {
-      ...base,
-      status: 'input_required',
-      message: `Waiting for approval ${pending.map(({ id }) => id).join(', ')}`,
-      awaited: pending.map(approvalInput),
-    }
-  if (underWay) return { ...base, status: 'working', message: `The approved call of ${underWay} is made` }
+    return underWay(`Waiting for approval ${pending.map(({ id }) => id).join(', ')}`, pending.map(approvalInput))
+  if (executing) return underWay(`The approved call of ${executing} is made`)
   if (turn.status === 'requires_action')
-    return {
-      ...base,
-      status: 'input_required',
-      message: 'Waiting for the results of client tools',
-      awaited: [outputsInput(turn)],
-    }
+    return underWay('Waiting for the results of client tools', [outputsInput(turn)])
   if (turn.status === 'pending' || turn.status === 'in_progress')
-    return {
-      ...base,
-      status: 'working',
-      message: `The turn is ${turn.status.replace('_', ' ')}, step ${turn.step_count + 1}`,
-    }
-  if (turn.stop_reason === 'cancelled') return { ...base, status: 'cancelled', message: 'The turn was cancelled' }
+    return underWay(`The turn is ${turn.status.replace('_', ' ')}, step ${turn.step_count + 1}`)
+  if (turn.stop_reason === 'cancelled') return { status: 'cancelled', message: 'The turn was cancelled' }
   const ended = await readEnd(services, turn.id)
-  const failure = ended?.failure
   return {
-    ...base,
     status: 'completed',
-    message: failure ? 'The turn failed' : 'The turn has completed',
-    result: failure ? { failure } : { body: ended?.result ?? null },
+    message: ended?.failure ? 'The turn failed' : 'The turn has completed',
+    result: resultOf(ended?.failure, ended?.result ?? null),
   }
 }
 

@@ -1,4 +1,4 @@
-import type { LongWork } from '../../core/api/long-work.ts'
+import { type LongWork, resultOf, underWay } from '../../core/api/long-work.ts'
 import { type DecisionRow, isSettled } from './model.ts'
 
 export const decisionWork: LongWork<DecisionRow> = {
@@ -7,9 +7,8 @@ export const decisionWork: LongWork<DecisionRow> = {
   cancel: null,
   args: ({ id }) => ({ decision_id: id }),
   async state({ record }, row) {
-    const { status, created_at, updated_at, error } = row
-    const base = { created_at, updated_at, awaited: [], progress: null, message: `The decision is ${status}` }
-    if (!isSettled(row)) return { ...base, status: 'working', result: null }
-    return { ...base, status: 'completed', result: error ? { failure: error } : { body: record } }
+    const message = `The decision is ${row.status}`
+    if (!isSettled(row)) return underWay(message)
+    return { status: 'completed', message, result: resultOf(row.error, record) }
   },
 }

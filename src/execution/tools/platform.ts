@@ -1,7 +1,7 @@
 import { AppError, invalid, type Problem, raise } from '../../core/api/errors.ts'
 import { type FlatCall, flatSchema, flatten, type Json, type Request, unflatten } from '../../core/api/flatten.ts'
 import { type Answer, type Operation, operations } from '../../core/api/operation.ts'
-import { fieldsOf } from '../../core/api/parameters.ts'
+import { fieldsOf, requestPath } from '../../core/api/parameters.ts'
 import { firstBytes } from '../../core/api/text.ts'
 import { parse } from '../../core/api/validate.ts'
 import { callAs } from '../../core/invoke/call.ts'
@@ -160,7 +160,7 @@ export async function callPlatform(
     meta: {
       tool_status_code: status,
       tool_response_body: firstBytes(JSON.stringify({ error: { code, message, meta } }), SHOWN_BYTES),
-      tool_url: `/api/v1${operation.path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(asked.params[name]))}`,
+      tool_url: requestPath(operation, asked.params),
       tool_method: operation.method.toUpperCase(),
     },
     cause: answer,

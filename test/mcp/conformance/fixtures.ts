@@ -1,7 +1,6 @@
 import { z } from 'zod'
 import { actorKind } from '../../../src/conversation/actors/model.ts'
-import type { LongWork, WorkState } from '../../../src/core/api/long-work.ts'
-import { longWork } from '../../../src/core/api/long-work.ts'
+import { type LongWork, longWork, underWay, type WorkState } from '../../../src/core/api/long-work.ts'
 import type { Module } from '../../../src/core/api/module.ts'
 import { itemOperation } from '../../../src/core/api/operation.ts'
 import { ask } from '../../../src/mcp/ask.ts'
@@ -92,15 +91,13 @@ const jobWork: LongWork = {
   args: ({ id }) => ({ actor_id: id }),
   async state(_view, row): Promise<WorkState> {
     const job = jobs.get(row.id) as Job
-    const { created_at, updated_at } = row as unknown as { created_at: string; updated_at: string }
-    const base = { created_at, updated_at, message: 'The job', result: null, awaited: [], progress: null }
-    if (job.cancelled) return { ...base, status: 'cancelled' }
+    const message = 'The job'
+    if (job.cancelled) return { status: 'cancelled', message }
     const asked = [...job.asks].filter(([, answer]) => answer === null)
     if (asked.length > 0)
-      return {
-        ...base,
-        status: 'input_required',
-        awaited: asked.map(([key]) => ({
+      return underWay(
+        message,
+        asked.map(([key]) => ({
           key,
           message: `Answer ${key}`,
           form,
@@ -109,11 +106,11 @@ const jobWork: LongWork = {
           accepted: content => ({ args: { actor_id: row.id, key, content } }),
           declined: () => null,
         })),
-      }
-    if (Date.now() < job.ends) return { ...base, status: 'working' }
+      )
+    if (Date.now() < job.ends) return underWay(message)
     return {
-      ...base,
       status: 'completed',
+      message,
       result: job.fails ? { failure: { code: 'GENERATION_FAILED', message: 'It failed' } } : { body: { done: true } },
     }
   },
