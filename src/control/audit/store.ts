@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import type { AuditEntry as Entry } from '../../core/api/audit.ts'
+import { setForTransaction } from '../../core/db/settings.ts'
 import { all, type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { AuditEntry, auditEntryKind } from './model.ts'
 
@@ -32,9 +33,7 @@ export const readSwitches = (
  * transaction: the switch that the append-only triggers ask for ends with it. Returns how many.
  */
 export async function deleteEntries(tx: Queryable, before: Date, limit: number): Promise<number> {
-  await tx.query(
-    sql.type(z.object({ set_config: z.string() }))`select set_config('muster.audit_retention', 'on', true)`,
-  )
+  await setForTransaction(tx, { 'muster.audit_retention': 'on' })
   const { rowCount } = await tx.query(sql.type(z.object({ id: z.string() }))`
     with gone as (
       delete from audit_entries where id in (

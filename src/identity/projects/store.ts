@@ -1,5 +1,6 @@
 import { z } from 'zod'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { setForTransaction } from '../../core/db/settings.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
 import { type ProjectRow, projectKind } from './model.ts'
 
 /** Pauses a running project; null when it was paused before or is gone. Waits for starts that hold the row FOR SHARE. */
@@ -30,7 +31,7 @@ export const dueDeletes = (db: Queryable, now: Date): Promise<readonly string[]>
     select id from projects where delete_at <= ${now.toISOString()}::timestamptz order by delete_at`)
 
 /** Lifts the time limit of statements for this transaction: a large project takes as long as it takes. */
-export const unboundedStatements = (db: Queryable) => db.query(statement`set local statement_timeout = 0`)
+export const unboundedStatements = (db: Queryable) => setForTransaction(db, { statement_timeout: '0' })
 
 /** Locks the row FOR UPDATE, so that inserts into the project wait until the transaction ends. False when it is gone. */
 export const lockAgainstInserts = async (db: Queryable, projectId: string): Promise<boolean> =>
