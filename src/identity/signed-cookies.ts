@@ -1,17 +1,17 @@
-import { createHmac, hkdfSync, timingSafeEqual } from 'node:crypto'
 import type { Request, Response } from 'express'
 import type { Config } from '../config.ts'
+import { derivedKeys, isSigned, signatureOf } from './signatures.ts'
 
-type Keys = Pick<Config, 'JWT_SECRET' | 'JWT_SECRET_PREVIOUS'>
+/** Path under which a proxy serves the deployment; empty for none. */
+export const basePath = ({ BASE_URL }: Pick<Config, 'BASE_URL'>): string =>
+  new URL(BASE_URL).pathname.replace(/\/$/, '')
 
-/** The keys that sign cookies, derived from JWT_SECRET and JWT_SECRET_PREVIOUS; the first one signs. */
-const cookieKeys = ({ JWT_SECRET, JWT_SECRET_PREVIOUS }: Keys): Buffer[] =>
-  [JWT_SECRET, JWT_SECRET_PREVIOUS].flatMap(secret =>
-    secret ? [Buffer.from(hkdfSync('sha256', secret, '', 'muster cookies', 32))] : [],
-  )
+/** Whether cookies are sent over https alone. */
+const isSecure = ({ BASE_URL }: Pick<Config, 'BASE_URL'>): boolean => BASE_URL.startsWith('https:')
 
-const signatureOf = (key: Buffer, name: string, value: string): Buffer =>
-  createHmac('sha256', key).update(`${name}=${value}`).digest()
+/** The name of a cookie of this deployment: on https it starts with `__Secure-`. */
+export const cookieName = (config: Pick<Config, 'BASE_URL'>, name: string): string =>
+  isSecure(config) ? `__Secure-${name}` : name
 
 /** A cookie of a few routes of this deployment, with its signature in a second cookie, `<name>.sig`. */
 export type SignedCookie = {
@@ -22,42 +22,31 @@ export type SignedCookie = {
 }
 
 /**
- * Declares a cookie that scripts cannot read and that other sites send only by a link or a redirect. On https its name
- * starts with `__Secure-`.
+ * Declares a cookie that scripts cannot read and that other sites send only by a link or a redirect.
  * @param options.path below BASE_URL
  */
 export function signedCookie(
-  config: Keys & Pick<Config, 'BASE_URL'>,
+  config: Pick<Config, 'BASE_URL' | 'JWT_SECRET' | 'JWT_SECRET_PREVIOUS'>,
   { name: plain, path, maxAgeMs }: { name: string; path: string; maxAgeMs: number },
 ): SignedCookie {
-  const base = new URL(config.BASE_URL)
-  const secure = base.protocol === 'https:'
-  const name = secure ? `__Secure-${plain}` : plain
-  const keys = cookieKeys(config)
+  const name = cookieName(config, plain)
+  const keys = derivedKeys(config, 'cookies')
   const attributes = {
     httpOnly: true,
     sameSite: 'lax',
-    secure,
-    path: `${base.pathname.replace(/\/$/, '')}${path}`,
+    secure: isSecure(config),
+    path: `${basePath(config)}${path}`,
   } as const
   return {
     set(res, value) {
       res.cookie(name, value, { ...attributes, maxAge: maxAgeMs })
-      res.cookie(`${name}.sig`, signatureOf(keys[0], name, value).toString('base64url'), {
-        ...attributes,
-        maxAge: maxAgeMs,
-      })
+      res.cookie(`${name}.sig`, signatureOf(keys, `${name}=${value}`), { ...attributes, maxAge: maxAgeMs })
     },
     read(req) {
       const sent = cookiesOf(req.headers.cookie)
       const value = sent.get(name)
-      const signature = Buffer.from(sent.get(`${name}.sig`) ?? '', 'base64url')
       if (value === undefined) return null
-      const isSigned = keys.some(key => {
-        const expected = signatureOf(key, name, value)
-        return signature.length === expected.length && timingSafeEqual(signature, expected)
-      })
-      return isSigned ? value : null
+      return isSigned(keys, `${name}=${value}`, sent.get(`${name}.sig`) ?? '') ? value : null
     },
     clear(res) {
       for (const each of [name, `${name}.sig`]) res.clearCookie(each, attributes)
@@ -66,7 +55,7 @@ export function signedCookie(
 }
 
 /** The cookies of a request by name. Of several with one name the first counts, which is of the longest path. */
-function cookiesOf(header = ''): Map<string, string> {
+export function cookiesOf(header = ''): Map<string, string> {
   const cookies = new Map<string, string>()
   for (const pair of header.split(';')) {
     const at = pair.indexOf('=')

@@ -4,6 +4,7 @@ import { unauthorizedBody } from '../core/http/body.ts'
 import type { Exchange } from '../core/http/mounts.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import { countRequest } from '../core/invoke/hooks.ts'
+import { isLoopback } from '../core/net/loopback.ts'
 import type { Services } from '../core/process/services.ts'
 
 /** The scope without which no OAuth token is accepted here. */
@@ -33,9 +34,7 @@ export async function admit({ config }: Services, exchange: Exchange): Promise<C
   return caller
 }
 
-const LOOPBACK = ['localhost', '127.0.0.1', '[::1]']
-
-const isLoopback = (url: string): boolean => LOOPBACK.includes(URL.parse(url)?.hostname ?? '')
+const isHere = (url: string): boolean => isLoopback(URL.parse(url) ?? { hostname: '' })
 
 /**
  * Refuses pages of origins that may not use the API: a browser sends the origin of a page along, also to an address on the
@@ -47,7 +46,7 @@ export function requireOrigin(
   origin: string | undefined,
 ): void {
   if (origin === undefined || allowed.includes(origin)) return
-  if (allowed.includes('*') && (!isLoopback(BASE_URL) || isLoopback(origin))) return
+  if (allowed.includes('*') && (!isHere(BASE_URL) || isHere(origin))) return
   raise('FORBIDDEN', { message: 'The origin is not allowed', meta: { origin: origin.slice(0, 255) } })
 }
 

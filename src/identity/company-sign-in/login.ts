@@ -1,12 +1,10 @@
 import { createHash, createHmac, randomBytes } from 'node:crypto'
-import { notReady } from '../../core/api/errors.ts'
 import { firstChars, storableText } from '../../core/api/text.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { inBatches } from '../../core/jobs/sweeps.ts'
-import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
-import { Shares } from '../../core/process/shares.ts'
+import { withBudget } from '../budget.ts'
 import { networkOf } from '../networks.ts'
 import { type SignInRequest, signInEntry } from '../users/entries.ts'
 import type { AccountClaims, SignInError } from './model.ts'
@@ -22,21 +20,9 @@ const CODE_MS = 60_000
 const MAX_UNFINISHED = 60
 const MAX_LABEL_LENGTH = 255
 
-/** Connections of this process that requests without a credential hold here: they do not delay those with one. */
-const MAX_CONNECTIONS = 2
-const MAX_WAITING = 100
-
-const connections = perProcess(
-  () =>
-    new Shares(MAX_CONNECTIONS, {
-      most: MAX_WAITING,
-      full: () => notReady({ sign_in: 'busy' }, { message: 'Too many sign-ins are in progress', retryAfterSeconds: 5 }),
-    }),
-)
-
-/** Does database work of a sign-in; networks take turns. */
+/** Does database work of a sign-in. */
 const withConnection = <T>(services: Services, request: SignInRequest, work: () => Promise<T>): Promise<T> =>
-  connections(services).use(networkOf(request.ip ?? null), 1, undefined, work)
+  withBudget(services, networkOf(request.ip ?? null), work)
 
 export const hashOf = (text: string): Buffer => createHash('sha256').update(text).digest()
 

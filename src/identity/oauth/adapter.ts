@@ -1,8 +1,11 @@
 import { type Adapter, type AdapterPayload, errors, Provider } from 'oidc-provider'
+import type { Pool } from '../../core/db/pool.ts'
 import { isReferenceLost } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
+import { withBudget as withSignInBudget } from '../budget.ts'
+import { networkOf } from '../networks.ts'
 import { audiences } from '../principals.ts'
-import { withBudget } from './limits.ts'
+import { senderIp } from './limits.ts'
 import { type RevokedBy, revokeByProtocol } from './revoke.ts'
 import { openObject, sealObject } from './seal.ts'
 import {
@@ -30,6 +33,10 @@ export const currentGrant = (): GrantState | undefined => Provider.ctx && grants
 
 /** Where a client may send tokens of a grant; a client may add the slash that URLs end in. */
 export const resourcesOf = (baseUrl: string): string[] => [...audiences(baseUrl), `${baseUrl}/`]
+
+/** Does database work of the request at hand, in the turn of its sender. */
+const withBudget = <T>(services: Services, work: (db: Pool) => Promise<T>): Promise<T> =>
+  withSignInBudget(services, Provider.ctx ? networkOf(senderIp(Provider.ctx)) : '', work)
 
 const route = (): string | undefined => Provider.ctx?.oidc.route
 

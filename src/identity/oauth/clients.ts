@@ -2,26 +2,17 @@ import { timingSafeEqual } from 'node:crypto'
 import type Provider from 'oidc-provider'
 import { errors } from 'oidc-provider'
 import type { Config } from '../../config.ts'
-import type { ClientKind } from './model.ts'
+import { isLoopback as isLoopbackHost, LOOPBACK } from '../../core/net/loopback.ts'
+import { CLI, CONSOLE } from './client-kinds.ts'
 import { hashOf } from './store.ts'
 
 /** Clients: those that are built in, and the rules for those that describe themselves. */
 
-const CONSOLE = 'muster-console'
-const CLI = 'muster-cli'
-
 export const DEVICE_GRANT = 'urn:ietf:params:oauth:grant-type:device_code'
 
-export const LOOPBACK = ['localhost', '127.0.0.1', '[::1]']
 const MAX_REDIRECT_URIS = 10
 const MAX_URI_LENGTH = 2048
 const MAX_NAME_LENGTH = 200
-
-export const isFirstParty = (clientId: string): boolean => clientId === CONSOLE || clientId === CLI
-
-/** Where a client comes from, by its id. */
-export const kindOfClient = (clientId: string): ClientKind =>
-  isFirstParty(clientId) ? 'first_party' : clientId.startsWith('https:') ? 'metadata_document' : 'registered'
 
 export const firstPartyClients = ({ BASE_URL, OAUTH_DEVICE_ENABLED }: Config) => [
   {
@@ -41,7 +32,7 @@ export const firstPartyClients = ({ BASE_URL, OAUTH_DEVICE_ENABLED }: Config) =>
   },
 ]
 
-const isLoopback = ({ protocol, hostname }: URL): boolean => protocol === 'http:' && LOOPBACK.includes(hostname)
+const isLoopback = (url: URL): boolean => url.protocol === 'http:' && isLoopbackHost(url)
 /** A scheme of an app, in the form of a domain name of its maker: `com.example.app:`. */
 const isPrivateUse = ({ protocol }: URL): boolean => protocol.includes('.')
 

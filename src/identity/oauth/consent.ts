@@ -7,7 +7,7 @@ import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
 import { sees } from '../../core/iam/access.ts'
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { kindOfClient } from './clients.ts'
+import { kindOfClient } from './client-kinds.ts'
 import { grantKind } from './model.ts'
 import { type AuthorizationRequest, ConsentRequest, loadRequest, presentRequest } from './request.ts'
 import {

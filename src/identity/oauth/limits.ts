@@ -1,11 +1,8 @@
-import ipaddr from 'ipaddr.js'
 import { LRUCache } from 'lru-cache'
-import pLimit from 'p-limit'
-import { notReady } from '../../core/api/errors.ts'
-import type { Pool } from '../../core/db/pool.ts'
-import { outsideTenancy } from '../../core/db/tenancy.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
+import { withBudget } from '../budget.ts'
+import { networkOf } from '../networks.ts'
 import { countDeviceCodes, countUnusedClients, countUse, readUse } from './store.ts'
 
 /** Bounds on callers without a credential, counted in the database for all processes. */
@@ -27,43 +24,19 @@ const MAX_DEVICE_CODES = 1000
 /** Seconds until a client tries again where what is full empties by expiry. */
 const RETRY_SECONDS = 60
 
-/** Connections of the pool that the protocol endpoints of a process hold at once, and statements that may wait for them. */
-const CONNECTIONS = 2
-const MAX_WAITING = 1000
-
-const gates = perProcess(() => pLimit(CONNECTIONS))
-
-/** Runs statements of the protocol endpoints, which callers without a credential reach: never on more than two connections. */
-export function withBudget<T>(services: Services, work: (db: Pool) => Promise<T>): Promise<T> {
-  const gate = gates(services)
-  if (gate.pendingCount > MAX_WAITING)
-    throw notReady(
-      { oauth: 'busy' },
-      { message: 'Too many requests to the OAuth endpoints are waiting', retryAfterSeconds: 1 },
-    )
-  return gate(() => outsideTenancy(() => work(services.pool)))
-}
-
 /** Seconds until a spent limit is free again; null while it is not spent. */
 export type Spent = number | null
 
-/** One sender: an IPv4 address, or what one host has of IPv6. */
-export function senderOf(ip: string | undefined): string {
-  if (ip === undefined || !ipaddr.isValid(ip)) return 'unknown'
-  const address = ipaddr.process(ip)
-  return address instanceof ipaddr.IPv6 ? address.parts.slice(0, 4).join(':') : address.toString()
-}
-
 /** Counts a use of a limit. */
 export async function spend(services: Services, kind: LimitKind, subject: string): Promise<Spent> {
-  const { count, seconds } = await withBudget(services, db => countUse(db, kind, subject, LIMITS[kind]))
+  const { count, seconds } = await withBudget(services, '', db => countUse(db, kind, subject, LIMITS[kind]))
   return count > LIMITS[kind].limit ? Math.max(1, seconds) : null
 }
 
 /** Whether a limit is spent, without counting. */
 export async function spent(services: Services, kind: LimitKind, subject: string): Promise<Spent> {
   const { limit, windowSeconds } = LIMITS[kind]
-  const { count, seconds } = await withBudget(services, db => readUse(db, kind, subject, windowSeconds))
+  const { count, seconds } = await withBudget(services, '', db => readUse(db, kind, subject, windowSeconds))
   return count >= limit ? seconds : null
 }
 
@@ -74,24 +47,24 @@ export const senderIp = (ctx: { req: object }): string => (ctx.req as { ip?: str
 const blocked = perProcess(() => new LRUCache<string, number>({ max: 10_000 }))
 
 export async function countTokenFailure(services: Services, ip: string): Promise<void> {
-  const sender = senderOf(ip)
+  const sender = networkOf(ip)
   const seconds = await spend(services, 'token_failure', sender)
   if (seconds !== null) blocked(services).set(sender, performance.now() + seconds * 1000)
 }
 
 /** Whether the sender of a token request is refused; costs no statement. */
 export function tokensRefused(services: Services, ip: string | undefined): Spent {
-  const until = blocked(services).get(senderOf(ip))
+  const until = blocked(services).get(networkOf(ip ?? null))
   const left = until === undefined ? 0 : until - performance.now()
   return left > 0 ? Math.ceil(left / 1000) : null
 }
 
 /** Whether clients that nobody has used yet fill their share of the table. */
 export const clientsFull = async (services: Services): Promise<Spent> =>
-  (await withBudget(services, db => countUnusedClients(db, MAX_UNUSED_CLIENTS))) >= MAX_UNUSED_CLIENTS
+  (await withBudget(services, '', db => countUnusedClients(db, MAX_UNUSED_CLIENTS))) >= MAX_UNUSED_CLIENTS
     ? RETRY_SECONDS
     : null
 
 /** Whether as many device codes are live as there may be: more would make guessing one too easy. */
 export const deviceCodesFull = async (services: Services): Promise<Spent> =>
-  (await withBudget(services, countDeviceCodes)) >= MAX_DEVICE_CODES ? RETRY_SECONDS : null
+  (await withBudget(services, '', countDeviceCodes)) >= MAX_DEVICE_CODES ? RETRY_SECONDS : null

@@ -5,10 +5,13 @@ import { boundBody } from '../../core/http/server.ts'
 import { loggedPath } from '../../core/process/log.ts'
 import { requestDuration, requests } from '../../core/process/metrics.ts'
 import type { Services } from '../../core/process/services.ts'
+import { networkOf } from '../networks.ts'
+import { basePath, cookiesOf } from '../signed-cookies.ts'
+import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
-import { clientsFull, deviceCodesFull, type Spent, senderOf, spend, spent, tokensRefused } from './limits.ts'
+import { handlerOf } from './library.ts'
+import { clientsFull, deviceCodesFull, type Spent, spend, spent, tokensRefused } from './limits.ts'
 import { escapeHtml, PAGE_HEADERS, pageOf, STATIC, sessionSubject } from './pages.ts'
-import { basePath, cookieNames, handlerOf } from './provider.ts'
 import { MCP_ACCESS } from './scopes.ts'
 
 /** The protocol endpoints at the root, beside the API. */
@@ -52,7 +55,7 @@ const ROUTES: Route[] = [
     method: 'get',
     path: '/oauth/authorize',
     page: true,
-    limit: (services, req) => spend(services, 'authorization', senderOf(req.ip)),
+    limit: (services, req) => spend(services, 'authorization', networkOf(req.ip ?? null)),
   },
   { method: 'get', path: '/oauth/authorize/:uid', page: true },
   { method: 'post', path: '/oauth/end/confirm', page: true },
@@ -67,7 +70,7 @@ const ROUTES: Route[] = [
     enabled: ({ OAUTH_REGISTRATION_ENABLED }) => OAUTH_REGISTRATION_ENABLED,
     limit: (services, req) =>
       first(
-        () => spend(services, 'registration', senderOf(req.ip)),
+        () => spend(services, 'registration', networkOf(req.ip ?? null)),
         () => clientsFull(services),
       ),
   },
@@ -77,7 +80,7 @@ const ROUTES: Route[] = [
     enabled: withDevices,
     limit: (services, req) =>
       first(
-        () => spend(services, 'device_authorization', senderOf(req.ip)),
+        () => spend(services, 'device_authorization', networkOf(req.ip ?? null)),
         () => deviceCodesFull(services),
       ),
   },
@@ -89,8 +92,8 @@ const ROUTES: Route[] = [
     enabled: withDevices,
     limit: (services, req) =>
       first(
-        () => spent(services, 'user_code', senderOf(req.ip)),
-        () => spent(services, 'user_code_session', sessionSubject(sessionCookie(services.config, req) ?? '')),
+        () => spent(services, 'user_code', networkOf(req.ip ?? null)),
+        () => spent(services, 'user_code_session', sessionSubject(sessionCookie(services.config, req))),
       ),
   },
   { method: 'get', path: '/oauth/device/:uid', page: true, enabled: withDevices },
@@ -180,11 +183,8 @@ function refuse({ page }: Route, res: Response, seconds: number): void {
 }
 
 /** The session cookie that a browser sent, unverified. */
-function sessionCookie(config: Config, req: Request): string | undefined {
-  const name = cookieNames(config).session
-  const found = req.headers.cookie?.split(/; */).find(part => part.startsWith(`${name}=`))
-  return found?.slice(name.length + 1)
-}
+const sessionCookie = (config: Config, req: Request): string =>
+  cookiesOf(req.headers.cookie).get(cookieNames(config).session) ?? ''
 
 /** Writes the log line of a request and counts it. */
 const logged =

@@ -1,7 +1,8 @@
 import { readFileSync } from 'node:fs'
 import type { Client, KoaContextWithOIDC } from 'oidc-provider'
 import type { Services } from '../../core/process/services.ts'
-import { senderIp, senderOf, spend } from './limits.ts'
+import { networkOf } from '../networks.ts'
+import { senderIp, spend } from './limits.ts'
 import { hashOf } from './store.ts'
 
 /** HTML that people see: short pages of the library's steps, and the consent page, which is static. */
@@ -53,7 +54,7 @@ export async function userCodePage(
   error: { name?: string } | undefined,
 ): Promise<void> {
   if (error?.name === 'NotFoundError') {
-    await spend(services, 'user_code', senderOf(senderIp(ctx)))
+    await spend(services, 'user_code', networkOf(senderIp(ctx)))
     await spend(services, 'user_code_session', sessionSubject(ctx.oidc.session?.jti ?? ''))
   }
   const told = !error

@@ -1,22 +1,26 @@
-import { createHmac, createSecretKey, randomBytes } from 'node:crypto'
+import { createSecretKey, randomBytes } from 'node:crypto'
 import Provider, { type Configuration, errors, interactionPolicy, type KoaContextWithOIDC } from 'oidc-provider'
-import type { Config } from '../../config.ts'
 import { newId } from '../../core/api/ids.ts'
 import { refusalOf } from '../../core/invoke/refusal.ts'
-import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
+import { withBudget } from '../budget.ts'
+import { networkOf } from '../networks.ts'
+import { derivedKeys } from '../signatures.ts'
+import { basePath } from '../signed-cookies.ts'
 import { adapterOf, currentGrant, resourcesOf } from './adapter.ts'
-import { adaptClients, checkMetadata, firstPartyClients, isFirstParty, isHostAllowed, UNSAID } from './clients.ts'
+import { isFirstParty } from './client-kinds.ts'
+import { adaptClients, checkMetadata, firstPartyClients, isHostAllowed, UNSAID } from './clients.ts'
+import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
-import { keysChannel, signingKeys } from './keys.ts'
-import { countTokenFailure, senderIp, spend, withBudget } from './limits.ts'
+import { signingKeys } from './keys.ts'
+import { countTokenFailure, senderIp, spend } from './limits.ts'
 import { errorPage, userCodeConfirmPage, userCodeDonePage, userCodePage } from './pages.ts'
 import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scopes.ts'
 import { findUsername } from './store.ts'
 
 /** The protocol: the library with our storage, our clients and our consent. */
 
-/** A new release of the library that follows another draft of metadata documents fails at the start. */
+/** A release of the library that follows another draft of metadata documents fails as soon as it is loaded. */
 const METADATA_DOCUMENT_DRAFT = 'draft-02'
 
 const INTERACTION_SECONDS = 600
@@ -29,64 +33,7 @@ const MAX_JWKS_BYTES = 64 * 1024
 /** A scope claim beyond this many bytes is left out where it says no more than the grant: headers end at 16 KiB. */
 const MAX_SCOPE_BYTES = 2048
 
-/** Keys of a purpose, made of the secret that signs tokens; those of the one before verify. */
-const derivedKeys = ({ JWT_SECRET, JWT_SECRET_PREVIOUS }: Config, purpose: string): Buffer[] =>
-  [JWT_SECRET, JWT_SECRET_PREVIOUS].flatMap(secret =>
-    secret ? [createHmac('sha256', secret).update(`muster ${purpose}`).digest()] : [],
-  )
-
-export const cookieNames = ({ BASE_URL }: Pick<Config, 'BASE_URL'>) => {
-  const prefix = BASE_URL.startsWith('https:') ? '__Secure-' : ''
-  return {
-    session: `${prefix}oauth_session`,
-    interaction: `${prefix}oauth_interaction`,
-    resume: `${prefix}oauth_resume`,
-  }
-}
-
-/** Path under which a proxy serves the deployment; empty for none. */
-export const basePath = ({ BASE_URL }: Pick<Config, 'BASE_URL'>): string =>
-  new URL(BASE_URL).pathname.replace(/\/$/, '')
-
-type Opened = { get(): Promise<Provider>; close(): void }
-
-/** The provider of a process, made at the first request; again when another key signs. */
-const opened = perProcess(
-  (services): Opened => {
-    let made: Promise<Provider> | undefined
-    const drop = () => {
-      made = undefined
-    }
-    const unlisten = services.notifications.listen(keysChannel, drop, { onReconnect: drop })
-    return {
-      get() {
-        made ??= createProvider(services).catch(error => {
-          drop()
-          throw error
-        })
-        return made
-      },
-      close: unlisten,
-    }
-  },
-  provider => provider.close(),
-)
-
-export const providerOf = (services: Services): Promise<Provider> => opened(services).get()
-
-type Handler = ReturnType<Provider['callback']>
-
-const handlers = new WeakMap<Provider, Handler>()
-
-/** What answers requests to the endpoints of the protocol. */
-export async function handlerOf(services: Services): Promise<Handler> {
-  const provider = await providerOf(services)
-  const handler = handlers.get(provider) ?? provider.callback()
-  handlers.set(provider, handler)
-  return handler
-}
-
-async function createProvider(services: Services): Promise<Provider> {
+export async function createProvider(services: Services): Promise<Provider> {
   const provider = new Provider(services.config.BASE_URL, {
     ...configuration(services),
     jwks: { keys: (await signingKeys(services)) as never },
@@ -207,8 +154,8 @@ function configuration(services: Services): Configuration {
       Session: SESSION_SECONDS,
       Grant: config.OAUTH_GRANT_MAX_SECONDS,
     },
-    findAccount: async (_ctx, sub) => {
-      const username = await withBudget(services, db => findUsername(db, sub))
+    findAccount: async (ctx, sub) => {
+      const username = await withBudget(services, networkOf(senderIp(ctx)), db => findUsername(db, sub))
       return username === null ? undefined : { accountId: sub, claims: () => ({ sub, preferred_username: username }) }
     },
     loadExistingGrant: ctx => {

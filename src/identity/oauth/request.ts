@@ -4,10 +4,12 @@ import type Provider from 'oidc-provider'
 import type { AdapterPayload, Client } from 'oidc-provider'
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
+import { isLoopback } from '../../core/net/loopback.ts'
 import type { Services } from '../../core/process/services.ts'
-import { isFirstParty, kindOfClient, LOOPBACK } from './clients.ts'
+import { isFirstParty, kindOfClient } from './client-kinds.ts'
+import { cookieNames } from './cookies.ts'
+import { providerOf } from './library.ts'
 import { CLIENT_KINDS } from './model.ts'
-import { cookieNames, providerOf } from './provider.ts'
 import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scopes.ts'
 import { openObject } from './seal.ts'
 import { findObject, hashOf } from './store.ts'
@@ -127,7 +129,7 @@ export function presentRequest(
     client_name: client.clientName ?? null,
     client_host: vouching && new URL(vouching).host,
     redirect_host: redirect && (redirect.host || redirect.protocol),
-    loopback: redirect !== null && LOOPBACK.includes(redirect.hostname),
+    loopback: redirect !== null && isLoopback(redirect),
     requested_scopes: scopes,
     needs_project: !isSignIn && !actsAsUser,
     device,
