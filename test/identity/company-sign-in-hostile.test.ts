@@ -182,13 +182,11 @@ describe('sign-in with a company account, attacked', () => {
 
     it('not with a cookie that was made up', async () => {
       const begun = await fixture.begin('victim')
-      const cookies = begun.browser.cookies(BASE)
-      const own = cookies.get('__Secure-oidc_login') as { value: string; path: string }
-      const signature = cookies.get('__Secure-oidc_login.sig') as { value: string; path: string }
+      const own = begun.browser.cookie(BASE, '__Secure-oidc_login')
+      const signature = begun.browser.cookie(BASE, '__Secure-oidc_login.sig')
       const forger = fixture.browser()
       const forge = (value: string, sig: string) => {
-        forger.cookies(BASE).set('__Secure-oidc_login', { value, path: own.path })
-        forger.cookies(BASE).set('__Secure-oidc_login.sig', { value: sig, path: own.path })
+        forger.keep(BASE, { ...own, value }, { ...signature, value: sig })
       }
       const swapped = signature.value.replace(/^./, first => (first === 'A' ? 'B' : 'A'))
       for (const sig of ['', 'AAAA', swapped]) {
@@ -202,12 +200,12 @@ describe('sign-in with a company account, attacked', () => {
 
     it('once', async () => {
       const begun = await fixture.begin('victim')
-      const cookies = new Map(begun.browser.cookies(BASE))
+      const cookies = begun.browser.cookies(BASE)
       const [first, second] = await Promise.all([begun.browser.get(begun.callback), begun.browser.get(begun.callback)])
       assert.deepEqual([first.status, second.status].sort(), [302, 400])
       // The cookie was cleared; a browser that kept it has no sign-in left.
-      assert.equal(begun.browser.cookies(BASE).size, 0)
-      for (const [name, cookie] of cookies) begun.browser.cookies(BASE).set(name, cookie)
+      assert.equal(begun.browser.cookies(BASE).length, 0)
+      begun.browser.keep(BASE, ...cookies)
       await refusedPage(begun.browser, begun.callback)
     })
 
@@ -388,7 +386,7 @@ describe('sign-in with a company account, attacked', () => {
   it('stores nothing with which a sign-in could be answered or redeemed', async () => {
     const user = await fixture.linked('stored')
     const begun = await fixture.begin('stored')
-    const cookie = begun.browser.cookies(BASE).get('__Secure-oidc_login')?.value as string
+    const cookie = begun.browser.cookie(BASE, '__Secure-oidc_login').value
     const query = new URL(begun.callback).searchParams
     const secrets = [cookie, query.get('state') as string, query.get('code') as string]
     const returned = await fixture.end(begun)

@@ -142,7 +142,7 @@ describe('sign-in with a company account', () => {
       try {
         const begun = await fixture.begin('wandering')
         const moved = second.browser('wandering')
-        for (const [name, cookie] of begun.browser.cookies(BASE)) moved.cookies(BASE).set(name, cookie)
+        moved.keep(BASE, ...begun.browser.cookies(BASE))
         const returned = await second.end({ ...begun, browser: moved })
         const reply = await third.redeem(returned)
         assert.deepEqual([reply.status, reply.body.id], [200, user.id])
@@ -474,7 +474,7 @@ describe('sign-in with a company account', () => {
         const user = await other.linked('emil')
         const begun = await other.begin('emil')
         assert.deepEqual(
-          [...begun.browser.cookies('http://muster.example')].map(([name, { path }]) => [name, path]),
+          begun.browser.cookies('http://muster.example').map(({ name, path }) => [name, path]),
           [
             ['oidc_login', '/agents/oauth/oidc'],
             ['oidc_login.sig', '/agents/oauth/oidc'],

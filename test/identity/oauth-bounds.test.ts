@@ -1,9 +1,7 @@
 import assert from 'node:assert/strict'
 import { type Double, startDouble } from '../../src/local/double/server.ts'
 import type { Client, Reply } from '../support/app.ts'
-import { type OauthApp, refresh, register, startOauthApp, tokensOf } from '../support/oauth.ts'
-
-const REDIRECT = 'http://127.0.0.1:4711/callback'
+import { allowing, type OauthApp, REDIRECT, refresh, register, startOauthApp, tokensOf } from '../support/oauth.ts'
 
 /** Work that a token of a grant starts stays within the grant, and ends with it. */
 describe('work that an OAuth token starts', function () {
@@ -64,9 +62,7 @@ describe('work that an OAuth token starts', function () {
     double = await startDouble({})
     app = await startOauthApp({ workers: ['generation', 'orchestration', 'trigger'] })
     projectId = (await ok(app.admin.post('/projects', { name: 'bounds' }))).id
-    user = await app.user(undefined, [
-      { statement: [{ effect: 'Allow', action: ['*'], resource: [`srn:${projectId}:*:*`] }] },
-    ])
+    user = await app.user(undefined, [allowing(projectId)])
     ;({ client_id } = await register(app.base))
     modules = (await ok(user.get('/oauth/consent-info'))).modules.map(({ module }: { module: string }) => module)
   })

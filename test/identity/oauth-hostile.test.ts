@@ -5,6 +5,7 @@ import { rawQuery } from '../../src/core/db/sql.ts'
 import { createEgress } from '../../src/core/net/egress.ts'
 import { type Client, startApp } from '../support/app.ts'
 import {
+  allowing,
   authorizeUrl,
   Browser,
   beginRequest,
@@ -12,14 +13,13 @@ import {
   type OauthApp,
   pkce,
   postForm,
+  REDIRECT,
   register,
   startDocuments,
   startOauthApp,
   tokensOf,
 } from '../support/oauth.ts'
 import { cert } from '../support/tls.ts'
-
-const REDIRECT = 'http://127.0.0.1:4711/callback'
 
 describe('OAuth and callers that mean harm', function () {
   this.timeout(60_000)
@@ -41,9 +41,7 @@ describe('OAuth and callers that mean harm', function () {
   before(async () => {
     app = await startOauthApp()
     project = await app.project()
-    user = await app.user('ada', [
-      { statement: [{ effect: 'Allow', action: ['*'], resource: [`srn:${project.id}:*:*`] }] },
-    ])
+    user = await app.user('ada', [allowing(project.id)])
     ;({ client_id } = await register(app.base))
   })
 
@@ -131,12 +129,12 @@ describe('OAuth and callers that mean harm', function () {
       assert.equal((await api.post('/oauth/consent', { request_id, ...consent() })).status, 404)
     }
     // A cookie of one's own making.
-    const [{ name }] = attacker.cookies
+    const [{ name }] = attacker.cookies(app.base)
     const value = request_id.slice('oar_'.length)
     const signature = createHmac('sha1', 'a guess').update(`${name}=${value}`).digest('base64url')
     const forged = { cookie: `oauth_interaction=${value}; oauth_interaction.sig=${signature}` }
     assert.equal((await user.get(`/oauth/consent-info?request_id=${request_id}`, forged)).status, 404)
-    const cookies = { cookie: attacker.header('/api/v1/oauth/consent') }
+    const cookies = { cookie: attacker.header(`${app.base}/api/v1/oauth/consent`) }
     assert.equal((await app.anonymous.post('/oauth/consent', { request_id, ...consent() }, cookies)).status, 401)
   })
 

@@ -8,17 +8,16 @@ import {
   Browser,
   beginRequest,
   codeOf,
+  exchange,
   type OauthApp,
   pkce,
-  postForm,
+  REDIRECT,
   refresh,
   register,
   startOauthApp,
   tokensOf,
 } from '../support/oauth.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-
-const REDIRECT = 'http://127.0.0.1:4711/callback'
 
 describe('OAuth over several web processes', function () {
   this.timeout(120_000)
@@ -76,7 +75,8 @@ describe('OAuth over several web processes', function () {
 
   it('survives a restart between consent and token', async () => {
     app.front.targets.splice(0, 2, second.url)
-    const { code, verifier } = await codeOf(app.base, { client_id, redirect_uri: REDIRECT, user: app.admin, consent })
+    const flow = { client_id, redirect_uri: REDIRECT, user: app.admin, consent }
+    const { code, verifier } = await codeOf(app.base, flow)
     const browser = new Browser()
     const { verifier: later, challenge } = pkce()
     const asked = { client_id, redirect_uri: REDIRECT, code_challenge: challenge, code_challenge_method: 'S256' }
@@ -84,16 +84,9 @@ describe('OAuth over several web processes', function () {
     await second.kill('SIGKILL')
     second = await startSecond()
     app.front.targets.splice(0, 1, second.url)
-    const exchange = (code: string, code_verifier: string) =>
-      postForm(`${app.base}/oauth/token`, {
-        grant_type: 'authorization_code',
-        code,
-        code_verifier,
-        client_id,
-        redirect_uri: REDIRECT,
-      })
-    assert.equal((await exchange(code, verifier)).status, 200)
+    assert.equal((await exchange(app.base, flow, { code, verifier })).status, 200)
     const redirect = await approve(app.base, browser, app.admin, waiting, consent)
-    assert.equal((await exchange(redirect.searchParams.get('code') as string, later)).status, 200)
+    const waited = redirect.searchParams.get('code') as string
+    assert.equal((await exchange(app.base, flow, { code: waited, verifier: later })).status, 200)
   })
 })

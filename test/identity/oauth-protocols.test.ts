@@ -6,6 +6,7 @@ import * as openid from 'openid-client'
 import { rotateKey } from '../../src/identity/oauth/keys.ts'
 import type { Client } from '../support/app.ts'
 import {
+  allowing,
   approve,
   Browser,
   beginRequest,
@@ -13,13 +14,13 @@ import {
   inBrowser,
   type OauthApp,
   postForm,
+  REDIRECT,
   refresh,
   register,
   startOauthApp,
   tokensOf,
 } from '../support/oauth.ts'
 
-const REDIRECT = 'http://127.0.0.1:4711/callback'
 const DEVICE_GRANT = 'urn:ietf:params:oauth:grant-type:device_code'
 
 describe('OAuth beside the code flow', () => {
@@ -31,9 +32,7 @@ describe('OAuth beside the code flow', () => {
   before(async () => {
     app = await startOauthApp()
     project = await app.project()
-    user = await app.user('ada', [
-      { statement: [{ effect: 'Allow', action: ['*'], resource: [`srn:${project.id}:*:*`] }] },
-    ])
+    user = await app.user('ada', [allowing(project.id)])
   })
 
   after(() => app?.close())

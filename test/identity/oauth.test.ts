@@ -4,6 +4,7 @@ import { z } from 'zod'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually } from '../support/app.ts'
 import {
+  allowing,
   approve,
   authorizeUrl,
   Browser,
@@ -13,14 +14,13 @@ import {
   type OauthApp,
   pkce,
   postForm,
+  REDIRECT,
   refresh,
   register,
   startDocuments,
   startOauthApp,
   tokensOf,
 } from '../support/oauth.ts'
-
-const REDIRECT = 'http://127.0.0.1:4711/callback'
 
 describe('OAuth', () => {
   let app: OauthApp
@@ -52,8 +52,7 @@ describe('OAuth', () => {
       ...more,
     })
   const allowed = async (token: string) => (await app.as(token).get('/actors')).status
-  const newUser = async (action: string[] = ['*']) =>
-    app.user(undefined, [{ statement: [{ effect: 'Allow', action, resource: [`srn:${project.id}:*:*`] }] }])
+  const newUser = async (action: string[] = ['*']) => app.user(undefined, [allowing(project.id, action)])
 
   before(async () => {
     app = await startOauthApp()

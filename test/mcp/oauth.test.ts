@@ -4,19 +4,19 @@ import { Client as OldClient } from '@modelcontextprotocol/sdk/client/index.js'
 import { StreamableHTTPClientTransport as OldTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
 import type { Client } from '../support/app.ts'
 import {
+  allowing,
   approve,
   authorizeUrl,
   Browser,
   beginRequest,
   type OauthApp,
+  REDIRECT,
   refresh,
   register,
   startOauthApp,
   tokensOf,
 } from '../support/oauth.ts'
 import { wire } from './support.ts'
-
-const REDIRECT = 'http://127.0.0.1:4711/callback'
 
 /** Clients that know nothing but the address, and the rights of the tokens that they get. */
 describe('OAuth tokens at /mcp', function () {
@@ -29,14 +29,11 @@ describe('OAuth tokens at /mcp', function () {
   before(async () => {
     app = await startOauthApp()
     project = (await app.project()).id
-    user = await app.user(undefined, [everything('*')])
+    user = await app.user(undefined, [allowing(project)])
     client_id = (await register(app.base, { redirect_uris: [REDIRECT] })).client_id
   })
   after(() => app.close())
 
-  const everything = (action: string) => ({
-    statement: [{ effect: 'Allow', action: [action], resource: [`srn:${project}:*:*`] }],
-  })
   const consent = (...modules: string[]) => ({ project_id: project, selection: { kind: 'modules', modules } })
   const granted = (...modules: string[]) =>
     tokensOf(app.base, {
@@ -135,7 +132,7 @@ describe('OAuth tokens at /mcp', function () {
   })
 
   it('of a user who may not either get an error of the call, which no consent would help', async () => {
-    const few = await app.user(undefined, [everything('files:*')])
+    const few = await app.user(undefined, [allowing(project, ['files:*'])])
     const { access_token } = await tokensOf(app.base, {
       client_id,
       redirect_uri: REDIRECT,

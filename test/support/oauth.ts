@@ -5,6 +5,7 @@ import https from 'node:https'
 import type { AddressInfo } from 'node:net'
 import { createEgress } from '../../src/core/net/egress.ts'
 import { type Client, client, startApp, type TestApp } from './app.ts'
+import { Browser as BrowserOfRedirects } from './browser.ts'
 import { cert, key, TLS_HOST } from './tls.ts'
 
 /** A proxy in front of web processes, which gives each request to the next of them. Its address is the deployment's. */
@@ -66,46 +67,20 @@ export async function startOauthApp(options: Parameters<typeof startApp>[0] = {}
   }
 }
 
-type Cookie = { name: string; value: string; path: string }
-
-/** As much of a browser as the flows need: cookies by path, redirects one by one. */
-export class Browser {
-  cookies: Cookie[] = []
-  readonly address: string
-
-  /** @param address that its requests come from */
+/** A browser of these flows, at the address that its requests come from. */
+export class Browser extends BrowserOfRedirects {
   constructor(address = '192.0.2.1') {
-    this.address = address
-  }
-
-  header(path: string): string {
-    return this.cookies
-      .filter(cookie => path === cookie.path || path.startsWith(cookie.path.replace(/\/?$/, '/')))
-      .map(({ name, value }) => `${name}=${value}`)
-      .join('; ')
-  }
-
-  async send(url: string | URL, init: RequestInit = {}): Promise<Response> {
-    const target = new URL(url)
-    const headers = new Headers(init.headers)
-    headers.set('x-test-address', this.address)
-    headers.set('accept', headers.get('accept') ?? 'text/html')
-    const cookie = this.header(target.pathname)
-    if (cookie) headers.set('cookie', cookie)
-    const response = await fetch(target, { ...init, headers, redirect: 'manual' })
-    for (const line of response.headers.getSetCookie()) this.take(line)
-    return response
-  }
-
-  private take(line: string): void {
-    const [pair, ...attributes] = line.split(/; */)
-    const [name, ...value] = pair.split('=')
-    const of = (key: string) => attributes.find(each => each.toLowerCase().startsWith(`${key}=`))?.slice(key.length + 1)
-    const path = of('path') ?? '/'
-    this.cookies = this.cookies.filter(cookie => cookie.name !== name || cookie.path !== path)
-    if (value.join('=') !== '') this.cookies.push({ name, value: value.join('='), path })
+    super({ headers: { 'x-test-address': address, accept: 'text/html' } })
   }
 }
+
+/** Where the clients of these tests have codes sent. */
+export const REDIRECT = 'http://127.0.0.1:4711/callback'
+
+/** A policy that allows actions on everything in a project. */
+export const allowing = (projectId: string, action: string[] = ['*']) => ({
+  statement: [{ effect: 'Allow', action, resource: [`srn:${projectId}:*:*`] }],
+})
 
 export const pkce = () => {
   const verifier = randomBytes(32).toString('base64url')
@@ -134,7 +109,7 @@ export async function beginRequest(browser: Browser, url: URL): Promise<string> 
 /** Calls the API as a page in a browser does: with a bearer and the cookies of the browser. */
 export const inBrowser = (base: string, browser: Browser, user: Client): Client => {
   const api = client(base, user.token)
-  const cookies = (path: string) => ({ cookie: browser.header(`/api/v1${path.split('?')[0]}`) })
+  const cookies = (path: string) => ({ cookie: browser.header(`${base}/api/v1${path}`) })
   return {
     ...api,
     get: (path, headers) => api.get(path, { ...cookies(path), ...headers }),
@@ -233,12 +208,22 @@ export async function codeOf(base: string, flow: Flow): Promise<{ code: string; 
   return { code: redirect.searchParams.get('code') ?? '', verifier, redirect }
 }
 
+/** Exchanges a code of a public client. */
+export const exchange = (
+  base: string,
+  { client_id, redirect_uri }: Pick<Flow, 'client_id' | 'redirect_uri'>,
+  { code, verifier }: { code: string; verifier: string },
+  headers?: Record<string, string>,
+): Promise<TokenReply> =>
+  postForm(
+    `${base}/oauth/token`,
+    { grant_type: 'authorization_code', code, code_verifier: verifier, client_id, redirect_uri },
+    headers,
+  )
+
 /** Runs a whole flow of a public client; returns the answer of the token endpoint. */
 export async function tokensOf(base: string, flow: Flow, headers?: Record<string, string>): Promise<any> {
-  const { code, verifier } = await codeOf(base, flow)
-  const { client_id, redirect_uri } = flow
-  const given = { grant_type: 'authorization_code', code, code_verifier: verifier, client_id, redirect_uri }
-  const reply = await postForm(`${base}/oauth/token`, given, headers)
+  const reply = await exchange(base, flow, await codeOf(base, flow), headers)
   assert.equal(reply.status, 200, JSON.stringify(reply.body))
   return reply.body
 }
