@@ -3,14 +3,11 @@ import { AppError, raise } from '../core/api/errors.ts'
 import { unauthorizedBody } from '../core/http/body.ts'
 import type { Exchange } from '../core/http/mounts.ts'
 import type { Caller } from '../core/iam/caller.ts'
+import { insufficientScope, metadataOf } from '../core/iam/challenges.ts'
 import { countRequest } from '../core/invoke/hooks.ts'
 import { isLoopback } from '../core/net/loopback.ts'
 import type { Services } from '../core/process/services.ts'
-
-/** The scope without which no OAuth token is accepted here. */
-const ACCESS = 'mcp:access'
-
-const metadataOf = ({ BASE_URL }: Config): string => `${BASE_URL}/.well-known/oauth-protected-resource/mcp`
+import { MCP_ACCESS } from '../identity/oauth/scopes.ts'
 
 /**
  * The caller of a request.
@@ -22,15 +19,12 @@ export async function admit({ config }: Services, exchange: Exchange): Promise<C
   if (!caller) {
     const refused = unauthorizedBody(exchange.req)
     if (refused.code !== 'UNAUTHORIZED') throw refused
-    const challenge = `Bearer resource_metadata="${metadataOf(config)}", scope="${ACCESS}"`
+    const challenge = `Bearer resource_metadata="${metadataOf(config, '/mcp')}", scope="${MCP_ACCESS}"`
     throw new AppError('UNAUTHORIZED', { headers: { 'WWW-Authenticate': challenge } })
   }
   const { type, scopes } = caller.credential
-  if (type === 'oauth_token' && !scopes?.includes(ACCESS)) {
-    const all = [...new Set([...(scopes ?? []), ACCESS])].sort().join(' ')
-    const challenge = `Bearer error="insufficient_scope", scope="${all}", resource_metadata="${metadataOf(config)}"`
-    throw new AppError('FORBIDDEN', { headers: { 'WWW-Authenticate': challenge } })
-  }
+  if (type === 'oauth_token' && !scopes?.includes(MCP_ACCESS))
+    throw new AppError('FORBIDDEN', { headers: insufficientScope(config, '/mcp', [...(scopes ?? []), MCP_ACCESS]) })
   return caller
 }
 

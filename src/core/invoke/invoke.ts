@@ -6,6 +6,7 @@ import { asksForRerun } from '../db/pool.ts'
 import { isProjectGone, isReferenceLost } from '../db/sql.ts'
 import { inTenancy } from '../db/tenancy.ts'
 import { consentable, targetName } from '../iam/access.ts'
+import { insufficientScope } from '../iam/challenges.ts'
 import type { Services } from '../process/services.ts'
 import { recordRefusal } from './audit-trail.ts'
 import { authorize, refuseNever } from './authorize.ts'
@@ -104,15 +105,11 @@ async function admit(inv: Invocation): Promise<void> {
 function withChallenge({ operation, call, caller, services }: Invocation, error: AppError): AppError {
   if (!error.grantLacks || !caller) return error
   const asked = [error.meta?.action as string, operation.action as string, ...operation.alsoActions]
-  const scopes = new Set([...(caller.credential.scopes ?? []), ...consentable(caller, asked)])
-  const resource = call.surface === 'mcp' ? '/mcp' : ''
-  const metadata = `${services.config.BASE_URL}/.well-known/oauth-protected-resource${resource}`
+  const scopes = [...(caller.credential.scopes ?? []), ...consentable(caller, asked)]
   return new AppError(error.code, {
     message: error.message,
     meta: error.meta,
-    headers: {
-      'WWW-Authenticate': `Bearer error="insufficient_scope", scope="${[...scopes].sort().join(' ')}", resource_metadata="${metadata}"`,
-    },
+    headers: insufficientScope(services.config, call.surface === 'mcp' ? '/mcp' : '', scopes),
   })
 }
 

@@ -2,6 +2,7 @@ import type { Express, NextFunction, Request, Response } from 'express'
 import type { Config } from '../../config.ts'
 import { countAnonymous } from '../../core/http/anonymous-bodies.ts'
 import { boundBody } from '../../core/http/server.ts'
+import { RESOURCE_METADATA } from '../../core/iam/challenges.ts'
 import { loggedPath } from '../../core/process/log.ts'
 import { requestDuration, requests } from '../../core/process/metrics.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -41,7 +42,6 @@ const first = async (...checks: (() => Promise<Spent>)[]): Promise<Spent> => {
 
 const DISCOVERY = '/.well-known/oauth-authorization-server'
 const OPENID_DISCOVERY = '/.well-known/openid-configuration'
-const RESOURCE = '/.well-known/oauth-protected-resource'
 
 const withDevices = ({ OAUTH_DEVICE_ENABLED }: Config): boolean => OAUTH_DEVICE_ENABLED
 
@@ -104,15 +104,19 @@ export function mountOauth(app: Express, services: Services): void {
   const { config, log } = services
 
   for (const suffix of ['', '/mcp'])
-    app.get(`${RESOURCE}${suffix}`, logged(services, `${RESOURCE}${suffix}`), (_req: Request, res: Response) => {
-      res.json({
-        resource: `${config.BASE_URL}${suffix}`,
-        authorization_servers: [config.BASE_URL],
-        bearer_methods_supported: ['header'],
-        scopes_supported: [MCP_ACCESS],
-        dpop_signing_alg_values_supported: PROOF_ALGORITHMS,
-      })
-    })
+    app.get(
+      `${RESOURCE_METADATA}${suffix}`,
+      logged(services, `${RESOURCE_METADATA}${suffix}`),
+      (_req: Request, res: Response) => {
+        res.json({
+          resource: `${config.BASE_URL}${suffix}`,
+          authorization_servers: [config.BASE_URL],
+          bearer_methods_supported: ['header'],
+          scopes_supported: [MCP_ACCESS],
+          dpop_signing_alg_values_supported: PROOF_ALGORITHMS,
+        })
+      },
+    )
 
   for (const [path, { type, body }] of Object.entries(STATIC))
     app.get(path, logged(services, path), (_req: Request, res: Response) => {
