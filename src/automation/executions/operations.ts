@@ -195,7 +195,7 @@ export const executionOperations: Operation[] = [
     path: item,
     param,
     summary: 'Read an execution of a playbook with its steps',
-    description: 'Shows which steps are done, which one waits, and for whom.',
+    description: 'Shows which steps are done, which one is waiting, and what for.',
     tag,
     action: 'playbooks:GetExecution',
     answers: { 200: PlaybookExecution },

@@ -59,7 +59,7 @@ export function tokensRefused(services: Services, ip: string | undefined): Spent
   return left > 0 ? Math.ceil(left / 1000) : null
 }
 
-/** Whether clients that nobody has used yet fill their share of the table. */
+/** Whether unused clients fill their share of the table. */
 export const clientsFull = async (services: Services): Promise<Spent> =>
   (await withBudget(services, '', db => countUnusedClients(db, MAX_UNUSED_CLIENTS))) >= MAX_UNUSED_CLIENTS
     ? RETRY_SECONDS
