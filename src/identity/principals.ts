@@ -15,9 +15,9 @@ import { compileDocument } from '../core/iam/policy.ts'
 import type { Presented } from '../core/invoke/hooks.ts'
 import { perProcess } from '../core/process/per-process.ts'
 import type { Services } from '../core/process/services.ts'
+import { sha256Of } from '../core/secrets/digest.ts'
 import { boundaryLayer } from './boundaries.ts'
 import { keyUseLog } from './key-use.ts'
-import { hashKey } from './keys/secret.ts'
 import { layerOf } from './layers.ts'
 import { isProven } from './oauth/dpop.ts'
 import { ACT_AS_USER, actionScopes, areWithin, policyOf } from './oauth/scopes.ts'
@@ -168,7 +168,7 @@ const callerOf = (
 
 async function callerByKey(services: Services, token: string, ip: string | null): Promise<Caller | null> {
   const { pool, clock, log } = services
-  const hash = hashKey(token)
+  const hash = sha256Of(token)
   const found = await resolverOf(services).resolve(`key ${hash.toString('base64url')}`, async () => {
     const row = await keyPrincipalByHash(pool, hash)
     return row && principalOf(row, log)

@@ -1,4 +1,4 @@
-import { createHash, randomBytes } from 'node:crypto'
+import { randomBytes } from 'node:crypto'
 import type { z } from 'zod'
 import { checkStorage } from '../../control/quotas/storage.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
@@ -8,6 +8,7 @@ import type { Tx } from '../../core/db/write.ts'
 import { mayEver, permitted } from '../../core/iam/access.ts'
 import { type Caller, principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
+import { sha256Of } from '../../core/secrets/digest.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import { createUploaded, uploadedName } from './create.ts'
 import { type FileRow, fileKind, type TokenUpload, type UploadTokenInput } from './model.ts'
@@ -18,8 +19,6 @@ import { findUploadToken, insertUploadToken, type UploadTokenRow, useUploadToken
 /** Grants to upload one file without a credential. */
 
 const ACTION = 'files:UploadFile'
-
-const hashOf = (token: string): Buffer => createHash('sha256').update(token).digest()
 
 /** Makes a token and the address to upload to. Only its hash is kept. */
 export async function issueToken(
@@ -41,7 +40,7 @@ export async function issueToken(
   const token = `upt_${randomBytes(32).toString('base64url')}`
   const seconds = input.expires_in_seconds ?? config.UPLOAD_TOKEN_TTL_SECONDS
   const expires_at = new Date(clock.now().getTime() + seconds * 1000).toISOString()
-  await insertUploadToken(tx, hashOf(token), {
+  await insertUploadToken(tx, sha256Of(token), {
     project_id: projectId,
     principal: principalRecord(caller),
     prefix: input.prefix ?? null,
@@ -65,7 +64,7 @@ async function issuerOf(services: Services, row: UploadTokenRow): Promise<Caller
 export async function receiveByToken(request: Receiving): Promise<Received> {
   const { services, params, req } = request
   const { config, clock, pool } = services
-  const row = (await findUploadToken(pool, hashOf(params.token))) ?? unknownToken()
+  const row = (await findUploadToken(pool, sha256Of(params.token))) ?? unknownToken()
   if (row.used_at !== null) raise('UPLOAD_TOKEN_USED')
   if (new Date(row.expires_at) <= clock.now()) raise('UPLOAD_TOKEN_EXPIRED')
   await issuerOf(services, row)
@@ -98,7 +97,7 @@ export async function uploadByToken(
 ): Promise<FileRow> {
   const upload = body.file ?? body.content
   if (!upload) return invalid({ code: 'REQUIRED', path: 'file', message: 'is required; or content, in a JSON body' })
-  const hash = hashOf(token)
+  const hash = sha256Of(token)
   const row = await useUploadToken(tx, hash, services.clock.now())
   if (!row) return raise((await findUploadToken(tx, hash)) ? 'UPLOAD_TOKEN_USED' : 'UPLOAD_TOKEN_NOT_FOUND')
   const described = {

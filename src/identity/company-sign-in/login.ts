@@ -1,9 +1,10 @@
-import { createHash, createHmac, randomBytes } from 'node:crypto'
+import { createHmac, randomBytes } from 'node:crypto'
 import { firstChars, storableText } from '../../core/api/text.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { inBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
+import { sha256Of } from '../../core/secrets/digest.ts'
 import { withBudget } from '../budget.ts'
 import { networkOf } from '../networks.ts'
 import { type SignInRequest, signInEntry } from '../users/entries.ts'
@@ -23,8 +24,6 @@ const MAX_LABEL_LENGTH = 255
 /** Does database work of a sign-in. */
 const withConnection = <T>(services: Services, request: SignInRequest, work: () => Promise<T>): Promise<T> =>
   withBudget(services, networkOf(request.ip ?? null), work)
-
-export const hashOf = (text: string): Buffer => createHash('sha256').update(text).digest()
 
 const randomText = (): string => randomBytes(32).toString('base64url')
 
@@ -58,8 +57,8 @@ export async function startLogin(
   }
   const now = services.clock.now()
   const row = {
-    state_hash: hashOf(state),
-    cookie_hash: hashOf(cookie),
+    state_hash: sha256Of(state),
+    cookie_hash: sha256Of(cookie),
     network: networkOf(request.ip ?? null),
     return_to: login.returnTo,
     code_challenge: login.challenge,
@@ -82,8 +81,8 @@ export async function answerLogin(
   const [state, ...others] = query.getAll('state')
   if (state === undefined || others.length > 0) return null
   const { clock, log, pool } = services
-  const stateHash = hashOf(state)
-  const claim = { stateHash, cookieHash: hashOf(cookie), now: clock.now() }
+  const stateHash = sha256Of(state)
+  const claim = { stateHash, cookieHash: sha256Of(cookie), now: clock.now() }
   const login = await withConnection(services, request, () => claimLogin(pool, claim))
   if (!login) return null
   const ended = (outcome: LoginOutcome) => ({ returnTo: login.return_to, outcome })
@@ -130,7 +129,7 @@ async function admitAccount(
   if (linked.is_disabled) return refuse('access_denied')
   const code = randomText()
   const expires_at = new Date(services.clock.now().getTime() + CODE_MS)
-  await insertCode(tx, stateHash, { code_hash: hashOf(code), issuer, subject, expires_at })
+  await insertCode(tx, stateHash, { code_hash: sha256Of(code), issuer, subject, expires_at })
   return { code }
 }
 

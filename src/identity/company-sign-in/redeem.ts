@@ -1,12 +1,12 @@
 import { raise } from '../../core/api/errors.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
+import { sha256Of } from '../../core/secrets/digest.ts'
 import { signInEntry } from '../users/entries.ts'
 import type { SignedIn, SignInCode } from '../users/model.ts'
 import { refusedAttempts } from '../users/refused.ts'
 import { refuseSignIn, signedIn } from '../users/sign-in.ts'
 import { noteSignIn, passwordFacts } from '../users/store.ts'
-import { hashOf } from './login.ts'
 import { consumeCode, findCode, recordIdentityLogin } from './store.ts'
 
 /**
@@ -19,7 +19,7 @@ export async function redeemCode(
   request: RequestFacts,
 ): Promise<SignedIn> {
   const { clock, pool } = services
-  const codeHash = hashOf(oidc_code)
+  const codeHash = sha256Of(oidc_code)
   const found = await findCode(pool, codeHash, clock.now())
   const facts = found && (await passwordFacts(pool, found.user_id, clock.now()))
   if (!found || !facts) {
@@ -30,7 +30,7 @@ export async function redeemCode(
   const { username } = user
   const { issuer, subject, code_challenge } = found
   const detail = { kind: 'oidc', issuer, subject }
-  const isVerified = hashOf(code_verifier).toString('base64url') === code_challenge
+  const isVerified = sha256Of(code_verifier).toString('base64url') === code_challenge
   if (isVerified) {
     // Refuses locked names and disabled users too.
     const noted = await services.write(async tx => {

@@ -1,10 +1,8 @@
-import { createHash, randomBytes } from 'node:crypto'
+import { randomBytes } from 'node:crypto'
+import { sha256Of } from '../../core/secrets/digest.ts'
 
 const ALPHABET = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'
 const CHARACTERS = 43
-
-/** SHA-256 of a whole key string: what is stored and looked up. */
-export const hashKey = (key: string): Buffer => createHash('sha256').update(key).digest()
 
 /** A new key string, `sk_` and 256 random bits in base62, with what is stored of it. */
 export function mintKey(): { key: string; hash: Buffer; prefix: string } {
@@ -15,5 +13,5 @@ export function mintKey(): { key: string; hash: Buffer; prefix: string } {
     rest /= 62n
   }
   const key = `sk_${digits}`
-  return { key, hash: hashKey(key), prefix: key.slice(0, 11) }
+  return { key, hash: sha256Of(key), prefix: key.slice(0, 11) }
 }

@@ -2,6 +2,7 @@ import { type Adapter, type AdapterPayload, errors, Provider } from 'oidc-provid
 import type { Pool } from '../../core/db/pool.ts'
 import { isReferenceLost } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
+import { sha256Of } from '../../core/secrets/digest.ts'
 import { withBudget as withSignInBudget } from '../budget.ts'
 import { networkOf } from '../networks.ts'
 import { audiences } from '../principals.ts'
@@ -15,7 +16,6 @@ import {
   findGrant,
   findObject,
   type GrantState,
-  hashOf,
   insertClient,
   type Lookup,
   noteProof,
@@ -217,7 +217,7 @@ class ClientAdapter implements Adapter {
       id,
       name: metadata.client_name ?? null,
       metadata,
-      secretHash: secret === undefined ? null : hashOf(secret),
+      secretHash: secret === undefined ? null : sha256Of(secret),
     }
     if (Buffer.byteLength(JSON.stringify(metadata)) > MAX_METADATA_BYTES)
       throw new errors.InvalidClientMetadata(`client metadata must be at most ${MAX_METADATA_BYTES} bytes`)

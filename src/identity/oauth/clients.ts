@@ -3,8 +3,8 @@ import type Provider from 'oidc-provider'
 import { errors } from 'oidc-provider'
 import type { Config } from '../../config.ts'
 import { isLoopback as isLoopbackHost, LOOPBACK } from '../../core/net/loopback.ts'
+import { sha256Of } from '../../core/secrets/digest.ts'
 import { CLI, CONSOLE } from './client-kinds.ts'
-import { hashOf } from './store.ts'
 
 /** Clients: those that are built in, and the rules for those that describe themselves. */
 
@@ -86,7 +86,7 @@ export function adaptClients({ Client }: Provider): void {
   Client.prototype.responseModeAllowed = (mode, type) => mode === 'query' || (mode === 'fragment' && type !== 'code')
   Client.prototype.compareClientSecret = async function (actual: string) {
     const stored = Buffer.from(this.clientSecret ?? '', 'hex')
-    const given = hashOf(actual)
+    const given = sha256Of(actual)
     return stored.length === given.length && timingSafeEqual(stored, given)
   }
 }

@@ -7,6 +7,7 @@ import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
 import { sees } from '../../core/iam/access.ts'
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
+import { sha256Of } from '../../core/secrets/digest.ts'
 import { kindOfClient } from './client-kinds.ts'
 import { grantKind } from './model.ts'
 import { type AuthorizationRequest, ConsentRequest, loadRequest, presentRequest } from './request.ts'
@@ -21,7 +22,7 @@ import {
   scopesOf,
 } from './scopes.ts'
 import { openObject, sealObject } from './seal.ts'
-import { hashOf, insertGrant, lockObject, noteConsent, rewriteObject } from './store.ts'
+import { insertGrant, lockObject, noteConsent, rewriteObject } from './store.ts'
 
 /** The decision of a user over an authorization request. */
 
@@ -162,7 +163,7 @@ async function decide(
   const { config, clock } = services
   const { client, uid } = request
   const sealed = await lockObject(tx, 'Interaction', uid)
-  const stored = sealed && openObject(services, 'Interaction', hashOf(uid).toString('hex'), sealed)
+  const stored = sealed && openObject(services, 'Interaction', sha256Of(uid).toString('hex'), sealed)
   if (!stored || stored.result) return raise('RESOURCE_NOT_FOUND', { meta: { id: body.request_id } })
   audit.project_id = project_id
   audit.detail = { ...audit.detail, client_id: client.clientId, client_name: client.clientName ?? null, scopes }

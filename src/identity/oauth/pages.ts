@@ -1,9 +1,9 @@
 import { readFileSync } from 'node:fs'
 import type { Client, KoaContextWithOIDC } from 'oidc-provider'
 import type { Services } from '../../core/process/services.ts'
+import { sha256Of } from '../../core/secrets/digest.ts'
 import { networkOf } from '../networks.ts'
 import { senderIp, spend } from './limits.ts'
-import { hashOf } from './store.ts'
 
 /** HTML that people see: short pages of the library's steps, and the consent page, which is static. */
 
@@ -72,7 +72,7 @@ export async function userCodePage(
 }
 
 /** A session of a browser, as limits name it. */
-export const sessionSubject = (id: string): string => hashOf(id).toString('hex')
+export const sessionSubject = (id: string): string => sha256Of(id).toString('hex')
 
 /** The policy of our pages runs no scripts of attributes. */
 const withoutHandlers = (form: string): string => form.replace(/ (onfocus|autofocus)(="[^"]*")?/g, '')

@@ -6,13 +6,14 @@ import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { isLoopback } from '../../core/net/loopback.ts'
 import type { Services } from '../../core/process/services.ts'
+import { sha256Of } from '../../core/secrets/digest.ts'
 import { isFirstParty, kindOfClient } from './client-kinds.ts'
 import { cookieNames } from './cookies.ts'
 import { providerOf } from './library.ts'
 import { CLIENT_KINDS } from './model.ts'
 import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scopes.ts'
 import { openObject } from './seal.ts'
-import { findObject, hashOf } from './store.ts'
+import { findObject } from './store.ts'
 
 /** An authorization request that waits for the decision of a user. */
 export type AuthorizationRequest = {
@@ -100,7 +101,7 @@ function boundRequest(services: Services, provider: Provider, { cookie }: { cook
 
 async function read(services: Services, model: string, id: string): Promise<AdapterPayload | null> {
   const row = await findObject(services.pool, model, { by: 'id', value: id })
-  return row && openObject(services, model, hashOf(id).toString('hex'), row.sealed)
+  return row && openObject(services, model, sha256Of(id).toString('hex'), row.sealed)
 }
 
 function knownScopes(services: Services, client: Client, scope = ''): string[] {

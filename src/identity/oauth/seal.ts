@@ -1,7 +1,7 @@
 import type { AdapterPayload } from 'oidc-provider'
 import type { Services } from '../../core/process/services.ts'
+import { sha256Of } from '../../core/secrets/digest.ts'
 import { OBJECT_SEAL } from './model.ts'
-import { hashOf } from './store.ts'
 
 /** What objects hold is sealed for their row: identifiers of others are among it, which a dump must not give away. */
 
@@ -14,7 +14,7 @@ const sealedFor = (model: string, hash: string) => ({
 })
 
 export const sealObject = ({ secrets }: Box, model: string, id: string, payload: AdapterPayload): string =>
-  secrets.seal(JSON.stringify(payload), sealedFor(model, hashOf(id).toString('hex')))
+  secrets.seal(JSON.stringify(payload), sealedFor(model, sha256Of(id).toString('hex')))
 
 /** What an object holds; null where it cannot be opened, which makes it unknown. */
 export function openObject({ secrets }: Box, model: string, hash: string, sealed: string): AdapterPayload | null {

@@ -1,11 +1,9 @@
-import { createHash } from 'node:crypto'
 import { z } from 'zod'
 import { counting, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { sha256Of } from '../../core/secrets/digest.ts'
 
 /** What identifies an object is stored as its hash alone. */
-export const hashOf = (text: string): Buffer => createHash('sha256').update(text).digest()
-
-const bytes = (text: string | undefined) => (text === undefined ? null : sql.binary(hashOf(text)))
+const bytes = (text: string | undefined) => (text === undefined ? null : sql.binary(sha256Of(text)))
 
 const StoredObject = z.object({
   id_hash: z.string(),
@@ -28,7 +26,7 @@ const COLUMNS = { id: 'id_hash', uid: 'uid_hash', user_code: 'user_code_hash' } 
 export const findObject = (db: Queryable, model: string, { by, value }: Lookup) =>
   db.maybeOne(stored`
     select ${objectColumns} from oauth_objects o left join oauth_grants g on g.id = o.grant_id
-    where o.model = ${model} and o.${sql.identifier([COLUMNS[by]])} = ${sql.binary(hashOf(value))} and o.sealed is not null
+    where o.model = ${model} and o.${sql.identifier([COLUMNS[by]])} = ${sql.binary(sha256Of(value))} and o.sealed is not null
       and (o.expires_at > now() or o.model = 'DeviceCode')`)
 
 const polled = sql.type(StoredObject.extend({ too_fast: z.boolean() }))
@@ -40,7 +38,7 @@ export const pollDeviceCode = (db: Queryable, id: string) =>
   db.maybeOne(polled`
     with before as (
       select id_hash, coalesce(polled_at > now() - poll_seconds * interval '1 second', false) as too_fast from oauth_objects
-      where model = 'DeviceCode' and id_hash = ${sql.binary(hashOf(id))} for no key update
+      where model = 'DeviceCode' and id_hash = ${sql.binary(sha256Of(id))} for no key update
     ), polled as (
       update oauth_objects o set polled_at = now(), poll_seconds = o.poll_seconds + case when b.too_fast then 5 else 0 end
       from before b where o.model = 'DeviceCode' and o.id_hash = b.id_hash
@@ -66,7 +64,7 @@ const putStatement = (
   { sealed, uid, userCode, grantId, expiresAt }: ObjectValues,
 ) => statement`
   insert into oauth_objects (model, id_hash, uid_hash, user_code_hash, grant_id, sealed, expires_at)
-  values (${model}, ${sql.binary(hashOf(id))}, ${bytes(uid)}, ${bytes(userCode)}, ${grantId ?? null}, ${sealed},
+  values (${model}, ${sql.binary(sha256Of(id))}, ${bytes(uid)}, ${bytes(userCode)}, ${grantId ?? null}, ${sealed},
     ${expiresAt.toISOString()}::timestamptz)
   on conflict (model, id_hash) do update set uid_hash = excluded.uid_hash, grant_id = excluded.grant_id,
     sealed = excluded.sealed, expires_at = excluded.expires_at`
@@ -86,35 +84,35 @@ export const putRefreshToken = (
       where c.id = e.client_id and (c.last_used_at is null or c.last_used_at < now() - interval '1 day')
     )
     insert into oauth_objects (model, id_hash, grant_id, sealed, expires_at)
-    values ('RefreshToken', ${sql.binary(hashOf(id))}, ${grantId}, ${sealed}, ${expiresAt.toISOString()}::timestamptz)`)
+    values ('RefreshToken', ${sql.binary(sha256Of(id))}, ${grantId}, ${sealed}, ${expiresAt.toISOString()}::timestamptz)`)
 
 /** Uses up an object that may be used once; false when another request did so before. */
 export const consumeObject = async (db: Queryable, model: string, id: string): Promise<boolean> =>
   (await db.maybeOneFirst(identifying`
     update oauth_objects set consumed_at = now()
-    where model = ${model} and id_hash = ${sql.binary(hashOf(id))} and consumed_at is null returning model as id`)) !==
+    where model = ${model} and id_hash = ${sql.binary(sha256Of(id))} and consumed_at is null returning model as id`)) !==
   null
 
 export const deleteObject = (db: Queryable, model: string, id: string) =>
-  db.query(statement`delete from oauth_objects where model = ${model} and id_hash = ${sql.binary(hashOf(id))}`)
+  db.query(statement`delete from oauth_objects where model = ${model} and id_hash = ${sql.binary(sha256Of(id))}`)
 
 /** Notes a proof of possession; false for one that was noted before. */
 export const noteProof = async (db: Queryable, id: string, until: Date): Promise<boolean> =>
   (await db.maybeOneFirst(identifying`
     insert into oauth_objects (model, id_hash, expires_at)
-    values ('ReplayDetection', ${sql.binary(hashOf(id))}, ${until.toISOString()}::timestamptz)
+    values ('ReplayDetection', ${sql.binary(sha256Of(id))}, ${until.toISOString()}::timestamptz)
     on conflict do nothing returning model as id`)) !== null
 
 /** An object under its lock, for a change by others than the library. */
 export const lockObject = (db: Queryable, model: string, id: string) =>
   db.maybeOneFirst(sql.type(z.object({ sealed: z.string() }))`
     select sealed from oauth_objects
-    where model = ${model} and id_hash = ${sql.binary(hashOf(id))} and expires_at > now() for no key update`)
+    where model = ${model} and id_hash = ${sql.binary(sha256Of(id))} and expires_at > now() for no key update`)
 
 /** Writes the new state of an object whose lock the caller holds. */
 export const rewriteObject = (db: Queryable, model: string, id: string, sealed: string) =>
   db.query(
-    statement`update oauth_objects set sealed = ${sealed} where model = ${model} and id_hash = ${sql.binary(hashOf(id))}`,
+    statement`update oauth_objects set sealed = ${sealed} where model = ${model} and id_hash = ${sql.binary(sha256Of(id))}`,
   )
 
 /** Number of device codes that are not used up. Index oauth_objects_user_code. */
