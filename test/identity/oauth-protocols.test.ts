@@ -277,6 +277,9 @@ describe('OAuth beside the code flow', () => {
       assert.equal((await api.get('/users')).status, 200)
       const { credential } = (await api.get('/users/me')).body
       assert.deepEqual([credential.type, credential.project_id], ['user', null])
+      assert.equal((await api.post('/projects', { name: 'by a client' })).status, 201)
+      const [entry] = (await app.admin.get('/audit-log?action=projects:CreateProject&limit=1')).body.data
+      assert.equal(entry.detail?.oauth_client_id, 'muster-cli')
       const [grant] = (await app.admin.get('/oauth/grants?client_id=muster-cli&limit=1')).body.data
       assert.equal(grant.id, credential.id)
       assert.equal((await app.admin.delete(`/oauth/grants/${grant.id}`)).status, 204)

@@ -38,6 +38,6 @@ export function auditDetail(draft: AuditDraft, caller: Caller): Record<string, u
   const detail: Record<string, unknown> = { ...draft.detail }
   if (draft.additional_checks.length > 0) detail.additional_checks = draft.additional_checks
   if (caller.credential.type === 'run') detail.run_as = caller.principal
-  if (caller.credential.type === 'oauth_token') detail.oauth_client_id = caller.credential.client_id
+  else if (caller.credential.client_id !== undefined) detail.oauth_client_id = caller.credential.client_id
   return Object.keys(detail).length > 0 ? detail : null
 }
