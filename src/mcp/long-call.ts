@@ -3,9 +3,9 @@ import { type Answer, type Operation, operations } from '../core/api/operation.t
 import type { Call } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
 import { kebab, type OperationTool } from './registry.ts'
-import { resultOf, type ToolResult } from './result.ts'
+import { jsonResult, resultOf, type ToolResult } from './result.ts'
 import { type Answering, type Session, takesTasks } from './session.ts'
-import { look, resultOfWork, type Seen, taskOf } from './tasks.ts'
+import { isHidden, look as lookAt, resultOfWork, type Seen, taskOf } from './tasks.ts'
 
 /** Calls of operations that start long work. */
 
@@ -13,6 +13,13 @@ type Json = Record<string, unknown>
 
 /** How often work is looked at that a call waits for. */
 const LOOK_MS = 500
+
+/** The work as far as the caller may read it: who may start it need not be one who may. */
+const look = (session: Session, record: string): Promise<Seen | null> =>
+  lookAt(session, record).catch(error => {
+    if (isHidden(error)) return null
+    throw error
+  })
 
 /** The id of the record, out of an answer or of what a waiting call has made. */
 function recordOf({ starts }: Operation, call: Call, from: Json | Made | undefined): string | null {
@@ -65,8 +72,9 @@ export async function callLong(
     }
     // The work goes on; only this call has waited long enough.
     ended.catch(() => {})
-    const seen = record === null ? null : await look(session, record)
-    if (!seen) return await resultOf(session, operation, await ended)
+    if (record === null) return await resultOf(session, operation, await ended)
+    const seen = await look(session, record)
+    if (!seen) return unreadable(record)
     if (tasks) return createdTask(session, seen)
     return await unfinished(session, seen)
   } finally {
@@ -107,6 +115,10 @@ async function settled(
 }
 
 const createdTask = (session: Session, seen: Seen): Json => ({ resultType: 'task', ...taskOf(session, seen) })
+
+/** What is known of work that was started, for a caller that may not read it. */
+const unreadable = (id: string): ToolResult =>
+  jsonResult({ id, note: 'It was started and goes on. This credential may not read it.' })
 
 /** The record as it is, for a client that has waited long enough. */
 async function unfinished(session: Session, { work, row, record, state }: Seen): Promise<ToolResult> {

@@ -36,7 +36,7 @@ const unknownTask = (): never => invalidParams('There is no such task')
 /** What kind of long work an id is of. */
 const workOf = (id: string): LongWork | undefined => longWork.all().find(({ kind }) => isIdOf(kinds.get(kind), id))
 
-const isHidden = (error: unknown): boolean =>
+export const isHidden = (error: unknown): boolean =>
   error instanceof AppError && (error.status === 403 || error.status === 404)
 
 /** Long work as the caller may see it; null where it is gone. Raises what its reading operation raises. */

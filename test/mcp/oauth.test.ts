@@ -16,7 +16,7 @@ import {
   startOauthApp,
   tokensOf,
 } from '../support/oauth.ts'
-import { wire } from './support.ts'
+import { wire, withTasks } from './support.ts'
 
 /** Clients that know nothing but the address, and the rights of the tokens that they get. */
 describe('OAuth tokens at /mcp', function () {
@@ -27,7 +27,7 @@ describe('OAuth tokens at /mcp', function () {
   let client_id: string
 
   before(async () => {
-    app = await startOauthApp()
+    app = await startOauthApp({ env: { MCP_TASK_AFTER_MS: '100', MCP_CALL_TIMEOUT_MS: '300' } })
     project = (await app.project()).id
     user = await app.user(undefined, [allowing(project)])
     client_id = (await register(app.base, { redirect_uris: [REDIRECT] })).client_id
@@ -143,6 +143,24 @@ describe('OAuth tokens at /mcp', function () {
     assert.equal(status, 200)
     assert.equal(body.result.isError, true)
     assert.equal(body.result.structuredContent.error.code, 'FORBIDDEN')
+  })
+
+  it('that start work and may not read it are told what they started', async () => {
+    const graph = { project_id: project, name: 'started', nodes: [{ id: 'ask', type: 'human' }], edges: [] }
+    const orchestration_id = (await user.post('/orchestrations', graph)).body.id
+    const selection = { kind: 'actions', actions: ['orchestrations:StartRun'] }
+    const flow = { client_id, redirect_uri: REDIRECT, user, consent: { project_id: project, selection } }
+    const { access_token } = await tokensOf(app.base, flow)
+    const send = wire(app.base, access_token)
+    const ids = []
+    for (const capabilities of [{}, withTasks])
+      for (const args of [{ orchestration_id }, { orchestration_id, wait: false }]) {
+        const { status, body } = await send('tools/call', { name: 'start-run', arguments: args }, { capabilities })
+        assert.equal(status, 200, JSON.stringify(body))
+        ids.push(body.result.structuredContent.id)
+      }
+    const { data } = (await user.get(`/orchestration-runs?project_id=${project}`)).body
+    assert.deepEqual(ids.toSorted(), data.map(({ id }: { id: string }) => id).toSorted())
   })
 
   it('without the scope of the endpoint are sent for it', async () => {
