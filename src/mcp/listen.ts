@@ -27,6 +27,8 @@ export async function listen(session: Session, { id, params, signal }: Answering
   if (!data) return invalidParams(`notifications is required, with at most ${MOST_TASKS} taskIds`)
   const { taskIds } = data.notifications
   if (taskIds !== undefined) requireExtension(session)
+  // Of a signal that is aborted already no more is heard, and the stream would count as open for good.
+  signal.throwIfAborted()
   const { credential } = session.caller
   const streams = open(session.services)
   const count = streams.get(credential.id) ?? 0
@@ -74,9 +76,10 @@ async function follow(
 /** A task as it stands; null for what the caller may not see, or see no longer. */
 async function taskOf(session: Session, taskId: string): Promise<Record<string, unknown> | null> {
   try {
-    if (!(await session.exchange.identify())) return null
+    const caller = await session.exchange.identify()
+    if (!caller) return null
     const answering = { params: { taskId } } as unknown as Answering
-    return (await getTask(session, answering)) as Record<string, unknown>
+    return (await getTask({ ...session, caller }, answering)) as Record<string, unknown>
   } catch {
     return null
   }

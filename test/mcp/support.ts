@@ -59,6 +59,45 @@ export function wire(url: string, token: string | null) {
   }
 }
 
+/** Opens a stream of tasks with forms; `next` waits for the next notification about one of them. */
+export async function openStream(url: string, token: string | null, notifications: object, signal: AbortSignal) {
+  const method = 'subscriptions/listen'
+  const _meta = {
+    'io.modelcontextprotocol/protocolVersion': MODERN,
+    'io.modelcontextprotocol/clientCapabilities': withForms,
+  }
+  const response = await fetch(`${url}/mcp`, {
+    method: 'POST',
+    signal,
+    headers: {
+      'content-type': 'application/json',
+      authorization: `Bearer ${token}`,
+      'mcp-protocol-version': MODERN,
+      'mcp-method': method,
+    },
+    body: JSON.stringify({ jsonrpc: '2.0', id: 1, method, params: { notifications, _meta } }),
+  })
+  const reader = (response.body as ReadableStream<Uint8Array>).pipeThrough(new TextDecoderStream()).getReader()
+  let text = ''
+  return {
+    async next(): Promise<any> {
+      for (;;) {
+        const end = text.indexOf('\n\n')
+        if (end < 0) {
+          const { done, value } = await reader.read()
+          if (done) throw new Error('the stream has ended')
+          text += value
+          continue
+        }
+        const data = /^data: (.+)$/m.exec(text.slice(0, end))?.[1]
+        text = text.slice(end + 2)
+        const message = data && JSON.parse(data)
+        if (message?.method === 'notifications/tasks') return message
+      }
+    },
+  }
+}
+
 /** Calls one tool, and gives the result; of a refusal of the protocol its error. */
 export function tools(url: string, token: string | null, base: Ask = {}) {
   const send = wire(url, token)

@@ -3,7 +3,7 @@ import { edge, graphOf, madeOrchestration, step } from '../automation/orchestrat
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
-import { MODERN, tools, wire, withForms, withTasks } from './support.ts'
+import { MODERN, openStream, tools, wire, withForms, withTasks } from './support.ts'
 
 /** Long work as tasks: views of records that are read, answered and cancelled. */
 describe('tasks of /mcp', () => {
@@ -247,6 +247,37 @@ describe('tasks of /mcp', () => {
       assert.equal(body.error.message, 'There is no such task')
     }
     assert.equal((await get(taskId)).error, undefined)
+  })
+
+  it('shows a form in a stream for as long as the caller may answer it', async () => {
+    const { id } = await madeOrchestration(app.admin, {
+      project_id: app.projectId,
+      ...graphOf([{ id: 'ask', type: 'human', prompt: 'Go?' }]),
+    })
+    const { taskId } = await started('start-run', { orchestration_id: id })
+    await until(taskId, 'input_required')
+    const held = new AbortController()
+    const stream = await openStream(app.url, app.key.token, { taskIds: [taskId] }, held.signal)
+    assert.equal((await stream.next()).params.status, 'input_required')
+    const me = (await app.key.get('/users/me')).body.credential.id
+    const { body: policy } = await app.admin.post('/policies', {
+      document: {
+        statement: [
+          { effect: 'Allow', action: ['*'], resource: [`srn:${app.projectId}:*:*`] },
+          { effect: 'Deny', action: ['orchestrations:SubmitHumanInput'] },
+        ],
+      },
+    })
+    const before = (await app.admin.get(`/project-keys/${me}`)).body.policy_ids
+    await app.admin.patch(`/project-keys/${me}`, { policy_ids: [policy.id] })
+    try {
+      const { params } = await stream.next()
+      assert.equal(params.status, 'working')
+      assert.equal(params.inputRequests, undefined)
+    } finally {
+      await app.admin.patch(`/project-keys/${me}`, { policy_ids: before })
+      held.abort()
+    }
   })
 
   it('asks for the extension, and is not there before 2026', async () => {
