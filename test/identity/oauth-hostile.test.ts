@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
-import { createHmac } from 'node:crypto'
+import { createHmac, randomUUID } from 'node:crypto'
 import { exportJWK, generateKeyPair, SignJWT } from 'jose'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { createEgress } from '../../src/core/net/egress.ts'
+import { spend } from '../../src/identity/oauth/limits.ts'
 import { type Client, startApp } from '../support/app.ts'
 import {
   allowing,
@@ -244,6 +245,16 @@ describe('OAuth and callers that mean harm', function () {
       assert.ok(replies.includes('refused') && !replies.includes('failed'), replies.join())
       assert.equal(replies.at(-1), 'refused')
     })
+
+    it('is fetched for one sender so often that others still get theirs', async () => {
+      await app.services.pool.query(rawQuery('delete from oauth_limits'))
+      const asked = inner.requests.length
+      const from = { 'x-test-address': '192.0.2.70' }
+      for (let index = 0; index < 12; index++)
+        await postForm(`${app.base}/oauth/revoke`, { token: 'x', client_id: `${inner.url}/flood/${index}` }, from)
+      assert.equal(inner.requests.length - asked, 8)
+      assert.equal((await authorize({ client_id: `${inner.url}/quiet` }, '192.0.2.71')).status, 303)
+    })
   })
 
   it('is offered as far as the settings say, with cookies that browsers keep for https', async () => {
@@ -277,6 +288,119 @@ describe('OAuth and callers that mean harm', function () {
     } finally {
       await own.close()
     }
+  })
+
+  describe('the storage', () => {
+    const limits = (text: string) => app.services.pool.query(rawQuery(text))
+    const count = async (text: string) =>
+      Number(((await app.services.pool.one(rawQuery(text))) as { count: string }).count)
+    const from = (address: string) => ({ 'x-test-address': address })
+    const signed = async (id: string, exp: number) =>
+      new SignJWT({})
+        .setProtectedHeader({ alg: 'ES256' })
+        .setIssuer(id)
+        .setSubject(id)
+        .setAudience(app.base)
+        .setJti(randomUUID())
+        .setExpirationTime(exp)
+        .sign(keys.privateKey)
+    let keys: Awaited<ReturnType<typeof generateKeyPair>>
+    let confidential: string
+
+    before(async () => {
+      keys = await generateKeyPair('ES256', { extractable: true })
+      const registered = await registration(
+        {
+          redirect_uris: ['https://client.example/callback'],
+          token_endpoint_auth_method: 'private_key_jwt',
+          jwks: { keys: [await exportJWK(keys.publicKey)] },
+        },
+        '192.0.2.80',
+      )
+      confidential = ((await registered.json()) as { client_id: string }).client_id
+    })
+
+    const introspect = async (exp: number, address: string, id = confidential) =>
+      postForm(
+        `${app.base}/oauth/introspect`,
+        {
+          token: 'x',
+          client_assertion: await signed(id, exp),
+          client_assertion_type: 'urn:ietf:params:oauth:client-assertion-type:jwt-bearer',
+        },
+        from(address),
+      )
+
+    it('remembers assertions of clients for minutes, however long they are made for', async () => {
+      const now = Math.floor(Date.now() / 1000)
+      for (const exp of [now + 3600, 4102444800, 1e14]) {
+        const { status, body } = await introspect(exp, '192.0.2.81')
+        assert.deepEqual([status, body.error], [401, 'invalid_client'], String(exp))
+      }
+      assert.equal((await introspect(now + 300, '192.0.2.81')).status, 200)
+      const long = `select count(*) from oauth_objects where expires_at > now() + interval '20 minutes' and model = 'ReplayDetection'`
+      assert.equal(await count(long), 0)
+    })
+
+    it('takes so many questions about tokens from an address, and fewer that fail', async () => {
+      const soon = Math.floor(Date.now() / 1000) + 300
+      assert.equal((await introspect(soon, '192.0.2.82')).status, 200)
+      await limits(`update oauth_limits set count = 300 where kind = 'token_question' and subject = '192.0.2.82'`)
+      assert.equal((await introspect(soon, '192.0.2.82')).status, 429)
+      const fail = (path: string) =>
+        postForm(`${app.base}${path}`, { token: 'x', client_id: 'oac_unknown' }, from('192.0.2.83'))
+      assert.equal((await fail('/oauth/revoke')).status, 401)
+      await limits(`update oauth_limits set count = 60 where kind = 'token_failure' and subject = '192.0.2.83'`)
+      assert.equal((await fail('/oauth/introspect')).status, 401)
+      assert.equal((await fail('/oauth/revoke')).status, 429)
+    })
+
+    it('has one session for each page that is admitted, and no more', async () => {
+      const open = (address: string) => new Browser(address).send(`${app.base}/oauth/device`)
+      assert.equal((await open('192.0.2.84')).status, 200)
+      await limits(`update oauth_limits set count = 300 where kind = 'page' and subject = '192.0.2.84'`)
+      const before = await count(`select count(*) from oauth_objects where model = 'Session'`)
+      const address = { headers: from('192.0.2.84') }
+      for (const [path, method] of [
+        ['/oauth/device', 'GET'],
+        ['/oauth/device', 'POST'],
+        ['/oauth/device/x', 'GET'],
+        ['/oauth/authorize/x', 'GET'],
+        ['/oauth/end/confirm', 'POST'],
+      ])
+        assert.equal((await fetch(`${app.base}${path}`, { ...address, method })).status, 429, path)
+      assert.equal(await count(`select count(*) from oauth_objects where model = 'Session'`), before)
+      assert.equal((await open('192.0.2.85')).status, 200)
+    })
+
+    it('holds text that is none for the database in nothing that a client says', async () => {
+      for (const client_name of ['a\0b', '\ud800']) {
+        const refused = await registration({ redirect_uris: [REDIRECT], client_name }, '192.0.2.80')
+        assert.equal(refused.status, 400)
+        assert.equal(((await refused.json()) as { error: string }).error, 'invalid_client_metadata')
+      }
+      const response = await authorize({ client_id: 'oac_\0' }, '192.0.2.86')
+      assert.equal(response.status, 400)
+      assert.match(await response.text(), /invalid_client/)
+    })
+
+    it('gives connections to senders in turn', async () => {
+      const { pool } = app.services
+      const [locked, done] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
+      const lock = pool.transaction(async tx => {
+        await tx.query(rawQuery('lock table oauth_limits in exclusive mode'))
+        locked.resolve()
+        await done.promise
+      })
+      await locked.promise
+      const order: string[] = []
+      const use = (sender: string) => spend(app.services, 'authorization', sender).then(() => void order.push(sender))
+      const flood = Array.from({ length: 30 }, () => use('192.0.2.87'))
+      const quiet = use('192.0.2.88')
+      done.resolve()
+      await Promise.all([lock, quiet, ...flood])
+      assert.ok(order.indexOf('192.0.2.88') < 6, order.join())
+    })
   })
 
   describe('a registration', () => {
@@ -367,6 +491,29 @@ describe('OAuth and callers that mean harm', function () {
       for (let index = 0; index < 5; index++) await enter(new Browser('192.0.2.41'), 'BBBB-BBBB')
       assert.equal(await enter(new Browser('192.0.2.41'), started.body.user_code), 429)
       assert.equal(await enter(new Browser('192.0.2.42'), started.body.user_code), 200)
+    })
+
+    it('counts guesses that are made at once like others', async () => {
+      const browser = new Browser('192.0.2.43')
+      const page = await (await browser.send(`${app.base}/oauth/device`)).text()
+      const xsrf = /name="xsrf" value="([^"]+)"/.exec(page)?.[1] as string
+      const guess = async () => {
+        const body = new URLSearchParams({ xsrf, user_code: 'BBBB-BBBB' })
+        return (await browser.send(`${app.base}/oauth/device`, { method: 'POST', body })).status
+      }
+      const answers = await Promise.all(Array.from({ length: 40 }, guess))
+      assert.ok(answers.filter(status => status === 200).length <= 5, answers.join())
+    })
+
+    it('leads a browser without a session to the page where a code is typed', async () => {
+      for (const [path, method] of [
+        ['/oauth/device', 'POST'],
+        ['/oauth/device/x', 'GET'],
+      ]) {
+        const response = await fetch(`${app.base}${path}`, { method, redirect: 'manual' })
+        assert.equal(response.status, 303, path)
+        assert.equal(response.headers.get('location'), `${app.base}/oauth/device`)
+      }
     })
   })
 

@@ -1,4 +1,5 @@
 import { type Adapter, type AdapterPayload, errors, Provider } from 'oidc-provider'
+import { isIdOf } from '../../core/api/kind.ts'
 import type { Pool } from '../../core/db/pool.ts'
 import { isReferenceLost } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -6,7 +7,8 @@ import { sha256Of } from '../../core/secrets/digest.ts'
 import { withBudget as withSignInBudget } from '../budget.ts'
 import { networkOf } from '../networks.ts'
 import { audiences } from '../principals.ts'
-import { senderIp } from './limits.ts'
+import { giveBack, senderIp, sessionSubject, spend } from './limits.ts'
+import { clientKind } from './model.ts'
 import { type RevokedBy, revokeByProtocol } from './revoke.ts'
 import { openObject, sealObject } from './seal.ts'
 import {
@@ -71,8 +73,22 @@ class ObjectAdapter implements Adapter {
     return this.lookUp({ by: 'uid', value: uid })
   }
 
-  findByUserCode(userCode: string) {
-    return this.lookUp({ by: 'user_code', value: userCode })
+  /** A guess is counted before it is looked up: of those made at once no more are answered than of others. */
+  async findByUserCode(userCode: string) {
+    const { ctx } = Provider
+    const sender = ctx ? networkOf(senderIp(ctx)) : ''
+    const session = sessionSubject(ctx?.oidc.session?.jti ?? '')
+    if (
+      (await spend(this.services, 'user_code', sender)) !== null ||
+      (await spend(this.services, 'user_code_session', session, sender)) !== null
+    )
+      throw new errors.OIDCProviderError(429, 'temporarily_unavailable')
+    const found = await this.lookUp({ by: 'user_code', value: userCode })
+    if (found) {
+      await giveBack(this.services, 'user_code', sender)
+      await giveBack(this.services, 'user_code_session', session, sender)
+    }
+    return found
   }
 
   private async lookUp(lookup: Lookup): Promise<AdapterPayload | undefined> {
@@ -206,7 +222,7 @@ class ClientAdapter implements Adapter {
   }
 
   async find(id: string): Promise<AdapterPayload | undefined> {
-    if (!id.startsWith('oac_')) return undefined
+    if (!isIdOf(clientKind, id)) return undefined
     const row = await withBudget(this.services, db => findClient(db, id))
     if (!row) return undefined
     return { ...row.metadata, ...(row.secret_hash !== null && { client_secret: row.secret_hash }) } as AdapterPayload

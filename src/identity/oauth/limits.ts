@@ -1,16 +1,21 @@
 import { LRUCache } from 'lru-cache'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
+import { sha256Of } from '../../core/secrets/digest.ts'
 import { withBudget } from '../budget.ts'
 import { networkOf } from '../networks.ts'
-import { countDeviceCodes, countUnusedClients, countUse, readUse } from './store.ts'
+import { countDeviceCodes, countUnusedClients, countUse, readUse, uncountUse } from './store.ts'
 
 /** Bounds on callers without a credential, counted in the database for all processes. */
 export const LIMITS = {
   registration: { limit: 20, windowSeconds: 3600 },
   authorization: { limit: 60, windowSeconds: 600 },
   device_authorization: { limit: 20, windowSeconds: 600 },
+  page: { limit: 300, windowSeconds: 600 },
   token_failure: { limit: 60, windowSeconds: 60 },
+  token_question: { limit: 300, windowSeconds: 60 },
+  // Fewer than a host has: no sender keeps others from the documents of a host.
+  document_sender: { limit: 8, windowSeconds: 60 },
   document_host: { limit: 10, windowSeconds: 60 },
   document: { limit: 120, windowSeconds: 60 },
   user_code_session: { limit: 5, windowSeconds: 600 },
@@ -27,18 +32,25 @@ const RETRY_SECONDS = 60
 /** Seconds until a spent limit is free again; null while it is not spent. */
 export type Spent = number | null
 
-/** Counts a use of a limit. */
-export async function spend(services: Services, kind: LimitKind, subject: string): Promise<Spent> {
-  const { count, seconds } = await withBudget(services, '', db => countUse(db, kind, subject, LIMITS[kind]))
+/** Counts a use of a limit. `sender` is the network that takes its turn for it. */
+export async function spend(services: Services, kind: LimitKind, subject: string, sender = subject): Promise<Spent> {
+  const { count, seconds } = await withBudget(services, sender, db => countUse(db, kind, subject, LIMITS[kind]))
   return count > LIMITS[kind].limit ? Math.max(1, seconds) : null
 }
 
 /** Whether a limit is spent, without counting. */
-export async function spent(services: Services, kind: LimitKind, subject: string): Promise<Spent> {
+export async function spent(services: Services, kind: LimitKind, subject: string, sender = subject): Promise<Spent> {
   const { limit, windowSeconds } = LIMITS[kind]
-  const { count, seconds } = await withBudget(services, '', db => readUse(db, kind, subject, windowSeconds))
+  const { count, seconds } = await withBudget(services, sender, db => readUse(db, kind, subject, windowSeconds))
   return count >= limit ? seconds : null
 }
+
+/** Takes a use of a limit back. */
+export const giveBack = (services: Services, kind: LimitKind, subject: string, sender = subject): Promise<unknown> =>
+  withBudget(services, sender, db => uncountUse(db, kind, subject))
+
+/** A session of a browser, as limits name it. */
+export const sessionSubject = (id: string): string => sha256Of(id).toString('hex')
 
 /** Address of a caller, as Express resolved it. */
 export const senderIp = (ctx: { req: object }): string => (ctx.req as { ip?: string }).ip ?? ''
@@ -60,11 +72,11 @@ export function tokensRefused(services: Services, ip: string | undefined): Spent
 }
 
 /** Whether unused clients fill their share of the table. */
-export const clientsFull = async (services: Services): Promise<Spent> =>
-  (await withBudget(services, '', db => countUnusedClients(db, MAX_UNUSED_CLIENTS))) >= MAX_UNUSED_CLIENTS
+export const clientsFull = async (services: Services, sender: string): Promise<Spent> =>
+  (await withBudget(services, sender, db => countUnusedClients(db, MAX_UNUSED_CLIENTS))) >= MAX_UNUSED_CLIENTS
     ? RETRY_SECONDS
     : null
 
 /** Whether as many device codes are live as there may be: more would make guessing one too easy. */
-export const deviceCodesFull = async (services: Services): Promise<Spent> =>
-  (await withBudget(services, '', countDeviceCodes)) >= MAX_DEVICE_CODES ? RETRY_SECONDS : null
+export const deviceCodesFull = async (services: Services, sender: string): Promise<Spent> =>
+  (await withBudget(services, sender, countDeviceCodes)) >= MAX_DEVICE_CODES ? RETRY_SECONDS : null

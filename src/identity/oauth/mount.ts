@@ -11,8 +11,8 @@ import { basePath, cookiesOf } from '../signed-cookies.ts'
 import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
 import { handlerOf } from './library.ts'
-import { clientsFull, deviceCodesFull, type Spent, spend, spent, tokensRefused } from './limits.ts'
-import { escapeHtml, PAGE_HEADERS, pageOf, STATIC, sessionSubject } from './pages.ts'
+import { clientsFull, deviceCodesFull, type Spent, sessionSubject, spend, spent, tokensRefused } from './limits.ts'
+import { escapeHtml, PAGE_HEADERS, pageOf, STATIC } from './pages.ts'
 import { MCP_ACCESS } from './scopes.ts'
 
 /** The protocol endpoints at the root, beside the API. */
@@ -43,6 +43,15 @@ const first = async (...checks: (() => Promise<Spent>)[]): Promise<Spent> => {
 const DISCOVERY = '/.well-known/oauth-authorization-server'
 const OPENID_DISCOVERY = '/.well-known/openid-configuration'
 
+const sender = (req: Request): string => networkOf(req.ip ?? null)
+
+/** Each page that a browser opens without a session begins one, which is stored. */
+const ofPages: Route['limit'] = (services, req) => spend(services, 'page', sender(req))
+
+/** Of what a client asks about its tokens: each request may be a fetch of its keys, and its assertion is remembered. */
+const ofQuestions: Route['limit'] = async (services, req) =>
+  tokensRefused(services, req.ip) ?? spend(services, 'token_question', sender(req))
+
 const withDevices = ({ OAUTH_DEVICE_ENABLED }: Config): boolean => OAUTH_DEVICE_ENABLED
 
 const ROUTES: Route[] = [
@@ -55,13 +64,13 @@ const ROUTES: Route[] = [
     method: 'get',
     path: '/oauth/authorize',
     page: true,
-    limit: (services, req) => spend(services, 'authorization', networkOf(req.ip ?? null)),
+    limit: (services, req) => spend(services, 'authorization', sender(req)),
   },
-  { method: 'get', path: '/oauth/authorize/:uid', page: true },
-  { method: 'post', path: '/oauth/end/confirm', page: true },
+  { method: 'get', path: '/oauth/authorize/:uid', page: true, limit: ofPages },
+  { method: 'post', path: '/oauth/end/confirm', page: true, limit: ofPages },
   { method: 'post', path: '/oauth/token', limit: (services, req) => tokensRefused(services, req.ip) },
-  { method: 'post', path: '/oauth/revoke' },
-  { method: 'post', path: '/oauth/introspect' },
+  { method: 'post', path: '/oauth/revoke', limit: ofQuestions },
+  { method: 'post', path: '/oauth/introspect', limit: ofQuestions },
   { method: 'get', path: '/oauth/userinfo' },
   { method: 'post', path: '/oauth/userinfo' },
   {
@@ -70,8 +79,8 @@ const ROUTES: Route[] = [
     enabled: ({ OAUTH_REGISTRATION_ENABLED }) => OAUTH_REGISTRATION_ENABLED,
     limit: (services, req) =>
       first(
-        () => spend(services, 'registration', networkOf(req.ip ?? null)),
-        () => clientsFull(services),
+        () => spend(services, 'registration', sender(req)),
+        () => clientsFull(services, sender(req)),
       ),
   },
   {
@@ -80,11 +89,11 @@ const ROUTES: Route[] = [
     enabled: withDevices,
     limit: (services, req) =>
       first(
-        () => spend(services, 'device_authorization', networkOf(req.ip ?? null)),
-        () => deviceCodesFull(services),
+        () => spend(services, 'device_authorization', sender(req)),
+        () => deviceCodesFull(services, sender(req)),
       ),
   },
-  { method: 'get', path: '/oauth/device', page: true, enabled: withDevices },
+  { method: 'get', path: '/oauth/device', page: true, enabled: withDevices, limit: ofPages },
   {
     method: 'post',
     path: '/oauth/device',
@@ -92,11 +101,12 @@ const ROUTES: Route[] = [
     enabled: withDevices,
     limit: (services, req) =>
       first(
-        () => spent(services, 'user_code', networkOf(req.ip ?? null)),
-        () => spent(services, 'user_code_session', sessionSubject(sessionCookie(services.config, req))),
+        () => spend(services, 'page', sender(req)),
+        () => spent(services, 'user_code', sender(req)),
+        () => spent(services, 'user_code_session', sessionSubject(sessionCookie(services.config, req)), sender(req)),
       ),
   },
-  { method: 'get', path: '/oauth/device/:uid', page: true, enabled: withDevices },
+  { method: 'get', path: '/oauth/device/:uid', page: true, enabled: withDevices, limit: ofPages },
 ]
 
 /** Mounts discovery, the endpoints of the protocol and the pages. */

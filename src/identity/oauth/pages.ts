@@ -1,9 +1,5 @@
 import { readFileSync } from 'node:fs'
 import type { Client, KoaContextWithOIDC } from 'oidc-provider'
-import type { Services } from '../../core/process/services.ts'
-import { sha256Of } from '../../core/secrets/digest.ts'
-import { networkOf } from '../networks.ts'
-import { senderIp, spend } from './limits.ts'
 
 /** HTML that people see: short pages of the library's steps, and the consent page, which is static. */
 
@@ -48,14 +44,17 @@ const NEVER_SENT =
 
 /** Where the code of a device is typed. */
 export async function userCodePage(
-  services: Services,
   ctx: KoaContextWithOIDC,
   form: string,
-  error: { name?: string } | undefined,
+  error: { name?: string; status?: number } | undefined,
 ): Promise<void> {
-  if (error?.name === 'NotFoundError') {
-    await spend(services, 'user_code', networkOf(senderIp(ctx)))
-    await spend(services, 'user_code_session', sessionSubject(ctx.oidc.session?.jti ?? ''))
+  const session = ctx.oidc.session as { exp?: number; touched?: boolean } | undefined
+  if (error && session && session.exp === undefined) {
+    // The library cannot store what it would check the form by in a session that begins with an error.
+    session.touched = false
+    ctx.redirect(ctx.oidc.urlFor('code_verification'))
+    ctx.status = 303
+    return
   }
   const told = !error
     ? 'Enter the code that your device shows.'
@@ -63,16 +62,15 @@ export async function userCodePage(
       ? 'The sign-in of the device was ended. You may close this page.'
       : error.name === 'AlreadyUsedError'
         ? 'This code was used already. Start again on your device.'
-        : 'This code is not valid. Check it, or start again on your device.'
+        : error.status === 429
+          ? 'Too many codes were tried. Try again in ten minutes.'
+          : 'This code is not valid. Check it, or start again on your device.'
   show(
     ctx,
     'Connect a device',
     `<p>${told}</p>${withoutHandlers(form)}<p><button type="submit" form="op.deviceInputForm">Continue</button></p>`,
   )
 }
-
-/** A session of a browser, as limits name it. */
-export const sessionSubject = (id: string): string => sha256Of(id).toString('hex')
 
 /** The policy of our pages runs no scripts of attributes. */
 const withoutHandlers = (form: string): string => form.replace(/ (onfocus|autofocus)(="[^"]*")?/g, '')

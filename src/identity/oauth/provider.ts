@@ -28,6 +28,7 @@ const CODE_SECONDS = 60
 const DEVICE_CODE_SECONDS = 600
 const SESSION_SECONDS = 600
 const POLL_SECONDS = 5
+const MAX_ASSERTION_SECONDS = 600
 const MAX_DOCUMENT_BYTES = 5 * 1024
 const MAX_JWKS_BYTES = 64 * 1024
 /** A scope claim beyond this many bytes is left out where it says no more than the grant: headers end at 16 KiB. */
@@ -72,8 +73,12 @@ async function complete(services: Services, ctx: KoaContextWithOIDC, next: () =>
     body.response_modes_supported = ['query']
   }
   if (name === 'device_authorization' && ctx.status === 200 && body) body.interval = POLL_SECONDS
-  if (name === 'token' && ctx.status >= 400 && !HARMLESS.includes(String(body?.error)))
-    await countTokenFailure(services, senderIp(ctx))
+  const error = String(body?.error)
+  const isGuess =
+    name === 'token'
+      ? !HARMLESS.includes(error)
+      : (name === 'revocation' || name === 'introspection') && error === 'invalid_client'
+  if (isGuess && ctx.status >= 400) await countTokenFailure(services, senderIp(ctx))
 }
 
 /** Answers what is no fault of the caller; where the database is away, so that it is tried again. */
@@ -132,6 +137,11 @@ function configuration(services: Services): Configuration {
       idTokenSigningAlgValues: ['RS256'],
       clientAuthSigningAlgValues: ['RS256', 'PS256', 'ES256', 'Ed25519', 'EdDSA'],
       dPoPSigningAlgValues: PROOF_ALGORITHMS as never,
+    },
+    assertJwtClientAuthClaimsAndHeader: async (_ctx, { exp }) => {
+      // Each is remembered until it expires.
+      if (!(Number(exp) - Date.now() / 1000 <= MAX_ASSERTION_SECONDS))
+        throw new errors.InvalidClientAuth('exp of the client assertion is too far away')
     },
     pkce: { required: () => true },
     allowOmittingSingleRegisteredRedirectUri: false,
@@ -220,8 +230,11 @@ function configuration(services: Services): Configuration {
           if (!isHostAllowed(config, clientId) || (ctx && fetched.get(ctx) === clientId)) return false
           if (ctx) fetched.set(ctx, clientId)
           const host = new URL(clientId).hostname
+          const sender = ctx ? networkOf(senderIp(ctx)) : ''
           return (
-            (await spend(services, 'document_host', host)) === null && (await spend(services, 'document', '')) === null
+            (!ctx || (await spend(services, 'document_sender', sender)) === null) &&
+            (await spend(services, 'document_host', host, sender)) === null &&
+            (await spend(services, 'document', '', sender)) === null
           )
         },
         allowClient: (_ctx, client) => isHostAllowed(config, client.clientId),
@@ -231,7 +244,7 @@ function configuration(services: Services): Configuration {
         charset: 'base-20',
         mask: '****-****',
         deviceInfo: ctx => ({ ip: senderIp(ctx), user_agent: ctx.get('user-agent').slice(0, 300) }),
-        userCodeInputSource: async (ctx, form, _out, error) => userCodePage(services, ctx, form, error),
+        userCodeInputSource: async (ctx, form, _out, error) => userCodePage(ctx, form, error),
         userCodeConfirmSource: async (ctx, form, client, info, userCode) =>
           userCodeConfirmPage(ctx, form, { client, info, userCode }),
         successSource: async ctx => userCodeDonePage(ctx),

@@ -251,7 +251,13 @@ export async function countUse(
   return made ?? { count: limit + 1, seconds: (await readUse(db, kind, subject, windowSeconds)).seconds }
 }
 
-/** The same without counting. */
+/** Takes one use back, of the window that there is. */
+export const uncountUse = (db: Queryable, kind: string, subject: string) =>
+  db.query(
+    statement`update oauth_limits set count = greatest(count - 1, 0) where kind = ${kind} and subject = ${subject}`,
+  )
+
+/** How often a limit was used in its window, without counting. */
 export const readUse = async (
   db: Queryable,
   kind: string,
