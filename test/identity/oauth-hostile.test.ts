@@ -139,6 +139,24 @@ describe('OAuth and callers that mean harm', function () {
     assert.equal((await app.anonymous.post('/oauth/consent', { request_id, ...consent() }, cookies)).status, 401)
   })
 
+  it('gives one code for a decision, however often it is resumed at once', async () => {
+    const browser = new Browser()
+    const request_id = await beginRequest(
+      browser,
+      authorizeUrl(app.base, { client_id, redirect_uri: REDIRECT, ...challenged() }),
+    )
+    const decided = await inBrowser(app.base, browser, user).post('/oauth/consent', { request_id, ...consent() })
+    const { redirect_to } = decided.body
+    const headers = { cookie: browser.header(redirect_to) }
+    const resumed = await Promise.all(
+      Array.from({ length: 8 }, async () => {
+        const { status } = await fetch(redirect_to, { headers, redirect: 'manual' })
+        return status
+      }),
+    )
+    assert.deepEqual(resumed.toSorted(), [303, 400, 400, 400, 400, 400, 400, 400])
+  })
+
   it('accepts no token that it did not issue for itself', async () => {
     const { access_token } = await tokensOf(app.base, { client_id, redirect_uri: REDIRECT, user, consent: consent() })
     const [, body] = access_token.split('.')

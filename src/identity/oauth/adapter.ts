@@ -154,8 +154,10 @@ class ObjectAdapter implements Adapter {
     throw new errors.InvalidGrant('already used')
   }
 
+  /** A decision is answered once: of requests that resume it together the first one ends it. */
   async destroy(id: string): Promise<void> {
-    await withBudget(this.services, db => deleteObject(db, this.model, id))
+    const isThere = await withBudget(this.services, db => deleteObject(db, this.model, id))
+    if (!isThere && this.model === 'Interaction') throw new errors.SessionNotFound('authorization request was answered')
   }
 
   /** The end of the grant, which follows, takes all of it along. */

@@ -93,8 +93,13 @@ export const consumeObject = async (db: Queryable, model: string, id: string): P
     where model = ${model} and id_hash = ${sql.binary(sha256Of(id))} and consumed_at is null returning model as id`)) !==
   null
 
-export const deleteObject = (db: Queryable, model: string, id: string) =>
-  db.query(statement`delete from oauth_objects where model = ${model} and id_hash = ${sql.binary(sha256Of(id))}`)
+/** Deletes an object; false where there was none. */
+export const deleteObject = async (db: Queryable, model: string, id: string): Promise<boolean> =>
+  (
+    await db.query(
+      statement`delete from oauth_objects where model = ${model} and id_hash = ${sql.binary(sha256Of(id))}`,
+    )
+  ).rowCount > 0
 
 /** Notes a proof of possession; false for one that was noted before. */
 export const noteProof = async (db: Queryable, id: string, until: Date): Promise<boolean> =>
