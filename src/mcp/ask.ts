@@ -2,7 +2,7 @@ import { flatten, unflatten } from '../core/api/flatten.ts'
 import { type Answer, type Operation, operations } from '../core/api/operation.ts'
 import { type Call, callAs } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
-import type { Session } from './session.ts'
+import { isCounted, type Session } from './session.ts'
 
 type Asking = Pick<Session, 'services' | 'caller'> & { exchange: Pick<Session['exchange'], 'request' | 'identify'> }
 
@@ -18,15 +18,17 @@ export const ask = (
 }
 
 function callFor(
-  { caller, exchange: { request, identify } }: Asking,
+  { caller, exchange }: Asking,
   operation: Operation,
   args: Record<string, unknown>,
   { signal, idempotencyKey }: { signal?: AbortSignal; idempotencyKey?: string },
 ): Call {
+  const { request, identify } = exchange
   const given = flatten(operation)?.fields.has('wait') ? args : withoutWait(args)
   const call = callAs(caller, 'mcp', { ...unflatten(operation, given), signal, idempotencyKey })
   return {
     ...call,
+    isCounted: isCounted(exchange),
     identify: async () => (await identify()) ?? null,
     request: { ...request, headers: {}, closed: call.request.closed },
   }

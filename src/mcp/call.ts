@@ -10,7 +10,7 @@ import { invoke } from '../core/invoke/invoke.ts'
 import { callLong } from './long-call.ts'
 import { LEFT_OUT, type OperationTool, operationTool } from './registry.ts'
 import { errorResult, resultOf, type ToolResult } from './result.ts'
-import { type Answering, invalidParams, type Session, takesTasks } from './session.ts'
+import { type Answering, invalidParams, isCounted, type Session, takesTasks } from './session.ts'
 import { fixedTool } from './tools.ts'
 import { isWithin } from './view.ts'
 
@@ -89,6 +89,7 @@ function callOf(
   const closed = modern || operation.starts ? signal : call.request.closed
   const whole = {
     ...call,
+    isCounted: isCounted(exchange),
     identify: identifying(exchange, caller),
     path: requestPath(operation, request.params),
     request: { ...exchange.request, closed },

@@ -37,6 +37,15 @@ export type Answering = {
   notify(method: string, params: Record<string, unknown>): void
 }
 
+const counted = new WeakSet<object>()
+
+/** Whether a request has made a call before: it counts once against quotas, by its first one. */
+export function isCounted({ request }: Pick<Session['exchange'], 'request'>): boolean {
+  const known = counted.has(request)
+  counted.add(request)
+  return known
+}
+
 const CAPABILITIES = 'io.modelcontextprotocol/clientCapabilities'
 
 export const capabilitiesIn = (params: Json | undefined): Json =>

@@ -213,6 +213,14 @@ describe('tools of /mcp', () => {
     await wire(app.url, key.secret)('tools/list')
     assert.equal((await ask('list-actors', { project_id: id })).isError, undefined)
     assert.equal((await ask('list-actors', { project_id: id })).structuredContent.error.code, 'QUOTA_EXCEEDED')
+
+    // Made of several calls: one of files and one of documents.
+    await app.admin.patch(`/quotas/${quota.body.id}`, { limit: 100 })
+    const used = async () => (await app.admin.get(`/quotas/${quota.body.id}/usage`)).body.observed_value
+    const before = await used()
+    const { body } = await wire(app.url, key.secret)('resources/list', {}, { query: `?project_id=${id}` })
+    assert.deepEqual(body.result.resources, [])
+    assert.equal((await used()) - before, 1)
   })
 
   it('cuts what is too large, and says so', async () => {

@@ -53,6 +53,8 @@ export type Call = {
   origin?: Origin
   /** The triggers that led to it. */
   chain?: readonly string[]
+  /** It is part of a request that counts against quotas by another call. */
+  isCounted?: boolean
   /** Called once the work that the call waits for is committed, with what a repeat is answered by. */
   onMade?: (made: Made) => void
   /** The request whose body an operation that receives uploads reads itself. */

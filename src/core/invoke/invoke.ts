@@ -119,7 +119,7 @@ function withChallenge({ operation, call, caller, services }: Invocation, error:
  */
 async function count({ services, call, caller }: Invocation, project: string | null): Promise<void> {
   if (caller?.credential.type !== 'api_key' || project === null) return
-  if (call.surface === 'rest' || (call.surface === 'mcp' && caller.project_id === null))
+  if (call.surface === 'rest' || (call.surface === 'mcp' && caller.project_id === null && !call.isCounted))
     await countRequest(services, caller, project)
 }
 
