@@ -275,6 +275,7 @@ describe('sign-in with a company account, attacked', () => {
       ['without a subject', token => resign(token, { sub: undefined })],
       ['with an empty subject', token => resign(token, { sub: '' })],
       ['with a subject of 256 characters', token => resign(token, { sub: 'x'.repeat(256) })],
+      ['with a NUL character in its subject', token => resign(token, { sub: 'a\0' })],
       ['with the signature of another key', token => fixture.provider.sign(token, foreign)],
       [
         'of an unknown key',

@@ -98,6 +98,7 @@ describe('OAuth and callers that mean harm', function () {
       const response = await authorize({ client_id: '<img src=x onerror=alert(1)>' })
       assert.equal(response.status, 400)
       assert.ok(!(await response.text()).includes('<img'))
+      assert.equal((await authorize({ client_id: 'oac_\0' })).status, 400)
     })
   })
 
@@ -435,6 +436,9 @@ describe('OAuth and callers that mean harm', function () {
         [{ redirect_uris: [REDIRECT], client_name: 'x'.repeat(201) }, 'invalid_client_metadata'],
         [{ redirect_uris: [REDIRECT], token_endpoint_auth_method: 'client_secret_jwt' }, 'invalid_client_metadata'],
         [{ redirect_uris: [REDIRECT], grant_types: ['implicit'] }, 'invalid_client_metadata'],
+        [{ redirect_uris: [REDIRECT], client_name: 'a\0' }, 'invalid_client_metadata'],
+        [{ redirect_uris: [REDIRECT], software_id: 'a\ud800' }, 'invalid_client_metadata'],
+        [{ redirect_uris: ['com.example.app:/\0'] }, 'invalid_redirect_uri'],
       ]
       for (const [metadata, error] of refusals) {
         const response = await registration(metadata, '192.0.2.20')
