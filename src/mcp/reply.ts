@@ -76,9 +76,12 @@ const marked = ({ config }: Services, result: object): object => ({
   _meta: { 'io.modelcontextprotocol/serverInfo': { name: config.MCP_SERVER_NAME, version: release } },
 })
 
-/** What was not foreseen, for the log; the client is told nothing of it. */
+/**
+ * The answer to an error that was not foreseen, whose cause only the log has.
+ * @throws the error where the platform refuses the request: it is answered over HTTP
+ */
 function unforeseen({ services, exchange }: Session, error: unknown): RpcError {
-  if (error instanceof AppError && error.status === 503) throw error
+  if (error instanceof AppError && error.code !== 'INTERNAL_ERROR') throw error
   services.log.error({ err: error, request_id: exchange.request.id }, 'mcp request failed')
   return new RpcError(-32603, 'Internal Server Error')
 }

@@ -198,7 +198,7 @@ describe('tools of /mcp', () => {
     assert.equal(rest.body.id, first.id)
   })
 
-  it('counts a call of an unscoped key in the project of the call, and answers a refusal as its result', async () => {
+  it('counts a call of an unscoped key in the project of the call, and answers a refusal as its result, or over HTTP', async () => {
     const { id } = await app.project()
     const key = (await app.admin.post('/project-keys', {})).body
     const quota = await app.admin.post('/quotas', {
@@ -213,6 +213,8 @@ describe('tools of /mcp', () => {
     await wire(app.url, key.secret)('tools/list')
     assert.equal((await ask('list-actors', { project_id: id })).isError, undefined)
     assert.equal((await ask('list-actors', { project_id: id })).structuredContent.error.code, 'QUOTA_EXCEEDED')
+    const listed = await wire(app.url, key.secret)('resources/list', {}, { query: `?project_id=${id}` })
+    assert.deepEqual([listed.status, listed.body.error.code], [429, 'QUOTA_EXCEEDED'])
 
     // Made of several calls: one of files and one of documents.
     await app.admin.patch(`/quotas/${quota.body.id}`, { limit: 100 })
