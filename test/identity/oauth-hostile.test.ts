@@ -276,12 +276,13 @@ describe('OAuth and callers that mean harm', function () {
     })
   })
 
-  it('is offered as far as the settings say, with cookies that browsers keep for https', async () => {
+  it('is offered as far as the settings say, at the path of a proxy, with cookies that browsers keep for https', async () => {
+    const base = 'https://muster.example/under'
     const off = { OAUTH_CIMD_ENABLED: 'false', OAUTH_REGISTRATION_ENABLED: 'false', OAUTH_DEVICE_ENABLED: 'false' }
-    const own = await startApp({ env: { BASE_URL: 'https://muster.example', ...off } })
+    const own = await startApp({ env: { BASE_URL: base, ...off } })
     try {
       const { body } = await own.anonymous.get('//.well-known/oauth-authorization-server')
-      assert.equal(body.token_endpoint, 'https://muster.example/oauth/token')
+      assert.equal(body.token_endpoint, `${base}/oauth/token`)
       assert.equal(body.registration_endpoint, undefined)
       assert.equal(body.device_authorization_endpoint, undefined)
       assert.equal(body.client_id_metadata_document_supported, undefined)
@@ -289,11 +290,11 @@ describe('OAuth and callers that mean harm', function () {
         assert.equal((await fetch(`${own.url}/oauth/${path}`, { method: 'POST' })).status, 404, path)
       const asked = {
         client_id: 'muster-console',
-        redirect_uri: 'https://muster.example/app/callback',
+        redirect_uri: `${base}/app/callback`,
         ...challenged(),
       }
       const begun = await fetch(authorizeUrl(own.url, asked), { redirect: 'manual' })
-      assert.ok(begun.headers.get('location')?.startsWith('https://muster.example/oauth/consent?request_id=oar_'))
+      assert.ok(begun.headers.get('location')?.startsWith(`${base}/oauth/consent?request_id=oar_`))
       const cookies = begun.headers.getSetCookie()
       assert.equal(cookies.length, 4)
       for (const cookie of cookies) {
@@ -301,9 +302,20 @@ describe('OAuth and callers that mean harm', function () {
         assert.match(cookie, /; secure/i)
         assert.match(cookie, /; httponly/i)
         assert.match(cookie, /; samesite=lax/i)
+        assert.match(cookie, /; path=\/under\/(oauth|api\/v1\/oauth)/i)
       }
       const document = authorizeUrl(own.url, { ...asked, client_id: 'https://app.example/client.json' })
       assert.equal((await fetch(document, { redirect: 'manual' })).status, 400)
+      const pages = ['/oauth/consent', '/oauth/authorize', '/oauth/consent.js']
+      for (const path of pages) {
+        const text = await (await fetch(own.url + path)).text()
+        const named = [...text.matchAll(/(?:href="|src="|fetch\(`)([^"$]+)/g)].map(([, address]) => address)
+        assert.ok(named.length > 0, path)
+        for (const address of named) {
+          const from = path.endsWith('.js') ? '/oauth/consent' : path
+          assert.ok(new URL(address, base + from).href.startsWith(`${base}/`), `${path}: ${address}`)
+        }
+      }
     } finally {
       await own.close()
     }

@@ -156,7 +156,7 @@ async function handle(services: Services, route: Route, req: Request, res: Respo
   }
   if (route.method === 'post') boundAnonymous(services, req, res)
   const seconds = await route.limit?.(services, req)
-  if (seconds) return refuse(route, res, seconds)
+  if (seconds) return refuse(config, route, res, seconds)
   const handler = await handlerOf(services)
   // What the library builds addresses from: never what the request names.
   const { host, protocol } = new URL(config.BASE_URL)
@@ -184,7 +184,7 @@ function asPage(res: Response): void {
 }
 
 /** Refuses a sender whose limit is spent. */
-function refuse({ page }: Route, res: Response, seconds: number): void {
+function refuse({ BASE_URL }: Config, { page }: Route, res: Response, seconds: number): void {
   res.statusCode = 429
   res.setHeader('Retry-After', seconds)
   const description = `Too many requests; try again in ${seconds} seconds`
@@ -193,7 +193,7 @@ function refuse({ page }: Route, res: Response, seconds: number): void {
     return
   }
   res.setHeader('Content-Type', 'text/html; charset=utf-8')
-  res.end(pageOf('Too many requests', `<p>${escapeHtml(description)}</p>`))
+  res.end(pageOf(BASE_URL, 'Too many requests', `<p>${escapeHtml(description)}</p>`))
 }
 
 /** The session cookie that a browser sent, unverified. */

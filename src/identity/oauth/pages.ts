@@ -1,5 +1,6 @@
 import { readFileSync } from 'node:fs'
 import type { Client, KoaContextWithOIDC } from 'oidc-provider'
+import { basePath } from '../signed-cookies.ts'
 
 /** HTML that people see: short pages of the library's steps, and the consent page, which is static. */
 
@@ -19,14 +20,15 @@ export const escapeHtml = (text: string): string =>
     character => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;', "'": '&#39;' })[character] as string,
   )
 
-export const pageOf = (title: string, body: string): string => `<!doctype html>
+/** A page of a deployment whose address is `baseUrl`. */
+export const pageOf = (baseUrl: string, title: string, body: string): string => `<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>${title}</title><link rel="stylesheet" href="/oauth/consent.css"></head>
+<title>${title}</title><link rel="stylesheet" href="${basePath({ BASE_URL: baseUrl })}/oauth/consent.css"></head>
 <body><main><h1>${title}</h1>${body}</main></body></html>`
 
 function show(ctx: KoaContextWithOIDC, title: string, body: string): void {
   ctx.type = 'html'
-  ctx.body = pageOf(title, body)
+  ctx.body = pageOf(ctx.oidc.issuer, title, body)
 }
 
 /** A failure that must not be sent to the client. */

@@ -12,7 +12,8 @@ const say = text => {
 }
 
 async function call(method, path, body) {
-  const response = await fetch(`/api/v1${path}`, {
+  // Relative to /oauth/consent: a proxy may serve the deployment under a path.
+  const response = await fetch(`../api/v1${path}`, {
     method,
     headers: {
       ...(token ? { authorization: `Bearer ${token}` } : {}),
