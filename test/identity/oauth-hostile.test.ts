@@ -552,7 +552,7 @@ describe('OAuth and callers that mean harm', function () {
   })
 
   describe('the sweep', () => {
-    it('drops what has expired', async () => {
+    it('drops what has expired, and grants a month after their end', async () => {
       const { pool } = app.services
       const count = async (table: string) =>
         Number(((await pool.one(rawQuery(`select count(*) from ${table}`))) as { count: string }).count)
@@ -561,7 +561,10 @@ describe('OAuth and callers that mean harm', function () {
       await pool.query(
         rawQuery(`update oauth_clients set created_at = now() - interval '2 days' where last_used_at is null`),
       )
-      await pool.query(rawQuery(`update oauth_grants set revoked_at = now() - interval '31 days'`))
+      const { data: grants } = (await user.get('/oauth/grants')).body
+      assert.ok(grants.length > 0)
+      for (const { id } of grants) assert.equal((await user.delete(`/oauth/grants/${id}`)).status, 204)
+      await pool.query(rawQuery(`update oauth_grants set expires_at = expires_at - interval '31 days'`))
       const { default: module } = await import('../../src/identity/oauth/module.ts')
       const [sweep] = module.sweeps ?? []
       assert.ok((await sweep.run(app.services, new AbortController().signal)) > 2000)

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
+import { decodeJwt } from 'jose'
 import * as oauth from 'oauth4webapi'
 import { z } from 'zod'
-import { sql } from '../../src/core/db/sql.ts'
+import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually } from '../support/app.ts'
 import {
   allowing,
@@ -418,6 +419,34 @@ describe('OAuth', () => {
       assert.ok(access_token.length < 2048, String(access_token.length))
       assert.equal(await allowed(access_token), 200)
       assert.equal((await app.as(access_token).post('/actors', { name: 'x' })).status, 403)
+    })
+
+    it('are not given for a grant that ends during the refresh', async () => {
+      const { pool } = app.services
+      const tokens = await tokensOf(app.base, flow())
+      const { gid } = decodeJwt(tokens.access_token) as { gid: string }
+      const [locked, waits] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
+      const ending = pool.transaction(async tx => {
+        await tx.query(rawQuery(`update oauth_grants set revoked_at = now() where id = '${gid}'`))
+        locked.resolve()
+        await waits.promise
+      })
+      await locked.promise
+      const refreshing = refresh(app.base, client_id, tokens.refresh_token)
+      try {
+        await eventually(() =>
+          pool.exists(
+            rawQuery(
+              `select from pg_stat_activity where wait_event_type = 'Lock' and query like '%update oauth_grants%' and datname = current_database()`,
+            ),
+          ),
+        )
+      } finally {
+        waits.resolve()
+        await ending
+      }
+      const { status, body } = await refreshing
+      assert.deepEqual([status, body.error], [400, 'invalid_grant'])
     })
 
     it('are narrowed by a refresh that asks for less, and never widened', async () => {

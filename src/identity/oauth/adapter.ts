@@ -133,12 +133,13 @@ class ObjectAdapter implements Adapter {
       throw new errors.InvalidDpopProof('DPoP proof was used before')
     }
     const values = { sealed: sealObject(this.services, this.model, id, payload), uid, userCode, grantId, expiresAt }
+    if (this.model === 'RefreshToken' && grantId) {
+      const isStored = await withBudget(this.services, db => putRefreshToken(db, id, { ...values, grantId }))
+      if (!isStored) throw new errors.InvalidGrant('grant not found')
+      return
+    }
     try {
-      await withBudget(this.services, db =>
-        this.model === 'RefreshToken' && grantId
-          ? putRefreshToken(db, id, { ...values, grantId })
-          : putObject(db, this.model, id, values),
-      )
+      await withBudget(this.services, db => putObject(db, this.model, id, values))
     } catch (error) {
       // The user or the project was deleted since the grant was read.
       if (isReferenceLost(error, 'grant_id')) throw new errors.InvalidGrant('grant not found')

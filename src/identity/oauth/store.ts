@@ -69,22 +69,28 @@ const putStatement = (
   on conflict (model, id_hash) do update set uid_hash = excluded.uid_hash, grant_id = excluded.grant_id,
     sealed = excluded.sealed, expires_at = excluded.expires_at`
 
-/** Stores a refresh token. Its grant lasts as long as it does, up to the end that was consented to. */
-export const putRefreshToken = (
+/**
+ * Stores a refresh token; false when its grant has ended meanwhile. The grant lasts as long as the token does, up to the end
+ * that was consented to.
+ */
+export const putRefreshToken = async (
   db: Queryable,
   id: string,
   { sealed, grantId, expiresAt }: ObjectValues & { grantId: string },
-) =>
-  db.query(statement`
+): Promise<boolean> =>
+  (
+    await db.query(statement`
     with extended as (
       update oauth_grants set expires_at = least(ends_at, ${expiresAt.toISOString()}::timestamptz), last_used_at = now()
-      where id = ${grantId} returning client_id
+      where id = ${grantId} and revoked_at is null returning client_id
     ), used as (
       update oauth_clients c set last_used_at = now() from extended e
       where c.id = e.client_id and (c.last_used_at is null or c.last_used_at < now() - interval '1 day')
     )
     insert into oauth_objects (model, id_hash, grant_id, sealed, expires_at)
-    values ('RefreshToken', ${sql.binary(sha256Of(id))}, ${grantId}, ${sealed}, ${expiresAt.toISOString()}::timestamptz)`)
+    select 'RefreshToken', ${sql.binary(sha256Of(id))}, ${grantId}, ${sealed}, ${expiresAt.toISOString()}::timestamptz
+    from extended`)
+  ).rowCount > 0
 
 /** Uses up an object that may be used once; false when another request did so before. */
 export const consumeObject = async (db: Queryable, model: string, id: string): Promise<boolean> =>
@@ -172,11 +178,12 @@ export const insertGrant = (db: Queryable, grant: NewGrant) =>
 
 const revoked = sql.type(z.object({ id: z.string(), user_id: z.string(), project_id: z.string().nullable() }))
 
-/** Ends a grant and drops its codes and tokens; null when it had ended. */
+/** Ends a grant and drops its codes and tokens; null when it had ended. The sweep deletes it by its `expires_at`. */
 export const endGrant = (db: Queryable, id: string, reason: string) =>
   db.maybeOne(revoked`
     with ended as (
-      update oauth_grants set revoked_at = now(), revoked_reason = ${reason} where id = ${id} and revoked_at is null
+      update oauth_grants set revoked_at = now(), revoked_reason = ${reason}, expires_at = least(expires_at, now())
+      where id = ${id} and revoked_at is null
       returning id, user_id, project_id
     ), dropped as (
       delete from oauth_objects o using ended e where o.grant_id = e.id and o.consumed_at is null
@@ -306,9 +313,7 @@ export async function sweep(db: Queryable, limit: number): Promise<number> {
         select model, id_hash from oauth_objects where expires_at < now() limit ${limit}) ${removed}
     ), grants as (
       delete from oauth_grants where id in (
-        select id from oauth_grants where expires_at < now() - interval '30 days'
-        union all select id from oauth_grants where revoked_at < now() - interval '30 days'
-        limit ${limit}) ${removed}
+        select id from oauth_grants where expires_at < now() - interval '30 days' limit ${limit}) ${removed}
     ), clients as (
       delete from oauth_clients c where c.id in (
         select id from oauth_clients u
