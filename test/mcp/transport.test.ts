@@ -1,5 +1,8 @@
 import assert from 'node:assert/strict'
-import { type Client, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
+import type { IncomingMessage } from 'node:http'
+import { rawQuery } from '../../src/core/db/sql.ts'
+import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { clients, MODERN, wire } from './support.ts'
 
 /** How /mcp is spoken to: eras, credentials, and what the protocol itself refuses. */
@@ -206,5 +209,35 @@ describe('the transport of /mcp', () => {
     } finally {
       await off.close()
     }
+  })
+
+  it('counts no stream of a client that left before it began', async () => {
+    const { pool } = app.services
+    const quota = { project_id: project.id, scope: 'project', metric: 'requests', window: 'rolling_1h', limit: 1e6 }
+    assert.equal((await app.admin.post('/quotas', quota)).status, 201)
+    const requests: IncomingMessage[] = []
+    const arrive = (message: unknown) => {
+      const { request } = message as { request: IncomingMessage }
+      if (request.url === '/mcp') requests.push(request)
+    }
+    subscribe('http.server.request.start', arrive)
+    const leaving = new AbortController()
+    const lines = () => app.logs.filter(line => line.includes('"path":"/mcp"')).length
+    const before = lines()
+    try {
+      await pool.transaction(async tx => {
+        await tx.query(rawQuery('lock table quota_counters in exclusive mode'))
+        for (let count = 0; count < 20; count++)
+          void send('subscriptions/listen', { notifications: {} }, { signal: leaving.signal }).catch(() => null)
+        await eventually(() => requests.length === 20)
+        leaving.abort()
+        await eventually(() => requests.every(({ socket }) => socket.destroyed))
+      })
+    } finally {
+      unsubscribe('http.server.request.start', arrive)
+    }
+    await eventually(() => lines() - before === 20)
+    const { body } = await send('subscriptions/listen', { notifications: {} })
+    assert.match(body as string, /notifications\/subscriptions\/acknowledged/)
   })
 })
