@@ -386,6 +386,7 @@ describe('OAuth', () => {
         assert.equal((await refresh(own.base, client_id, second.refresh_token)).status, 400)
         const { data } = (await own.admin.get('/audit-log?action=oauth:RevokeGrant&limit=1')).body
         assert.equal(data[0].detail.kind, 'refresh_reuse')
+        assert.deepEqual([data[0].ip, data[0].request_id], ['192.0.2.1', replay.headers.get('x-request-id')])
       } finally {
         await own.close()
       }

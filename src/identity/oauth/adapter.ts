@@ -1,4 +1,4 @@
-import { type Adapter, type AdapterPayload, errors, Provider } from 'oidc-provider'
+import { type Adapter, type AdapterPayload, errors, type KoaContextWithOIDC, Provider } from 'oidc-provider'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Pool } from '../../core/db/pool.ts'
 import { isReferenceLost } from '../../core/db/sql.ts'
@@ -167,7 +167,8 @@ class ObjectAdapter implements Adapter {
 
 /** Ends a grant for what the current request has shown of it. */
 async function revoke(services: Services, id: string): Promise<void> {
-  const type = Provider.ctx?.oidc.params?.grant_type
+  const ctx = Provider.ctx as KoaContextWithOIDC
+  const type = ctx.oidc.params?.grant_type
   const reason: RevokedBy =
     route() === 'revocation'
       ? 'client'
@@ -176,7 +177,12 @@ async function revoke(services: Services, id: string): Promise<void> {
         : type === 'authorization_code'
           ? 'code_reuse'
           : 'device_code_reuse'
-  await withBudget(services, () => services.write(tx => revokeByProtocol(tx, id, reason)))
+  const request = {
+    id: ctx.res.getHeader('X-Request-Id') as string,
+    ip: senderIp(ctx) || null,
+    userAgent: ctx.get('user-agent') || null,
+  }
+  await withBudget(services, () => services.write(tx => revokeByProtocol(tx, id, reason, request)))
 }
 
 /** Grants are rows of ours, written by consent. */

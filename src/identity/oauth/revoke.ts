@@ -1,6 +1,7 @@
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import type { Tx } from '../../core/db/write.ts'
+import type { RequestFacts } from '../../core/invoke/call.ts'
 import { principalsChanged } from '../principals.ts'
 import { grantKind } from './model.ts'
 import { endGrant } from './store.ts'
@@ -8,18 +9,22 @@ import { endGrant } from './store.ts'
 /** Why a grant was ended without a caller of the API. */
 export type RevokedBy = 'client' | 'refresh_reuse' | 'code_reuse' | 'device_code_reuse'
 
-/** Ends a grant: its tokens are refused from the next request on. False when it had ended. */
-export async function revokeGrant(tx: Tx, id: string, reason: string): Promise<boolean> {
+/** Ends a grant: its tokens are refused from the next request on. Null when it had ended. */
+export async function revokeGrant(tx: Tx, id: string, reason: string) {
   const ended = await endGrant(tx, id, reason)
   if (ended) principalsChanged(tx, `grant:${id}`)
-  return ended !== null
+  return ended
 }
 
-/** The same for the protocol endpoints, with the audit entry that the pipeline writes for operations. */
-export async function revokeByProtocol(tx: Tx, id: string, reason: RevokedBy): Promise<void> {
-  const ended = await endGrant(tx, id, reason)
+/** Ends a grant for the protocol endpoints, with the audit entry that the pipeline writes for operations. */
+export async function revokeByProtocol(
+  tx: Tx,
+  id: string,
+  reason: RevokedBy,
+  request: Pick<RequestFacts, 'id' | 'ip' | 'userAgent'>,
+): Promise<void> {
+  const ended = await revokeGrant(tx, id, reason)
   if (!ended) return
-  principalsChanged(tx, `grant:${id}`)
   tx.audit({
     id: newId('audit'),
     project_id: ended.project_id,
@@ -29,9 +34,9 @@ export async function revokeByProtocol(tx: Tx, id: string, reason: RevokedBy): P
     resource_srn: srn(ended.project_id, grantKind.name, id),
     resource_public_id: id,
     status: 200,
-    request_id: null,
-    ip: null,
-    user_agent: null,
+    request_id: request.id,
+    ip: request.ip,
+    user_agent: request.userAgent?.slice(0, 512) ?? null,
     detail: { kind: reason, user_id: ended.user_id },
     created_at: new Date().toISOString(),
   })
