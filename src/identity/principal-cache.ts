@@ -80,8 +80,9 @@ export function registerCache(cache: PrincipalCache<never>): () => void {
 
 /**
  * Announces that what credentials are resolved from changes in this transaction: a user (name, role, password, disabled,
- * attachments), a key (binding, policies, rotation, delete), an OAuth grant (scopes, end) or client (delete), a policy (document) or a project (its bound keys go with
- * it). Other processes are notified at the commit, this one drops its entries before the answer goes out.
+ * attachments), a key (binding, policies, rotation, delete), an OAuth grant (scopes, end) or client (delete), a policy
+ * (document) or a project (its bound keys and its grants go with it). Other processes are notified at the commit, this one
+ * drops its entries before the answer goes out.
  */
 export function principalsChanged(tx: Pick<Tx, 'invalidate' | 'afterCommit'>, ...sources: Source[]): void {
   for (const source of sources) tx.invalidate(principalChannel, source)

@@ -324,8 +324,8 @@ async function boundLayers(services: Services, bounds: readonly Bound[], project
 /**
  * The caller of work that was started earlier and runs now: who started it, with the rights of this moment, bound to the
  * work's project; of what a trigger started within the policy of the trigger, which binds admins too; and within what else
- * the authority carries. Null when the user, key or grant is gone, disabled, expired or no longer reaches the project. Read from the process's cache when it is there: a change binds as soon as it is
- * announced.
+ * the authority carries. Null when the user, key or grant is gone, disabled, expired or no longer reaches the project. Read
+ * from the cache of the process: a change binds as soon as it is announced.
  */
 export async function callerForPrincipal(
   services: Services,

@@ -1,7 +1,8 @@
-import { createHash, randomUUID } from 'node:crypto'
+import { randomUUID } from 'node:crypto'
 import { type JWTPayload, jwtVerify, SignJWT } from 'jose'
 import { LRUCache } from 'lru-cache'
 import type { Services } from '../core/process/services.ts'
+import { sha256Of } from '../core/secrets/digest.ts'
 
 /** What a token is for. Every consumer accepts its own kind only, so one replayed elsewhere is worth nothing. */
 export type TokenKind = 'user' | 'oauth' | 'run' | 'download' | 'upload' | 'ingestion'
@@ -46,7 +47,7 @@ export async function verifyToken(
 ): Promise<KindClaims | null> {
   const known = verified.get(config) ?? new LRUCache({ max: MAX_VERIFIED })
   verified.set(config, known)
-  const name = createHash('sha256').update(token).digest('base64url')
+  const name = sha256Of(token).toString('base64url')
   const claims = known.get(name) ?? (await signedClaims(config, clock.now(), token))
   if (!claims || claims.exp * 1000 <= clock.now().getTime()) return null
   known.set(name, claims)

@@ -1,4 +1,4 @@
-import { createHash, timingSafeEqual } from 'node:crypto'
+import { timingSafeEqual } from 'node:crypto'
 import { promisify } from 'node:util'
 import { brotliCompress, constants, gzip } from 'node:zlib'
 import type { Express, Request, Response } from 'express'
@@ -10,6 +10,7 @@ import { poolUse } from '../db/pool.ts'
 import { waitingRowAges } from '../jobs/waiting-rows.ts'
 import { collectProcess, registry, reportPool, reportQueues, reportWaitingRows } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
+import { sha256Of } from '../secrets/digest.ts'
 import { allOk, type Checks, readiness } from './health.ts'
 import { openApiDocument } from './openapi.ts'
 import { errorPage, permissionPage, referencePage } from './pages.ts'
@@ -96,10 +97,7 @@ export function mountHealth(
 }
 
 /** Compares in a time that does not depend on where two texts differ. */
-const same = (left: string, right: string): boolean => {
-  const [a, b] = [left, right].map(text => createHash('sha256').update(text).digest())
-  return timingSafeEqual(a, b)
-}
+const same = (left: string, right: string): boolean => timingSafeEqual(sha256Of(left), sha256Of(right))
 
 /** GET /metrics: with METRICS_TOKEN its bearer only, without it loopback only. */
 function mountMetrics(app: Express, services: Services): void {

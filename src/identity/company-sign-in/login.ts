@@ -36,7 +36,7 @@ function secretsOf(cookie: string, state: string): LoginSecrets {
   return { state, nonce: derive('nonce'), verifier: derive('verifier') }
 }
 
-export type StartedLogin =
+type StartedLogin =
   | { kind: 'started'; url: URL; cookie: string }
   | { kind: 'unavailable'; error: unknown }
   | { kind: 'too_many' }
@@ -70,7 +70,7 @@ export async function startLogin(
   return isStarted ? { kind: 'started', url, cookie } : { kind: 'too_many' }
 }
 
-export type LoginOutcome = { code: string } | { error: SignInError }
+type LoginOutcome = { code: string } | { error: SignInError }
 
 /** Processes the answer of the provider; null where the browser has no sign-in that waits for one. */
 export async function answerLogin(

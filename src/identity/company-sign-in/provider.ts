@@ -14,7 +14,7 @@ const ANSWER_BYTES = 1024 * 1024
 const CLOCK_TOLERANCE_SECONDS = 30
 const MAX_REASON_LENGTH = 500
 
-export const CALLBACK_PATH = '/oauth/oidc/callback'
+const CALLBACK_PATH = '/oauth/oidc/callback'
 
 type Settings = Config & { OIDC_ISSUER: string; OIDC_CLIENT_ID: string }
 

@@ -87,7 +87,7 @@ export const insertLogin = async (
   ).rowCount > 0
 
 const AnsweredLogin = z.object({ return_to: z.string(), is_expired: z.boolean() })
-export type AnsweredLogin = z.output<typeof AnsweredLogin>
+type AnsweredLogin = z.output<typeof AnsweredLogin>
 
 /** Claims the sign-in of a state and a cookie for the one answer it takes; null without one. Primary key. */
 export const claimLogin = (

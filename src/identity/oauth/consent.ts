@@ -5,7 +5,7 @@ import { isIdOf, kinds, srn } from '../../core/api/kind.ts'
 import { type Context, type Operation, operation } from '../../core/api/operation.ts'
 import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
 import { sees } from '../../core/iam/access.ts'
-import { type Caller, isAdmin } from '../../core/iam/caller.ts'
+import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { kindOfClient } from './client-kinds.ts'
@@ -262,7 +262,3 @@ export const consentOperations: Operation[] = [
     },
   }),
 ]
-
-/** Which grants a user sees: own ones, an admin all. */
-export const visibleGrants = (caller: Caller) =>
-  isAdmin(caller) ? sql.fragment`true` : sql.fragment`t.user_id = ${caller.user.id}`

@@ -1,7 +1,7 @@
-import { createHash } from 'node:crypto'
 import { calculateJwkThumbprint, EmbeddedJWK, type JWK, jwtVerify } from 'jose'
 import type { Proof } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
+import { sha256Of } from '../../core/secrets/digest.ts'
 import { noteProof } from './store.ts'
 
 /** Proofs of possession that come with requests to the API (RFC 9449). Those at the token endpoint are the library's. */
@@ -37,7 +37,7 @@ export async function isProven(
       age <= MAX_AGE_SECONDS &&
       payload.htm === proof.method &&
       addressOf(payload.htu) === addressOf(config.BASE_URL + proof.path) &&
-      payload.ath === createHash('sha256').update(token).digest('base64url') &&
+      payload.ath === sha256Of(token).toString('base64url') &&
       (await calculateJwkThumbprint(protectedHeader.jwk as JWK)) === thumbprint
     if (!matches) return false
     // Proofs may be as old as new: twice their age is how long one could come again.

@@ -7,7 +7,7 @@ import { resource } from '../../core/api/resource.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
 import { principalsChanged } from '../principals.ts'
-import { chosenScopes, consentOperations, tag, usersOnly, visibleGrants } from './consent.ts'
+import { chosenScopes, consentOperations, tag, usersOnly } from './consent.ts'
 import { clientKind, Grant, type GrantRow, grantKind } from './model.ts'
 import { revokeGrant } from './revoke.ts'
 import { areWithin, MCP_ACCESS, Selection } from './scopes.ts'
@@ -39,6 +39,10 @@ const findLive = async (db: Queryable, id: string): Promise<GrantRow | null> =>
 /** Owners and admins know of a grant. */
 const ownOrAdmin = (caller: Caller, { user_id }: GrantRow): Verdict =>
   user_id === caller.user.id || isAdmin(caller) ? 'allow' : 'hide'
+
+/** Which grants a list shows: own ones, to an admin all. */
+const visibleGrants = (caller: Caller) =>
+  isAdmin(caller) ? sql.fragment`true` : sql.fragment`t.user_id = ${caller.user.id}`
 
 const ofGrant = { tag, gate: 'owner', param: 'grant_id', find: findLive, decide: ownOrAdmin } as const
 

@@ -21,8 +21,9 @@ export type Lookup = { by: 'id' | 'uid' | 'user_code'; value: string }
 const COLUMNS = { id: 'id_hash', uid: 'uid_hash', user_code: 'user_code_hash' } as const
 
 /**
- * An object with the scopes of its grant as of now. One that has expired is gone, but for device codes, whose clients are told
- * so. Primary key, oauth_objects_uid, oauth_objects_user_code. */
+ * An object with the current scopes of its grant; null once it has expired. Device codes are returned after that, so that
+ * their clients learn of it. Primary key, oauth_objects_uid, oauth_objects_user_code.
+ */
 export const findObject = (db: Queryable, model: string, { by, value }: Lookup) =>
   db.maybeOne(stored`
     select ${objectColumns} from oauth_objects o left join oauth_grants g on g.id = o.grant_id
@@ -92,7 +93,10 @@ export const putRefreshToken = async (
     from extended`)
   ).rowCount > 0
 
-/** Uses up an object that may be used once; false when another request did so before. */
+/**
+ * Uses up an object that may be used once; false when another request did so before. The row stays until it expires: by it a
+ * code or token that comes again is recognized.
+ */
 export const consumeObject = async (db: Queryable, model: string, id: string): Promise<boolean> =>
   (await db.maybeOneFirst(identifying`
     update oauth_objects set consumed_at = now()
