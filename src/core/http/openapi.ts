@@ -405,7 +405,7 @@ export function openApiDocument(
     })),
     paths,
     components: {
-      securitySchemes: { bearer: { type: 'http', scheme: 'bearer', description: 'A user token or a project key.' } },
+      securitySchemes: { bearer: { type: 'http', scheme: 'bearer', description: 'A user token, a project key or an OAuth access token.' } },
       parameters,
       responses,
       schemas: withoutRepeats(published(components.schemas, true) as Record<string, Json>),
