@@ -83,7 +83,7 @@ function callOf(
     // As over REST, where an empty body is an object without fields, so that defaults apply.
     body: operation.receive ? undefined : (request.body ?? (operation.body ? {} : undefined)),
     signal,
-    idempotencyKey: operation.method === 'post' && key !== undefined ? String(key) : undefined,
+    idempotencyKey: operation.method === 'post' && key != null ? String(key) : undefined,
   })
   // Before 2026 a client that leaves only stops waiting, and long work goes on in any case.
   const closed = modern || operation.starts ? signal : call.request.closed

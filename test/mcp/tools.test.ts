@@ -196,6 +196,12 @@ describe('tools of /mcp', () => {
     assert.equal(second.id, first.id)
     const rest = await project.key.post('/actors', { name: 'Once' }, { 'idempotency-key': 'once' })
     assert.equal(rest.body.id, first.id)
+    const without = { meta: { idempotency_key: null } as never }
+    const [one, other] = [
+      await call('create-actor', { name: 'Two' }, without),
+      await call('create-actor', { name: 'Two' }, without),
+    ]
+    assert.notEqual(one.structuredContent.id, other.structuredContent.id)
   })
 
   it('counts a call of an unscoped key in the project of the call, and answers a refusal as its result, or over HTTP', async () => {
