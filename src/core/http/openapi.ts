@@ -405,7 +405,13 @@ export function openApiDocument(
     })),
     paths,
     components: {
-      securitySchemes: { bearer: { type: 'http', scheme: 'bearer', description: 'A user token, a project key or an OAuth access token.' } },
+      securitySchemes: {
+        bearer: {
+          type: 'http',
+          scheme: 'bearer',
+          description: 'A user token, a project key or an OAuth access token.',
+        },
+      },
       parameters,
       responses,
       schemas: withoutRepeats(published(components.schemas, true) as Record<string, Json>),
