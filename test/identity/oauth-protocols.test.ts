@@ -285,6 +285,9 @@ describe('OAuth beside the code flow', () => {
       assert.equal((await app.admin.delete(`/oauth/grants/${grant.id}`)).status, 204)
       assert.equal((await api.get('/users')).status, 401)
 
+      const chosen = tokensOf(app.base, { ...given, client_id: 'muster-cli', consent: consent() })
+      await assert.rejects(chosen, /project_id: cannot be chosen for this request/)
+
       const { client_id } = await register(app.base)
       const others = await tokensOf(app.base, { ...given, client_id, redirect_uri: REDIRECT, consent: consent() })
       assert.equal(others.scope, 'mcp:access *')

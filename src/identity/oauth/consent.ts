@@ -110,9 +110,14 @@ async function consentedTo(
   { services, caller, db, body }: Pick<Context<unknown, ConsentInput>, 'services' | 'caller' | 'db' | 'body'>,
   request: AuthorizationRequest | null,
 ): Promise<Consented> {
-  if (request?.actsAsUser) return { project_id: null, scopes: [ACT_AS_USER] }
-  if (request?.isSignIn) return { project_id: null, scopes: [] }
   const { project_id, selection } = body
+  if (request?.actsAsUser || request?.isSignIn) {
+    // Whoever chooses a part must not get a grant that is not about parts.
+    const chosen = Object.entries({ project_id, selection }).filter(([, value]) => value !== undefined)
+    const message = 'cannot be chosen for this request'
+    if (chosen.length > 0) invalid(chosen.map(([path]) => ({ code: 'INVALID_VALUE', path, message })))
+    return { project_id: null, scopes: request.actsAsUser ? [ACT_AS_USER] : [] }
+  }
   const missing = Object.entries({ project_id, selection }).filter(([, value]) => value === undefined)
   if (missing.length > 0) invalid(missing.map(([path]) => ({ code: 'REQUIRED', path, message: 'is required' })))
   await requireProject(db, caller, project_id as string)
