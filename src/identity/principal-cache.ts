@@ -1,4 +1,5 @@
 import { LRUCache } from 'lru-cache'
+import { regardless } from '../core/db/tenancy.ts'
 import type { Tx } from '../core/db/write.ts'
 
 /** What a resolved principal was read from, as `<kind>:<id>`. A change of any of it makes the principal stale. */
@@ -29,7 +30,7 @@ export class PrincipalCache<V extends { sources: Source[] }> {
     const running = this.loads.get(name)
     // A load that began before a change must not answer a request that came after it.
     if (running && running.changed.size === 0 && !running.cleared) return running.promise
-    const started = { promise: load(), changed: new Set<Source>(), cleared: false }
+    const started = { promise: regardless(load), changed: new Set<Source>(), cleared: false }
     this.loads.set(name, started)
     try {
       const value = await started.promise

@@ -82,17 +82,16 @@ function callOf(
     query: request.query,
     // As over REST, where an empty body is an object without fields, so that defaults apply.
     body: operation.receive ? undefined : (request.body ?? (operation.body ? {} : undefined)),
-    signal,
+    // Before 2026 a client that leaves only stops waiting.
+    signal: modern || operation.starts ? signal : undefined,
     idempotencyKey: operation.method === 'post' && key != null ? String(key) : undefined,
   })
-  // Before 2026 a client that leaves only stops waiting, and long work goes on in any case.
-  const closed = modern || operation.starts ? signal : call.request.closed
   const whole = {
     ...call,
     isCounted: isCounted(exchange),
     identify: identifying(exchange, caller),
     path: requestPath(operation, request.params),
-    request: { ...exchange.request, closed },
+    request: { ...exchange.request, closed: call.request.closed },
     upload: operation.receive ? uploadOf(request.body) : undefined,
   }
   return { call: whole, waits }

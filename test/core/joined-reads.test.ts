@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { setImmediate } from 'node:timers/promises'
 import { joinedReads } from '../../src/core/db/joined-reads.ts'
+import { abandonmentNow, inTenancy } from '../../src/core/db/tenancy.ts'
 
 describe('joined reads', () => {
   it('follow the read that is under way with one for everybody who asked meanwhile', async () => {
@@ -33,6 +34,13 @@ describe('joined reads', () => {
     const read = async () => ++reads
     assert.deepEqual(await Promise.all([joined('a', read), joined('a', read), joined('b', read)]), [1, 1, 2])
     assert.equal(await joined('a', read), 3)
+  })
+
+  it('are not abandoned with the first who asked', async () => {
+    const joined = joinedReads<boolean>()
+    const read = async () => abandonmentNow() !== undefined
+    const tenancy = { tenant: 'a', patienceMs: 1, isAbandoned: () => true }
+    assert.equal(await inTenancy(tenancy, () => joined('a', read)), false)
   })
 
   it('fail together, and not those who ask after them', async () => {

@@ -1,5 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as pause } from 'node:timers/promises'
+import { regardless } from '../../core/db/tenancy.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Verification } from './model.ts'
@@ -47,10 +48,12 @@ function openVerifier({ pool }: Services) {
 
   function share(range: Range, key: string): Shared {
     const abandoned = new AbortController()
-    const verification = byChain(range.chain, () => {
-      if (waiting.get(key) === shared) waiting.delete(key)
-      return verifyAlone(range, abandoned.signal)
-    })
+    const verification = regardless(() =>
+      byChain(range.chain, () => {
+        if (waiting.get(key) === shared) waiting.delete(key)
+        return verifyAlone(range, abandoned.signal)
+      }),
+    )
     const shared = { verification, callers: new Set<AbortSignal>(), abandoned }
     return shared
   }

@@ -1,4 +1,5 @@
 import { setImmediate } from 'node:timers/promises'
+import { regardless } from './tenancy.ts'
 
 /**
  * Reads by key that those who ask at the same time make together. A read that is under way is not joined but followed by
@@ -13,7 +14,7 @@ export function joinedReads<T>(): (key: string, read: () => Promise<T>) => Promi
     if (waiting) return waiting
     const result = (running.get(key) ?? setImmediate()).then(() => {
       next.delete(key)
-      const made = read()
+      const made = regardless(read)
       const end = () => void running.delete(key)
       running.set(key, made.then(end, end))
       return made

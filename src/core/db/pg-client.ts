@@ -1,5 +1,6 @@
 import pg from 'pg'
 import { markDriverError } from './database-errors.ts'
+import { abandonmentNow } from './tenancy.ts'
 import { isHeld, planOf } from './transaction-edges.ts'
 
 /**
@@ -12,14 +13,24 @@ import { isHeld, planOf } from './transaction-edges.ts'
  *
  * Transactions take fewer round trips (transaction-edges.ts).
  *
- * Statements under way are known with their start, for whoever has to tell a slow one from a server that is silent.
+ * Statements under way are known with their start, for whoever has to tell a slow one from a server that is silent
+ * (silence.ts), and with the work that they are of, for cancelling them when it is abandoned (abandoned.ts).
  *
  * Errors of connections and statements are marked (database-errors.ts): a reset socket of the database has the same code as
  * the reset socket of a tool.
  */
 const { query } = pg.Client.prototype as unknown as { query: (...args: unknown[]) => unknown }
 
-const pending = new Map<pg.Client, number>()
+export type PendingStatement = {
+  client: pg.Client
+  /** When it began (performance.now). */
+  since: number
+  isAbandoned: (() => boolean) | undefined
+  /** Resolves when its cancellation has reached the server. */
+  cancelling?: Promise<void>
+}
+
+const pending = new Map<pg.Client, PendingStatement>()
 
 const listeners = new Set<() => void>()
 
@@ -29,10 +40,8 @@ export function onPending(listener: () => void): () => void {
   return () => listeners.delete(listener)
 }
 
-/** Clients that wait for the answer to a statement, and since when (performance.now). */
-export function* pendingStatements(): Generator<{ client: pg.Client; since: number }> {
-  for (const [client, since] of pending) yield { client, since }
-}
+/** Statements that wait for their answer. */
+export const pendingStatements = (): IterableIterator<PendingStatement> => pending.values()
 
 function queryWithCallback(this: pg.Client, config: unknown, values?: unknown, callback?: unknown): unknown {
   const isSubmitted = typeof (config as { submit?: unknown } | null)?.submit === 'function'
@@ -43,13 +52,16 @@ function queryWithCallback(this: pg.Client, config: unknown, values?: unknown, c
   const plan = planOf(this, config as string | { text: string }, values)
   if (plan && 'answer' in plan) return Promise.resolve(plan.answer)
   // A client has one statement under way; what is queued behind it waits for the same answer.
-  if (!pending.has(this)) pending.set(this, performance.now())
+  if (!pending.has(this)) pending.set(this, { client: this, since: performance.now(), isAbandoned: abandonmentNow() })
   if (pending.size === 1) for (const listener of listeners) listener()
   return new Promise((resolve, reject) => {
     const answer = (error: Error | null, result: unknown) => {
+      const cancelling = pending.get(this)?.cancelling
       pending.delete(this)
-      if (error) reject(error)
-      else resolve(result)
+      const settle = () => (error ? reject(error) : resolve(result))
+      // Until then the connection is not handed on: the cancellation would hit the next statement.
+      if (cancelling) void cancelling.then(settle)
+      else settle()
     }
     if (plan) query.call(this, plan.send(answer))
     else query.call(this, config, values, answer)

@@ -7,6 +7,8 @@ export type Tenancy = {
   tenant: string | null
   /** How long it may wait for a connection while others of the tenant's work hold all it may have. */
   patienceMs: number
+  /** Whether nobody waits for the answer any more: its statements are cancelled. Absent for work that is finished in any case. */
+  isAbandoned?: () => boolean
 }
 
 const current = new AsyncLocalStorage<Tenancy | undefined>()
@@ -18,6 +20,15 @@ export const inTenancy = <T>(tenancy: Tenancy, work: () => T): T => current.run(
 export function tenancyNow(): (Tenancy & { tenant: string }) | undefined {
   const tenancy = current.getStore()
   return tenancy?.tenant ? (tenancy as Tenancy & { tenant: string }) : undefined
+}
+
+/** Whether the work of this async context is abandoned, to be asked later; undefined for work that is finished in any case. */
+export const abandonmentNow = (): (() => boolean) | undefined => current.getStore()?.isAbandoned
+
+/** Runs work that several callers wait for: it is not abandoned with the one that began it. */
+export const regardless = <T>(work: () => T): T => {
+  const tenancy = current.getStore()
+  return tenancy?.isAbandoned ? current.run({ ...tenancy, isAbandoned: undefined }, work) : work()
 }
 
 /** Runs work that tenants share, such as a batch of what several have asked for. */

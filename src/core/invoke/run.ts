@@ -1,9 +1,11 @@
-import { raise } from '../api/errors.ts'
+import { AppError, raise } from '../api/errors.ts'
 import { etagOf, namesTag } from '../api/etag.ts'
 import { keepInTransaction, type Made } from '../api/idempotency.ts'
 import type { Kind, KindRow } from '../api/kind.ts'
 import { type Answer, answer, type Context, isAnswer } from '../api/operation.ts'
+import { isDatabaseError } from '../db/database-errors.ts'
 import { isProjectGone, isReferenceLost } from '../db/sql.ts'
+import { inTenancy } from '../db/tenancy.ts'
 import type { Tx } from '../db/write.ts'
 import { fault } from '../process/fault.ts'
 import { createdId, entryOf, noteChanges, recordGiven } from './audit-trail.ts'
@@ -26,11 +28,27 @@ export async function run(inv: Invocation, context: AnyContext): Promise<Answer>
   }
   if (call.tx && !operation.reads)
     throw new Error(`operation ${operation.id} has transactions of its own and cannot be part of another`)
-  const given = asAnswer(inv, await operation.run(context as never))
+  const work = async () => operation.run(context as never)
+  const given = asAnswer(inv, await (operation.reads && !call.tx ? whileAwaited(inv, work) : work()))
   await fault(inv.services, 'request_carried_out')
   await recordGiven(inv, given)
   await keepGiven(inv, given)
   return conditional(inv, given)
+}
+
+/**
+ * Runs an operation that only reads: when its caller goes away, its statement is cancelled.
+ * @throws REQUEST_REJECTED then, for the log
+ */
+async function whileAwaited<T>({ tenancy, call: { request } }: Invocation, work: () => Promise<T>): Promise<T> {
+  // The signal is made when it is asked for, which is done for statements that are slow.
+  const isAbandoned = () => request.closed.aborted
+  try {
+    return await inTenancy({ ...tenancy, isAbandoned }, work)
+  } catch (error) {
+    if (!isDatabaseError(error) || !isAbandoned()) throw error
+    throw new AppError('REQUEST_REJECTED', { status: 499, message: 'The caller has gone away', cause: error })
+  }
 }
 
 /** Answers in place of a first request that was lost behind its commit. */

@@ -1,4 +1,5 @@
 import type { Config } from '../../config.ts'
+import { cancelAbandoned } from '../db/abandoned.ts'
 import { openNotifier } from '../db/notifier.ts'
 import { openNotifications } from '../db/notify.ts'
 import { openPool } from '../db/pool.ts'
@@ -48,6 +49,7 @@ export async function openServices(
     notifications,
     log,
   })
+  const abandoned = cancelAbandoned()
   const notifier = openNotifier({ databaseUrl: config.DATABASE_LISTEN_URL, applicationName, log })
   // One listens and one notifies.
   const connections = Math.max(2, config.DATABASE_POOL_MAX - queueConnections - 2)
@@ -96,6 +98,7 @@ export async function openServices(
       closing ??= (async () => {
         for (const { close } of [...state.values()].reverse()) await close?.()
         silence.close()
+        abandoned.close()
         await notifications.close()
         await queues.close()
         await notifier.close()

@@ -1,6 +1,7 @@
 import { LRUCache } from 'lru-cache'
 import { AppError } from '../../core/api/errors.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
+import { regardless } from '../../core/db/tenancy.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { boundsName } from '../../core/iam/authority.ts'
 import type { Caller } from '../../core/iam/caller.ts'
@@ -58,7 +59,7 @@ async function answerOf(services: Services, rule: Rule, caller: () => Promise<Ca
   )
   const known = kept.get(key)
   if (known) return known.context
-  const asked = underWay.get(key) ?? ask(services, rule, by)
+  const asked = underWay.get(key) ?? regardless(() => ask(services, rule, by))
   if (!underWay.has(key)) {
     underWay.set(key, asked)
     const over = () => underWay.delete(key)
