@@ -7,6 +7,7 @@ import { insufficientScope, metadataOf } from '../core/iam/challenges.ts'
 import { countRequest } from '../core/invoke/hooks.ts'
 import { isLoopback } from '../core/net/loopback.ts'
 import type { Services } from '../core/process/services.ts'
+import { PROOF_ALGORITHMS } from '../identity/oauth/dpop.ts'
 import { MCP_ACCESS } from '../identity/oauth/scopes.ts'
 
 /**
@@ -19,7 +20,7 @@ export async function admit({ config }: Services, exchange: Exchange): Promise<C
   if (!caller) {
     const refused = unauthorizedBody(exchange.req)
     if (refused.code !== 'UNAUTHORIZED') throw refused
-    const challenge = `Bearer resource_metadata="${metadataOf(config, '/mcp')}", scope="${MCP_ACCESS}"`
+    const challenge = `Bearer resource_metadata="${metadataOf(config, '/mcp')}", scope="${MCP_ACCESS}", DPoP algs="${PROOF_ALGORITHMS.join(' ')}"`
     throw new AppError('UNAUTHORIZED', { headers: { 'WWW-Authenticate': challenge } })
   }
   const { type, scopes } = caller.credential

@@ -68,7 +68,7 @@ describe('the transport of /mcp', () => {
 
   it('leads callers without a credential to the sign-in, whatever they ask', async () => {
     const challenge =
-      'Bearer resource_metadata="https://muster.example/.well-known/oauth-protected-resource/mcp", scope="mcp:access"'
+      'Bearer resource_metadata="https://muster.example/.well-known/oauth-protected-resource/mcp", scope="mcp:access", DPoP algs="ES256 EdDSA Ed25519 PS256 RS256"'
     for (const token of [null, 'sk_wrong', 'a.b.c'])
       for (const [method, revision] of [
         ['initialize', null],
