@@ -1,7 +1,9 @@
 import { flatten, unflatten } from '../core/api/flatten.ts'
+import type { KindRow } from '../core/api/kind.ts'
 import { type Answer, type Operation, operations } from '../core/api/operation.ts'
 import { type Call, callAs } from '../core/invoke/call.ts'
-import { invoke } from '../core/invoke/invoke.ts'
+import { openInvocation } from '../core/invoke/invocation.ts'
+import { carryOut, invoke } from '../core/invoke/invoke.ts'
 import { isCounted, type Session } from './session.ts'
 
 type Asking = Pick<Session, 'services' | 'caller'> & { exchange: Pick<Session['exchange'], 'request' | 'identify'> }
@@ -15,6 +17,18 @@ export const ask = (
 ): Promise<Answer> => {
   const of = typeof operation === 'string' ? operations.get(operation) : operation
   return invoke(asking.services, of, callFor(asking, of, args, more))
+}
+
+/** What an operation answers that reads an item, with the row that it is made of. Raises what the operation raises. */
+export async function readItem(
+  asking: Asking,
+  operation: string,
+  args: Record<string, unknown>,
+): Promise<{ record: Record<string, unknown>; row: KindRow }> {
+  const of = operations.get(operation)
+  const inv = openInvocation(asking.services, of, callFor(asking, of, args, {}))
+  const { body } = await carryOut(inv)
+  return { record: body as Record<string, unknown>, row: inv.resource as KindRow }
 }
 
 function callFor(

@@ -42,7 +42,8 @@ export async function callLong(
   const { services } = session
   const tasks = takesTasks(session)
   const { MCP_TASK_AFTER_MS, MCP_CALL_TIMEOUT_MS } = services.config
-  const until = performance.now() + (tasks ? MCP_TASK_AFTER_MS : MCP_CALL_TIMEOUT_MS)
+  const begun = performance.now()
+  const until = begun + (tasks ? MCP_TASK_AFTER_MS : MCP_CALL_TIMEOUT_MS)
   let record: string | null = null
   const made = Promise.withResolvers<void>()
   const over = new AbortController()
@@ -74,7 +75,11 @@ export async function callLong(
     ended.catch(() => {})
     if (record === null) return await resultOf(session, operation, await ended)
     const seen = await look(session, record)
-    if (!seen) return unreadable(record)
+    if (!seen) {
+      // Without the record it is waited for as a client without tasks waits.
+      const waited = await Promise.race([ended, late(begun + MCP_CALL_TIMEOUT_MS, made.promise, over.signal)])
+      return waited ? await resultOf(session, operation, waited) : unreadable(record)
+    }
     if (tasks) return createdTask(session, seen)
     return await unfinished(session, seen)
   } finally {
@@ -121,9 +126,9 @@ const unreadable = (id: string): ToolResult =>
   jsonResult({ id, note: 'It was started and goes on. This credential may not read it.' })
 
 /** The record as it is, for a client that has waited long enough. */
-async function unfinished(session: Session, { work, row, record, state }: Seen): Promise<ToolResult> {
+async function unfinished(session: Session, { work, args, record, state }: Seen): Promise<ToolResult> {
   const result = await resultOf(session, operations.get(work.read), { status: 200, body: record })
-  const note = `It is not over: ${state.message}. Read it by ${kebab(work.read)} with ${JSON.stringify(work.args(row))}.`
+  const note = `It is not over: ${state.message}. Read it by ${kebab(work.read)} with ${JSON.stringify(args)}.`
   return { ...result, content: [...result.content, { type: 'text', text: note }] }
 }
 

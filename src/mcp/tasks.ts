@@ -8,7 +8,7 @@ import { inTenancy } from '../core/db/tenancy.ts'
 import { permitted } from '../core/iam/access.ts'
 import { PATIENCE_MS } from '../core/invoke/invocation.ts'
 import { perProcess } from '../core/process/per-process.ts'
-import { ask } from './ask.ts'
+import { ask, readItem } from './ask.ts'
 import { kebab } from './registry.ts'
 import { errorResult, resultOf, type ToolResult } from './result.ts'
 import {
@@ -29,7 +29,7 @@ import { TASKS } from './versions.ts'
 type Json = Record<string, unknown>
 
 /** Work as it stands, for one caller. */
-export type Seen = { work: LongWork; row: WorkRow; record: Json; state: WorkState }
+export type Seen = { work: LongWork; args: Json; row: WorkRow; record: Json; state: WorkState }
 
 const unknownTask = (): never => invalidParams('There is no such task')
 
@@ -39,17 +39,18 @@ const workOf = (id: string): LongWork | undefined => longWork.all().find(({ kind
 export const isHidden = (error: unknown): boolean =>
   error instanceof AppError && (error.status === 403 || error.status === 404)
 
-/** Long work as the caller may see it; null where it is gone. Raises what its reading operation raises. */
+/** Long work as the caller may see it; null for what is hidden from it, or gone. */
 export async function look(session: Session, recordId: string): Promise<Seen | null> {
   const { services, caller } = session
   const work = workOf(recordId)
-  if (!work) return null
-  const row = (await kinds.get(work.kind).find(services.pool, recordId)) as WorkRow | null
-  if (!row) return null
-  const { body } = await ask(session, work.read, work.args(row))
+  const args = await work?.args(recordId, services)
+  if (!work || !args) return null
+  const read = await readItem(session, work.read, args).catch(error => (isHidden(error) ? null : Promise.reject(error)))
+  if (!read) return null
+  const { record, row } = read as { record: Json; row: WorkRow }
   const tenancy = { tenant: row.project_id, patienceMs: PATIENCE_MS }
-  const record = body as Json
-  return { work, row, record, state: await inTenancy(tenancy, () => work.state({ services, caller, record }, row)) }
+  const state = await inTenancy(tenancy, () => work.state({ services, caller, record }, row))
+  return { work, args, row, record, state }
 }
 
 /** Work that a caller may answer something of is `input_required` for it; else it only works. */
@@ -129,13 +130,12 @@ function recordOf(session: Session, params: Json): string {
   return record !== null && workOf(record) ? record : unknownTask()
 }
 
+/** Long work of a task; null where it is gone. Raises -32602 for what is hidden from the caller. */
 async function seenOf(session: Session, record: string): Promise<Seen | null> {
-  try {
-    return await look(session, record)
-  } catch (error) {
-    if (isHidden(error)) return unknownTask()
-    throw error
-  }
+  const seen = await look(session, record)
+  if (seen) return seen
+  const kind = kinds.get((workOf(record) as LongWork).kind)
+  return (await kind.find(session.services.pool, record)) ? unknownTask() : null
 }
 
 /** Answers `tasks/get`. */
@@ -161,7 +161,7 @@ export async function cancelTask(session: Session, { params }: Answering): Promi
   const isOver = !seen || seen.state.status === 'completed' || seen.state.status === 'cancelled'
   if (isOver || !seen.work.cancel) return {}
   try {
-    await ask(session, seen.work.cancel, seen.work.args(seen.row))
+    await ask(session, seen.work.cancel, seen.args)
   } catch (error) {
     if (!(error instanceof AppError)) throw error
     if (error.status === 403) return invalidParams('The task may not be cancelled by this credential')

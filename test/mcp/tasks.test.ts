@@ -232,6 +232,9 @@ describe('tasks of /mcp', () => {
       await send('tasks/get', { taskId: record }, { capabilities: withTasks }),
       await send('tasks/get', { taskId: `${record}.${'A'.repeat(22)}` }, { capabilities: withTasks }),
       await send('tasks/cancel', { taskId: 'gen_nope.x' }, { capabilities: withTasks }),
+      await wire(app.url, other.key.token)('tasks/cancel', { taskId }, { capabilities: withTasks }),
+      await wire(app.url, other.key.token)('tasks/update', { taskId }, { capabilities: withTasks }),
+      await send('tasks/cancel', { taskId: record }, { capabilities: withTasks }),
     ]
     const me = (await app.key.get('/users/me')).body.credential.id
     const { body: policy } = await app.admin.post('/policies', {
@@ -277,6 +280,38 @@ describe('tasks of /mcp', () => {
     } finally {
       await app.admin.patch(`/project-keys/${me}`, { policy_ids: before })
       held.abort()
+    }
+  })
+
+  it('says that the record of a task was deleted', async () => {
+    const { id } = await madeOrchestration(app.admin, {
+      project_id: app.projectId,
+      ...graphOf([{ id: 'ask', type: 'human', prompt: 'Go?' }]),
+    })
+    const { taskId } = await started('start-run', { orchestration_id: id })
+    assert.equal((await app.admin.delete(`/orchestrations/${id}?force=true`)).status, 204)
+    const { status, error } = (await get(taskId)).result
+    assert.deepEqual([status, error.code], ['failed', -32602])
+    for (const method of ['tasks/update', 'tasks/cancel'])
+      assert.ok((await send(method, { taskId }, { capabilities: withTasks })).body.result)
+  })
+
+  it('gives work that it may start to a caller that may not read it', async () => {
+    const { body: policy } = await app.admin.post('/policies', {
+      document: {
+        statement: [
+          { effect: 'Allow', action: ['agents:CreateAgentGeneration'], resource: [`srn:${app.projectId}:*:*`] },
+        ],
+      },
+    })
+    const starter = await app.admin.post('/project-keys', { project_id: app.projectId, policy_ids: [policy.id] })
+    for (const prompt of ['hello', slow('late')]) {
+      const result = await tools(app.url, starter.body.secret)(
+        'create-agent-generation',
+        { agent_id: app.agentId, prompt },
+        { capabilities: withTasks },
+      )
+      assert.equal(result.structuredContent?.status, 'completed', JSON.stringify(result))
     }
   })
 

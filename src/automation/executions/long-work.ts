@@ -64,6 +64,6 @@ export const executionWork: LongWork<ExecutionRow> = {
   kind: 'playbook_execution',
   read: 'getPlaybookExecution',
   cancel: 'cancelPlaybookExecution',
-  args: ({ id }) => ({ execution_id: id }),
+  args: id => ({ execution_id: id }),
   state: stateOfExecution,
 }

@@ -5,7 +5,7 @@ export const exportWork: LongWork<ExportRow> = {
   kind: 'playbook_export',
   read: 'getExport',
   cancel: null,
-  args: ({ id }) => ({ export_id: id }),
+  args: id => ({ export_id: id }),
   async state({ record }, { status, error }) {
     const message = `The export is ${status}`
     if (status === 'queued' || status === 'running') return underWay(message)

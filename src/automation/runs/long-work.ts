@@ -107,6 +107,6 @@ export const runWork: LongWork<RunRow> = {
   kind: 'orchestration_run',
   read: 'getRun',
   cancel: 'cancelRun',
-  args: ({ id }) => ({ orchestration_run_id: id }),
+  args: id => ({ orchestration_run_id: id }),
   state: stateOfRun,
 }

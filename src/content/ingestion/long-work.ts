@@ -5,7 +5,7 @@ export const ingestionWork: LongWork<DocumentRow> = {
   kind: 'document',
   read: 'getDocument',
   cancel: null,
-  args: ({ id }) => ({ document_id: id }),
+  args: id => ({ document_id: id }),
   async state({ record }, { status, error }) {
     const message = `The document is ${status}`
     if (status === 'pending' || status === 'processing') return underWay(message)

@@ -69,8 +69,8 @@ export type LongWork<Row extends WorkRow = any> = {
   /** Operations that read and cancel it. */
   read: string
   cancel: string | null
-  /** The arguments of both that name the record. */
-  args(row: Row): Json
+  /** The arguments of both that name the record under an id; null where that takes a record that is gone. */
+  args(id: string, services: Services): Json | Promise<Json | null>
   state(view: WorkView, row: Row): Promise<WorkState>
 }
 

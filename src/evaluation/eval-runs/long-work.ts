@@ -1,11 +1,14 @@
 import { type LongWork, resultOf, underWay } from '../../core/api/long-work.ts'
-import { type EvalRunRow, isLive } from './model.ts'
+import { type EvalRunRow, evalRunKind, isLive } from './model.ts'
 
 export const evalRunWork: LongWork<EvalRunRow> = {
   kind: 'eval_run',
   read: 'getEvalRun',
   cancel: 'cancelEvalRun',
-  args: ({ id, eval_id }) => ({ eval_id, eval_run_id: id }),
+  async args(id, { pool }) {
+    const row = await evalRunKind.find(pool, id)
+    return row && { eval_id: row.eval_id, eval_run_id: id }
+  },
   async state({ record }, row) {
     const { status, item_count, completed_count, errored_count, error } = row
     const message = `The run is ${status}`

@@ -139,6 +139,6 @@ export const turnWork: LongWork<GenerationRow> = {
   kind: 'generation',
   read: 'getGeneration',
   cancel: 'cancelGeneration',
-  args: ({ id }) => ({ generation_id: id }),
+  args: id => ({ generation_id: id }),
   state: stateOfTurn,
 }

@@ -5,7 +5,7 @@ export const decisionWork: LongWork<DecisionRow> = {
   kind: 'decision',
   read: 'getDecision',
   cancel: null,
-  args: ({ id }) => ({ decision_id: id }),
+  args: id => ({ decision_id: id }),
   async state({ record }, row) {
     const message = `The decision is ${row.status}`
     if (!isSettled(row)) return underWay(message)

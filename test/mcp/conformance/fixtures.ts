@@ -88,7 +88,7 @@ const jobWork: LongWork = {
   kind: 'actor',
   read: 'getActor',
   cancel: 'cancelJob',
-  args: ({ id }) => ({ actor_id: id }),
+  args: id => ({ actor_id: id }),
   async state(_view, row): Promise<WorkState> {
     const job = jobs.get(row.id) as Job
     const message = 'The job'
