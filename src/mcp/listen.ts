@@ -1,7 +1,11 @@
 import { z } from 'zod'
+import { revisionsOf } from '../core/api/long-work.ts'
+import { Batcher } from '../core/db/batcher.ts'
 import { perProcess } from '../core/process/per-process.ts'
+import type { Services } from '../core/process/services.ts'
 import { EventStream } from './events.ts'
 import { type Answering, invalidParams, RpcError, type Session } from './session.ts'
+import { recordIn } from './task-id.ts'
 import { getTask, requireExtension } from './tasks.ts'
 
 /** Streams that say when tasks change. */
@@ -9,8 +13,10 @@ import { getTask, requireExtension } from './tasks.ts'
 const MOST_TASKS = 50
 const MOST_STREAMS = 20
 const LONGEST_MS = 3_600_000
-/** How often the tasks of a stream are looked at. */
+/** How often the records of the tasks of a stream are asked whether they have changed. */
 const LOOK_MS = 1000
+/** How often a task is looked at whose record has not changed: it may wait for others, such as approvals. */
+const RENEW_MS = 5000
 
 const SUBSCRIPTION = 'io.modelcontextprotocol/subscriptionId'
 
@@ -50,6 +56,15 @@ export async function listen(session: Session, { id, params, signal }: Answering
   return null
 }
 
+/** Revisions of records, which are read for all streams of the process at once. */
+const revisions = perProcess(
+  ({ pool }: Services) =>
+    new Batcher<string, string | undefined>(async ids => {
+      const found = await revisionsOf(pool, ids)
+      return ids.map(id => found.get(id))
+    }),
+)
+
 /** Tells of each task when it has changed, until all have ended, the time is over or the client leaves. */
 async function follow(
   session: Session,
@@ -57,17 +72,36 @@ async function follow(
   signal: AbortSignal,
   tell: (task: object) => void,
 ): Promise<void> {
+  const { services, caller } = session
   const until = Date.now() + LONGEST_MS
   const told = new Map<string, string>()
+  const looked = new Map<string, { revision: string | undefined; until: number }>()
   const left = new Set(taskIds)
+  const revisionOf = async (taskId: string) => {
+    const record = recordIn(services, taskId, caller)
+    return { taskId, revision: record === null ? undefined : await revisions(services).add(record) }
+  }
+  const lookAt = async (taskId: string): Promise<void> => {
+    const task = await taskOf(session, taskId)
+    if (!task) return void left.delete(taskId)
+    const text = JSON.stringify([task.status, task.statusMessage])
+    if (told.get(taskId) !== text) tell(task)
+    told.set(taskId, text)
+    if (['completed', 'cancelled', 'failed'].includes(task.status as string)) left.delete(taskId)
+  }
+  const lookAtAll = async (): Promise<void> => {
+    for (const { taskId, revision } of await Promise.all([...left].map(revisionOf))) {
+      const last = looked.get(taskId)
+      if (last && last.revision === revision && Date.now() < last.until) continue
+      await lookAt(taskId)
+      looked.set(taskId, { revision, until: Date.now() + RENEW_MS })
+    }
+  }
   while (left.size > 0 && !signal.aborted && Date.now() < until) {
-    for (const taskId of left) {
-      const task = await taskOf(session, taskId)
-      if (!task) left.delete(taskId)
-      if (!task || told.get(taskId) === JSON.stringify([task.status, task.statusMessage])) continue
-      told.set(taskId, JSON.stringify([task.status, task.statusMessage]))
-      tell(task)
-      if (['completed', 'cancelled', 'failed'].includes(task.status as string)) left.delete(taskId)
+    try {
+      await lookAtAll()
+    } catch (error) {
+      services.log.debug({ err: error }, 'tasks of a stream could not be read')
     }
     if (left.size > 0) await new Promise(resolve => setTimeout(resolve, LOOK_MS))
   }
@@ -75,12 +109,12 @@ async function follow(
 
 /** A task as it stands; null for what the caller may not see, or see no longer. */
 async function taskOf(session: Session, taskId: string): Promise<Record<string, unknown> | null> {
+  const caller = await session.exchange.identify()
+  if (!caller) return null
   try {
-    const caller = await session.exchange.identify()
-    if (!caller) return null
-    const answering = { params: { taskId } } as unknown as Answering
-    return (await getTask({ ...session, caller }, answering)) as Record<string, unknown>
-  } catch {
-    return null
+    return (await getTask({ ...session, caller }, { params: { taskId } })) as Record<string, unknown>
+  } catch (error) {
+    if (error instanceof RpcError) return null
+    throw error
   }
 }

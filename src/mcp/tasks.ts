@@ -1,8 +1,8 @@
 import { LRUCache } from 'lru-cache'
 import { z } from 'zod'
 import { AppError } from '../core/api/errors.ts'
-import { isIdOf, kinds } from '../core/api/kind.ts'
-import { type AwaitedInput, type LongWork, longWork, type WorkRow, type WorkState } from '../core/api/long-work.ts'
+import { kinds } from '../core/api/kind.ts'
+import { type AwaitedInput, type LongWork, type WorkRow, type WorkState, workOf } from '../core/api/long-work.ts'
 import { operations } from '../core/api/operation.ts'
 import { inTenancy } from '../core/db/tenancy.ts'
 import { permitted } from '../core/iam/access.ts'
@@ -32,9 +32,6 @@ type Json = Record<string, unknown>
 export type Seen = { work: LongWork; args: Json; row: WorkRow; record: Json; state: WorkState }
 
 const unknownTask = (): never => invalidParams('There is no such task')
-
-/** What kind of long work an id is of. */
-const workOf = (id: string): LongWork | undefined => longWork.all().find(({ kind }) => isIdOf(kinds.get(kind), id))
 
 export const isHidden = (error: unknown): boolean =>
   error instanceof AppError && (error.status === 403 || error.status === 404)
@@ -139,7 +136,7 @@ async function seenOf(session: Session, record: string): Promise<Seen | null> {
 }
 
 /** Answers `tasks/get`. */
-export async function getTask(session: Session, { params }: Answering): Promise<object> {
+export async function getTask(session: Session, { params }: Pick<Answering, 'params'>): Promise<object> {
   const record = recordOf(session, params)
   const seen = await seenOf(session, record)
   if (seen) return detailed(session, seen)

@@ -222,6 +222,44 @@ describe('tasks of /mcp', () => {
     }
   })
 
+  it('decides no approval by an answer of another task, with other fields, or too large', async () => {
+    const rule = await app.admin.post('/guardrails', {
+      project_id: app.projectId,
+      name: 'ask again',
+      document: { class: 'C', guard: false },
+    })
+    const agent = await app.agent({
+      tool_bindings: [{ tool: { name: 'pay', execute: { url: `${target.url}/pay` } } }],
+      guardrail_ids: [rule.body.id],
+    })
+    const filed = async (amount: number) => {
+      const { taskId } = await started('create-agent-generation', {
+        agent_id: agent,
+        prompt: script({ tool_calls: [{ name: 'pay', args: { amount } }] }, { text: 'filed' }, { text: 'after' }),
+      })
+      const { inputRequests } = await until(taskId, 'input_required')
+      return { taskId, key: Object.keys(inputRequests)[0] }
+    }
+    const [mine, other] = [await filed(1), await filed(2)]
+    target.requests.length = 0
+    const approved = { action: 'accept', content: { decision: 'approve' } }
+    for (const answers of [
+      { [other.key]: approved },
+      { [mine.key]: { action: 'accept', content: { decision: 'approve', extra: 1 } } },
+      { [mine.key]: { action: 'accept', content: { decision: 'approve', reason: 'x'.repeat(1_000_000) } } },
+      { [mine.key]: { action: 'accept', content: { decision: ['approve'] } } },
+      { [mine.key]: { action: 'accept' } },
+      { [mine.key]: 'accept' },
+      { approve: approved },
+    ])
+      assert.equal((await update(mine.taskId, answers)).error, undefined)
+    for (const { taskId, key } of [mine, other]) {
+      assert.deepEqual(Object.keys((await get(taskId)).result.inputRequests), [key])
+      assert.equal((await app.key.get(`/approvals/${key.split(':')[1]}`)).body.status, 'pending')
+    }
+    assert.equal(target.requests.length, 0)
+  })
+
   it('knows no task of others, without its mark, or after the right to read it was lost', async () => {
     const { taskId } = await started('create-agent-generation', { agent_id: app.agentId, prompt: slow('x') })
     const record = taskId.split('.')[0]
@@ -356,7 +394,7 @@ describe('tasks of /mcp', () => {
     )
   })
 
-  it('tells of tasks by a stream, and refuses too many of them', async () => {
+  it('tells of tasks by a stream', async () => {
     const { taskId } = await started('create-agent-generation', { agent_id: app.agentId, prompt: slow('streamed') })
     const { body } = await send(
       'subscriptions/listen',
@@ -369,30 +407,43 @@ describe('tasks of /mcp', () => {
     const told = events.filter(({ method }) => method === 'notifications/tasks')
     assert.equal(told.at(-1).params.status, 'completed')
     assert.equal(events.at(-1).method, 'notifications/cancelled')
+  })
+
+  it('has at most 20 streams open of a credential, and reads what has not changed for all of them at once', async () => {
+    const { id } = await madeOrchestration(app.admin, {
+      project_id: app.projectId,
+      ...graphOf([{ id: 'ask', type: 'human', prompt: 'Go?' }]),
+    })
+    const { taskId } = await started('start-run', { orchestration_id: id })
+    await until(taskId, 'input_required')
+    const listen = { notifications: { taskIds: [taskId] } }
     const held = new AbortController()
-    const idle = await started('start-run', {
-      orchestration_id: (
-        await madeOrchestration(app.admin, {
-          project_id: app.projectId,
-          ...graphOf([{ id: 'ask', type: 'human', prompt: 'Go?' }]),
-        })
-      ).id,
-    })
-    const listen = { notifications: { taskIds: [idle.taskId] } }
-    const streams = Array.from({ length: 20 }, () =>
-      send('subscriptions/listen', listen, { capabilities: withTasks, signal: held.signal }).catch(() => null),
+    const given = app.statements.length
+    const begunAt = Date.now()
+    let refused = 0
+    const streams = Array.from({ length: 25 }, () =>
+      send('subscriptions/listen', listen, { capabilities: withTasks, signal: held.signal }).then(
+        ({ body }) => {
+          assert.equal(body.error.code, -32000)
+          refused++
+        },
+        error => assert.equal(error.name, 'AbortError'),
+      ),
     )
-    await eventually(async () => {
-      const asked = new AbortController()
-      const late = setTimeout(() => asked.abort(), 300)
-      const over = await send('subscriptions/listen', listen, { capabilities: withTasks, signal: asked.signal }).catch(
-        () => null,
-      )
-      clearTimeout(late)
-      return over?.body.error?.code === -32000
-    })
+    const reads = (text: string) => app.statements.slice(given).filter(each => each.includes(text)).length
+    await eventually(() => refused === 5, { what: '5 streams refused' })
+    await eventually(() => Date.now() - begunAt > 4000)
+    // Each looks at its task as it begins, and every 5 s.
+    const rounds = 1 + Math.ceil((Date.now() - begunAt) / 5000)
+    const looks = reads('from "orchestration_runs" t where t.id =')
+    assert.ok(looks >= 20 && looks <= 20 * rounds, `${looks} looks`)
+    assert.ok(reads('xmin::text as revision') > 0)
     held.abort()
     await Promise.all(streams)
-    assert.equal(MODERN, '2026-07-28')
+    // Streams that have ended make room.
+    await eventually(async () => {
+      const { body } = await send('subscriptions/listen', { notifications: {} }, { capabilities: withTasks })
+      return String(body).includes('notifications/subscriptions/acknowledged')
+    })
   })
 })

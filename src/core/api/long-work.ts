@@ -1,8 +1,10 @@
+import { z } from 'zod'
+import { type Queryable, sql } from '../db/sql.ts'
 import { extensionPoint } from '../declarations.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Services } from '../process/services.ts'
 import type { RecordedFailure } from './errors.ts'
-import type { KindRow } from './kind.ts'
+import { isIdOf, type KindRow, kinds } from './kind.ts'
 import type { AllowTarget } from './operation.ts'
 
 /** Records that stand for work that outlives its call, for surfaces that show it as a task. */
@@ -75,6 +77,26 @@ export type LongWork<Row extends WorkRow = any> = {
 }
 
 export const longWork = extensionPoint<LongWork>('long work')
+
+/** The long work that an id is of. */
+export const workOf = (id: string): LongWork | undefined =>
+  longWork.all().find(({ kind }) => isIdOf(kinds.get(kind), id))
+
+const Revision = z.object({ id: z.string(), revision: z.string() })
+
+/** What changes with each write of the records of long work, by id: one statement per kind. Those that are gone are missing. */
+export async function revisionsOf(db: Queryable, ids: readonly string[]): Promise<ReadonlyMap<string, string>> {
+  const byKind = Map.groupBy(new Set(ids), id => workOf(id)?.kind)
+  const found = new Map<string, string>()
+  for (const [kind, members] of byKind) {
+    if (kind === undefined) continue
+    const table = sql.identifier([kinds.get(kind).table])
+    const rows = await db.any(sql.type(Revision)`
+      select id, xmin::text as revision from ${table} where id = any(${sql.array(members, 'text')})`)
+    for (const { id, revision } of rows) found.set(id, revision)
+  }
+  return found
+}
 
 /** A text that a person wrote as an object: text that is none becomes its `text`. */
 export function parsedObject(text: unknown): object | null {
