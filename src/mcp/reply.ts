@@ -54,6 +54,7 @@ export async function respond(session: Session, message: Message, handler: Handl
     })
     // The handler has answered by a stream of its own.
     if (result === null) return
+    if (closed.aborted) return exchange.end(499, null)
     const sent = answer({ result: modern ? marked(services, result) : result })
     if (events) (events as EventStream).end(sent)
     else exchange.end(200, JSON.stringify(sent))

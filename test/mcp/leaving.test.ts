@@ -94,7 +94,9 @@ describe('a client of /mcp that goes away', () => {
       await locking.query('rollback')
       assert.deepEqual((await other).body.data, [])
     })
-    assert.ok(app.logs.some(line => line.includes('"path":"/api/v1/documents"') && line.includes('"status":499')))
+    await eventually(() =>
+      app.logs.some(line => line.includes('"path":"/api/v1/documents"') && line.includes('"status":499')),
+    )
   })
 
   it('before 2026 only stops waiting: its statement goes on', async () => {
@@ -107,6 +109,21 @@ describe('a client of /mcp that goes away', () => {
       await modern()
       await waiting(1)
     })
+  })
+
+  it('begins no write', async () => {
+    const actor = (await app.key.post('/actors', { name: 'Bob' })).body
+    const given = app.logs.length
+    await slowly('actors', async () => {
+      const leave = begin('update-actor', { actor_id: actor.id, name: 'Eve' })
+      await waiting(1)
+      await leave()
+    })
+    await eventually(() =>
+      app.logs.slice(given).some(line => line.includes('"path":"/mcp"') && line.includes('"status":499')),
+    )
+    assert.equal((await app.key.get(`/actors/${actor.id}`)).body.name, 'Bob')
+    await app.key.delete(`/actors/${actor.id}`)
   })
 
   it('writes whole what it had begun', async () => {

@@ -20,6 +20,8 @@ export async function run(inv: Invocation, context: AnyContext): Promise<Answer>
   const { operation, call } = inv
   if (inv.idempotency?.made) return answerAgain(inv, context, inv.idempotency.made)
   if (operation.prepare) context.prepared = (await operation.prepare(context as never)) as never
+  // A client of MCP cancels by going away; one of REST may not wait for the answer.
+  if (call.surface === 'mcp' && !operation.reads && call.request.closed.aborted) throw callerGone()
   if (operation.transaction) {
     const given = await runInTransaction(inv, context)
     await fault(inv.services, 'request_carried_out')
@@ -36,6 +38,10 @@ export async function run(inv: Invocation, context: AnyContext): Promise<Answer>
   return conditional(inv, given)
 }
 
+/** What the log says of a call that nobody waits for any more. */
+const callerGone = (cause?: unknown) =>
+  new AppError('REQUEST_REJECTED', { status: 499, message: 'The caller has gone away', cause })
+
 /**
  * Runs an operation that only reads: when its caller goes away, its statement is cancelled.
  * @throws REQUEST_REJECTED then, for the log
@@ -47,7 +53,7 @@ async function whileAwaited<T>({ tenancy, call: { request } }: Invocation, work:
     return await inTenancy({ ...tenancy, isAbandoned }, work)
   } catch (error) {
     if (!isDatabaseError(error) || !isAbandoned()) throw error
-    throw new AppError('REQUEST_REJECTED', { status: 499, message: 'The caller has gone away', cause: error })
+    throw callerGone(error)
   }
 }
 
