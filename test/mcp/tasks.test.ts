@@ -3,7 +3,7 @@ import { edge, graphOf, madeOrchestration, step } from '../automation/orchestrat
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
-import { MODERN, openStream, tools, wire, withForms, withTasks } from './support.ts'
+import { openStream, tools, wire, withForms, withTasks } from './support.ts'
 
 /** Long work as tasks: views of records that are read, answered and cancelled. */
 describe('tasks of /mcp', () => {

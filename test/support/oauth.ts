@@ -45,8 +45,10 @@ export async function startFront(): Promise<Front> {
 export type OauthApp = TestApp & { front: Front; base: string }
 
 /** The application behind a front, whose address is BASE_URL. */
-export async function startOauthApp(options: Parameters<typeof startApp>[0] = {}): Promise<OauthApp> {
-  const front = await startFront()
+export async function startOauthApp(
+  options: Parameters<typeof startApp>[0] & { front?: Front } = {},
+): Promise<OauthApp> {
+  const front = options.front ?? (await startFront())
   const env = { BASE_URL: front.url, TRUST_PROXY: '1', ...options.env }
   const app = await startApp({ ...options, env })
   front.targets.push(app.url)

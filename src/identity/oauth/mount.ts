@@ -12,7 +12,7 @@ import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
 import { handlerOf } from './library.ts'
 import { clientsFull, deviceCodesFull, type Spent, sessionSubject, spend, spent, tokensRefused } from './limits.ts'
-import { escapeHtml, PAGE_HEADERS, pageOf, STATIC } from './pages.ts'
+import { escapeHtml, PAGE_HEADERS, pageOf, staticFiles } from './pages.ts'
 import { MCP_ACCESS } from './scopes.ts'
 
 /** The protocol endpoints at the root, beside the API. */
@@ -128,7 +128,7 @@ export function mountOauth(app: Express, services: Services): void {
       },
     )
 
-  for (const [path, { type, body }] of Object.entries(STATIC))
+  for (const [path, { type, body }] of Object.entries(staticFiles(config)))
     app.get(path, logged(services, path), (_req: Request, res: Response) => {
       asPage(res)
       res.setHeader('Content-Type', type)
@@ -184,7 +184,7 @@ function asPage(res: Response): void {
 }
 
 /** Refuses a sender whose limit is spent. */
-function refuse({ BASE_URL }: Config, { page }: Route, res: Response, seconds: number): void {
+function refuse(config: Config, { page }: Route, res: Response, seconds: number): void {
   res.statusCode = 429
   res.setHeader('Retry-After', seconds)
   const description = `Too many requests; try again in ${seconds} seconds`
@@ -193,7 +193,7 @@ function refuse({ BASE_URL }: Config, { page }: Route, res: Response, seconds: n
     return
   }
   res.setHeader('Content-Type', 'text/html; charset=utf-8')
-  res.end(pageOf(BASE_URL, 'Too many requests', `<p>${escapeHtml(description)}</p>`))
+  res.end(pageOf(config, 'Too many requests', `<p>${escapeHtml(description)}</p>`))
 }
 
 /** The session cookie that a browser sent, unverified. */

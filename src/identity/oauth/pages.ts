@@ -1,5 +1,8 @@
 import { readFileSync } from 'node:fs'
 import type { Client, KoaContextWithOIDC } from 'oidc-provider'
+import type { Config } from '../../config.ts'
+import type { Services } from '../../core/process/services.ts'
+import { isEnabled } from '../company-sign-in/provider.ts'
 import { basePath } from '../signed-cookies.ts'
 
 /** HTML that people see: short pages of the library's steps, and the consent page, which is static. */
@@ -20,24 +23,30 @@ export const escapeHtml = (text: string): string =>
     character => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;', "'": '&#39;' })[character] as string,
   )
 
-/** A page of a deployment whose address is `baseUrl`. */
-export const pageOf = (baseUrl: string, title: string, body: string): string => `<!doctype html>
+export const pageOf = (config: Config, title: string, body: string): string => `<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>${title}</title><link rel="stylesheet" href="${basePath({ BASE_URL: baseUrl })}/oauth/consent.css"></head>
-<body><main><h1>${title}</h1>${body}</main></body></html>`
+<title>${title} – Muster</title><link rel="stylesheet" href="${basePath(config)}/oauth/consent.css"></head>
+<body><header class="brand">Muster <span>${escapeHtml(new URL(config.BASE_URL).host)}</span></header>
+<main><h1>${title}</h1>${body}</main></body></html>`
 
-function show(ctx: KoaContextWithOIDC, title: string, body: string): void {
+function show({ config }: Services, ctx: KoaContextWithOIDC, title: string, body: string): void {
   ctx.type = 'html'
-  ctx.body = pageOf(ctx.oidc.issuer, title, body)
+  ctx.body = pageOf(config, title, body)
 }
 
 /** A failure that must not be sent to the client. */
-export function errorPage(ctx: KoaContextWithOIDC, out: { error: string; error_description?: string }): void {
+export function errorPage(
+  services: Services,
+  ctx: KoaContextWithOIDC,
+  out: { error: string; error_description?: string },
+): void {
   const { error, error_description: description = '' } = out
   show(
+    services,
     ctx,
     'This request cannot continue',
-    `<p>The application sent a request that is refused: <code>${escapeHtml(error)}</code></p><p>${escapeHtml(description)}</p>`,
+    `<p>The application sent a request that is refused: <code>${escapeHtml(error)}</code></p>
+<p class="notice danger">${escapeHtml(description)}</p>`,
   )
 }
 
@@ -46,6 +55,7 @@ const NEVER_SENT =
 
 /** Where the code of a device is typed. */
 export async function userCodePage(
+  services: Services,
   ctx: KoaContextWithOIDC,
   form: string,
   error: { name?: string; status?: number } | undefined,
@@ -68,42 +78,54 @@ export async function userCodePage(
           ? 'Too many codes were tried. Try again in ten minutes.'
           : 'This code is not valid. Check it, or start again on your device.'
   show(
+    services,
     ctx,
     'Connect a device',
-    `<p>${told}</p>${withoutHandlers(form)}<p><button type="submit" form="op.deviceInputForm">Continue</button></p>`,
+    `<p>${told}</p><div class="field">${withLabel(withoutHandlers(form))}</div>
+<button type="submit" class="primary wide" form="op.deviceInputForm">Continue</button>`,
   )
 }
 
 /** The policy of our pages runs no scripts of attributes. */
 const withoutHandlers = (form: string): string => form.replace(/ (onfocus|autofocus)(="[^"]*")?/g, '')
 
+const withLabel = (form: string): string => form.replace('type="text"', 'type="text" aria-label="Code of the device"')
+
 export function userCodeConfirmPage(
+  services: Services,
   ctx: KoaContextWithOIDC,
   form: string,
   { client, info, userCode }: { client: Client; info: Record<string, unknown>; userCode: string },
 ): void {
   show(
+    services,
     ctx,
     'Confirm the device',
     `<p>The device shows this code:</p><p class="code">${escapeHtml(userCode)}</p>
 <dl><dt>Application</dt><dd><bdi>${escapeHtml(client.clientName ?? client.clientId)}</bdi></dd>
 <dt>Address of the device</dt><dd>${escapeHtml(String(info.ip ?? ''))}</dd>
 <dt>Program</dt><dd><bdi>${escapeHtml(String(info.user_agent ?? ''))}</bdi></dd></dl>
-<p class="warning">${NEVER_SENT}</p>${form}
-<p><button type="submit" form="op.deviceConfirmForm" value="yes" name="abort">Cancel</button>
-<button type="submit" form="op.deviceConfirmForm">Continue</button></p>`,
+<p class="notice warning">${NEVER_SENT}</p>${form}
+<div class="decision"><button type="submit" form="op.deviceConfirmForm" value="yes" name="abort">Cancel</button>
+<button type="submit" class="primary" form="op.deviceConfirmForm">Continue</button></div>`,
   )
 }
 
-export function userCodeDonePage(ctx: KoaContextWithOIDC): void {
-  show(ctx, 'The device is connected', '<p>You may close this page.</p>')
+export function userCodeDonePage(services: Services, ctx: KoaContextWithOIDC): void {
+  show(services, ctx, 'The device is connected', '<p>You may close this page.</p>')
 }
 
-/** The consent page and what it loads. */
-export const STATIC: Record<string, { type: string; body: Buffer }> = Object.fromEntries(
-  [
-    ['/oauth/consent', 'consent.html', 'text/html; charset=utf-8'],
-    ['/oauth/consent.js', 'consent.js', 'text/javascript; charset=utf-8'],
-    ['/oauth/consent.css', 'consent.css', 'text/css; charset=utf-8'],
-  ].map(([path, file, type]) => [path, { type, body: readFileSync(new URL(`page/${file}`, import.meta.url)) }]),
-)
+const fileOf = (name: string): string => readFileSync(new URL(`page/${name}`, import.meta.url), 'utf8')
+
+/** The consent page and what it loads; it offers a sign-in with a company account where that is on. */
+export function staticFiles(config: Config): Record<string, { type: string; body: string }> {
+  const page = fileOf('consent.html')
+  return {
+    '/oauth/consent': {
+      type: 'text/html; charset=utf-8',
+      body: isEnabled(config) ? page.replace('<div id="company" hidden>', '<div id="company">') : page,
+    },
+    '/oauth/consent.js': { type: 'text/javascript; charset=utf-8', body: fileOf('consent.js') },
+    '/oauth/consent.css': { type: 'text/css; charset=utf-8', body: fileOf('consent.css') },
+  }
+}

@@ -201,7 +201,7 @@ function configuration(services: Services): Configuration {
         },
       },
     },
-    renderError: (ctx, out) => errorPage(ctx, out),
+    renderError: (ctx, out) => errorPage(services, ctx, out),
     features: {
       devInteractions: { enabled: false },
       dPoP: { enabled: true, nonceSecret: derivedKeys(config, 'dpop nonces')[0] },
@@ -244,10 +244,10 @@ function configuration(services: Services): Configuration {
         charset: 'base-20',
         mask: '****-****',
         deviceInfo: ctx => ({ ip: senderIp(ctx), user_agent: ctx.get('user-agent').slice(0, 300) }),
-        userCodeInputSource: async (ctx, form, _out, error) => userCodePage(ctx, form, error),
+        userCodeInputSource: async (ctx, form, _out, error) => userCodePage(services, ctx, form, error),
         userCodeConfirmSource: async (ctx, form, client, info, userCode) =>
-          userCodeConfirmPage(ctx, form, { client, info, userCode }),
-        successSource: async ctx => userCodeDonePage(ctx),
+          userCodeConfirmPage(services, ctx, form, { client, info, userCode }),
+        successSource: async ctx => userCodeDonePage(services, ctx),
       },
       resourceIndicators: {
         enabled: true,

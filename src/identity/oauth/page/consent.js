@@ -3,17 +3,41 @@
 
 const byId = id => document.getElementById(id)
 const requestId = new URLSearchParams(location.search).get('request_id')
+/** The page may be served below a path. */
+const root = new URL('..', location.href)
+/** Where the page keeps the secret of a sign-in at another site until it is back. */
+const VERIFIER = `verifier ${requestId}`
+
+const SIGN_IN_ERRORS = {
+  access_denied: 'Your company account was refused.',
+  no_account: 'Your company account is not linked to a user here. Ask an administrator to link it.',
+  provider_error: 'The sign-in with your company account failed. Try again, or sign in with a password.',
+  expired: 'The sign-in with your company account took too long. Try again.',
+}
+const GONE =
+  'This request was decided already, has expired, or was begun in another browser. Start again in the application.'
 
 let token = null
 let info = null
+/** Whether the user asked for another account than the one that was signed in. */
+let isSwitching = false
 
-const say = text => {
-  byId('message').textContent = text
+const show = (id, isShown = true) => {
+  byId(id).hidden = !isShown
+}
+const write = (id, text) => {
+  byId(id).textContent = text
+}
+
+/** An element with attributes and children; children that are no elements are text. */
+const element = (name, attributes, ...children) => {
+  const made = Object.assign(document.createElement(name), attributes)
+  made.append(...children)
+  return made
 }
 
 async function call(method, path, body) {
-  // Relative to /oauth/consent: a proxy may serve the deployment under a path.
-  const response = await fetch(`../api/v1${path}`, {
+  const response = await fetch(new URL(`api/v1${path}`, root), {
     method,
     headers: {
       ...(token ? { authorization: `Bearer ${token}` } : {}),
@@ -21,51 +45,83 @@ async function call(method, path, body) {
     },
     body: body ? JSON.stringify(body) : undefined,
   })
-  const answer = await response.json()
-  if (!response.ok) throw new Error(answer.error?.message ?? 'The request failed')
+  const answer = await response.json().catch(() => ({}))
+  if (!response.ok)
+    throw Object.assign(new Error(answer.error?.message ?? 'The request failed. Try again.'), {
+      status: response.status,
+    })
   return answer
 }
 
-const checkbox = (name, value, label, checked) => {
-  const element = document.createElement('label')
-  const input = document.createElement('input')
-  input.type = 'checkbox'
-  input.name = name
-  input.value = value
-  input.checked = checked
-  element.append(input, ` ${label}`)
-  return element
+/** A choice; one that the client asks for is chosen and says so. */
+const checkbox = (name, value, isAsked, label, detail) =>
+  element(
+    'label',
+    {},
+    element('input', { type: 'checkbox', name, value, checked: isAsked }),
+    element(
+      'span',
+      {},
+      label,
+      ...(isAsked ? [' ', element('mark', {}, 'asked for')] : []),
+      ...(detail ? [element('small', {}, detail)] : []),
+    ),
+  )
+
+/** Modules as people read them. */
+const titled = module => {
+  const words = module.replaceAll(/[_-]/g, ' ').replace(/^(ai|mcp)\b/, initials => initials.toUpperCase())
+  return words[0].toUpperCase() + words.slice(1)
+}
+const counted = (count, noun) => `${count} ${noun}${count === 1 ? '' : 's'}`
+
+/** What is chosen, in a sentence. */
+function summaryOf(form) {
+  const kind = form.get('kind')
+  const modules = form.getAll('modules').length
+  const actions = form.getAll('actions').length
+  if (kind === 'modules') return `${counted(modules, 'module')} chosen`
+  if (kind === 'actions') return `${counted(actions, 'action')} chosen`
+  return ''
 }
 
 /** Shows what is chosen under the tier that is selected. */
 function showTier() {
-  const kind = new FormData(byId('consent')).get('kind')
-  byId('modules').hidden = kind !== 'modules'
-  byId('actions').hidden = kind !== 'actions'
+  const form = new FormData(byId('consent'))
+  show('modules', form.get('kind') === 'modules')
+  show('actions', form.get('kind') === 'actions')
+  write('summary', summaryOf(form))
+  for (const group of byId('actions').children) {
+    const boxes = [...group.querySelectorAll('input')]
+    group.querySelector('output').textContent = `${boxes.filter(({ checked }) => checked).length} of ${boxes.length}`
+  }
 }
 
 /** Preselects what the client asked for, and nothing beyond it. */
 function showChoices({ projects, modules, request }) {
-  byId('project').replaceChildren(
-    ...projects.map(({ id, name }) => {
-      const option = document.createElement('option')
-      option.value = id
-      option.textContent = name
-      return option
-    }),
-  )
+  const options = projects.map(({ id, name }) => element('option', { value: id }, name))
+  const hint = projects.length === 0 ? 'You have no project' : 'Choose a project'
+  if (projects.length !== 1) options.unshift(element('option', { value: '', disabled: true, selected: true }, hint))
+  byId('project').replaceChildren(...options)
+
   const asked = request.requested_scopes.filter(scope => scope.includes(':') && scope !== 'mcp:access')
+  const isAsked = (module, action) => asked.includes(action) || asked.includes(`${module}:*`)
+  // What is asked for comes first.
+  const askedOf = ({ module, actions }) => Number(actions.some(({ action }) => isAsked(module, action)))
+  const sorted = modules.toSorted(
+    (one, other) => askedOf(other) - askedOf(one) || one.module.localeCompare(other.module),
+  )
   byId('modules').replaceChildren(
-    ...modules.map(({ module }) => checkbox('modules', module, module, asked.includes(`${module}:*`))),
+    ...sorted.map(({ module }) => checkbox('modules', module, asked.includes(`${module}:*`), titled(module))),
   )
   byId('actions').replaceChildren(
-    ...modules.flatMap(({ module, actions }) =>
-      actions.map(({ action, description }) =>
-        checkbox(
-          'actions',
-          action,
-          `${action} – ${description}`,
-          asked.includes(action) || asked.includes(`${module}:*`),
+    ...sorted.map(({ module, actions }) =>
+      element(
+        'details',
+        { open: actions.some(({ action }) => asked.includes(action)) },
+        element('summary', {}, element('span', {}, titled(module)), element('output', {})),
+        ...actions.map(({ action, description }) =>
+          checkbox('actions', action, isAsked(module, action), description, action),
         ),
       ),
     ),
@@ -81,33 +137,43 @@ function showChoices({ projects, modules, request }) {
   showTier()
 }
 
-function showRequest() {
+/** Whether a text has anything to see. */
+const isVisible = text => /[^\p{C}\p{Z}\p{M}]/u.test(text ?? '')
+
+function showRequest(username) {
   const { request } = info
-  byId('client-name').textContent = request.client_name ?? request.client_id
-  byId('client-host').textContent = request.client_host ?? 'unknown'
-  byId('redirect-host').textContent = request.redirect_host ?? 'the device'
-  byId('unverified').hidden = request.client_kind !== 'registered'
-  byId('loopback').hidden = !request.loopback
-  byId('device').hidden = request.device === null
+  const name = isVisible(request.client_name) ? request.client_name : request.client_id
+  byId('title').replaceChildren(element('bdi', { id: 'client-name' }, name), ' asks for access')
+  write('client-host', request.client_host ?? 'Not verified')
+  write('redirect-host', request.redirect_host ?? 'The device')
+  write('username', username)
+  show('unverified', request.client_kind === 'registered')
+  show('loopback', request.loopback)
+  show('warnings', request.loopback || request.client_kind === 'registered')
+  show('device', request.device !== null)
   if (request.device) {
-    byId('user-code').textContent = request.device.user_code
-    byId('device-ip').textContent = request.device.ip
-    byId('device-agent').textContent = request.device.user_agent
+    write('user-code', request.device.user_code)
+    write('device-ip', request.device.ip)
+    write('device-agent', isVisible(request.device.user_agent) ? request.device.user_agent : 'a program without a name')
   }
   const actsAsUser = request.requested_scopes.includes('muster:user')
-  byId('as-user').hidden = !actsAsUser
-  byId('identity').hidden = request.needs_project || actsAsUser
-  byId('choices').hidden = !request.needs_project
-  byId('sign-in').hidden = true
-  byId('consent').hidden = false
+  show('as-user', actsAsUser)
+  show('identity', !request.needs_project && !actsAsUser)
+  show('choices', request.needs_project)
+  byId('choices').disabled = !request.needs_project
   if (request.needs_project) showChoices(info)
+  show('sign-in', false)
+  show('consent')
+  // Not the decision: it is read before it is made.
+  byId('title').focus()
 }
 
 function selectionOf(form) {
   const kind = form.get('kind')
-  if (kind === 'modules') return { kind, modules: form.getAll('modules') }
-  if (kind === 'actions') return { kind, actions: form.getAll('actions') }
-  return kind ? { kind } : undefined
+  if (kind !== 'modules' && kind !== 'actions') return { kind }
+  const chosen = form.getAll(kind)
+  if (chosen.length === 0) throw new Error(`Choose one of the ${kind} at least.`)
+  return { kind, [kind]: chosen }
 }
 
 async function decide(decision) {
@@ -115,34 +181,92 @@ async function decide(decision) {
   const chosen =
     decision === 'approve' && info.request.needs_project
       ? {
-          project_id: form.get('project') ?? undefined,
+          project_id: form.get('project'),
           selection: selectionOf(form),
           ...(form.get('days') ? { expires_in_days: Number(form.get('days')) } : {}),
         }
       : {}
-  const { redirect_to } = await call('POST', '/oauth/consent', { request_id: requestId, decision, ...chosen })
+  const { redirect_to } = await call('POST', '/oauth/consent', { request_id: requestId, decision, ...chosen }).catch(
+    refused,
+  )
   location.assign(redirect_to)
 }
 
-async function signIn(credentials) {
-  ;({ token } = await call('POST', '/users/login', credentials))
-  info = await call('GET', `/oauth/consent-info?request_id=${encodeURIComponent(requestId)}`)
-  // The console is part of the deployment, and whoever signs in to it wants it to act for him.
-  if (info.request.client_id === 'muster-console' && !info.request.needs_project) return decide('approve')
-  showRequest()
+/** A request that is gone leaves nothing to decide on. */
+function refused(error) {
+  if (error.status !== 404) throw error
+  show('sign-in', false)
+  show('consent', false)
+  throw new Error(GONE)
 }
 
+async function signIn(credentials) {
+  const user = await call('POST', '/users/login', credentials).catch(error => {
+    throw error.status === 401 ? new Error('This sign-in is not right. Check the username and the password.') : error
+  })
+  token = user.token
+  info = await call('GET', `/oauth/consent-info?request_id=${encodeURIComponent(requestId)}`).catch(refused)
+  // The console is part of the deployment, and whoever signs in to it wants it to act for him.
+  if (info.request.client_id === 'muster-console' && !info.request.needs_project) return decide('approve')
+  showRequest(user.username)
+}
+
+const base64url = bytes =>
+  btoa(String.fromCharCode(...new Uint8Array(bytes)))
+    .replaceAll('+', '-')
+    .replaceAll('/', '_')
+    .replaceAll('=', '')
+
+/** Leaves for the company's provider, which sends the browser back to this request. */
+async function leaveForCompany() {
+  const verifier = base64url(crypto.getRandomValues(new Uint8Array(32)))
+  const digest = await crypto.subtle.digest('SHA-256', new TextEncoder().encode(verifier))
+  sessionStorage.setItem(VERIFIER, verifier)
+  const start = new URL('oauth/oidc/start', root)
+  start.searchParams.set('return_to', `/oauth/consent?request_id=${requestId}`)
+  start.searchParams.set('code_challenge', base64url(digest))
+  if (isSwitching) start.searchParams.set('prompt', 'select_account')
+  location.assign(start)
+}
+
+/** Signs in with what the company's provider sent the browser back with. */
+async function returnFromCompany(answer) {
+  const verifier = sessionStorage.getItem(VERIFIER)
+  sessionStorage.removeItem(VERIFIER)
+  history.replaceState(null, '', location.pathname + location.search)
+  const code = answer.get('oidc_code')
+  if (!code) throw new Error(SIGN_IN_ERRORS[answer.get('error')] ?? SIGN_IN_ERRORS.provider_error)
+  if (!verifier) throw new Error(SIGN_IN_ERRORS.provider_error)
+  await signIn({ oidc_code: code, code_verifier: verifier })
+}
+
+function askForSignIn() {
+  token = null
+  info = null
+  write('title', 'Sign in')
+  byId('password').reset()
+  show('consent', false)
+  show('sign-in')
+  byId('password').elements.username.focus()
+}
+
+/** Does what a person asked for, once at a time, and says what failed. */
 const guarded = work => async event => {
   event.preventDefault()
-  say('')
+  write('message', '')
+  const buttons = document.querySelectorAll('button')
+  for (const button of buttons) button.disabled = true
   try {
     await work(event)
   } catch (error) {
-    say(error.message)
+    write('message', error.message)
+    byId('message').scrollIntoView({ block: 'center' })
+  } finally {
+    for (const button of buttons) button.disabled = false
   }
 }
 
-byId('sign-in').addEventListener(
+byId('password').addEventListener(
   'submit',
   guarded(({ target }) => signIn(Object.fromEntries(new FormData(target)))),
 )
@@ -151,6 +275,18 @@ byId('consent').addEventListener(
   guarded(({ submitter }) => decide(submitter.value)),
 )
 byId('consent').addEventListener('change', showTier)
+byId('switch').addEventListener(
+  'click',
+  guarded(() => {
+    isSwitching = true
+    askForSignIn()
+  }),
+)
+byId('company-sign-in').addEventListener('click', guarded(leaveForCompany))
 
-if (requestId) byId('sign-in').hidden = false
-else say('Open this page from the application that asks for access.')
+write('deployment', location.host)
+if (requestId) {
+  askForSignIn()
+  const answer = new URLSearchParams(location.hash.slice(1))
+  if (answer.has('oidc_code') || answer.has('error')) guarded(() => returnFromCompany(answer))(new Event('load'))
+} else write('message', 'Open this page from the application that asks for access.')
