@@ -295,7 +295,7 @@ describe('the consent page in a browser', function () {
       }
     })
 
-    it('is offered where it is on', async () => {
+    it('is offered', async () => {
       const { page } = await begin()
       assert.ok(await page.getByRole('button', company).isVisible())
     })

@@ -3,8 +3,8 @@ import { createHmac, randomUUID } from 'node:crypto'
 import { exportJWK, generateKeyPair, SignJWT } from 'jose'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { createEgress } from '../../src/core/net/egress.ts'
-import { spend } from '../../src/identity/oauth/limits.ts'
-import { type Client, startApp } from '../support/app.ts'
+import { CAPACITY, spend } from '../../src/identity/oauth/limits.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
 import {
   allowing,
   authorizeUrl,
@@ -286,6 +286,7 @@ describe('OAuth and callers that mean harm', function () {
       assert.equal(body.registration_endpoint, undefined)
       assert.equal(body.device_authorization_endpoint, undefined)
       assert.equal(body.client_id_metadata_document_supported, undefined)
+      assert.ok((await (await fetch(`${own.url}/oauth/consent`)).text()).includes('<div id="company" hidden>'))
       for (const path of ['register', 'device_authorization', 'device'])
         assert.equal((await fetch(`${own.url}/oauth/${path}`, { method: 'POST' })).status, 404, path)
       const asked = {
@@ -464,7 +465,7 @@ describe('OAuth and callers that mean harm', function () {
       assert.equal(((await made.json()) as { application_type: string }).application_type, 'native')
     })
 
-    it('is counted by address, and all that nobody uses together', async () => {
+    it('is counted by address', async () => {
       const many = []
       for (let index = 0; index < 25; index++)
         many.push((await registration({ redirect_uris: [REDIRECT] }, '192.0.2.22')).status)
@@ -472,13 +473,78 @@ describe('OAuth and callers that mean harm', function () {
       const refused = await registration({ redirect_uris: [REDIRECT] }, '192.0.2.22')
       assert.ok(Number(refused.headers.get('retry-after')) > 0)
       assert.equal(((await refused.json()) as { error: string }).error, 'temporarily_unavailable')
-      await app.services.pool.query(
-        rawQuery(
-          `insert into oauth_clients (id, kind, metadata) select 'oac_' || n, 'registered', '{}' from generate_series(1, 2000) n`,
-        ),
+      assert.equal((await registration({ redirect_uris: [REDIRECT] }, '192.0.2.23')).status, 201)
+    })
+  })
+
+  describe('a flood of registrations from many addresses', () => {
+    const unused = async () =>
+      Number(
+        (
+          (await app.services.pool.one(
+            rawQuery('select count(*) from oauth_clients where last_used_at is null'),
+          )) as any
+        ).count,
       )
-      assert.equal((await registration({ redirect_uris: [REDIRECT] }, '192.0.2.23')).status, 429)
-      assert.equal((await user.get('/actors')).status, 200)
+    /** Registrations that come at once, each from an address of its own. */
+    const flood = (network: string, count: number) =>
+      Array.from({ length: count }, (_value, index) =>
+        registration({ redirect_uris: [REDIRECT] }, `${network}.${index >> 8}.${index & 255}`),
+      )
+
+    it('fills a table of clients up to its bound, and not by one more', async () => {
+      assert.equal(CAPACITY.unusedClients, 2000)
+      const room = 30
+      const bound = (await unused()) + room
+      CAPACITY.unusedClients = bound
+      try {
+        const replies = await Promise.all(flood('198.18', 100))
+        const statuses = replies.map(({ status }) => status)
+        assert.equal(statuses.filter(status => status === 201).length, room)
+        const refused = replies.filter(({ status }) => status === 429)
+        assert.equal(refused.length, 100 - room)
+        assert.ok(Number(refused[0].headers.get('retry-after')) > 0)
+        assert.equal(((await refused[0].json()) as { error: string }).error, 'temporarily_unavailable')
+        assert.equal(await unused(), bound)
+        // A client in use counts no more.
+        const made = (await replies.find(({ status }) => status === 201)?.json()) as { client_id: string }
+        const flow = { client_id: made.client_id, redirect_uri: REDIRECT, user, consent: consent() }
+        await tokensOf(app.base, flow)
+        assert.equal((await registration({ redirect_uris: [REDIRECT] }, '198.18.9.9')).status, 201)
+      } finally {
+        CAPACITY.unusedClients = 2000
+      }
+    })
+
+    it('holds two connections at most, and those who are signed in are answered meanwhile', async () => {
+      const { pool } = app.services
+      const blocked = async () =>
+        Number(
+          (
+            (await pool.one(
+              rawQuery(
+                `select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%oauth_limits%' and datname = current_database()`,
+              ),
+            )) as any
+          ).count,
+        )
+      const [locked, done] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
+      const lock = pool.transaction(async tx => {
+        await tx.query(rawQuery('lock table oauth_limits in exclusive mode'))
+        locked.resolve()
+        await done.promise
+      })
+      await locked.promise
+      const replies = flood('198.19', 100)
+      try {
+        await eventually(async () => (await blocked()) === 2)
+        for (let count = 0; count < 30; count++) assert.equal((await user.get('/actors')).status, 200)
+        assert.equal(await blocked(), 2)
+      } finally {
+        done.resolve()
+        await lock
+      }
+      assert.ok((await Promise.all(replies)).every(({ status }) => status === 201))
     })
   })
 
@@ -567,9 +633,9 @@ describe('OAuth and callers that mean harm', function () {
       await pool.query(rawQuery(`update oauth_grants set expires_at = expires_at - interval '31 days'`))
       const { default: module } = await import('../../src/identity/oauth/module.ts')
       const [sweep] = module.sweeps ?? []
-      assert.ok((await sweep.run(app.services, new AbortController().signal)) > 2000)
+      assert.ok((await sweep.run(app.services, new AbortController().signal)) > 100)
       assert.deepEqual(await Promise.all(['oauth_objects', 'oauth_limits', 'oauth_grants'].map(count)), [0, 0, 0])
-      assert.equal(await count('oauth_clients'), 1, 'the client that a user consented to')
+      assert.equal(await count('oauth_clients'), 2, 'the clients that a user consented to')
     })
   })
 })

@@ -103,7 +103,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   ids.own.oac = ['oac_00000000000000000000000000']
   ids.own.ogr = ['ogr_00000000000000000000000000']
   const times = { endsAt: new Date('2999-01-01'), expiresAt: new Date('2999-01-01') }
-  await insertClient(app.services.pool, { id: one('oac'), name: 'client', metadata: {}, secretHash: null })
+  await insertClient(app.services.pool, { id: one('oac'), name: 'client', metadata: {}, secretHash: null }, 2000)
   await insertGrant(app.services.pool, {
     id: one('ogr'),
     user_id: (await app.admin.get('/users/me')).body.id,

@@ -7,7 +7,7 @@ import { sha256Of } from '../../core/secrets/digest.ts'
 import { withBudget as withSignInBudget } from '../budget.ts'
 import { networkOf } from '../networks.ts'
 import { audiences } from '../principals.ts'
-import { giveBack, senderIp, sessionSubject, spend } from './limits.ts'
+import { CAPACITY, giveBack, senderIp, sessionSubject, spend } from './limits.ts'
 import { clientKind } from './model.ts'
 import { type RevokedBy, revokeByProtocol } from './revoke.ts'
 import { openObject, sealObject } from './seal.ts'
@@ -246,7 +246,8 @@ class ClientAdapter implements Adapter {
     }
     if (Buffer.byteLength(JSON.stringify(metadata)) > MAX_METADATA_BYTES)
       throw new errors.InvalidClientMetadata(`client metadata must be at most ${MAX_METADATA_BYTES} bytes`)
-    await withBudget(this.services, db => insertClient(db, client))
+    const isStored = await withBudget(this.services, db => insertClient(db, client, CAPACITY.unusedClients))
+    if (!isStored) throw new errors.TemporarilyUnavailable('too many registered clients have no consent yet')
   }
 
   consume = unused

@@ -4,7 +4,7 @@ import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { withBudget } from '../budget.ts'
 import { networkOf } from '../networks.ts'
-import { countDeviceCodes, countUnusedClients, countUse, readUse, uncountUse } from './store.ts'
+import { countDeviceCodes, countUse, readUse, uncountUse } from './store.ts'
 
 /** Bounds on callers without a credential, counted in the database for all processes. */
 export const LIMITS = {
@@ -24,10 +24,10 @@ export const LIMITS = {
 
 type LimitKind = keyof typeof LIMITS
 
-const MAX_UNUSED_CLIENTS = 2000
-const MAX_DEVICE_CODES = 1000
+/** Registered clients without a consent, and live device codes, of all senders. Tests lower it. */
+export const CAPACITY = { unusedClients: 2000, deviceCodes: 1000 }
 /** Seconds until a client tries again where what is full empties by expiry. */
-const RETRY_SECONDS = 60
+export const RETRY_SECONDS = 60
 
 /** Seconds until a spent limit is free again; null while it is not spent. */
 export type Spent = number | null
@@ -71,12 +71,6 @@ export function tokensRefused(services: Services, ip: string | undefined): Spent
   return left > 0 ? Math.ceil(left / 1000) : null
 }
 
-/** Whether unused clients fill their share of the table. */
-export const clientsFull = async (services: Services, sender: string): Promise<Spent> =>
-  (await withBudget(services, sender, db => countUnusedClients(db, MAX_UNUSED_CLIENTS))) >= MAX_UNUSED_CLIENTS
-    ? RETRY_SECONDS
-    : null
-
 /** Whether as many device codes are live as there may be: more would make guessing one too easy. */
 export const deviceCodesFull = async (services: Services, sender: string): Promise<Spent> =>
-  (await withBudget(services, sender, countDeviceCodes)) >= MAX_DEVICE_CODES ? RETRY_SECONDS : null
+  (await withBudget(services, sender, countDeviceCodes)) >= CAPACITY.deviceCodes ? RETRY_SECONDS : null

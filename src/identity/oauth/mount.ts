@@ -11,7 +11,7 @@ import { basePath, cookiesOf } from '../signed-cookies.ts'
 import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
 import { handlerOf } from './library.ts'
-import { clientsFull, deviceCodesFull, type Spent, sessionSubject, spend, spent, tokensRefused } from './limits.ts'
+import { deviceCodesFull, type Spent, sessionSubject, spend, spent, tokensRefused } from './limits.ts'
 import { escapeHtml, PAGE_HEADERS, pageOf, staticFiles } from './pages.ts'
 import { MCP_ACCESS } from './scopes.ts'
 
@@ -77,11 +77,7 @@ const ROUTES: Route[] = [
     method: 'post',
     path: '/oauth/register',
     enabled: ({ OAUTH_REGISTRATION_ENABLED }) => OAUTH_REGISTRATION_ENABLED,
-    limit: (services, req) =>
-      first(
-        () => spend(services, 'registration', sender(req)),
-        () => clientsFull(services, sender(req)),
-      ),
+    limit: (services, req) => spend(services, 'registration', sender(req)),
   },
   {
     method: 'post',

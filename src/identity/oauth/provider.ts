@@ -13,7 +13,7 @@ import { adaptClients, checkMetadata, firstPartyClients, isHostAllowed, UNSAID }
 import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
 import { signingKeys } from './keys.ts'
-import { countTokenFailure, senderIp, spend } from './limits.ts'
+import { countTokenFailure, RETRY_SECONDS, senderIp, spend } from './limits.ts'
 import { errorPage, userCodeConfirmPage, userCodeDonePage, userCodePage } from './pages.ts'
 import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scopes.ts'
 import { findUsername } from './store.ts'
@@ -73,6 +73,10 @@ async function complete(services: Services, ctx: KoaContextWithOIDC, next: () =>
     body.response_modes_supported = ['query']
   }
   if (name === 'device_authorization' && ctx.status === 200 && body) body.interval = POLL_SECONDS
+  if (name === 'registration' && body?.error === 'temporarily_unavailable') {
+    ctx.status = 429
+    ctx.set('Retry-After', String(RETRY_SECONDS))
+  }
   const error = String(body?.error)
   const isGuess =
     name === 'token'

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import type { Pool } from '../../core/db/pool.ts'
 import { counting, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 
@@ -214,14 +215,24 @@ export const findClient = (db: Queryable, id: string) =>
   db.maybeOne(storedClient`
     select metadata, encode(secret_hash, 'hex') as secret_hash from oauth_clients where id = ${id} and kind = 'registered'`)
 
+/**
+ * Stores a registered client; false where as many as `limit` wait for a first consent. One at a time in the whole deployment,
+ * or those that come at once would pass the limit together. Index oauth_clients_unused.
+ */
 export const insertClient = (
-  db: Queryable,
+  db: Pool,
   client: { id: string; name: string | null; metadata: object; secretHash: Buffer | null },
-) =>
-  db.query(statement`
-    insert into oauth_clients (id, kind, client_name, metadata, secret_hash)
-    values (${client.id}, 'registered', ${client.name}, ${jsonb(client.metadata)},
-      ${client.secretHash && sql.binary(client.secretHash)})`)
+  limit: number,
+): Promise<boolean> =>
+  db.transaction(async tx => {
+    await tx.query(sql.type(z.object({}))`select from pg_advisory_xact_lock(hashtext('muster oauth clients'))`)
+    const { rowCount } = await tx.query(statement`
+      insert into oauth_clients (id, kind, client_name, metadata, secret_hash)
+      select ${client.id}, 'registered', ${client.name}, ${jsonb(client.metadata)},
+        ${client.secretHash && sql.binary(client.secretHash)}
+      where (select count(*) from (select from oauth_clients where last_used_at is null limit ${limit}) unused) < ${limit}`)
+    return rowCount > 0
+  })
 
 /** Notes that a user consented to a client; the document of a client that has one is kept as it was then. */
 export const noteConsent = (db: Queryable, client: { id: string; name: string | null; document: object | null }) =>
@@ -231,11 +242,6 @@ export const noteConsent = (db: Queryable, client: { id: string; name: string | 
         values (${client.id}, 'metadata_document', ${client.name}, ${jsonb(client.document)}, now())
         on conflict (id) do update set client_name = excluded.client_name, metadata = excluded.metadata, last_used_at = now()`)
     : db.query(statement`update oauth_clients set last_used_at = now() where id = ${client.id}`)
-
-/** Number of registered clients that nobody has consented to yet, counted up to a limit. Index oauth_clients_unused. */
-export const countUnusedClients = (db: Queryable, limit: number): Promise<number> =>
-  db.oneFirst(counting`
-    select count(*) from (select from oauth_clients where last_used_at is null limit ${limit}) unused`)
 
 /** Deletes a client with its grants; false when there is none. */
 export const deleteClient = async (db: Queryable, id: string): Promise<boolean> =>
