@@ -142,7 +142,8 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
     const demo = double && (await makeDemo(pool, config, address, double.url, signIn !== null).catch(unmade))
     return {
       config,
-      url: config.baseUrlGiven ? config.BASE_URL : address,
+      // Cookies of sign-ins are of this host: under another name of it they are not sent.
+      url: config.BASE_URL,
       database: embedded ? `PostgreSQL in ${path.relative('', directory)}, port ${port}` : `${host}${pathname}`,
       double,
       signIn,
@@ -253,7 +254,7 @@ function report(started: Started, { json }: UpOptions, ms: number): void {
   print(`Muster answers at ${url} after ${(ms / 1000).toFixed(1)} s. Ctrl-C stops it.`)
   print()
   print(`  API        ${api}`)
-  print(`  Reference  ${config.baseUrlGiven ? config.DOCS_BASE_URL : `${url}/docs`}`)
+  print(`  Reference  ${config.DOCS_BASE_URL}`)
   print(`  Database   ${database}`)
   if (double) print(`  Model      double-1, a stand-in that repeats what it is told, at ${double.url}/v1`)
   if (signIn) {

@@ -60,6 +60,8 @@ describe('muster up', function () {
     const running = start()
     first = await reported(running)
     assert.equal((await client(first.url, null).get('//readyz')).status, 200)
+    const { issuer } = (await client(first.url, null).get('//.well-known/oauth-authorization-server')).body
+    assert.equal(issuer, first.url, 'sign-in in a browser needs the host that cookies are of')
 
     const signedIn = await client(first.url, null).post('/users/login', first.admin as object)
     assert.equal(signedIn.status, 200)
@@ -187,7 +189,7 @@ describe('muster up', function () {
     try {
       await eventually(() => running.output.stdout.includes('users/login'), { within: 50_000 })
       const { stdout } = running.output
-      assert.match(stdout, /^Muster answers at http:\/\/127\.0\.0\.1:\d+ after/)
+      assert.match(stdout, /^Muster answers at http:\/\/localhost:\d+ after/)
       const lines = stdout.split('\n')
       const from = lines.findIndex(line => line.trim().startsWith('KEY='))
       const { stdout: said } = spawnSync('sh', ['-c', lines.slice(from, from + 4).join('\n')], { encoding: 'utf8' })
