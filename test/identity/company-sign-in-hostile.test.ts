@@ -404,7 +404,7 @@ describe('sign-in with a company account, attacked', () => {
     await fixture.linked('swept')
     await fixture.begin('swept')
     fixture.clock.advance(599_000)
-    const sweep = () => sweeps.get('company sign-ins').run(fixture.app.services, new AbortController().signal)
+    const sweep = () => sweeps.get('identity.sweep').run(fixture.app.services, new AbortController().signal)
     const live = await fixture.begin('swept')
     await sweep()
     const left = await logins()

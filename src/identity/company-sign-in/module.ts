@@ -2,7 +2,6 @@ import { module } from '../../core/api/module.ts'
 import type { Services } from '../../core/process/services.ts'
 import { findPolicies } from '../policies/store.ts'
 import { codeSignIn } from '../users/sign-in.ts'
-import { sweepLogins } from './login.ts'
 import { identityOperations } from './operations.ts'
 import { isEnabled } from './provider.ts'
 import { redeemCode } from './redeem.ts'
@@ -22,6 +21,5 @@ async function checkSettings({ config, log, pool }: Services): Promise<void> {
 export default module('company-sign-in', {
   extensions: [codeSignIn.with(redeemCode)],
   operations: identityOperations.map(operation => ({ ...operation, mcp: false })),
-  sweeps: [{ name: 'company sign-ins', when: '37 * * * *', run: sweepLogins }],
   start: async (services, role) => (role === 'web' ? checkSettings(services) : undefined),
 })

@@ -1,5 +1,6 @@
 import { module } from '../../core/api/module.ts'
 import { inBatches } from '../../core/jobs/sweeps.ts'
+import { sweepLogins } from '../company-sign-in/login.ts'
 import { clientKind, grantKind, sealedValues } from './model.ts'
 import { oauthOperations } from './operations.ts'
 import { sweep } from './store.ts'
@@ -14,7 +15,8 @@ export default module('oauth', {
     {
       name: 'identity.sweep',
       when: '37 * * * *',
-      run: ({ pool }, stopping) => inBatches(limit => sweep(pool, limit), stopping),
+      run: async (services, stopping) =>
+        (await inBatches(limit => sweep(services.pool, limit), stopping)) + (await sweepLogins(services, stopping)),
     },
   ],
 })
