@@ -460,6 +460,39 @@ describe('OAuth', () => {
       assert.equal((await app.as(body.access_token).get('/files')).status, 200)
     })
 
+    it('are narrowed to a part of a scope too, in one refresh, and to no other scope', async () => {
+      const grants: [object, string[], string[]][] = [
+        [
+          modules('actors', 'files'),
+          ['actors:ListActors', 'mcp:access files:DeleteFile'],
+          ['chats:ListChats', 'actors:Unknown'],
+        ],
+        [all(), ['actors:ListActors', 'actors:*'], ['muster:user', 'openid', 'unknown:*', 'actors:Unknown']],
+        [
+          { ...all(), selection: { kind: 'actions', actions: ['actors:ListActors'] } },
+          ['actors:ListActors'],
+          ['actors:*', '*', 'actors:GetActor'],
+        ],
+      ]
+      for (const [consent, legal, illegal] of grants) {
+        const given = await tokensOf(app.base, flow(consent))
+        let { refresh_token } = given
+        for (const scope of illegal) {
+          const { status, body } = await refresh(app.base, client_id, refresh_token, { scope })
+          assert.deepEqual([status, body.error], [400, 'invalid_scope'], scope)
+        }
+        for (const scope of legal) {
+          const { status, body } = await refresh(app.base, client_id, refresh_token, { scope })
+          assert.deepEqual([status, body.scope], [200, scope], JSON.stringify(body))
+          assert.equal(await allowed(body.access_token), scope.startsWith('actors') ? 200 : 403, scope)
+          assert.equal((await app.as(body.access_token).get('/files')).status, 403, scope)
+          ;({ refresh_token } = body)
+        }
+        const whole = await refresh(app.base, client_id, refresh_token)
+        assert.equal(whole.body.scope, given.scope)
+      }
+    })
+
     it('are not revoked one by one: the revocation endpoint ends grants by their refresh token', async () => {
       const tokens = await tokensOf(app.base, flow())
       const revoke = (token: string, more: object = {}) =>

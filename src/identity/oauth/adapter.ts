@@ -10,6 +10,7 @@ import { audiences } from '../principals.ts'
 import { CAPACITY, giveBack, senderIp, sessionSubject, spend } from './limits.ts'
 import { clientKind } from './model.ts'
 import { type RevokedBy, revokeByProtocol } from './revoke.ts'
+import { actionScopes, areWithin, consentCatalogue } from './scopes.ts'
 import { openObject, sealObject } from './seal.ts'
 import {
   consumeObject,
@@ -41,6 +42,17 @@ const withBudget = <T>(services: Services, work: (db: Pool) => Promise<T>): Prom
   withSignInBudget(services, Provider.ctx ? networkOf(senderIp(Provider.ctx)) : '', work)
 
 const route = (): string | undefined => Provider.ctx?.oidc.route
+
+/**
+ * Scopes of a grant as the library is to see them: a refresh may ask for a part of one, such as an action of a module, and the
+ * library compares names.
+ */
+function withParts(services: Services, scopes: readonly string[]): string {
+  const { grant_type: type, scope } = Provider.ctx?.oidc.params ?? {}
+  const asked = type === 'refresh_token' && typeof scope === 'string' ? actionScopes(scope.split(' ')) : []
+  const known = asked.filter(each => consentCatalogue(services).scopes.has(each))
+  return [...new Set([...scopes, ...known.filter(each => areWithin([each], scopes))])].join(' ')
+}
 
 export function adapterOf(services: Services): (model: string) => Adapter {
   return model =>
@@ -120,7 +132,7 @@ class ObjectAdapter implements Adapter {
     return {
       ...payload,
       // The grant may have been narrowed since.
-      ...(row.scopes && payload.scope !== undefined && { scope: row.scopes.join(' ') }),
+      ...(row.scopes && payload.scope !== undefined && { scope: withParts(this.services, row.scopes) }),
       ...(row.consumed !== null && { consumed: row.consumed }),
     }
   }
@@ -197,7 +209,7 @@ class GrantAdapter implements Adapter {
     const row = await withBudget(this.services, db => findGrant(db, id))
     if (!row) return undefined
     if (Provider.ctx) grants.set(Provider.ctx, row)
-    const scope = row.scopes.join(' ')
+    const scope = withParts(this.services, row.scopes)
     const resources = resourcesOf(this.services.config.BASE_URL)
     return {
       jti: id,
