@@ -4,6 +4,7 @@ import { exportJWK, generateKeyPair, SignJWT } from 'jose'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { createEgress } from '../../src/core/net/egress.ts'
 import { CAPACITY, spend } from '../../src/identity/oauth/limits.ts'
+import oauthModule from '../../src/identity/oauth/module.ts'
 import { type Client, eventually, startApp } from '../support/app.ts'
 import {
   allowing,
@@ -435,6 +436,22 @@ describe('OAuth and callers that mean harm', function () {
     })
   })
 
+  it('starts with a library of the draft that its rules are for, or with metadata documents off', async () => {
+    const { EXPERIMENTS } = await import('oidc-provider/lib/helpers/features.js' as string)
+    const documents = EXPERIMENTS.get('clientIdMetadataDocument')
+    const { version } = documents
+    const { services } = app
+    const off = { ...services, config: { ...services.config, OAUTH_CIMD_ENABLED: false } }
+    await oauthModule.start?.(services, 'web')
+    try {
+      documents.version = 'draft-99'
+      await assert.rejects(async () => oauthModule.start?.(services, 'web'), /draft-99.*draft-02/)
+      await oauthModule.start?.(off, 'web')
+    } finally {
+      documents.version = version
+    }
+  })
+
   describe('a registration', () => {
     it('names where it may be sent', async () => {
       const refusals: [object, string][] = [
@@ -631,8 +648,7 @@ describe('OAuth and callers that mean harm', function () {
       assert.ok(grants.length > 0)
       for (const { id } of grants) assert.equal((await user.delete(`/oauth/grants/${id}`)).status, 204)
       await pool.query(rawQuery(`update oauth_grants set expires_at = expires_at - interval '31 days'`))
-      const { default: module } = await import('../../src/identity/oauth/module.ts')
-      const [sweep] = module.sweeps ?? []
+      const [sweep] = oauthModule.sweeps ?? []
       assert.ok((await sweep.run(app.services, new AbortController().signal)) > 100)
       assert.deepEqual(await Promise.all(['oauth_objects', 'oauth_limits', 'oauth_grants'].map(count)), [0, 0, 0])
       assert.equal(await count('oauth_clients'), 2, 'the clients that a user consented to')

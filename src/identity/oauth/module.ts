@@ -1,6 +1,7 @@
 import { module } from '../../core/api/module.ts'
 import { inBatches } from '../../core/jobs/sweeps.ts'
 import { sweepLogins } from '../company-sign-in/login.ts'
+import { checkDraft } from './draft.ts'
 import { clientKind, grantKind, sealedValues } from './model.ts'
 import { oauthOperations } from './operations.ts'
 import { sweep } from './store.ts'
@@ -11,6 +12,7 @@ export default module('oauth', {
   // What lets programs in is done by a person.
   operations: oauthOperations.map(operation => ({ ...operation, mcp: false })),
   sealedColumns: sealedValues,
+  start: async ({ config }, role) => (role === 'web' ? checkDraft(config) : undefined),
   sweeps: [
     {
       name: 'identity.sweep',

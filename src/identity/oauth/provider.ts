@@ -12,6 +12,7 @@ import { isFirstParty } from './client-kinds.ts'
 import { adaptClients, checkMetadata, firstPartyClients, isHostAllowed, UNSAID } from './clients.ts'
 import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
+import { METADATA_DOCUMENT_DRAFT } from './draft.ts'
 import { signingKeys } from './keys.ts'
 import { countTokenFailure, RETRY_SECONDS, senderIp, spend } from './limits.ts'
 import { errorPage, userCodeConfirmPage, userCodeDonePage, userCodePage } from './pages.ts'
@@ -19,9 +20,6 @@ import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scop
 import { findUsername } from './store.ts'
 
 /** The protocol: the library with our storage, our clients and our consent. */
-
-/** A release of the library that follows another draft of metadata documents fails as soon as it is loaded. */
-const METADATA_DOCUMENT_DRAFT = 'draft-02'
 
 const INTERACTION_SECONDS = 600
 const CODE_SECONDS = 60
