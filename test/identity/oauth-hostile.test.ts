@@ -166,7 +166,13 @@ describe('OAuth and callers that mean harm', function () {
     const secret = Buffer.from(app.config.JWT_SECRET)
     const sign = (more: object, key: Uint8Array = secret) =>
       new SignJWT({ ...claims, ...more }).setProtectedHeader({ alg: 'HS256' }).sign(key)
-    const status = async (token: string) => (await app.as(token).get('/actors')).status
+    const status = async (token: string) => {
+      const api = app.as(token)
+      const ping = { jsonrpc: '2.0', id: 1, method: 'ping' }
+      const [rest, mcp] = [await api.get('/actors'), await api.post('//mcp', ping)].map(reply => reply.status)
+      assert.equal(mcp, rest, 'both take the same tokens')
+      return rest
+    }
     assert.equal(await status(await sign({})), 200)
     const forged = {
       'another secret': await sign({}, Buffer.from('another secret that is long enough')),
@@ -608,6 +614,10 @@ describe('OAuth and callers that mean harm', function () {
       for (let index = 0; index < 5; index++) await enter(new Browser('192.0.2.41'), 'BBBB-BBBB')
       assert.equal(await enter(new Browser('192.0.2.41'), started.body.user_code), 429)
       assert.equal(await enter(new Browser('192.0.2.42'), started.body.user_code), 200)
+      await app.services.pool.query(
+        rawQuery(`update oauth_limits set started_at = started_at - interval '601 seconds' where kind = 'user_code'`),
+      )
+      assert.equal(await enter(new Browser('192.0.2.41'), started.body.user_code), 200, 'the window is over')
     })
 
     it('counts guesses that are made at once like others', async () => {

@@ -4,6 +4,8 @@ import { createRemoteJWKSet, exportJWK, jwtVerify, SignJWT } from 'jose'
 import * as oauth from 'oauth4webapi'
 import * as openid from 'openid-client'
 import { rotateKey } from '../../src/identity/oauth/keys.ts'
+import { openObject, sealObject } from '../../src/identity/oauth/seal.ts'
+import { findObject, rewriteObject } from '../../src/identity/oauth/store.ts'
 import type { Client } from '../support/app.ts'
 import {
   allowing,
@@ -20,6 +22,9 @@ import {
   startOauthApp,
   tokensOf,
 } from '../support/oauth.ts'
+
+/** A request to the MCP server. */
+const PING = { jsonrpc: '2.0', id: 1, method: 'ping' }
 
 const DEVICE_GRANT = 'urn:ietf:params:oauth:grant-type:device_code'
 
@@ -65,6 +70,16 @@ describe('OAuth beside the code flow', () => {
       return entered.text()
     }
 
+    /** Takes the time of a device code away. */
+    const expire = async (code: string) => {
+      const { pool } = app.services
+      const row = await findObject(pool, 'DeviceCode', { by: 'id', value: code })
+      assert.ok(row)
+      const payload = openObject(app.services, 'DeviceCode', row.id_hash, row.sealed)
+      const exp = Math.floor(Date.now() / 1000) - 1
+      await rewriteObject(pool, 'DeviceCode', code, sealObject(app.services, 'DeviceCode', code, { ...payload, exp }))
+    }
+
     it('signs a device in that polls, once its user has confirmed and consented', async () => {
       const started = await begin()
       assert.match(started.user_code, /^[BCDFGHJKLMNPQRSTVWXZ]{4}-[BCDFGHJKLMNPQRSTVWXZ]{4}$/)
@@ -102,6 +117,23 @@ describe('OAuth beside the code flow', () => {
       const page = await confirm(browser, started.verification_uri_complete)
       await submit(browser, page, { abort: 'yes' })
       assert.equal(await poll(started.device_code), 'access_denied')
+    })
+
+    it('tells the device when consent is refused, and when nobody decides in time', async () => {
+      const started = await begin()
+      const browser = new Browser()
+      const sent = await submit(browser, await confirm(browser, started.verification_uri_complete))
+      const request_id = new URL(sent.headers.get('location') as string).searchParams.get('request_id')
+      const api = inBrowser(app.base, browser, user)
+      const decided = await api.post('/oauth/consent', { request_id, decision: 'deny' })
+      await browser.send(decided.body.redirect_to)
+      assert.equal(await poll(started.device_code), 'access_denied')
+
+      const late = await begin()
+      await expire(late.device_code)
+      assert.equal(await poll(late.device_code), 'expired_token')
+      const page = await confirm(new Browser(), late.verification_uri_complete)
+      assert.match(page, /This code is not valid/)
     })
 
     it('shows the names that clients give themselves as text', async () => {
@@ -247,8 +279,10 @@ describe('OAuth beside the code flow', () => {
       assert.equal(tokens.refresh_token, undefined)
       const info = await openid.fetchUserInfo(config, tokens.access_token, user.id)
       assert.deepEqual(info, { sub: user.id, preferred_username: 'ada' })
-      for (const token of [tokens.access_token, tokens.id_token as string])
+      for (const token of [tokens.access_token, tokens.id_token as string]) {
         assert.equal((await app.as(token).get('/users/me')).status, 401)
+        assert.equal((await app.as(token).post('//mcp', PING)).status, 401)
+      }
     })
 
     it('goes on with the keys of before for a day after they were replaced', async () => {
