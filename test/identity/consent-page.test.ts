@@ -187,6 +187,25 @@ describe('the consent page in a browser', function () {
     assert.deepEqual(problems, [])
   })
 
+  it('asks for no project where none is needed, and the console for nothing but a sign-in', async () => {
+    for (const [asked, told, scope] of [
+      [{ client_id: 'muster-cli', scope: 'muster:user' }, '#as-user', 'muster:user'],
+      [{ scope: 'openid' }, '#identity', 'openid'],
+    ] as const) {
+      const { page, problems, tokens } = await begin(asked)
+      await signIn(page)
+      await page.locator(told).waitFor()
+      assert.ok(await page.locator('#choices').isHidden())
+      await approve(page)
+      assert.equal((await tokens()).scope, scope)
+      assert.deepEqual(problems, [])
+    }
+    const asked = { client_id: 'muster-console', redirect_uri: `${app.base}/app/callback`, scope: 'muster:user' }
+    const { page, tokens } = await begin(asked)
+    await signIn(page)
+    assert.equal((await tokens()).scope, 'muster:user')
+  })
+
   it('leads nowhere in another browser than the one that began', async () => {
     const { page: begun } = await begin()
     const { page } = await open()
