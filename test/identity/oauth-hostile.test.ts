@@ -539,6 +539,28 @@ describe('OAuth and callers that mean harm', function () {
       }
     })
 
+    it('takes one registration after the other, in all processes', async () => {
+      const { pool } = app.services
+      CAPACITY.unusedClients = (await unused()) + 1
+      try {
+        let reply: Promise<Response> | undefined
+        await pool.transaction(async tx => {
+          // As another process that stores the last one.
+          await tx.query(rawQuery(`select pg_advisory_xact_lock(hashtext('muster oauth clients'))`))
+          await tx.query(
+            rawQuery(`insert into oauth_clients (id, kind, metadata) values ('oac_x', 'registered', '{}')`),
+          )
+          reply = registration({ redirect_uris: [REDIRECT] }, '198.18.10.1')
+          const waiting = `select 1 from pg_locks where locktype = 'advisory' and not granted and database =
+            (select oid from pg_database where datname = current_database())`
+          await eventually(async () => (await tx.any(rawQuery(waiting))).length === 1)
+        })
+        assert.equal((await reply)?.status, 429)
+      } finally {
+        CAPACITY.unusedClients = 2000
+      }
+    })
+
     it('holds two connections at most, and those who are signed in are answered meanwhile', async () => {
       const { pool } = app.services
       const blocked = async () =>

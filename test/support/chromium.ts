@@ -8,12 +8,12 @@ const INSTALLED = ['/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/g
 async function findProgram(): Promise<string | null> {
   const named = process.env.CHROMIUM_PATH ?? INSTALLED.find(path => existsSync(path))
   if (named) return named
-  // Development packages may be left out, and this one is for Linux on x64.
-  const unpacked = await import('@sparticuz/chromium').then(
+  if (process.platform !== 'linux' || process.arch !== 'x64') return null
+  // Optional packages may be left out.
+  return import('@sparticuz/chromium').then(
     ({ default: packed }) => packed.executablePath(),
     () => null,
   )
-  return process.platform === 'linux' && process.arch === 'x64' ? unpacked : null
 }
 
 /**
