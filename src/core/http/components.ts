@@ -133,5 +133,31 @@ export function withoutRepeats(schemas: Record<string, Json>): Record<string, Js
       ]),
     )
   const all = Object.entries(schemas).map(([name, schema]): [string, Json] => [name, inner(schema, false, name)])
-  return Object.fromEntries([...all, ...Object.entries(made)].sort(([a], [b]) => (a < b ? -1 : 1)))
+  return Object.fromEntries([...all, ...Object.entries(made)])
+}
+
+const REFERENCE = /"#\/components\/(schemas|responses)\/([^"]+)"/g
+
+/**
+ * Orders schemas by their first use, with what they refer to behind them: schemas of one module share their words, and gzip
+ * finds repeats within 32 KiB only.
+ */
+export function inOrderOfUse(
+  schemas: Record<string, Json>,
+  { paths, responses }: { paths: Json; responses: Record<string, Json> },
+): Record<string, Json> {
+  const parts: Record<string, Record<string, Json>> = { schemas, responses }
+  const used = new Set<string>()
+  const ordered: Record<string, Json> = {}
+  const visit = (part: unknown): void => {
+    for (const [reference, place, name] of JSON.stringify(part).matchAll(REFERENCE)) {
+      if (used.has(reference)) continue
+      used.add(reference)
+      const target = parts[place][name]
+      if (place === 'schemas') ordered[name] = target
+      visit(target)
+    }
+  }
+  visit(paths)
+  return { ...ordered, ...Object.fromEntries(Object.entries(schemas).filter(([name]) => !(name in ordered))) }
 }

@@ -1,11 +1,11 @@
 import type { z } from 'zod'
 import type { Config } from '../../config.ts'
 import { commandsOf, pagingOf } from '../api/commands.ts'
-import { type ErrorCode, errorCodes, errorDocument, errorEntry } from '../api/errors.ts'
+import { type ErrorCode, errorDocument, errorEntry } from '../api/errors.ts'
 import { flatten } from '../api/flatten.ts'
 import { type Operation, operationTags } from '../api/operation.ts'
 import { fieldsOf, pathDescription, pathNames, queryFields } from '../api/parameters.ts'
-import { Components, type Json, published, withoutRepeats } from './components.ts'
+import { Components, inOrderOfUse, type Json, published, withoutRepeats } from './components.ts'
 import { Examples } from './examples.ts'
 
 /** `/openapi.json`, out of the registry of operations alone. docs/api.md says what its extensions mean. */
@@ -262,11 +262,14 @@ function columnsOf({ kind }: Operation, list: Json, components: Components): rea
   )
 }
 
-/** The flat call. The schema of a field is there where no parameter, and no property of the body, of that name has it. */
+/**
+ * The flat call of an operation with a body. The schema of a field is there where no parameter, and no property of the body,
+ * of that name has it.
+ */
 function flatOf(operation: Operation, body: Json | null, { components }: Shared): Json[] | null {
-  const call = flatten(operation)
+  const call = body && flatten(operation)
   if (!call) return null
-  const sent = (body?.content as Record<string, { schema: Json }> | undefined)?.['application/json']?.schema
+  const sent = (body.content as Record<string, { schema: Json }>)['application/json']?.schema
   const properties = (sent && (components.resolve(sent).properties as Json | undefined)) ?? {}
   return [...call.fields.values()].map(({ name, in: part, field, required, schema }) => ({
     name,
@@ -339,7 +342,7 @@ const errorSchema = () => ({
       type: 'object',
       required: ['code', 'message', 'hint', 'docs_url'],
       properties: {
-        code: { type: 'string', enum: errorCodes(), description: 'Stable; a key of x-error-codes' },
+        code: { type: 'string', description: 'Stable; a key of x-error-codes' },
         message: { type: 'string', description: 'What happened; may change' },
         hint: { type: 'string', description: 'What to do' },
         docs_url: { type: 'string', description: 'Where the code is explained' },
@@ -414,7 +417,10 @@ export function openApiDocument(
       },
       parameters,
       responses,
-      schemas: withoutRepeats(published(components.schemas, true) as Record<string, Json>),
+      schemas: inOrderOfUse(withoutRepeats(published(components.schemas, true) as Record<string, Json>), {
+        paths,
+        responses,
+      }),
     },
     'x-error-codes': errorDocument(config.DOCS_BASE_URL),
   }

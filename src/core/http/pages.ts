@@ -132,7 +132,8 @@ export function referencePage(operations: readonly Operation[]): string {
     return `<h2>${escapeHtml(tag)}</h2>${entries.join('')}`
   })
   const { schemas } = document.components as { schemas: Record<string, Schema> }
-  const records = Object.entries(schemas).map(([name, schema]) =>
+  const sorted = Object.entries(schemas).sort(([a], [b]) => (a < b ? -1 : 1))
+  const records = sorted.map(([name, schema]) =>
     entry(
       `schema-${name}`,
       `<code>${name}</code>`,
