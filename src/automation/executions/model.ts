@@ -38,7 +38,7 @@ export const StepRecord = z
     error: RecordedFailure.nullable(),
     assignee: text,
     due_at: time,
-    overdue: z.boolean(),
+    overdue: z.boolean().describe('Whether it is late'),
     approval_id: text,
     generation_id: text,
     decision_id: text,
@@ -63,8 +63,8 @@ export const WaitingOn = z
     assignee: text.optional(),
     due_at: time.optional(),
     approval_id: text.optional(),
-    resumes_at: time.optional(),
-    event_pattern: text.optional(),
+    resumes_at: time.optional().describe('When it goes on by itself'),
+    event_pattern: text.optional().describe('Events that it waits for'),
     expires_at: time.optional().describe('When the wait for an event fails'),
   })
   .meta({ id: 'PlaybookWaitingOn' })
@@ -90,9 +90,9 @@ const columns = {
     .nullable()
     .describe('What it was started with; null in lists of an execution with much in its fields'),
   metadata: anObject.nullable(),
-  current_step_key: text,
+  current_step_key: text.describe('Step that it is at'),
   waiting_on: WaitingOn.nullable().describe('What has to happen before it goes on'),
-  outcome: text,
+  outcome: text.describe('What it came to'),
   output: anObject.nullable().describe('Outputs of completed steps by their keys, once it has completed'),
   error: RecordedFailure.nullable(),
   orchestration_run_id: z.string().describe('The run that drives it'),

@@ -25,10 +25,10 @@ export type Omission = z.output<typeof Omission>
 
 const ExportFile = z
   .object({
-    format: z.enum(FORMATS),
+    format: z.enum(FORMATS).describe('Format of the file'),
     file_id: z.string().describe('A file of the project, downloaded as any other'),
-    size_bytes: z.int(),
-    sha256: z.string(),
+    size_bytes: z.int().describe('Bytes'),
+    sha256: z.string().describe('SHA-256 of the file, in hexadecimal'),
   })
   .meta({ id: 'PlaybookExportFile' })
 export type ExportFile = z.output<typeof ExportFile>
@@ -44,7 +44,7 @@ export const PlaybookExport = record('PlaybookExport', {
   files: z.array(ExportFile).describe('Empty until it has completed'),
   omitted: z.array(Omission).describe('What the requester could not read when it was built'),
   error: RecordedFailure.nullable(),
-  requested_by: Doer,
+  requested_by: Doer.describe('Who asked for it'),
   expires_at: z.iso.datetime().nullable().describe('When its files are removed'),
   completed_at: z.iso.datetime().nullable(),
 })

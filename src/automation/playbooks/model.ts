@@ -37,7 +37,7 @@ const version_label = label.describe('Label of the version that the write makes'
 
 export const Playbook = record('Playbook', {
   ...plain,
-  case_schema: anObject.nullable(),
+  case_schema: anObject.nullable().describe('JSON Schema of the fields of a case; null for any'),
   input_schema: anObject.nullable(),
   outcome: z.unknown().describe('A text or an expression; null for none'),
   version: z.int().describe('Counts the changes of the procedure, from 1'),

@@ -44,7 +44,9 @@ async function receive(request: Receiving) {
 /** Behind which others of the project are served. */
 const PATIENCE_MS = 10_000
 
-const Accepted = z.object({ accepted: z.literal(true) }).meta({ id: 'RunCallbackAnswer' })
+const Accepted = z
+  .object({ accepted: z.literal(true).describe('The call was taken') })
+  .meta({ id: 'RunCallbackAnswer' })
 
 export const callRunHook = operation({
   id: 'callOrchestrationRunHook',

@@ -74,9 +74,9 @@ export const RequiredAction = z
   .object({
     type: z.enum(['human_input', 'webhook_receive', 'approval', 'generation', 'nested_run', 'paused']),
     node_id: id,
-    prompt: z.string().nullable(),
+    prompt: z.string().nullable().describe('What people are asked'),
     context: anObject.nullable().describe('The input of the node'),
-    options: z.array(z.string()).nullable(),
+    options: z.array(z.string()).nullable().describe('Answers to choose from'),
     approval_id: id,
     generation_id: id,
     orchestration_run_id: z.string().nullable().describe('The nested run that waits'),

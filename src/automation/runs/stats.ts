@@ -15,18 +15,26 @@ const latency = z.number().nullable().describe('Milliseconds; null when no attem
 
 const Stats = z
   .object({
-    driver: z.literal('postgres'),
+    driver: z.literal('postgres').describe('What keeps the queues'),
     queue_depth: z
       .int()
       .describe('Attempts of nodes that wait for a worker, and runs that wait for room or to be looked at'),
     claimed_tasks: z.int().describe('Attempts of nodes that workers hold'),
     oldest_queued_age_seconds: z.number().nullable().describe('How long the oldest of what waits has done so'),
     claim_latency_ms: z
-      .object({ p50: latency, p95: latency, window_seconds: z.int() })
+      .object({ p50: latency, p95: latency, window_seconds: z.int().describe('Seconds that are looked at') })
       .describe('From the time at which attempts could begin to that at which a worker had them'),
-    per_project: z.array(
-      z.object({ project_id: z.string(), queued: z.int(), claimed: z.int() }).meta({ id: 'OrchestrationProjectQueue' }),
-    ),
+    per_project: z
+      .array(
+        z
+          .object({
+            project_id: z.string(),
+            queued: z.int().describe('Waiting for workers'),
+            claimed: z.int().describe('Claimed by workers'),
+          })
+          .meta({ id: 'OrchestrationProjectQueue' }),
+      )
+      .describe('Waiting work by project'),
   })
   .meta({ id: 'OrchestrationQueueStats' })
 

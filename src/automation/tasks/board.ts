@@ -15,14 +15,19 @@ const BoardState = z
   .object({
     state: z.string(),
     declared: z.boolean().describe('Whether the workflow has the state today; tasks may be in one that it had'),
-    terminal: z.boolean(),
+    terminal: z.boolean().describe('Whether tasks end here'),
     count: z.int().describe('Tasks in the state that the caller may see'),
     tasks: z.array(Task).describe('The newest of them, fewer where they are large'),
   })
   .meta({ id: 'WorkflowBoardState' })
 
 const Board = z
-  .object({ workflow_id: z.string(), version: z.int(), total: z.int(), states: z.array(BoardState) })
+  .object({
+    workflow_id: z.string(),
+    version: z.int(),
+    total: z.int(),
+    states: z.array(BoardState).describe('States, with their tasks'),
+  })
   .meta({ id: 'WorkflowBoard' })
 
 const counted = sql.type(z.object({ state: z.string(), count: z.int() }))

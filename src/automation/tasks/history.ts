@@ -13,7 +13,7 @@ export const TaskTransition = z
     id: z.string(),
     task_id: z.string(),
     from_state: name.describe('Null where the task was created'),
-    to_state: z.string(),
+    to_state: z.string().describe('State after it'),
     transition: name.describe('Null where the task was created, and for a gate that was not passed'),
     principal_kind: z.enum(PRINCIPAL_KINDS),
     principal_id: name,

@@ -146,7 +146,7 @@ const FiredBy = z.object({ kind: z.enum(['user', 'api_key', 'oauth_grant']), id:
 
 export const FiringResult = z
   .object({
-    target_type: z.enum(TARGET_TYPES),
+    target_type: z.enum(TARGET_TYPES).describe('What the trigger starts'),
     result_id: z.string().nullable().describe('The run, turn or execution that was started; null for a tool'),
     status: z.string().describe('How that stood when the firing ended'),
     output: z.unknown().describe('What came of it; of a long one a preview'),
@@ -164,7 +164,7 @@ export const TriggerFiring = record('TriggerFiring', {
   result: FiringResult.nullable().describe('Set once something was started'),
   error: RecordedFailure.nullable(),
   attempts: z.int().describe('How often a worker took it up'),
-  idempotency_key: z.string().nullable(),
+  idempotency_key: z.string().nullable().describe('Key under which it was fired; null without'),
   event_id: z.string().nullable(),
   scheduled_for: time,
   causation_chain: z.array(z.string()).describe('Triggers that led here, oldest first, without its own'),

@@ -84,7 +84,7 @@ export const DocumentStatus = z
   .object({
     id: z.string(),
     status: z.enum(DOCUMENT_STATUSES),
-    chunk_count: z.int(),
+    chunk_count: z.int().describe('Chunks that are searched'),
     embedded_chunks: z.int().describe('Chunks that searches by meaning find'),
     total_chunks: z.int().nullable().describe('null until the text is cut'),
     total_pages: z.int().nullable().describe('null until the file is read'),
@@ -98,7 +98,7 @@ export const DocumentChunk = z
   .object({
     id: z.string(),
     chunk_index: z.int(),
-    page_number: z.int().nullable(),
+    page_number: z.int().nullable().describe('Page of the document; null without pages'),
     char_start: z.int().describe('Code points of the text'),
     char_end: z.int().describe('Exclusive'),
     content: z.string(),
@@ -123,7 +123,7 @@ export const DocumentVersion = z
   .object({
     document_id: z.string(),
     version: z.int(),
-    tombstone: z.boolean(),
+    tombstone: z.boolean().describe('Whether the document was withdrawn'),
     title: z.string().nullable(),
     path: z.string().nullable(),
     metadata: z.record(z.string(), z.unknown()).nullable(),

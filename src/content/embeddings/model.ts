@@ -57,12 +57,14 @@ export const Embeddings = z
 
 export const EmbeddingConfig = z
   .object({
-    configured: z.boolean(),
+    configured: z.boolean().describe('Whether there is an embedding model'),
     provider: z.string().nullable(),
     model: z.string().nullable(),
     dimensions: z.int().nullable(),
-    reindex: z.object({
-      pending: z.int().describe('Documents whose chunks have no vectors of this model yet'),
-    }),
+    reindex: z
+      .object({
+        pending: z.int().describe('Documents whose chunks have no vectors of this model yet'),
+      })
+      .describe('How far documents follow the model'),
   })
   .meta({ id: 'EmbeddingConfig' })

@@ -22,7 +22,7 @@ export const File = record(
     path: z.string().nullable(),
     content_type: z.string().nullable(),
     size: z.int().nullable().describe('Stored bytes; declared ones while there is no content'),
-    has_content: z.boolean(),
+    has_content: z.boolean().describe('Whether bytes were uploaded'),
     checksum_sha256: z.string().nullable(),
     metadata: z.record(z.string(), z.unknown()).nullable(),
     document_id: z.string().nullable().describe('The document that the file backs'),
@@ -208,7 +208,7 @@ export const UploadTokenInput = z
 export const UploadToken = z
   .object({
     upload_token: z.string().describe('Credential of one upload').meta({ 'x-secret': true }),
-    upload_url: z.string(),
+    upload_url: z.string().describe('Where the file is sent'),
     expires_at: z.iso.datetime(),
   })
   .meta({ id: 'UploadToken' })

@@ -95,7 +95,11 @@ const common = {
   score: z.number().optional().describe('Only its order within one answer means anything'),
   similarity_score: z.number().optional().describe('Cosine of the row and the query'),
   signals: z
-    .object({ vector: z.int().optional(), lexical: z.int().optional(), rerank: z.number().optional() })
+    .object({
+      vector: z.int().optional().describe('Rank by meaning'),
+      lexical: z.int().optional().describe('Rank by words'),
+      rerank: z.number().optional().describe('Score of the reranker'),
+    })
     .optional()
     .describe('Ranks of the row in the channels that found it, from 1, and what the reranker gave it'),
   project_id: z.string(),
@@ -112,15 +116,15 @@ export const DocumentResult = z
     chunk_id: z.string(),
     file_id: z.string(),
     chunk_index: z.int(),
-    page: z.int().nullable(),
+    page: z.int().nullable().describe('Page of the document; null without pages'),
     path: z.string().nullable(),
     filename: z.string(),
     title: z.string().nullable(),
     content_type: z.string().nullable(),
     size: z.int(),
     metadata: z.record(z.string(), z.unknown()).nullable(),
-    context_before: z.string().nullable().optional(),
-    context_after: z.string().nullable().optional(),
+    context_before: z.string().nullable().optional().describe('Text before the chunk'),
+    context_after: z.string().nullable().optional().describe('Text after the chunk'),
   })
   .meta({ id: 'KnowledgeDocumentResult' })
 export type DocumentResult = z.output<typeof DocumentResult>
@@ -131,7 +135,7 @@ export const MemoryResult = z
     ...common,
     memory_id: z.string(),
     memory_store_id: z.string(),
-    memory_store_name: z.string(),
+    memory_store_name: z.string().describe('Name of the memory store'),
     actor_id: z.string().nullable().describe('End user that it belongs to; null without one'),
   })
   .meta({ id: 'KnowledgeMemoryResult' })

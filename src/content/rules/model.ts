@@ -13,14 +13,14 @@ export const FILE_DELIVERY = ['base64', 'download_url'] as const
 /** A rule as the wire shows it: which files it is for, who converts them, and how their text is cut. */
 export const IngestionRule = record('IngestionRule', {
   enabled: z.boolean(),
-  content_type_glob: z.string(),
+  content_type_glob: z.string().describe('Media types that it applies to'),
   path_prefix: z.string().nullable(),
   tool_id: z.string().nullable(),
   agent_id: z.string().nullable(),
   action: z.string().nullable(),
   preset_parameters: MetadataBag.nullable(),
-  native_extraction: z.enum(NATIVE_EXTRACTION),
-  file_delivery: z.enum(FILE_DELIVERY),
+  native_extraction: z.enum(NATIVE_EXTRACTION).describe('Whether the built-in extraction goes first'),
+  file_delivery: z.enum(FILE_DELIVERY).describe('How the tool gets the file'),
   chunk_strategy: z.enum(CHUNK_STRATEGIES).nullable(),
   chunk_unit: z.enum(CHUNK_UNITS).nullable(),
   chunk_size: z.int().nullable(),

@@ -13,7 +13,7 @@ export type ResourceType = (typeof RESOURCE_TYPES)[number]
 export const MetadataSchema = record('MetadataSchema', {
   resource_type: z.enum(RESOURCE_TYPES),
   path_prefix: z.string(),
-  schema: z.record(z.string(), z.unknown()),
+  schema: z.record(z.string(), z.unknown()).describe('The JSON Schema'),
 })
 
 /** A JSON Schema, which the operation checks; parses to its JSON, so that it is stored as it was written. */
@@ -76,7 +76,7 @@ export const MetadataCheck = z
 
 export const MetadataVerdict = z
   .object({
-    valid: z.boolean(),
+    valid: z.boolean().describe('Whether the metadata fit'),
     resource_type: z.enum(RESOURCE_TYPES),
     metadata_schema_id: z.string().nullable(),
     path_prefix: z.string().nullable(),

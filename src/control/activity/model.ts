@@ -30,7 +30,7 @@ export const Activity = record(
   'ActivityEntry',
   {
     kind: z.enum(KIND_NAMES).describe('What happened'),
-    severity: z.enum(SEVERITIES),
+    severity: z.enum(SEVERITIES).describe('How much it matters'),
     summary: z.string().describe('One line for people'),
     detail: z.record(z.string(), z.unknown()).nullable().describe('Facts by kind'),
     orchestration_run_id: reference.describe('Run in which it happened'),

@@ -11,8 +11,15 @@ export const Event = Envelope.extend({
 export const EventFamily = z
   .object({
     resource_type: z.string(),
-    prefix: z.string(),
-    events: z.array(z.object({ name: z.string(), aliases: z.array(z.string()) })),
+    prefix: z.string().describe('What the names of the events begin with'),
+    events: z
+      .array(
+        z.object({
+          name: z.string(),
+          aliases: z.array(z.string()).describe('Older names under which subscriptions still match'),
+        }),
+      )
+      .describe('Events of the family'),
     notes: z.string().nullable(),
   })
   .meta({ id: 'EventFamily' })

@@ -29,7 +29,7 @@ export const UsageEvent = record(
     orchestration_run_id: id,
     node_id: id,
     tool_id: id,
-    tool_action: id,
+    tool_action: id.describe('Action of the tool'),
     actor_id: id.describe('The end user of the session'),
     session_id: id,
     trigger_id: id.describe('The trigger that began it'),

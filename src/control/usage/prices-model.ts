@@ -118,7 +118,7 @@ export const ProjectPricesInput = batchOf(
 
 export const ProviderPricesInput = batchOf('AiProviderPricesInput', z.strictObject(base))
 
-export const Prices = z.object({ prices: z.array(Price) }).meta({ id: 'Prices' })
+export const Prices = z.object({ prices: z.array(Price).describe('Current prices') }).meta({ id: 'Prices' })
 
 /** A price as it is to be written. */
 export type PriceInput = {

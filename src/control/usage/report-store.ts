@@ -259,13 +259,13 @@ export const series = (
 /** How many different ones of what the events name there are. */
 export const Distinct = z
   .object({
-    generations: z.int(),
-    traces: z.int(),
-    orchestration_runs: z.int(),
-    agents: z.int(),
-    actors: z.int(),
-    sessions: z.int(),
-    ai_providers: z.int(),
+    generations: z.int().describe('Turns'),
+    traces: z.int().describe('Traces'),
+    orchestration_runs: z.int().describe('Runs'),
+    agents: z.int().describe('Agents'),
+    actors: z.int().describe('End users'),
+    sessions: z.int().describe('Sessions'),
+    ai_providers: z.int().describe('Providers'),
   })
   .describe('How many different ones the events name; what names none does not count')
 

@@ -130,7 +130,7 @@ const Aggregate = z
       .record(z.string(), z.union([z.string(), z.array(z.string())]).nullable())
       .describe('Every filter; null where it is not set'),
     totals: Figures.extend({ distinct: Distinct.optional() }).describe('Of all that is selected, never of a page'),
-    groups: pageOf(Group),
+    groups: pageOf(Group).describe('The same by group, a page of them'),
   })
   .meta({ id: 'UsageAggregate' })
 
@@ -223,13 +223,15 @@ function startsOf(interval: Interval, from: Date, to: Date): string[] {
 const Timeseries = z
   .object({
     interval: z.enum(INTERVALS),
-    points: z.array(
-      z.object({
-        start: z.string().describe('When the interval begins'),
-        groups: z.array(Group).describe('Without group_by empty'),
-        totals: Figures,
-      }),
-    ),
+    points: z
+      .array(
+        z.object({
+          start: z.string().describe('When the interval begins'),
+          groups: z.array(Group).describe('Without group_by empty'),
+          totals: Figures,
+        }),
+      )
+      .describe('One entry per interval'),
   })
   .meta({ id: 'UsageTimeseries' })
 
@@ -335,19 +337,23 @@ const Receipt = z
   .object({
     generation_id: z.string().optional(),
     orchestration_run_id: z.string().optional(),
-    currency: z.literal('USD'),
-    line_items: z.array(
-      z.object({
-        event_id: z.string(),
-        meter_type: z.string(),
-        provider: z.string(),
-        model: z.string(),
-        node_id: z.string().nullable(),
-        cost_usd: z.number().nullable(),
-        components: z.array(RatedComponent),
-      }),
-    ),
-    by_meter_type: z.array(z.object({ meter_type: z.string(), cost_usd: z.number().nullable() })),
+    currency: z.literal('USD').describe('Currency of costs'),
+    line_items: z
+      .array(
+        z.object({
+          event_id: z.string(),
+          meter_type: z.string().describe('Kind of use'),
+          provider: z.string(),
+          model: z.string(),
+          node_id: z.string().nullable(),
+          cost_usd: z.number().nullable(),
+          components: z.array(RatedComponent),
+        }),
+      )
+      .describe('One line per metered use'),
+    by_meter_type: z
+      .array(z.object({ meter_type: z.string().describe('Kind of use'), cost_usd: z.number().nullable() }))
+      .describe('Sums by kind of use'),
     totals: UsageTotals,
   })
   .meta({ id: 'UsageReceipt' })

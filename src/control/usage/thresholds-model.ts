@@ -17,7 +17,7 @@ export const UsageThreshold = record(
   'UsageThreshold',
   {
     ...fields,
-    last_fired_at: z.iso.datetime().nullable(),
+    last_fired_at: z.iso.datetime().nullable().describe('When it was last reached'),
     fired_window_key: z.string().nullable().describe('Month in which it was announced last; null for rolling_24h'),
   },
   { updated: false },

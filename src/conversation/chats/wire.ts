@@ -133,11 +133,11 @@ export const CompletionInput = z
 export type CompletionBody = z.output<typeof CompletionInput>
 
 const Usage = z.object({
-  prompt_tokens: z.int(),
-  completion_tokens: z.int(),
-  total_tokens: z.int(),
-  prompt_tokens_details: z.object({ cached_tokens: z.int() }),
-  completion_tokens_details: z.object({ reasoning_tokens: z.int() }),
+  prompt_tokens: z.int().describe('Tokens read'),
+  completion_tokens: z.int().describe('Tokens written'),
+  total_tokens: z.int().describe('Tokens read and written'),
+  prompt_tokens_details: z.object({ cached_tokens: z.int() }).describe('Tokens read, by kind'),
+  completion_tokens_details: z.object({ reasoning_tokens: z.int() }).describe('Tokens written, by kind'),
 })
 
 export const Completion = z
@@ -146,26 +146,30 @@ export const Completion = z
     object: z.literal('chat.completion'),
     created: z.int().describe('Seconds since 1970'),
     model: z.string().describe('Model that answered'),
-    choices: z.array(
-      z.object({
-        index: z.int(),
-        message: z.object({
-          role: z.literal('assistant'),
-          content: z.string().nullable(),
-          refusal: z.null(),
-          tool_calls: z
-            .array(
-              z.object({
-                id: z.string(),
-                type: z.literal('function'),
-                function: z.object({ name: z.string(), arguments: z.string() }),
-              }),
-            )
-            .optional(),
+    choices: z
+      .array(
+        z.object({
+          index: z.int(),
+          message: z.object({
+            role: z.literal('assistant'),
+            content: z.string().nullable(),
+            refusal: z.null().describe('Always null'),
+            tool_calls: z
+              .array(
+                z.object({
+                  id: z.string(),
+                  type: z.literal('function'),
+                  function: z
+                    .object({ name: z.string(), arguments: z.string().describe('Arguments as JSON text') })
+                    .describe('The call'),
+                }),
+              )
+              .optional(),
+          }),
+          finish_reason: z.enum(['stop', 'length', 'content_filter', 'tool_calls']),
         }),
-        finish_reason: z.enum(['stop', 'length', 'content_filter', 'tool_calls']),
-      }),
-    ),
+      )
+      .describe('Answers; there is one'),
     usage: Usage.nullable().describe('null when the provider reported none'),
   })
   .meta({ id: 'ChatCompletion' })

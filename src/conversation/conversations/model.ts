@@ -24,7 +24,7 @@ export const Conversation = record(
   {
     ...fields,
     session_id: z.string().nullable().describe('The session it belongs to'),
-    message_count: z.int(),
+    message_count: z.int().describe('Messages that it has'),
   },
   { tags: true },
 )

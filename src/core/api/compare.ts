@@ -5,7 +5,7 @@ import { wirePath } from './validate.ts'
 export const Change = z
   .object({
     path: z.string(),
-    op: z.enum(['added', 'removed', 'changed']),
+    op: z.enum(['added', 'removed', 'changed']).describe('What happened to the path'),
     before: z
       .unknown()
       .describe('Null for what was added; of entries whose order alone changed the list of their names'),
@@ -15,7 +15,9 @@ export const Change = z
 export type Change = { path: string; op: 'added' | 'removed' | 'changed'; before: unknown; after: unknown }
 
 /** The answer of every compare route. */
-export const Comparison = z.object({ from: z.int(), to: z.int(), changes: z.array(Change) }).meta({ id: 'Comparison' })
+export const Comparison = z
+  .object({ from: z.int(), to: z.int(), changes: z.array(Change).describe('What differs, by path') })
+  .meta({ id: 'Comparison' })
 
 const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === 'object' && value !== null && !Array.isArray(value)

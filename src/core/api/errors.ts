@@ -137,7 +137,11 @@ export type Problem = { code: string; path: string; message: string }
 
 /** A failure kept in a record's `error` field. */
 export const RecordedFailure = z
-  .object({ code: z.string(), message: z.string(), meta: z.record(z.string(), z.unknown()).optional() })
+  .object({
+    code: z.string(),
+    message: z.string(),
+    meta: z.record(z.string(), z.unknown()).optional().describe('Facts of the occurrence, by code'),
+  })
   .meta({ id: 'RecordedFailure' })
 export type RecordedFailure = z.output<typeof RecordedFailure>
 

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { fieldDescription } from '../api/field-descriptions.ts'
 
 export type Json = Record<string, unknown>
 
@@ -50,20 +51,41 @@ export class Components {
       target: 'draft-2020-12',
     }) as Json
     const { $schema: _draft, $defs = {}, ...root } = schema
-    for (const [name, definition] of Object.entries($defs as Record<string, Json>)) this.named(name, tidy(definition))
+    const definitions = $defs as Record<string, Json>
+    // What callers send is described at its declaration, where tools read it too.
+    const describe = (name: string, field: Json) =>
+      io === 'output' && !isDescribed(field, definitions) ? fieldDescription(name) : null
+    for (const [name, definition] of Object.entries(definitions)) this.named(name, tidy(definition, describe))
     const name = root.id as string | undefined
-    return name ? this.named(name, tidy(root)) : tidy(root)
+    const made = tidy(root, describe)
+    return name ? this.named(name, made) : made
   }
 }
 
-/** A schema as the document has it: references to components, without names and without limits that say nothing. */
-function tidy(schema: Json): Json {
+/** Whether a schema says what it is about, itself or where it refers to. */
+function isDescribed(schema: Json, definitions: Record<string, Json>): boolean {
+  const { description, $ref, anyOf, oneOf, allOf } = schema
+  const target = typeof $ref === 'string' ? definitions[$ref.slice($ref.lastIndexOf('/') + 1)] : undefined
+  const parts = [target, anyOf, oneOf, allOf].flat() as (Json | undefined)[]
+  return description !== undefined || parts.some(part => part !== undefined && isDescribed(part, definitions))
+}
+
+/**
+ * A schema as the document has it: references to components, without names and without limits that say nothing. `describe`
+ * gives fields a description that have none.
+ */
+function tidy(schema: Json, describe: (name: string, field: Json) => string | null): Json {
+  const field = (name: string, value: unknown): unknown => {
+    const description = isObject(value) ? describe(name, value) : null
+    const walked = walk(value, false)
+    return description ? { ...(walked as Json), description } : walked
+  }
   const walk = (node: unknown, isMap: boolean): unknown => {
     if (Array.isArray(node)) return node.map(each => walk(each, false))
     if (!isObject(node)) return node
     const out: Json = {}
     for (const [key, value] of Object.entries(node)) {
-      if (isMap) out[key] = walk(value, false)
+      if (isMap) out[key] = field(key, value)
       else if (key === 'id' && typeof value === 'string') continue
       else if (['example', 'default', 'const', 'enum', 'examples'].includes(key)) out[key] = value
       else if (key === '$ref' && typeof value === 'string') out[key] = value.replace('#/$defs/', SCHEMAS)

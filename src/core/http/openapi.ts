@@ -340,6 +340,7 @@ const errorSchema = () => ({
   properties: {
     error: {
       type: 'object',
+      description: 'The refusal',
       required: ['code', 'message', 'hint', 'docs_url'],
       properties: {
         code: { type: 'string', description: 'Stable; a key of x-error-codes' },

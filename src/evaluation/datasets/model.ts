@@ -112,7 +112,10 @@ export const ImportInput = z
   .meta({ id: 'DatasetImportInput' })
 
 export const Imported = z
-  .object({ created: z.int().describe('How many items were made'), ids: z.array(z.string()) })
+  .object({
+    created: z.int().describe('How many items were made'),
+    ids: z.array(z.string()).describe('IDs of the new items, in order'),
+  })
   .meta({ id: 'DatasetItemsCreated' })
 
 export const datasetItemKind = kind({

@@ -32,7 +32,7 @@ const runFields = {
   trigger_id: z.string().nullable().describe('Trigger that started it'),
   aggregate_scores: anObject.nullable().describe('What came of it; null until it has completed'),
   passed: z.boolean().nullable().describe('The verdict; null without a threshold and until it has completed'),
-  item_count: z.int(),
+  item_count: z.int().describe('Items of the run'),
   completed_count: z.int().describe('Items that were scored'),
   errored_count: z.int().describe('Items that ended with an error; they are in no figure'),
   metadata: anObject.nullable(),
@@ -99,7 +99,7 @@ export type EvalRunRow = z.output<typeof evalRunKind.row>
 export const Score = z.object({
   scorer: z.string().describe('Type of the scorer, or its name where the type may repeat'),
   score: z.number().describe('From 0 to 1'),
-  passed: z.boolean(),
+  passed: z.boolean().describe('Whether the answer reached the threshold'),
   reasoning: z.string().optional().describe('What the judge or the tool said of it'),
   decision_id: z.string().optional().describe('Decision that the score comes from'),
 })

@@ -27,7 +27,7 @@ const fields = {
 
 export const Eval = record('Eval', {
   ...fields,
-  scorers: z.array(Scorer),
+  scorers: z.array(Scorer).describe('How answers are scored'),
   revision: z.int().describe('Counts the changes of what a verdict goes by, from 1'),
 })
 

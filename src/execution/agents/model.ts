@@ -143,8 +143,8 @@ const fields = {
 /** Two versions that share the turns of an agent. */
 export const ActiveRelease = z
   .object({
-    stable_version: z.int(),
-    canary_version: z.int(),
+    stable_version: z.int().describe('Version that the other callers get'),
+    canary_version: z.int().describe('Version that a share of the callers gets'),
     canary_percent: z.int().describe('Of a hundred end users so many get the canary'),
     promotion_gate: z.string().nullable().describe('Eval that the canary has to pass before it is promoted'),
     started_at: z.iso.datetime(),

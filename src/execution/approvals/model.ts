@@ -15,7 +15,7 @@ const name = z.string().nullable()
 export const ProposedAction = z
   .object({
     tool_id: z.string().nullable().describe('Null for a tool that is defined in a binding'),
-    tool_name: z.string(),
+    tool_name: z.string().describe('Tool that is to be called'),
     action: z.string().optional().describe('Of tools with one action the name of the tool'),
     arguments: anObject.nullable().describe('With presets; null where no content is kept'),
   })
@@ -37,8 +37,8 @@ export const Approval = record('Approval', {
   status: z.enum(APPROVAL_STATUSES),
   proposed_action: ProposedAction.nullable().describe('What is executed once it is approved, as it was proposed'),
   reasoning: name.describe('Why, in the words of the model'),
-  evidence: anObject.nullable(),
-  predicted_impact: name,
+  evidence: anObject.nullable().describe('What the decision is based on'),
+  predicted_impact: name.describe('What the action is expected to change'),
   expires_at: z.iso.datetime(),
   dedup_key: name.describe('The same for equal calls of a tool by an agent'),
   orchestration_run_id: name.describe('The run in which it was asked for'),
@@ -47,7 +47,7 @@ export const Approval = record('Approval', {
   session_id: name,
   agent_id: name,
   task_id: name,
-  task_transition: name,
+  task_transition: name.describe('Transition of the task that it decides'),
   policy_version: name.describe('The guardrail that asked, `<id>@<version>`'),
   previous_item_id: name.describe('The latest rejected item of the same dedup_key'),
   resolved_by: name.describe('User behind the credential that resolved it'),
@@ -89,7 +89,7 @@ export const Resolved = z
     results: z.array(
       z.object({
         id: z.string(),
-        approval: Approval.nullable(),
+        approval: Approval.nullable().describe('The approval after the decision; null where it was refused'),
         error: RecordedFailure.nullable().describe('Why it was not resolved'),
       }),
     ),
@@ -98,7 +98,7 @@ export const Resolved = z
 
 export const Recurrence = z
   .object({
-    dedup_key: z.string(),
+    dedup_key: z.string().describe('What the approvals have in common'),
     agent_id: name,
     tool_id: name,
     count: z.int(),
@@ -112,7 +112,7 @@ export const Recurrence = z
         }),
       )
       .describe('The newest 100, oldest first'),
-    reasons: z.array(z.string()),
+    reasons: z.array(z.string()).describe('Reasons of the decisions'),
   })
   .meta({ id: 'ApprovalRecurrence' })
 

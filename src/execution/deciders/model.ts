@@ -39,7 +39,7 @@ const expected_version = z
 export const Decider = record('Decider', {
   ...fields,
   version: z.int().describe('Counts the changes of the questions, from 1'),
-  questions: z.array(Question),
+  questions: z.array(Question).describe('Questions that it answers'),
 })
 
 export const DeciderInput = createBody('DeciderInput', { ...fields, version_label }, ['name', 'questions'], {

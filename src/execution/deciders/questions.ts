@@ -58,7 +58,7 @@ export const Questions = z
   })
   .describe('What is asked, 1 to 20 questions')
 
-const share = z.number().min(0).max(1)
+const share = z.number().min(0).max(1).describe('Probability')
 const named = { name: z.string() }
 const confidence = share.optional().describe('How sure the tool is')
 
@@ -68,15 +68,21 @@ export const Answer = z
     z.object({
       type: z.literal('choice'),
       ...named,
-      choice: z.string(),
-      probabilities: z.array(z.object({ value: z.string(), probability: share })).optional(),
+      choice: z.string().describe('The option chosen'),
+      probabilities: z
+        .array(z.object({ value: z.string(), probability: share }))
+        .optional()
+        .describe('Probability of every option'),
       confidence,
     }),
     z.object({
       type: z.literal('score'),
       ...named,
       score: z.number(),
-      probabilities: z.array(z.object({ value: z.int(), label: z.string(), probability: share })).optional(),
+      probabilities: z
+        .array(z.object({ value: z.int(), label: z.string(), probability: share }))
+        .optional()
+        .describe('Probability of every option'),
       confidence,
     }),
   ])

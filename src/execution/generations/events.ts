@@ -27,12 +27,14 @@ const whileTurnRuns = [
     'delta',
     'A piece of text; those of the last step joined are the output',
     z.object({
-      choices: z.array(
-        z.object({
-          index: z.int().describe('Always 0'),
-          delta: z.object({ content: z.string().describe('The piece') }),
-        }),
-      ),
+      choices: z
+        .array(
+          z.object({
+            index: z.int().describe('Always 0'),
+            delta: z.object({ content: z.string().describe('The piece') }).describe('What is added'),
+          }),
+        )
+        .describe('Answers; there is one'),
     }),
   ),
   streamEvent(

@@ -24,20 +24,20 @@ const redaction = {
 
 const ToolSurface = z
   .object({
-    tools: z.int(),
+    tools: z.int().describe('How many tools'),
     bytes: z.int().describe('Of names, descriptions and schemas, as JSON'),
-    estimated_tokens: z.int(),
+    estimated_tokens: z.int().describe('Tokens that they take, estimated'),
   })
   .describe('What the model could call, before single steps narrowed it; null without tools')
 export type ToolSurface = z.output<typeof ToolSurface>
 
 /** What a memory rule made of a turn. */
 const Extraction = z.object({
-  candidates: z.int(),
-  created: z.int(),
-  superseded: z.int(),
-  skipped: z.int(),
-  failed: z.int(),
+  candidates: z.int().describe('Facts found'),
+  created: z.int().describe('Facts written'),
+  superseded: z.int().describe('Memories that were replaced'),
+  skipped: z.int().describe('Facts that were known already'),
+  failed: z.int().describe('Facts that could not be written'),
   error: RecordedFailure.optional(),
 })
 

@@ -56,7 +56,7 @@ const TranscriptStep = z.object({
   model: z.string().nullable(),
   ai_provider_id: z.string().nullable(),
   tool_calls: z.array(z.record(z.string(), z.unknown())),
-  tool_results: z.array(z.record(z.string(), z.unknown())),
+  tool_results: z.array(z.record(z.string(), z.unknown())).describe('What the tools returned'),
   usage: z.record(z.string(), z.unknown()).nullable(),
   started_at: z.string(),
   completed_at: z.string(),
@@ -76,7 +76,7 @@ const Transcript = z
     step_count: z.int(),
     input: z.array(z.record(z.string(), z.unknown())).nullable(),
     knowledge: Knowledge.nullable().describe('What the turn was given of what its agent knows; null without a search'),
-    steps: z.array(TranscriptStep),
+    steps: z.array(TranscriptStep).describe('Model calls, in order'),
     output: z
       .object({ content: z.string().nullable(), finish_reason: z.string().nullable(), object: z.unknown() })
       .nullable(),
@@ -208,7 +208,10 @@ const retryOperation = itemOperation(runOfAgent, {
 type Node = Record<string, unknown> & { children: Node[] }
 
 const TraceNode = z
-  .looseObject({ ...Trace.shape, children: z.array(z.record(z.string(), z.unknown())) })
+  .looseObject({
+    ...Trace.shape,
+    children: z.array(z.record(z.string(), z.unknown())).describe('Traces that it started'),
+  })
   .meta({ id: 'TraceNode' })
 
 const TreeQuery = z.object({

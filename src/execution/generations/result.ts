@@ -22,7 +22,7 @@ export const GenerateResult = z
         content: z.string(),
         finish_reason: z.string(),
         object: z.unknown(),
-        response_messages: z.array(z.record(z.string(), z.unknown())),
+        response_messages: z.array(z.record(z.string(), z.unknown())).describe('Messages of the turn'),
       })
       .nullable(),
     required_action: z.record(z.string(), z.unknown()).nullable(),

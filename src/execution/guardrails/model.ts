@@ -114,7 +114,7 @@ const evaluated = {
   class: z.enum(CLASSES),
   decision: z.enum(DECISIONS),
   guard_result: z.boolean().nullable().describe('Whether the guard held; null unless the class is B'),
-  context_source: z.enum(['caller', 'tool', 'merged', 'none']),
+  context_source: z.enum(['caller', 'tool', 'merged', 'none']).describe('Where the context of the rules came from'),
   context_snapshot: anObject.describe('What the document reads, by its full path; null for what is missing'),
   agent_id: z.string().nullable(),
   orchestration_run_id: z.string().nullable(),

@@ -72,7 +72,7 @@ export const RuleTest = z
           content: z.string(),
           tags: z.record(z.string(), z.string()),
           action: z.string().nullable().describe('What writing it would do; null when it could not be written'),
-          similarity: z.number().nullable(),
+          similarity: z.number().nullable().describe('Cosine of the fact and the nearest memory'),
           memory_id: z.string().nullable().describe('The memory that it is skipped for'),
           superseded_memory_id: z.string().nullable().describe('The memory that it would take the place of'),
         }),

@@ -94,7 +94,7 @@ export const Routing = z
       .array(
         z.object({
           step: z.int().describe('Step of the turn, from 1'),
-          target_index: z.int(),
+          target_index: z.int().describe('Target of the route, from 0'),
           ai_provider_id: z.string().nullable().describe('Null where another project shares the agent'),
           model: z.string(),
           error_class: z

@@ -56,13 +56,13 @@ export const AiProviderPatch = patchBody('AiProviderPatch', fields)
 export const ProviderModel = z
   .object({
     id: z.string(),
-    display_name: z.string().nullable(),
-    vendor: z.string().nullable(),
-    input_modalities: z.array(z.string()).nullable(),
-    output_modalities: z.array(z.string()).nullable(),
-    streaming: z.boolean().nullable(),
-    lifecycle: z.enum(['active', 'legacy', 'deprecated']).nullable(),
-    inference_types: z.array(z.string()).nullable(),
+    display_name: z.string().nullable().describe('Name to show'),
+    vendor: z.string().nullable().describe('Vendor of the model'),
+    input_modalities: z.array(z.string()).nullable().describe('What it reads'),
+    output_modalities: z.array(z.string()).nullable().describe('What it writes'),
+    streaming: z.boolean().nullable().describe('Whether it streams'),
+    lifecycle: z.enum(['active', 'legacy', 'deprecated']).nullable().describe('How long the vendor keeps it'),
+    inference_types: z.array(z.string()).nullable().describe('Ways in which the vendor serves it'),
   })
   .meta({ id: 'ProviderModel' })
 

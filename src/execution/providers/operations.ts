@@ -85,9 +85,9 @@ const CheckInput = z
 
 const CheckResult = z
   .object({
-    ok: z.boolean(),
+    ok: z.boolean().describe('Whether the provider answered'),
     model: z.string(),
-    latency_ms: z.int(),
+    latency_ms: z.int().describe('Time of the answer, in milliseconds'),
     error: RecordedFailure.nullable(),
   })
   .meta({ id: 'AiProviderCheck' })

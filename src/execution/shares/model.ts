@@ -12,7 +12,7 @@ export const ShareAcceptance = record('ShareAcceptance', {
   share_id: z.string(),
   status: z.enum(ACCEPTANCE_STATUSES),
   revoked_by: z.enum(['publisher', 'consumer']).nullable().describe('Who revoked it; null while it is active'),
-  accepted_at: time,
+  accepted_at: time.describe('When it was accepted'),
   revoked_at: time.nullable(),
 })
 export type ShareAcceptance = z.output<typeof ShareAcceptance>
@@ -21,9 +21,9 @@ export const Share = record('Share', {
   resource: z.string().describe('Name of the tool or agent, `srn:<project>:tool:<id>` or `srn:<project>:agent:<id>`'),
   actions: z.array(z.string()),
   grantee: z.string().describe('The project that it is for; `*` is every one'),
-  cap: Cap.nullable(),
+  cap: Cap.nullable().describe('Most that the share may use; null for no limit'),
   expires_at: time.nullable().describe('From then on it is revoked'),
-  suspended_at: time.nullable(),
+  suspended_at: time.nullable().describe('When it was suspended; null while it holds'),
   revoked_at: time.nullable(),
   acceptance: ShareAcceptance.nullable().describe(
     "The acceptance of the project that reads it; null on the publisher's",

@@ -14,7 +14,7 @@ export const ProjectKey = record(
     user_id: z.string(),
     project_id: z.string().nullable(),
     policy_ids: z.array(z.string()),
-    allowed_ips: z.array(z.string()).nullable(),
+    allowed_ips: z.array(z.string()).nullable().describe('Networks from which the key works; null for any'),
     expires_at: z.string().nullable(),
     last_used_at: z.string().nullable(),
     rotated_at: z.string().nullable(),
@@ -30,8 +30,13 @@ export const ProjectKeyWithSecret = ProjectKey.extend({
 
 export const KeyUsage = z
   .object({
-    days: z.array(z.object({ date: z.string(), requests: z.int() })),
-    last_action: z.object({ action: z.string(), status: z.int(), at: z.string() }).nullable(),
+    days: z
+      .array(z.object({ date: z.string().describe('Day, in UTC'), requests: z.int().describe('Requests on the day') }))
+      .describe('Requests by day'),
+    last_action: z
+      .object({ action: z.string(), status: z.int(), at: z.string() })
+      .nullable()
+      .describe('The last action that it was used for'),
     last_used_at: z.string().nullable(),
   })
   .meta({ id: 'ProjectKeyUsage' })

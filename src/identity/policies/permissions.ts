@@ -5,13 +5,13 @@ import { actionCatalogue } from '../../core/iam/catalogue.ts'
 
 const PermissionModule = z
   .object({
-    module: z.string(),
+    module: z.string().describe('Part of the API'),
     actions: z.array(
       z.object({
         action: z.string(),
         description: z.string(),
         resource_type: z.string().nullable(),
-        gate: z.string(),
+        gate: z.string().describe('What decides: policies, the admin role, ownership, or nothing'),
         operation_ids: z.array(z.string()),
       }),
     ),

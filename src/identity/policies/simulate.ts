@@ -30,7 +30,7 @@ export const SimulationInput = z
 
 export const Simulation = z
   .object({
-    allowed: z.boolean(),
+    allowed: z.boolean().describe('What all layers together decide'),
     layers: z
       .array(
         z.object({
@@ -38,7 +38,7 @@ export const Simulation = z
           id: z.string(),
           decision: z.enum(['allow', 'deny', 'none']),
           policy_id: z.string().nullable(),
-          statement_index: z.int().nullable(),
+          statement_index: z.int().nullable().describe('Statement that decided, from 0'),
         }),
       )
       .describe('Every layer must allow; none for an admin'),

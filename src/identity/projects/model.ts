@@ -9,31 +9,6 @@ const MAX_INTEGER = 2_147_483_647
 const limit = z.int().min(1).max(MAX_INTEGER).nullable()
 const traceModes = z.enum(['full', 'none'])
 
-/** A project as the wire shows it. */
-export const Project = record(
-  'Project',
-  {
-    name: z.string(),
-    description: z.string().nullable(),
-    guardrail_ids: z.array(z.string()),
-    default_model_route_id: z.string().nullable(),
-    max_run_depth: limit,
-    max_concurrent_runs: limit,
-    max_chain_generations: limit,
-    audit_reads_enabled: z.boolean(),
-    trace_content_retention_days: limit,
-    trace_retention_days: limit,
-    conversation_retention_days: limit,
-    trace_content_mode: traceModes,
-    require_priced_model: z.boolean(),
-    content_hold_until: z.iso.datetime().nullable(),
-    paused_at: z.string().nullable(),
-    pause_reason: z.string().nullable(),
-    delete_at: z.string().nullable().describe('When a deferred delete removes the project; null when none is due'),
-  },
-  { project: false, tags: true },
-)
-
 /** What a create sets and a clone copies. */
 const settings = {
   name: z.string().trim().min(1).max(255).describe('Name to show; need not be unique'),
@@ -60,6 +35,34 @@ const settings = {
       'Refuse turns on a model whose input and output tokens have no price; of a route every target must have one',
     ),
 }
+
+/** A project as the wire shows it. */
+export const Project = record(
+  'Project',
+  {
+    name: z.string(),
+    description: z.string().nullable(),
+    guardrail_ids: z.array(z.string()),
+    default_model_route_id: z.string().nullable(),
+    max_run_depth: settings.max_run_depth,
+    max_concurrent_runs: settings.max_concurrent_runs,
+    max_chain_generations: settings.max_chain_generations,
+    audit_reads_enabled: settings.audit_reads_enabled,
+    trace_content_retention_days: settings.trace_content_retention_days,
+    trace_retention_days: settings.trace_retention_days,
+    conversation_retention_days: settings.conversation_retention_days,
+    trace_content_mode: settings.trace_content_mode,
+    require_priced_model: settings.require_priced_model,
+    content_hold_until: z.iso
+      .datetime()
+      .nullable()
+      .describe('Legal hold: until then no content is erased; null for none'),
+    paused_at: z.string().nullable(),
+    pause_reason: z.string().nullable(),
+    delete_at: z.string().nullable().describe('When a deferred delete removes the project; null when none is due'),
+  },
+  { project: false, tags: true },
+)
 
 const hold = {
   content_hold_until: timeInput
@@ -108,7 +111,7 @@ export const CloneInput = z
 
 export const ProjectClone = z
   .object({
-    project: Project,
+    project: Project.describe('The new project'),
     ids: z.record(z.string(), z.string()).describe('Id of each copy by the id it was made of'),
   })
   .meta({ id: 'ProjectClone' })

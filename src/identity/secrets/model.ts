@@ -30,9 +30,9 @@ export type SecretSource = z.output<typeof SecretSource>
 /** A secret as the wire shows it; its value is in no answer. */
 export const Secret = record('Secret', {
   name: z.string(),
-  has_value: z.boolean(),
+  has_value: z.boolean().describe('Whether a value is stored'),
   source: SecretSource.nullable(),
-  value_updated_at: z.string().nullable(),
+  value_updated_at: z.string().nullable().describe('When the value was last set'),
   expires_at: z.string().nullable(),
 })
 
@@ -70,7 +70,7 @@ export const SecretInput = createBody('SecretInput', fields, ['name'], { name: '
 export const SecretPatch = patchBody('SecretPatch', fields, { name: 'openai' }).superRefine(oneValue(false))
 
 export const SecretReference = z
-  .object({ type: z.string(), id: z.string(), field: z.string() })
+  .object({ type: z.string(), id: z.string(), field: z.string().describe('Field that names the secret') })
   .meta({ id: 'SecretReference' })
 
 export const secretKind = kind({
