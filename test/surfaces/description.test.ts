@@ -237,10 +237,36 @@ describe('the description', function () {
       assert.ok(exports.length >= 6)
       for (const { id, operation } of exports) {
         const content = operation.responses[200].content
-        assert.deepEqual(Object.keys(content), ['application/x-ndjson'], id)
+        const others = id === 'exportDatasetItems' ? ['text/csv'] : []
+        assert.deepEqual(Object.keys(content), ['application/x-ndjson', ...others], id)
         assert.equal(resolved(content['application/x-ndjson'].schema).type, 'object', id)
       }
     })
+  })
+
+  it('has each line of an export of a dataset by its schema, and CSV on request', async () => {
+    const { id } = (await project.key.post('/datasets', { name: 'exported' })).body
+    const item = { input: [{ role: 'user', content: 'hello' }], expected_output: 'hi', metadata: { a: 1 } }
+    await project.key.post(`/datasets/${id}/items`, item)
+    const exported = (format: string) =>
+      fetch(`${app.url}/api/v1/datasets/${id}/items/export?format=${format}`, {
+        headers: { authorization: `Bearer ${project.key.token}` },
+      })
+    const { operation } = described.find(each => each.id === 'exportDatasetItems') as Described
+    const { content } = operation.responses[200]
+    const ajv = new Ajv2020({ strict: false })
+    const validate = ajv.addSchema(document, 'document').compile({
+      $ref: `document${content['application/x-ndjson'].schema.$ref}`,
+    })
+    const lines = (await (await exported('jsonl')).text()).trim().split('\n')
+    assert.deepEqual(
+      lines.map(line => JSON.parse(line)),
+      [item],
+    )
+    assert.ok(validate(JSON.parse(lines[0])), ajv.errorsText(validate.errors))
+    const csv = await exported('csv')
+    assert.match(csv.headers.get('content-type') as string, /^text\/csv/)
+    assert.equal(content['text/csv'].example.split('\r\n')[0], (await csv.text()).split('\r\n')[0])
   })
 
   it('takes true, false, 1 and 0 for the booleans in queries, and nothing else', async () => {

@@ -199,6 +199,8 @@ export type Operation = {
   answers: Record<number, z.ZodType | null>
   /** Content type of a 200 that is not JSON; of one that is NDJSON the answer is a line. */
   produces?: string
+  /** Other media types of the 200, which are texts, each with an example. */
+  alsoProduces?: Readonly<Record<string, string>>
   /** Events that it answers with; on request where the body has a field `stream`. */
   stream?: EventStream
   /** Of work that goes on in the background: what its record says, and what reads that. */
@@ -281,6 +283,7 @@ export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefi
   bodyOptional?: boolean
   answers: Record<number, z.ZodType | null>
   produces?: string
+  alsoProduces?: Operation['alsoProduces']
   stream?: EventStream
   waiting?: Waiting
   checkedBy?: string
@@ -427,6 +430,7 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     bodyOptional: declaration.bodyOptional ?? false,
     answers: declaration.answers,
     produces: declaration.stream ? 'text/event-stream' : declaration.produces,
+    alsoProduces: declaration.alsoProduces,
     stream: declaration.stream,
     waiting: declaration.waiting,
     checkedBy: declaration.checkedBy,

@@ -177,7 +177,7 @@ function bodyOf(operation: Operation, { components, examples }: Shared): Json | 
 
 /** The content of an answer, by media types. */
 function contentOf(operation: Operation, status: number, shared: Shared): Json | null {
-  const { answers, produces, stream, kind } = operation
+  const { answers, produces, alsoProduces = {}, stream, kind } = operation
   const { components, examples } = shared
   const type = answers[status]
   const content: Json = {}
@@ -193,6 +193,9 @@ function contentOf(operation: Operation, status: number, shared: Shared): Json |
         ? { schema: { type: 'string' }, example: 'text' }
         : { schema: { type: 'string', format: 'binary' }, example: 'bytes of the file' }
   }
+  if (status === 200)
+    for (const [media, example] of Object.entries(alsoProduces))
+      content[media] = { schema: { type: 'string' }, example }
   if (stream && status === 200) {
     const schema = eventSchema(stream, components)
     content[EVENTS] = { schema, example: examples.answered(schema, kind?.name) }

@@ -70,6 +70,9 @@ export const DatasetItem = record(
   { project: false },
 )
 
+/** An item as a line of an export, which an import takes. */
+export const DatasetItemLine = z.object(itemFields).meta({ id: 'DatasetItemLine' })
+
 const optional = { expected_output: itemFields.expected_output.optional(), metadata: itemFields.metadata.optional() }
 
 export const DatasetItemInput = z

@@ -4,7 +4,7 @@ import { MOST_BYTES } from '../../core/api/lists.ts'
 import { answer, type Context, itemOperation, type Operation, streamed } from '../../core/api/operation.ts'
 import { addItems, admitItems, bytesOf, checkItem, newItem } from './add.ts'
 import { inBatches } from './batches.ts'
-import { DatasetItem, type DatasetItemRow, type DatasetRow, datasetKind, Imported, ImportInput } from './model.ts'
+import { DatasetItemLine, type DatasetItemRow, type DatasetRow, datasetKind, Imported, ImportInput } from './model.ts'
 import { csvHeader, csvLines, FORMATS, jsonLine, MEDIA_TYPES } from './rows.ts'
 import { receiveItems, Spool } from './spool.ts'
 import { insertItems, itemsAfter } from './store.ts'
@@ -107,8 +107,9 @@ export const transferOperations: Operation[] = [
     tag,
     action: 'evaluations:ListDatasets',
     query: z.object({ format: z.enum(FORMATS).default('jsonl').describe('`csv` or `jsonl`, which is the default') }),
-    answers: { 200: DatasetItem },
+    answers: { 200: DatasetItemLine },
     produces: MEDIA_TYPES.jsonl,
+    alsoProduces: { [MEDIA_TYPES.csv]: `${csvHeader}Where is my order 1042?,It left on Monday.,{}\r\n` },
     internal: true,
     async run(context) {
       const { format } = context.query
