@@ -5,6 +5,7 @@ import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client as control } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { framesOf } from '../support/frames.ts'
 
 const ACTIONS = ['chats:*', 'documents:*', 'model-routes:*', 'ai-providers:*', 'actors:*', 'projects:*']
 const user = (content: unknown) => [{ role: 'user', content }]
@@ -346,7 +347,32 @@ describe('chats', () => {
 
   describe('with the client of OpenAI', () => {
     const openai = (apiKey = app.key.token as string) =>
-      new OpenAI({ apiKey, baseURL: `${app.url}/api/v1`, maxRetries: 0 })
+      new OpenAI({ apiKey, baseURL: `${app.url}/api/v1`, maxRetries: 0, fetch: checking })
+    /** Streams that clients read, as texts. */
+    const texts: Promise<string>[] = []
+    /** What came until the client went away. */
+    async function textOf({ body }: Response): Promise<string> {
+      const decoder = new TextDecoder()
+      let text = ''
+      try {
+        for await (const chunk of body as ReadableStream<Uint8Array>) text += decoder.decode(chunk, { stream: true })
+      } catch (error) {
+        if ((error as Error).name !== 'AbortError') throw error
+      }
+      return text.slice(0, text.lastIndexOf('\n\n') + 2)
+    }
+    const checking: typeof fetch = async (...request) => {
+      const response = await fetch(...request)
+      if (response.headers.get('content-type')?.startsWith('text/event-stream')) texts.push(textOf(response.clone()))
+      return response
+    }
+
+    after('every frame is one that the description has', async () => {
+      const frames = (await Promise.all(texts)).flatMap(text => framesOf('post', '/chat/completions', text))
+      const kinds = new Set(frames.map(({ data }) => (data === '[DONE]' ? data : Object.keys(data)[0])))
+      assert.deepEqual([...kinds].sort(), ['[DONE]', 'error', 'id'])
+    })
+
     const asked = (content = 'x') => [{ role: 'user' as const, content }]
 
     it('complete', async () => {

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { eventually } from '../support/app.ts'
+import { eventually, type Reply } from '../support/app.ts'
+import { framesOf } from '../support/frames.ts'
 import { contents, expectRefusal, expectStatus, roles, type SessionApp, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
@@ -17,6 +18,7 @@ describe('sessions', () => {
   const actor = async (fields: Json = {}) =>
     expectStatus(await app.key.post('/actors', { name: 'Ann', ...fields }), 201)
   const patch = (session: Json, body: Json) => app.key.patch(`/sessions/${session.id}`, body)
+  const streamed = (session: Json, { body }: Reply) => framesOf('post', `/sessions/${session.id}/generate`, body)
   const read = async (session: Json) => expectStatus(await app.key.get(`/sessions/${session.id}`), 200)
 
   describe('creation', () => {
@@ -240,7 +242,7 @@ describe('sessions', () => {
       expectRefusal(await app.generate(session, '?wait=false', { stream: true }), 400, 'VALIDATION_FAILED')
       const reply = await app.generate(session, '', { stream: true })
       assert.equal(reply.headers.get('content-type'), 'text/event-stream')
-      const events = frames(reply.body)
+      const events = streamed(session, reply)
       assert.deepEqual([events[0].event, events.at(-1)?.event], ['started', 'completed'])
       const text = events.filter(each => each.event === 'delta').map(each => each.data.choices[0].delta.content)
       assert.equal(text.join(''), 'one two three')
@@ -783,7 +785,7 @@ describe('sessions', () => {
       const reply = expectStatus(await app.generate(session, '?wait=true', { on_busy: 'rollback' }), 200)
       assert.equal(reply.content, 'next')
       assert.deepEqual(contents(await app.messages(session)), ['hello', 'next'])
-      assert.equal(frames((await stream).body).at(-1)?.event, 'error')
+      assert.equal(streamed(session, await stream).at(-1)?.event, 'error')
       await app.openGate('rollback')
     })
 
@@ -797,14 +799,3 @@ describe('sessions', () => {
     })
   })
 })
-
-/** The events of a stream. */
-function frames(text: string): { event: string; data: Json }[] {
-  return text
-    .split('\n\n')
-    .filter(part => part.includes('event: '))
-    .map(part => ({
-      event: /^event: (.*)$/m.exec(part)?.[1] as string,
-      data: JSON.parse(/^data: (.*)$/m.exec(part)?.[1] as string),
-    }))
-}

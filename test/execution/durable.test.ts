@@ -40,7 +40,10 @@ describe('durable turns', function () {
     )
 
   beforeEach(async () => {
-    app = await startAgentApp({ workers: [], actions: ['agents:*', 'events:*', 'generations:*', 'traces:*'] })
+    app = await startAgentApp({
+      workers: [],
+      actions: ['agents:*', 'conversations:*', 'events:*', 'generations:*', 'traces:*'],
+    })
     double = client(app.double)
   })
   afterEach(async () => {
@@ -282,29 +285,37 @@ describe('durable turns', function () {
   it('a stream says when the text of a step is void because its worker was lost', async () => {
     await double.put('void', {
       rules: [
-        { when: { call: 1 }, reply: { text: 'never to be seen whole', gate: 'void-gate', gate_after: 2 } },
+        { when: { call: { to: 2 } }, reply: { text: 'never to be seen whole', gate: 'void-gate', gate_after: 2 } },
         { reply: { text: 'the real answer' } },
       ],
     })
     const agent = await app.agent({ model: 'void/m' })
+    const conversation = (await app.key.post('/conversations', {})).body.id
+    await app.key.post(`/conversations/${conversation}/messages`, { message: 'x', role: 'user' })
     const first = await worker()
-    const stream = await openStream(app, `/agents/${agent}/generate`, { prompt: 'x', stream: true })
-    const messages: Message[] = []
-    let replaced: Promise<unknown> | undefined
-    for await (const message of stream.messages) {
-      messages.push(message)
-      if (message.event === 'delta') replaced ??= first.kill().then(() => worker())
+    const [direct, spoken] = await Promise.all([
+      openStream(app, `/agents/${agent}/generate`, { prompt: 'x', stream: true }),
+      openStream(app, `/conversations/${conversation}/generate`, { agent_id: agent, stream: true }),
+    ])
+    const read = Promise.all([readStream(direct), readStream(spoken)])
+    await waitingAt('void-gate', 2)
+    await first.kill()
+    await worker()
+    const [turn, reply] = await read
+    const { generation_id } = turn[0].data
+    const attached = await readStream(await openStream(app, `/generations/${generation_id}/stream`))
+    for (const messages of [turn, reply, attached]) {
+      const restart = messages.findIndex(message => message.event === 'step_restarted')
+      assert.ok(restart > 0)
+      assert.deepEqual(messages[restart].data, { step: 1 })
+      const text = messages
+        .slice(restart)
+        .filter(message => message.event === 'delta')
+        .map(message => message.data.choices[0].delta.content)
+      assert.equal(text.join(''), 'the real answer')
+      const last = messages.at(-1)?.data
+      assert.equal(last.output?.content ?? last.content, 'the real answer')
     }
-    await replaced
-    const restart = messages.findIndex(message => message.event === 'step_restarted')
-    assert.ok(restart > 0)
-    assert.deepEqual(messages[restart].data, { step: 1 })
-    const text = messages
-      .slice(restart)
-      .filter(message => message.event === 'delta')
-      .map(message => message.data.choices[0].delta.content)
-    assert.equal(text.join(''), 'the real answer')
-    assert.equal(messages.at(-1)?.data.output.content, 'the real answer')
   })
 
   it('SIGTERM lets a running turn finish; the process exits 0', async () => {

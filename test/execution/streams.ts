@@ -1,5 +1,5 @@
 import type { Client, TestApp } from '../support/app.ts'
-import { checkFrame } from '../support/frames.ts'
+import { checkFrame, type Frame, frameIn } from '../support/frames.ts'
 
 /** One message of an event stream. */
 export type Message = { id: number; event: string; data: any }
@@ -48,10 +48,7 @@ export async function openEvents(
   }
 }
 
-async function* parse(
-  body: ReadableStream<Uint8Array>,
-  check: (frame: StreamedEvent) => void,
-): AsyncGenerator<StreamedEvent> {
+async function* parse(body: ReadableStream<Uint8Array>, check: (frame: Frame) => void): AsyncGenerator<StreamedEvent> {
   const decoder = new TextDecoder()
   let rest = ''
   for await (const chunk of body) {
@@ -59,13 +56,10 @@ async function* parse(
     const blocks = rest.split('\n\n')
     rest = blocks.pop() as string
     for (const block of blocks) {
-      const fields = Object.fromEntries(
-        block.split('\n').map(line => [line.slice(0, line.indexOf(': ')), line.slice(line.indexOf(': ') + 2)]),
-      )
-      if (!fields.event) continue
-      const frame = { id: fields.id, event: fields.event, data: JSON.parse(fields.data) }
+      const frame = frameIn(block)
+      if (!frame) continue
       check(frame)
-      yield frame
+      yield { ...frame, id: frame.id as string }
     }
   }
 }

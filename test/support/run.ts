@@ -2,7 +2,8 @@
  * The test command. Without arguments: type check, lint, dependency rules, then every test file. With arguments (test
  * files and options of mocha) only these tests. `--in-process` runs the workers that tests start inside the process of
  * the test, which is faster. A complete run runs files with a failed test once more, alone, and names those that pass
- * then. The last line printed is the totals; a step that fails counts as one failed test.
+ * then; it fails where no test received an event that a stream declares. The last line printed is the totals; a step that
+ * fails counts as one failed test.
  */
 import { type ChildProcess, spawn } from 'node:child_process'
 import fs from 'node:fs'
@@ -160,6 +161,18 @@ async function testAll(databaseUrl: string): Promise<{ files: FileTotals; times:
   return { files, times: first.times }
 }
 
+/** Names the events of streams that operations declare and no test received; returns the number of failures, 0 or 1. */
+async function checkStreams(framesFile: string): Promise<number> {
+  const { loadModules } = await import('../../src/core/api/module.ts')
+  const { modules } = await import('../../src/modules.ts')
+  const { neverReceived } = await import('./frames.ts')
+  loadModules(modules)
+  const missing = neverReceived(framesFile)
+  fs.rmSync(framesFile, { force: true })
+  if (missing.length > 0) console.log(`events of streams that no test received: ${missing.join(', ')}`)
+  return missing.length > 0 ? 1 : 0
+}
+
 for (const signal of ['SIGINT', 'SIGTERM'] as const) {
   process.on(signal, () => {
     interrupted = true
@@ -169,6 +182,8 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) {
 
 const args = process.argv.slice(2).filter(arg => arg !== '--in-process')
 if (args.length < process.argv.length - 2) env.TEST_IN_PROCESS = 'true'
+const framesFile = path.join(tmpdir(), `muster-frames-${process.pid}.txt`)
+if (args.length === 0) env.TEST_FRAMES = framesFile
 const checks = Promise.all(args.length ? [] : ['typecheck', 'lint', 'deps'].map(check))
 
 let totals: Totals = { passed: 0, failed: 1, skipped: 0 }
@@ -179,6 +194,7 @@ try {
     const some = args.some(arg => arg.endsWith('.test.ts')) ? args : [...args, ...allFiles()]
     const result = args.length ? await test(some, url, { jobs: JOBS }) : await testAll(url)
     totals = sum(result.files)
+    if (args.length === 0) totals.failed += await checkStreams(framesFile)
     report(result.times, server ? processorTime(server.pid) : 0)
   } finally {
     await server?.stop()

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { UsageTotals } from '../../control/usage/totals.ts'
 import type { Waiting } from '../../core/api/operation.ts'
-import { type EventStream, FailedEvent, streamEvent } from '../../core/api/streams.ts'
+import { type EventSchema, type EventStream, FailedEvent, streamEvent } from '../../core/api/streams.ts'
 import { GenerateResult } from './result.ts'
 
 /** What the streams of turns say, for their description. */
@@ -37,16 +37,6 @@ const whileTurnRuns = [
         .describe('Answers; there is one'),
     }),
   ),
-  streamEvent(
-    'TurnStepEvent',
-    'step',
-    'A step that has settled; text of earlier steps ends here',
-    z.object({
-      step: z.int().describe('Number of the step, from 1'),
-      finish_reason: z.string().nullable().describe('Why the model stopped'),
-      usage: UsageTotals.nullable().describe('Tokens and cost of the step'),
-    }),
-  ),
   streamEvent('TurnToolCallEvent', 'tool_call', 'A call of a tool that begins', Call),
   streamEvent(
     'TurnToolResultEvent',
@@ -62,11 +52,24 @@ const whileTurnRuns = [
   ),
 ]
 
+/** Not of turns in conversations: their text is that of all steps. */
+const stepSettled = streamEvent(
+  'TurnStepEvent',
+  'step',
+  'A step that has settled; text of earlier steps ends here',
+  z.object({
+    step: z.int().describe('Number of the step, from 1'),
+    finish_reason: z.string().nullable().describe('Why the model stopped'),
+    usage: UsageTotals.nullable().describe('Tokens and cost of the step'),
+  }),
+)
+
 /** The events of turns that end with a result of their own. `name` is that of the schema of any of them, less `Event`. */
-export const turnEvents = (name: string, result: z.ZodType): EventStream => ({
+export const turnEvents = (name: string, result: z.ZodType, more: readonly EventSchema[] = []): EventStream => ({
   name: `${name}Event`,
   events: [
     ...whileTurnRuns,
+    ...more,
     streamEvent(`${name}PausedEvent`, 'requires_action', 'The turn, which waits for outputs of client tools', result),
     streamEvent(`${name}CompletedEvent`, 'completed', 'The turn, which has ended', result),
     FailedEvent,
@@ -85,7 +88,9 @@ export const turnWaiting = (byDefault: boolean): Waiting => ({
 })
 
 /** Turns of agents that are run directly. */
-export const agentTurnEvents = turnEvents('AgentTurn', GenerateResult)
+export const agentTurnEvents = turnEvents('AgentTurn', GenerateResult, [stepSettled])
 
 /** Turns by the ids of their generations, which may be those of conversations. */
-export const anyTurnEvents = turnEvents('Turn', z.union([GenerateResult, z.record(z.string(), z.unknown())]))
+export const anyTurnEvents = turnEvents('Turn', z.union([GenerateResult, z.record(z.string(), z.unknown())]), [
+  stepSettled,
+])
