@@ -317,7 +317,7 @@ describe('OAuth and callers that mean harm', function () {
       const pages = ['/oauth/consent', '/oauth/authorize', '/oauth/consent.js']
       for (const path of pages) {
         const text = await (await fetch(own.url + path)).text()
-        const named = [...text.matchAll(/(?:href="|src="|fetch\(`)([^"$]+)/g)].map(([, address]) => address)
+        const named = [...text.matchAll(/(?:href="|src="|root = new URL\(')([^"$]+)/g)].map(([, address]) => address)
         assert.ok(named.length > 0, path)
         for (const address of named) {
           const from = path.endsWith('.js') ? '/oauth/consent' : path

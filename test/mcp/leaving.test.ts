@@ -1,4 +1,6 @@
 import assert from 'node:assert/strict'
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
+import type { ServerResponse } from 'node:http'
 import pg from 'pg'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { made, startTarget, type Target } from '../execution/tool-target.ts'
@@ -114,11 +116,17 @@ describe('a client of /mcp that goes away', () => {
   it('begins no write', async () => {
     const actor = (await app.key.post('/actors', { name: 'Bob' })).body
     const given = app.logs.length
+    const responses: ServerResponse[] = []
+    const note = (message: unknown) => void responses.push((message as { response: ServerResponse }).response)
+    subscribe('http.server.request.start', note)
     await slowly('actors', async () => {
       const leave = begin('update-actor', { actor_id: actor.id, name: 'Eve' })
       await waiting(1)
       await leave()
+      // The server may hear of it later than the client has gone.
+      await eventually(() => responses.length > 0 && responses.every(({ closed }) => closed))
     })
+    unsubscribe('http.server.request.start', note)
     await eventually(() =>
       app.logs.slice(given).some(line => line.includes('"path":"/mcp"') && line.includes('"status":499')),
     )
