@@ -695,6 +695,24 @@ const settings = {
   ),
   // Above 5,000 one event would not fit into one transaction of the dispatcher.
   WEBHOOK_MAX_PER_PROJECT: setting('control', integer(1, 5000), '100', 'Most webhooks of a project.'),
+  FORMATION_RESOURCE_TYPES_CONFIG: setting(
+    'formations',
+    optional,
+    '',
+    'JSON file of the types of resources that handlers of the operator make; read when a process starts.',
+  ),
+  FORMATION_DEPLOY_TIMEOUT_MS: setting(
+    'formations',
+    integer(1000),
+    '600000',
+    'A request waits so long for a deploy, which then goes on without it.',
+  ),
+  FORMATION_FORCE_CONFLICTS: setting(
+    'formations',
+    flag,
+    'true',
+    'Deploys overwrite what others have changed since the last one, unless they say otherwise.',
+  ),
   WEBHOOK_DELIVERY_RETENTION_DAYS: setting('control', integer(1), '30', 'Finished deliveries are kept so long.'),
   WEBHOOK_AUTO_DISABLE: setting(
     'control',

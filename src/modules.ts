@@ -43,6 +43,7 @@ import modelRoutes from './execution/model-routes/module.ts'
 import providers from './execution/providers/module.ts'
 import shares from './execution/shares/module.ts'
 import tools from './execution/tools/module.ts'
+import formations from './formations/module.ts'
 import companySignIn from './identity/company-sign-in/module.ts'
 import keys from './identity/keys/module.ts'
 import oauth from './identity/oauth/module.ts'
@@ -115,6 +116,7 @@ export const modules: readonly Module[] = [
   datasets,
   evals,
   evalRuns,
+  formations,
   mcp,
   planned,
 ]

@@ -1,11 +1,9 @@
-import type { IncomingMessage } from 'node:http'
-import { Readable } from 'node:stream'
 import { z } from 'zod'
 import { flatten, unflatten } from '../core/api/flatten.ts'
 import type { Operation } from '../core/api/operation.ts'
 import { requestPath } from '../core/api/parameters.ts'
 import type { Caller } from '../core/iam/caller.ts'
-import { type Call, callAs } from '../core/invoke/call.ts'
+import { type Call, callAs, jsonUpload } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
 import { callLong } from './long-call.ts'
 import { LEFT_OUT, type OperationTool, operationTool } from './registry.ts'
@@ -92,7 +90,7 @@ function callOf(
     identify: identifying(exchange, caller),
     path: requestPath(operation, request.params),
     request: { ...exchange.request, closed: call.request.closed },
-    upload: operation.receive ? uploadOf(request.body) : undefined,
+    upload: operation.receive ? jsonUpload(request.body) : undefined,
   }
   return { call: whole, waits }
 }
@@ -115,11 +113,4 @@ function waitByDefault(
   if (field.in === 'query') request.query.wait = String(wait)
   else request.body = { ...request.body, wait }
   return wait
-}
-
-/** A body for an operation that reads it as a stream. */
-function uploadOf(body: Json | undefined): IncomingMessage {
-  const bytes = Buffer.from(JSON.stringify(body ?? {}))
-  const headers = { 'content-type': 'application/json', 'content-length': String(bytes.length) }
-  return Object.assign(Readable.from([bytes], { objectMode: false }), { headers }) as unknown as IncomingMessage
 }

@@ -141,15 +141,14 @@ export async function getTask(session: Session, { params }: Pick<Answering, 'par
   const seen = await seenOf(session, record)
   if (seen) return detailed(session, seen)
   const now = new Date().toISOString()
-  return {
-    taskId: params.taskId,
-    status: 'failed',
-    statusMessage: 'The record was deleted',
-    createdAt: now,
-    lastUpdatedAt: now,
-    ttlMs: null,
-    error: { code: INVALID_PARAMS, message: 'The record was deleted' },
+  const task = { taskId: params.taskId, createdAt: now, lastUpdatedAt: now, ttlMs: null }
+  const gone = workOf(record)?.gone
+  if (gone) {
+    const result = await resultOf(session, operations.get(gone.operation), { status: 200, body: gone.body })
+    return { ...task, status: 'completed', statusMessage: gone.message, result }
   }
+  const message = 'The record was deleted'
+  return { ...task, status: 'failed', statusMessage: message, error: { code: INVALID_PARAMS, message } }
 }
 
 /** Answers `tasks/cancel`: what can be stopped is, and anything else only acknowledged. */

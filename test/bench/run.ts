@@ -14,9 +14,8 @@ const missed = ({ value, target }: Row): boolean => {
 
 /**
  * `npm run bench [names] [-- --fast]`: every benchmark, or those named (http, commits, lists, activity, files, turns, tools, mcp, usage,
- * queue, fairness, deliveries, knowledge, ingestion, memory, facts, end-users, idle, usage-reports, orchestration, work, oauth).
- * Commits wait for the disk, as
- * those of a deployment do; with `--fast` they do not. All numbers of a run come from one machine at one time; ratios are
+ * queue, fairness, deliveries, knowledge, ingestion, memory, facts, end-users, idle, usage-reports, orchestration, work, oauth, formations).
+ * Commits wait for the disk, as those of a deployment do; with `--fast` they do not. All numbers of a run come from one machine at one time; ratios are
  * against a floor measured beside them.
  */
 const all = {
@@ -45,6 +44,7 @@ const all = {
   ],
   work: async () => [...(await (await import('./work.ts')).run()), ...(await (await import('./work-evals.ts')).run())],
   oauth: async () => (await import('./oauth.ts')).run(),
+  formations: async () => (await import('./formations.ts')).run(),
 }
 const fast = process.argv.includes('--fast')
 const names = process.argv.slice(2).filter(name => name !== '--fast')

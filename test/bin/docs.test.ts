@@ -234,6 +234,22 @@ describe('the commands of the pages', function () {
     }
   })
 
+  it('of formations.md run as they are written', async () => {
+    fs.cpSync(path.join(root, 'examples'), path.join(base, 'examples'), { recursive: true })
+    const sections = commandsOf('docs/formations.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    const read = (file: string) => fs.readFileSync(path.join(root, file), 'utf8')
+    const page = read('docs/formations.md')
+    assert.ok(page.includes(`\`\`\`yaml\n${read('examples/templates/support-agent.yaml')}\`\`\``))
+    assert.ok(page.includes(`\`\`\`json\n${read('examples/resource-types.json')}\`\`\``))
+    for (const section of page.split(/^## /m).slice(1)) {
+      const heading = section.slice(0, section.indexOf('\n'))
+      const shown = [...section.matchAll(/^```sh\n.*?^```\n\n```\n(.*?)^```$/gms)].map(([, text]) => text).join('')
+      assert.equal(answers.get(heading) ?? '', shown.trim(), heading)
+    }
+  })
+
   it('of workflows.md run as they are written', async () => {
     const sections = commandsOf('docs/workflows.md')
     const answers = await answersOf(sections, base)

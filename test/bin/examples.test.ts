@@ -9,20 +9,30 @@ import { stopEmbedded } from '../../src/local/postgres.ts'
 import { type Client, client, eventually } from '../support/app.ts'
 import { launch, type Running } from '../support/commands.ts'
 
+const MAILBOX_SECRET = 'a secret of mailboxes'
+
 describe('the examples, against npm start', function () {
   this.timeout(120_000)
 
   const data = fs.mkdtempSync(path.join(tmpdir(), 'muster-examples-'))
   let up: Running
   let url: string
+  let modelUrl: string
+  let mailboxPort: number
   let key: string
   let caller: Client
   const started: Running[] = []
 
   before(async () => {
     fs.chmodSync(data, 0o755)
+    mailboxPort = await freePort()
+    const types = path.join(data, 'resource-types.json')
+    const config = fs.readFileSync(path.resolve(import.meta.dirname, '../../examples/resource-types.json'), 'utf8')
+    fs.writeFileSync(types, config.replace('8091', String(mailboxPort)))
     up = launch('bin/muster.ts', ['up', '--data', path.join(data, 'data'), '--port', '0', '--json'], {
       EGRESS_ALLOW_HOSTS: '127.0.0.1',
+      FORMATION_RESOURCE_TYPES_CONFIG: types,
+      MAILBOX_SECRET,
     })
     const report = await eventually(
       () => {
@@ -32,6 +42,7 @@ describe('the examples, against npm start', function () {
       { within: 100_000, what: 'the report of up' },
     )
     url = report.url
+    modelUrl = report.model.url
     key = report.demo.key
     caller = client(url, key)
   })
@@ -65,6 +76,38 @@ describe('the examples, against npm start', function () {
     const output = await run('document-search', 'docs/security.md', 'how are passwords stored?')
     assert.match(output, /^\/examples\/security\.md: ready, \d+ passages$/m)
     assert.match(output, /scrypt/)
+  })
+
+  it('a template: planned, deployed and deleted', async () => {
+    const file = 'examples/templates/help-center.yaml'
+    const given = [file, `ModelUrl=${modelUrl}`]
+    assert.match(await run('deploy', 'help', ...given, '--plan'), /^create Provider name, .*\ncreate HelpMetadata /)
+    assert.match(
+      await run('deploy', 'help', ...given),
+      /^create Provider succeeded\n.*^welcome_path: "\/help\/welcome\.md"$/ms,
+    )
+    assert.match(await run('deploy', 'help', ...given, 'Language=de', '--plan'), /^update Welcome metadata$/m)
+    assert.match(await run('deploy', 'help', file, '--delete'), /^deleted form_\w+\n$/)
+  })
+
+  it('a handler of mailboxes, which templates then declare', async () => {
+    const environment = { MAILBOX_SECRET, PORT: String(mailboxPort) }
+    const { output } = start('mailbox-handler', [], environment)
+    await eventually(() => output.stdout.includes('listening'))
+    const template = (properties: object) => ({
+      resources: { Box: { type: 'mailbox', properties: { address: 'help@example.com', ...properties } } },
+      outputs: { address: { ref_attr: 'Box.address' } },
+    })
+    const { body: formation } = await caller.post('/formations', { name: 'mail', template: template({}) })
+    assert.deepEqual([formation.status, formation.outputs], ['active', { address: 'help@example.com' }])
+    const path = `/formations/${formation.id}`
+    const forwarded = await caller.put(path, { template: template({ forward_to: 'ann@example.com' }) })
+    assert.equal(forwarded.body.status, 'active')
+    const unchanged = await caller.post('/formations/plan', { formation_id: formation.id })
+    assert.equal(unchanged.body.changes[0].action, 'no-op')
+    assert.equal((await caller.delete(path)).status, 200)
+    assert.deepEqual(output.stdout.match(/^(create|update|delete) Box$/gm), ['create Box', 'update Box', 'delete Box'])
+    assert.equal((await fetch(`http://127.0.0.1:${mailboxPort}/`, { method: 'POST', body: '{}' })).status, 401)
   })
 
   it('an example says what the service refuses', async () => {

@@ -224,6 +224,20 @@ describe('prices', () => {
     refused(await own(resource(`srn:${other.id}:tool:tool_1`)))
   })
 
+  it('of a project are read one by one, and not those of others', async () => {
+    const providerId = await provider()
+    const priced = {
+      prices: [{ model, component: 'input_tokens', unit: 'token', unit_price: 1, effective_from: PAST }],
+    }
+    const [ours] = ok(await own([row({ model })]))
+    const [theirs] = ok(await project.key.put(`/ai-providers/${providerId}/prices`, priced))
+    const read = (id: string) => project.key.get(`/projects/${project.id}/prices/${id}`)
+    const { status, body } = await read(ours.id)
+    assert.deepEqual([status, body], [200, ours])
+    const other = await read(theirs.id)
+    assert.deepEqual([other.status, other.body.error.code], [404, 'RESOURCE_NOT_FOUND'])
+  })
+
   it('are read and written by who may', async () => {
     const { key } = await app.projectWith(['usage:*', 'projects:GetProjectPrices'])
     assert.equal((await key.get('/usage/prices')).status, 200)

@@ -847,6 +847,7 @@ describe('conventions', () => {
         const again = await app.admin.get(pathWith(described, ids), { 'if-none-match': `"other", ${tag}` })
         // They show what is measured or read beside the record.
         const more = [
+          'getFormation',
           'getGeneration',
           'getPlaybookExecution',
           'getProjectKey',

@@ -46,6 +46,7 @@ describe('ten thousand malformed requests', function () {
         SYNC_WAIT_SECONDS: '1',
         ORCHESTRATION_WAIT_MAX_MS: '1000',
         TRIGGER_FIRE_WAIT_MAX_MS: '1000',
+        FORMATION_DEPLOY_TIMEOUT_MS: '1000',
         TRUST_PROXY: '1',
         FILE_BLOB_CHUNK_BYTES: '524288',
       },

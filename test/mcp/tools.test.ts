@@ -278,6 +278,7 @@ const ANYBODY = [
   'resolve-approvals',
   'revoke-own-tokens',
   'simulate-policies',
+  'validate-formation',
   'validate-orchestration',
   'validate-playbook',
 ]
@@ -318,6 +319,7 @@ const LEFT_OUT: string[] = [
   'revoke-oauth-grant',
   'rotate-api-key',
   'stream-activity',
+  'stream-formation-operation',
   'stream-generation',
   'stream-orchestration-run',
   'update-api-key',

@@ -432,6 +432,11 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
     on: 'generations.completed',
     agent_id: random.pick(ids.own.agent),
   }),
+  createFormation: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    name: `formation ${random.int(1e9)}`,
+    template: { resources: { Store: { type: 'memory_store', properties: { name: `store ${random.int(9)}` } } } },
+  }),
   createWorkflow: (random, ids) => ({
     project_id: random.pick(ids.own.proj),
     name: `workflow ${random.int(1e9)}`,

@@ -46,17 +46,21 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   // What a create refers to may come after it, and a body chosen at random may be refused for what a schema cannot say.
   let refused: unknown
   for (let round = 0; round < ROUNDS; round++)
-    for (const { id, path, kind } of creates) {
+    for (const { id, path, kind, waiting } of creates) {
       if (!kind || ids.own[kind.prefix]) continue
       try {
         const body = createBody(described.get(id) as Described, random, ids, document)
-        ids.own[kind.prefix] = [(await send(path, { ...body, ...FIXED[id] })).id]
+        ids.own[kind.prefix] = [(await send(waiting ? `${path}?wait=false` : path, { ...body, ...FIXED[id] })).id]
       } catch (error) {
         refused = error
       }
     }
   if (creates.some(({ kind }) => kind && !ids.own[kind.prefix])) throw refused
   const one = (prefix: string) => ids.own[prefix][0]
+  // Nothing deploys it.
+  await app.services.pool.query(
+    identifying`update formations set status = 'active' where id = ${one('form')} returning id`,
+  )
   // What comes to be by other operations than a create.
   ids.own.trg_fire = [(await send(`/triggers/${one('trg')}/fire?wait=false`)).id]
   ids.own.whd = [(await send(`/webhooks/${one('wh')}/test`)).id]

@@ -21,8 +21,8 @@ const root = path.resolve(import.meta.dirname, '../..')
 const run = promisify(execFile)
 
 /** Bytes of the document: as it is, and as it is sent to whoever takes gzip. */
-const MOST_BYTES = 1_295_000
-const MOST_BYTES_GZIP = 148_000
+const MOST_BYTES = 1_345_000
+const MOST_BYTES_GZIP = 153_000
 
 describe('the description', function () {
   this.timeout(180_000)
@@ -139,11 +139,14 @@ describe('the description', function () {
       )
       for (const [id, check] of checks) assert.ok(check === 'dry_run' || ids.includes(check), `${id} ${check}`)
       assert.deepEqual(Object.fromEntries(checks), {
+        createFormation: 'planFormation',
         createMemoryEntry: 'dry_run',
         createOrchestration: 'validateOrchestration',
         createPlaybook: 'validatePlaybook',
         purgeGenerationContent: 'dry_run',
         purgeTraceContent: 'dry_run',
+        replaceFormation: 'planFormation',
+        updateFormation: 'planFormation',
         updateOrchestration: 'validateOrchestration',
         updatePlaybook: 'validatePlaybook',
       })

@@ -4,11 +4,13 @@ import { orchestrationCloning } from './clone.ts'
 import { orchestrationErrors } from './errors.ts'
 import { orchestrationKind } from './model.ts'
 import { orchestrationOperations } from './operations.ts'
+import { orchestrationType } from './resource-type.ts'
 
 export default module('orchestrations', {
   tags: { Orchestrations: 'Graphs of nodes, their versions and their runs.' },
   errors: orchestrationErrors,
   kinds: [orchestrationKind],
+  resourceTypes: [orchestrationType],
   operations: orchestrationOperations,
   extensions: [cloneables.with(orchestrationCloning)],
 })

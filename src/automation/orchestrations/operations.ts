@@ -36,7 +36,7 @@ const orchestrations = resource(orchestrationKind, { path, tag })
 const refusals = ['ORCHESTRATION_VALIDATION_FAILED', 'INVALID_TOOL_CONTEXT_KEY'] as const
 
 /** The definition that a body gives, with what it leaves out. */
-const definitionIn = (body: Partial<Definition>): Definition => ({
+export const definitionIn = (body: Partial<Definition>): Definition => ({
   nodes: renamed(body.nodes ?? []),
   edges: body.edges ?? [],
   state_schema: body.state_schema ?? null,

@@ -4,11 +4,13 @@ import { playbookCloning } from './clone.ts'
 import { playbookErrors } from './errors.ts'
 import { playbookKind } from './model.ts'
 import { playbookOperations } from './operations.ts'
+import { playbookType } from './resource-type.ts'
 
 export default module('playbooks', {
   tags: { Playbooks: 'Steps that people and automation work through on a case, and their executions.' },
   errors: playbookErrors,
   kinds: [playbookKind],
+  resourceTypes: [playbookType],
   operations: playbookOperations,
   extensions: [cloneables.with(playbookCloning)],
 })

@@ -31,7 +31,7 @@ const { adopt, change, configOf, restore } = versionedPlaybooks
 const bodyLimit = () => 1024 * 1024
 
 /** The definition that a body gives, with what it leaves out. */
-const definitionIn = (body: { [Name in keyof Definition]?: unknown }): Definition =>
+export const definitionIn = (body: { [Name in keyof Definition]?: unknown }): Definition =>
   ({
     steps: body.steps,
     case_schema: body.case_schema ?? null,

@@ -53,14 +53,14 @@ export async function configured<T extends Fields & { project_id: string }>(
   const next = { ...trigger, ...ownFields(trigger) }
   if (next.signature_header !== null && next.signature_scheme !== 'body_sha256')
     refuse('signature_header', 'signature_header goes with the scheme body_sha256')
-  if (next.action !== null && next.target_type !== 'tool') refuse('action', 'An action goes with a tool alone')
   if (next.cron !== null) {
     parseCron(next.cron)
     if (!isTimezone(next.timezone as string)) refuse('timezone', 'timezone must be the IANA name of a time zone')
   }
   if (next.event_pattern !== null) checkPattern(next.event_pattern)
   const { target, kind, row } = await requireTarget(db, next)
-  target.configure?.(row, next)
+  if (target.configure) target.configure(row, next)
+  else if (next.action !== null) refuse('action', `An action does not go with a target of type ${target.type}`)
   return { trigger: next, allow: allow => allow(target.action, { kind, row: row as KindRow }) }
 }
 

@@ -1,4 +1,3 @@
-import { addActivity } from '../../control/activity/record.ts'
 import { recordUsage } from '../../control/usage/meter.ts'
 import { AppError, type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
@@ -16,13 +15,13 @@ import { type FiringRow, firingKind, hasEnded, type TriggerRow } from './model.t
 import { type FiringMessage, firingQueue } from './queue.ts'
 import { keptOutput, settleFiring } from './settle.ts'
 import { type Claim, findFiring, firingAttempts, lostWorkers, noteStarted, putOff, takeQueued } from './store.ts'
-import { checkFiring, type Firing, type TriggerTarget, targetOf } from './targets.ts'
+import { checkFiring, type TriggerTarget, targetOf } from './targets.ts'
 
 /** What is recorded of a failure. */
 export const failureOf = (error: unknown): RecordedFailure => storableValue(recordedFailure(error)) as RecordedFailure
 
 /**
- * Carries a firing out: starts its work, which ends it, or makes the call of a tool and ends it. Throws what could not be
+ * Carries a firing out: starts its work, which ends it, or makes its call and ends it. Throws what could not be
  * recorded, and HandBack when the worker stops.
  */
 export async function fire(message: FiringMessage, context: JobContext): Promise<void> {
@@ -96,14 +95,19 @@ async function callTarget(
   await fault(services, 'trigger_claimed')
   const call = target.call as NonNullable<TriggerTarget['call']>
   let called = false
-  const settle = (status: string, output: unknown, error: RecordedFailure | null, follow?: (tx: Tx) => void) =>
+  const settle = (
+    status: string,
+    output: unknown,
+    error: RecordedFailure | null,
+    follow?: (tx: Tx) => Promise<void> | void,
+  ) =>
     retryWhileUnavailable(
       () =>
         services.write(async tx => {
           const made = { target_type: target.type, result_id: null, status, output: keptOutput(output) }
           if (!(await settleFiring(tx, row.id, { result: called ? made : undefined, error }, claim)))
             throw new Superseded()
-          follow?.(tx)
+          await follow?.(tx)
         }),
       { signal: context.signal },
     )
@@ -120,7 +124,7 @@ async function callTarget(
       const output = await call(services, { ...firing, id: row.id, signal: hold.signal })
       hold.signal.throwIfAborted()
       await fault(services, 'trigger_called')
-      await settle('completed', output, null, tx => recordCall(tx, firing, row))
+      await settle('completed', output, null, tx => target.called?.(tx, { ...firing, id: row.id }, output))
       return { outcome: 'succeeded' }
     },
     async fail(error) {
@@ -134,18 +138,6 @@ async function callTarget(
       await settle('failed', null, failure)
       return { outcome: 'failed', code: failure.code, decision: 'given up' }
     },
-  })
-}
-
-function recordCall(tx: Tx, { trigger, target }: Firing, { id }: FiringRow): void {
-  const { id: trigger_id, project_id, target_id, action } = trigger
-  const tool_name = (target as { name?: string }).name
-  addActivity(tx, {
-    project_id,
-    kind: 'action_executed',
-    summary: `${tool_name} was called`,
-    detail: { tool_id: target_id, tool_name, action: action ?? tool_name, trigger_id, trigger_firing_id: id },
-    ref_id: target_id,
   })
 }
 

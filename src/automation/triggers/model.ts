@@ -12,7 +12,7 @@ import { sealedColumn } from '../../core/secrets/sealed.ts'
 export const TRIGGER_TYPES = ['manual', 'webhook', 'schedule', 'event'] as const
 export type TriggerType = (typeof TRIGGER_TYPES)[number]
 
-export const TARGET_TYPES = ['orchestration', 'agent', 'tool', 'eval', 'playbook'] as const
+export const TARGET_TYPES = ['orchestration', 'agent', 'tool', 'eval', 'playbook', 'formation'] as const
 export type TargetType = (typeof TARGET_TYPES)[number]
 
 export const FIRING_STATUSES = ['pending', 'running', 'succeeded', 'failed', 'skipped'] as const
@@ -38,11 +38,13 @@ const fields = {
   type: z.enum(TRIGGER_TYPES).describe('What fires it beside a call of `fire`; it cannot be changed'),
   target_type: z.enum(TARGET_TYPES).describe('What it starts'),
   target_id: id.describe(
-    'The orchestration, agent, tool, eval or playbook; a tool may be one that is shared with the project',
+    'The orchestration, agent, tool, eval, playbook or formation; a tool may be one that is shared with the project',
   ),
   action: id
     .nullable()
-    .describe('Operation of a platform tool, tool of the server of an mcp tool; other targets have none'),
+    .describe(
+      'Operation of a platform tool, tool of the server of an mcp tool, `detect_drift` of a formation; other targets have none',
+    ),
   input: anObject
     .refine(value => Buffer.byteLength(JSON.stringify(value)) <= INPUT_BYTES, 'must be at most 256 KiB')
     .nullable()
@@ -147,7 +149,10 @@ const FiredBy = z.object({ kind: z.enum(['user', 'api_key', 'oauth_grant']), id:
 export const FiringResult = z
   .object({
     target_type: z.enum(TARGET_TYPES).describe('What the trigger starts'),
-    result_id: z.string().nullable().describe('The run, turn or execution that was started; null for a tool'),
+    result_id: z
+      .string()
+      .nullable()
+      .describe('The run, turn or execution that was started; null for a tool or a formation'),
     status: z.string().describe('How that stood when the firing ended'),
     output: z.unknown().describe('What came of it; of a long one a preview'),
   })

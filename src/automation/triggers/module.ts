@@ -2,6 +2,7 @@ import { turnContent } from '../../control/retention/content.ts'
 import { footprints } from '../../control/storage/footprint.ts'
 import { eventSubscribers } from '../../control/webhooks/subscribers.ts'
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { eventConsumers } from '../../core/db/write.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
@@ -27,6 +28,19 @@ export default module('triggers', {
   tags: { Triggers: 'Schedules, events and inbound webhooks that start work, with their firings.' },
   errors: triggerErrors,
   kinds: [triggerKind, firingKind],
+  resourceTypes: [
+    resourceType(triggerKind, {
+      fixed: ['type'],
+      defaults: {
+        active: true,
+        timezone: 'UTC',
+        overlap_policy: 'allow',
+        misfire_policy: 'fire_once',
+        signature_scheme: 'timestamped',
+      },
+      attributes: { secret: { read: 'getTriggerSecret', field: 'secret' } },
+    }),
+  ],
   operations: triggerOperations,
   handlers: triggerHandlers,
   schedules: triggerSchedules,

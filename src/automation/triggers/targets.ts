@@ -48,6 +48,8 @@ export type TriggerTarget = {
   start?(tx: Tx, services: Services, firing: Firing & { id: string; prepared: unknown }): Promise<Started>
   /** In place of `start`: does the work while the worker keeps the firing. Repeated under the firing's id. */
   call?(services: Services, firing: Firing & { id: string; signal: AbortSignal }): Promise<unknown>
+  /** What follows from a call, in the transaction that ends the firing with what it gave. */
+  called?(tx: Tx, firing: Firing & { id: string }, output: unknown): Promise<void> | void
   /** What such work has used whose workers were all lost. */
   lost?(db: Queryable, trigger: TriggerRow, firing: Pick<FiringRow, 'id' | 'input'>): Promise<UsageDraft | null>
 }

@@ -1,3 +1,4 @@
+import { addActivity } from '../../control/activity/record.ts'
 import { raise } from '../../core/api/errors.ts'
 import type { KindRow } from '../../core/api/kind.ts'
 import { callTool, openCall } from '../../execution/tools/call.ts'
@@ -43,6 +44,17 @@ export const toolTarget: TriggerTarget = {
       signal,
     })
     return callTool(services, { ...tool, project_id: own_project_id }, call)
+  },
+  called(tx, { id, trigger, target }) {
+    const { id: trigger_id, project_id, target_id, action } = trigger
+    const { name: tool_name } = target as ResolvedTool & { own_project_id: string }
+    addActivity(tx, {
+      project_id,
+      kind: 'action_executed',
+      summary: `${tool_name} was called`,
+      detail: { tool_id: target_id, tool_name, action: action ?? tool_name, trigger_id, trigger_firing_id: id },
+      ref_id: target_id,
+    })
   },
   async lost(db, { id: trigger_id, project_id, target_id, action }, { id, input }) {
     const tool = await resolveSharedTool(db, project_id, target_id)

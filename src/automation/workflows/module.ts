@@ -4,11 +4,13 @@ import { workflowCloning } from './clone.ts'
 import { workflowErrors } from './errors.ts'
 import { workflowKind } from './model.ts'
 import { workflowOperations } from './operations.ts'
+import { workflowType } from './resource-type.ts'
 
 export default module('workflows', {
   tags: { Workflows: 'State machines that tasks move through.' },
   errors: workflowErrors,
   kinds: [workflowKind],
+  resourceTypes: [workflowType],
   operations: workflowOperations,
   extensions: [cloneables.with(workflowCloning)],
 })

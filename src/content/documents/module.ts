@@ -1,12 +1,29 @@
 import { footprints } from '../../control/storage/footprint.ts'
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
+import { chunkFields } from '../chunks/model.ts'
 import { chunkFootprint } from '../footprint.ts'
-import { documentKind } from './model.ts'
+import { type DocumentRow, documentKind } from './model.ts'
 import { documentOperations } from './operations.ts'
+import { findDocumentWithText } from './store.ts'
 
 export default module('documents', {
   tags: { Documents: 'Texts with versions, cut into chunks that searches find.' },
   kinds: [documentKind],
+  resourceTypes: [
+    resourceType(documentKind, {
+      without: ['append'],
+      together: Object.keys(chunkFields),
+      defaults: { chunk_strategy: 'whole' },
+      exported: ({ kind }) => kind === 'document',
+      owns: ({ file_id }) => [file_id],
+      find: findDocumentWithText,
+      present: row => ({
+        ...documentKind.present(row as DocumentRow),
+        content: (row as { content?: string | null }).content,
+      }),
+    }),
+  ],
   operations: documentOperations,
   extensions: [footprints.with(chunkFootprint)],
 })

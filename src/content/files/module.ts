@@ -1,5 +1,6 @@
 import { footprints } from '../../control/storage/footprint.ts'
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { projectLeavings } from '../../identity/projects/delete.ts'
 import { fileFootprint } from '../footprint.ts'
 import { leaveProject } from '../storage/stores.ts'
@@ -12,6 +13,13 @@ export default module('files', {
   tags: { Files: 'Records and bytes of files, in one tree of paths with documents.' },
   errors: fileErrors,
   kinds: [fileKind],
+  resourceTypes: [
+    resourceType(fileKind, {
+      update: 'updateFileMetadata',
+      defaults: { prefix: '/' },
+      without: ['name', 'path', 'storage_type', 'storage_path'],
+    }),
+  ],
   operations: fileOperations,
   handlers: fileHandlers,
   schedules: fileSchedules,

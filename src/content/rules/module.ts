@@ -1,4 +1,5 @@
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { ruleCloning } from './clone.ts'
 import { ruleErrors } from './errors.ts'
@@ -9,6 +10,11 @@ export default module('ingestion rules', {
   tags: { 'Ingestion rules': 'Which files a converter turns into text, and how.' },
   errors: ruleErrors,
   kinds: [ingestionRuleKind],
+  resourceTypes: [
+    resourceType(ingestionRuleKind, {
+      defaults: { enabled: true, native_extraction: 'first', file_delivery: 'base64' },
+    }),
+  ],
   operations: ingestionRuleOperations,
   extensions: [cloneables.with(ruleCloning)],
 })

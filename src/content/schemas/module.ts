@@ -1,4 +1,5 @@
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { schemaCloning } from './clone.ts'
 import { metadataSchemaKind } from './model.ts'
@@ -7,6 +8,7 @@ import { metadataSchemaOperations } from './operations.ts'
 export default module('metadata schemas', {
   tags: { 'Metadata schemas': 'JSON Schemas that metadata below a path must satisfy.' },
   kinds: [metadataSchemaKind],
+  resourceTypes: [resourceType(metadataSchemaKind, { replaced: ['resource_type'] })],
   operations: metadataSchemaOperations,
   extensions: [cloneables.with(schemaCloning)],
 })

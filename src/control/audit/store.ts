@@ -47,6 +47,37 @@ export async function deleteEntries(tx: Queryable, before: Date, limit: number):
   return rowCount
 }
 
+/** Entries of a project that a search for who changed something goes back. */
+const SEARCHED = 20_000
+const FOUND = 2000
+
+const Change = z.strictObject({
+  resource_public_id: z.string(),
+  principal_id: z.string().nullable(),
+  created_at: z.string(),
+  fields: z.array(z.string()).nullable(),
+})
+export type NotedChange = z.output<typeof Change>
+
+/**
+ * Who changed some resources since a time by another way than a formation, the newest first; `fields` are those that the entry
+ * names. No further back than the last 20,000 entries of the project: by audit_entries_project, which does not know resources.
+ */
+export const changesSince = (
+  db: Queryable,
+  projectId: string,
+  ids: readonly string[],
+  since: string,
+): Promise<readonly NotedChange[]> =>
+  db.any(sql.type(Change)`
+    select resource_public_id, principal_id, created_at, fields from (
+      select resource_public_id, principal_id, created_at, id, status, detail ->> 'surface' as surface, detail -> 'changes' as fields
+      from audit_entries
+      where project_id = ${projectId} and created_at >= ${since}::timestamptz
+      order by created_at desc, id desc limit ${SEARCHED}) as t
+    where resource_public_id = any(${sql.array([...ids], 'text')}) and status < 300 and surface is distinct from 'formation'
+    order by created_at desc, id desc limit ${FOUND}`)
+
 /** The name of a project's chain; entries without a project form one of their own. */
 export const GLOBAL_CHAIN = 'global'
 

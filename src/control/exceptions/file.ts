@@ -14,7 +14,7 @@ import { detailText, oneLine, plainId } from '../activity/line.ts'
 import { SEVERITIES, type Severity } from '../activity/model.ts'
 import { addActivity } from '../activity/record.ts'
 import { type ExceptionKind, type ExceptionRow, exceptionKind, KIND_NAMES, KINDS } from './model.ts'
-import { type Filing, fileRows } from './store.ts'
+import { type Filing, fileRows, resolveMatter } from './store.ts'
 
 /** What is filed for people to look at. Never arguments, results or secrets. */
 export type ExceptionFiling = {
@@ -62,6 +62,8 @@ const bufferOf = perProcess(
   buffer => buffer.close(),
 )
 
+const foldedBy = (kind: ExceptionKind, key: string): string => oneLine(`${kind}:${key}`).slice(0, KEY_CHARS)
+
 const filingOf = (given: ExceptionFiling): Filing => ({
   id: newId(exceptionKind.prefix),
   project_id: given.project_id,
@@ -70,7 +72,7 @@ const filingOf = (given: ExceptionFiling): Filing => ({
   title: oneLine(given.title),
   detail: detailText(given.detail, DETAIL_BYTES),
   // Of its kind alone: what an operator files must not fold into what the platform did.
-  dedup_key: given.dedup_key === null ? null : oneLine(`${given.kind}:${given.dedup_key}`).slice(0, KEY_CHARS),
+  dedup_key: given.dedup_key === null ? null : foldedBy(given.kind, given.dedup_key),
   orchestration_run_id: plainId(given.orchestration_run_id),
   node_id: given.node_id == null ? null : oneLine(given.node_id),
   agent_id: plainId(given.agent_id),
@@ -195,4 +197,10 @@ export async function fileNow(tx: Tx, filing: ExceptionFiling): Promise<{ row: E
   const made = filingOf(filing)
   const [row] = await fileInto(tx, [made])
   return { row, created: row.id === made.id }
+}
+
+/** Closes what was filed of a matter that is over by itself. */
+export async function closeMatter(tx: Tx, projectId: string, kind: ExceptionKind, key: string): Promise<void> {
+  const row = await resolveMatter(tx, projectId, foldedBy(kind, key))
+  if (row) tx.emit(exceptionKind, 'resolved', row)
 }

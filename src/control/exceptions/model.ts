@@ -17,6 +17,7 @@ export const KINDS = {
   secret_expiring: 'warning',
   memory_rule_failed: 'warning',
   webhook_failing: 'warning',
+  formation_drift: 'warning',
 } as const satisfies Record<string, Severity>
 export type ExceptionKind = keyof typeof KINDS
 

@@ -54,6 +54,12 @@ export const resolveRows = (
     update exceptions t set status = 'resolved', resolved_by = ${userId}, resolution_note = ${note}, updated_at = now()
     from held where t.id = held.id and t.status <> 'resolved' returning ${exceptionKind.columns}`)
 
+/** Resolves what is filed of a matter, in nobody's name; null without it. By exceptions_dedup. */
+export const resolveMatter = (db: Queryable, projectId: string, key: string): Promise<ExceptionRow | null> =>
+  db.maybeOne(exceptionKind.sql`
+    update exceptions t set status = 'resolved', updated_at = now()
+    where t.project_id = ${projectId} and t.dedup_key = ${key} and t.status <> 'resolved' returning ${exceptionKind.columns}`)
+
 /** Items by id, those that a condition over the alias `t` holds for. */
 export const findRows = (
   db: Queryable,

@@ -1,4 +1,5 @@
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { requestCounting } from '../../core/invoke/hooks.ts'
 import { quotaErrors } from './errors.ts'
 import { quotaKind } from './model.ts'
@@ -10,6 +11,7 @@ export default module('quotas', {
   tags: { Quotas: 'Limits on requests, tokens, cost and storage.' },
   errors: quotaErrors,
   kinds: [quotaKind],
+  resourceTypes: [resourceType(quotaKind)],
   operations: quotaOperations,
   extensions: [requestCounting.with(countRequest)],
   policyActions: [

@@ -7,6 +7,7 @@ import { usageKind } from './model.ts'
 import { usageOperations } from './operations.ts'
 import { priceKind } from './prices-model.ts'
 import { priceOperations } from './prices-operations.ts'
+import { projectPriceType } from './prices-resource-type.ts'
 import { reportOperations } from './reports.ts'
 import { meterRequest } from './requests.ts'
 import { foldSums, pruneSums } from './sums.ts'
@@ -20,6 +21,7 @@ export default module('usage', {
   },
   errors: usageErrors,
   kinds: [usageKind, priceKind, thresholdKind],
+  resourceTypes: [projectPriceType],
   operations: [...usageOperations, ...reportOperations, ...priceOperations, ...thresholdOperations],
   handlers: thresholdHandlers,
   schedules: thresholdSchedules,

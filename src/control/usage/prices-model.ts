@@ -96,25 +96,24 @@ export const PriceBookInput = batchOf(
     }),
 )
 
-export const ProjectPricesInput = batchOf(
-  'ProjectPricesInput',
-  z
-    .strictObject({
-      ...base,
-      provider,
-      resource: fields.resource.optional(),
-      quantity: z
-        .record(z.string(), z.unknown())
-        .nullable()
-        .optional()
-        .describe(fields.quantity.description as string),
-    })
-    .superRefine(({ resource, quantity }, context) => {
-      if (quantity == null) return
-      const problem = resource == null ? 'belongs to prices of a resource' : expressionProblem(quantity)
-      if (problem) context.addIssue({ code: 'custom', path: ['quantity'], message: problem })
-    }),
-)
+export const ProjectPriceInput = z
+  .strictObject({
+    ...base,
+    provider,
+    resource: fields.resource.optional(),
+    quantity: z
+      .record(z.string(), z.unknown())
+      .nullable()
+      .optional()
+      .describe(fields.quantity.description as string),
+  })
+  .superRefine(({ resource, quantity }, context) => {
+    if (quantity == null) return
+    const problem = resource == null ? 'belongs to prices of a resource' : expressionProblem(quantity)
+    if (problem) context.addIssue({ code: 'custom', path: ['quantity'], message: problem })
+  })
+
+export const ProjectPricesInput = batchOf('ProjectPricesInput', ProjectPriceInput)
 
 export const ProviderPricesInput = batchOf('AiProviderPricesInput', z.strictObject(base))
 

@@ -1,9 +1,10 @@
 import type { z } from 'zod'
-import type { ErrorCode } from '../../core/api/errors.ts'
+import { type ErrorCode, raise } from '../../core/api/errors.ts'
+import { etagOf, namesTag } from '../../core/api/etag.ts'
 import { equals, filterConditions, filterSchema } from '../../core/api/filters.ts'
-import type { Kind, KindRow } from '../../core/api/kind.ts'
+import { isIdOf, type Kind, type KindRow } from '../../core/api/kind.ts'
 import { page, pageOf } from '../../core/api/lists.ts'
-import { type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { answer, type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import { projectKind } from '../../identity/projects/model.ts'
 import { globalScope, pricedProviders, projectScope, putPrices, removePrice } from './prices.ts'
@@ -16,6 +17,7 @@ import {
   ProjectPricesInput,
   priceKind,
 } from './prices-model.ts'
+import { findPrice } from './prices-store.ts'
 
 const tag = 'Prices'
 
@@ -164,6 +166,26 @@ export const priceOperations: Operation[] = [
     answers: { 204: null },
     raises: ['RESOURCE_NOT_FOUND', 'PRICE_IN_EFFECT'],
     run: ({ tx, services, params }) => removePrice(tx, services, params.price_id, globalScope),
+  }),
+  itemOperation(projectKind, {
+    id: 'getProjectPrice',
+    method: 'get',
+    path: '/projects/{project_id}/prices/{price_id}',
+    summary: 'Read a price of a project',
+    description: 'One that was in effect, is, or is to come.',
+    tag,
+    action: 'projects:GetProjectPrices',
+    answers: { 200: Price },
+    raises: ['RESOURCE_NOT_FOUND'],
+    async run({ db, params: { price_id: id }, resource, request }) {
+      const row = isIdOf(priceKind, id) ? await findPrice(db, id, projectScope(resource.id)) : null
+      const price = priceKind.present(row ?? raise('RESOURCE_NOT_FOUND', { meta: { id } }))
+      const tag = etagOf(JSON.stringify(price))
+      const known = request.headers['if-none-match']
+      return known !== undefined && namesTag(known, tag)
+        ? answer(304, undefined, { ETag: tag })
+        : answer(200, price, { ETag: tag })
+    },
   }),
   ...pricesOf(projectKind, {
     noun: 'Project',

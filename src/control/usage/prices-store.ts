@@ -113,6 +113,10 @@ export const countPrices = (db: Queryable, projectId: string | null, now: Date):
     select count(*) as count from (${followed(sql.fragment`${projectId}::text`)}) r
     where r.followed is null or r.followed > ${now.toISOString()}::timestamptz`)
 
+/** A price of the project or provider named (index prices_pkey). */
+export const findPrice = (db: Queryable, id: string, scope: Fragment): Promise<PriceRow | null> =>
+  db.maybeOne(priceKind.sql`select ${priceKind.columns} from prices t where t.id = ${id} and ${scope}`)
+
 /** Deletes a price that is not in force yet, of the project or provider named; whether it was deleted, or null for none. */
 export const deletePrice = async (
   db: Queryable,

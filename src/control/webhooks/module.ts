@@ -1,4 +1,5 @@
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { eventConsumers } from '../../core/db/write.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
@@ -13,6 +14,12 @@ import { pruneDeliveries } from './retention.ts'
 export default module('webhooks', {
   tags: { Webhooks: 'Signed deliveries of events to addresses of the project.' },
   kinds: [webhookKind, deliveryKind],
+  resourceTypes: [
+    resourceType(webhookKind, {
+      defaults: { active: true },
+      attributes: { secret: { read: 'getWebhookSecret', field: 'secret' } },
+    }),
+  ],
   operations: webhookOperations,
   handlers: [dispatchHandler],
   background: [deliveries],

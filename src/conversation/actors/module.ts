@@ -1,4 +1,5 @@
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { actorErrors } from './errors.ts'
 import { actorKind } from './model.ts'
@@ -10,6 +11,7 @@ export default module('actors', {
   tags: { Actors: 'End users and personas that take part in conversations.' },
   errors: actorErrors,
   kinds: [actorKind],
+  resourceTypes: [resourceType(actorKind)],
   operations: actorOperations,
   handlers: purgeHandlers,
   schedules: purgeSchedules,

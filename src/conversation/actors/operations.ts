@@ -28,9 +28,13 @@ export const actorOperations: Operation[] = [
       'An actor that is found is answered with 200 and stays as it is; the right to create is enough to see it so.',
     body: ActorInput,
     answers: { 201: Actor, 200: Actor },
-    raises: [...raises],
+    raises: [...raises, 'NAME_CONFLICT'],
     check: ({ body }) => checkLinks(body),
-    make: ({ body, project, tx }) => obtainActor(tx, { ...body, project_id: project }),
+    make({ body, project, tx, audit }) {
+      const fields = { ...body, project_id: project }
+      // A formation deletes what it has created, so it takes no actor that was there before.
+      return audit.detail.surface === 'formation' ? actorKind.insert(tx, fields) : obtainActor(tx, fields)
+    },
   }),
   // actors_project serves the order; actors_external_id, actors_agent and actors_tags their filters.
   actors.list({

@@ -1,4 +1,5 @@
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { defaultRouteInheritors } from '../../identity/projects/default-route.ts'
 import { chatErrors } from './errors.ts'
 import { chatKind } from './model.ts'
@@ -9,6 +10,7 @@ export default module('chats', {
   tags: { Chats: 'Single completions by a model, in the format of the OpenAI API.' },
   errors: chatErrors,
   kinds: [chatKind],
+  resourceTypes: [resourceType(chatKind)],
   operations: chatOperations,
   extensions: [defaultRouteInheritors.with(inheritingChats)],
 })

@@ -1,5 +1,6 @@
 import { endUserContent, turnContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { mailboxes } from '../../execution/generations/abort.ts'
 import { continueInMailbox, retryInMailbox } from '../turns/generate.ts'
@@ -15,6 +16,7 @@ import { conversationOperations } from './operations.ts'
 export default module('conversations', {
   tags: { Conversations: 'Ordered messages of several actors, and turns in them.' },
   kinds: [conversationKind],
+  resourceTypes: [resourceType(conversationKind)],
   eventSources: [messageEvents],
   operations: conversationOperations,
   handlers: [...turnHandlers, expiryHandler],

@@ -1,5 +1,6 @@
 import { turnContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { actorMoves } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
 import { sessionContent } from './erase.ts'
@@ -13,6 +14,14 @@ export default module('sessions', {
   tags: { Sessions: 'Conversations of one end user with one agent.' },
   errors: sessionErrors,
   kinds: [sessionKind],
+  resourceTypes: [
+    resourceType(sessionKind, {
+      writeOnly: ['tool_context'],
+      without: ['actor'],
+      hides: ({ tool_context }) => (tool_context === null ? [] : ['tool_context']),
+      owns: ({ conversation_id }) => [conversation_id],
+    }),
+  ],
   operations: sessionOperations,
   handlers: [expiryHandler],
   schedules: [expirySchedule],

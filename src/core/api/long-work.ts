@@ -71,6 +71,8 @@ export type LongWork<Row extends WorkRow = any> = {
   /** Operations that read and cancel it. */
   read: string
   cancel: string | null
+  /** Work that ends with the record gone: the operation that starts it, and its answer. */
+  gone?: { operation: string; body: unknown; message: string }
   /** The arguments of both that name the record under an id; null where that takes a record that is gone. */
   args(id: string, services: Services): Json | Promise<Json | null>
   state(view: WorkView, row: Row): Promise<WorkState>

@@ -12,12 +12,15 @@ import { commands, commandsOf } from './commands.ts'
 import { type ErrorTable, errorTable } from './errors.ts'
 import { type Kind, kinds } from './kind.ts'
 import { type Operation, operations, operationTags } from './operation.ts'
+import { type ResourceType, resourceTypes } from './resource-type.ts'
 
 /** What one module brings to a process. Everything that a process knows stands in one of these. */
 export type Module = {
   name: string
   errors?: ErrorTable
   kinds?: readonly Kind<any, any>[]
+  /** Resources that templates declare. */
+  resourceTypes?: readonly ResourceType[]
   /** What emits events without being a kind. */
   eventSources?: readonly EventSource<any, any>[]
   operations?: readonly Operation[]
@@ -66,6 +69,7 @@ export function loadModules(modules: readonly Module[]): void {
   for (const kind of kinds.all()) for (const reference of kind.references) kinds.get(reference.kind)
   eventTypes.fill([...(all('kinds') as Kind[]), ...(all('eventSources') as EventSource[])].flatMap(eventTypesOf))
   operations.fill(all('operations') as Operation[])
+  resourceTypes.fill(all('resourceTypes') as ResourceType[])
   operationTags.fill(modules.flatMap(({ tags = {} }) => Object.entries(tags)))
   commands.fill(commandsOf(operations.all()))
   queues.fill((all('handlers') as Handler[]).map(({ queue }) => queue))

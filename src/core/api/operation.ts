@@ -231,8 +231,8 @@ export type Operation = {
   under?: Under
   /** Resolves the project of a create out of the raw body when it follows from a referenced id. */
   projectOf?: (body: Record<string, unknown>, db: Queryable, caller: Caller) => Promise<string | null>
-  /** The decision of the owner gate, before the body is read. Without it `run` decides. */
-  decide?: (caller: Caller, row: KindRow | undefined) => Verdict
+  /** The decision of the owner gate, before the body is read. Without it `run` decides. `surface` is that of the call. */
+  decide?: (caller: Caller, row: KindRow | undefined, surface: string) => Verdict
   /** False: `run` opens its own transactions through `services.write`. */
   transaction: boolean
   /** Changes nothing, whatever its method: it has no transaction and is audited where reads are. */
@@ -320,7 +320,7 @@ type Runs<Q extends z.ZodType | undefined, B extends z.ZodType | undefined, R, P
 type Shaped =
   | {
       creates: Kind<any>
-      decide?(caller: Caller): Verdict
+      decide?(caller: Caller, row: KindRow | undefined, surface: string): Verdict
       projectOf?: Operation['projectOf']
       under?: Under
       pathOf?: Operation['pathOf']
@@ -350,7 +350,7 @@ export function itemOperation<
       param?: string
       find?: Kind<Row>['find']
       joined?: boolean
-      decide?(caller: Caller, row: Row): Verdict
+      decide?(caller: Caller, row: Row, surface: string): Verdict
     },
 ): Operation {
   return {

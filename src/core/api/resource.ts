@@ -44,7 +44,7 @@ type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> 
   }
 
 /** The same of an operation on one row, which may be its owner's. */
-type ItemOverrides<Row> = Overrides & { decide?: (caller: Caller, row: Row) => Verdict }
+type ItemOverrides<Row> = Overrides & { decide?: (caller: Caller, row: Row, surface: string) => Verdict }
 
 type QueryContext<B = undefined, R = undefined> = Context<Record<string, never>, B, R>
 
@@ -371,7 +371,7 @@ export function resource<Row extends KindRow, Event extends string>(
         Pick<Common<Q, B>, 'summary' | 'answers'> & {
           find?: Kind<Row>['find']
           joined?: boolean
-          decide?: (caller: Caller, row: Row) => Verdict
+          decide?: (caller: Caller, row: Row, surface: string) => Verdict
           run(context: ActionContext<Q, B, Row>): Promise<unknown>
           again?(context: ActionContext<Q, B, Row>, made: Made): Promise<unknown>
         },

@@ -38,7 +38,8 @@ export async function authorize(inv: Invocation, caller: Caller): Promise<void> 
     if (!grantsAllow(caller, action)) forbid(caller, action)
     operation.admit?.(caller, inv.call.params)
     if (operation.shape === 'item') await loadItem(inv, caller)
-    if (operation.decide && operation.decide(caller, inv.resource) !== 'allow') forbid(null, action)
+    const verdict = operation.decide?.(caller, inv.resource, inv.call.surface) ?? 'allow'
+    if (verdict !== 'allow') forbid(null, action)
     return
   }
   operation.admit?.(caller, inv.call.params)

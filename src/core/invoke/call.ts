@@ -1,4 +1,5 @@
 import type { IncomingHttpHeaders, IncomingMessage } from 'node:http'
+import { Readable } from 'node:stream'
 import type { Made } from '../api/idempotency.ts'
 import { newId } from '../api/ids.ts'
 import type { Tx } from '../db/write.ts'
@@ -100,4 +101,11 @@ export function callAs(
     path: JSON.stringify(params),
     request: { id: requestId, receivedAt: new Date(), ip: null, userAgent: null, headers: {}, closed: signal },
   }
+}
+
+/** A JSON body for an operation that reads it as a stream. */
+export function jsonUpload(body: Record<string, unknown> | undefined): IncomingMessage {
+  const bytes = Buffer.from(JSON.stringify(body ?? {}))
+  const headers = { 'content-type': 'application/json', 'content-length': String(bytes.length) }
+  return Object.assign(Readable.from([bytes], { objectMode: false }), { headers }) as unknown as IncomingMessage
 }

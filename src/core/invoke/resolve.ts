@@ -97,10 +97,10 @@ function noteItem(inv: Invocation, row: KindRow): void {
  * Owners know what is theirs whatever their policies say of its project. A row without a project of a kind that has
  * projects is the deployment's: for admins with an unbound credential.
  */
-function mayKnow({ operation: { gate, decide, kind } }: Invocation, caller: Caller, row: KindRow): boolean {
+function mayKnow({ operation: { gate, decide, kind }, call }: Invocation, caller: Caller, row: KindRow): boolean {
   if (gate === 'policy' && row.project_id === null && !kind?.global)
     return isAdmin(caller) && caller.project_id === null
-  return gate === 'owner' && decide ? decide(caller, row) !== 'hide' : sees(caller, row.project_id)
+  return gate === 'owner' && decide ? decide(caller, row, call.surface) !== 'hide' : sees(caller, row.project_id)
 }
 
 /** The project that the query or the body names; undefined when neither does. Raises VALIDATION_FAILED for no string. */

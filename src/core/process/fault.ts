@@ -5,7 +5,7 @@ import type { Services } from './services.ts'
  * Of a turn, of the file of its trace, of an ingestion, of what follows from an approval, of a decision that a tool makes, of
  * filing an exception, of erasing content and deleting records, of what a turn knows, of the firing of a memory rule, of the reply of a
  * chat, of an advance of a run and of an attempt of a node, of the firing of a trigger, of an item of an eval and the end of its run,
- * of an event that executions wait for, of an export; of a request whose operation was carried out.
+ * of an event that executions wait for, of an export, of an operation of a formation; of a request whose operation was carried out.
  */
 type FaultPoint =
   | 'turn_taken'
@@ -56,6 +56,10 @@ type FaultPoint =
   | 'eval_item_answered'
   | 'eval_item_scored'
   | 'eval_run_settling'
+  | 'formation_claimed'
+  | 'formation_called'
+  | 'formation_step'
+  | 'formation_applied'
   | 'task_claimed'
   | 'task_called'
   | 'task_settled'

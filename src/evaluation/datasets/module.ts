@@ -2,6 +2,7 @@ import { endUserContent } from '../../control/retention/content.ts'
 import { footprints } from '../../control/storage/footprint.ts'
 import { actorMoves } from '../../conversation/actors/merge.ts'
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { itemContent } from './erase.ts'
 import { datasetErrors } from './errors.ts'
 import { datasetItemKind, datasetKind } from './model.ts'
@@ -12,6 +13,7 @@ export default module('datasets', {
   tags: { Datasets: 'Items that agents are evaluated on.' },
   errors: datasetErrors,
   kinds: [datasetKind, datasetItemKind],
+  resourceTypes: [resourceType(datasetKind), resourceType(datasetItemKind)],
   operations: datasetOperations,
   extensions: [
     footprints.with(datasetFootprint),

@@ -9,6 +9,7 @@ import { convertByAgent } from './convert.ts'
 import { agentErrors } from './errors.ts'
 import { agentKind } from './model.ts'
 import { agentOperations } from './operations.ts'
+import { agentType } from './resource-type.ts'
 import { inheritingAgents, inheritingReleases } from './store.ts'
 import { agentVersionOperations } from './version-operations.ts'
 
@@ -16,6 +17,7 @@ export default module('agents', {
   tags: { Agents: 'Configured models with tools, their versions and staged releases.' },
   errors: agentErrors,
   kinds: [agentKind],
+  resourceTypes: [agentType],
   operations: [...agentOperations, ...agentVersionOperations],
   extensions: [
     cloneables.with(agentCloning),

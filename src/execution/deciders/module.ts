@@ -1,6 +1,7 @@
 import { turnContent } from '../../control/retention/content.ts'
 import { longWork } from '../../core/api/long-work.ts'
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { turnOwners } from '../generations/source.ts'
@@ -18,6 +19,7 @@ export default module('deciders', {
   tags: { Deciders: 'Versioned sets of questions with the decisions that answer them.' },
   errors: deciderErrors,
   kinds: [deciderKind, decisionKind],
+  resourceTypes: [resourceType(deciderKind)],
   operations: allDeciderOperations,
   handlers: decisionHandlers,
   schedules: decisionSchedules,

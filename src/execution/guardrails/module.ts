@@ -11,6 +11,7 @@ import { guardrailGate } from './judge.ts'
 import { evaluationKind, guardrailKind } from './model.ts'
 import { guardrailOperations } from './operations.ts'
 import { evaluationsDropped } from './records.ts'
+import { guardrailType } from './resource-type.ts'
 import { runtimeReaders } from './runtime.ts'
 import { deleteEvaluations, eraseSnapshots } from './store.ts'
 import { runValues, usageValues } from './usage.ts'
@@ -29,6 +30,7 @@ export default module('guardrails', {
   tags: { Guardrails: 'Rules that allow, escalate or refuse calls of tools, with their evaluations.' },
   errors: guardrailErrors,
   kinds: [guardrailKind, evaluationKind],
+  resourceTypes: [guardrailType],
   operations: guardrailOperations,
   extensions: [
     toolGate.with(guardrailGate),

@@ -1,5 +1,6 @@
 import { turnContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { turnFollowers } from '../generations/ended.ts'
 import { turnOwners } from '../generations/source.ts'
@@ -13,6 +14,7 @@ import { firingAttempts } from './store.ts'
 
 export default module('memory-rules', {
   kinds: [memoryRuleKind],
+  resourceTypes: [resourceType(memoryRuleKind, { defaults: { enabled: true } })],
   operations: memoryRuleOperations,
   handlers: firingHandlers,
   schedules: firingSchedules,

@@ -1,4 +1,5 @@
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { inBatches } from '../../core/jobs/sweeps.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { fallbacksTotal } from './call.ts'
@@ -15,6 +16,11 @@ export default module('model-routes', {
   tags: { 'Model routes': 'Ordered lists of providers and models with failover.' },
   errors: modelRouteErrors,
   kinds: [modelRouteKind],
+  resourceTypes: [
+    resourceType(modelRouteKind, {
+      defaults: { retry_on: ['provider_error', 'timeout', 'rate_limited'], failure_threshold: 3, cooldown_seconds: 60 },
+    }),
+  ],
   operations: modelRouteOperations,
   metrics: [fallbacksTotal],
   sweeps: [

@@ -1,4 +1,5 @@
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { providerCloning } from './clone.ts'
 import { providerErrors } from './errors.ts'
@@ -11,6 +12,12 @@ export default module('providers', {
   tags: { 'AI providers': 'Accounts at vendors of models.' },
   errors: providerErrors,
   kinds: [aiProviderKind],
+  resourceTypes: [
+    resourceType(aiProviderKind, {
+      writeOnly: ['config'],
+      hides: ({ sealed_credentials }) => (sealed_credentials === null ? [] : ['config']),
+    }),
+  ],
   operations: [...aiProviderOperations, ...providerPriceOperations],
   sealedColumns: [providerCredentials],
   metrics: [modelCalls, modelCallDuration, modelFirstPiece],

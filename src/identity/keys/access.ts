@@ -26,6 +26,16 @@ export const mayChange = (caller: Caller, row: KeyRow): Verdict => {
   return as === null ? 'hide' : as === 'user' ? 'allow' : 'forbid'
 }
 
+const isDeployedByKey = ({ credential }: Caller, surface: string): boolean =>
+  credential.type === 'api_key' && surface === 'formation'
+
+/** Users make keys, and keys those of the templates that they deploy. */
+export const mayCreate = (caller: Caller, _row: unknown, surface: string): Verdict =>
+  caller.credential.type === 'user' || isDeployedByKey(caller, surface) ? 'allow' : 'forbid'
+
+export const mayDelete = (caller: Caller, row: KeyRow, surface: string): Verdict =>
+  isDeployedByKey(caller, surface) && reachedAs(caller, row) !== null ? 'allow' : mayChange(caller, row)
+
 /** A key may rotate itself. */
 export const mayRotate = (caller: Caller, row: KeyRow): Verdict =>
   caller.credential.type === 'api_key' && caller.credential.id === row.id ? 'allow' : mayChange(caller, row)

@@ -1,9 +1,18 @@
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { projectKeyKind } from './model.ts'
 import { keyOperations } from './operations.ts'
 
 export default module('keys', {
   tags: { 'Project keys': 'Credentials of programs, which act for the user who made them.' },
   kinds: [projectKeyKind],
+  resourceTypes: [
+    resourceType(projectKeyKind, {
+      name: 'api_key',
+      aliases: ['project_key'],
+      without: ['projectPublicId', 'projectId', 'policyIds', 'expiresAt'],
+      attributes: { secret: { once: 'secret' } },
+    }),
+  ],
   operations: keyOperations,
 })

@@ -6,8 +6,9 @@ import { itemOperation, type Operation, operation } from '../../core/api/operati
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { principalsChanged } from '../principals.ts'
-import { mayChange, mayRead, mayRotate, visibleKeys } from './access.ts'
+import { mayChange, mayCreate, mayDelete, mayRead, mayRotate, visibleKeys } from './access.ts'
 import { checkedFields } from './check.ts'
+import { requireDeletable, withinDeploying } from './deployed.ts'
 import { isoTime, KeyInput, KeyPatch, KeyUsage, ProjectKeyWithSecret, projectKeyKind, RotateInput } from './model.ts'
 import { mintKey } from './secret.ts'
 import { auditedDays, insertKey, lastAudited, rotateKey, updateKey } from './store.ts'
@@ -43,12 +44,13 @@ const routes: Operation[] = [
     method: 'post',
     path: '/project-keys',
     summary: 'Mint a key that acts for the caller',
-    description: 'Needs a user credential. The key string is in this answer only.',
+    description:
+      'Needs a user credential; a key that deploys a formation makes keys with its own limits. The key string is in this answer only.',
     tag,
     action: 'project-keys:CreateProjectKey',
     gate,
     creates: projectKeyKind,
-    decide: caller => (caller.credential.type === 'user' ? 'allow' : 'forbid'),
+    decide: mayCreate,
     body: KeyInput,
     bodyOptional: true,
     answers: { 201: ProjectKeyWithSecret },
@@ -56,7 +58,9 @@ const routes: Operation[] = [
     secretAnswer: true,
     async run(context) {
       const { tx, body, caller, audit } = context
-      const fields = await checkedFields(context, 'project-keys:CreateProjectKey', body ?? {})
+      const action = 'project-keys:CreateProjectKey'
+      const given = await withinDeploying(context, action, body ?? {})
+      const fields = await checkedFields(context, action, given)
       const { key, ...stored } = mintKey()
       const row = await insertKey(tx, { ...fields, ...stored, id: newId('key'), user_id: caller.user.id })
       // The project of the audit entry is the one that the key is bound to.
@@ -95,7 +99,8 @@ const routes: Operation[] = [
     summary: 'Delete a key',
     description: 'Requests with the key are refused from the next one on, in every process.',
     gate,
-    decide: mayChange,
+    decide: mayDelete,
+    check: (row, context) => requireDeletable(context, 'project-keys:DeleteProjectKey', row),
     removed: ({ id }, { tx }) => principalsChanged(tx, `key:${id}`),
   }),
   keys.action('rotate', {

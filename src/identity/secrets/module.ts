@@ -1,4 +1,5 @@
 import { module } from '../../core/api/module.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
 import { secretErrors } from './errors.ts'
 import { sealedValues, secretKind } from './model.ts'
 import { secretOperations } from './operations.ts'
@@ -8,6 +9,14 @@ export default module('secrets', {
   tags: { Secrets: 'Sealed values that other resources refer to; never shown again.' },
   errors: secretErrors,
   kinds: [secretKind],
+  resourceTypes: [
+    resourceType(secretKind, {
+      writeOnly: ['value'],
+      // An external one has none.
+      hides: ({ source }) => (source === null ? ['value'] : []),
+      deleteWith: { force: true },
+    }),
+  ],
   operations: secretOperations,
   policyActions: [
     {

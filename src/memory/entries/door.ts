@@ -54,7 +54,8 @@ export async function writeClaim(
     shown: (written: Written) => object
   },
 ) {
-  const { body, caller, project, record, services } = context
+  const { audit, body, caller, project, record, services } = context
+  const { principal } = caller
   const { project_id, ...claim } = body
   const actor_id = await claimedActor(services.pool, caller, project as string, claim.actor_id)
   const check = async (store: MemoryStoreRow) => {
@@ -73,7 +74,7 @@ export async function writeClaim(
   }
   return writeFact(
     services,
-    { ...claim, actor_id, mechanism: 'api', principal: caller.principal },
+    { ...claim, actor_id, mechanism: audit.detail.surface === 'formation' ? 'formation' : 'api', principal },
     {
       dryRun,
       check,

@@ -3,11 +3,13 @@ import { module } from '../../core/api/module.ts'
 import { memoryContent } from './erase.ts'
 import { memoryEntryKind } from './model.ts'
 import { memoryEntryOperations } from './operations.ts'
+import { memoryEntryType } from './resource-type.ts'
 
 const IMMUTABLE = 'Grants nothing: entries are never changed'
 
 export default module('memory-entries', {
   kinds: [memoryEntryKind],
+  resourceTypes: [memoryEntryType],
   operations: memoryEntryOperations,
   extensions: [endUserContent.with(memoryContent)],
   // Policies of other systems name them.

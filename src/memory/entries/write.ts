@@ -184,12 +184,14 @@ async function prepare(
     (await seeStore(services.pool, claim)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: claim.memory_store_id } })
   await check?.(store)
   const { supersede } = effectiveThresholds(claim, store)
-  if (store.twin && !again && !claim.supersedes) return { store, embedded: null, near: [], more: false }
+  if (store.twin && !again && !claim.supersedes && !isDeclared(claim))
+    return { store, embedded: null, near: [], more: false }
   const embedded =
     (store.twin === null ? null : await vectorsOfTwin(services, store.twin)) ??
     (await embedContent(services, { project_id: store.project_id, ref: store.id, content: claim.content, admitted }))
   const { space, vectors } = embedded
-  if (claim.supersedes || !space || vectors.length === 0) return { store, embedded, near: [], more: false }
+  if (claim.supersedes || isDeclared(claim) || !space || vectors.length === 0)
+    return { store, embedded, near: [], more: false }
   const near = await nearest(services, store, space, {
     actor_id: claim.actor_id,
     vector: vectors[0],
@@ -246,6 +248,9 @@ type Decision = {
 
 const created = (similarity: number | null): Decision => ({ action: 'created', similarity, match: null })
 
+/** A template says what there is: its facts are not compared with others, and inherit nothing from what they replace. */
+const isDeclared = ({ mechanism }: Pick<Claim, 'mechanism'>): boolean => mechanism === 'formation'
+
 /** What becomes of a claim, by what the store holds now. Raises VALIDATION_FAILED, RESOURCE_NOT_FOUND. */
 async function decide(
   db: Queryable,
@@ -255,6 +260,7 @@ async function decide(
 ): Promise<Decision | 'look again'> {
   const thresholds = effectiveThresholds(claim, store)
   const { actor_id, hash, supersedes = null } = claim
+  if (isDeclared(claim) && !supersedes) return created(null)
   const rivals = await readRivals(db, {
     store,
     actor_id,
@@ -345,6 +351,7 @@ async function write(
 
 /** The memory that a claim makes; it inherits what the one that it replaces was tagged with. */
 function memoryOf(store: MemoryStoreRow, claim: Claim, replaced: MemoryRow | null): NewMemory {
+  const inherits = isDeclared(claim) ? null : replaced
   return {
     id: newId(memoryKind.prefix),
     project_id: store.project_id,
@@ -354,8 +361,8 @@ function memoryOf(store: MemoryStoreRow, claim: Claim, replaced: MemoryRow | nul
     source_type: claim.source_type,
     source_id: claim.source_id ?? null,
     actor_id: claim.actor_id,
-    tags: replaced ? inheritedTags(replaced.tags, claim.tags) : claim.tags,
-    metadata: replaced?.metadata ? inheritedMetadata(replaced.metadata, claim.metadata) : claim.metadata,
+    tags: inherits ? inheritedTags(inherits.tags, claim.tags) : claim.tags,
+    metadata: inherits?.metadata ? inheritedMetadata(inherits.metadata, claim.metadata) : claim.metadata,
     expires_at: claim.expires_at ?? null,
   }
 }

@@ -206,6 +206,15 @@ export const retireMemory = (db: Queryable, id: string): Promise<MemoryRow> =>
     update memories t set invalidated_at = now(), embedded = false, tsv = null, updated_at = now() where t.id = ${id}
     returning ${memoryKind.columns}`)
 
+/** The memory that holds now of one and those that replaced it, one after another; null where the last is over (index memories_pkey). */
+export const holdingMemory = (db: Queryable, id: string): Promise<MemoryRow | null> =>
+  db.maybeOne(memoryKind.sql`
+    with recursive replaced (id) as (
+      select ${id}::text
+      union select m.superseded_by_memory_id from memories m join replaced r on r.id = m.id
+      where m.superseded_by_memory_id is not null)
+    select ${memoryKind.columns} from memories t where t.id in (select id from replaced) and ${holdsNow}`)
+
 /** Memories of a store that a condition lets through, oldest first, from behind one on; by memories_store. */
 export const memoriesAfter = (
   db: Queryable,

@@ -1,6 +1,11 @@
 import type { Codes, ErrorTable } from '../core/api/errors.ts'
 
-export const plannedErrors = {
+export const formationErrors = {
+  FORMATION_CONFLICT: {
+    status: 409,
+    description: 'A declared field was changed by somebody else since the last deploy; meta.conflicts',
+    hint: 'Read the plan, then deploy with force_conflicts to overwrite, or take the changes into the template.',
+  },
   FORMATION_DELETE_FAILED: {
     status: 409,
     description: 'Some resources could not be deleted; stack left delete_failed',
@@ -9,6 +14,11 @@ export const plannedErrors = {
   FORMATION_HANDLER_FAILED: {
     status: 502,
     description: 'External handler for an operator-registered resource type failed',
+  },
+  FORMATION_HAS_DEPENDENTS: {
+    status: 409,
+    description: 'An output is imported by other formations; meta.importers',
+    hint: 'Deploy the formations of meta.importers without the import first.',
   },
   FORMATION_INVALID_METADATA: {
     status: 400,
@@ -38,5 +48,5 @@ export const plannedErrors = {
 } as const satisfies ErrorTable
 
 declare module '../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof plannedErrors> {}
+  interface ErrorCodes extends Codes<typeof formationErrors> {}
 }

@@ -1,0 +1,13 @@
+import { resourceType } from '../../core/api/resource-type.ts'
+import { contextKeyProblems } from './check.ts'
+import { type Definition, orchestrationKind } from './model.ts'
+import { definitionIn } from './operations.ts'
+import { validateGraph } from './validate.ts'
+
+export const orchestrationType = resourceType(orchestrationKind, {
+  check(properties) {
+    if (!properties.nodes || !properties.edges) return []
+    const definition = definitionIn(properties as Partial<Definition>)
+    return [...validateGraph(definition).problems, ...contextKeyProblems(definition.nodes)]
+  },
+})

@@ -1,0 +1,20 @@
+import type { Problem } from '../../core/api/errors.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
+import { agentKind, type ToolBinding } from './model.ts'
+
+/** Agents of templates name their tools, which are resources of their own. */
+export const agentType = resourceType(agentKind, {
+  defaults: { single_session_per_actor: false },
+  check: ({ tool_bindings }) =>
+    ((tool_bindings ?? []) as ToolBinding[]).flatMap(({ tool }, index): Problem[] =>
+      tool === undefined
+        ? []
+        : [
+            {
+              code: 'INVALID_VALUE',
+              path: `tool_bindings[${index}].tool`,
+              message: 'must be a tool of its own in the template, named by tool_id',
+            },
+          ],
+    ),
+})

@@ -1,0 +1,40 @@
+import { AppError, type Problem } from '../../core/api/errors.ts'
+import { inlineSchema, type Json } from '../../core/api/flatten.ts'
+import { resourceType } from '../../core/api/resource-type.ts'
+import { checkDocument } from './document.ts'
+import { GuardrailDocument, guardrailKind } from './model.ts'
+
+/** Guardrails of templates: the keys of the document are properties, of which the document is made. */
+
+const schemas = inlineSchema(GuardrailDocument).properties as Record<string, Json>
+const names = Object.keys(schemas)
+
+const documentOf = (properties: Json): Json =>
+  Object.fromEntries(names.filter(name => properties[name] != null).map(name => [name, properties[name]]))
+
+export const guardrailType = resourceType(guardrailKind, {
+  without: ['document'],
+  together: names,
+  exhaustive: true,
+  translate: {
+    properties: schemas,
+    required: ['class'],
+    arguments: properties => ({
+      ...Object.fromEntries(Object.entries(properties).filter(([name]) => !names.includes(name))),
+      ...(names.some(name => name in properties) ? { document: documentOf(properties) } : {}),
+    }),
+    shown: ({ document }) =>
+      Object.fromEntries(names.map(name => [name, (document as Json | undefined)?.[name] ?? null])),
+  },
+  check: properties => (properties.class == null ? [] : problemsIn(documentOf(properties))),
+})
+
+function problemsIn(document: Json): readonly Problem[] {
+  try {
+    checkDocument(document as GuardrailDocument)
+    return []
+  } catch (error) {
+    if (error instanceof AppError && error.code === 'VALIDATION_FAILED') return error.meta?.problems as Problem[]
+    throw error
+  }
+}

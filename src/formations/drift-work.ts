@@ -1,0 +1,44 @@
+import type { TriggerTarget } from '../automation/triggers/targets.ts'
+import { closeMatter, fileNow } from '../control/exceptions/file.ts'
+import { raise } from '../core/api/errors.ts'
+import type { Tx } from '../core/db/write.ts'
+import { type DriftSummary, driftSummary } from './drift.ts'
+import { type FormationRow, formationKind } from './model.ts'
+
+/** Triggers that look for drift, and what is filed of it: one exception a formation, closed once it is in sync again. */
+
+const ACTION = 'detect_drift'
+const KIND = 'formation_drift'
+
+export const formationTarget: TriggerTarget = {
+  type: 'formation',
+  kind: formationKind.name,
+  action: 'formations:PlanFormation',
+  configure(_target, { action }) {
+    if (action !== ACTION)
+      raise('TRIGGER_ACTION_NOT_ALLOWED', {
+        message: `A formation is the target of ${ACTION} alone`,
+        meta: { field: 'action' },
+      })
+  },
+  prepare: async () => null,
+  call: (services, { target }) => driftSummary(services, target as FormationRow),
+  async called(tx, { target }, output) {
+    const formation = target as FormationRow
+    const { drifted, resources } = output as DriftSummary
+    if (!drifted) return closeDrift(tx, formation)
+    const { id, project_id, name } = formation
+    await fileNow(tx, {
+      project_id,
+      kind: KIND,
+      title: `Formation ${name} has drifted: ${resources.length} of its resources are not as deployed`,
+      detail: { formation_id: id, name, resources },
+      dedup_key: id,
+    })
+    tx.emit(formationKind, 'drifted', formation, { extra: { resources } })
+  },
+}
+
+/** Closes what was filed of the drift of a formation. */
+export const closeDrift = (tx: Tx, { id, project_id }: Pick<FormationRow, 'id' | 'project_id'>): Promise<void> =>
+  closeMatter(tx, project_id, KIND, id)

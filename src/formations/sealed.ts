@@ -1,0 +1,99 @@
+import type { Json } from '../core/api/flatten.ts'
+import type { Services } from '../core/process/services.ts'
+import { openJson, sealJson } from '../core/secrets/json.ts'
+import type { FormationRow } from './model.ts'
+import { NO_ECHO } from './template/compile.ts'
+import type { ResourceDeclaration } from './template/shape.ts'
+import { findType } from './types/find.ts'
+
+/** What of templates and operations is kept sealed. */
+
+type Values = Record<string, Json>
+type Resources = Record<string, ResourceDeclaration>
+
+/** A template as it is kept and shown, and its write-only values apart. */
+export function withheld(services: Services, template: Json): { template: Json; values: Values } {
+  const values: Values = {}
+  const resources = Object.entries(template.resources as Resources).map(([id, resource]) => {
+    const names = (findType(services, resource.type)?.writeOnly ?? []).filter(
+      name => resource.properties && name in resource.properties,
+    )
+    if (names.length === 0) return [id, resource]
+    const { properties = {} } = resource
+    values[id] = Object.fromEntries(names.map(name => [name, properties[name]]))
+    return [
+      id,
+      { ...resource, properties: { ...properties, ...Object.fromEntries(names.map(name => [name, NO_ECHO])) } },
+    ]
+  })
+  return { template: { ...template, resources: Object.fromEntries(resources) }, values }
+}
+
+/** The template as it was authored. */
+export function restored(template: Json, values: Values): Json {
+  const resources = Object.entries(template.resources as Resources).map(([id, resource]) =>
+    values[id] ? [id, { ...resource, properties: { ...resource.properties, ...values[id] } }] : [id, resource],
+  )
+  return { ...template, resources: Object.fromEntries(resources) }
+}
+
+const rowOf = (kind: string, id: string, project_id: string) => ({ kind, id, project_id })
+
+export const sealValues = (services: Services, id: string, projectId: string, values: Values): string | null =>
+  Object.keys(values).length === 0 ? null : sealJson(services, values, rowOf('formation', id, projectId))
+
+/** The stored template of a formation as it was authored. Raises SECRET_NOT_DECRYPTABLE. */
+export function authored(services: Services, { id, project_id, template, sealed_values }: FormationRow): Json {
+  if (sealed_values === null) return template
+  return restored(
+    template,
+    openJson<Values>(services, sealed_values, rowOf('formation', id, project_id), `The template of ${id}`),
+  )
+}
+
+export const sealParameters = (
+  services: Services,
+  operationId: string,
+  projectId: string,
+  parameters: Record<string, string>,
+): string | null =>
+  Object.keys(parameters).length === 0
+    ? null
+    : sealJson(services, parameters, rowOf('formation_operation_sealed_parameters', operationId, projectId))
+
+export const openParameters = (
+  services: Services,
+  operationId: string,
+  projectId: string,
+  sealed: string | null,
+): Record<string, string> =>
+  sealed === null
+    ? {}
+    : openJson(
+        services,
+        sealed,
+        rowOf('formation_operation_sealed_parameters', operationId, projectId),
+        'The parameters of a formation',
+      )
+
+/** Values that only the answer of the request may show. */
+export const sealedAnswer = (
+  { services, operation, projectId }: { services: Services; operation: { id: string }; projectId: string },
+  outputs: Record<string, string>,
+): string | null =>
+  Object.keys(outputs).length === 0
+    ? null
+    : sealJson(services, outputs, rowOf('formation_operation_sealed_answer', operation.id, projectId))
+
+export const openAnswer = (
+  services: Services,
+  operationId: string,
+  projectId: string,
+  sealed: string,
+): Record<string, string> =>
+  openJson(
+    services,
+    sealed,
+    rowOf('formation_operation_sealed_answer', operationId, projectId),
+    'The outputs of a formation',
+  )

@@ -1,0 +1,320 @@
+import { NotNullIntegrityConstraintViolationError, UniqueIntegrityConstraintViolationError } from 'slonik'
+import { z } from 'zod'
+import { RecordedFailure } from '../core/api/errors.ts'
+import { newId } from '../core/api/ids.ts'
+import type { Page } from '../core/api/operation.ts'
+import { type Fragment, jsonb, type Queryable, sql, statement } from '../core/db/sql.ts'
+import type { Caller, PrincipalRecord } from '../core/iam/caller.ts'
+import { attempts, type Claimed } from '../core/jobs/attempt.ts'
+import { sealedColumn } from '../core/secrets/sealed.ts'
+import {
+  ACTIONS,
+  FormationEvent,
+  type FormationOperation,
+  type FormationResource,
+  OPERATION_STATUSES,
+  OPERATION_TYPES,
+  PlanChange,
+  RESOURCE_STATUSES,
+} from './model.ts'
+
+/** How the request of an operation was authenticated: what its calls may do as that credential and not as work in its name. */
+export type Credential = Pick<Caller['credential'], 'type' | 'id'> & { bound: boolean }
+
+const attempt = { principal: z.custom<PrincipalRecord>(), credential: z.custom<Credential>(), losses: z.int() }
+
+/** Operations that wait for a worker, and those that run: one a formation. */
+export const formationAttempts = attempts({
+  table: 'formation_attempts',
+  entity: 'formation_id',
+  owner: 'formations',
+  row: attempt,
+})
+export type Claim = Claimed & z.output<z.ZodObject<typeof attempt>>
+
+export const insertAttempt = (
+  db: Queryable,
+  formationId: string,
+  operationId: string,
+  principal: PrincipalRecord,
+  credential: Credential,
+) =>
+  db.query(statement`
+    insert into formation_attempts (formation_id, id, principal, credential)
+    values (${formationId}, ${operationId}, ${jsonb(principal)}, ${jsonb(credential)})`)
+
+export const hasAttempts: Fragment = sql.fragment`exists (select from formation_attempts)`
+
+const TrackedRow = z.strictObject({
+  id: z.string(),
+  logical_id: z.string(),
+  resource_type: z.string(),
+  physical_resource_id: z.string().nullable(),
+  status: z.enum(RESOURCE_STATUSES),
+  position: z.int(),
+  retain: z.boolean(),
+  prevent_destroy: z.boolean(),
+  applied: z.record(z.string(), z.unknown()),
+  shown: z.record(z.string(), z.unknown()),
+  hashes: z.record(z.string(), z.string()),
+  attributes: z.record(z.string(), z.unknown()).nullable(),
+  replaced: z.array(z.object({ physical_resource_id: z.string(), retain: z.boolean() })),
+  refusals: z.int(),
+  applied_at: z.string().nullable(),
+})
+/** A resource that a formation tracks. */
+export type TrackedRow = z.output<typeof TrackedRow>
+
+const tracked = sql.type(TrackedRow)
+const COLUMNS = sql.fragment`id, logical_id, resource_type, physical_resource_id, status, position, retain, prevent_destroy, applied, shown, hashes, attributes, replaced, refusals, applied_at`
+
+/** The resources that a formation has, in their order. By formation_resources_formation. */
+export const trackedResources = (db: Queryable, formationId: string): Promise<readonly TrackedRow[]> =>
+  db.any(tracked`
+    select ${COLUMNS} from formation_resources where formation_id = ${formationId} and status <> 'deleted' order by position, id`)
+
+const listed = sql.type(
+  z.strictObject({
+    id: z.string(),
+    logical_id: z.string(),
+    resource_type: z.string(),
+    physical_resource_id: z.string().nullable(),
+    status: z.enum(RESOURCE_STATUSES),
+  }),
+)
+
+/** All that a formation has and had, as it is shown. By formation_resources_formation. */
+export const listResources = (db: Queryable, formationId: string): Promise<readonly FormationResource[]> =>
+  db.any(listed`
+    select id, logical_id, resource_type, physical_resource_id, status from formation_resources
+    where formation_id = ${formationId} order by position, id`)
+
+/** What a change of a resource leaves of it. */
+export type Change = Partial<
+  Pick<
+    TrackedRow,
+    'physical_resource_id' | 'status' | 'applied' | 'shown' | 'hashes' | 'attributes' | 'replaced' | 'refusals'
+  >
+>
+
+const set = (values: Change): Fragment => {
+  const parts: Fragment[] = []
+  const { physical_resource_id, status, applied, shown, hashes, attributes, replaced, refusals } = values
+  if (physical_resource_id !== undefined) parts.push(sql.fragment`physical_resource_id = ${physical_resource_id}`)
+  if (status !== undefined) parts.push(sql.fragment`status = ${status}`)
+  if (applied !== undefined) parts.push(sql.fragment`applied = ${JSON.stringify(applied)}::json, applied_at = now()`)
+  if (shown !== undefined) parts.push(sql.fragment`shown = ${JSON.stringify(shown)}::json`)
+  if (hashes !== undefined) parts.push(sql.fragment`hashes = ${jsonb(hashes)}`)
+  if (attributes !== undefined) parts.push(sql.fragment`attributes = ${jsonb(attributes)}`)
+  if (replaced !== undefined) parts.push(sql.fragment`replaced = ${jsonb(replaced)}`)
+  if (refusals !== undefined) parts.push(sql.fragment`refusals = ${refusals}`)
+  return sql.fragment`${sql.join(parts, sql.fragment`, `)}`
+}
+
+/** Writes columns of a tracked resource, as part of a statement. */
+export const changeTracked = (id: string, values: Change, guard: Fragment = sql.fragment`true`): Fragment =>
+  sql.fragment`update formation_resources set ${set(values)} where id = ${id} and ${guard}`
+
+/** What the template says of a tracked resource beside its properties. */
+export type Arranged = Pick<TrackedRow, 'logical_id' | 'position' | 'retain' | 'prevent_destroy'>
+
+/** Adds what a template declares and nothing tracks yet. */
+export async function insertPending(
+  db: Queryable,
+  formationId: string,
+  rows: readonly (Arranged & Pick<TrackedRow, 'resource_type'>)[],
+): Promise<readonly TrackedRow[]> {
+  if (rows.length === 0) return []
+  return db.any(tracked`
+    insert into formation_resources (id, formation_id, logical_id, resource_type, status, position, retain, prevent_destroy)
+    select id, ${formationId}, logical_id, resource_type, 'pending', position, retain, prevent_destroy
+    from ${sql.unnest(
+      rows.map(row => [
+        newId('form_res'),
+        row.logical_id,
+        row.resource_type,
+        row.position,
+        row.retain,
+        row.prevent_destroy,
+      ]),
+      ['text', 'text', 'text', 'int4', 'bool', 'bool'],
+    )} as n (id, logical_id, resource_type, position, retain, prevent_destroy)
+    returning ${COLUMNS}`)
+}
+
+/** Writes what the template says of tracked resources now. */
+export async function arrange(db: Queryable, rows: readonly (Arranged & Pick<TrackedRow, 'id'>)[]): Promise<void> {
+  if (rows.length === 0) return
+  await db.query(statement`
+    update formation_resources r set position = n.position, retain = n.retain, logical_id = n.logical_id, prevent_destroy = n.prevent_destroy
+    from ${sql.unnest(
+      rows.map(row => [row.id, row.position, row.retain, row.logical_id, row.prevent_destroy]),
+      ['text', 'int4', 'bool', 'text', 'bool'],
+    )} as n (id, position, retain, logical_id, prevent_destroy)
+    where r.id = n.id`)
+}
+
+/**
+ * Whether a formation manages a resource, of the project where one is given: handlers may use an id in each. By
+ * formation_resources_physical.
+ */
+export const isTracked = (
+  db: Queryable,
+  resourceType: string,
+  id: string,
+  projectId: string | null,
+): Promise<boolean> =>
+  db.exists(statement`
+    select from formation_resources r join formations f on f.id = r.formation_id
+    where r.physical_resource_id = ${id} and r.resource_type = ${resourceType}
+      and (${projectId}::text is null or f.project_id = ${projectId})`)
+
+/** Tracks a resource that the formation has not made. Nothing of it counts as applied. */
+export const trackExisting = (
+  db: Queryable,
+  formationId: string,
+  row: Arranged & Pick<TrackedRow, 'id' | 'resource_type'> & { physical_resource_id: string },
+) =>
+  db.query(statement`
+    insert into formation_resources (id, formation_id, logical_id, resource_type, physical_resource_id, status, position, retain,
+      prevent_destroy)
+    values (${row.id}, ${formationId}, ${row.logical_id}, ${row.resource_type}, ${row.physical_resource_id}, 'created', ${row.position},
+      ${row.retain}, ${row.prevent_destroy})
+    on conflict (id) do update set physical_resource_id = excluded.physical_resource_id, status = excluded.status,
+      retain = excluded.retain, prevent_destroy = excluded.prevent_destroy, applied = '{}', shown = '{}', hashes = '{}',
+      attributes = null`)
+
+export type NewEvent = Omit<FormationEvent, 'timestamp'>
+
+/**
+ * Adds events of an operation that this worker holds, as part of a statement. Where it does not, the statement fails: see
+ * `isSuperseded`. `from` is the number of the first.
+ */
+export const insertEvents = (
+  { entity, id, claims }: Claim,
+  from: number,
+  events: readonly NewEvent[],
+  guard: Fragment = sql.fragment`true`,
+): Fragment =>
+  sql.fragment`
+    insert into formation_events (operation_id, seq, logical_id, resource_type, action, status, physical_resource_id, error)
+    select (select id from formation_attempts
+      where formation_id = ${entity} and id = ${id} and claims = ${claims} and state = 'running' for no key update),
+      seq, logical_id, resource_type, action, status, physical_resource_id, error::jsonb
+    from ${sql.unnest(
+      events.map((event, index) => [
+        from + index,
+        event.logical_id,
+        event.resource_type,
+        event.action,
+        event.status,
+        event.physical_resource_id,
+        event.error && JSON.stringify(event.error),
+      ]),
+      ['int4', 'text', 'text', 'text', 'text', 'text', 'text'],
+    )} as n (seq, logical_id, resource_type, action, status, physical_resource_id, error)
+    where ${guard}`
+
+/** Whether a statement failed because another worker holds the operation, or has written the events of this one. */
+export const isSuperseded = (error: unknown): boolean =>
+  (error instanceof NotNullIntegrityConstraintViolationError && error.table === 'formation_events') ||
+  (error instanceof UniqueIntegrityConstraintViolationError && error.constraint === 'formation_events_pkey')
+
+const EventRow = z.strictObject({ ...FormationEvent.shape, action: z.enum(ACTIONS), seq: z.int() })
+export type EventRow = z.output<typeof EventRow>
+
+const eventRows = sql.type(EventRow)
+
+/** Events of an operation behind a number, in order; by the primary key. */
+export const eventsAfter = (db: Queryable, operationId: string, after: number): Promise<readonly EventRow[]> =>
+  db.any(eventRows`
+    select created_at as timestamp, logical_id, resource_type, action, status, physical_resource_id, error, seq
+    from formation_events where operation_id = ${operationId} and seq > ${after} order by seq`)
+
+export const OperationRow = z.strictObject({
+  id: z.string(),
+  formation_id: z.string(),
+  operation_type: z.enum(OPERATION_TYPES),
+  status: z.enum(OPERATION_STATUSES),
+  plan: z.array(PlanChange).nullable(),
+  error: RecordedFailure.nullable(),
+  sealed_parameters: z.string().nullable(),
+  sealed_answer: z.string().nullable(),
+  force_conflicts: z.boolean(),
+  created_at: z.string(),
+  updated_at: z.string(),
+})
+export type OperationRow = z.output<typeof OperationRow>
+const operationRows = sql.type(OperationRow)
+const OPERATION = sql.fragment`id, formation_id, operation_type, status, plan, error, sealed_parameters, sealed_answer, force_conflicts, created_at, updated_at`
+
+export const findOperation = (db: Queryable, id: string): Promise<OperationRow | null> =>
+  db.maybeOne(operationRows`select ${OPERATION} from formation_operations where id = ${id}`)
+
+export const insertOperation = (
+  db: Queryable,
+  row: Pick<OperationRow, 'id' | 'formation_id' | 'operation_type' | 'plan' | 'sealed_parameters' | 'force_conflicts'>,
+) =>
+  db.query(statement`
+    insert into formation_operations (id, formation_id, operation_type, status, plan, sealed_parameters, force_conflicts)
+    values (${row.id}, ${row.formation_id}, ${row.operation_type}, 'pending', ${row.plan && JSON.stringify(row.plan)}::json,
+      ${row.sealed_parameters}, ${row.force_conflicts})`)
+
+/** Writes how far an operation is; at its end the parameters go. */
+export const setOperation = (
+  db: Queryable,
+  id: string,
+  values: Pick<OperationRow, 'status' | 'error'> & { sealed_answer?: string | null },
+) =>
+  db.query(statement`
+    update formation_operations set status = ${values.status}, error = ${jsonb(values.error)}, updated_at = now(),
+      sealed_answer = ${values.sealed_answer ?? null}
+      ${values.status === 'running' ? sql.fragment`` : sql.fragment`, sealed_parameters = null`}
+    where id = ${id}`)
+
+/** Writes what the answer of an operation alone may show while it runs, as part of a statement. */
+export const keepAnswer = (id: string, sealed: string | null, guard: Fragment): Fragment =>
+  sql.fragment`update formation_operations set sealed_answer = ${sealed} where id = ${id} and ${guard}`
+
+const Taken = sql.type(z.strictObject({ sealed_answer: z.string() }))
+
+/** What the answer of an operation alone may show; it is there once. */
+export const takeAnswer = (db: Queryable, id: string): Promise<string | null> =>
+  db.maybeOneFirst(Taken`
+    with taken as (select id, sealed_answer from formation_operations where id = ${id} and sealed_answer is not null for update)
+    update formation_operations o set sealed_answer = null from taken where o.id = taken.id returning taken.sealed_answer`)
+
+/** Columns of a page of operations, with their events. */
+export const operationColumns = sql.fragment`t.id, t.operation_type, t.status, t.plan, t.error, t.created_at, t.updated_at,
+  (select coalesce(json_agg(json_build_object('timestamp', e.created_at, 'logical_id', e.logical_id, 'resource_type', e.resource_type,
+     'action', e.action, 'status', e.status, 'physical_resource_id', e.physical_resource_id, 'error', e.error) order by e.seq), '[]')
+   from formation_events e where e.operation_id = t.id) as events`
+
+export const presentOperation = (
+  { id, operation_type, status, plan, error, created_at, updated_at }: OperationRow,
+  events: readonly EventRow[],
+): FormationOperation => ({
+  id,
+  operation_type,
+  status,
+  plan,
+  events: events.map(({ seq: _seq, ...event }) => event),
+  error,
+  created_at,
+  updated_at,
+})
+
+export type { Page }
+
+/** Write-only values of stored templates, parameters of operations, and values that only an answer shows. */
+export const sealedFormationColumns = [
+  sealedColumn({ table: 'formations', column: 'sealed_values', kind: 'formation' }),
+  ...['sealed_parameters', 'sealed_answer'].map(column =>
+    sealedColumn({
+      table: 'formation_operations',
+      column,
+      kind: `formation_operation_${column}`,
+      project: sql.fragment`(select f.project_id from formations f where f.id = formation_id)`,
+    }),
+  ),
+]

@@ -1,0 +1,131 @@
+import { readFileSync } from 'node:fs'
+import { z } from 'zod'
+import type { Problem } from '../../core/api/errors.ts'
+import type { Json } from '../../core/api/flatten.ts'
+import { refusals } from '../../core/api/validate.ts'
+import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
+import { wireProblemsAtFields } from '../../core/json-schema/problems.ts'
+import { perProcess } from '../../core/process/per-process.ts'
+import type { Services } from '../../core/process/services.ts'
+import { builtInNames } from './built-in.ts'
+import type { HandledType, RegisteredType } from './model.ts'
+
+/** Types of resources that the operator registers: a handler of the deployment makes them, by signed requests. */
+
+const anObject = z.record(z.string(), z.unknown())
+
+const Entry = z.strictObject({
+  name: z.string().regex(/^[a-z][a-z0-9_]*$/, 'must be lower-case letters, digits and _, with a letter first'),
+  description: z.string().optional(),
+  handler: z.strictObject({
+    url: z.url({ protocol: /^https?$/ }),
+    secret_env: z.string().min(1),
+    timeout_seconds: z.number().positive().max(3600).default(30),
+  }),
+  capabilities: z.array(z.enum(['validate', 'read'])).default([]),
+  schema: anObject.refine(schema => schema.type === 'object', 'must be a schema of type object'),
+  write_only_properties: z.array(z.string()).default([]),
+})
+
+const File = z.strictObject({ resource_types: z.array(Entry) })
+
+const RULES = { strict: false } as const
+
+const refuse = (file: string, what: string): never => {
+  throw new Error(`FORMATION_RESOURCE_TYPES_CONFIG ${file}: ${what}`)
+}
+
+/**
+ * Reads the file of FORMATION_RESOURCE_TYPES_CONFIG.
+ * @throws Error that names the file and the entry
+ */
+export function readRegisteredTypes(file: string, environment: NodeJS.ProcessEnv): RegisteredType[] {
+  const content = parsed(file)
+  const [problem] = refusals(File, content)
+  if (problem) refuse(file, `${problem.path || 'the file'} ${problem.message}`)
+  const { resource_types } = File.parse(content)
+  const names = new Set<string>()
+  return resource_types.map(({ handler, ...entry }) => {
+    const { name, schema, write_only_properties } = entry
+    if (names.has(name)) refuse(file, `${name} is there twice`)
+    if (builtInNames().includes(name)) refuse(file, `${name} is the name of a built-in type`)
+    names.add(name)
+    const secret = environment[handler.secret_env]
+    if (!secret) refuse(file, `${name}: the environment variable ${handler.secret_env} is not set`)
+    const properties = Object.keys((schema.properties as Json | undefined) ?? {})
+    for (const property of write_only_properties)
+      if (!properties.includes(property))
+        refuse(file, `${name}: write_only_properties names ${property}, which schema does not declare`)
+    return {
+      ...entry,
+      handler: { url: handler.url, secret: secret as string, timeoutMs: handler.timeout_seconds * 1000 },
+    }
+  })
+}
+
+function parsed(file: string): unknown {
+  try {
+    return JSON.parse(readFileSync(file, 'utf8'))
+  } catch (error) {
+    return refuse(file, error instanceof SyntaxError ? 'is no JSON' : `cannot be read: ${(error as Error).message}`)
+  }
+}
+
+/** The registered types of the deployment, by their names. */
+export const registeredTypes = perProcess((services): ReadonlyMap<string, HandledType> => {
+  const { FORMATION_RESOURCE_TYPES_CONFIG: file } = services.config
+  const entries = file ? readRegisteredTypes(file, process.env) : []
+  return new Map(entries.map(entry => [entry.name, typeOf(entry)]))
+})
+
+/**
+ * Reads the registered types before the process takes requests or work.
+ * @throws Error that names the file and the entry
+ */
+export async function checkRegisteredTypes(services: Services): Promise<void> {
+  const { FORMATION_RESOURCE_TYPES_CONFIG: file } = services.config
+  for (const { name, registered } of registeredTypes(services).values())
+    try {
+      await schemaChecks(services).check({ project: '*', text: JSON.stringify(registered.schema), rules: RULES })
+    } catch (error) {
+      if (!(error instanceof SchemaError)) throw error
+      refuse(file as string, `${name}: schema ${error.message}`)
+    }
+}
+
+function typeOf(entry: RegisteredType): HandledType {
+  const properties = Object.entries((entry.schema.properties as Record<string, Json> | undefined) ?? {})
+  const required = (entry.schema.required as string[] | undefined) ?? []
+  return {
+    name: entry.name,
+    registered: entry,
+    properties: new Map(properties.map(([name, schema]) => [name, { required: required.includes(name), schema }])),
+    fixed: new Set(),
+    replaced: new Set(),
+    writeOnly: entry.write_only_properties,
+    attributes: null,
+    exampleId: 'resource',
+    check: (services, given, options) => problemsOf(services, entry, given, options),
+  }
+}
+
+async function problemsOf(
+  services: Services,
+  { name, schema }: RegisteredType,
+  given: Json,
+  { at, complete }: { at: string; complete: boolean },
+): Promise<Problem[]> {
+  const known = Object.keys((schema.properties as Json | undefined) ?? {})
+  const problems = Object.keys(given)
+    .filter(property => !known.includes(property))
+    .map(property => ({
+      code: 'UNKNOWN_PROPERTY',
+      path: at === '' ? property : `${at}.${property}`,
+      message: `is no property of ${name}`,
+    }))
+  const asked = complete ? schema : { ...schema, required: [] }
+  const [found] = await schemaChecks(services).problems({ project: '*', text: JSON.stringify(asked), rules: RULES }, [
+    given,
+  ])
+  return [...problems, ...wireProblemsAtFields(found, at)]
+}

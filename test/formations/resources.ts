@@ -1,0 +1,526 @@
+/** Resources of every built-in type, with what may be changed of them and what may not. */
+
+export type Json = Record<string, any>
+
+export type Case = {
+  type: string
+  properties: Json
+  /** One after another, each laid over what there is; undefined takes a property out of the template. */
+  changes?: Json[]
+  /** Other values of properties that cannot be changed. */
+  refused?: Json
+  /** Values whose change makes another resource. */
+  replaced?: Json[]
+  /** What somebody changes by the route of the type. */
+  drift?: Json
+  /** Properties that the read of the type does not show. */
+  hidden?: string[]
+}
+
+const ref = (name: string) => ({ ref: name })
+const MISSING_TIME = '2040-01-01T00:00:00.000Z'
+const QUESTION = { type: 'predicate', name: 'urgent', instructions: 'Is it urgent?' }
+const statement = (action: string) => ({ statement: [{ effect: 'Allow', action: [action] }] })
+const human = (id: string) => ({ id, type: 'human', prompt: 'May it go on?' })
+const manual = (key: string) => ({ key, title: key, type: 'manual' })
+const STATES = [
+  { name: 'open', initial: true },
+  { name: 'done', terminal: true },
+]
+const TRANSITIONS = [{ name: 'close', from: ['open'], to: 'done' }]
+const said = (content: string) => [{ role: 'user', content }]
+
+/** Resources by their logical ids. `name` keeps what is global apart. */
+export const resourcesOf = (name: string, projectId: string): Record<string, Case> => ({
+  Secret: {
+    type: 'secret',
+    properties: { name: 'key', value: 'first' },
+    changes: [{ name: 'other key' }, { value: 'second' }, { expires_at: MISSING_TIME }],
+    hidden: ['value'],
+    drift: { name: 'drifted' },
+  },
+  Vaulted: {
+    type: 'secret',
+    properties: { name: 'vaulted', source: { type: 'vault', path: 'one' } },
+    changes: [{ source: { type: 'vault', path: 'two' } }],
+    drift: { source: { type: 'vault', path: 'drifted' } },
+  },
+  Provider: {
+    type: 'ai_provider',
+    properties: { name: 'Demo', provider: 'ollama', default_model: 'demo' },
+    changes: [
+      { name: 'Other' },
+      { default_model: 'other' },
+      { secret_id: ref('Secret') },
+      { base_url: 'https://models.example.com' },
+      { provider: 'custom' },
+      { config: { headers: { 'x-team': 'support' } } },
+    ],
+    hidden: ['config'],
+    drift: { default_model: 'drifted' },
+  },
+  Provider2: { type: 'ai_provider', properties: { name: 'Second', provider: 'ollama', default_model: 'demo' } },
+  Route: {
+    type: 'model_route',
+    properties: { name: 'answers', targets: [{ ai_provider_id: ref('Provider2'), model: 'a' }] },
+    changes: [
+      { name: 'replies' },
+      { targets: [{ ai_provider_id: ref('Provider2'), model: 'b', timeout_seconds: 30, max_retries: 1 }] },
+      { retry_on: ['timeout'] },
+      { failure_threshold: 5 },
+      { cooldown_seconds: 30 },
+    ],
+    drift: { cooldown_seconds: 31 },
+  },
+  Policy: {
+    type: 'policy',
+    properties: { document: statement('agents:*') },
+    changes: [{ name: `readers ${name}` }, { description: 'who reads' }, { document: statement('tools:*') }],
+    drift: { description: 'drifted' },
+  },
+  Key: {
+    type: 'api_key',
+    properties: { name: 'shop' },
+    changes: [
+      { name: 'store' },
+      { policy_ids: [ref('Policy')] },
+      { allowed_ips: ['10.0.0.0/8'] },
+      { expires_at: MISSING_TIME },
+    ],
+    drift: { name: 'drifted' },
+  },
+  Guardrail: {
+    type: 'guardrail',
+    properties: { name: 'Refunds', class: 'A' },
+    changes: [
+      { name: 'Payments' },
+      { description: 'for refunds' },
+      { class: { if: [{ '>': [{ var: 'args.amount' }, 100] }, 'C', 'B'] } },
+      { default_class: 'B' },
+      { guard: { '==': [{ var: 'args.currency' }, 'EUR'] } },
+      { escalate: true },
+      { expires_in: 60 },
+      { forbid_self_approval: true },
+      { context_tool_id: ref('Tool2') },
+      { context_mode: 'replace' },
+    ],
+    drift: { description: 'drifted' },
+  },
+  Tool: {
+    type: 'tool',
+    properties: { name: 'lookup', execute: { url: 'https://example.com/orders' } },
+    changes: [
+      { name: 'find' },
+      { description: 'finds an order' },
+      { parameters: { type: 'object', properties: { id: { type: 'string' } } } },
+      { execute: { url: 'https://example.com/{id}', method: 'GET' } },
+      { preset_parameters: { id: '1' } },
+      { output_mapping: { var: 'output' } },
+      { context_keys: ['tenant'] },
+      { guardrail_ids: [ref('Guardrail')] },
+      { idempotent: true },
+      { actions: ['find'] },
+      { denied_actions: ['drop'] },
+      { type: 'mcp', mcp: { url: 'https://example.com/mcp' }, execute: null },
+      { type: 'pipeline', mcp: null, pipeline: { steps: [{ id: 'first', tool_id: ref('Tool2') }] } },
+    ],
+    drift: { description: 'drifted' },
+  },
+  Tool2: { type: 'tool', properties: { name: 'second', execute: { url: 'https://example.com/b' } } },
+  McpTool: { type: 'tool', properties: { name: 'server', type: 'mcp', mcp: { url: 'https://example.com/mcp' } } },
+  SoatTool: { type: 'tool', properties: { name: 'platform', type: 'soat', actions: ['list-actors'] } },
+  Store: {
+    type: 'memory_store',
+    properties: { name: 'facts' },
+    changes: [
+      { name: 'customers' },
+      { description: 'of customers' },
+      { duplicate_threshold: 0.99 },
+      { supersede_threshold: 0.5 },
+      { actor_memory_limit: 10 },
+      { tags: { team: 'support' } },
+    ],
+    drift: { description: 'drifted' },
+  },
+  Store2: { type: 'memory_store', properties: { name: 'second' } },
+  Agent: {
+    type: 'agent',
+    properties: { name: 'Support', ai_provider_id: ref('Provider2') },
+    changes: [
+      { name: 'Help' },
+      { instructions: 'Answer briefly.' },
+      { model: 'large' },
+      { tool_bindings: [{ tool_id: ref('Tool2') }] },
+      { active_tool_ids: [ref('Tool2')] },
+      { stop_conditions: [{ type: 'has_tool_call', tool_name: 'second' }] },
+      { tool_choice: 'required' },
+      { step_rules: [{ step: 1, tool_choice: 'none' }] },
+      { knowledge_config: { memory_store_ids: [ref('Store')], limit: 3 } },
+      { boundary_policy: statement('actors:ListActors') },
+      { guardrail_ids: [ref('Guardrail')] },
+      { ai_provider_id: null, model: null, model_route_id: ref('Route') },
+    ],
+    drift: { instructions: 'drifted' },
+  },
+  Tuned: {
+    type: 'agent',
+    properties: { name: 'Tuned', ai_provider_id: ref('Provider2') },
+    changes: [
+      { on_approval_expiry: 'react' },
+      { max_steps: 3 },
+      { temperature: 0.5 },
+      { max_output_tokens: 100 },
+      { top_p: 0.9 },
+      { seed: 7 },
+      { provider_options: { openai: { user: 'a' } } },
+      { output_schema: { type: 'object' } },
+      { prompt_caching: { enabled: true } },
+      { max_context_messages: 5 },
+      { single_session_per_actor: true },
+      { trace_content_mode: 'none' },
+    ],
+    drift: { max_steps: 4 },
+  },
+  Agent2: { type: 'agent', properties: { name: 'Second', ai_provider_id: ref('Provider2') } },
+  Chat: {
+    type: 'chat',
+    properties: { ai_provider_id: ref('Provider') },
+    changes: [{ name: 'Talk' }, { instructions: 'Be kind.' }, { model: 'small' }, { ai_provider_id: ref('Provider2') }],
+    drift: { name: 'drifted' },
+  },
+  Actor: {
+    type: 'actor',
+    properties: { name: 'Ada', tags: { tier: 'gold' } },
+    changes: [
+      { name: 'Ada L.' },
+      { external_id: 'customer-1' },
+      { instructions: 'Speak as Ada.' },
+      { agent_id: ref('Agent2') },
+      { agent_id: null, chat_id: ref('Chat') },
+      { metadata: { team: 'one' } },
+      { tags: { tier: 'silver' } },
+    ],
+    drift: { instructions: 'drifted' },
+  },
+  Actor2: { type: 'actor', properties: { name: 'Bob' } },
+  Conversation: {
+    type: 'conversation',
+    properties: { actor_id: ref('Actor2') },
+    changes: [{ name: 'Order' }, { status: 'closed' }, { tags: { order: '1' } }],
+    refused: { actor_id: ref('Actor') },
+    drift: { name: 'drifted' },
+  },
+  Session: {
+    type: 'session',
+    properties: { agent_id: ref('Agent2'), actor_id: ref('Actor2') },
+    changes: [
+      { name: 'Order' },
+      { auto_generate: true },
+      { message_delay_seconds: 5 },
+      { inactivity_ttl_seconds: 1000 },
+      { tool_context: { tenant: 'one' } },
+      { tool_context: { tenant: 'two' } },
+      { knowledge_config: { memory_store_ids: [ref('Store')] } },
+      { tags: { order: '1' } },
+      { status: 'closed' },
+    ],
+    refused: { agent_id: ref('Agent'), actor_id: ref('Actor') },
+    hidden: ['tool_context'],
+    drift: { name: 'drifted' },
+  },
+  File: {
+    type: 'file',
+    properties: { filename: 'a.txt', content_type: 'text/plain', size: 3 },
+    changes: [{ filename: 'b.txt' }, { prefix: '/box' }, { metadata: { a: 1 } }, { tags: { kind: 'note' } }],
+    refused: { content_type: 'text/csv', size: 4 },
+    drift: { metadata: { a: 2 } },
+  },
+  Document: {
+    type: 'document',
+    properties: { content: 'one', filename: 'd.txt' },
+    changes: [
+      { content: 'two' },
+      { title: 'Returns' },
+      { path: '/docs/d.txt' },
+      { metadata: { a: 1 } },
+      { tags: { kind: 'help' } },
+      { chunk_strategy: 'size', chunk_size: 100, chunk_overlap: 10 },
+      { chunk_unit: 'tokens' },
+    ],
+    refused: { filename: 'e.txt' },
+    drift: { title: 'drifted' },
+  },
+  Rule: {
+    type: 'ingestion_rule',
+    properties: { content_type_glob: 'application/x-one', tool_id: ref('McpTool'), action: 'convert' },
+    changes: [
+      { content_type_glob: 'application/x-two' },
+      { path_prefix: '/in' },
+      { preset_parameters: { a: 1 } },
+      { action: 'extract' },
+      { native_extraction: 'skip' },
+      { file_delivery: 'download_url' },
+      { metadata: { from: 'rule' } },
+      { chunk_strategy: 'size', chunk_size: 100, chunk_overlap: 10, chunk_unit: 'tokens' },
+      { enabled: false },
+      { tool_id: null, action: null, preset_parameters: null, file_delivery: 'base64', agent_id: ref('Agent2') },
+    ],
+    drift: { metadata: { from: 'drift' } },
+  },
+  Entry: {
+    type: 'memory_entry',
+    properties: { memory_store_id: ref('Store'), content: 'The shop opens at nine.', tags: { kind: 'hours' } },
+    changes: [
+      { content: 'The shop opens at ten.' },
+      { tags: { kind: 'opening' } },
+      { metadata: { a: 1 } },
+      { content: 'The shop opens at eight.', tags: {} },
+      { expires_at: MISSING_TIME },
+    ],
+    refused: {
+      memory_store_id: ref('Store2'),
+      actor_id: ref('Actor2'),
+      source_type: 'conversation',
+      source_id: ref('Conversation'),
+    },
+    drift: { metadata: { a: 2 } },
+  },
+  MemoryRule: {
+    type: 'memory_rule',
+    properties: { memory_store_id: ref('Store2'), on: 'generations.completed' },
+    changes: [
+      { source_agent_ids: [ref('Agent2')] },
+      { prompt: 'Keep names.' },
+      { ai_provider_id: ref('Provider2') },
+      { model: 'small' },
+      { enabled: false },
+      { prompt: null, ai_provider_id: null, model: null, agent_id: ref('Agent2') },
+      { agent_id: null, tool_id: ref('McpTool'), action: 'keep' },
+      { preset_parameters: { a: 1 } },
+      { on: 'conversation_messages.generated' },
+    ],
+    refused: { memory_store_id: ref('Store') },
+    drift: { enabled: true },
+  },
+  Schema: {
+    type: 'metadata_schema',
+    properties: { resource_type: 'document', path_prefix: '/meta', schema: { type: 'object' } },
+    changes: [{ path_prefix: '/more' }, { schema: { type: 'object', required: ['a'] } }],
+    replaced: [{ resource_type: 'file' }],
+    drift: { path_prefix: '/drifted' },
+  },
+  Dataset: {
+    type: 'dataset',
+    properties: { name: 'questions' },
+    changes: [{ name: 'returns' }, { description: 'of returns' }],
+    drift: { description: 'drifted' },
+  },
+  Dataset2: { type: 'dataset', properties: { name: 'second' } },
+  Item: {
+    type: 'dataset_item',
+    properties: { dataset_id: ref('Dataset'), input: said('Where?') },
+    changes: [{ input: said('When?') }, { expected_output: 'Today' }, { metadata: { topic: 'time' } }],
+    refused: { dataset_id: ref('Dataset2') },
+    drift: { expected_output: 'Never' },
+  },
+  Eval: {
+    type: 'eval',
+    properties: {
+      name: 'answers',
+      agent_id: ref('Agent2'),
+      dataset_id: ref('Dataset'),
+      scorers: [{ type: 'exact_match' }],
+    },
+    changes: [
+      { name: 'replies' },
+      { agent_id: ref('Agent') },
+      { dataset_id: ref('Dataset2') },
+      { scorers: [{ type: 'exact_match' }, { type: 'contains', value: 'a' }] },
+      { pass_threshold: 0.5 },
+      { max_error_rate: 0.1 },
+      { group_by: 'topic' },
+    ],
+    drift: { group_by: 'drifted' },
+  },
+  Orchestration: {
+    type: 'orchestration',
+    properties: { name: 'Refund', nodes: [human('decide')], edges: [] },
+    changes: [
+      { name: 'Return' },
+      { description: 'of an order' },
+      { nodes: [human('decide'), human('again')], edges: [{ from: 'decide', to: 'again' }] },
+      { nodes: [human('decide'), { id: 'again', type: 'tool', tool_id: ref('Tool2') }] },
+      { state_schema: { type: 'object' } },
+      { input_schema: { type: 'object' } },
+    ],
+    drift: { description: 'drifted' },
+  },
+  Workflow: {
+    type: 'workflow',
+    properties: { name: 'Ticket', states: STATES, transitions: TRANSITIONS },
+    changes: [
+      { name: 'Case' },
+      { description: 'of a customer' },
+      {
+        states: [
+          ...STATES,
+          { name: 'held', on_enter: { dispatch: { kind: 'orchestration', orchestration_id: ref('Orchestration') } } },
+        ],
+        transitions: [...TRANSITIONS, { name: 'hold', from: ['open'], to: 'held' }],
+      },
+      { payload_schema: { type: 'object' } },
+    ],
+    drift: { description: 'drifted' },
+  },
+  Playbook: {
+    type: 'playbook',
+    properties: { name: 'Refund', steps: [manual('a')] },
+    changes: [
+      { name: 'Return' },
+      { description: 'of an order' },
+      { steps: [manual('a'), manual('b')] },
+      { case_schema: { type: 'object' } },
+      { input_schema: { type: 'object' } },
+      { outcome: 'refunded' },
+      { resolve_case: false },
+    ],
+    drift: { description: 'drifted' },
+  },
+  Decider: {
+    type: 'decider',
+    properties: { name: 'triage', questions: [QUESTION], agent_id: ref('Agent2') },
+    changes: [
+      { name: 'sorting' },
+      { description: 'of tickets' },
+      { questions: [{ ...QUESTION, name: 'angry' }] },
+      { escalate_below: 0.5 },
+      { agent_id: null, tool_id: ref('Tool2') },
+    ],
+    drift: { description: 'drifted' },
+  },
+  Manual: {
+    type: 'trigger',
+    properties: { name: 'by hand', type: 'manual', target_type: 'agent', target_id: ref('Agent2') },
+    changes: [
+      { name: 'press' },
+      { description: 'of somebody' },
+      { target_type: 'orchestration', target_id: ref('Orchestration') },
+      { input: { a: 1 } },
+      { active: false },
+      { policy_id: ref('Policy') },
+      { input_mapping: { b: { var: 'input.a' } } },
+      { target_type: 'tool', target_id: ref('McpTool'), action: 'run' },
+    ],
+    refused: { type: 'webhook' },
+    drift: { active: true },
+  },
+  Schedule: {
+    type: 'trigger',
+    properties: {
+      name: 'Monday',
+      type: 'schedule',
+      cron: '0 9 * * 1',
+      target_type: 'agent',
+      target_id: ref('Agent2'),
+      active: false,
+    },
+    changes: [
+      { cron: '0 10 * * 1' },
+      { timezone: 'Europe/Berlin' },
+      { overlap_policy: 'skip' },
+      { misfire_policy: 'skip' },
+    ],
+    drift: { cron: '0 11 * * 1' },
+  },
+  OnEvent: {
+    type: 'trigger',
+    properties: {
+      name: 'on event',
+      type: 'event',
+      event_pattern: 'quotas.exceeded',
+      target_type: 'agent',
+      target_id: ref('Agent2'),
+      active: false,
+    },
+    changes: [{ event_pattern: 'quotas.*' }, { event_filter: { '==': [1, 2] } }],
+    drift: { event_pattern: 'quotas.warned' },
+  },
+  Inbound: {
+    type: 'trigger',
+    properties: { name: 'called', type: 'webhook', target_type: 'agent', target_id: ref('Agent2') },
+    changes: [{ signature_scheme: 'body_sha256' }, { signature_header: 'X-Hub-Signature-256' }],
+    drift: { signature_header: 'X-Drifted' },
+  },
+  Webhook: {
+    type: 'webhook',
+    properties: { name: 'desk', url: 'https://example.com/hook', events: ['quotas.exceeded'], description: 'desk' },
+    changes: [
+      { name: 'help desk' },
+      { description: 'of support' },
+      { url: 'https://example.com/other' },
+      { events: ['quotas.*', 'triggers.*'] },
+      { active: false },
+      { policy_id: ref('Policy') },
+    ],
+    drift: { description: 'drifted' },
+  },
+  Quota: {
+    type: 'quota',
+    properties: {
+      scope: 'actor',
+      scope_ref: ref('Actor2'),
+      metric: 'cost_usd',
+      window: 'rolling_24h',
+      limit: 10,
+      meter_type: 'llm_tokens',
+    },
+    changes: [{ limit: 20 }, { mode: 'monitor' }, { on_unpriced: 'allow' }, { warn_at: [0.5] }, { reserve: true }],
+    refused: {
+      scope: 'project',
+      scope_ref: null,
+      window: 'rolling_1h',
+      meter_type: null,
+    },
+    drift: { limit: 30 },
+  },
+  Requests: {
+    type: 'quota',
+    properties: { scope: 'project', metric: 'requests', window: 'rolling_24h', limit: 1000 },
+    refused: { metric: 'tokens' },
+  },
+  Price: {
+    type: 'project_price',
+    properties: {
+      provider: 'custom',
+      model: 'large',
+      component: 'input_tokens',
+      unit: 'token',
+      unit_price: 0.5,
+      effective_from: '2050-01-01',
+    },
+    changes: [{ unit_price: 0.75 }, { unit: 'million' }, { meter_type: 'compute_execution' }],
+    replaced: [
+      { provider: 'openai', model: 'small' },
+      { component: 'output_tokens', resource: { sub: `srn:${projectId}:tool:\${Tool2}` } },
+      { effective_from: '2051-01-01' },
+    ],
+  },
+  PriceNow: {
+    type: 'project_price',
+    properties: { provider: 'custom', model: 'now', component: 'input_tokens', unit: 'token', unit_price: 1 },
+    changes: [{ unit_price: 2 }],
+  },
+  PriceOfTool: {
+    type: 'project_price',
+    properties: {
+      provider: 'platform',
+      model: 'calls',
+      component: 'rows',
+      unit: 'row',
+      unit_price: 1,
+      effective_from: '2050-01-01T00:00:00Z',
+      resource: { sub: `srn:${projectId}:tool:\${Tool2}` },
+    },
+    changes: [{ quantity: { var: 'output.count' } }],
+  },
+})
