@@ -18,6 +18,8 @@ const ACTIONS = [
 const MAKE_NOTHING = [
   'checkAiProvider',
   'createChatCompletion',
+  // A plan that is saved twice is forgotten like any other.
+  'planFormation',
   'resolveIngestionRule',
   'simulatePolicies',
   'testMemoryRule',
@@ -91,6 +93,11 @@ describe('POSTs with an Idempotency-Key whose web process is killed behind their
     const store = await make('/memory-stores', { name: 'facts' })
     add('createMemoryEntry', '/memory-entries', { memory_store_id: store.id, content: 'Ann likes tea' })
     add('createMemory', '/memories', { memory_store_id: store.id, content: 'Bob likes coffee' })
+
+    for (const query of ['', '?wait=false']) {
+      const resources = { Store: { type: 'memory_store', properties: { name: 'of a template' } } }
+      add('createFormation', `/formations${query}`, { name: `stack${query}`, template: { resources } })
+    }
 
     const picking = await app.agent({ tool_bindings: [{ tool: { name: 'pick', type: 'client' } }] })
     const generate = (agent: string, body: object): Promise<Reply> =>
