@@ -1,4 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
+import { takenByForce } from '../core/api/dependents.ts'
 import { AppError, type ErrorCode, invalid, raise } from '../core/api/errors.ts'
 import { flatten, type Json, type Request } from '../core/api/flatten.ts'
 import type { KindRow } from '../core/api/kind.ts'
@@ -10,7 +11,7 @@ import type { Services } from '../core/process/services.ts'
 import { same, shownBy } from './live.ts'
 import type { Run } from './run.ts'
 import type { Step } from './step.ts'
-import type { TrackedRow } from './store.ts'
+import { isAnyTracked, type TrackedRow } from './store.ts'
 import { argumentsOf, itemArguments, requestOf } from './types/built-in.ts'
 import { findType } from './types/find.ts'
 import { askHandler } from './types/handler.ts'
@@ -208,7 +209,10 @@ export async function remove(
     return
   }
   const { delete: deletion } = type.operations
-  await call(run, deletion, requestOf(deletion, { ...itemArguments(type, deletion, id, applied), ...deleteWith }), {
+  // What a formation has goes by its own template alone: there it may be retained, or protected.
+  const isForced = 'force' in deleteWith && tx && !(await isAnyTracked(tx, await takenByForce(tx, type.kind, id)))
+  const forced = isForced ? deleteWith : {}
+  await call(run, deletion, requestOf(deletion, { ...itemArguments(type, deletion, id, applied), ...forced }), {
     tx,
     key,
   })

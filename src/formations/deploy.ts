@@ -309,11 +309,12 @@ export async function removeTracked(run: Run, row: TrackedRow, id: string, tx?: 
 
 /** Removes what the template no longer declares, the last first; what cannot be deleted stays tracked. */
 async function removeUndeclared(run: Run, others: readonly TrackedRow[]): Promise<void> {
-  for (const row of [...others].reverse()) {
-    if (run.did(row, 'delete')) continue
-    if (row.physical_resource_id === null || row.retain) await run.write(async tx => forget(tx, row))
-    else await take(run, row, 'delete')
-  }
+  const isLeft = ({ physical_resource_id, retain }: TrackedRow) => physical_resource_id === null || retain
+  const rows = [...others].reverse()
+  for (const row of rows) if (!isLeft(row) && !run.did(row, 'delete')) await take(run, row, 'delete')
+  // One that is retained keeps what it needs from being deleted as long as it is tracked.
+  if (run.events.some(({ action, status }) => action === 'delete' && status === 'failed')) return
+  for (const row of rows) if (isLeft(row)) await run.write(async tx => forget(tx, row))
 }
 
 /** A resource that the formation does not track any more, whatever becomes of it. */

@@ -169,6 +169,11 @@ export const isTracked = (
     where r.physical_resource_id = ${id} and r.resource_type = ${resourceType}
       and (${projectId}::text is null or f.project_id = ${projectId})`)
 
+/** Whether a formation still has one of some resources. */
+export const isAnyTracked = (db: Queryable, ids: readonly string[]): Promise<boolean> =>
+  db.exists(statement`
+    select from formation_resources where physical_resource_id = any(${sql.array([...ids], 'text')}) and status <> 'deleted'`)
+
 /** Tracks a resource that the formation has not made. Nothing of it counts as applied. */
 export const trackExisting = (
   db: Queryable,

@@ -117,6 +117,17 @@ async function dependentsOf(
   return { ...summed(sets, measured), forcible: !some('block'), held: some('block', 'force') }
 }
 
+/** Ids of the rows that a delete of a row by force would take along. */
+export async function takenByForce(db: Queryable, target: Pick<Kind, 'name'>, id: string): Promise<string[]> {
+  const going = levels(target.name, sql.fragment`select ${id}::text`).filter(
+    ({ on_delete, stays }) => !stays && on_delete === 'force',
+  )
+  const ids: string[] = []
+  for (const { kind, where } of going)
+    ids.push(...(await db.anyFirst(identifying`select id from ${sql.identifier([kind.table])} where ${where}`)))
+  return ids
+}
+
 /**
  * Clears the way for the delete of a row whose lock the caller holds: raises `code` with
  * `meta { counts, sample_ids, forcible }` while something holds it; with `force`, deletes what may go with it, and in
