@@ -7,7 +7,17 @@ import { overwritesOf, withOverwrites } from './conflicts.ts'
 import { deniedImports, importersOf, keepImports, noOutput } from './imports.ts'
 import { liveResources } from './live.ts'
 import { BUSY, type DeniedAction, type FormationRow, formationKind, type PlanChange } from './model.ts'
-import { deniedActions, destroyed, type Plan, parentsOfPlan, planOf, planProblems, shownPlan } from './plan.ts'
+import {
+  deniedActions,
+  deniedDormant,
+  destroyed,
+  type Plan,
+  parentsOfPlan,
+  planKnownTo,
+  planOf,
+  planProblems,
+  shownPlan,
+} from './plan.ts'
 import { formationQueue } from './queue.ts'
 import { authored, sealParameters, sealValues, withheld } from './sealed.ts'
 import type { Step } from './step.ts'
@@ -58,6 +68,8 @@ export function refuseBusy({ status, operation_id, id }: FormationRow): void {
 export type Prepared = {
   compiled: Compiled
   plan: Plan
+  /** What the caller lacks to deploy the template with these parameters, and to leave it to others. */
+  denied: DeniedAction[]
   changes: PlanChange[]
   tracked: readonly TrackedRow[]
 }
@@ -80,11 +92,19 @@ export async function prepare(
   const plan = await planOf(services, pool, compiled, tracked, projectId)
   const refused = await handledProblems(services, plan.steps)
   if (refused.length > 0) invalid(refused)
+  const known = planKnownTo(
+    caller,
+    plan,
+    projectId,
+    ({ declared: { properties } }, name) => template != null || expressionsIn(properties[name]).length > 0,
+  )
   const changes = withOverwrites(
-    shownPlan(services, caller, plan, projectId),
+    shownPlan(services, caller, known, projectId),
     await overwritesOf(pool, projectId, plan),
   )
-  return { compiled, plan, changes, tracked }
+  const denied = deniedActions(services, caller, known, projectId)
+  if (template != null) denied.push(...deniedDormant(caller, compiled, projectId))
+  return { compiled, plan, denied, changes, tracked }
 }
 
 /** What the handlers of registered types have against the properties of a plan. */
@@ -100,10 +120,10 @@ export async function handledProblems(services: Services, steps: readonly Step[]
 }
 
 /** Raises what refuses a plan: what may not be destroyed, what the caller lacks. */
-export function admit(services: Services, caller: Caller, projectId: string, { plan }: Prepared): void {
+export function admit({ plan, denied }: Prepared): void {
   const problems = planProblems(plan)
   if (problems.length > 0) invalid(problems)
-  refuseDenied(deniedActions(services, caller, plan, projectId))
+  refuseDenied(denied)
 }
 
 /** Raises FORBIDDEN with the actions that the caller lacks. */

@@ -6,6 +6,7 @@ import type { Caller } from '../core/iam/caller.ts'
 import { formationKind } from './model.ts'
 import type { Compiled } from './template/compile.ts'
 import { expressionsIn } from './template/expressions.ts'
+import { MAX_BYTES } from './template/parse.ts'
 
 /** Outputs of formations that templates of others take values from. */
 
@@ -60,7 +61,7 @@ export async function deniedImports(
   })
 }
 
-/** The values of the imports of a template that there are. */
+/** The values of the imports of a template that there are. Raises VALIDATION_FAILED where they come to too much. */
 export async function importedValues(
   db: Queryable,
   projectId: string,
@@ -68,7 +69,7 @@ export async function importedValues(
 ): Promise<Map<string, string>> {
   const texts = importsOf(compiled)
   const sources = await sourcesOf(db, projectId, texts)
-  return new Map(
+  const values = new Map(
     texts.flatMap((text): [string, string][] => {
       const { formation, output } = taken(text)
       const outputs = sources.find(({ name }) => name === formation)?.outputs
@@ -76,6 +77,13 @@ export async function importedValues(
       return typeof value === 'string' ? [[text, value]] : []
     }),
   )
+  const length = expressionsIn(compiled.declared.map(({ properties }) => properties)).reduce(
+    (sum, { expression: { kind, text } }) => sum + (kind === 'import' ? (values.get(text)?.length ?? 0) : 0),
+    0,
+  )
+  if (length > MAX_BYTES)
+    invalid({ code: 'TOO_LARGE', path: 'resources', message: `import more than ${MAX_BYTES} characters` })
+  return values
 }
 
 /**

@@ -49,7 +49,7 @@ import {
   ValidateInput,
   Validation,
 } from './model.ts'
-import { deniedActions, handledSteps } from './plan.ts'
+import { handledSteps } from './plan.ts'
 import { dropPlan, openPlan, savePlan } from './saved-plans.ts'
 import { openAnswer } from './sealed.ts'
 import { shownTo } from './show.ts'
@@ -180,7 +180,7 @@ const plan = operation({
         warnings: [],
       })
     const prepared = await prepare(services, caller, projectId, formation, { template, parameters })
-    const unauthorized_actions = deniedActions(services, caller, prepared.plan, projectId)
+    const { denied: unauthorized_actions } = prepared
     return {
       changes: prepared.changes,
       ...(unauthorized_actions.length > 0 ? { unauthorized_actions } : {}),
@@ -215,7 +215,7 @@ const create = operation({
     const projectId = project as string
     checkMetadata(metadata)
     const prepared = await prepare(services, caller, projectId, null, { template, parameters })
-    admit(services, caller, projectId, prepared)
+    admit(prepared)
     const wait = query.wait !== false
     const id = newId(formationKind.prefix)
     const expected = wait ? expectFormation(services, id) : null
@@ -300,7 +300,7 @@ const change = (method: 'put' | 'patch'): Operation =>
       const asked = saved ?? { template, parameters: parameters ?? {} }
       const prepared = await prepare(services, caller, formation.project_id, formation, asked)
       saved?.check(prepared.plan)
-      admit(services, caller, formation.project_id, prepared)
+      admit(prepared)
       // Whoever applies a saved plan has seen its conflicts.
       const force_conflicts = body.force_conflicts ?? (saved !== null || services.config.FORMATION_FORCE_CONFLICTS)
       if (!force_conflicts) refuseConflicts(prepared.changes)
@@ -476,7 +476,8 @@ export const formationOperations: Operation[] = [
   formations.list({
     filters: { status: oneOf('status', FORMATION_STATUSES), name: equals('name') },
     where: () => [sql.fragment`t.status <> 'deleted'`],
-    bytes: sql.fragment`octet_length(t.template::text)`,
+    bytes: sql.fragment`octet_length(t.template::text) + coalesce(octet_length(t.metadata::text), 0)
+      + coalesce(octet_length(t.resolved_metadata::text), 0) + coalesce(octet_length(t.outputs::text), 0)`,
   }),
   formations.get({
     answers: { 200: FormationWithResources },

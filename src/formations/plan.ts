@@ -160,6 +160,48 @@ export function shownPlan(
   ].filter(({ resource_type }) => findType(services, resource_type) !== undefined)
 }
 
+/**
+ * A plan as a caller may know it. That a write-only value is the one which is kept is told only to those who may change it:
+ * to others it would confirm a guess. `told`: the caller gave this property of a step itself.
+ */
+export function planKnownTo(
+  caller: Caller,
+  plan: Plan,
+  projectId: string,
+  told: (step: Step, name: string) => boolean,
+): Plan {
+  const steps = plan.steps.map((step): Step => {
+    const { declared, desired, changed, live, action } = step
+    const { type, ignored } = declared
+    if (type.registered || !live || (action !== 'no-op' && action !== 'update')) return step
+    const isKept = (name: string): boolean =>
+      type.writeOnly.includes(name) && !ignored.has(name) && !changed.includes(name) && told(step, name)
+    const names = Object.keys(desired).filter(name => changed.includes(name) || isKept(name))
+    if (!names.some(isKept)) return step
+    const asked: Step = { ...step, action: 'update', changed: [...new Set([...names, ...changed])] }
+    return callsOf(asked).every(call => mayCall(caller, call, plan.parents, projectId)) ? step : asked
+  })
+  return { ...plan, steps }
+}
+
+/**
+ * The actions that the caller lacks of resources whose conditions do not hold. Whoever deploys the stored template with other
+ * parameters would create them with rights that its author may not have.
+ */
+export const deniedDormant = (
+  caller: Caller,
+  { dormant }: Pick<Compiled, 'dormant'>,
+  projectId: string,
+): DeniedAction[] =>
+  dormant.flatMap(({ logical_id, type, properties }) => {
+    if (type.registered) return []
+    const operation = type.operations.create
+    const call: ResourceCall = { type, operation, args: properties, live: null }
+    return mayCall(caller, call, new Map(), projectId)
+      ? []
+      : [{ logical_id, resource_type: type.name, action: operation.action as string }]
+  })
+
 /** Problems of a plan that refuse it before anything is applied. */
 export const planProblems = ({ steps, removed }: Plan): Problem[] => [
   ...steps

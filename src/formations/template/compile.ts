@@ -6,7 +6,7 @@ import { findType } from '../types/find.ts'
 import type { TemplateType } from '../types/model.ts'
 import { dependencyOrder } from './dependencies.ts'
 import { type Expression, expressionsIn, type Meaning, namesIn, type Scope, scopeOf } from './expressions.ts'
-import { parseTemplate } from './parse.ts'
+import { MAX_BYTES, parseTemplate } from './parse.ts'
 import { fitted, isBelow } from './properties.ts'
 import { type Parameter, type ResourceDeclaration, TemplateShape } from './shape.ts'
 
@@ -27,6 +27,8 @@ export type Compiled = {
   template: Json
   /** The resources whose conditions hold, each behind those that it depends on. */
   declared: readonly Declared[]
+  /** The others. */
+  dormant: readonly { logical_id: string; type: TemplateType; properties: Json }[]
   parameters: ReadonlyMap<string, Parameter>
   /** The values that parameters have, by default or as given. */
   values: ReadonlyMap<string, string>
@@ -109,6 +111,16 @@ async function compile(services: Services, template: TemplateShape, options: Opt
         message: `${name.slice(0, 100)} is no type of resources`,
       })
   }
+  const { outputs = {}, metadata = null } = template
+  const given = [resources.map(([, { properties }]) => properties), outputs, metadata]
+  if (resolvedLength(given, values) > MAX_BYTES)
+    return failed([
+      {
+        code: 'TOO_LARGE',
+        path: 'parameters',
+        message: `make more than ${MAX_BYTES} characters of the expressions that name them`,
+      },
+    ])
   const logicalIds = new Set(resources.map(([id]) => id))
   const used = new Set<string>()
   const names = { parameters, logicalIds, types, used }
@@ -135,8 +147,8 @@ async function compile(services: Services, template: TemplateShape, options: Opt
       problems.push({ code: 'INVALID_VALUE', path: at, message: `names ${parameter}, whose value may be left out` })
     else used.add(parameter)
   }
-  checkExpressions(template.outputs ?? {}, 'outputs', names, problems, true)
-  checkExpressions(template.metadata ?? {}, 'metadata', names, problems, false)
+  checkExpressions(outputs, 'outputs', names, problems, true)
+  checkExpressions(metadata, 'metadata', names, problems, false)
   const { order, cycle } = dependencyOrder(depends)
   if (cycle.length > 0)
     problems.push({
@@ -169,17 +181,20 @@ async function compile(services: Services, template: TemplateShape, options: Opt
   })
   for (const each of declared)
     problems.push(...(await checkProperties(services, each, { values, types, existing: options.existing })))
+  const dormant = Object.entries(template.resources).flatMap(([logical_id, { type: name, properties = {} }]) => {
+    const type = logicalIds.has(logical_id) ? undefined : findType(services, name)
+    return type ? [{ logical_id, type, properties }] : []
+  })
   const missing = [...used].filter(
     name => !values.has(name) && !(options.existing !== null && parameters.get(name)?.use_previous_value),
   )
   const renames = Map.groupBy(Object.entries(template.moved ?? {}), ([, now]) => now)
   const moved = new Map([...renames].map(([now, pairs]) => [now, pairs.map(([old]) => old)]))
-  const { outputs = {}, metadata = null } = template
   return {
     compiled:
       problems.length > 0
         ? null
-        : { template: template as Json, declared, parameters, values, outputs, metadata, moved },
+        : { template: template as Json, declared, dormant, parameters, values, outputs, metadata, moved },
     problems,
     missing,
     warnings: [...parameters]
@@ -219,6 +234,15 @@ const valuesOf = (
       return value === undefined || value === '' ? [] : [[name, value]]
     }),
   )
+
+/** Characters that the parameters in expressions of a value come to: a short template may name a long text often. */
+function resolvedLength(value: unknown, values: ReadonlyMap<string, string>): number {
+  const lengthOf = (name: string): number => values.get(name)?.length ?? 0
+  return expressionsIn(value).reduce((sum, { expression: { kind, text } }) => {
+    const names = kind === 'param' ? [text] : kind === 'sub' ? namesIn(text) : []
+    return names.reduce((all, name) => all + lengthOf(name), sum)
+  }, 0)
+}
 
 type Names = {
   parameters: ReadonlyMap<string, Parameter>
