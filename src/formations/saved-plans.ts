@@ -16,6 +16,8 @@ import { restored, withheld } from './sealed.ts'
 
 const LIFE_MS = 24 * 3_600_000
 const GONE_DAYS = 7
+/** Formations that a sweep deletes in one transaction, each with its resources, operations and events. */
+const FORMATION_BATCH = 50
 /** Plans that are kept of a formation: the newest. */
 const MAX_PLANS = 20
 
@@ -138,9 +140,10 @@ export const sweepFormations = async (
         await pool.query(statement`
           delete from formations where id in (
             select id from formations where status = 'deleted' and updated_at < ${now}::timestamptz - make_interval(days => ${GONE_DAYS})
-            order by updated_at limit ${Math.ceil(limit / 100)})`)
+            order by updated_at limit ${limit})`)
       ).rowCount,
     stopping,
+    FORMATION_BATCH,
   )
   return plans + formations
 }

@@ -21,16 +21,18 @@ const BATCH = 5000
 /**
  * Deletes up to a number of rows again and again, until fewer are left or the worker stops. Returns how many went.
  * @param remove deletes at most `limit` rows in a transaction of its own, and returns how many
+ * @param batch rows of one transaction; fewer where each takes many others along
  */
 export async function inBatches(
   remove: (limit: number) => Promise<number>,
   stopping: AbortSignal | undefined,
+  batch = BATCH,
 ): Promise<number> {
   let removed = 0
   while (!stopping?.aborted) {
-    const count = await remove(BATCH)
+    const count = await remove(batch)
     removed += count
-    if (count < BATCH) break
+    if (count < batch) break
   }
   return removed
 }
