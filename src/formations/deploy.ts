@@ -13,7 +13,15 @@ import { matched, namesOf } from './plan.ts'
 import { eventOf, failureOf, type Note, type Run } from './run.ts'
 import { sealedAnswer } from './sealed.ts'
 import { type Step, stepFor } from './step.ts'
-import { arrange, changeTracked, insertPending, setOperation, type TrackedRow, trackedResources } from './store.ts'
+import {
+  arrange,
+  changeTracked,
+  insertPending,
+  replacingResources,
+  setOperation,
+  type TrackedRow,
+  trackedResources,
+} from './store.ts'
 import type { Compiled, Declared } from './template/compile.ts'
 import type { Scope } from './template/expressions.ts'
 import { findType } from './types/find.ts'
@@ -44,7 +52,7 @@ export async function deploy(run: Run, compiled: Compiled): Promise<Outcome> {
   }
   await fault(services, 'formation_applied')
   await removeUndeclared(run, state.others)
-  const left = await cleanUp(run)
+  const left = cleanupFailure(await cleanUp(run))
   const kept = await outputsOf(run, compiled, state.of)
   const resolved_metadata = resolvedMetadata(compiled, state.scope)
   await run.settle(async tx => {
@@ -322,10 +330,15 @@ export function forget(tx: Tx, row: Pick<TrackedRow, 'id'>): void {
   tx.alongside(guard => changeTracked(row.id, { status: 'deleted', physical_resource_id: null }, guard))
 }
 
-/** Disposes of resources that were replaced. Those that cannot be deleted wait for the next operation. */
-export async function cleanUp(run: Run): Promise<RecordedFailure | null> {
-  const failures: object[] = []
-  for (const row of await trackedResources(run.services.pool, run.formation.id)) {
+type CleanupFailure = Pick<TrackedRow, 'logical_id' | 'resource_type'> & {
+  physical_resource_id: string
+  error: RecordedFailure
+}
+
+/** Deletes resources that were replaced. Those that cannot be deleted wait for the next operation; returns their failures. */
+export async function cleanUp(run: Run): Promise<CleanupFailure[]> {
+  const failures: CleanupFailure[] = []
+  for (const row of await replacingResources(run.services.pool, run.formation.id)) {
     let left = row.replaced
     for (const { physical_resource_id: id, retain } of row.replaced) {
       const without = left.filter(each => each.physical_resource_id !== id)
@@ -352,12 +365,13 @@ export async function cleanUp(run: Run): Promise<RecordedFailure | null> {
       left = without
     }
   }
-  return failures.length === 0
-    ? null
-    : new AppError('FORMATION_REPLACE_CLEANUP_FAILED', {
-        message: `${failures.length} resources that were replaced could not be deleted`,
-        meta: { failures },
-      }).recorded()
+  return failures
+}
+
+function cleanupFailure(failures: readonly CleanupFailure[]): RecordedFailure | null {
+  if (failures.length === 0) return null
+  const message = `${failures.length} resources that were replaced could not be deleted`
+  return new AppError('FORMATION_REPLACE_CLEANUP_FAILED', { message, meta: { failures } }).recorded()
 }
 
 /** The values of parameters as they are shown; those that the caller left as they were keep theirs. */

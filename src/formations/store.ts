@@ -2,13 +2,11 @@ import { NotNullIntegrityConstraintViolationError, UniqueIntegrityConstraintViol
 import { z } from 'zod'
 import { RecordedFailure } from '../core/api/errors.ts'
 import { newId } from '../core/api/ids.ts'
-import type { Page } from '../core/api/operation.ts'
 import { type Fragment, jsonb, type Queryable, sql, statement } from '../core/db/sql.ts'
 import type { Caller, PrincipalRecord } from '../core/iam/caller.ts'
 import { attempts, type Claimed } from '../core/jobs/attempt.ts'
 import { sealedColumn } from '../core/secrets/sealed.ts'
 import {
-  ACTIONS,
   FormationEvent,
   type FormationOperation,
   type FormationResource,
@@ -72,6 +70,14 @@ const COLUMNS = sql.fragment`id, logical_id, resource_type, physical_resource_id
 export const trackedResources = (db: Queryable, formationId: string): Promise<readonly TrackedRow[]> =>
   db.any(tracked`
     select ${COLUMNS} from formation_resources where formation_id = ${formationId} and status <> 'deleted' order by position, id`)
+
+/**
+ * Resources with replaced ones that are still to be deleted, those that the formation no longer has among them. By
+ * formation_resources_formation.
+ */
+export const replacingResources = (db: Queryable, formationId: string): Promise<readonly TrackedRow[]> =>
+  db.any(tracked`
+    select ${COLUMNS} from formation_resources where formation_id = ${formationId} and replaced <> '[]' order by position, id`)
 
 const listed = sql.type(
   z.strictObject({
@@ -225,7 +231,7 @@ export const isSuperseded = (error: unknown): boolean =>
   (error instanceof NotNullIntegrityConstraintViolationError && error.table === 'formation_events') ||
   (error instanceof UniqueIntegrityConstraintViolationError && error.constraint === 'formation_events_pkey')
 
-const EventRow = z.strictObject({ ...FormationEvent.shape, action: z.enum(ACTIONS), seq: z.int() })
+const EventRow = z.strictObject({ ...FormationEvent.shape, seq: z.int() })
 export type EventRow = z.output<typeof EventRow>
 
 const eventRows = sql.type(EventRow)
@@ -308,8 +314,6 @@ export const presentOperation = (
   created_at,
   updated_at,
 })
-
-export type { Page }
 
 /** Write-only values of stored templates, parameters of operations, and values that only an answer shows. */
 export const sealedFormationColumns = [

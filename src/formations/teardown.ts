@@ -43,7 +43,7 @@ export async function teardown(run: Run): Promise<Outcome> {
     const failure = await take(run, row, 'delete')
     if (failure) failures.push(failureOn(row, failure))
   }
-  await cleanUp(run)
+  failures.push(...(await cleanUp(run)))
   if (failures.length > 0) return refuse(run, failures, 'Some resources could not be deleted')
   await run.settle(async tx => {
     await setOperation(tx, run.operation.id, { status: 'succeeded', error: null })
