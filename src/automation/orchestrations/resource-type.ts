@@ -5,6 +5,8 @@ import { definitionIn } from './operations.ts'
 import { validateGraph } from './validate.ts'
 
 export const orchestrationType = resourceType(orchestrationKind, {
+  // Rows of the table that no caller may name are no resources.
+  find: orchestrationKind.find,
   check(properties) {
     if (!properties.nodes || !properties.edges) return []
     const definition = definitionIn(properties as Partial<Definition>)
