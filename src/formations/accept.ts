@@ -36,7 +36,7 @@ export type Asked = {
 }
 
 /** Raises VALIDATION_FAILED with the problems of a template, FORMATION_MISSING_PARAMETERS. */
-export function usable({ compiled, problems, missing }: Compilation): Compiled {
+function usable({ compiled, problems, missing }: Compilation): Compiled {
   if (!compiled) return invalid(problems)
   if (missing.length > 0)
     raise('FORMATION_MISSING_PARAMETERS', {

@@ -24,13 +24,13 @@ import {
   handledProblems,
   prepare,
   refuseBusy,
-  usable,
 } from './accept.ts'
 import { adopt } from './adopt.ts'
 import { refuseConflicts } from './conflicts.ts'
 import { driftFor } from './drift.ts'
 import { exportProject } from './export/project.ts'
 import {
+  BUSY,
   Drift,
   ExportedTemplate,
   ExportInput,
@@ -39,7 +39,6 @@ import {
   FormationOperation,
   FormationPatch,
   FormationPlan,
-  type FormationRow,
   FormationWithResources,
   formationEvents,
   formationKind,
@@ -102,13 +101,11 @@ async function answered(
   const { services, request } = context
   const row = wait && expected ? await expected.wait(request.closed) : await formationKind.find(services.pool, id)
   if (!row) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
-  const over = row.operation_id !== operationId || !isBusy(row)
+  const over = row.operation_id !== operationId || !BUSY.includes(row.status)
   const sealed = over && wait ? await takeAnswer(services.pool, operationId) : null
   const once = sealed ? openAnswer(services, operationId, row.project_id, sealed) : {}
   return answer(over && wait ? status : 202, await shownTo(context, row, once))
 }
-
-const isBusy = ({ status }: FormationRow): boolean => ['creating', 'updating', 'deleting'].includes(status)
 
 const validate = operation({
   id: 'validateFormation',
@@ -173,12 +170,7 @@ const plan = operation({
       raise('RESOURCE_NOT_FOUND', { meta: { id: formation_id } })
     if (formation) allow('formations:PlanFormation', { kind: formationKind, row: formation })
     if (!formation && template === undefined)
-      usable({
-        compiled: null,
-        problems: [{ code: 'REQUIRED', path: 'template', message: 'is required without formation_id' }],
-        missing: [],
-        warnings: [],
-      })
+      invalid({ code: 'REQUIRED', path: 'template', message: 'is required without formation_id' })
     const prepared = await prepare(services, caller, projectId, formation, { template, parameters })
     const { denied: unauthorized_actions } = prepared
     return {

@@ -12,7 +12,7 @@ export const formationQueue = entityMailbox('formation.operate', {
 })
 export type FormationMessage = z.output<typeof formationQueue.message>
 
-/** Looks for operations that no message leads to, and for what is kept no longer. */
+/** Finds operations that no message leads to. */
 export const formationSweep = workQueue('formation.sweep', {
   message: z.object({}),
   concern: 'orchestration',
