@@ -50,8 +50,7 @@ create table formation_resources (
   replaced jsonb not null default '[]',
   -- Creates that were refused: the next one is another call, and no repeat of a refused one.
   refusals integer not null default 0,
-  applied_at timestamptz(3),
-  created_at timestamptz(3) not null default now()
+  applied_at timestamptz(3)
 ) with (fillfactor = 85);
 create index formation_resources_formation on formation_resources (formation_id, position, id);
 create unique index formation_resources_tracked on formation_resources (formation_id, logical_id, resource_type)
@@ -103,8 +102,7 @@ create table formation_attempts (
   -- Whose rights it has: { type, id, via }, and the kind of the credential it was asked for with.
   principal jsonb not null,
   credential jsonb not null,
-  heartbeat_at timestamptz(3),
-  created_at timestamptz(3) not null default now()
+  heartbeat_at timestamptz(3)
 );
 create index formation_attempts_due on formation_attempts (due_at);
 
@@ -120,12 +118,10 @@ create index formation_imports_source on formation_imports (source_id, output);
 -- Plans that were saved to be applied as they are.
 create table formation_plans (
   id text primary key,
-  project_id text not null references projects (id) on delete cascade,
   formation_id text not null references formations (id) on delete cascade,
-  template json,
+  template json not null,
   sealed_values text,
   sealed_parameters text,
-  changes json not null,
   -- Of the state that it was made of.
   digest text not null,
   expires_at timestamptz(3) not null,

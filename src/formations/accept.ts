@@ -24,6 +24,7 @@ import type { Step } from './step.ts'
 import { type Credential, insertAttempt, insertOperation, type TrackedRow, trackedResources } from './store.ts'
 import { type Compilation, type Compiled, compileTemplate } from './template/compile.ts'
 import { expressionsIn } from './template/expressions.ts'
+import { propertyIn } from './template/properties.ts'
 import { findType } from './types/find.ts'
 import { validateHandled } from './types/handler.ts'
 
@@ -107,14 +108,15 @@ export async function prepare(
   return { compiled, plan, denied, changes, tracked }
 }
 
-/** What the handlers of registered types have against the properties of a plan. */
+/** Problems that the handlers of registered types report, without those of properties whose values are not known yet. */
 export async function handledProblems(services: Services, steps: readonly Step[]): Promise<Problem[]> {
   const problems: Problem[] = []
   for (const { declared, desired } of steps) {
     const { type, logical_id } = declared
     if (!type.registered) continue
     for (const problem of await validateHandled(services, type.registered, logical_id, desired))
-      problems.push({ ...problem, path: `resources.${logical_id}.properties.${problem.path}` })
+      if (expressionsIn(desired[propertyIn(problem.path)]).length === 0)
+        problems.push({ ...problem, path: `resources.${logical_id}.properties.${problem.path}` })
   }
   return problems
 }

@@ -3,7 +3,7 @@ import { takenByForce } from '../core/api/dependents.ts'
 import { AppError, type ErrorCode, invalid, raise } from '../core/api/errors.ts'
 import { flatten, type Json, type Request } from '../core/api/flatten.ts'
 import type { KindRow } from '../core/api/kind.ts'
-import type { Answer, Operation } from '../core/api/operation.ts'
+import { type Answer, type Operation, operations } from '../core/api/operation.ts'
 import type { Tx } from '../core/db/write.ts'
 import { type Call, callAs, jsonUpload } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
@@ -185,7 +185,7 @@ export async function update(
 }
 
 async function callNamed(run: Run, id: string, args: Json, options: { tx?: Tx; key?: string }): Promise<Answer> {
-  const operation = run.operationOf(id)
+  const operation = operations.get(id)
   return call(run, operation, requestOf(operation, args), options)
 }
 

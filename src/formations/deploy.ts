@@ -53,7 +53,7 @@ export async function deploy(run: Run, compiled: Compiled): Promise<Outcome> {
   await fault(services, 'formation_applied')
   await removeUndeclared(run, state.others)
   const left = cleanupFailure(await cleanUp(run))
-  const kept = await outputsOf(run, compiled, state.of)
+  const kept = await outputsOf(run, compiled, state.of, state.scope)
   const resolved_metadata = resolvedMetadata(compiled, state.scope)
   await run.settle(async tx => {
     await setOperation(tx, run.operation.id, {

@@ -11,7 +11,7 @@ import { MAX_BYTES } from './template/parse.ts'
 /** Outputs of formations that templates of others take values from. */
 
 /** The imports of a template, as written: `<formation>.<output>`. */
-export const importsOf = ({ declared }: Pick<Compiled, 'declared'>): string[] => [
+const importsOf = ({ declared }: Pick<Compiled, 'declared'>): string[] => [
   ...new Set(
     declared.flatMap(({ properties }) =>
       expressionsIn(properties).flatMap(({ expression }) => (expression.kind === 'import' ? [expression.text] : [])),
@@ -53,8 +53,8 @@ export async function deniedImports(
   compiled: Pick<Compiled, 'declared'>,
 ): Promise<string[]> {
   const texts = importsOf(compiled)
-  const values = await importedValues(db, projectId, compiled)
   const sources = await sourcesOf(db, projectId, texts)
+  const values = valuesOf(texts, sources)
   return texts.filter(text => {
     const row = sources.find(({ name }) => name === taken(text).formation)
     return !row || !values.has(text) || !permitted(caller, 'formations:GetFormation', { kind: formationKind, row })
@@ -68,15 +68,7 @@ export async function importedValues(
   compiled: Pick<Compiled, 'declared'>,
 ): Promise<Map<string, string>> {
   const texts = importsOf(compiled)
-  const sources = await sourcesOf(db, projectId, texts)
-  const values = new Map(
-    texts.flatMap((text): [string, string][] => {
-      const { formation, output } = taken(text)
-      const outputs = sources.find(({ name }) => name === formation)?.outputs
-      const value = outputs && Object.hasOwn(outputs, output) ? outputs[output] : undefined
-      return typeof value === 'string' ? [[text, value]] : []
-    }),
-  )
+  const values = valuesOf(texts, await sourcesOf(db, projectId, texts))
   const length = expressionsIn(compiled.declared.map(({ properties }) => properties)).reduce(
     (sum, { expression: { kind, text } }) => sum + (kind === 'import' ? (values.get(text)?.length ?? 0) : 0),
     0,
@@ -84,6 +76,17 @@ export async function importedValues(
   if (length > MAX_BYTES)
     invalid({ code: 'TOO_LARGE', path: 'resources', message: `import more than ${MAX_BYTES} characters` })
   return values
+}
+
+function valuesOf(texts: readonly string[], sources: Awaited<ReturnType<typeof sourcesOf>>): Map<string, string> {
+  return new Map(
+    texts.flatMap((text): [string, string][] => {
+      const { formation, output } = taken(text)
+      const outputs = sources.find(({ name }) => name === formation)?.outputs
+      const value = outputs && Object.hasOwn(outputs, output) ? outputs[output] : undefined
+      return typeof value === 'string' ? [[text, value]] : []
+    }),
+  )
 }
 
 /**

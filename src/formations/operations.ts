@@ -52,7 +52,7 @@ import { handledSteps } from './plan.ts'
 import { dropPlan, openPlan, savePlan } from './saved-plans.ts'
 import { openAnswer } from './sealed.ts'
 import { shownTo } from './show.ts'
-import { findOperation, operationColumns, takeAnswer } from './store.ts'
+import { findOperation, operationBytes, operationColumns, takeAnswer } from './store.ts'
 import { streamOperation } from './stream.ts'
 import { compileTemplate } from './template/compile.ts'
 import { expectFormation } from './wait.ts'
@@ -431,7 +431,7 @@ const listEvents = itemOperation(formationKind, {
       time: sql.fragment`t.created_at`,
       order: sql.fragment`t.created_at, t.id`,
       key: sql.fragment`t.id`,
-      bytes: sql.fragment`coalesce(octet_length(t.plan::text), 0)`,
+      bytes: operationBytes,
       present: row => ({
         ...row,
         events: (row.events ?? []).map(event => ({ ...event, timestamp: new Date(event.timestamp).toISOString() })),

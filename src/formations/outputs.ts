@@ -29,6 +29,7 @@ export async function outputsOf(
   run: Run,
   compiled: Compiled,
   of: ReadonlyMap<string, TrackedRow>,
+  scope: Scope,
 ): Promise<{ outputs: Outputs; read: ReadOutputs; once: Record<string, string> }> {
   const records = new Map<string, Json | null>()
   const outputs: Outputs = {}
@@ -43,7 +44,6 @@ export async function outputsOf(
     records.set(logicalId, record)
     return record
   }
-  const scope = scopeIn(compiled, of)
   for (const [name, value] of Object.entries(compiled.outputs)) {
     const expression = expressionOf(value)
     if (expression?.kind !== 'ref_attr') {
@@ -75,24 +75,6 @@ export async function outputsOf(
   }
   return { outputs, read: reads, once }
 }
-
-function scopeIn({ values }: Compiled, of: ReadonlyMap<string, TrackedRow>): Scope {
-  return expression => {
-    const meaning = (name: string) => values.get(name) ?? of.get(name)?.physical_resource_id ?? null
-    if (expression.kind === 'param') return known(values.get(expression.text))
-    if (expression.kind === 'ref') return known(of.get(expression.text)?.physical_resource_id)
-    if (expression.kind !== 'sub') return 'unknown'
-    let complete = true
-    const text = expression.text.replace(/\$\{([A-Za-z][A-Za-z0-9_]{0,127})\}/g, (_, name: string) => {
-      const value = meaning(name)
-      if (value === null) complete = false
-      return value ?? ''
-    })
-    return complete ? { text } : 'nothing'
-  }
-}
-
-const known = (text: string | null | undefined) => (text == null ? ('nothing' as const) : { text })
 
 /** What the value of a parameter that is not shown reads. */
 export const HIDDEN = '***'

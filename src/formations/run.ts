@@ -1,6 +1,4 @@
-import type { RecordedFailure } from '../core/api/errors.ts'
-import { recordedFailure } from '../core/api/errors.ts'
-import { type Operation, operations } from '../core/api/operation.ts'
+import { type RecordedFailure, recordedFailure } from '../core/api/errors.ts'
 import { statement } from '../core/db/sql.ts'
 import type { Tx } from '../core/db/write.ts'
 import type { Caller } from '../core/iam/caller.ts'
@@ -74,10 +72,6 @@ export class Run {
     return this.formation.project_id
   }
 
-  operationOf(id: string): Operation {
-    return operations.get(id)
-  }
-
   /**
    * Runs a transaction that only the worker which holds the operation may make; what `note` was told goes into its last
    * statement. It is not run again when its connection is lost, because it may have been committed: the next try of the
@@ -136,11 +130,8 @@ export class Run {
   }
 
   /** Whether an earlier try, or this one, has done something with a resource. */
-  did(
-    tracked: Pick<TrackedRow, 'logical_id' | 'resource_type'>,
-    ...actions: readonly EventAction[]
-  ): NewEvent | undefined {
-    return this.events.find(
+  did(tracked: Pick<TrackedRow, 'logical_id' | 'resource_type'>, ...actions: readonly EventAction[]): boolean {
+    return this.events.some(
       ({ action, logical_id, resource_type }) =>
         actions.includes(action) && logical_id === tracked.logical_id && resource_type === tracked.resource_type,
     )

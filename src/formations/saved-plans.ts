@@ -8,9 +8,10 @@ import type { Services } from '../core/process/services.ts'
 import { openJson, sealJson } from '../core/secrets/json.ts'
 import { sealedColumn } from '../core/secrets/sealed.ts'
 import type { Prepared } from './accept.ts'
-import { type FormationRow, PlanChange } from './model.ts'
+import type { FormationRow } from './model.ts'
 import type { Plan } from './plan.ts'
 import { restored, withheld } from './sealed.ts'
+import { projectOfFormation } from './store.ts'
 
 /** Plans that were saved: applied as they are, or not at all once what they were made of has changed. */
 
@@ -22,12 +23,9 @@ const FORMATION_BATCH = 50
 const MAX_PLANS = 20
 
 const Row = z.strictObject({
-  id: z.string(),
-  project_id: z.string(),
   template: z.record(z.string(), z.unknown()),
   sealed_values: z.string().nullable(),
   sealed_parameters: z.string().nullable(),
-  changes: z.array(PlanChange),
   digest: z.string(),
 })
 
@@ -38,7 +36,7 @@ const sealedFor = (column: string, id: string, project_id: string) => ({
 })
 
 export const sealedPlanColumns = ['sealed_values', 'sealed_parameters'].map(column =>
-  sealedColumn({ table: 'formation_plans', column, kind: `formation_plan_${column}` }),
+  sealedColumn({ table: 'formation_plans', column, kind: `formation_plan_${column}`, project: projectOfFormation }),
 )
 
 const seal = (services: Services, value: object, column: string, id: string, projectId: string): string | null =>
@@ -48,7 +46,7 @@ const seal = (services: Services, value: object, column: string, id: string, pro
 export async function savePlan(
   services: Services,
   { id: formationId, project_id, operation_id }: FormationRow,
-  { compiled, plan, changes }: Prepared,
+  { compiled, plan }: Prepared,
   parameters: Record<string, string>,
 ): Promise<{ plan_id: string; expires_at: string }> {
   const id = newId('form_plan')
@@ -58,30 +56,30 @@ export async function savePlan(
     with dropped as (
       delete from formation_plans where id in (
         select id from formation_plans where formation_id = ${formationId} order by created_at desc, id desc offset ${MAX_PLANS - 1}))
-    insert into formation_plans (id, project_id, formation_id, template, sealed_values, sealed_parameters, changes, digest, expires_at)
-    values (${id}, ${project_id}, ${formationId}, ${JSON.stringify(template)}::json,
+    insert into formation_plans (id, formation_id, template, sealed_values, sealed_parameters, digest, expires_at)
+    values (${id}, ${formationId}, ${JSON.stringify(template)}::json,
       ${seal(services, values, 'sealed_values', id, project_id)}, ${seal(services, parameters, 'sealed_parameters', id, project_id)},
-      ${JSON.stringify(changes)}::json, ${services.secrets.fingerprint(stateOf(operation_id, plan))}, ${expires_at}::timestamptz)`)
+      ${services.secrets.fingerprint(stateOf(operation_id, plan))}, ${expires_at}::timestamptz)`)
   return { plan_id: id, expires_at }
 }
 
 const stale = (id: string, message: string): never => raise('FORMATION_PLAN_STALE', { message, meta: { plan_id: id } })
 
 /**
- * A saved plan of a formation: its template and parameters, and whether it showed conflicts. `check` raises FORMATION_PLAN_STALE
- * once what there is has changed since.
+ * Returns the template and parameters of a saved plan. `check` raises FORMATION_PLAN_STALE when anything that the plan was made of
+ * has changed since.
  */
 export async function openPlan(
   services: Services,
-  { id: formationId, operation_id }: FormationRow,
+  { id: formationId, project_id, operation_id }: FormationRow,
   id: string,
 ): Promise<{ template: Json; parameters: Record<string, string>; check(plan: Plan): void }> {
   const row = await services.pool.maybeOne(sql.type(Row)`
-    select id, project_id, template, sealed_values, sealed_parameters, changes, digest from formation_plans
+    select template, sealed_values, sealed_parameters, digest from formation_plans
     where id = ${id} and formation_id = ${formationId} and expires_at > ${services.clock.now().toISOString()}::timestamptz`)
   if (!row) return stale(id, 'The formation has no such plan, or it has expired or was applied')
   const opened = <T>(sealed: string | null, column: string, empty: T): T =>
-    sealed === null ? empty : openJson<T>(services, sealed, sealedFor(column, id, row.project_id), `The plan ${id}`)
+    sealed === null ? empty : openJson<T>(services, sealed, sealedFor(column, id, project_id), `The plan ${id}`)
   return {
     template: restored(row.template, opened(row.sealed_values, 'sealed_values', {})),
     parameters: opened(row.sealed_parameters, 'sealed_parameters', {}),

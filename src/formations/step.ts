@@ -7,7 +7,7 @@ import type { PlanChange } from './model.ts'
 import type { TrackedRow } from './store.ts'
 import { type Declared, NO_ECHO } from './template/compile.ts'
 import type { Scope } from './template/expressions.ts'
-import { fitted, type ResolvedProperties } from './template/properties.ts'
+import { fitted, propertyIn, type ResolvedProperties } from './template/properties.ts'
 import type { Live } from './types/model.ts'
 
 /** What has to be done with one resource: the same code for a plan, which shows it, and for a deploy, which does it. */
@@ -81,7 +81,7 @@ export async function stepFor(
 const NOT_COUPLED: Pick<ResourceType, 'together' | 'exhaustive'> = { together: [], exhaustive: false }
 
 const isUnsure = (resolved: ResolvedProperties, path: string): boolean =>
-  resolved.get(path.split(/[.[]/, 1)[0])?.unknown === true
+  resolved.get(propertyIn(path))?.unknown === true
 
 /** What a property was shown as when it was last applied. */
 export const lastShown = ({ applied, shown }: TrackedRow, name: string): unknown =>

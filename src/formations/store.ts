@@ -301,6 +301,10 @@ export const operationColumns = sql.fragment`t.id, t.operation_type, t.status, t
      'action', e.action, 'status', e.status, 'physical_resource_id', e.physical_resource_id, 'error', e.error) order by e.seq), '[]')
    from formation_events e where e.operation_id = t.id) as events`
 
+/** About what an operation with its events takes in an answer: an event without its error is some 300 bytes. */
+export const operationBytes = sql.fragment`coalesce(octet_length(t.plan::text), 0)
+  + (select coalesce(sum(300 + coalesce(octet_length(e.error::text), 0)), 0) from formation_events e where e.operation_id = t.id)`
+
 export const presentOperation = (
   { id, operation_type, status, plan, error, created_at, updated_at }: OperationRow,
   events: readonly EventRow[],
@@ -315,6 +319,9 @@ export const presentOperation = (
   updated_at,
 })
 
+/** The project of a row that names a formation, where the row has none. */
+export const projectOfFormation = sql.fragment`(select f.project_id from formations f where f.id = formation_id)`
+
 /** Write-only values of stored templates, parameters of operations, and values that only an answer shows. */
 export const sealedFormationColumns = [
   sealedColumn({ table: 'formations', column: 'sealed_values', kind: 'formation' }),
@@ -323,7 +330,7 @@ export const sealedFormationColumns = [
       table: 'formation_operations',
       column,
       kind: `formation_operation_${column}`,
-      project: sql.fragment`(select f.project_id from formations f where f.id = formation_id)`,
+      project: projectOfFormation,
     }),
   ),
 ]

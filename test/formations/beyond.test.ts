@@ -1,4 +1,6 @@
 import assert from 'node:assert/strict'
+import { rawQuery } from '../../src/core/db/sql.ts'
+import { sweepFormations } from '../../src/formations/saved-plans.ts'
 import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { active, fresh, physical, planned, store, updated } from './support.ts'
@@ -235,6 +237,23 @@ describe('formations over their life', () => {
     assert.deepEqual(await problemsOf(formation, { template: unknown }), ['resources.A.condition'])
   })
 
+  it('make an orchestration again that is deleted and goes later, and do not export it', async () => {
+    const own = await app.project()
+    const nodes = [{ id: 'decide', type: 'human', prompt: 'Go on?' }]
+    const template = { resources: { O: { type: 'orchestration', properties: { name: 'o', nodes, edges: [] } } } }
+    const formation = await active(own.key, template)
+    const before = physical(formation, 'O')
+    // As it is from its delete until its runs are gone.
+    await app.services.pool.query(rawQuery(`update orchestrations set managed_by = 'deletion' where id = $1`, [before]))
+    const drift = (await own.key.get(`/formations/${formation.id}/drift`)).body
+    assert.equal(drift.resources[0].status, 'missing')
+    const exported = await own.key.post('/formations/export', { types: ['orchestration'] })
+    assert.deepEqual(exported.body.template?.resources, {}, JSON.stringify(exported.body))
+    const again = await updated(own.key, formation, {})
+    assert.equal(again.status, 'active', JSON.stringify(again.error))
+    assert.notEqual(physical(again, 'O'), before)
+  })
+
   it('rename resources without making them again', async () => {
     const formation = await active(project.key, { resources: { Old: store('a', {}, { description: 'x' }) } })
     const id = physical(formation, 'Old')
@@ -339,14 +358,20 @@ describe('formations over their life', () => {
   })
 
   it('that were deleted go after a week, with their operations', async () => {
-    const { sweepFormations } = await import('../../src/formations/saved-plans.ts')
     const [gone, fresher] = [await active(project.key, { resources: {} }), await active(project.key, { resources: {} })]
     for (const { id } of [gone, fresher]) assert.equal((await project.key.delete(`/formations/${id}`)).status, 200)
-    const { rawQuery } = await import('../../src/core/db/sql.ts')
     const query = (text: string, values: unknown[]) => app.services.pool.any(rawQuery(text, values))
+    // More than one transaction of the sweep deletes.
+    await query(
+      `insert into formations (id, project_id, name, status, template, operation_id, updated_at)
+       select 'form_gone_' || n, $1, 'gone', 'deleted', '{}', '', now() - interval '8 days' from generate_series(1, 120) n`,
+      [project.id],
+    )
     await query(`update formations set updated_at = now() - interval '8 days' where id = $1`, [gone.id])
     await sweepFormations(app.services)
-    const left = await query('select id from formations where id = any($1)', [[gone.id, fresher.id]])
+    const left = await query(`select id from formations where id = any($1) or id like 'form\\_gone\\_%'`, [
+      [gone.id, fresher.id],
+    ])
     assert.deepEqual(left, [{ id: fresher.id }])
     assert.deepEqual(await query('select id from formation_operations where formation_id = $1', [gone.id]), [])
   })

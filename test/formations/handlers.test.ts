@@ -238,6 +238,45 @@ describe('registered types of resources', () => {
     assert.deepEqual(asked('create'), [])
   })
 
+  it('are not refused by their handler for what is not known before the deploy', async () => {
+    instead = ({ request_type, properties }, response) => {
+      if (request_type !== 'validate') return undefined
+      const wrong = typeof properties.address !== 'string'
+      response.end(JSON.stringify({ errors: wrong ? [{ path: 'address', message: 'must be a text' }] : [] }))
+      return true
+    }
+    const template = { resources: { S: store('s'), Box: box({ address: { ref: 'S' } }) } }
+    const { body } = await project.key.post('/formations/validate', { template })
+    assert.deepEqual(body.errors, [])
+    const formation = await active(project.key, template)
+    assert.equal(physical(formation, 'Box'), `box ${physical(formation, 'S')}`)
+  })
+
+  it('are deleted with the formation even where they were replaced and could not be deleted then', async () => {
+    const template = (address: string) => ({ resources: { Box: box({ address }) } })
+    const formation = await active(project.key, template('a'))
+    failing('delete', response => response.writeHead(500).end())
+    const replaced = await updated(project.key, formation, { template: template('b') })
+    assert.deepEqual([replaced.status, replaced.error.code], ['active', 'FORMATION_REPLACE_CLEANUP_FAILED'])
+    instead = ({ request_type, physical_resource_id }, response) =>
+      request_type === 'delete' && physical_resource_id === 'box a'
+        ? (response.writeHead(500).end() ?? true)
+        : undefined
+    const refused = await project.key.delete(`/formations/${formation.id}`)
+    assert.deepEqual([refused.status, refused.body.error.code], [409, 'FORMATION_DELETE_FAILED'])
+    assert.deepEqual(
+      refused.body.error.meta.failures.map(({ logical_id, physical_resource_id }: any) => [
+        logical_id,
+        physical_resource_id,
+      ]),
+      [['Box', 'box a']],
+    )
+    assert.deepEqual([...boxes.keys()], ['box a'])
+    instead = () => undefined
+    assert.equal((await project.key.delete(`/formations/${formation.id}`)).status, 200)
+    assert.equal(boxes.size, 0)
+  })
+
   it('answer requests that only look with 502 when their handler fails', async () => {
     failing('validate', response => response.writeHead(500).end(JSON.stringify({ message: 'The CRM is down' })))
     const template = { resources: { Box: box({ address: 'a' }) } }

@@ -25,9 +25,8 @@ export async function fitted(
   scope: Scope,
   { at, complete }: { at: string; complete: boolean },
 ): Promise<{ resolved: ResolvedProperties; problems: Problem[] }> {
-  const pathOf = (name: string): string => (at === '' ? name : `${at}.${name}`)
   const resolved = new Map(
-    Object.entries(properties).map(([name, value]) => [name, resolve(value, scope, pathOf(name))]),
+    Object.entries(properties).map(([name, value]) => [name, resolve(value, scope, propertyPath(at, name))]),
   )
   const texts = new Set([...resolved.values()].flatMap(each => each.texts))
   const present = () =>
@@ -37,14 +36,20 @@ export async function fitted(
   let changed = false
   for (const { path, message } of misread)
     for (const [name, each] of resolved) {
-      if (!isBelow(path, pathOf(name))) continue
+      if (!isBelow(path, propertyPath(at, name))) continue
       const before = each.value
-      each.value = replacedAt(before, path.slice(pathOf(name).length), text => converted(text, message))
+      each.value = replacedAt(before, path.slice(propertyPath(at, name).length), text => converted(text, message))
       changed ||= each.value !== before
     }
   if (changed) problems = await type.check(services, present(), { at, complete })
   return { resolved, problems }
 }
+
+/** A path below the properties at `at`. */
+export const propertyPath = (at: string, path: string): string => [at, path].filter(part => part !== '').join('.')
+
+/** The property that a path below the properties begins with. */
+export const propertyIn = (path: string): string => path.split(/[.[]/, 1)[0]
 
 /** Whether a path of the wire is another one, or leads into it. */
 export const isBelow = (path: string, other: string): boolean =>

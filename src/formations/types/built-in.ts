@@ -8,6 +8,7 @@ import { type ResourceType, resourceTypes } from '../../core/api/resource-type.t
 import { refusals } from '../../core/api/validate.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
+import { propertyIn, propertyPath } from '../template/properties.ts'
 import type { BuiltInType, Property } from './model.ts'
 
 /** Types of resources that the modules declare, as templates see them. */
@@ -116,13 +117,13 @@ function problemsOf(type: BuiltInType, given: Json, { at, complete }: { at: stri
     .map(
       (name): Problem => ({
         code: 'UNKNOWN_PROPERTY',
-        path: `${at}.${name}`,
+        path: propertyPath(at, name),
         message: `is no property of ${type.name}`,
       }),
     )
   for (const [name, { required }] of type.properties)
     if (complete && required && given[name] === undefined)
-      problems.push({ code: 'REQUIRED', path: `${at}.${name}`, message: 'is required' })
+      problems.push({ code: 'REQUIRED', path: propertyPath(at, name), message: 'is required' })
   if (problems.length > 0) return problems
   const { create, update, tags } = type.operations
   const { body } = requestOf(
@@ -144,13 +145,13 @@ function problemsOf(type: BuiltInType, given: Json, { at, complete }: { at: stri
     .filter(({ code, path }) => complete || code !== 'REQUIRED' || /[.[]/.test(path))
     .map(problem => ({
       ...problem,
-      path: [at, propertyPath(type, problem.path)].filter(part => part !== '').join('.'),
+      path: propertyPath(at, pathInProperties(type, problem.path)),
     }))
 }
 
 /** The path of a property for that of an argument that it is part of. */
-function propertyPath({ properties }: BuiltInType, path: string): string {
-  const [first] = path.split(/[.[]/, 1)
+function pathInProperties({ properties }: BuiltInType, path: string): string {
+  const first = propertyIn(path)
   return properties.has(first) || first === path ? path : path.slice(first.length + 1)
 }
 

@@ -7,6 +7,7 @@ import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblemsAtFields } from '../../core/json-schema/problems.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
+import { propertyPath } from '../template/properties.ts'
 import { builtInNames } from './built-in.ts'
 import type { HandledType, RegisteredType } from './model.ts'
 
@@ -120,7 +121,7 @@ async function problemsOf(
     .filter(property => !known.includes(property))
     .map(property => ({
       code: 'UNKNOWN_PROPERTY',
-      path: at === '' ? property : `${at}.${property}`,
+      path: propertyPath(at, property),
       message: `is no property of ${name}`,
     }))
   const asked = complete ? schema : { ...schema, required: [] }
