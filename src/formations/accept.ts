@@ -28,7 +28,7 @@ import { propertyIn } from './template/properties.ts'
 import { findType } from './types/find.ts'
 import { validateHandled } from './types/handler.ts'
 
-/** What a request for an operation goes through before a worker carries it out: all that can be refused is refused here. */
+/** Checks of a request before a worker runs its operation: everything that can be refused is refused here. */
 
 export type Asked = {
   /** Null for the stored template. */
@@ -122,7 +122,7 @@ export async function handledProblems(services: Services, steps: readonly Step[]
 }
 
 /** Raises what refuses a plan: what may not be destroyed, what the caller lacks. */
-export function admit({ plan, denied }: Prepared): void {
+export function refuseForbidden({ plan, denied }: Prepared): void {
   const problems = planProblems(plan)
   if (problems.length > 0) invalid(problems)
   refuseDenied(denied)
@@ -153,8 +153,8 @@ const credentialOf = ({ credential: { type, id }, project_id }: Caller): Credent
   bound: project_id !== null,
 })
 
-/** Hands an operation to the workers, with the rights of the caller. */
-export async function hand(
+/** Inserts an operation for the workers, with the permissions of the caller. */
+export async function enqueueOperation(
   tx: Tx,
   services: Services,
   caller: Caller,
@@ -182,7 +182,7 @@ export async function hand(
   tx.send(formationQueue, { formation_id: formation.id, operation_id: id, project_id })
 }
 
-/** Adds a formation whose resources a worker makes. */
+/** Inserts a formation and enqueues its first deploy. */
 export async function addFormation(
   tx: Tx,
   services: Services,
@@ -212,7 +212,12 @@ export async function addFormation(
     operation_id,
   })
   await keepImports(tx, projectId, id, compiled)
-  await hand(tx, services, caller, row, { id: operation_id, operation_type: 'create', plan: changes, parameters })
+  await enqueueOperation(tx, services, caller, row, {
+    id: operation_id,
+    operation_type: 'create',
+    plan: changes,
+    parameters,
+  })
   return row
 }
 
@@ -251,7 +256,7 @@ export async function changeFormation(
     ...(termination_protection === undefined ? {} : { termination_protection }),
   })
   await keepImports(tx, row.project_id, row.id, compiled)
-  await hand(tx, services, caller, row, {
+  await enqueueOperation(tx, services, caller, row, {
     id: operation_id,
     operation_type: 'update',
     plan: changes,
@@ -261,7 +266,7 @@ export async function changeFormation(
   return row
 }
 
-/** Has a worker delete what a formation has. Raises what refuses it. */
+/** Enqueues the delete of a formation. Raises what refuses it. */
 export async function deleteFormation(tx: Tx, services: Services, caller: Caller, id: string): Promise<FormationRow> {
   const stored = await formationKind.lock(tx, id)
   refuseBusy(stored)
@@ -273,12 +278,21 @@ export async function deleteFormation(tx: Tx, services: Services, caller: Caller
   if (kept.length > 0) invalid(kept)
   const operation_id = newId('form_op')
   const row = await formationKind.update(tx, id, { status: 'deleting', operation_id })
-  await hand(tx, services, caller, row, { id: operation_id, operation_type: 'delete', plan: null, parameters: {} })
+  await enqueueOperation(tx, services, caller, row, {
+    id: operation_id,
+    operation_type: 'delete',
+    plan: null,
+    parameters: {},
+  })
   return row
 }
 
 /** Raises FORBIDDEN with the deletes that the caller lacks. */
-export async function admitTeardown(services: Services, caller: Caller, formation: FormationRow): Promise<void> {
+export async function refuseForbiddenTeardown(
+  services: Services,
+  caller: Caller,
+  formation: FormationRow,
+): Promise<void> {
   const { pool } = services
   const tracked = await trackedResources(pool, formation.id)
   // What handlers have needs no action of its own.

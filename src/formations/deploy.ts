@@ -269,15 +269,19 @@ async function rollBack(run: Run, tracked: readonly TrackedRow[]): Promise<void>
     const row = tracked.find(each => each.logical_id === logical_id && each.resource_type === resource_type)
     if (!row || run.did(row, 'rollback', 'rollback-skipped')) continue
     if (row.retain) run.later(eventOf(row, 'rollback-skipped', row.physical_resource_id))
-    else await take(run, row, 'rollback')
+    else await deleteTracked(run, row, 'rollback')
   }
 }
 
 /** Deletes a tracked resource, with its event. Returns the failure. */
-export async function take(run: Run, row: TrackedRow, action: 'rollback' | 'delete'): Promise<RecordedFailure | null> {
+export async function deleteTracked(
+  run: Run,
+  row: TrackedRow,
+  action: 'rollback' | 'delete',
+): Promise<RecordedFailure | null> {
   const id = row.physical_resource_id as string
   const gone = { status: 'deleted' as const, physical_resource_id: null }
-  return dispose(run, row, id, (note, failure) =>
+  return deleteAndNote(run, row, id, (note, failure) =>
     failure
       ? note(eventOf(row, action, id, failure), { id: row.id, values: { status: 'failed' } })
       : note(eventOf(row, action, id), { id: row.id, values: gone }),
@@ -285,7 +289,7 @@ export async function take(run: Run, row: TrackedRow, action: 'rollback' | 'dele
 }
 
 /** Deletes a resource and has what came of it noted in the same transaction. Returns the failure. */
-async function dispose(
+async function deleteAndNote(
   run: Run,
   row: TrackedRow,
   id: string,
@@ -319,7 +323,7 @@ export async function removeTracked(run: Run, row: TrackedRow, id: string, tx?: 
 async function removeUndeclared(run: Run, others: readonly TrackedRow[]): Promise<void> {
   const isLeft = ({ physical_resource_id, retain }: TrackedRow) => physical_resource_id === null || retain
   const rows = [...others].reverse()
-  for (const row of rows) if (!isLeft(row) && !run.did(row, 'delete')) await take(run, row, 'delete')
+  for (const row of rows) if (!isLeft(row) && !run.did(row, 'delete')) await deleteTracked(run, row, 'delete')
   // One that is retained keeps what it needs from being deleted as long as it is tracked.
   if (run.events.some(({ action, status }) => action === 'delete' && status === 'failed')) return
   for (const row of rows) if (isLeft(row)) await run.write(async tx => forget(tx, row))
@@ -347,7 +351,7 @@ export async function cleanUp(run: Run): Promise<CleanupFailure[]> {
           note(eventOf(row, 'replace-retained', id), { id: row.id, values: { replaced: without } }),
         )
       else {
-        const failure = await dispose(run, row, id, (note, failed) =>
+        const failure = await deleteAndNote(run, row, id, (note, failed) =>
           failed
             ? note(eventOf(row, 'replace-cleanup', id, failed))
             : note(eventOf(row, 'replace-cleanup', id), { id: row.id, values: { replaced: without } }),

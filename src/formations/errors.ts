@@ -8,7 +8,7 @@ export const formationErrors = {
   },
   FORMATION_DELETE_FAILED: {
     status: 409,
-    description: 'Some resources could not be deleted; stack left delete_failed',
+    description: 'Some resources could not be deleted; the formation is delete_failed',
     hint: 'Remove what holds the resources that are left, then delete the formation again.',
   },
   FORMATION_HANDLER_FAILED: {

@@ -8,7 +8,7 @@ import { formationAttempts, hasAttempts } from './store.ts'
 /** An attempt this late has lost its message, or its worker. */
 const QUIET_SECONDS = 5
 
-/** Who carries operations out, and who looks for those that nobody does. */
+/** The handler of operations, and the sweep that finds operations without a message. */
 export const formationHandlers = [
   handler(
     formationQueue,
@@ -20,7 +20,7 @@ export const formationHandlers = [
       attempts: formationAttempts,
       quietSeconds: QUIET_SECONDS,
       stopping,
-      // One that is held, or at its end, is left as it is.
+      // An operation that a worker holds, or that has ended, ignores the message.
       wake: due =>
         services.queues.send(
           due.map(({ entity, id, project_id }) =>

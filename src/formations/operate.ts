@@ -24,14 +24,14 @@ import {
 import { teardown } from './teardown.ts'
 import { compileTemplate } from './template/compile.ts'
 
-/** A worker that is silent for so long has lost its operation. */
+/** Time after which a worker that does not renew it has lost its operation. */
 const LEASE_MS = 30_000
-/** Tries of an operation that fails for what was not foreseen, or whose worker was lost. */
+/** Attempts of an operation that fails unexpectedly or loses its worker. */
 const MAX_TRIES = 3
 
 type Taken = { claim: Claim; formation: FormationRow; operation: OperationRow }
 
-async function take(tx: Tx, message: FormationMessage): Promise<Taken | null> {
+async function claimOperation(tx: Tx, message: FormationMessage): Promise<Taken | null> {
   const formation = await formationKind.find(tx, message.formation_id, true)
   const operation = await findOperation(tx, message.operation_id)
   if (!formation || !operation) return null
@@ -46,7 +46,7 @@ async function take(tx: Tx, message: FormationMessage): Promise<Taken | null> {
   return { claim, formation, operation }
 }
 
-/** Ends an operation that no live worker holds: its resources are as they were left, which the next deploy begins with. */
+/** Fails an operation that no live worker holds. Its resources stay as they are; the next deploy continues from there. */
 export async function giveUp(
   tx: Tx,
   { formation_id, operation_id }: Omit<FormationMessage, 'project_id'>,
@@ -65,8 +65,8 @@ async function fail(tx: Tx, formation: FormationRow, operationId: string, error:
 }
 
 /**
- * Whoever asked for the operation, with the rights of now: as the credential that the request came with, because the
- * operation is its request, and bound to the project of the formation. `unbound`: as it was.
+ * The caller that requested the operation, with its current permissions and the credential of the request, bound to the project
+ * of the formation. `unbound`: bound only if the request was.
  */
 async function callersOf(
   services: Services,
@@ -76,7 +76,7 @@ async function callersOf(
   const found = await callerForPrincipal(services, principal, formation.project_id)
   if (!found)
     return raise('FORBIDDEN', {
-      message: 'Who asked for the operation may do nothing any more',
+      message: 'The caller that requested the operation no longer exists or has no permissions',
       meta: { action: 'formations:UpdateFormation' },
     })
   const { bound, type, id } = credential
@@ -102,10 +102,10 @@ async function work(services: Services, taken: Taken, hold: Hold<Claim>): Promis
   return deploy(run, compiled)
 }
 
-/** Carries an operation out, unless another worker does or it is at its end. */
+/** Makes one attempt of an operation, unless another worker holds it or it has ended. */
 export async function operate(message: FormationMessage, context: JobContext): Promise<void> {
   const { services } = context
-  const taken = await services.write(tx => take(tx, message))
+  const taken = await services.write(tx => claimOperation(tx, message))
   if (!taken) return
   const { claim, formation, operation } = taken
   await workOn(context, {
@@ -117,7 +117,8 @@ export async function operate(message: FormationMessage, context: JobContext): P
     lock: tx => formationKind.find(tx, formation.id, true),
     work: hold => work(services, taken, hold),
     async fail(error) {
-      if (!(error instanceof AppError)) services.log.error({ err: error, formation_id: formation.id }, 'formation')
+      if (!(error instanceof AppError))
+        services.log.error({ err: error, formation_id: formation.id }, 'operation of a formation failed')
       const last = error instanceof AppError || claim.failures + claim.losses + 1 >= MAX_TRIES
       return services.write(async tx => {
         const row = await formationKind.find(tx, formation.id, true)

@@ -16,14 +16,14 @@ import { resource } from '../core/api/resource.ts'
 import { sql } from '../core/db/sql.ts'
 import {
   addFormation,
-  admit,
-  admitTeardown,
   changeFormation,
   checkMetadata,
   deleteFormation,
   handledProblems,
   prepare,
   refuseBusy,
+  refuseForbidden,
+  refuseForbiddenTeardown,
 } from './accept.ts'
 import { adopt } from './adopt.ts'
 import { refuseConflicts } from './conflicts.ts'
@@ -207,7 +207,7 @@ const create = operation({
     const projectId = project as string
     checkMetadata(metadata)
     const prepared = await prepare(services, caller, projectId, null, { template, parameters })
-    admit(prepared)
+    refuseForbidden(prepared)
     const wait = query.wait !== false
     const id = newId(formationKind.prefix)
     const expected = wait ? expectFormation(services, id) : null
@@ -292,7 +292,7 @@ const change = (method: 'put' | 'patch'): Operation =>
       const asked = saved ?? { template, parameters: parameters ?? {} }
       const prepared = await prepare(services, caller, formation.project_id, formation, asked)
       saved?.check(prepared.plan)
-      admit(prepared)
+      refuseForbidden(prepared)
       // Whoever applies a saved plan has seen its conflicts.
       const force_conflicts = body.force_conflicts ?? (saved !== null || services.config.FORMATION_FORCE_CONFLICTS)
       if (!force_conflicts) refuseConflicts(prepared.changes)
@@ -338,7 +338,7 @@ const remove = itemOperation(formationKind, {
     const { services, caller, request, query, resource: formation } = context
     const { id } = formation
     refuseBusy(formation)
-    await admitTeardown(services, caller, formation)
+    await refuseForbiddenTeardown(services, caller, formation)
     const expected = expectFormation(services, id)
     try {
       await services.write(async tx => {

@@ -3,7 +3,7 @@ import type { Answer, Context } from '../core/api/operation.ts'
 import { hearOfFormations } from './news.ts'
 import { eventsAfter, findOperation, presentOperation } from './store.ts'
 
-/** An operation is looked at after every notification, and at least this often. */
+/** Fallback for lost notifications. */
 const POLL_MS = 2000
 
 /**
@@ -21,7 +21,7 @@ export function streamOperation(
     watch: news => hearOfFormations(services, named => named === formation_id && news(), news),
     position: () => position,
     async *look() {
-      // Read first: whatever it did before its end is there then.
+      // Read before the events: those of an operation that has ended are then complete.
       const operation = await findOperation(services.pool, id)
       if (!operation) return 'ended'
       const events = await eventsAfter(services.pool, id, position)

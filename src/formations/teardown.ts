@@ -1,6 +1,6 @@
 import { AppError, type RecordedFailure } from '../core/api/errors.ts'
 import type { Outcome } from '../core/jobs/attempt.ts'
-import { cleanUp, forget, removeTracked, take } from './deploy.ts'
+import { cleanUp, deleteTracked, forget, removeTracked } from './deploy.ts'
 import { closeDrift } from './drift-work.ts'
 import { keepImports } from './imports.ts'
 import { formationKind } from './model.ts'
@@ -40,7 +40,7 @@ export async function teardown(run: Run): Promise<Outcome> {
       await run.write(async tx => forget(tx, row))
       continue
     }
-    const failure = await take(run, row, 'delete')
+    const failure = await deleteTracked(run, row, 'delete')
     if (failure) failures.push(failureOn(row, failure))
   }
   failures.push(...(await cleanUp(run)))

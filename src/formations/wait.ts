@@ -3,7 +3,7 @@ import type { Services } from '../core/process/services.ts'
 import { BUSY, type FormationRow, formationKind } from './model.ts'
 import { hearOfFormations } from './news.ts'
 
-/** The floor under the notifications. */
+/** Fallback for lost notifications. */
 const POLL_MS = 1000
 
 /**

@@ -8,85 +8,85 @@ import type { Kind, KindRow } from './kind.ts'
 /** A call of an operation with flat arguments. */
 export type FlatArguments = { operation: string; args: Json }
 
-/** Where an attribute of a resource that its record does not show comes from. */
+/** Source of an attribute that the record of a resource does not show. */
 export type Attribute =
-  /** A field of the answer of an operation, which decides who sees it. */
+  /** A field in the answer of another operation, whose permission decides who sees it. */
   | { read: string; field: string }
-  /** A field of the answer that created the resource, and of no other. */
+  /** A field that only the answer of the create has. */
   | { once: string }
 
 /**
- * A type of resources that templates declare. Its properties are the arguments of the operations that create and change one,
- * so that a field which a body gets is a property from then on.
+ * A resource type of templates. Its properties are the arguments of its create and update operations, so that a new field of a
+ * body becomes a property.
  */
 export type ResourceType<Row extends KindRow = any> = {
-  /** What templates call it, and other names that they may use. */
+  /** Name in templates, and its aliases. */
   name: string
   aliases: readonly string[]
   kind: string
-  /** Operations by their ids; `tags` sets the tags of types whose `update` does not. */
+  /** Operation ids; `tags` sets the tags of types whose `update` does not. */
   create: string
   read: string
   update: string | null
   tags: string | null
   delete: string
-  /** Arguments of these that are no properties. */
+  /** Arguments of the operations that are not properties. */
   without: readonly string[]
-  /** Properties that can be set but not changed, beside those that `update` does not take. */
+  /** Immutable properties, in addition to those that `update` does not take. */
   fixed: readonly string[]
-  /** Properties whose change makes another resource in place of this one. */
+  /** Properties whose change replaces the resource. */
   replaced: readonly string[]
   /** Properties whose change gives the resource another id. */
   moving: readonly string[]
-  /** Properties that depend on each other: a change of one writes all that are declared. */
+  /** Interdependent properties: a change of one writes all that are declared. */
   together: readonly string[]
-  /** Those of `together` that are no longer declared are dropped. */
+  /** Whether properties of `together` that are no longer declared are removed. */
   exhaustive: boolean
-  /** Properties whose values are neither shown nor kept in clear. */
+  /** Properties whose values are never shown and stored only encrypted. */
   writeOnly: readonly string[]
   attributes: Readonly<Record<string, Attribute>>
-  /** What properties are that nothing was given for. */
+  /** Values of omitted properties, which an export leaves out; in addition to defaults of the schema. */
   defaults: Json
   /** Arguments of every delete. */
   deleteWith: Json
-  /** Properties that stand for arguments of other forms, with what they mean. */
+  /** Properties with another form than the arguments. */
   translate?: {
-    /** JSON Schema of each such property; `required` of them. */
+    /** JSON Schema by property, and the names of the required ones. */
     properties: Readonly<Record<string, Json>>
     required: readonly string[]
-    /** The arguments that properties stand for. */
+    /** Converts properties to arguments. */
     arguments(properties: Json): Json
-    /** The properties that a record shows. */
+    /** Converts a record to properties. */
     shown(record: Json): Json
   }
-  /** What is wrong with properties beyond their schemas, as far as they alone tell; paths begin with a property. */
+  /** Problems of properties beyond their schemas, without access to the database; paths begin with a property. */
   check?: (properties: Json) => readonly Problem[]
-  /** The resource under an id, where it is more than the row of its kind. */
+  /** Finds a resource where a plain read of the table does not do. */
   find?: (db: Queryable, id: string) => Promise<Row | null>
-  /** The record of what `find` gives; default what the kind presents. */
+  /** The record of a row; default that of the kind. */
   present?: (row: Row) => Json
-  /** Whether a resource is one that a template would make; default all are. */
+  /** Whether an export includes a resource; default true. */
   exported?: (row: Row) => boolean
-  /** Resources that are made and deleted with one. */
+  /** Ids of resources that are created and deleted with this one, which an export leaves out. */
   owns?: (row: Row) => readonly (string | null)[]
-  /** Write-only properties that a resource has a value of; default all. */
+  /** Write-only properties for which a resource has a value; default all. */
   hides?: (row: Row) => readonly string[]
   /** The record in the answer of `create` and `changing`; default the answer. */
   made?: (answer: Json) => Json
-  /** Properties of a resource that is created, with defaults that depend on what is there. */
+  /** Adds defaults that depend on stored data to the properties of a create. */
   complete?: (services: Services, db: Queryable, properties: Json) => Promise<Json>
-  /** How the properties given are changed where that takes another call. */
+  /** The call that changes properties where it is not `update`. */
   changing?: (row: Row, changed: Json) => FlatArguments
-  /** How a resource is deleted where that takes another call; null where it cannot be and is left as it is. */
+  /** The call that deletes a resource where it is not `delete`; null where the resource stays. */
   deleting?: (row: Row) => FlatArguments | null
 }
 
-/** Every type of resources that the modules declare. */
+/** All resource types of the modules. */
 export const resourceTypes = declarations<ResourceType>('resource type', ({ name }) => name)
 
 const pascal = (name: string): string => name.replace(/(?:^|_)([a-z])/g, (_, letter: string) => letter.toUpperCase())
 
-/** Declares the resource type of a kind whose operations follow the conventions; `given` is what is different. */
+/** Declares the resource type of a kind whose operations follow the conventions; `given` overrides them. */
 export function resourceType<Row extends KindRow>(
   kind: Kind<Row, any>,
   given: Partial<ResourceType<Row>> = {},
