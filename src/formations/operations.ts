@@ -215,7 +215,7 @@ const create = operation({
       const given = { id, name, metadata, termination_protection, parameters }
       const row = await services.write(async tx => {
         const added = await addFormation(tx, services, caller, projectId, given, prepared)
-        context.record(tx, wait ? 201 : 202, { id, made: { id, operation_id: added.operation_id, wait } })
+        context.record(tx, wait ? 201 : 202, { id, made: { id, wait } })
         return added
       })
       return await answered(context, id, { status: 201, wait, operationId: row.operation_id }, expected)
@@ -228,10 +228,11 @@ const create = operation({
 
 /** Answers in place of a request that was lost behind its commit. */
 async function answeredAgain(context: Change, made: Record<string, unknown>, status: number): Promise<Answer> {
-  const { id, operation_id, wait } = made as { id: string; operation_id: string; wait: boolean }
+  const { id, wait } = made as { id: string; wait: boolean }
   const expected = expectFormation(context.services, id)
   try {
-    return await answered(context, id, { status, wait, operationId: operation_id }, expected)
+    const row = (await formationKind.find(context.services.pool, id)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
+    return await answered(context, id, { status, wait, operationId: row.operation_id }, expected)
   } finally {
     expected.cancel()
   }

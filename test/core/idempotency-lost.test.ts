@@ -10,7 +10,17 @@ import { propose } from '../support/approvals.ts'
 import { startProcess } from '../support/processes.ts'
 
 const ACTIONS = [
-  ...['actors', 'agents', 'conversations', 'deciders', 'documents', 'evaluations', 'files', 'generations'],
+  ...[
+    'actors',
+    'agents',
+    'conversations',
+    'deciders',
+    'documents',
+    'evaluations',
+    'files',
+    'formations',
+    'generations',
+  ],
   ...['memories', 'orchestrations', 'sessions', 'tasks', 'tools', 'triggers', 'workflows'],
 ].map(module => `${module}:*`)
 

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { framesOf } from '../support/frames.ts'
 
 const PROVIDER = { type: 'ai_provider', properties: { name: 'Demo', provider: 'ollama', default_model: 'demo' } }
 const AGENT = { type: 'agent', properties: { name: 'Support', ai_provider_id: { ref: 'Provider' } } }
@@ -311,19 +312,34 @@ parameters:
     const { status, body } = await project.key.post('/formations?wait=false', { name: fresh(), template })
     assert.equal(status, 202)
     assert.equal(body.status, 'creating')
-    const reply = await fetch(
-      `${app.url}/api/v1/formations/${body.id}/operations/${(await project.key.get(`/formations/${body.id}/events`)).body.data[0].id}/stream`,
-      {
-        headers: { authorization: `Bearer ${project.key.token}` },
-      },
-    )
-    const text = await reply.text()
+    const [operation] = (await project.key.get(`/formations/${body.id}/events`)).body.data
+    const path = `/formations/${body.id}/operations/${operation.id}/stream`
+    const frames = framesOf('get', path, (await project.key.get(path)).body)
     assert.deepEqual(
-      [...text.matchAll(/^event: (.*)$/gm)].map(([, name]) => name),
+      frames.map(({ event }) => event),
       ['resource', 'operation'],
     )
     const after = (await project.key.get(`/formations/${body.id}`)).body
     assert.equal(after.status, 'active', JSON.stringify(after.error))
     assert.equal((await project.key.get(`/memory-stores/${physical(after, 'A')}`)).body.duplicate_threshold, 0.95)
+  })
+
+  it('tell a follower who may read no more so, and end', async () => {
+    const idle = await startApp({ env: { STREAM_PING_INTERVAL_MS: '100' } })
+    try {
+      const { key, keyId } = await idle.project()
+      const template = { resources: { A: { type: 'memory_store', properties: { name: 'a' } } } }
+      const { id } = (await key.post('/formations?wait=false', { name: fresh(), template })).body
+      const [operation] = (await key.get(`/formations/${id}/events`)).body.data
+      const path = `/formations/${id}/operations/${operation.id}/stream`
+      const followed = key.get(path)
+      const statement = [{ effect: 'Deny', action: ['formations:ListFormationEvents'] }]
+      const { id: policy } = (await idle.admin.post('/policies', { document: { statement } })).body
+      assert.equal((await idle.admin.patch(`/project-keys/${keyId}`, { policy_ids: [policy] })).status, 200)
+      const [last] = framesOf('get', path, (await followed).body)
+      assert.deepEqual([last.event, last.data.code], ['error', 'FORBIDDEN'])
+    } finally {
+      await idle.close()
+    }
   })
 })

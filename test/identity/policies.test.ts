@@ -489,10 +489,9 @@ describe('policies', () => {
       const users = body.data.find((entry: any) => entry.module === 'users')
       const create = users.actions.find((action: any) => action.action === 'users:CreateUser')
       assert.deepEqual([create.resource_type, create.gate, create.operation_ids], ['user', 'admin', ['createUser']])
-      // What is to come may be named already.
-      const planned = body.data.find((entry: any) => entry.module === 'formations')
-      assert.ok(planned.actions.some((action: any) => action.action === 'formations:PlanFormation'))
-      assert.deepEqual(planned.actions[0].operation_ids, [])
+      const formations = body.data.find((entry: any) => entry.module === 'formations')
+      const plan = formations.actions.find((action: any) => action.action === 'formations:PlanFormation')
+      assert.deepEqual(plan.operation_ids, ['planFormation', 'getFormationDrift'])
       assert.equal((await user.get('/permissions?limit=1&offset=1')).body.data[0].module, modules[1])
       assert.equal((await app.anonymous.get('/permissions')).status, 401)
     })

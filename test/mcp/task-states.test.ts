@@ -165,6 +165,28 @@ describe('states of tasks', function () {
         ends: 'failed',
       },
     },
+    formation: {
+      completes: {
+        tool: 'create-formation',
+        args: async () => ({
+          name: 'of a task',
+          template: { resources: { Store: { type: 'memory_store', properties: { name: 'of a template' } } } },
+        }),
+        ...carriedOn,
+      },
+      fails: {
+        tool: 'create-formation',
+        args: async () => ({
+          name: 'that fails',
+          template: {
+            resources: {
+              Actor: { type: 'actor', properties: { name: 'Ann', agent_id: 'agent_00000000000000000000000000' } },
+            },
+          },
+        }),
+        ends: 'failed',
+      },
+    },
     document: {
       completes: { tool: 'ingest-document', args: () => ingested('Some text.'), ...carriedOn },
       fails: { tool: 'ingest-document', args: () => ingested('not a pdf', 'application/pdf'), ends: 'failed' },
