@@ -4,7 +4,7 @@ import type { Tx } from '../core/db/write.ts'
 import { type Caller, principalRecord } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
 import { overwritesOf, withOverwrites } from './conflicts.ts'
-import { deniedImports, importersOf, keepImports, noOutput } from './imports.ts'
+import { importersOf, importsFor, keepImports, noOutput } from './imports.ts'
 import { liveResources } from './live.ts'
 import { BUSY, type DeniedAction, type FormationRow, formationKind, type PlanChange } from './model.ts'
 import {
@@ -88,9 +88,9 @@ export async function prepare(
   const existing = formation && new Set(tracked.flatMap(row => (row.physical_resource_id ? [row.logical_id] : [])))
   const given = template ?? (formation ? authored(services, formation) : null)
   const compiled = usable(await compileTemplate(services, given, { parameters, existing }))
-  const lacking = await deniedImports(pool, caller, projectId, compiled)
-  if (lacking.length > 0) invalid(lacking.map(noOutput))
-  const plan = await planOf(services, pool, compiled, tracked, projectId)
+  const imports = await importsFor(pool, caller, projectId, compiled)
+  if (imports.denied.length > 0) invalid(imports.denied.map(noOutput))
+  const plan = await planOf(services, pool, compiled, tracked, { projectId, imports: imports.values })
   const refused = await handledProblems(services, plan.steps)
   if (refused.length > 0) invalid(refused)
   const known = planKnownTo(

@@ -45,20 +45,25 @@ async function sourcesOf(db: Queryable, projectId: string, texts: readonly strin
     ${hold ? sql.fragment`order by id for key share` : sql.fragment``}`)
 }
 
-/** Imports of a template that the caller cannot take: there is no such output, or the caller may not read its formation. */
-export async function deniedImports(
+/**
+ * The imports of a template: their values, and those that the caller cannot take, because there is no such output or the caller
+ * may not read its formation. Raises VALIDATION_FAILED where they come to too much.
+ */
+export async function importsFor(
   db: Queryable,
   caller: Caller,
   projectId: string,
   compiled: Pick<Compiled, 'declared'>,
-): Promise<string[]> {
+): Promise<{ values: Map<string, string>; denied: string[] }> {
   const texts = importsOf(compiled)
   const sources = await sourcesOf(db, projectId, texts)
   const values = valuesOf(texts, sources)
-  return texts.filter(text => {
+  const denied = texts.filter(text => {
     const row = sources.find(({ name }) => name === taken(text).formation)
     return !row || !values.has(text) || !permitted(caller, 'formations:GetFormation', { kind: formationKind, row })
   })
+  if (denied.length === 0) requireRoom(compiled, values)
+  return { values, denied }
 }
 
 /** The values of the imports of a template that there are. Raises VALIDATION_FAILED where they come to too much. */
@@ -69,13 +74,18 @@ export async function importedValues(
 ): Promise<Map<string, string>> {
   const texts = importsOf(compiled)
   const values = valuesOf(texts, await sourcesOf(db, projectId, texts))
+  requireRoom(compiled, values)
+  return values
+}
+
+/** Raises VALIDATION_FAILED where the values that a template imports come to too much. */
+function requireRoom(compiled: Pick<Compiled, 'declared'>, values: ReadonlyMap<string, string>): void {
   const length = expressionsIn(compiled.declared.map(({ properties }) => properties)).reduce(
     (sum, { expression: { kind, text } }) => sum + (kind === 'import' ? (values.get(text)?.length ?? 0) : 0),
     0,
   )
   if (length > MAX_BYTES)
     invalid({ code: 'TOO_LARGE', path: 'resources', message: `import more than ${MAX_BYTES} characters` })
-  return values
 }
 
 function valuesOf(texts: readonly string[], sources: Awaited<ReturnType<typeof sourcesOf>>): Map<string, string> {

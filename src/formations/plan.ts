@@ -3,7 +3,6 @@ import type { KindRow } from '../core/api/kind.ts'
 import type { Queryable } from '../core/db/sql.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
-import { importedValues } from './imports.ts'
 import { liveResources } from './live.ts'
 import type { DeniedAction, PlanChange } from './model.ts'
 import { changeOf, type Step, stepFor } from './step.ts'
@@ -77,12 +76,11 @@ export async function planOf(
   db: Queryable,
   compiled: Compiled,
   tracked: readonly TrackedRow[],
-  projectId: string,
+  { projectId, imports }: { projectId: string; imports: ReadonlyMap<string, string> },
 ): Promise<Plan> {
   const { of, others, problems } = matched(compiled, tracked)
   if (problems.length > 0) invalid(problems)
   const live = await liveResources(services, db, tracked, projectId)
-  const imports = await importedValues(db, projectId, compiled)
   const ids = new Map<string, Meaning>()
   const scope = namesOf(compiled, imports, name => ids.get(name) ?? 'unknown')
   const steps: Step[] = []

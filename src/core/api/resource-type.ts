@@ -4,6 +4,7 @@ import type { Services } from '../process/services.ts'
 import type { Problem } from './errors.ts'
 import type { Json } from './flatten.ts'
 import type { Kind, KindRow } from './kind.ts'
+import { pascal } from './resource.ts'
 
 /** A call of an operation with flat arguments. */
 export type FlatArguments = { operation: string; args: Json }
@@ -83,8 +84,6 @@ export type ResourceType<Row extends KindRow = any> = {
 
 /** All resource types of the modules. */
 export const resourceTypes = declarations<ResourceType>('resource type', ({ name }) => name)
-
-const pascal = (name: string): string => name.replace(/(?:^|_)([a-z])/g, (_, letter: string) => letter.toUpperCase())
 
 /** Declares the resource type of a kind whose operations follow the conventions; `given` overrides them. */
 export function resourceType<Row extends KindRow>(

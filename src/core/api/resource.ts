@@ -51,7 +51,8 @@ type QueryContext<B = undefined, R = undefined> = Context<Record<string, never>,
 /** A row that was there already, for a create that finds: answered with 200 and without an event. */
 export type Existing<Row> = { existing: Row }
 
-const pascal = (name: string): string =>
+/** `memory_store` as `MemoryStore`. */
+export const pascal = (name: string): string =>
   name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
 const camel = (name: string): string => name.replace(/[-_]([a-z])/g, (_match, letter: string) => letter.toUpperCase())
 const withArticle = (noun: string): string => `${/^[aeio]/.test(noun) ? 'an' : 'a'} ${noun}`

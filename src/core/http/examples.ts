@@ -1,4 +1,5 @@
 import { kinds } from '../api/kind.ts'
+import { pascal } from '../api/resource.ts'
 import type { Components, Json } from './components.ts'
 
 /**
@@ -55,9 +56,6 @@ const VALUES: Record<string, unknown> = {
 
 /** Fields of records that are null as long as nothing went wrong, or nothing ended. */
 const EMPTY = /^(error|last_error|failure)$|_redacted_|^(deleted|archived|cancelled|expired|invalidated|superseded)_at$/
-
-const pascal = (name: string): string =>
-  name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
 
 export const exampleId = (prefix: string): string => `${prefix}_${SUFFIX}`
 

@@ -23,7 +23,7 @@ const MAX_LABEL_LENGTH = 255
 
 /** Does database work of a sign-in. */
 const withConnection = <T>(services: Services, request: SignInRequest, work: () => Promise<T>): Promise<T> =>
-  withBudget(services, networkOf(request.ip ?? null), work)
+  withBudget(services, networkOf(request.ip), work)
 
 const randomText = (): string => randomBytes(32).toString('base64url')
 
@@ -59,7 +59,7 @@ export async function startLogin(
   const row = {
     state_hash: sha256Of(state),
     cookie_hash: sha256Of(cookie),
-    network: networkOf(request.ip ?? null),
+    network: networkOf(request.ip),
     return_to: login.returnTo,
     code_challenge: login.challenge,
     expires_at: new Date(now.getTime() + LOGIN_MS),

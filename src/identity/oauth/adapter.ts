@@ -5,9 +5,8 @@ import { isReferenceLost } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { withBudget as withSignInBudget } from '../budget.ts'
-import { networkOf } from '../networks.ts'
 import { audiences } from '../principals.ts'
-import { CAPACITY, giveBack, senderIp, sessionSubject, spend } from './limits.ts'
+import { CAPACITY, giveBack, senderIp, senderNetwork, sessionSubject, spend } from './limits.ts'
 import { clientKind } from './model.ts'
 import { type RevokedBy, revokeByProtocol } from './revoke.ts'
 import { actionScopes, areWithin, consentCatalogue } from './scopes.ts'
@@ -39,7 +38,7 @@ export const resourcesOf = (baseUrl: string): string[] => [...audiences(baseUrl)
 
 /** Does database work of the request at hand, in the turn of its sender. */
 const withBudget = <T>(services: Services, work: (db: Pool) => Promise<T>): Promise<T> =>
-  withSignInBudget(services, Provider.ctx ? networkOf(senderIp(Provider.ctx)) : '', work)
+  withSignInBudget(services, senderNetwork(Provider.ctx), work)
 
 const route = (): string | undefined => Provider.ctx?.oidc.route
 
@@ -88,7 +87,7 @@ class ObjectAdapter implements Adapter {
   /** A guess is counted before it is looked up: of those made at once no more are answered than of others. */
   async findByUserCode(userCode: string) {
     const { ctx } = Provider
-    const sender = ctx ? networkOf(senderIp(ctx)) : ''
+    const sender = senderNetwork(ctx)
     const session = sessionSubject(ctx?.oidc.session?.jti ?? '')
     if (
       (await spend(this.services, 'user_code', sender)) !== null ||

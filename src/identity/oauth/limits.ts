@@ -55,6 +55,9 @@ export const sessionSubject = (id: string): string => sha256Of(id).toString('hex
 /** Address of a caller, as Express resolved it. */
 export const senderIp = (ctx: { req: object }): string => (ctx.req as { ip?: string }).ip ?? ''
 
+/** Network of a caller; what the library does without a request has none. */
+export const senderNetwork = (ctx: { req: object } | undefined): string => (ctx ? networkOf(senderIp(ctx)) : '')
+
 /** Senders whose token requests failed too often, until when. Another process finds out by their next failure there. */
 const blocked = perProcess(() => new LRUCache<string, number>({ max: 10_000 }))
 
@@ -66,7 +69,7 @@ export async function countTokenFailure(services: Services, ip: string): Promise
 
 /** Whether the sender of a token request is refused; costs no statement. */
 export function tokensRefused(services: Services, ip: string | undefined): Spent {
-  const until = blocked(services).get(networkOf(ip ?? null))
+  const until = blocked(services).get(networkOf(ip))
   const left = until === undefined ? 0 : until - performance.now()
   return left > 0 ? Math.ceil(left / 1000) : null
 }

@@ -43,7 +43,7 @@ const first = async (...checks: (() => Promise<Spent>)[]): Promise<Spent> => {
 const DISCOVERY = '/.well-known/oauth-authorization-server'
 const OPENID_DISCOVERY = '/.well-known/openid-configuration'
 
-const sender = (req: Request): string => networkOf(req.ip ?? null)
+const sender = (req: Request): string => networkOf(req.ip)
 
 /** Each page that a browser opens without a session begins one, which is stored. */
 const ofPages: Route['limit'] = (services, req) => spend(services, 'page', sender(req))

@@ -4,7 +4,6 @@ import { newId } from '../../core/api/ids.ts'
 import { refusalOf } from '../../core/invoke/refusal.ts'
 import type { Services } from '../../core/process/services.ts'
 import { withBudget } from '../budget.ts'
-import { networkOf } from '../networks.ts'
 import { derivedKeys } from '../signatures.ts'
 import { basePath } from '../signed-cookies.ts'
 import { adapterOf, currentGrant, resourcesOf } from './adapter.ts'
@@ -14,7 +13,7 @@ import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
 import { METADATA_DOCUMENT_DRAFT } from './draft.ts'
 import { signingKeys } from './keys.ts'
-import { countTokenFailure, RETRY_SECONDS, senderIp, spend } from './limits.ts'
+import { countTokenFailure, RETRY_SECONDS, senderIp, senderNetwork, spend } from './limits.ts'
 import { errorPage, userCodeConfirmPage, userCodeDonePage, userCodePage } from './pages.ts'
 import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scopes.ts'
 import { findUsername } from './store.ts'
@@ -167,7 +166,7 @@ function configuration(services: Services): Configuration {
       Grant: config.OAUTH_GRANT_MAX_SECONDS,
     },
     findAccount: async (ctx, sub) => {
-      const username = await withBudget(services, networkOf(senderIp(ctx)), db => findUsername(db, sub))
+      const username = await withBudget(services, senderNetwork(ctx), db => findUsername(db, sub))
       return username === null ? undefined : { accountId: sub, claims: () => ({ sub, preferred_username: username }) }
     },
     loadExistingGrant: ctx => {
@@ -232,7 +231,7 @@ function configuration(services: Services): Configuration {
           if (!isHostAllowed(config, clientId) || (ctx && fetched.get(ctx) === clientId)) return false
           if (ctx) fetched.set(ctx, clientId)
           const host = new URL(clientId).hostname
-          const sender = ctx ? networkOf(senderIp(ctx)) : ''
+          const sender = senderNetwork(ctx)
           return (
             (!ctx || (await spend(services, 'document_sender', sender)) === null) &&
             (await spend(services, 'document_host', host, sender)) === null &&
