@@ -705,7 +705,7 @@ const settings = {
     'formations',
     integer(1000),
     '600000',
-    'A request waits so long for a deploy, which then goes on without it.',
+    'How long a request waits for a deploy, which then continues in the background.',
   ),
   FORMATION_FORCE_CONFLICTS: setting(
     'formations',

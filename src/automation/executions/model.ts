@@ -63,7 +63,7 @@ export const WaitingOn = z
     assignee: text.optional(),
     due_at: time.optional(),
     approval_id: text.optional(),
-    resumes_at: time.optional().describe('When it goes on by itself'),
+    resumes_at: time.optional().describe('When it resumes without further input'),
     event_pattern: text.optional().describe('Events that it waits for'),
     expires_at: time.optional().describe('When the wait for an event fails'),
   })

@@ -58,7 +58,7 @@ export const Task = record('Task', {
   last_result: z.unknown().describe('What the last completed dispatch came to'),
   assignee: z.string().nullable(),
   due_at: time,
-  active_dispatch: ActiveDispatch.nullable().describe('Work that the task has under way; null without'),
+  active_dispatch: ActiveDispatch.nullable().describe('Work in progress for the task; null if there is none'),
   automation_status: z.enum(AUTOMATION_STATUSES).nullable().describe('Null while the state has started nothing'),
   automation_error: RecordedFailure.nullable().describe('Why the last dispatch of the state failed'),
   automation_chain_depth: z.int().describe('Moves that machines made back-to-back'),
@@ -76,7 +76,7 @@ export const TaskDetail = Task.extend({
       z.object({
         name: z.string(),
         to: z.string(),
-        requires_approval: z.boolean().describe('Whether somebody must approve it'),
+        requires_approval: z.boolean().describe('Whether the transition needs an approval'),
       }),
     )
     .describe('What leads out of its state, whatever the guards say; none of a closed task'),

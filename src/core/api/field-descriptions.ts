@@ -133,7 +133,7 @@ export const FIELD_DESCRIPTIONS: Readonly<Record<string, string>> = {
   usage: 'What it used; null before the end',
   value: 'The value',
   version: 'Number of the version, from 1',
-  wake_at: 'When it goes on by itself',
+  wake_at: 'When it resumes without further input',
 }
 
 const PLURAL_ID = '_ids'
