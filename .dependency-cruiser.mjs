@@ -69,7 +69,7 @@ export default {
       from: {
         path: '^(src|jobs)/',
         pathNot:
-          '^src/(core/db/(pool|pg-client|transaction-edges|silence|notify|notifier|connections|migrate)|core/jobs/queue|local/postgres)\\.ts$',
+          '^src/(core/db/(pool|pg-client|commit-piggyback|server-watchdog|notify|notifier|connections|migrate)|core/jobs/queue|local/postgres)\\.ts$',
       },
       to: { path: packages('pg', 'pg-boss') },
     },
@@ -77,9 +77,12 @@ export default {
       name: 'schemas-run-in-threads',
       comment: 'What a caller wrote as a JSON Schema compiles and runs in a thread, never on the event loop.',
       severity: 'error',
-      from: { path: '^(src|jobs|bin)/', pathNot: '^src/core/json-schema/(thread|validate|patterns)\\.ts$' },
+      from: { path: '^(src|jobs|bin)/', pathNot: '^src/core/json-schema/(check-worker|validate|patterns)\\.ts$' },
       to: {
-        path: ['^src/core/json-schema/(thread|validate|patterns)\\.ts$', ...packages('ajv', 'ajv-formats', 're2js')],
+        path: [
+          '^src/core/json-schema/(check-worker|validate|patterns)\\.ts$',
+          ...packages('ajv', 'ajv-formats', 're2js'),
+        ],
         dependencyTypesNot: ['type-only'],
       },
     },

@@ -3,7 +3,7 @@ import { pathToFileURL } from 'node:url'
 import express from 'express'
 import { z } from 'zod'
 import { type Config, ConfigError, WORKER_KINDS } from '../src/config.ts'
-import { knownNames, loadModules, workOf } from '../src/core/api/module.ts'
+import { declaredNames, loadModules, workForConcerns } from '../src/core/api/module.ts'
 import { requireConnections } from '../src/core/db/connections.ts'
 import { migrate } from '../src/core/db/migrate.ts'
 import { sql } from '../src/core/db/sql.ts'
@@ -15,10 +15,10 @@ import { Heartbeat } from '../src/core/jobs/takeover.ts'
 import { startWorkers } from '../src/core/jobs/worker.ts'
 import { HOLDER, ownIdentity } from '../src/core/process/holder.ts'
 import { createLog, type Logger } from '../src/core/process/log.ts'
-import { openServices } from '../src/core/process/open-services.ts'
 import type { Services } from '../src/core/process/services.ts'
+import { openServices } from '../src/core/process/services-lifecycle.ts'
 import { loadSettings } from '../src/core/process/settings.ts'
-import { configured, untilStopped } from '../src/core/process/shutdown.ts'
+import { loadConfigOrExit, runUntilShutdown } from '../src/core/process/shutdown.ts'
 import { modules } from '../src/modules.ts'
 
 export type WorkerProcess = { healthPort: number; stop(): Promise<void> }
@@ -42,8 +42,8 @@ export async function startWorker(
     })
   const services = await openServices(config, { log, role: 'worker' })
   for (const { start } of modules) await start?.(services, 'worker')
-  log.debug(knownNames(), 'modules loaded')
-  const { handlers, schedules, background } = workOf(kinds)
+  log.debug(declaredNames(), 'modules loaded')
+  const { handlers, schedules, background } = workForConcerns(kinds)
   // Two workers may share INSTANCE_ID, and in containers the number of the process too.
   const instance = `${config.INSTANCE_ID}:${HOLDER}`
   const startedAt = new Date().toISOString()
@@ -133,8 +133,8 @@ export function concernsOf(names: readonly string[], config: Config): (typeof WO
 }
 
 if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {
-  const config = configured(loadSettings)
+  const config = loadConfigOrExit(loadSettings)
   const log = createLog({ level: config.LOG_LEVEL, base: { process: 'worker' } })
-  const kinds = configured(() => concernsOf(process.argv.slice(2), config))
-  await untilStopped(log, () => startWorker(config, log, kinds))
+  const kinds = loadConfigOrExit(() => concernsOf(process.argv.slice(2), config))
+  await runUntilShutdown(log, () => startWorker(config, log, kinds))
 }

@@ -1,5 +1,5 @@
 import type { Express } from 'express'
-import { stores } from './content/storage/stores.ts'
+import { storageBackends } from './content/storage/backends.ts'
 import { operations } from './core/api/operation.ts'
 import { createHttp } from './core/http/adapter.ts'
 import { mountDocuments } from './core/http/endpoints.ts'
@@ -17,7 +17,7 @@ export type App = {
 /** Puts the modules together into the HTTP application of one process. */
 export function createApp(services: Services): App {
   // Fails at the start rather than at the first upload.
-  stores(services)
+  storageBackends(services)
   let draining = false
   const http = createHttp(services, operations.all(), app => {
     mountCompanySignIn(app, services)

@@ -2,15 +2,15 @@ import type { Server } from 'node:http'
 import { pathToFileURL } from 'node:url'
 import { createApp } from './app.ts'
 import type { Config } from './config.ts'
-import { knownNames, loadModules } from './core/api/module.ts'
+import { declaredNames, loadModules } from './core/api/module.ts'
 import { requireConnections } from './core/db/connections.ts'
 import { migrate } from './core/db/migrate.ts'
-import { closeServer, createGate, portOf } from './core/http/health.ts'
+import { closeServer, createDrainGate, portOf } from './core/http/health.ts'
 import { openServer } from './core/http/server.ts'
 import { createLog, type Logger } from './core/process/log.ts'
-import { openServices } from './core/process/open-services.ts'
+import { openServices } from './core/process/services-lifecycle.ts'
 import { loadSettings } from './core/process/settings.ts'
-import { configured, untilStopped } from './core/process/shutdown.ts'
+import { loadConfigOrExit, runUntilShutdown } from './core/process/shutdown.ts'
 import { modules } from './modules.ts'
 
 export type Web = { port: number; url: string; server: Server; stop(): Promise<void> }
@@ -27,9 +27,9 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
     })
   const services = await openServices(config, { log, role: 'web' })
   for (const { start } of modules) await start?.(services, 'web')
-  log.debug(knownNames(), 'modules loaded')
+  log.debug(declaredNames(), 'modules loaded')
   const app = createApp(services)
-  const gate = createGate(app.http, config.DOCS_BASE_URL)
+  const gate = createDrainGate(app.http, config.DOCS_BASE_URL)
   const server = openServer(gate.listener, {
     docsBaseUrl: config.DOCS_BASE_URL,
     log,
@@ -61,7 +61,7 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
 }
 
 if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {
-  const config = configured(loadSettings)
+  const config = loadConfigOrExit(loadSettings)
   const log = createLog({ level: config.LOG_LEVEL, base: { process: 'web' } })
-  await untilStopped(log, () => startWeb(config, log))
+  await runUntilShutdown(log, () => startWeb(config, log))
 }

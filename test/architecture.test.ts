@@ -17,8 +17,8 @@ const fixture: Record<string, string> = {
   'src/core/db/pool.ts': `import pg from 'pg'\nexport const pool = pg.Pool`,
   'src/core/jobs/queue.ts': `import { PgBoss } from 'pg-boss'\nexport const boss = PgBoss`,
   'src/core/json-schema/validate.ts': `import { Ajv } from 'ajv'\nexport const ajv = Ajv`,
-  'src/core/json-schema/thread.ts': `import './validate.ts'\nexport type Job = string`,
-  'src/core/json-schema/threads.ts': `import type { Job } from './thread.ts'\nexport type Asked = Job`,
+  'src/core/json-schema/check-worker.ts': `import './validate.ts'\nexport type Job = string`,
+  'src/core/json-schema/check-worker-pool.ts': `import type { Job } from './check-worker.ts'\nexport type Asked = Job`,
   'src/core/json-schema/checks.ts': `import './validate.ts'`,
   'src/core/net/egress.ts': `import { Agent } from 'undici'\nexport const agent = Agent`,
   'src/core/left.ts': `import { right } from './right.ts'\nexport const left = () => right`,
@@ -139,7 +139,7 @@ describe('architecture', () => {
     assert.deepEqual(notifying.sort(), [
       'src/core/db/connections.ts',
       'src/core/db/notifier.ts',
-      'src/core/db/write.ts',
+      'src/core/db/writer.ts',
     ])
   })
 })

@@ -5,7 +5,7 @@ import { fileURLToPath } from 'node:url'
 import { CommandError } from './output.ts'
 
 /** `muster bench`: runs the benchmarks of the checkout and takes over their exit code. */
-export async function bench(args: string[]): Promise<void> {
+export async function runBench(args: string[]): Promise<void> {
   const file = fileURLToPath(new URL('../../test/bench/run.ts', import.meta.url))
   if (!fs.existsSync(file))
     throw new CommandError(

@@ -3,7 +3,7 @@ import { Writable } from 'node:stream'
 import { AppError } from '../core/api/errors.ts'
 import { bootstrapAdmin } from '../identity/users/bootstrap.ts'
 import { withServices } from './environment.ts'
-import { CommandError, describe, print, printJson } from './output.ts'
+import { CommandError, describeError, print, printJson } from './output.ts'
 
 type Options = { data: string; username?: string; password?: string; json?: boolean }
 
@@ -23,7 +23,7 @@ export async function bootstrapCommand({ data, json, ...given }: Options): Promi
           `${error.code}: a user exists already, so the first admin cannot be made again`,
           'An admin makes further users with POST /api/v1/users.',
         )
-      throw new CommandError(describe(error))
+      throw new CommandError(describeError(error))
     }
   })
 }

@@ -1,8 +1,8 @@
 import type { DeadLetter } from '../core/jobs/queue.ts'
 import { queues as declared } from '../core/jobs/queue.ts'
 import { withServices } from './environment.ts'
-import { CommandError, note, print, printJson, table } from './output.ts'
-import type { Filters } from './reprocess.ts'
+import { CommandError, print, printJson, printProgress, table } from './output.ts'
+import type { ReprocessFilters } from './reprocess.ts'
 
 const MAX_LETTERS = 100_000
 const BATCH = 500
@@ -55,7 +55,7 @@ export const inspectDeadLetter = (id: string, { data }: { data: string }): Promi
   })
 
 /** `muster reprocess dead-letters replay`: what it sends again is tried from the start. */
-export const replayDeadLetters = (options: Filters & { queue?: string }): Promise<void> =>
+export const replayDeadLetters = (options: ReprocessFilters & { queue?: string }): Promise<void> =>
   withServices(options.data, async ({ queues }) => {
     checkQueue(options.queue)
     const { project, from, to, id: ids } = options
@@ -77,7 +77,7 @@ export const replayDeadLetters = (options: Filters & { queue?: string }): Promis
       for (let start = 0; start < group.length; start += BATCH) {
         const batch = group.slice(start, start + BATCH).map(letter => letter.id)
         replayed[queue] += await queues.deadLetters.replay({ queue, ids: batch })
-        note(`${queue}: ${replayed[queue]} of ${group.length} sent again`)
+        printProgress(`${queue}: ${replayed[queue]} of ${group.length} sent again`)
       }
     }
     const total = Object.values(replayed).reduce((sum, count) => sum + count, 0)

@@ -3,8 +3,8 @@ import fs from 'node:fs'
 import type { Config } from '../config.ts'
 import type { Pool } from '../core/db/pool.ts'
 import { systemClock } from '../core/process/clock.ts'
-import { userToken } from '../identity/users/sign-in.ts'
-import { anyUser } from '../identity/users/store.ts'
+import { issueUserToken } from '../identity/users/sign-in.ts'
+import { hasUsers } from '../identity/users/store.ts'
 import { CommandError } from './output.ts'
 import { firstAdmin } from './store.ts'
 
@@ -20,9 +20,9 @@ const PROVIDER = 'model double'
  * Makes the first admin when there is no user. The sign-in is kept in `file` until it has been shown, so that a start
  * that is killed in between leaves no one locked out; null when there is nothing to show.
  */
-export async function firstSignIn(pool: Pool, url: string, file: string, config: Config): Promise<SignIn | null> {
+export async function createFirstAdmin(pool: Pool, url: string, file: string, config: Config): Promise<SignIn | null> {
   const kept = fs.existsSync(file) ? (JSON.parse(fs.readFileSync(file, 'utf8')) as SignIn) : null
-  if (await anyUser(pool)) return kept
+  if (await hasUsers(pool)) return kept
   const length = Math.max(18, config.PASSWORD_MIN_LENGTH)
   const signIn = kept ?? { username: 'admin', password: randomBytes(length).toString('base64url').slice(0, length) }
   if (!kept) fs.writeFileSync(file, JSON.stringify(signIn), { mode: 0o600 })
@@ -35,7 +35,7 @@ export async function firstSignIn(pool: Pool, url: string, file: string, config:
  * only when the deployment has no other project. Corrects the provider's address. All of it over HTTP, as an admin.
  * @param withKey makes a project key too; otherwise only when the project has none
  */
-export async function makeDemo(
+export async function createDemo(
   pool: Pool,
   config: Config,
   url: string,
@@ -44,7 +44,7 @@ export async function makeDemo(
 ): Promise<Demo | null> {
   const admin = await firstAdmin(pool)
   if (!admin) return null
-  const { token } = await userToken({ config, clock: systemClock }, admin)
+  const { token } = await issueUserToken({ config, clock: systemClock }, admin)
   const get = (path: string) => call(url, token, 'GET', path)
   const post = (path: string, body: object) => call(url, token, 'POST', path, body)
   const named = async (path: string, name: string) =>

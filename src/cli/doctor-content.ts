@@ -6,17 +6,17 @@ import { type Config, ConfigError } from '../config.ts'
 import { embedderOf } from '../content/embeddings/embedder.ts'
 import type { CallFailure } from '../content/embeddings/providers.ts'
 import { hasTextSearch } from '../content/knowledge/text-search.ts'
-import { stores } from '../content/storage/stores.ts'
+import { storageBackends } from '../content/storage/backends.ts'
 import { requireVectorIndex } from '../content/vectors/pgvector.ts'
 import { silentLog } from '../core/process/log.ts'
-import { openServices } from '../core/process/open-services.ts'
 import type { Services } from '../core/process/services.ts'
-import { type Check, describe } from './output.ts'
+import { openServices } from '../core/process/services-lifecycle.ts'
+import { type Check, describeError } from './output.ts'
 
 const TRIAL_MS = 15_000
 
 /** What files, embeddings and searches need: each is tried once, as a request would. */
-export async function examineContent(config: Config): Promise<Check[]> {
+export async function checkContent(config: Config): Promise<Check[]> {
   // What fails is said in the checks.
   const services = await openServices(config, { log: silentLog(), role: 'cli' })
   try {
@@ -35,7 +35,7 @@ export async function examineContent(config: Config): Promise<Check[]> {
 async function examineStorage(services: Services): Promise<Check> {
   const name = 'file storage'
   const { FILES_S3_BUCKET, FILES_STORAGE_DIR, FILES_STORAGE_PROVIDER: provider } = services.config
-  const problem = stores(services).problem()
+  const problem = storageBackends(services).problem()
   if (problem) return { name, status: 'fail', detail: problem, fix: 'Set it; muster settings says what it means.' }
   if (provider === 'local') {
     const directory = FILES_STORAGE_DIR as string
@@ -46,7 +46,7 @@ async function examineStorage(services: Services): Promise<Check> {
       return {
         name,
         status: 'fail',
-        detail: `files cannot be kept in ${directory}: ${describe(error)}`,
+        detail: `files cannot be kept in ${directory}: ${describeError(error)}`,
         fix: 'Make or mount it where every process sees it, writable for the user they run as.',
       }
     }
@@ -59,7 +59,7 @@ async function examineStorage(services: Services): Promise<Check> {
     return {
       name,
       status: 'fail',
-      detail: `the bucket ${FILES_S3_BUCKET} does not take files: ${describe(error)}`,
+      detail: `the bucket ${FILES_S3_BUCKET} does not take files: ${describeError(error)}`,
       fix: 'Check FILES_S3_*, the AWS credentials, and that they may put, get and delete objects.',
     }
   }
@@ -69,7 +69,7 @@ async function examineStorage(services: Services): Promise<Check> {
 /** Puts an object and deletes it: the right to list a bucket says nothing about those. */
 async function trialObject(services: Services): Promise<void> {
   const target = { projectId: 'doctor', fileId: crypto.randomUUID(), maxBytes: 1 }
-  const staged = await stores(services).stage(Readable.from([Buffer.from('x')]), target)
+  const staged = await storageBackends(services).stage(Readable.from([Buffer.from('x')]), target)
   await staged.discard()
 }
 

@@ -3,16 +3,16 @@ import { loadModules } from '../core/api/module.ts'
 import { requireConnections } from '../core/db/connections.ts'
 import { migrationNames } from '../core/db/migrate.ts'
 import { openPool, type Pool } from '../core/db/pool.ts'
-import { deadName, queues as declared, openQueues, type QueueStats } from '../core/jobs/queue.ts'
+import { deadLetterQueue, queues as declared, openQueues, type QueueStats } from '../core/jobs/queue.ts'
 import { loadSettings } from '../core/process/settings.ts'
 import { createSecretBox, DEVELOPMENT_KEY } from '../core/secrets/secretbox.ts'
-import { anyUser } from '../identity/users/store.ts'
+import { hasUsers } from '../identity/users/store.ts'
 import { modules } from '../modules.ts'
-import { examineContent } from './doctor-content.ts'
-import { commandLog, deployment, type Environment } from './environment.ts'
-import { type Check, describe, print, printJson } from './output.ts'
+import { checkContent } from './doctor-content.ts'
+import { commandLog, type Environment, openDeployment } from './environment.ts'
+import { type Check, describeError, print, printJson } from './output.ts'
 import { keyStates } from './secrets.ts'
-import { appliedMigrations, heartbeats, queueNames, serverFacts } from './store.ts'
+import { appliedMigrations, listHeartbeats, queueNames, serverFacts } from './store.ts'
 
 const OLDEST_SERVER = 150_000
 const SKEW_WARN_MS = 1000
@@ -20,9 +20,9 @@ const SKEW_FAIL_MS = 30_000
 const LATE_SECONDS = 60
 
 /** `muster doctor`: runs every check and prints a line for each. Leaves nothing changed. Sets exit code 1 when one fails. */
-export async function doctor({ data, json }: { data: string; json?: boolean }): Promise<void> {
+export async function runDoctor({ data, json }: { data: string; json?: boolean }): Promise<void> {
   loadModules(modules)
-  const { env, close } = await deployment(data)
+  const { env, close } = await openDeployment(data)
   let checks: Check[]
   try {
     checks = await examine(env)
@@ -64,7 +64,7 @@ async function examine(env: Environment): Promise<Check[]> {
     checks.push({
       name: 'database',
       status: 'fail',
-      detail: `${address} does not answer: ${describe(error)}`,
+      detail: `${address} does not answer: ${describeError(error)}`,
       fix: 'Start it, or correct DATABASE_URL; muster up brings a database of its own.',
     })
     return checks
@@ -77,7 +77,7 @@ async function examine(env: Environment): Promise<Check[]> {
     if (missing.status === 'fail') return checks
     checks.push(...(await examineQueues(config, pool, env)))
     checks.push(...(await examineWorkers(config, pool)))
-    checks.push(...(await examineContent(config)))
+    checks.push(...(await checkContent(config)))
     if (!broken.has('SECRETS_ENCRYPTION_KEY')) checks.push(...(await examineKeys(config, pool)))
     checks.push(await examineUsers(pool))
   } finally {
@@ -139,7 +139,7 @@ async function examineConnections(config: Config): Promise<Check> {
     await requireConnections(config)
     return { name, status: 'ok', detail: 'notifications arrive and prepared statements hold' }
   } catch (error) {
-    const detail = describe(error)
+    const detail = describeError(error)
     return { name, status: 'fail', detail, fix: 'Correct the address or the settings of the pooler behind it.' }
   }
 }
@@ -158,7 +158,7 @@ async function missingMigrations(pool: Pool): Promise<Check> {
 }
 
 async function examineUsers(pool: Pool): Promise<Check> {
-  if (await anyUser(pool)) return { name: 'users', status: 'ok', detail: 'there is at least one' }
+  if (await hasUsers(pool)) return { name: 'users', status: 'ok', detail: 'there is at least one' }
   return { name: 'users', status: 'warn', detail: 'there is none', fix: 'Run muster bootstrap.' }
 }
 
@@ -181,7 +181,7 @@ async function examineQueues(config: Config, pool: Pool, env: Environment): Prom
   const present = new Set(await queueNames(pool))
   const missing = declared
     .all()
-    .flatMap(({ name }) => [name, deadName(name)])
+    .flatMap(({ name }) => [name, deadLetterQueue(name)])
     .filter(name => !present.has(name))
   if (missing.length > 0)
     return [{ name: 'queues', status: 'fail', detail: `missing: ${missing.join(', ')}`, fix: 'Run muster migrate.' }]
@@ -225,7 +225,7 @@ const lateQueue = ({ queue, waiting, oldest_seconds }: QueueStats): Check => ({
 })
 
 async function examineWorkers(config: Config, pool: Pool): Promise<Check[]> {
-  const all = await heartbeats(pool)
+  const all = await listHeartbeats(pool)
   const fresh = all.filter(({ age_ms }) => age_ms < config.WORKER_HEARTBEAT_STALE_MS)
   const uncovered = WORKER_KINDS.filter(kind => !fresh.some(({ kinds }) => kinds.includes(kind)))
   const checks: Check[] = []

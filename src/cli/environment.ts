@@ -3,7 +3,7 @@ import fs from 'node:fs'
 import path from 'node:path'
 import type { Config } from '../config.ts'
 import { createLog, type Logger } from '../core/process/log.ts'
-import type { OpenServices } from '../core/process/open-services.ts'
+import type { OpenServices } from '../core/process/services-lifecycle.ts'
 import { loadSettings } from '../core/process/settings.ts'
 import { findEmbedded, startEmbedded } from '../local/postgres.ts'
 
@@ -28,7 +28,7 @@ function readSecrets(dataDir: string): KeptSecrets | null {
 }
 
 /** The secrets kept in the data directory, made at the first call: whoever starts at once gets the same. */
-export function keptSecrets(dataDir: string): KeptSecrets {
+export function loadOrCreateSecrets(dataDir: string): KeptSecrets {
   const found = readSecrets(dataDir)
   if (found) return found
   const file = secretsFile(dataDir)
@@ -66,13 +66,13 @@ export function withSecrets(env: Environment, secrets: KeptSecrets, embedded: bo
  * The environment of a command that works on a deployment: the database it names, else the one that `up` keeps in the
  * data directory, which is started when it does not run. `close` stops what was started here.
  */
-export async function deployment(dataDir: string): Promise<{ env: Environment; close(): Promise<void> }> {
+export async function openDeployment(dataDir: string): Promise<{ env: Environment; close(): Promise<void> }> {
   const { env } = process
   const dir = databaseDirectory(dataDir)
   if (namesDatabase(env) || !fs.existsSync(path.join(dir, 'PG_VERSION'))) return { env, close: async () => {} }
   const running = await findEmbedded(dir)
   const started = running === null ? await startEmbedded({ dir }) : null
-  const kept = withSecrets(env, keptSecrets(dataDir), true)
+  const kept = withSecrets(env, loadOrCreateSecrets(dataDir), true)
   return {
     env: { ...kept, DATABASE_URL: running ?? started?.url },
     close: async () => started?.stop(),
@@ -85,7 +85,7 @@ export const commandLog = (env: Environment): Logger =>
 
 /** Runs `work` with the configuration of the deployment. */
 export async function withConfig<T>(dataDir: string, work: (config: Config, log: Logger) => Promise<T>): Promise<T> {
-  const { env, close } = await deployment(dataDir)
+  const { env, close } = await openDeployment(dataDir)
   try {
     return await work(loadSettings(env), commandLog(env))
   } finally {
@@ -97,7 +97,7 @@ export async function withConfig<T>(dataDir: string, work: (config: Config, log:
 export const withServices = <T>(dataDir: string, work: (services: OpenServices) => Promise<T>): Promise<T> =>
   withConfig(dataDir, async (config, log) => {
     const [{ openServices }, { loadModules }, { modules }] = await Promise.all([
-      import('../core/process/open-services.ts'),
+      import('../core/process/services-lifecycle.ts'),
       import('../core/api/module.ts'),
       import('../modules.ts'),
     ])

@@ -1,6 +1,6 @@
 import { CommanderError } from 'commander'
 import { ConfigError } from '../config.ts'
-import { CommandError, describe, note } from './output.ts'
+import { CommandError, describeError, printProgress } from './output.ts'
 import { program } from './program.ts'
 
 /** Runs a command line; returns 0 when it is done, 1 when it failed, 2 for wrong usage. What it found may set another exit code. */
@@ -10,9 +10,10 @@ export async function main(args: readonly string[]): Promise<0 | 1 | 2> {
     return 0
   } catch (error) {
     if (error instanceof CommanderError) return error.exitCode === 0 ? 0 : 2
-    note(`muster: ${describe(error)}`)
-    if (error instanceof CommandError && error.fix) note(error.fix)
-    if (error instanceof ConfigError) note('muster settings lists every setting; muster doctor checks them all.')
+    printProgress(`muster: ${describeError(error)}`)
+    if (error instanceof CommandError && error.fix) printProgress(error.fix)
+    if (error instanceof ConfigError)
+      printProgress('muster settings lists every setting; muster doctor checks them all.')
     return 1
   }
 }

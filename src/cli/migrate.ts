@@ -2,7 +2,7 @@ import { loadModules } from '../core/api/module.ts'
 import { migrate } from '../core/db/migrate.ts'
 import { modules } from '../modules.ts'
 import { withConfig } from './environment.ts'
-import { CommandError, describe, note, print, printJson } from './output.ts'
+import { CommandError, describeError, print, printJson, printProgress } from './output.ts'
 
 /** `muster migrate`: waits for the lock, runs what is missing, prints what ran. */
 export const migrateCommand = ({ data, json }: { data: string; json?: boolean }): Promise<void> =>
@@ -13,7 +13,7 @@ export const migrateCommand = ({ data, json }: { data: string; json?: boolean })
       const ran = await migrate(config.DATABASE_LISTEN_URL, {
         lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
         jobRetentionDays: config.JOB_RETENTION_DAYS,
-        onWait: () => note('another process migrates; waiting for its lock'),
+        onWait: () => printProgress('another process migrates; waiting for its lock'),
       })
       const ms = Math.round(performance.now() - began)
       if (json) return printJson({ ran, ms })
@@ -22,7 +22,7 @@ export const migrateCommand = ({ data, json }: { data: string; json?: boolean })
     } catch (error) {
       const { host, pathname } = new URL(config.DATABASE_URL)
       throw new CommandError(
-        `the database ${host}${pathname} cannot be migrated: ${describe(error)}`,
+        `the database ${host}${pathname} cannot be migrated: ${describeError(error)}`,
         'Set DATABASE_URL to a database that exists, or run muster up, which brings its own.',
       )
     }

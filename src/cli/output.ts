@@ -17,7 +17,7 @@ export const print = (text = ''): void => void process.stdout.write(`${text}\n`)
 export const printJson = (value: unknown): void => print(JSON.stringify(value, null, 2))
 
 /** Prints what goes on, on stderr, so that a result on stdout stays alone. */
-export const note = (text: string): void => void process.stderr.write(`${text}\n`)
+export const printProgress = (text: string): void => void process.stderr.write(`${text}\n`)
 
 /** Rows as aligned columns under a heading, or `none` without rows. */
 export function table(columns: readonly string[], rows: readonly (string | number)[][], none: string): string {
@@ -38,11 +38,11 @@ export function table(columns: readonly string[], rows: readonly (string | numbe
  * What a failure says to a user: the message with that of its cause, and the code of a refusal. A connection that was
  * refused on every address of its host has no message of its own.
  */
-export function describe(error: unknown): string {
+export function describeError(error: unknown): string {
   if (!(error instanceof Error)) return String(error)
   const { code, cause } = error as Error & { code?: string; cause?: unknown }
-  const first = error instanceof AggregateError ? error.errors.map(describe).join('; ') : ''
+  const first = error instanceof AggregateError ? error.errors.map(describeError).join('; ') : ''
   const message = error.message || first || code || error.name
-  const reason = cause instanceof Error ? describe(cause) : ''
+  const reason = cause instanceof Error ? describeError(cause) : ''
   return reason && !message.includes(reason) ? `${message}: ${reason}` : message
 }

@@ -65,7 +65,7 @@ one that up keeps in --data. Exit codes: 0 done, 1 failed, 2 wrong usage.`,
         ['DATABASE_URL=postgres://... muster up --no-demo', 'on a database of yours'],
       ),
     )
-    .action(async options => (await import('./up.ts')).up(options))
+    .action(async options => (await import('./up.ts')).startAll(options))
 
   muster
     .command('migrate')
@@ -97,7 +97,7 @@ one that up keeps in --data. Exit codes: 0 done, 1 failed, 2 wrong usage.`,
     .addOption(data())
     .option('--json', 'print the checks as JSON')
     .addHelpText('after', `${examples(['muster doctor', 'exits 1 when a check fails'])}`)
-    .action(async options => (await import('./doctor.ts')).doctor(options))
+    .action(async options => (await import('./doctor.ts')).runDoctor(options))
 
   muster
     .command('modules')
@@ -238,7 +238,7 @@ one that up keeps in --data. Exit codes: 0 done, 1 failed, 2 wrong usage.`,
     .argument('[arguments...]', 'handed to test/bench/run.ts')
     .allowUnknownOption()
     .helpOption(false)
-    .action(async args => (await import('./bench.ts')).bench(args))
+    .action(async args => (await import('./bench.ts')).runBench(args))
 
   muster.addCommand(doubleCommand())
   throwing(muster)

@@ -1,24 +1,24 @@
-import { nodeQueue, runQueue, runTold } from '../automation/runs/queue.ts'
-import { firingQueue } from '../automation/triggers/queue.ts'
-import { fireAgain } from '../automation/triggers/store.ts'
-import { fill } from '../content/embeddings/fill.ts'
-import { leads } from '../content/embeddings/follow.ts'
+import { nodeExecutionQueue, runQueue, runWakeQueue } from '../automation/runs/queue.ts'
+import { triggerFiringQueue } from '../automation/triggers/queue.ts'
+import { refireTrigger } from '../automation/triggers/store.ts'
+import { embedDocuments } from '../content/embeddings/embed-documents.ts'
+import { ownsSettings } from '../content/embeddings/settings-owner.ts'
 import { currentSpace, type Space } from '../content/embeddings/space.ts'
-import { admitAgain } from '../content/ingestion/admit.ts'
-import { rebuildSums, sumsHold, usageDays } from '../control/usage/rebuild.ts'
-import { wakeWorkers } from '../control/webhooks/operations.ts'
-import { redeliverAll } from '../control/webhooks/store.ts'
+import { restartIngestion } from '../content/ingestion/start-ingestion.ts'
+import { rebuildSums, sumsMatchEvents, usageDays } from '../control/usage/rebuild.ts'
+import { notifyWorkers } from '../control/webhooks/operations.ts'
+import { insertRedeliveries } from '../control/webhooks/store.ts'
 import { conversationQueue } from '../conversation/turns/mailbox.ts'
 import { AppError } from '../core/api/errors.ts'
-import { message } from '../core/jobs/queue.ts'
+import { queueMessage } from '../core/jobs/queue.ts'
 import type { Services } from '../core/process/services.ts'
-import { generationRun } from '../execution/generations/create.ts'
+import { turnQueue } from '../execution/generations/request/create.ts'
 import { callerForPrincipal } from '../identity/principals.ts'
-import { fillMemories } from '../memory/memories/fill.ts'
+import { embedMemories } from '../memory/memories/embed-memories.ts'
 import { contentHash } from '../memory/memories/hash.ts'
-import { deriveAnew, lockUnchanged } from '../memory/memories/store.ts'
+import { lockUnchanged, recomputeDerived } from '../memory/memories/store.ts'
 import { withServices } from './environment.ts'
-import { CommandError, note, print, printJson } from './output.ts'
+import { CommandError, print, printJson, printProgress } from './output.ts'
 import {
   countDeliveries,
   countDocuments,
@@ -27,15 +27,15 @@ import {
   firstAdmin,
   type IdleRun,
   type IdleTurn,
+  lockDeliveries,
+  lockFirings,
   nextDocuments,
   nextMemories,
   runsWithoutMessage,
-  takeDeliveries,
-  takeFirings,
   turnsWithoutMessage,
 } from './store.ts'
 
-export type Filters = {
+export type ReprocessFilters = {
   data: string
   project?: string
   from?: Date
@@ -51,7 +51,7 @@ const MAX_TURNS = 100_000
 const DOCUMENTS = 50
 const MEMORIES = 64
 
-const bounds = ({ project, from, to, id }: Filters) => ({
+const bounds = ({ project, from, to, id }: ReprocessFilters) => ({
   project: project ?? null,
   from: from ?? null,
   to: to ?? null,
@@ -60,7 +60,7 @@ const bounds = ({ project, from, to, id }: Filters) => ({
 
 /** `muster reprocess deliveries`: sends deliveries again in batches, each batch one transaction. */
 export const reprocessDeliveries = (
-  options: Filters & { webhook?: string; status: 'failed' | 'completed' },
+  options: ReprocessFilters & { webhook?: string; status: 'failed' | 'completed' },
 ): Promise<void> =>
   withServices(options.data, async services => {
     const filter = { ...bounds(options), webhook: options.webhook ?? null, status: options.status }
@@ -69,20 +69,20 @@ export const reprocessDeliveries = (
     let after = ''
     while (!options.dryRun && redelivered < found) {
       const batch = await services.write(async tx => {
-        const taken = await takeDeliveries(tx, filter, after, Math.min(BATCH, found - redelivered))
+        const taken = await lockDeliveries(tx, filter, after, Math.min(BATCH, found - redelivered))
         if (taken.length === 0) return null
-        const count = await redeliverAll(
+        const count = await insertRedeliveries(
           tx,
           taken.map(({ id }) => id),
         )
         const webhooks = new Map(taken.map(({ webhook_id, project_id }) => [webhook_id, project_id]))
-        for (const [id, project_id] of webhooks) wakeWorkers(tx, { id, project_id })
+        for (const [id, project_id] of webhooks) notifyWorkers(tx, { id, project_id })
         return { count, last: taken[taken.length - 1].id }
       })
       if (!batch) break
       redelivered += batch.count
       after = batch.last
-      note(`${redelivered} of ${found} deliveries queued`)
+      printProgress(`${redelivered} of ${found} deliveries queued`)
     }
     if (options.json) printJson({ found, redelivered, dry_run: options.dryRun === true })
     else if (options.dryRun) print(`${found} deliveries would be sent again`)
@@ -90,18 +90,20 @@ export const reprocessDeliveries = (
   })
 
 /** `muster reprocess generations`: sends the wake-ups that turns lack. Sending one that exists changes nothing. */
-export const reprocessGenerations = (options: Filters & { status?: 'pending' | 'in_progress' }): Promise<void> =>
+export const reprocessGenerations = (
+  options: ReprocessFilters & { status?: 'pending' | 'in_progress' },
+): Promise<void> =>
   withServices(options.data, async ({ pool, queues }) => {
     const idle = await turnsWithoutMessage(
       pool,
       { ...bounds(options), status: options.status ?? null },
-      { turn: generationRun.name, conversation: conversationQueue.name },
+      { turn: turnQueue.name, conversation: conversationQueue.name },
       options.limit ?? MAX_TURNS,
     )
     for (let start = 0; !options.dryRun && start < idle.length; start += BATCH) {
       const batch = idle.slice(start, start + BATCH)
       await queues.send(batch.map(wakeUp))
-      note(`${start + batch.length} of ${idle.length} turns woken`)
+      printProgress(`${start + batch.length} of ${idle.length} turns woken`)
     }
     const woken = options.dryRun ? 0 : idle.length
     if (options.json)
@@ -120,7 +122,7 @@ export const reprocessGenerations = (options: Filters & { status?: 'pending' | '
  * sends the wake-ups that waiting ones lack. A second run repeats nothing.
  */
 export const reprocessFirings = (
-  options: Filters & { trigger?: string; status: 'failed' | 'pending' },
+  options: ReprocessFilters & { trigger?: string; status: 'failed' | 'pending' },
 ): Promise<void> =>
   withServices(options.data, async services => {
     const filter = { ...bounds(options), trigger: options.trigger ?? null, status: options.status }
@@ -129,15 +131,15 @@ export const reprocessFirings = (
     let after = ''
     while (!options.dryRun && fired < found) {
       const batch = await services.write(async tx => {
-        const taken = await takeFirings(tx, filter, after, Math.min(BATCH, found - fired))
-        const again = options.status === 'failed' ? await fireAgain(tx, taken) : taken
-        for (const { id, project_id } of again) tx.send(firingQueue, { firing_id: id, project_id })
+        const taken = await lockFirings(tx, filter, after, Math.min(BATCH, found - fired))
+        const again = options.status === 'failed' ? await refireTrigger(tx, taken) : taken
+        for (const { id, project_id } of again) tx.send(triggerFiringQueue, { firing_id: id, project_id })
         return taken
       })
       if (batch.length === 0) break
       fired += batch.length
       after = batch[batch.length - 1].id
-      note(`${fired} of ${found} firings queued`)
+      printProgress(`${fired} of ${found} firings queued`)
     }
     if (options.json) printJson({ found, fired, dry_run: options.dryRun === true })
     else if (options.dryRun) print(`${found} firings would be made again`)
@@ -148,19 +150,19 @@ export const reprocessFirings = (
  * `muster reprocess runs`: sends the wake-ups that runs lack which can move, and those of attempts that no worker was told
  * of. One that finds nothing to do changes nothing.
  */
-export const reprocessRuns = (options: Filters): Promise<void> =>
+export const reprocessRuns = (options: ReprocessFilters): Promise<void> =>
   withServices(options.data, async ({ pool, queues }) => {
     const idle = await runsWithoutMessage(
       pool,
       bounds(options),
-      { run: runQueue.name, told: runTold.name, node: nodeQueue.name },
+      { run: runQueue.name, told: runWakeQueue.name, node: nodeExecutionQueue.name },
       options.limit ?? MAX_TURNS,
     )
     const ids = [...new Set(idle.map(({ id }) => id))]
     for (let start = 0; !options.dryRun && start < idle.length; start += BATCH) {
       const batch = idle.slice(start, start + BATCH)
       await queues.send(batch.map(wakeUpOfRun))
-      note(`${start + batch.length} of ${idle.length} wake-ups sent`)
+      printProgress(`${start + batch.length} of ${idle.length} wake-ups sent`)
     }
     const woken = options.dryRun ? 0 : ids.length
     if (options.json) printJson({ found: ids.length, woken, dry_run: options.dryRun === true, runs: ids })
@@ -170,19 +172,19 @@ export const reprocessRuns = (options: Filters): Promise<void> =>
 
 const wakeUpOfRun = ({ id: run_id, project_id, execution_id }: IdleRun) =>
   execution_id === null
-    ? message(runQueue, { run_id, project_id })
-    : message(nodeQueue, { execution_id, run_id, project_id })
+    ? queueMessage(runQueue, { run_id, project_id })
+    : queueMessage(nodeExecutionQueue, { execution_id, run_id, project_id })
 
 const wakeUp = ({ id, project_id, conversation_id }: IdleTurn) =>
   conversation_id === null
-    ? message(generationRun, { generation_id: id, project_id })
-    : message(conversationQueue, { conversation_id, project_id })
+    ? queueMessage(turnQueue, { generation_id: id, project_id })
+    : queueMessage(conversationQueue, { conversation_id, project_id })
 
 /**
  * `muster reprocess ingestions`: re-ingests documents, each in a transaction of its own, in the name of the first admin.
  * One that cannot be ingested any more is passed by and named.
  */
-export const reprocessIngestions = (options: Filters & { status: 'failed' | 'ready' }): Promise<void> =>
+export const reprocessIngestions = (options: ReprocessFilters & { status: 'failed' | 'ready' }): Promise<void> =>
   withServices(options.data, async services => {
     const filter = { ...bounds(options), status: options.status, missing: null }
     const found = Math.min(await countDocuments(services.pool, filter), options.limit ?? Infinity)
@@ -208,15 +210,15 @@ export const reprocessIngestions = (options: Filters & { status: 'failed' | 'rea
         )
         if (!caller) throw new CommandError('the first admin is disabled')
         try {
-          await services.write(tx => admitAgain({ services, tx, caller, wait: false }, id, {}))
+          await services.write(tx => restartIngestion({ services, tx, caller, wait: false }, id, {}))
           queued++
         } catch (error) {
           if (!(error instanceof AppError)) throw error
           refused.push({ id, code: error.code })
-          note(`${id}: ${error.message}`)
+          printProgress(`${id}: ${error.message}`)
         }
       }
-      note(`${queued + refused.length} of ${found} documents looked at, ${queued} queued`)
+      printProgress(`${queued + refused.length} of ${found} documents looked at, ${queued} queued`)
     }
     if (options.json) printJson({ found, queued, refused, dry_run: options.dryRun === true })
     else if (options.dryRun) print(`${found} documents would be ingested again`)
@@ -227,7 +229,7 @@ export const reprocessIngestions = (options: Filters & { status: 'failed' | 'rea
  * `muster reprocess embeddings`: embeds documents here and now, a page of them at a time. What a document was found by
  * stays until its new vectors are there.
  */
-export const reprocessEmbeddings = (options: Filters & { missing?: boolean }): Promise<void> =>
+export const reprocessEmbeddings = (options: ReprocessFilters & { missing?: boolean }): Promise<void> =>
   withServices(options.data, async services => {
     const space = await leadingSpace(services)
     if (!space) throw new CommandError('embeddings are not configured', 'Set EMBEDDING_PROVIDER and EMBEDDING_MODEL.')
@@ -239,12 +241,17 @@ export const reprocessEmbeddings = (options: Filters & { missing?: boolean }): P
       const documents = await nextDocuments(services.pool, filter, below, Math.min(DOCUMENTS, found - total.documents))
       if (documents.length === 0) break
       below = documents[documents.length - 1].id
-      const { embedded, failed, down } = await fill(services, space, documents, { signal, again: !options.missing })
+      const { embedded, failed, down } = await embedDocuments(services, space, documents, {
+        signal,
+        again: !options.missing,
+      })
       if (down) throw silent(`${total.documents} of ${found} documents`)
       total.documents += documents.length
       total.embedded += embedded
       total.failed += failed
-      note(`${total.documents} of ${found} documents, ${total.embedded} chunks embedded, ${total.failed} failed`)
+      printProgress(
+        `${total.documents} of ${found} documents, ${total.embedded} chunks embedded, ${total.failed} failed`,
+      )
     }
     const { embedded, failed } = total
     if (options.json)
@@ -259,7 +266,7 @@ const DAY_MS = 86_400_000
  * `muster reprocess usage`: adds up usage again where the sums are not what the events say, a day of a project at a time.
  * Usage of any project waits while that is made, some hundredths of a second for each.
  */
-export const reprocessUsage = (options: Omit<Filters, 'id'>): Promise<void> =>
+export const reprocessUsage = (options: Omit<ReprocessFilters, 'id'>): Promise<void> =>
   withServices(options.data, async services => {
     const days = await usageDays(services.pool, bounds({ ...options, id: [] }))
     let wrong = 0
@@ -267,13 +274,13 @@ export const reprocessUsage = (options: Omit<Filters, 'id'>): Promise<void> =>
     for (const [index, { project_id, day }] of days.entries()) {
       const from = new Date(`${day}T00:00:00Z`)
       const span = { project_id, from, to: new Date(from.getTime() + DAY_MS) }
-      if (await sumsHold(services.pool, span)) continue
+      if (await sumsMatchEvents(services.pool, span)) continue
       wrong++
-      note(`${project_id} ${day}: the sums are not those of the events`)
+      printProgress(`${project_id} ${day}: the sums are not those of the events`)
       if (options.dryRun || rebuilt === options.limit) continue
       await services.write(tx => rebuildSums(tx, span))
       rebuilt++
-      note(`${index + 1} of ${days.length} days looked at, ${rebuilt} added up again`)
+      printProgress(`${index + 1} of ${days.length} days looked at, ${rebuilt} added up again`)
     }
     if (options.json) printJson({ days: days.length, wrong, rebuilt, dry_run: options.dryRun === true })
     else if (options.dryRun) print(`${wrong} of ${days.length} days would be added up again`)
@@ -283,7 +290,7 @@ export const reprocessUsage = (options: Omit<Filters, 'id'>): Promise<void> =>
 /** The space of this process; null without a model. Fails where the workers would turn its vectors back. */
 async function leadingSpace(services: Services): Promise<Space | null> {
   const space = await currentSpace(services)
-  if (space && !(await leads(services, 'space_id', space.id)))
+  if (space && !(await ownsSettings(services, 'space_id', space.id)))
     throw new CommandError(
       'the workers have another embedding model and would turn everything back',
       'Set EMBEDDING_PROVIDER, EMBEDDING_MODEL and EMBEDDING_DIMENSIONS as they are for the workers.',
@@ -298,7 +305,7 @@ const silent = (done: string) =>
  * `muster reprocess memory`: derives the hashes and words of memories from their texts and embeds them, here and now. What a
  * memory was found by stays until its new vectors are there.
  */
-export const reprocessMemory = (options: Filters & { missing?: boolean }): Promise<void> =>
+export const reprocessMemory = (options: ReprocessFilters & { missing?: boolean }): Promise<void> =>
   withServices(options.data, async services => {
     const space = await leadingSpace(services)
     if (options.missing && !space)
@@ -315,17 +322,17 @@ export const reprocessMemory = (options: Filters & { missing?: boolean }): Promi
         const ids = new Set((await lockUnchanged(tx, memories)).map(({ id }) => id))
         const held = memories.filter(({ id }) => ids.has(id))
         const derived = held.map(({ id, content }) => ({ id, hash: contentHash(content) }))
-        return deriveAnew(tx, derived, services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
+        return recomputeDerived(tx, derived, services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
       })
       if (space) {
         const derived = memories.map(memory => ({ ...memory, hash: contentHash(memory.content) }))
-        const { embedded, failed, down } = await fillMemories(services, space, derived, { signal })
+        const { embedded, failed, down } = await embedMemories(services, space, derived, { signal })
         if (down) throw silent(`${total.memories} of ${found} memories`)
         total.embedded += embedded
         total.failed += failed
       }
       total.memories += memories.length
-      note(`${total.memories} of ${found} memories, ${total.embedded} embedded, ${total.failed} failed`)
+      printProgress(`${total.memories} of ${found} memories, ${total.embedded} embedded, ${total.failed} failed`)
     }
     const { corrected, embedded, failed } = total
     if (options.json) printJson({ found, corrected, embedded, failed, dry_run: options.dryRun === true })

@@ -1,8 +1,8 @@
-import type { OpenServices } from '../core/process/open-services.ts'
+import type { OpenServices } from '../core/process/services-lifecycle.ts'
 import { createSecretBox } from '../core/secrets/secretbox.ts'
 import { type KeyCount, reencryptSecrets, verifySecrets } from '../identity/secrets/reencrypt.ts'
 import { withServices } from './environment.ts'
-import { note, print, printJson, table } from './output.ts'
+import { print, printJson, printProgress, table } from './output.ts'
 
 type Options = { data: string; json?: boolean }
 
@@ -31,7 +31,7 @@ export const verifyCommand = ({ data, json }: Options): Promise<void> =>
       print(table(['column', 'key', 'state', 'values'], rows, 'nothing is encrypted yet'))
     }
     if (lost === 0) return
-    note(`${lost} values cannot be opened: put the key that sealed them into SECRETS_ENCRYPTION_KEY_PREVIOUS`)
+    printProgress(`${lost} values cannot be opened: put the key that sealed them into SECRETS_ENCRYPTION_KEY_PREVIOUS`)
     process.exitCode = 1
   })
 
@@ -39,7 +39,7 @@ export const verifyCommand = ({ data, json }: Options): Promise<void> =>
 export const reencryptCommand = ({ data, json }: Options): Promise<void> =>
   withServices(data, async services => {
     const { counts, remaining } = await reencryptSecrets(services, ({ table, column, reencrypted }) =>
-      note(`${table}.${column}: ${reencrypted}`),
+      printProgress(`${table}.${column}: ${reencrypted}`),
     )
     if (json) printJson({ current_key_id: services.secrets.keyId, counts, remaining })
     else {
@@ -51,6 +51,6 @@ export const reencryptCommand = ({ data, json }: Options): Promise<void> =>
       print(table(['column', 'reencrypted', 'undecryptable'], rows, 'no column is encrypted'))
     }
     if (remaining === 0) return
-    note(`${remaining} values are left under other keys; muster secrets verify names the keys`)
+    printProgress(`${remaining} values are left under other keys; muster secrets verify names the keys`)
     process.exitCode = 1
   })

@@ -1,11 +1,11 @@
 import { z } from 'zod'
-import { BY_WORKERS } from '../automation/runs/attempt-store.ts'
+import { WORKER_EXECUTED } from '../automation/runs/engine/node-execution-store.ts'
+import { uncollectedCondition } from '../automation/runs/engine/sweep-store.ts'
 import { LIVE } from '../automation/runs/model.ts'
-import { unnoticed } from '../automation/runs/sweep-store.ts'
-import { hasVector, SOURCES } from '../content/vectors/store.ts'
-import { between } from '../core/api/lists.ts'
-import { all, counting, type Queryable, sql } from '../core/db/sql.ts'
-import { type BareMemory, bareColumns, bareMemory } from '../memory/memories/store.ts'
+import { hasVector, VECTOR_SOURCES } from '../content/vectors/store.ts'
+import { timeRangeCondition } from '../core/api/lists.ts'
+import { allOf, countStatement, type Queryable, sql } from '../core/db/sql.ts'
+import { type BareMemory, bareColumns, unembeddedMemory } from '../memory/memories/store.ts'
 
 const FirstAdmin = z.strictObject({ id: z.string(), username: z.string(), role: z.string(), token_version: z.int() })
 const named = sql.type(z.strictObject({ name: z.string() }))
@@ -39,7 +39,7 @@ export const queueNames = async (db: Queryable): Promise<readonly string[]> =>
 const Heartbeat = z.strictObject({ instance_id: z.string(), kinds: z.array(z.string()), age_ms: z.number() })
 
 /** Signs of life of workers by age. */
-export const heartbeats = (db: Queryable): Promise<readonly z.output<typeof Heartbeat>[]> =>
+export const listHeartbeats = (db: Queryable): Promise<readonly z.output<typeof Heartbeat>[]> =>
   db.any(sql.type(Heartbeat)`
     select instance_id, kinds, (extract(epoch from now() - beat_at) * 1000)::float8 as age_ms
     from worker_heartbeats order by age_ms`)
@@ -63,7 +63,7 @@ export type DeliveryFilter = {
  * repeats nothing; naming its id takes it all the same.
  */
 const deliveriesWhere = (filter: DeliveryFilter) =>
-  all([
+  allOf([
     sql.fragment`t.status = ${filter.status}`,
     filter.project !== null && sql.fragment`t.project_id = ${filter.project}`,
     filter.webhook !== null && sql.fragment`t.webhook_id = ${filter.webhook}`,
@@ -71,16 +71,16 @@ const deliveriesWhere = (filter: DeliveryFilter) =>
       ? sql.fragment`t.id = any (${sql.array([...filter.ids], 'text')})`
       : sql.fragment`not exists (select from webhook_deliveries r
           where r.event_id = t.event_id and r.webhook_id = t.webhook_id and r.id > t.id)`,
-    between(sql.fragment`t.created_at`, filter),
+    timeRangeCondition(sql.fragment`t.created_at`, filter),
   ])
 
 export const countDeliveries = (db: Queryable, filter: DeliveryFilter): Promise<number> =>
-  db.oneFirst(counting`select count(*) from webhook_deliveries t where ${deliveriesWhere(filter)}`)
+  db.oneFirst(countStatement`select count(*) from webhook_deliveries t where ${deliveriesWhere(filter)}`)
 
 const TakenDelivery = z.strictObject({ id: z.string(), webhook_id: z.string(), project_id: z.string() })
 
 /** Locks the next deliveries to make again, after id `after`, oldest first. Webhook and project with each. */
-export const takeDeliveries = (
+export const lockDeliveries = (
   db: Queryable,
   filter: DeliveryFilter,
   after: string,
@@ -105,7 +105,7 @@ export type FiringFilter = {
  * so. Nor is one made that closed a circle of triggers.
  */
 const firingsWhere = (filter: FiringFilter) =>
-  all([
+  allOf([
     sql.fragment`t.state = ${filter.status === 'pending' ? 'queued' : 'failed'}`,
     filter.project !== null && sql.fragment`t.project_id = ${filter.project}`,
     filter.trigger !== null && sql.fragment`t.trigger_id = ${filter.trigger}`,
@@ -113,17 +113,17 @@ const firingsWhere = (filter: FiringFilter) =>
     sql.fragment`t.error ->> 'code' is distinct from 'TRIGGER_CAUSATION_LIMIT'`,
     sql.fragment`not exists (select from trigger_firings r
       where r.trigger_id = t.trigger_id and r.idempotency_key = 'again:' || t.id)`,
-    between(sql.fragment`t.created_at`, filter),
+    timeRangeCondition(sql.fragment`t.created_at`, filter),
   ])
 
 export const countFirings = (db: Queryable, filter: FiringFilter): Promise<number> =>
-  db.oneFirst(counting`select count(*) from trigger_firings t where ${firingsWhere(filter)}`)
+  db.oneFirst(countStatement`select count(*) from trigger_firings t where ${firingsWhere(filter)}`)
 
 const TakenFiring = z.strictObject({ id: z.string(), project_id: z.string() })
 type TakenFiring = z.output<typeof TakenFiring>
 
 /** Locks the next firings to make again, after id `after`, oldest first. */
-export const takeFirings = (
+export const lockFirings = (
   db: Queryable,
   filter: FiringFilter,
   after: string,
@@ -167,13 +167,13 @@ export const turnsWithoutMessage = (
     select t.id, t.project_id, t.conversation_id, t.status
     from generation_work w join generations t on t.id = w.generation_id
     join projects p on p.id = t.project_id and p.paused_at is null
-    where ${all([
+    where ${allOf([
       filter.status === null
         ? sql.fragment`t.status in ('pending', 'in_progress')`
         : sql.fragment`t.status = ${filter.status}`,
       filter.project !== null && sql.fragment`t.project_id = ${filter.project}`,
       filter.ids.length > 0 && sql.fragment`t.id = any (${sql.array([...filter.ids], 'text')})`,
-      between(sql.fragment`t.created_at`, filter),
+      timeRangeCondition(sql.fragment`t.created_at`, filter),
     ])}
       and not exists (select from kept k where k.name = ${queues.turn} and k.key = t.id)
       and not exists (select from kept k where k.name = ${queues.conversation} and k.key = t.conversation_id)
@@ -205,10 +205,10 @@ export const runsWithoutMessage = (
       from pgboss.job_common where name in (${queues.run}, ${queues.told}, ${queues.node}) and state <= 'active'
     ), live as (
       select r.* from orchestration_runs r
-      where r.status in ${LIVE} and ${all([
+      where r.status in ${LIVE} and ${allOf([
         filter.project !== null && sql.fragment`r.project_id = ${filter.project}`,
         filter.ids.length > 0 && sql.fragment`r.id = any (${sql.array([...filter.ids], 'text')})`,
-        between(sql.fragment`r.created_at`, filter),
+        timeRangeCondition(sql.fragment`r.created_at`, filter),
       ])}
     )
     select id, project_id, status, execution_id from (
@@ -220,12 +220,12 @@ export const runsWithoutMessage = (
           or r.pause_requested_at is null and p.paused_at is null and (
             r.status = 'queued'
             or exists (select from json_array_elements(r.required_actions) a where a ->> 'type' = 'paused')
-            or ${unnoticed}))
+            or ${uncollectedCondition}))
       union all
       select r.id, r.project_id, r.status, r.created_at, e.id
       from live r join orchestration_node_executions e on e.run_id = r.id
       where r.status = 'running' and e.status = 'running' and not e.applied
-        and e.node_type in ${BY_WORKERS}
+        and e.node_type in ${WORKER_EXECUTED}
         and (e.leased_until is null or e.leased_until < now())
         and not exists (select from kept k where k.name = ${queues.node} and k.key = e.id)) found
     order by created_at, id limit ${limit}`)
@@ -242,17 +242,17 @@ export type DocumentFilter = {
 }
 
 const documentsWhere = (filter: DocumentFilter) =>
-  all([
+  allOf([
     sql.fragment`t.kind = 'document'`,
     filter.status === null ? sql.fragment`t.chunk_count > 0` : sql.fragment`t.status = ${filter.status}`,
     filter.missing !== null && sql.fragment`(t.space_id <> ${filter.missing} or t.embedded_chunks < t.chunk_count)`,
     filter.project !== null && sql.fragment`t.project_id = ${filter.project}`,
     filter.ids.length > 0 && sql.fragment`t.id = any (${sql.array([...filter.ids], 'text')})`,
-    between(sql.fragment`t.created_at`, filter),
+    timeRangeCondition(sql.fragment`t.created_at`, filter),
   ])
 
 export const countDocuments = (db: Queryable, filter: DocumentFilter): Promise<number> =>
-  db.oneFirst(counting`select count(*) from documents t where ${documentsWhere(filter)}`)
+  db.oneFirst(countStatement`select count(*) from documents t where ${documentsWhere(filter)}`)
 
 const NextDocument = z.strictObject({ id: z.string(), project_id: z.string() })
 
@@ -265,24 +265,24 @@ export const nextDocuments = (
 ): Promise<readonly z.output<typeof NextDocument>[]> =>
   db.any(sql.type(NextDocument)`
     select t.id, t.project_id from documents t
-    where ${all([documentsWhere(filter), below !== null && sql.fragment`t.id < ${below}`])}
+    where ${allOf([documentsWhere(filter), below !== null && sql.fragment`t.id < ${below}`])}
     order by t.id desc limit ${limit}`)
 
 export type MemoryFilter = Omit<DocumentFilter, 'status'>
 
 const memoriesWhere = (filter: MemoryFilter) =>
-  all([
+  allOf([
     sql.fragment`t.invalidated_at is null`,
     filter.missing !== null &&
       sql.fragment`(t.space_id <> ${filter.missing}
-        or t.embedded <> ${hasVector(SOURCES.memory, sql.fragment`t.id`, filter.missing)})`,
+        or t.embedded <> ${hasVector(VECTOR_SOURCES.memory, sql.fragment`t.id`, filter.missing)})`,
     filter.project !== null && sql.fragment`t.project_id = ${filter.project}`,
     filter.ids.length > 0 && sql.fragment`t.id = any (${sql.array([...filter.ids], 'text')})`,
-    between(sql.fragment`t.created_at`, filter),
+    timeRangeCondition(sql.fragment`t.created_at`, filter),
   ])
 
 export const countMemories = (db: Queryable, filter: MemoryFilter): Promise<number> =>
-  db.oneFirst(counting`select count(*) from memories t where ${memoriesWhere(filter)}`)
+  db.oneFirst(countStatement`select count(*) from memories t where ${memoriesWhere(filter)}`)
 
 /** The next memories that hold, newest first, from below an id on. */
 export const nextMemories = (
@@ -291,7 +291,7 @@ export const nextMemories = (
   below: string | null,
   limit: number,
 ): Promise<readonly BareMemory[]> =>
-  db.any(bareMemory`
+  db.any(unembeddedMemory`
     select ${bareColumns} from memories t
-    where ${all([memoriesWhere(filter), below !== null && sql.fragment`t.id < ${below}`])}
+    where ${allOf([memoriesWhere(filter), below !== null && sql.fragment`t.id < ${below}`])}
     order by t.id desc limit ${limit}`)

@@ -9,12 +9,12 @@ import { openPool } from '../core/db/pool.ts'
 import { portOf } from '../core/http/health.ts'
 import { createLog } from '../core/process/log.ts'
 import { loadSettings } from '../core/process/settings.ts'
-import { onStop } from '../core/process/shutdown.ts'
+import { onShutdownSignal } from '../core/process/shutdown.ts'
 import type { Double } from '../local/double/server.ts'
 import { findEmbedded, startEmbedded, stopEmbedded } from '../local/postgres.ts'
 import type { Demo, SignIn } from './demo.ts'
-import { databaseDirectory, keptSecrets, namesDatabase, withSecrets } from './environment.ts'
-import { CommandError, describe, note, print, printJson } from './output.ts'
+import { databaseDirectory, loadOrCreateSecrets, namesDatabase, withSecrets } from './environment.ts'
+import { CommandError, describeError, print, printJson, printProgress } from './output.ts'
 import { tryLockData } from './store.ts'
 
 export type UpOptions = { data: string; port?: string; demo?: boolean; json?: boolean }
@@ -30,7 +30,7 @@ type Part = () => Promise<unknown>
  * the model double, with a first admin and a demo project in an empty one. Prints how to use it. A second signal ends
  * the process at once. Exits 1 with a message when something does not start.
  */
-export async function up(options: UpOptions): Promise<void> {
+export async function startAll(options: UpOptions): Promise<void> {
   const began = performance.now()
   const parts: Part[] = []
   let asked = false
@@ -39,13 +39,13 @@ export async function up(options: UpOptions): Promise<void> {
     for (const part of parts.splice(0).reverse()) await part()
   }
   const ended = (error: unknown) => {
-    note(describe(error))
+    printProgress(describeError(error))
     process.exit(1)
   }
-  onStop(
+  onShutdownSignal(
     () => {
       asked = true
-      note('stopping')
+      printProgress('stopping')
       starting
         .catch(() => {})
         .then(stop)
@@ -57,7 +57,7 @@ export async function up(options: UpOptions): Promise<void> {
   try {
     started = await starting
   } catch (error) {
-    await stop().catch(failure => note(describe(failure)))
+    await stop().catch(failure => printProgress(describeError(failure)))
     throw error
   }
   if (!started) return
@@ -79,7 +79,7 @@ type Started = {
 async function start(options: UpOptions, parts: Part[], stopped: () => boolean): Promise<Started | null> {
   const dataDir = path.resolve(options.data)
   const embedded = !namesDatabase(process.env)
-  const secrets = keptSecrets(dataDir)
+  const secrets = loadOrCreateSecrets(dataDir)
   const env = withSecrets({ ...process.env, LOG_LEVEL: process.env.LOG_LEVEL || 'warn' }, secrets, embedded)
   if (options.port !== undefined) env.PORT = options.port
   // One process has one health to ask for, that of web; the worker's port shall not be what keeps it from starting.
@@ -108,7 +108,14 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
   }
   if (stopped()) return null
 
-  const [{ startWeb }, { startWorker }, { migrate }, { firstSignIn, makeDemo }, { loadModules }, all] = await loading
+  const [
+    { startWeb },
+    { startWorker },
+    { migrate },
+    { createFirstAdmin: firstSignIn, createDemo: makeDemo },
+    { loadModules },
+    all,
+  ] = await loading
   loadModules(all.modules)
   const config = loadSettings(env)
   const { host, port, pathname } = new URL(config.DATABASE_URL)
@@ -117,7 +124,7 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
       lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
       jobRetentionDays: config.JOB_RETENTION_DAYS,
     }).catch(error => {
-      throw new CommandError(`the database ${host}${pathname} cannot be migrated: ${describe(error)}`)
+      throw new CommandError(`the database ${host}${pathname} cannot be migrated: ${describeError(error)}`)
     })
   const migrated = { ...config, AUTO_MIGRATE: false }
   const log = (process: string) =>
@@ -157,7 +164,7 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
 
 /** The demo is not what a deployment is for: without it the rest goes on. */
 function unmade(error: unknown): null {
-  note(`the demo project is left as it is: ${describe(error)}`)
+  printProgress(`the demo project is left as it is: ${describeError(error)}`)
   return null
 }
 

@@ -12,10 +12,10 @@ export type ToolRunner = {
   /** A tool of a project, or one shared into it. */
   find(db: Queryable, projectId: string, toolId: string): Promise<{ id: string; type: string } | null>
   /** One server-side call as a principal. Outcomes are values: it throws only for faults of its own. */
-  call(services: Services, call: ToolCall): Promise<ToolOutcome>
+  call(services: Services, call: KnowledgeToolCall): Promise<ToolOutcome>
 }
 
-export type ToolCall = {
+export type KnowledgeToolCall = {
   project_id: string
   tool_id: string
   action: string | null

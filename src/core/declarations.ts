@@ -75,7 +75,7 @@ export function extensionPoint<T>(name: string): ExtensionPoint<T> {
 }
 
 /** Hands the contributions of the modules to their extension points. */
-export function fillExtensions(extensions: readonly Extension[]): void {
+export function registerExtensions(extensions: readonly Extension[]): void {
   contributions.clear()
   for (const { point, value } of extensions) {
     const known = contributions.get(point.name)

@@ -1,7 +1,7 @@
 import { coreErrors } from './api/errors.ts'
-import { keptAnswers } from './api/idempotency.ts'
+import { sealedResponses } from './api/idempotency.ts'
 import { module } from './api/module.ts'
-import { auditEvents } from './db/write.ts'
+import { auditEvents } from './db/writer.ts'
 import { sweepHandler } from './jobs/sweeps.ts'
 
 /** What the pipeline and the queues themselves bring. */
@@ -9,5 +9,5 @@ export default module('core', {
   errors: coreErrors,
   eventSources: [auditEvents],
   handlers: [sweepHandler],
-  sealedColumns: [keptAnswers],
+  sealedColumns: [sealedResponses],
 })

@@ -1,6 +1,6 @@
-import { invalid, type Problem, raise } from '../core/api/errors.ts'
+import { type Problem, raise, raiseInvalid } from '../core/api/errors.ts'
 import { newId } from '../core/api/ids.ts'
-import type { Tx } from '../core/db/write.ts'
+import type { Tx } from '../core/db/writer.ts'
 import { type Caller, principalRecord } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
 import { overwritesOf, withOverwrites } from './conflicts.ts'
@@ -10,7 +10,7 @@ import { BUSY, type DeniedAction, type FormationRow, formationKind, type PlanCha
 import {
   deniedActions,
   deniedDormant,
-  destroyed,
+  listDestroyed,
   type Plan,
   parentsOfPlan,
   planKnownTo,
@@ -19,10 +19,16 @@ import {
   shownPlan,
 } from './plan.ts'
 import { formationQueue } from './queue.ts'
-import { authored, sealParameters, sealValues, withheld } from './sealed.ts'
-import type { Step } from './step.ts'
-import { type Credential, insertAttempt, insertOperation, type TrackedRow, trackedResources } from './store.ts'
-import { type Compilation, type Compiled, compileTemplate } from './template/compile.ts'
+import { authoredForm, sealParameters, sealValues, withholdSecrets } from './sealed.ts'
+import type { ResourceStep } from './step.ts'
+import {
+  type DeployCredential,
+  insertOperation,
+  insertOperationWork,
+  type TrackedRow,
+  trackedResources,
+} from './store.ts'
+import { type Compilation, type CompiledTemplate, compileTemplate } from './template/compile.ts'
 import { expressionsIn } from './template/expressions.ts'
 import { propertyIn } from './template/properties.ts'
 import { findType } from './types/find.ts'
@@ -30,15 +36,15 @@ import { validateHandled } from './types/handler.ts'
 
 /** Checks of a request before a worker runs its operation: everything that can be refused is refused here. */
 
-export type Asked = {
+export type DeployRequest = {
   /** Null for the stored template. */
   template: unknown
   parameters: Record<string, string>
 }
 
 /** Raises VALIDATION_FAILED with the problems of a template, FORMATION_MISSING_PARAMETERS. */
-function usable({ compiled, problems, missing }: Compilation): Compiled {
-  if (!compiled) return invalid(problems)
+function usable({ compiled, problems, missing }: Compilation): CompiledTemplate {
+  if (!compiled) return raiseInvalid(problems)
   if (missing.length > 0)
     raise('FORMATION_MISSING_PARAMETERS', {
       message: `The template needs values for ${missing.slice(0, 20).join(', ')}`,
@@ -48,7 +54,7 @@ function usable({ compiled, problems, missing }: Compilation): Compiled {
 }
 
 /** Raises FORMATION_INVALID_METADATA for annotations that hold expressions. */
-export function checkMetadata(metadata: unknown): void {
+export function checkFormationMetadata(metadata: unknown): void {
   const paths = expressionsIn(metadata, 'metadata').map(({ path }) => path)
   if (paths.length > 0)
     raise('FORMATION_INVALID_METADATA', {
@@ -66,8 +72,8 @@ export function refuseBusy({ status, operation_id, id }: FormationRow): void {
     })
 }
 
-export type Prepared = {
-  compiled: Compiled
+export type PreparedDeploy = {
+  compiled: CompiledTemplate
   plan: Plan
   /** What the caller lacks to deploy the template with these parameters, and to leave it to others. */
   denied: DeniedAction[]
@@ -76,23 +82,23 @@ export type Prepared = {
 }
 
 /** Reads a template and compares it with what there is. Raises what refuses it. */
-export async function prepare(
+export async function prepareDeploy(
   services: Services,
   caller: Caller,
   projectId: string,
   formation: FormationRow | null,
-  { template, parameters }: Asked,
-): Promise<Prepared> {
+  { template, parameters }: DeployRequest,
+): Promise<PreparedDeploy> {
   const { pool } = services
   const tracked = formation ? await trackedResources(pool, formation.id) : []
   const existing = formation && new Set(tracked.flatMap(row => (row.physical_resource_id ? [row.logical_id] : [])))
-  const given = template ?? (formation ? authored(services, formation) : null)
+  const given = template ?? (formation ? authoredForm(services, formation) : null)
   const compiled = usable(await compileTemplate(services, given, { parameters, existing }))
   const imports = await importsFor(pool, caller, projectId, compiled)
-  if (imports.denied.length > 0) invalid(imports.denied.map(noOutput))
+  if (imports.denied.length > 0) raiseInvalid(imports.denied.map(noOutput))
   const plan = await planOf(services, pool, compiled, tracked, { projectId, imports: imports.values })
   const refused = await handledProblems(services, plan.steps)
-  if (refused.length > 0) invalid(refused)
+  if (refused.length > 0) raiseInvalid(refused)
   const known = planKnownTo(
     caller,
     plan,
@@ -109,7 +115,7 @@ export async function prepare(
 }
 
 /** Problems that the handlers of registered types report, without those of properties whose values are not known yet. */
-export async function handledProblems(services: Services, steps: readonly Step[]): Promise<Problem[]> {
+export async function handledProblems(services: Services, steps: readonly ResourceStep[]): Promise<Problem[]> {
   const problems: Problem[] = []
   for (const { declared, desired } of steps) {
     const { type, logical_id } = declared
@@ -122,9 +128,9 @@ export async function handledProblems(services: Services, steps: readonly Step[]
 }
 
 /** Raises what refuses a plan: what may not be destroyed, what the caller lacks. */
-export function refuseForbidden({ plan, denied }: Prepared): void {
+export function refuseForbidden({ plan, denied }: PreparedDeploy): void {
   const problems = planProblems(plan)
-  if (problems.length > 0) invalid(problems)
+  if (problems.length > 0) raiseInvalid(problems)
   refuseDenied(denied)
 }
 
@@ -147,7 +153,7 @@ export async function keepOutputs(tx: Tx, { id }: FormationRow, outputs: readonl
     })
 }
 
-const credentialOf = ({ credential: { type, id }, project_id }: Caller): Credential => ({
+const credentialOf = ({ credential: { type, id }, project_id }: Caller): DeployCredential => ({
   type,
   id,
   bound: project_id !== null,
@@ -178,7 +184,7 @@ export async function enqueueOperation(
     sealed_parameters,
     force_conflicts,
   })
-  await insertAttempt(tx, formation.id, id, principalRecord(caller), credentialOf(caller))
+  await insertOperationWork(tx, formation.id, id, principalRecord(caller), credentialOf(caller))
   tx.send(formationQueue, { formation_id: formation.id, operation_id: id, project_id })
 }
 
@@ -195,11 +201,11 @@ export async function addFormation(
     termination_protection?: boolean
     parameters: Record<string, string>
   },
-  { compiled, changes }: Prepared,
+  { compiled, changes }: PreparedDeploy,
 ): Promise<FormationRow> {
   const { id, name, metadata = null, termination_protection = false, parameters } = given
   const operation_id = newId('form_op')
-  const { template, values } = withheld(services, compiled.template)
+  const { template, values } = withholdSecrets(services, compiled.template)
   const row = await formationKind.insert(tx, {
     id,
     project_id: projectId,
@@ -233,7 +239,7 @@ export async function changeFormation(
     parameters: Record<string, string>
     force_conflicts?: boolean
   },
-  { compiled, changes }: Prepared,
+  { compiled, changes }: PreparedDeploy,
 ): Promise<FormationRow> {
   const stored = await formationKind.lock(tx, seen.id)
   refuseBusy(stored)
@@ -245,7 +251,7 @@ export async function changeFormation(
     })
   await keepOutputs(tx, stored, Object.keys(compiled.outputs))
   const operation_id = newId('form_op')
-  const { template, values } = withheld(services, compiled.template)
+  const { template, values } = withholdSecrets(services, compiled.template)
   const { metadata, termination_protection, parameters, force_conflicts } = given
   const row = await formationKind.update(tx, stored.id, {
     template,
@@ -274,8 +280,10 @@ export async function deleteFormation(tx: Tx, services: Services, caller: Caller
     raise('FORMATION_PROTECTED', { message: `${id} is protected from being deleted`, meta: { id } })
   await keepOutputs(tx, stored, [])
   const tracked = await trackedResources(tx, id)
-  const kept = tracked.filter(row => row.prevent_destroy && !row.retain).map(({ logical_id }) => destroyed(logical_id))
-  if (kept.length > 0) invalid(kept)
+  const kept = tracked
+    .filter(row => row.prevent_destroy && !row.retain)
+    .map(({ logical_id }) => listDestroyed(logical_id))
+  if (kept.length > 0) raiseInvalid(kept)
   const operation_id = newId('form_op')
   const row = await formationKind.update(tx, id, { status: 'deleting', operation_id })
   await enqueueOperation(tx, services, caller, row, {

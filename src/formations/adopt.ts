@@ -1,7 +1,7 @@
-import { invalid, type Problem, raise } from '../core/api/errors.ts'
+import { type Problem, raise, raiseInvalid } from '../core/api/errors.ts'
 import { newId } from '../core/api/ids.ts'
 import type { Operation } from '../core/api/operation.ts'
-import type { Tx } from '../core/db/write.ts'
+import type { Tx } from '../core/db/writer.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
 import { refuseBusy, refuseDenied } from './accept.ts'
@@ -16,10 +16,10 @@ import type { Live, TemplateType } from './types/model.ts'
 
 /** A resource that exists and that a formation is to manage. The next deploy makes it what the template says. */
 
-const refuse = (path: string, code: Problem['code'], message: string): never => invalid({ code, path, message })
+const refuse = (path: string, code: Problem['code'], message: string): never => raiseInvalid({ code, path, message })
 
 /** Adopts a resource of the project. Raises what refuses it. */
-export async function adopt(
+export async function adoptResource(
   tx: Tx,
   services: Services,
   caller: Caller,

@@ -1,20 +1,20 @@
-import { AppError, invalid, type RecordedFailure, raise } from '../core/api/errors.ts'
-import type { Json } from '../core/api/flatten.ts'
+import { AppError, type RecordedFailure, raise, raiseInvalid } from '../core/api/errors.ts'
+import type { JsonObject } from '../core/api/flatten.ts'
 import { isTransient } from '../core/db/database-errors.ts'
-import type { Tx } from '../core/db/write.ts'
-import type { Outcome } from '../core/jobs/attempt.ts'
-import { fault } from '../core/process/fault.ts'
-import { appliedState, create, joins, remove, typeOf, update } from './apply.ts'
+import type { Tx } from '../core/db/writer.ts'
+import type { AttemptOutcome } from '../core/jobs/work-item.ts'
+import { injectFault } from '../core/process/fault-injection.ts'
+import { appliedState, createResource, deleteResource, joinsTransaction, typeOf, updateResource } from './apply.ts'
 import { importedValues } from './imports.ts'
 import { findLive, liveResources } from './live.ts'
 import { formationKind } from './model.ts'
 import { HIDDEN, outputsOf, resolvedMetadata } from './outputs.ts'
-import { matched, namesOf } from './plan.ts'
-import { eventOf, failureOf, type Note, type Run } from './run.ts'
+import { matchResources, namesOf } from './plan.ts'
+import { eventOf, type Note, operationFailure, type Run } from './run.ts'
 import { sealedAnswer } from './sealed.ts'
-import { type Step, stepFor } from './step.ts'
+import { type ResourceStep, stepFor } from './step.ts'
 import {
-  arrange,
+  arrangeResources,
   changeTracked,
   insertPending,
   replacingResources,
@@ -22,8 +22,8 @@ import {
   type TrackedRow,
   trackedResources,
 } from './store.ts'
-import type { Compiled, Declared } from './template/compile.ts'
-import type { Scope } from './template/expressions.ts'
+import type { CompiledTemplate, DeclaredResource } from './template/compile.ts'
+import type { TemplateScope } from './template/expressions.ts'
 import { findType } from './types/find.ts'
 import type { Live } from './types/model.ts'
 
@@ -31,7 +31,7 @@ import type { Live } from './types/model.ts'
  * Makes the resources of a formation what its template says. Each change is committed together with what the formation keeps
  * of it and with its event, so that a worker that is killed leaves nothing that another one would not go on from.
  */
-export async function deploy(run: Run, compiled: Compiled): Promise<Outcome> {
+export async function runDeploy(run: Run, compiled: CompiledTemplate): Promise<AttemptOutcome> {
   const { services } = run
   const state = await track(run, compiled)
   const failed = run.events.find(({ status, action }) => status === 'failed' && FORWARD.includes(action as never))
@@ -50,7 +50,7 @@ export async function deploy(run: Run, compiled: Compiled): Promise<Outcome> {
     })
     return { outcome: 'failed', code: failure.code }
   }
-  await fault(services, 'formation_applied')
+  await injectFault(services, 'formation_applied')
   await removeUndeclared(run, state.others)
   const left = cleanupFailure(await cleanUp(run))
   const kept = await outputsOf(run, compiled, state.of, state.scope)
@@ -82,16 +82,16 @@ type State = {
   of: Map<string, TrackedRow>
   others: TrackedRow[]
   live: ReadonlyMap<string, Live>
-  scope: Scope
+  scope: TemplateScope
 }
 
 /** Has every declared resource tracked before anything is made of it. */
-async function track(run: Run, compiled: Compiled): Promise<State> {
+async function track(run: Run, compiled: CompiledTemplate): Promise<State> {
   const { services, formation, projectId } = run
   const { pool } = services
   const tracked = await trackedResources(pool, formation.id)
-  const { of, others, problems } = matched(compiled, tracked)
-  if (problems.length > 0) invalid(problems)
+  const { of, others, problems } = matchResources(compiled, tracked)
+  if (problems.length > 0) raiseInvalid(problems)
   const placed = compiled.declared.map((declared, position) => ({
     declared,
     place: placeOf(declared, position),
@@ -101,7 +101,7 @@ async function track(run: Run, compiled: Compiled): Promise<State> {
   const unknown = placed.filter(({ row }) => !row)
   if (known.length + unknown.length > 0) {
     const added = await run.write(async tx => {
-      await arrange(tx, known)
+      await arrangeResources(tx, known)
       return insertPending(
         tx,
         formation.id,
@@ -119,7 +119,7 @@ async function track(run: Run, compiled: Compiled): Promise<State> {
   return { of, others, live: await liveResources(services, pool, tracked, projectId), scope }
 }
 
-const placeOf = ({ logical_id, retain, prevent_destroy }: Declared, position: number) => ({
+const placeOf = ({ logical_id, retain, prevent_destroy }: DeclaredResource, position: number) => ({
   logical_id,
   position,
   retain,
@@ -130,7 +130,7 @@ const isMisplaced = (row: TrackedRow, place: ReturnType<typeof placeOf>): boolea
   (Object.keys(place) as (keyof typeof place)[]).some(name => row[name] !== place[name])
 
 /** Applies the resources in their order. Returns the failure of the one that ended it. */
-async function applyAll(run: Run, { declared }: Compiled, state: State): Promise<RecordedFailure | null> {
+async function applyAll(run: Run, { declared }: CompiledTemplate, state: State): Promise<RecordedFailure | null> {
   for (const each of declared) {
     const tracked = state.of.get(each.logical_id) as TrackedRow
     if (run.did(tracked, 'create', 'update', 'replace', 'no-op')) continue
@@ -148,17 +148,17 @@ async function applyAll(run: Run, { declared }: Compiled, state: State): Promise
   return null
 }
 
-type TrackedStep = Step & { tracked: TrackedRow }
+type TrackedStep = ResourceStep & { tracked: TrackedRow }
 
 /**
  * A step as it is done: one that was planned as a change and has nothing left to change is done again where an earlier try may
  * have done it, and lost its worker before that was noted.
  */
-function repeated({ operation: { plan }, hold }: Run, step: Step): Step {
+function repeated({ operation: { plan }, hold }: Run, step: ResourceStep): ResourceStep {
   const planned = plan?.find(({ logical_id }) => logical_id === step.declared.logical_id)
   if (step.action !== 'no-op' || hold.claim.claims === 1 || planned?.action !== 'update') return step
   const changed = Object.keys(planned.diff?.desired ?? {}).filter(name => name in step.desired)
-  const again: Step = { ...step, action: 'update', changed }
+  const again: ResourceStep = { ...step, action: 'update', changed }
   return isOutside(again) ? again : step
 }
 
@@ -174,12 +174,12 @@ async function applyStep(
   const work = async (tx?: Tx) => {
     refuseProblems(step)
     if (!run.operation.force_conflicts) refuseOverwrites(step)
-    return step.action === 'update' ? update(run, step, { tx, key }) : create(run, step, { tx, key })
+    return step.action === 'update' ? updateResource(run, step, { tx, key }) : createResource(run, step, { tx, key })
   }
-  const failed = (error: unknown): RecordedFailure => failureOf(run, refusal(error), declared.logical_id)
+  const failed = (error: unknown): RecordedFailure => operationFailure(run, refusal(error), declared.logical_id)
   // What has transactions of its own, and what a handler makes, is made before it is noted: its key finds it again.
   const outside = isOutside(step) ? await work().catch(failed) : null
-  await fault(run.services, 'formation_called')
+  await injectFault(run.services, 'formation_called')
   const failure = await run.write(async (tx, note) => {
     const applied = outside ?? (await (isOneCall(step) ? work(tx) : tx.nested(work)).catch(failed))
     if ('id' in applied) {
@@ -190,7 +190,7 @@ async function applyStep(
     note(eventOf(tracked, action, tracked.physical_resource_id, applied), { id: tracked.id, values })
     return applied
   })
-  await fault(run.services, 'formation_step')
+  await injectFault(run.services, 'formation_step')
   return failure
 }
 
@@ -201,7 +201,7 @@ function refusal(error: unknown): AppError {
 }
 
 /** Whether a step is one call, which undoes by itself what it wrote when it is refused. */
-const isOneCall = ({ declared: { type }, desired }: Step): boolean =>
+const isOneCall = ({ declared: { type }, desired }: ResourceStep): boolean =>
   type.registered !== null ||
   Object.keys(desired).every(name => !type.later.has(name) && !(type.operations.tags && name === 'tags'))
 
@@ -216,12 +216,12 @@ function keyOf({ operation }: Run, { action, tracked, declared }: TrackedStep): 
 }
 
 /** Raises VALIDATION_FAILED for a step that is refused before anything is called. */
-function refuseProblems({ problems }: Step): void {
-  if (problems.length > 0) invalid([...problems])
+function refuseProblems({ problems }: ResourceStep): void {
+  if (problems.length > 0) raiseInvalid([...problems])
 }
 
 /** Raises FORMATION_CONFLICT for what others have changed since the operation was accepted. */
-function refuseOverwrites({ declared: { logical_id }, overwritten }: Step): void {
+function refuseOverwrites({ declared: { logical_id }, overwritten }: ResourceStep): void {
   if (overwritten.length === 0) return
   const conflicts = overwritten.map(field => ({ logical_id, field, changed_by: null, changed_at: null }))
   raise('FORMATION_CONFLICT', {
@@ -230,17 +230,19 @@ function refuseOverwrites({ declared: { logical_id }, overwritten }: Step): void
   })
 }
 
-function isOutside({ declared: { type }, action }: Step): boolean {
+function isOutside({ declared: { type }, action }: ResourceStep): boolean {
   if (type.registered) return true
   const { create: creation, update: change } = type.operations
-  return action === 'update' ? !(change ? joins(change) : joins(creation)) : !joins(creation)
+  return action === 'update'
+    ? !(change ? joinsTransaction(change) : joinsTransaction(creation))
+    : !joinsTransaction(creation)
 }
 
 function noteApplied(
   run: Run,
   { declared, tracked, desired, action }: TrackedStep,
   event: 'create' | 'update' | 'replace',
-  applied: { id: string; record: Json | null; attributes?: Json | null },
+  applied: { id: string; record: JsonObject | null; attributes?: JsonObject | null },
   note: Note,
 ): TrackedRow {
   const before = tracked.physical_resource_id
@@ -302,7 +304,7 @@ async function deleteAndNote(
     noted(note, failure)
     return failure
   })
-  await fault(run.services, 'formation_step')
+  await injectFault(run.services, 'formation_step')
   return failure
 }
 
@@ -312,10 +314,10 @@ export async function removeTracked(run: Run, row: TrackedRow, id: string, tx?: 
     const type = typeOf(run.services, row)
     const live = tx && !type.registered ? await findLive(tx, type, id, run.projectId) : null
     const about = { id, row: live?.row ?? null, applied: row.applied, tracked: row }
-    await remove(run, type, about, { tx, key: `${row.id}.delete.${id}` })
+    await deleteResource(run, type, about, { tx, key: `${row.id}.delete.${id}` })
     return null
   } catch (error) {
-    return failureOf(run, refusal(error), row.logical_id)
+    return operationFailure(run, refusal(error), row.logical_id)
   }
 }
 
@@ -326,11 +328,11 @@ async function removeUndeclared(run: Run, others: readonly TrackedRow[]): Promis
   for (const row of rows) if (!isLeft(row) && !run.did(row, 'delete')) await deleteTracked(run, row, 'delete')
   // One that is retained keeps what it needs from being deleted as long as it is tracked.
   if (run.events.some(({ action, status }) => action === 'delete' && status === 'failed')) return
-  for (const row of rows) if (isLeft(row)) await run.write(async tx => forget(tx, row))
+  for (const row of rows) if (isLeft(row)) await run.write(async tx => forgetResource(tx, row))
 }
 
 /** A resource that the formation does not track any more, whatever becomes of it. */
-export function forget(tx: Tx, row: Pick<TrackedRow, 'id'>): void {
+export function forgetResource(tx: Tx, row: Pick<TrackedRow, 'id'>): void {
   tx.alongside(guard => changeTracked(row.id, { status: 'deleted', physical_resource_id: null }, guard))
 }
 
@@ -380,7 +382,7 @@ function cleanupFailure(failures: readonly CleanupFailure[]): RecordedFailure | 
 
 /** The values of parameters as they are shown; those that the caller left as they were keep theirs. */
 function shownParameters(
-  { parameters, values }: Compiled,
+  { parameters, values }: CompiledTemplate,
   before: Record<string, string> | null,
 ): Record<string, string> {
   return Object.fromEntries(

@@ -1,7 +1,7 @@
 import type { TriggerTarget } from '../automation/triggers/targets.ts'
-import { closeMatter, fileNow } from '../control/exceptions/file.ts'
+import { closeMatter, fileExceptionNow } from '../control/exceptions/file-exception.ts'
 import { raise } from '../core/api/errors.ts'
-import type { Tx } from '../core/db/write.ts'
+import type { Tx } from '../core/db/writer.ts'
 import { type DriftSummary, driftSummary } from './drift.ts'
 import { type FormationRow, formationKind } from './model.ts'
 
@@ -28,7 +28,7 @@ export const formationTarget: TriggerTarget = {
     const { drifted, resources } = output as DriftSummary
     if (!drifted) return closeDrift(tx, formation)
     const { id, project_id, name } = formation
-    await fileNow(tx, {
+    await fileExceptionNow(tx, {
       project_id,
       kind: KIND,
       title: `Formation ${name} has drifted: ${resources.length} of its resources are not as deployed`,

@@ -1,19 +1,19 @@
-import type { Json } from '../core/api/flatten.ts'
+import type { JsonObject } from '../core/api/flatten.ts'
 import type { Queryable } from '../core/db/sql.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
-import { liveResources, same } from './live.ts'
+import { isSameValue, liveResources } from './live.ts'
 import type { Drift, FormationRow, ResourceDrift } from './model.ts'
 import { lastShown } from './step.ts'
 import { type TrackedRow, trackedResources } from './store.ts'
 import type { ResourceDeclaration } from './template/shape.ts'
-import { mayRead } from './types/calls.ts'
+import { mayReadResource } from './types/calls.ts'
 import { findType } from './types/find.ts'
 import type { Live, TemplateType } from './types/model.ts'
 
 /** How the resources of a formation differ from what its last deploy made of them. */
 
-type Found = ResourceDrift & { type: TemplateType | undefined; live: Live | null; args: Json }
+type Found = ResourceDrift & { type: TemplateType | undefined; live: Live | null; args: JsonObject }
 
 async function compared(
   services: Services,
@@ -47,9 +47,9 @@ function differing(
       name in values &&
       !writeOnly.includes(name) &&
       !ignored.includes(name) &&
-      !same(values[name], lastShown(row, name)),
+      !isSameValue(values[name], lastShown(row, name)),
   )
-  const some = (from: Json): Json => Object.fromEntries(names.map(name => [name, from[name]]))
+  const some = (from: JsonObject): JsonObject => Object.fromEntries(names.map(name => [name, from[name]]))
   return names.length === 0 ? null : { desired: some(row.applied), current: some(values) }
 }
 
@@ -60,7 +60,7 @@ export async function driftFor(services: Services, caller: Caller, formation: Fo
   const { pool } = services
   const found = await compared(services, pool, formation)
   const away = found.flatMap(({ type, ...each }) => (type && each.diff ? [{ ...each, type }] : []))
-  const reads = await mayRead(pool, caller, away, formation.project_id)
+  const reads = await mayReadResource(pool, caller, away, formation.project_id)
   const shown = new Set(away.filter((_, index) => reads[index]).map(({ logical_id }) => logical_id))
   return {
     drifted: found.some(isAway),

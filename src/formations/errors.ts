@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../core/api/errors.ts'
 
 export const formationErrors = {
   FORMATION_CONFLICT: {
@@ -48,5 +48,5 @@ export const formationErrors = {
 } as const satisfies ErrorTable
 
 declare module '../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof formationErrors> {}
+  interface ErrorCodes extends CodesOf<typeof formationErrors> {}
 }

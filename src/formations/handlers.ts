@@ -1,9 +1,9 @@
-import { sweepAttempts } from '../core/jobs/attempt.ts'
-import { every, handler } from '../core/jobs/handler.ts'
-import { message } from '../core/jobs/queue.ts'
-import { giveUp, operate } from './operate.ts'
+import { handler, schedule } from '../core/jobs/handler.ts'
+import { queueMessage } from '../core/jobs/queue.ts'
+import { sweepWorkItems } from '../core/jobs/work-item.ts'
+import { abandonOperation, runOperation } from './operate.ts'
 import { formationQueue, formationSweep } from './queue.ts'
-import { formationAttempts, hasAttempts } from './store.ts'
+import { formationAttempts, hasOperationWork } from './store.ts'
 
 /** An attempt this late has lost its message, or its worker. */
 const QUIET_SECONDS = 5
@@ -12,11 +12,11 @@ const QUIET_SECONDS = 5
 export const formationHandlers = [
   handler(
     formationQueue,
-    { concurrency: 4, onExhausted: (asked, _error, services) => services.write(tx => giveUp(tx, asked)) },
-    operate,
+    { concurrency: 4, onExhausted: (asked, _error, services) => services.write(tx => abandonOperation(tx, asked)) },
+    runOperation,
   ),
   handler(formationSweep, { concurrency: 1 }, (_message, { services, stopping }) =>
-    sweepAttempts(services.pool, {
+    sweepWorkItems(services.pool, {
       attempts: formationAttempts,
       quietSeconds: QUIET_SECONDS,
       stopping,
@@ -24,11 +24,11 @@ export const formationHandlers = [
       wake: due =>
         services.queues.send(
           due.map(({ entity, id, project_id }) =>
-            message(formationQueue, { formation_id: entity, operation_id: id, project_id }),
+            queueMessage(formationQueue, { formation_id: entity, operation_id: id, project_id }),
           ),
         ),
     }),
   ),
 ]
 
-export const formationSchedules = [every('formation.sweep', 15, formationSweep, {}, hasAttempts)]
+export const formationSchedules = [schedule('formation.sweep', 15, formationSweep, {}, hasOperationWork)]

@@ -1,17 +1,17 @@
 import { z } from 'zod'
-import { invalid, type Problem } from '../core/api/errors.ts'
-import { type Queryable, sql, statement } from '../core/db/sql.ts'
-import { permitted } from '../core/iam/access.ts'
+import { type Problem, raiseInvalid } from '../core/api/errors.ts'
+import { type Queryable, sql, voidStatement } from '../core/db/sql.ts'
+import { isAllowed } from '../core/iam/access.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import { formationKind } from './model.ts'
-import type { Compiled } from './template/compile.ts'
+import type { CompiledTemplate } from './template/compile.ts'
 import { expressionsIn } from './template/expressions.ts'
 import { MAX_BYTES } from './template/parse.ts'
 
 /** Outputs of formations that templates of others take values from. */
 
 /** The imports of a template, as written: `<formation>.<output>`. */
-const importsOf = ({ declared }: Pick<Compiled, 'declared'>): string[] => [
+const importsOf = ({ declared }: Pick<CompiledTemplate, 'declared'>): string[] => [
   ...new Set(
     declared.flatMap(({ properties }) =>
       expressionsIn(properties).flatMap(({ expression }) => (expression.kind === 'import' ? [expression.text] : [])),
@@ -53,14 +53,14 @@ export async function importsFor(
   db: Queryable,
   caller: Caller,
   projectId: string,
-  compiled: Pick<Compiled, 'declared'>,
+  compiled: Pick<CompiledTemplate, 'declared'>,
 ): Promise<{ values: Map<string, string>; denied: string[] }> {
   const texts = importsOf(compiled)
   const sources = await sourcesOf(db, projectId, texts)
   const values = valuesOf(texts, sources)
   const denied = texts.filter(text => {
     const row = sources.find(({ name }) => name === taken(text).formation)
-    return !row || !values.has(text) || !permitted(caller, 'formations:GetFormation', { kind: formationKind, row })
+    return !row || !values.has(text) || !isAllowed(caller, 'formations:GetFormation', { kind: formationKind, row })
   })
   if (denied.length === 0) requireRoom(compiled, values)
   return { values, denied }
@@ -70,7 +70,7 @@ export async function importsFor(
 export async function importedValues(
   db: Queryable,
   projectId: string,
-  compiled: Pick<Compiled, 'declared'>,
+  compiled: Pick<CompiledTemplate, 'declared'>,
 ): Promise<Map<string, string>> {
   const texts = importsOf(compiled)
   const values = valuesOf(texts, await sourcesOf(db, projectId, texts))
@@ -79,13 +79,13 @@ export async function importedValues(
 }
 
 /** Raises VALIDATION_FAILED where the values that a template imports come to too much. */
-function requireRoom(compiled: Pick<Compiled, 'declared'>, values: ReadonlyMap<string, string>): void {
+function requireRoom(compiled: Pick<CompiledTemplate, 'declared'>, values: ReadonlyMap<string, string>): void {
   const length = expressionsIn(compiled.declared.map(({ properties }) => properties)).reduce(
     (sum, { expression: { kind, text } }) => sum + (kind === 'import' ? (values.get(text)?.length ?? 0) : 0),
     0,
   )
   if (length > MAX_BYTES)
-    invalid({ code: 'TOO_LARGE', path: 'resources', message: `import more than ${MAX_BYTES} characters` })
+    raiseInvalid({ code: 'TOO_LARGE', path: 'resources', message: `import more than ${MAX_BYTES} characters` })
 }
 
 function valuesOf(texts: readonly string[], sources: Awaited<ReturnType<typeof sourcesOf>>): Map<string, string> {
@@ -107,7 +107,7 @@ export async function keepImports(
   db: Queryable,
   projectId: string,
   formationId: string,
-  compiled: Pick<Compiled, 'declared'>,
+  compiled: Pick<CompiledTemplate, 'declared'>,
 ): Promise<void> {
   const texts = importsOf(compiled)
   const sources = await sourcesOf(db, projectId, texts, true)
@@ -116,14 +116,14 @@ export async function keepImports(
     const source = sources.find(({ name }) => name === formation)
     return source && Object.hasOwn(source.declared ?? {}, output)
       ? [formationId, source.id, output]
-      : invalid(noOutput(text))
+      : raiseInvalid(noOutput(text))
   })
   const kept = sql.unnest(rows, ['text', 'text', 'text'])
-  await db.query(statement`
+  await db.query(voidStatement`
     delete from formation_imports i where formation_id = ${formationId}
       and not exists (select from ${kept} as n (f, s, o) where n.s = i.source_id and n.o = i.output)`)
   if (rows.length > 0)
-    await db.query(statement`
+    await db.query(voidStatement`
       insert into formation_imports (formation_id, source_id, output) select * from ${kept} as n (f, s, o) on conflict do nothing`)
 }
 

@@ -1,5 +1,5 @@
 import { isDeepStrictEqual } from 'node:util'
-import type { Json } from '../core/api/flatten.ts'
+import type { JsonObject } from '../core/api/flatten.ts'
 import { isIdOf, type KindRow } from '../core/api/kind.ts'
 import { type Queryable, sql } from '../core/db/sql.ts'
 import type { Services } from '../core/process/services.ts'
@@ -11,7 +11,7 @@ import type { BuiltInType, Live } from './types/model.ts'
 /** Resources as they are, beside what a formation last made of them. */
 
 /** What a record shows of the properties of a type. */
-export const shownBy = ({ declared }: BuiltInType, record: Json): Json =>
+export const shownBy = ({ declared }: BuiltInType, record: JsonObject): JsonObject =>
   declared.translate ? { ...record, ...declared.translate.shown(record) } : record
 
 /** The resource of a type under an id, if the project has it. */
@@ -26,7 +26,7 @@ const ofProject = ({ kind }: BuiltInType, row: KindRow, projectId: string): bool
   kind.global || row.project_id === projectId
 
 export function liveOf(type: BuiltInType, row: KindRow): Live {
-  const record = type.declared.present?.(row) ?? (type.kind.present(row) as Json)
+  const record = type.declared.present?.(row) ?? (type.kind.present(row) as JsonObject)
   return { row, values: shownBy(type, record) }
 }
 
@@ -64,7 +64,7 @@ export async function liveResources(
 }
 
 /** Whether two values say the same; the order of keys does not count. */
-export const same = (one: unknown, other: unknown): boolean => isDeepStrictEqual(plain(one), plain(other))
+export const isSameValue = (one: unknown, other: unknown): boolean => isDeepStrictEqual(plain(one), plain(other))
 
 /** A value without the prototypes that objects of drivers and parsers have. */
 const plain = (value: unknown): unknown => (value === undefined ? undefined : JSON.parse(JSON.stringify(value)))

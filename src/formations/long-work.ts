@@ -1,4 +1,4 @@
-import { type LongWork, resultOf, underWay } from '../core/api/long-work.ts'
+import { type LongWork, longWorkResult, underWay } from '../core/api/long-work.ts'
 import { BUSY, type FormationRow } from './model.ts'
 
 /** The newest operation of a formation. */
@@ -11,6 +11,6 @@ export const formationWork: LongWork<FormationRow> = {
   async state({ record }, { status, error }) {
     const message = `The formation is ${status.replace('_', ' ')}`
     if (BUSY.includes(status)) return underWay(message)
-    return { status: 'completed', message, result: resultOf(status === 'active' ? null : error, record) }
+    return { status: 'completed', message, result: longWorkResult(status === 'active' ? null : error, record) }
   },
 }

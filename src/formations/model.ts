@@ -24,7 +24,7 @@ export const BUSY: readonly FormationStatus[] = ['creating', 'updating', 'deleti
 
 export const RESOURCE_STATUSES = ['pending', 'created', 'updated', 'deleted', 'failed'] as const
 export const OPERATION_TYPES = ['create', 'update', 'delete'] as const
-export const ACTIONS = [
+export const RESOURCE_ACTIONS = [
   'create',
   'update',
   'delete',
@@ -35,7 +35,7 @@ export const ACTIONS = [
   'replace-cleanup',
   'replace-retained',
 ] as const
-export type EventAction = (typeof ACTIONS)[number]
+export type EventAction = (typeof RESOURCE_ACTIONS)[number]
 
 const anObject = z.record(z.string(), z.unknown())
 const logical_id = z.string().describe('Name of the resource in the template')
@@ -121,7 +121,7 @@ export const FormationEvent = z
     timestamp: z.iso.datetime().describe('When it happened'),
     logical_id,
     resource_type,
-    action: z.enum(ACTIONS).describe('What was done'),
+    action: z.enum(RESOURCE_ACTIONS).describe('What was done'),
     status: z.enum(['succeeded', 'failed']).describe('How it ended'),
     physical_resource_id: z.string().nullable().describe('Id of the resource'),
     error: RecordedFailure.nullable().describe('Why it failed'),
@@ -243,7 +243,7 @@ export const FormationPatch = z
   .meta({ id: 'FormationPatch', example: { template: EXAMPLE } })
 export type FormationPatch = z.output<typeof FormationPatch>
 
-export const ValidateInput = z
+export const ValidateTemplateInput = z
   .strictObject({
     template,
     parameters: parameters.optional().describe('With these, even none, those that are missing are problems too'),
@@ -254,7 +254,7 @@ const TemplateProblem = z
   .object({ path: z.string().describe('Where in the template'), message: z.string().describe('What is wrong there') })
   .meta({ id: 'TemplateProblem' })
 
-export const Validation = z
+export const TemplateValidation = z
   .object({
     valid: z.boolean().describe('Whether a deploy would accept the template'),
     errors: z.array(TemplateProblem).describe('What is wrong'),
@@ -273,7 +273,7 @@ export const PlanInput = z
   })
   .meta({ id: 'FormationPlanInput', example: { template: EXAMPLE } })
 
-export const ImportInput = z
+export const FormationImportInput = z
   .strictObject({
     logical_id: z.string().describe('Name of the resource in the template'),
     physical_resource_id: z.string().describe('Id of the resource of the project that the formation is to manage'),
@@ -311,7 +311,7 @@ export const Drift = z
   .meta({ id: 'FormationDrift' })
 export type Drift = z.output<typeof Drift>
 
-export const ExportInput = z
+export const FormationExportInput = z
   .strictObject({
     project_id: projectField,
     resources: z

@@ -1,10 +1,10 @@
-import type { Outgoing } from '../core/db/write.ts'
+import type { Outbox } from '../core/db/writer.ts'
 import type { Services } from '../core/process/services.ts'
 
 /** Carries the id of a formation whose operation has moved or, marked, is over: for those who follow it or wait for it. */
 const CHANNEL = 'muster_formations'
 
-export const tellOfFormation = (outgoing: Pick<Outgoing, 'notify'>, id: string, isOver = false): void =>
+export const tellOfFormation = (outgoing: Pick<Outbox, 'notify'>, id: string, isOver = false): void =>
   outgoing.notify(CHANNEL, isOver ? `${id} over` : id)
 
 /**

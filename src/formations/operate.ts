@@ -1,27 +1,33 @@
 import { AppError, type RecordedFailure, raise } from '../core/api/errors.ts'
-import type { Tx } from '../core/db/write.ts'
+import type { Tx } from '../core/db/writer.ts'
 import type { Caller } from '../core/iam/caller.ts'
-import { claimOrWait, type Hold, leaseOf, type Outcome, workOn } from '../core/jobs/attempt.ts'
 import type { JobContext } from '../core/jobs/handler.ts'
-import { fault } from '../core/process/fault.ts'
+import {
+  type ActiveClaim,
+  type AttemptOutcome,
+  claimOrReschedule,
+  leaseTimings,
+  processClaim,
+} from '../core/jobs/work-item.ts'
+import { injectFault } from '../core/process/fault-injection.ts'
 import type { Services } from '../core/process/services.ts'
 import { callerForPrincipal } from '../identity/principals.ts'
-import { deploy } from './deploy.ts'
+import { runDeploy } from './deploy.ts'
 import { type FormationRow, formationKind } from './model.ts'
 import { tellOfFormation } from './news.ts'
 import { type FormationMessage, formationQueue } from './queue.ts'
 import { Run } from './run.ts'
-import { authored, openParameters } from './sealed.ts'
+import { authoredForm, openParameters } from './sealed.ts'
 import {
-  type Claim,
-  eventsAfter,
   findOperation,
   formationAttempts,
+  formationEventsAfter,
+  type OperationClaim,
   type OperationRow,
   setOperation,
   trackedResources,
 } from './store.ts'
-import { teardown } from './teardown.ts'
+import { runTeardown } from './teardown.ts'
 import { compileTemplate } from './template/compile.ts'
 
 /** Time after which a worker that does not renew it has lost its operation. */
@@ -29,17 +35,17 @@ const LEASE_MS = 30_000
 /** Attempts of an operation that fails unexpectedly or loses its worker. */
 const MAX_TRIES = 3
 
-type Taken = { claim: Claim; formation: FormationRow; operation: OperationRow }
+type Taken = { claim: OperationClaim; formation: FormationRow; operation: OperationRow }
 
 async function claimOperation(tx: Tx, message: FormationMessage): Promise<Taken | null> {
   const formation = await formationKind.find(tx, message.formation_id, true)
   const operation = await findOperation(tx, message.operation_id)
   if (!formation || !operation) return null
   const named = { entity: formation.id, id: operation.id }
-  const claim = await claimOrWait(tx, formationAttempts, named, { leaseMs: LEASE_MS }, formationQueue, message)
+  const claim = await claimOrReschedule(tx, formationAttempts, named, { leaseMs: LEASE_MS }, formationQueue, message)
   if (claim === 'held') return null
   if (!claim) {
-    await giveUp(tx, message)
+    await abandonOperation(tx, message)
     return null
   }
   if (operation.status === 'pending') await setOperation(tx, operation.id, { status: 'running', error: null })
@@ -47,7 +53,7 @@ async function claimOperation(tx: Tx, message: FormationMessage): Promise<Taken 
 }
 
 /** Fails an operation that no live worker holds. Its resources stay as they are; the next deploy continues from there. */
-export async function giveUp(
+export async function abandonOperation(
   tx: Tx,
   { formation_id, operation_id }: Omit<FormationMessage, 'project_id'>,
 ): Promise<void> {
@@ -84,36 +90,36 @@ async function callersOf(
   return { caller, unbound: bound ? caller : { ...caller, project_id: null } }
 }
 
-async function work(services: Services, taken: Taken, hold: Hold<Claim>): Promise<Outcome> {
+async function work(services: Services, taken: Taken, hold: ActiveClaim<OperationClaim>): Promise<AttemptOutcome> {
   const { formation, operation } = taken
-  await fault(services, 'formation_claimed')
+  await injectFault(services, 'formation_claimed')
   const { caller, unbound } = await callersOf(services, taken)
-  const events = await eventsAfter(services.pool, operation.id, 0)
+  const events = await formationEventsAfter(services.pool, operation.id, 0)
   const run = new Run({ services, formation, operation, caller, unbound, hold, events, leaseMs: LEASE_MS })
-  if (operation.operation_type === 'delete') return teardown(run)
+  if (operation.operation_type === 'delete') return runTeardown(run)
   const parameters = openParameters(services, operation.id, formation.project_id, operation.sealed_parameters)
   const tracked = await trackedResources(services.pool, formation.id)
   const existing = new Set(tracked.flatMap(row => (row.physical_resource_id ? [row.logical_id] : [])))
-  const { compiled, problems } = await compileTemplate(services, authored(services, formation), {
+  const { compiled, problems } = await compileTemplate(services, authoredForm(services, formation), {
     parameters,
     existing,
   })
   if (!compiled) return raise('VALIDATION_FAILED', { message: problems[0]?.message, meta: { problems } })
-  return deploy(run, compiled)
+  return runDeploy(run, compiled)
 }
 
 /** Makes one attempt of an operation, unless another worker holds it or it has ended. */
-export async function operate(message: FormationMessage, context: JobContext): Promise<void> {
+export async function runOperation(message: FormationMessage, context: JobContext): Promise<void> {
   const { services } = context
   const taken = await services.write(tx => claimOperation(tx, message))
   if (!taken) return
   const { claim, formation, operation } = taken
-  await workOn(context, {
+  await processClaim(context, {
     what: 'formation',
     ids: { formation_id: formation.id, operation_id: operation.id, project_id: formation.project_id },
     attempts: formationAttempts,
     claim,
-    lease: leaseOf(LEASE_MS),
+    lease: leaseTimings(LEASE_MS),
     lock: tx => formationKind.find(tx, formation.id, true),
     work: hold => work(services, taken, hold),
     async fail(error) {

@@ -1,31 +1,31 @@
 import { z } from 'zod'
-import { AppError, invalid, type RecordedFailure, raise } from '../core/api/errors.ts'
-import { equals, oneOf } from '../core/api/filters.ts'
+import { AppError, type RecordedFailure, raise, raiseInvalid } from '../core/api/errors.ts'
+import { equalsFilter, oneOf } from '../core/api/filters.ts'
 import { newId } from '../core/api/ids.ts'
-import { booleanQuery, page, pageOf } from '../core/api/lists.ts'
+import { booleanQuery, pageOf, pageResult } from '../core/api/lists.ts'
 import {
-  type Answer,
-  answer,
   type Context,
   itemOperation,
   type Operation,
+  type OperationResult,
   operation,
-  type Waiting,
+  result,
+  type WaitingGrant,
 } from '../core/api/operation.ts'
 import { resource } from '../core/api/resource.ts'
 import { sql } from '../core/db/sql.ts'
 import {
   addFormation,
   changeFormation,
-  checkMetadata,
+  checkFormationMetadata,
   deleteFormation,
   handledProblems,
-  prepare,
+  prepareDeploy,
   refuseBusy,
   refuseForbidden,
   refuseForbiddenTeardown,
 } from './accept.ts'
-import { adopt } from './adopt.ts'
+import { adoptResource } from './adopt.ts'
 import { refuseConflicts } from './conflicts.ts'
 import { driftFor } from './drift.ts'
 import { exportProject } from './export/project.ts'
@@ -33,8 +33,9 @@ import {
   BUSY,
   Drift,
   ExportedTemplate,
-  ExportInput,
   FORMATION_STATUSES,
+  FormationExportInput,
+  FormationImportInput,
   FormationInput,
   FormationOperation,
   FormationPatch,
@@ -42,11 +43,10 @@ import {
   FormationWithResources,
   formationEvents,
   formationKind,
-  ImportInput,
   PlanInput,
   type FormationOperation as ShownOperation,
-  ValidateInput,
-  Validation,
+  TemplateValidation,
+  ValidateTemplateInput,
 } from './model.ts'
 import { handledSteps } from './plan.ts'
 import { dropPlan, openPlan, savePlan } from './saved-plans.ts'
@@ -72,7 +72,7 @@ const Save = z.object({
   save: booleanQuery.optional().describe('Keep the plan of a formation, to apply it as it is'),
 })
 
-const waiting: Waiting = {
+const waiting: WaitingGrant = {
   default: true,
   done: ['active'],
   failed: ['failed'],
@@ -97,14 +97,14 @@ async function answered(
   id: string,
   { status, wait, operationId }: { status: number; wait: boolean; operationId: string },
   expected: ReturnType<typeof expectFormation> | null,
-): Promise<Answer> {
+): Promise<OperationResult> {
   const { services, request } = context
   const row = wait && expected ? await expected.wait(request.closed) : await formationKind.find(services.pool, id)
   if (!row) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
   const over = row.operation_id !== operationId || !BUSY.includes(row.status)
   const sealed = over && wait ? await takeAnswer(services.pool, operationId) : null
   const once = sealed ? openAnswer(services, operationId, row.project_id, sealed) : {}
-  return answer(over && wait ? status : 202, await shownTo(context, row, once))
+  return result(over && wait ? status : 202, await shownTo(context, row, once))
 }
 
 const validate = operation({
@@ -119,9 +119,9 @@ const validate = operation({
   gate: 'any',
   about: formationKind,
   reads: true,
-  body: ValidateInput,
+  body: ValidateTemplateInput,
   bodyLimit,
-  answers: { 200: Validation },
+  answers: { 200: TemplateValidation },
   raises: ['FORMATION_HANDLER_FAILED'],
   async run({ services, body }) {
     const compilation = await compileTemplate(services, body.template, { parameters: body.parameters, existing: null })
@@ -163,15 +163,15 @@ const plan = operation({
   async run({ services, caller, project, body, query, db, allow }) {
     const { formation_id, parameters = {}, template } = body
     if (query.save && formation_id === undefined)
-      invalid({ code: 'REQUIRED', path: 'formation_id', message: 'is required to save a plan' })
+      raiseInvalid({ code: 'REQUIRED', path: 'formation_id', message: 'is required to save a plan' })
     const projectId = project as string
     const formation = formation_id === undefined ? null : await formationKind.find(db, formation_id)
     if (formation_id !== undefined && (!formation || formation.project_id !== projectId))
       raise('RESOURCE_NOT_FOUND', { meta: { id: formation_id } })
     if (formation) allow('formations:PlanFormation', { kind: formationKind, row: formation })
     if (!formation && template === undefined)
-      invalid({ code: 'REQUIRED', path: 'template', message: 'is required without formation_id' })
-    const prepared = await prepare(services, caller, projectId, formation, { template, parameters })
+      raiseInvalid({ code: 'REQUIRED', path: 'template', message: 'is required without formation_id' })
+    const prepared = await prepareDeploy(services, caller, projectId, formation, { template, parameters })
     const { denied: unauthorized_actions } = prepared
     return {
       changes: prepared.changes,
@@ -205,8 +205,8 @@ const create = operation({
     const { services, caller, project, body, query } = context
     const { name, template, parameters = {}, metadata, termination_protection } = body
     const projectId = project as string
-    checkMetadata(metadata)
-    const prepared = await prepare(services, caller, projectId, null, { template, parameters })
+    checkFormationMetadata(metadata)
+    const prepared = await prepareDeploy(services, caller, projectId, null, { template, parameters })
     refuseForbidden(prepared)
     const wait = query.wait !== false
     const id = newId(formationKind.prefix)
@@ -227,7 +227,7 @@ const create = operation({
 })
 
 /** Answers in place of a request that was lost behind its commit. */
-async function answeredAgain(context: Change, made: Record<string, unknown>, status: number): Promise<Answer> {
+async function answeredAgain(context: Change, made: Record<string, unknown>, status: number): Promise<OperationResult> {
   const { id, wait } = made as { id: string; wait: boolean }
   const expected = expectFormation(context.services, id)
   try {
@@ -268,8 +268,8 @@ const change = (method: 'put' | 'patch'): Operation =>
       const { services, caller, body, query, resource: formation } = context
       const { template, parameters, metadata, termination_protection, plan_id } = body
       if (plan_id !== undefined && (template !== undefined || parameters !== undefined))
-        invalid({ code: 'INVALID_VALUE', path: 'plan_id', message: 'takes the place of template and parameters' })
-      checkMetadata(metadata)
+        raiseInvalid({ code: 'INVALID_VALUE', path: 'plan_id', message: 'takes the place of template and parameters' })
+      checkFormationMetadata(metadata)
       refuseBusy(formation)
       if (
         template === undefined &&
@@ -287,11 +287,11 @@ const change = (method: 'put' | 'patch'): Operation =>
           context.record(tx, 200, { body: formationKind.present(changed) })
           return changed
         })
-        return answer(200, await shownTo(context, row))
+        return result(200, await shownTo(context, row))
       }
       const saved = plan_id === undefined ? null : await openPlan(services, formation, plan_id)
       const asked = saved ?? { template, parameters: parameters ?? {} }
-      const prepared = await prepare(services, caller, formation.project_id, formation, asked)
+      const prepared = await prepareDeploy(services, caller, formation.project_id, formation, asked)
       saved?.check(prepared.plan)
       refuseForbidden(prepared)
       // Whoever applies a saved plan has seen its conflicts.
@@ -348,7 +348,7 @@ const remove = itemOperation(formationKind, {
       })
       const row =
         query.wait === false ? await formationKind.find(services.pool, id) : await expected.wait(request.closed)
-      if (row?.status === 'deleting') return answer(202, await shownTo(context, row))
+      if (row?.status === 'deleting') return result(202, await shownTo(context, row))
       if (row?.status === 'delete_failed') throw failedBy(row.error)
       return { success: true as const }
     } finally {
@@ -383,12 +383,12 @@ const importResource = formations.action('import', {
   description:
     'The template must declare a resource of its type under the logical id, which has none. The resource is changed by the next deploy, not here. Needs the action that changes it as well.',
   action: 'formations:UpdateFormation',
-  body: ImportInput,
+  body: FormationImportInput,
   answers: { 200: FormationWithResources },
   raises: ['FORBIDDEN', 'FORMATION_OPERATION_IN_PROGRESS', 'FORMATION_HANDLER_FAILED', 'RESOURCE_NOT_FOUND'],
   async run(context) {
     const { tx, services, caller, body, resource: formation } = context
-    await adopt(tx, services, caller, formation.id, body)
+    await adoptResource(tx, services, caller, formation.id, body)
     return shownTo(context, formation, {}, tx)
   },
 })
@@ -404,7 +404,7 @@ const exportTemplate = operation({
   action: 'formations:ExportTemplate',
   creates: formationKind,
   reads: true,
-  body: ExportInput,
+  body: FormationExportInput,
   answers: { 200: ExportedTemplate },
   raises: ['FORBIDDEN', 'RESOURCE_NOT_FOUND'],
   run: ({ services, caller, project, body, allow }) =>
@@ -425,7 +425,7 @@ const listEvents = itemOperation(formationKind, {
   answers: { 200: pageOf(FormationOperation) },
   run: context =>
     // formation_operations_formation serves the order.
-    page<ShownOperation>(context, {
+    pageResult<ShownOperation>(context, {
       columns: operationColumns,
       from: sql.fragment`formation_operations t`,
       rows: sql.fragment`t.formation_id = ${context.resource.id}`,
@@ -467,7 +467,7 @@ export const formationOperations: Operation[] = [
   create,
   // formations_project serves the order.
   formations.list({
-    filters: { status: oneOf('status', FORMATION_STATUSES), name: equals('name') },
+    filters: { status: oneOf('status', FORMATION_STATUSES), name: equalsFilter('name') },
     where: () => [sql.fragment`t.status <> 'deleted'`],
     bytes: sql.fragment`octet_length(t.template::text) + coalesce(octet_length(t.metadata::text), 0)
       + coalesce(octet_length(t.resolved_metadata::text), 0) + coalesce(octet_length(t.outputs::text), 0)`,

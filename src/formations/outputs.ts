@@ -1,16 +1,16 @@
 import { AppError } from '../core/api/errors.ts'
-import type { Json } from '../core/api/flatten.ts'
+import type { JsonObject } from '../core/api/flatten.ts'
 import { type Operation, operations } from '../core/api/operation.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import { callAs } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
 import type { Services } from '../core/process/services.ts'
-import { read } from './apply.ts'
+import { readResource } from './apply.ts'
 import type { FormationRow, ReadOutputs } from './model.ts'
 import type { Run } from './run.ts'
-import { listResources, type TrackedRow } from './store.ts'
-import type { Compiled } from './template/compile.ts'
-import { expressionOf, expressionsIn, namesIn, resolve, type Scope } from './template/expressions.ts'
+import { listFormationResources, type TrackedRow } from './store.ts'
+import type { CompiledTemplate } from './template/compile.ts'
+import { expressionOf, expressionsIn, namesIn, resolveValue, type TemplateScope } from './template/expressions.ts'
 import { itemArguments } from './types/built-in.ts'
 import { findType } from './types/find.ts'
 
@@ -27,20 +27,21 @@ const scalar = (value: unknown): string | null =>
  */
 export async function outputsOf(
   run: Run,
-  compiled: Compiled,
+  compiled: CompiledTemplate,
   of: ReadonlyMap<string, TrackedRow>,
-  scope: Scope,
+  scope: TemplateScope,
 ): Promise<{ outputs: Outputs; read: ReadOutputs; once: Record<string, string> }> {
-  const records = new Map<string, Json | null>()
+  const records = new Map<string, JsonObject | null>()
   const outputs: Outputs = {}
   const reads: ReadOutputs = {}
   const once: Record<string, string> = {}
-  const recordOf = async (logicalId: string, tracked: TrackedRow): Promise<Json | null> => {
+  const recordOf = async (logicalId: string, tracked: TrackedRow): Promise<JsonObject | null> => {
     const known = records.get(logicalId)
     if (known !== undefined) return known
     const type = findType(run.services, tracked.resource_type)
     const id = tracked.physical_resource_id
-    const record = !type || !id ? null : type.registered ? tracked.attributes : await read(run, type, id, tracked)
+    const record =
+      !type || !id ? null : type.registered ? tracked.attributes : await readResource(run, type, id, tracked)
     records.set(logicalId, record)
     return record
   }
@@ -51,7 +52,7 @@ export async function outputsOf(
         outputs[name] = { no_echo: true }
         continue
       }
-      const resolved = resolve(value, scope)
+      const resolved = resolveValue(value, scope)
       const text = resolved.unknown || resolved.nothing ? null : resolved.value
       if (typeof text === 'string') outputs[name] = text
       continue
@@ -80,19 +81,19 @@ export async function outputsOf(
 export const HIDDEN = '***'
 
 /** Whether a value would show that of a parameter with `no_echo`. */
-const tellsHidden = (value: unknown, { parameters }: Compiled): boolean =>
+const tellsHidden = (value: unknown, { parameters }: CompiledTemplate): boolean =>
   expressionsIn(value).some(({ expression: { kind, text } }) =>
     (kind === 'param' ? [text] : kind === 'sub' ? namesIn(text) : []).some(name => parameters.get(name)?.no_echo),
   )
 
 /** The metadata of a template with its expressions resolved; what resolves to nothing is null. */
-export function resolvedMetadata(compiled: Compiled, scope: Scope): unknown {
+export function resolvedMetadata(compiled: CompiledTemplate, scope: TemplateScope): unknown {
   const { metadata } = compiled
   const walk = (value: unknown): unknown => {
     if (typeof value !== 'object' || value === null) return value
     if (expressionOf(value)) {
       if (tellsHidden(value, compiled)) return HIDDEN
-      const { value: text, unknown, nothing } = resolve(value, scope)
+      const { value: text, unknown, nothing } = resolveValue(value, scope)
       return unknown || nothing ? null : text
     }
     if (Array.isArray(value)) return value.map(walk)
@@ -112,7 +113,7 @@ export async function shownOutputs(
 ): Promise<Record<string, unknown> | null> {
   const reads = Object.entries(read_outputs ?? {})
   if (outputs === null || reads.length === 0) return outputs
-  const resources = await listResources(services.pool, id)
+  const resources = await listFormationResources(services.pool, id)
   const shown: Record<string, unknown> = { ...outputs }
   for (const [name, { resource, attribute }] of reads) {
     const found = resources.find(each => each.id === resource)
@@ -136,7 +137,7 @@ async function attributeFor(
   try {
     const params = itemArguments(type, operation, physical_resource_id, {}) as Record<string, string>
     const { body } = await invoke(services, operation, callAs(caller, 'formation', { params }))
-    return scalar((body as Json)[from.field])
+    return scalar((body as JsonObject)[from.field])
   } catch (error) {
     if (error instanceof AppError && error.status < 500) return null
     throw error

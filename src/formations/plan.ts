@@ -1,14 +1,14 @@
-import { invalid, type Problem } from '../core/api/errors.ts'
+import { type Problem, raiseInvalid } from '../core/api/errors.ts'
 import type { KindRow } from '../core/api/kind.ts'
 import type { Queryable } from '../core/db/sql.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
 import { liveResources } from './live.ts'
 import type { DeniedAction, PlanChange } from './model.ts'
-import { changeOf, type Step, stepFor } from './step.ts'
+import { changeOf, type ResourceStep, stepFor } from './step.ts'
 import type { TrackedRow } from './store.ts'
-import type { Compiled, Declared } from './template/compile.ts'
-import { type Meaning, type Scope, scopeOf } from './template/expressions.ts'
+import type { CompiledTemplate, DeclaredResource } from './template/compile.ts'
+import { type ExpressionMeaning, scopeOf, type TemplateScope } from './template/expressions.ts'
 import { callsOf, deletionOf, mayCall, parentsOf, type ResourceCall } from './types/calls.ts'
 import { findType } from './types/find.ts'
 import type { Live } from './types/model.ts'
@@ -16,7 +16,7 @@ import type { Live } from './types/model.ts'
 /** What a deploy of a template would do with what a formation has. */
 
 export type Plan = {
-  steps: readonly Step[]
+  steps: readonly ResourceStep[]
   /** Tracked resources that the template no longer declares, in the order in which they go. */
   removed: readonly TrackedRow[]
   live: ReadonlyMap<string, Live>
@@ -25,14 +25,14 @@ export type Plan = {
 }
 
 /** The tracked resource of each declared one, and the others. Applies the renames of the template. */
-export function matched(
-  { declared, moved }: Pick<Compiled, 'declared' | 'moved'>,
+export function matchResources(
+  { declared, moved }: Pick<CompiledTemplate, 'declared' | 'moved'>,
   tracked: readonly TrackedRow[],
 ): { of: Map<string, TrackedRow>; others: TrackedRow[]; problems: Problem[] } {
   const of = new Map<string, TrackedRow>()
   const problems: Problem[] = []
   const left = new Set(tracked)
-  const take = (logicalId: string, { type }: Declared): TrackedRow | undefined =>
+  const take = (logicalId: string, { type }: DeclaredResource): TrackedRow | undefined =>
     [...left].find(row => row.logical_id === logicalId && row.resource_type === type.name)
   for (const each of declared) {
     const row = take(each.logical_id, each)
@@ -57,10 +57,10 @@ export function matched(
 
 /** What names mean: parameters have their values, resources the ids that `ids` has. */
 export function namesOf(
-  { values, parameters }: Pick<Compiled, 'values' | 'parameters'>,
+  { values, parameters }: Pick<CompiledTemplate, 'values' | 'parameters'>,
   imports: ReadonlyMap<string, string>,
-  ids: (logicalId: string) => Meaning | undefined,
-): Scope {
+  ids: (logicalId: string) => ExpressionMeaning | undefined,
+): TemplateScope {
   return scopeOf({
     parameter: name =>
       values.has(name) ? { text: values.get(name) as string } : parameters.has(name) ? 'nothing' : undefined,
@@ -74,16 +74,16 @@ export function namesOf(
 export async function planOf(
   services: Services,
   db: Queryable,
-  compiled: Compiled,
+  compiled: CompiledTemplate,
   tracked: readonly TrackedRow[],
   { projectId, imports }: { projectId: string; imports: ReadonlyMap<string, string> },
 ): Promise<Plan> {
-  const { of, others, problems } = matched(compiled, tracked)
-  if (problems.length > 0) invalid(problems)
+  const { of, others, problems } = matchResources(compiled, tracked)
+  if (problems.length > 0) raiseInvalid(problems)
   const live = await liveResources(services, db, tracked, projectId)
-  const ids = new Map<string, Meaning>()
+  const ids = new Map<string, ExpressionMeaning>()
   const scope = namesOf(compiled, imports, name => ids.get(name) ?? 'unknown')
-  const steps: Step[] = []
+  const steps: ResourceStep[] = []
   for (const declared of compiled.declared) {
     const row = of.get(declared.logical_id) ?? null
     const physical = row?.physical_resource_id ?? null
@@ -97,13 +97,13 @@ export async function planOf(
 }
 
 /** What a template declares of registered types, where nothing of it exists yet and nothing is looked up. */
-export function handledSteps(services: Services, compiled: Compiled): Promise<Step[]> {
+export function handledSteps(services: Services, compiled: CompiledTemplate): Promise<ResourceStep[]> {
   const scope = namesOf(compiled, new Map(), () => 'unknown')
   const handled = compiled.declared.filter(({ type }) => type.registered)
   return Promise.all(handled.map(declared => stepFor(services, declared, null, null, scope)))
 }
 
-const movesId = ({ declared: { type }, changed }: Step): boolean =>
+const movesId = ({ declared: { type }, changed }: ResourceStep): boolean =>
   !type.registered && changed.some(name => type.declared.moving.includes(name))
 
 /** The rows that the calls of a plan are decided on beside the resources themselves. */
@@ -123,7 +123,7 @@ export const parentsOfPlan = (
   )
 
 /** The call that reads the resource of a step that changes it. */
-function readOf({ declared: { type }, live, action, tracked }: Step): ResourceCall[] {
+function readOf({ declared: { type }, live, action, tracked }: ResourceStep): ResourceCall[] {
   if (type.registered || !live?.row || action === 'no-op') return []
   return [{ type, operation: type.operations.read, args: tracked?.applied ?? {}, live }]
 }
@@ -142,7 +142,7 @@ export function shownPlan(
   { steps, removed, live, parents }: Plan,
   projectId: string,
 ): PlanChange[] {
-  const mayRead = (step: Step): boolean => readOf(step).every(call => mayCall(caller, call, parents, projectId))
+  const mayRead = (step: ResourceStep): boolean => readOf(step).every(call => mayCall(caller, call, parents, projectId))
   return [
     ...steps.map(step => changeOf(step, mayRead(step))),
     ...removed
@@ -166,9 +166,9 @@ export function planKnownTo(
   caller: Caller,
   plan: Plan,
   projectId: string,
-  told: (step: Step, name: string) => boolean,
+  told: (step: ResourceStep, name: string) => boolean,
 ): Plan {
-  const steps = plan.steps.map((step): Step => {
+  const steps = plan.steps.map((step): ResourceStep => {
     const { declared, desired, changed, live, action } = step
     const { type, ignored } = declared
     if (type.registered || !live || (action !== 'no-op' && action !== 'update')) return step
@@ -176,7 +176,7 @@ export function planKnownTo(
       type.writeOnly.includes(name) && !ignored.has(name) && !changed.includes(name) && told(step, name)
     const names = Object.keys(desired).filter(name => changed.includes(name) || isKept(name))
     if (!names.some(isKept)) return step
-    const asked: Step = { ...step, action: 'update', changed: [...new Set([...names, ...changed])] }
+    const asked: ResourceStep = { ...step, action: 'update', changed: [...new Set([...names, ...changed])] }
     return callsOf(asked).every(call => mayCall(caller, call, plan.parents, projectId)) ? step : asked
   })
   return { ...plan, steps }
@@ -188,7 +188,7 @@ export function planKnownTo(
  */
 export const deniedDormant = (
   caller: Caller,
-  { dormant }: Pick<Compiled, 'dormant'>,
+  { dormant }: Pick<CompiledTemplate, 'dormant'>,
   projectId: string,
 ): DeniedAction[] =>
   dormant.flatMap(({ logical_id, type, properties }) => {
@@ -206,11 +206,11 @@ export const planProblems = ({ steps, removed }: Plan): Problem[] => [
     .filter(
       ({ action, tracked, declared }) => action === 'replace' && (tracked?.prevent_destroy || declared.prevent_destroy),
     )
-    .map(({ declared }) => destroyed(declared.logical_id)),
-  ...removed.filter(row => row.prevent_destroy && !row.retain).map(({ logical_id }) => destroyed(logical_id)),
+    .map(({ declared }) => listDestroyed(declared.logical_id)),
+  ...removed.filter(row => row.prevent_destroy && !row.retain).map(({ logical_id }) => listDestroyed(logical_id)),
 ]
 
-export const destroyed = (logicalId: string): Problem => ({
+export const listDestroyed = (logicalId: string): Problem => ({
   code: 'PREVENT_DESTROY',
   path: `resources.${logicalId}`,
   message: 'would be deleted, which prevent_destroy refuses',

@@ -1,23 +1,23 @@
 import { type RecordedFailure, recordedFailure } from '../core/api/errors.ts'
-import { statement } from '../core/db/sql.ts'
-import type { Tx } from '../core/db/write.ts'
+import { voidStatement } from '../core/db/sql.ts'
+import type { Tx } from '../core/db/writer.ts'
 import type { Caller } from '../core/iam/caller.ts'
-import { type Hold, Superseded } from '../core/jobs/attempt.ts'
+import { type ActiveClaim, ClaimLostError } from '../core/jobs/work-item.ts'
 import type { Services } from '../core/process/services.ts'
 import { type EventAction, type FormationRow, formationKind } from './model.ts'
 import { tellOfFormation } from './news.ts'
 import { openAnswer, sealedAnswer } from './sealed.ts'
 import {
-  type Change,
-  type Claim,
   changeTracked,
-  type EventRow,
+  type FormationEventRow,
   formationAttempts,
   insertEvents,
   isSuperseded,
   keepAnswer,
   type NewEvent,
+  type OperationClaim,
   type OperationRow,
+  type ResourceChange,
   type TrackedRow,
 } from './store.ts'
 
@@ -29,7 +29,7 @@ export class Run {
   readonly caller: Caller
   /** The same without a binding to the project, for what only admins of the deployment do. */
   readonly unbound: Caller
-  readonly hold: Hold<Claim>
+  readonly hold: ActiveClaim<OperationClaim>
   /** What it has done, in earlier tries too. */
   readonly events: NewEvent[]
   /** Values that only the answer of the request may show, by `<logical id>.<attribute>`. */
@@ -47,8 +47,8 @@ export class Run {
     operation: OperationRow
     caller: Caller
     unbound: Caller
-    hold: Hold<Claim>
-    events: readonly EventRow[]
+    hold: ActiveClaim<OperationClaim>
+    events: readonly FormationEventRow[]
     leaseMs: number
   }) {
     this.services = options.services
@@ -93,7 +93,7 @@ export class Run {
         if (events.length > 0) {
           tx.alongside(guard => insertEvents(hold.claim, this.#seq + 1, events, guard))
           tellOfFormation(tx, formation.id)
-        } else if (!(await formationAttempts.renew(tx, hold.claim, this.#leaseMs))) throw new Superseded()
+        } else if (!(await formationAttempts.renew(tx, hold.claim, this.#leaseMs))) throw new ClaimLostError()
         if (this.once.size > this.#kept) {
           const sealed = sealedAnswer(this, Object.fromEntries(this.once))
           tx.alongside(guard => keepAnswer(operation.id, sealed, guard))
@@ -101,7 +101,7 @@ export class Run {
         return result
       })
     } catch (error) {
-      throw isSuperseded(error) ? new Superseded() : error
+      throw isSuperseded(error) ? new ClaimLostError() : error
     }
     this.#seq += this.#waiting.length + noted.length
     this.#waiting = []
@@ -116,8 +116,9 @@ export class Run {
     hold.signal.throwIfAborted()
     await services.write(async tx => {
       await formationKind.lock(tx, formation.id)
-      if (this.#waiting.length > 0) await tx.query(statement`${insertEvents(hold.claim, this.#seq + 1, this.#waiting)}`)
-      if (!(await formationAttempts.end(tx, hold.claim))) throw new Superseded()
+      if (this.#waiting.length > 0)
+        await tx.query(voidStatement`${insertEvents(hold.claim, this.#seq + 1, this.#waiting)}`)
+      if (!(await formationAttempts.end(tx, hold.claim))) throw new ClaimLostError()
       await work(tx)
       tellOfFormation(tx, formation.id, true)
     })
@@ -139,7 +140,7 @@ export class Run {
 }
 
 /** Notes an event, with what changes of the tracked resource. */
-export type Note = (event: NewEvent, change?: { id: string; values: Change }) => void
+export type Note = (event: NewEvent, change?: { id: string; values: ResourceChange }) => void
 
 export const eventOf = (
   { logical_id, resource_type }: Pick<TrackedRow, 'logical_id' | 'resource_type'>,
@@ -156,7 +157,7 @@ export const eventOf = (
 })
 
 /** A failure of a resource, as it is recorded; what was not foreseen goes to the log. */
-export function failureOf(
+export function operationFailure(
   { services, formation }: Pick<Run, 'services' | 'formation'>,
   error: unknown,
   logicalId: string,

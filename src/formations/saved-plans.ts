@@ -1,16 +1,16 @@
 import { z } from 'zod'
 import { raise } from '../core/api/errors.ts'
-import type { Json } from '../core/api/flatten.ts'
+import type { JsonObject } from '../core/api/flatten.ts'
 import { newId } from '../core/api/ids.ts'
-import { type Queryable, sql, statement } from '../core/db/sql.ts'
-import { inBatches } from '../core/jobs/sweeps.ts'
+import { type Queryable, sql, voidStatement } from '../core/db/sql.ts'
+import { deleteInBatches } from '../core/jobs/sweeps.ts'
 import type { Services } from '../core/process/services.ts'
 import { openJson, sealJson } from '../core/secrets/json.ts'
 import { sealedColumn } from '../core/secrets/sealed.ts'
-import type { Prepared } from './accept.ts'
+import type { PreparedDeploy } from './accept.ts'
 import type { FormationRow } from './model.ts'
 import type { Plan } from './plan.ts'
-import { restored, withheld } from './sealed.ts'
+import { restoreSecrets, withholdSecrets } from './sealed.ts'
 import { projectOfFormation } from './store.ts'
 
 /** Plans that were saved: applied as they are, or not at all once what they were made of has changed. */
@@ -46,13 +46,13 @@ const seal = (services: Services, value: object, column: string, id: string, pro
 export async function savePlan(
   services: Services,
   { id: formationId, project_id, operation_id }: FormationRow,
-  { compiled, plan }: Prepared,
+  { compiled, plan }: PreparedDeploy,
   parameters: Record<string, string>,
 ): Promise<{ plan_id: string; expires_at: string }> {
   const id = newId('form_plan')
   const expires_at = new Date(services.clock.now().getTime() + LIFE_MS).toISOString()
-  const { template, values } = withheld(services, compiled.template)
-  await services.pool.query(statement`
+  const { template, values } = withholdSecrets(services, compiled.template)
+  await services.pool.query(voidStatement`
     with dropped as (
       delete from formation_plans where id in (
         select id from formation_plans where formation_id = ${formationId} order by created_at desc, id desc offset ${MAX_PLANS - 1}))
@@ -73,7 +73,7 @@ export async function openPlan(
   services: Services,
   { id: formationId, project_id, operation_id }: FormationRow,
   id: string,
-): Promise<{ template: Json; parameters: Record<string, string>; check(plan: Plan): void }> {
+): Promise<{ template: JsonObject; parameters: Record<string, string>; check(plan: Plan): void }> {
   const row = await services.pool.maybeOne(sql.type(Row)`
     select template, sealed_values, sealed_parameters, digest from formation_plans
     where id = ${id} and formation_id = ${formationId} and expires_at > ${services.clock.now().toISOString()}::timestamptz`)
@@ -81,7 +81,7 @@ export async function openPlan(
   const opened = <T>(sealed: string | null, column: string, empty: T): T =>
     sealed === null ? empty : openJson<T>(services, sealed, sealedFor(column, id, project_id), `The plan ${id}`)
   return {
-    template: restored(row.template, opened(row.sealed_values, 'sealed_values', {})),
+    template: restoreSecrets(row.template, opened(row.sealed_values, 'sealed_values', {})),
     parameters: opened(row.sealed_parameters, 'sealed_parameters', {}),
     check(plan) {
       if (!services.secrets.recognises(row.digest, stateOf(operation_id, plan)))
@@ -91,7 +91,8 @@ export async function openPlan(
 }
 
 /** A plan is applied once. */
-export const dropPlan = (db: Queryable, id: string) => db.query(statement`delete from formation_plans where id = ${id}`)
+export const dropPlan = (db: Queryable, id: string) =>
+  db.query(voidStatement`delete from formation_plans where id = ${id}`)
 
 /** All that a plan depends on beside its template and its parameters, as a text. */
 function stateOf(operationId: string, { steps, removed, live }: Plan): string {
@@ -121,21 +122,21 @@ export const sweepFormations = async (
   stopping?: AbortSignal,
 ): Promise<number> => {
   const now = clock.now().toISOString()
-  const plans = await inBatches(
+  const plans = await deleteInBatches(
     // By formation_plans_expiring.
     async limit =>
       (
-        await pool.query(statement`
+        await pool.query(voidStatement`
           delete from formation_plans where id in (
             select id from formation_plans where expires_at < ${now}::timestamptz order by expires_at limit ${limit})`)
       ).rowCount,
     stopping,
   )
-  const formations = await inBatches(
+  const formations = await deleteInBatches(
     // By formations_gone.
     async limit =>
       (
-        await pool.query(statement`
+        await pool.query(voidStatement`
           delete from formations where id in (
             select id from formations where status = 'deleted' and updated_at < ${now}::timestamptz - make_interval(days => ${GONE_DAYS})
             order by updated_at limit ${limit})`)

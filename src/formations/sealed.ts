@@ -1,4 +1,4 @@
-import type { Json } from '../core/api/flatten.ts'
+import type { JsonObject } from '../core/api/flatten.ts'
 import type { Services } from '../core/process/services.ts'
 import { openJson, sealJson } from '../core/secrets/json.ts'
 import type { FormationRow } from './model.ts'
@@ -8,11 +8,11 @@ import { findType } from './types/find.ts'
 
 /** What of templates and operations is kept sealed. */
 
-type Values = Record<string, Json>
+type Values = Record<string, JsonObject>
 type Resources = Record<string, ResourceDeclaration>
 
 /** A template as it is kept and shown, and its write-only values apart. */
-export function withheld(services: Services, template: Json): { template: Json; values: Values } {
+export function withholdSecrets(services: Services, template: JsonObject): { template: JsonObject; values: Values } {
   const values: Values = {}
   const resources = Object.entries(template.resources as Resources).map(([id, resource]) => {
     const names = (findType(services, resource.type)?.writeOnly ?? []).filter(
@@ -30,7 +30,7 @@ export function withheld(services: Services, template: Json): { template: Json; 
 }
 
 /** The template as it was authored. */
-export function restored(template: Json, values: Values): Json {
+export function restoreSecrets(template: JsonObject, values: Values): JsonObject {
   const resources = Object.entries(template.resources as Resources).map(([id, resource]) =>
     values[id] ? [id, { ...resource, properties: { ...resource.properties, ...values[id] } }] : [id, resource],
   )
@@ -43,9 +43,12 @@ export const sealValues = (services: Services, id: string, projectId: string, va
   Object.keys(values).length === 0 ? null : sealJson(services, values, rowOf('formation', id, projectId))
 
 /** The stored template of a formation as it was authored. Raises SECRET_NOT_DECRYPTABLE. */
-export function authored(services: Services, { id, project_id, template, sealed_values }: FormationRow): Json {
+export function authoredForm(
+  services: Services,
+  { id, project_id, template, sealed_values }: FormationRow,
+): JsonObject {
   if (sealed_values === null) return template
-  return restored(
+  return restoreSecrets(
     template,
     openJson<Values>(services, sealed_values, rowOf('formation', id, project_id), `The template of ${id}`),
   )

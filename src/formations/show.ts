@@ -2,7 +2,7 @@ import type { Context } from '../core/api/operation.ts'
 import type { Queryable } from '../core/db/sql.ts'
 import { type FormationRow, formationKind } from './model.ts'
 import { shownOutputs } from './outputs.ts'
-import { listResources } from './store.ts'
+import { listFormationResources } from './store.ts'
 
 /** A formation as single reads and writes show it to a caller. `once`: outputs that this answer alone shows. */
 export async function shownTo(
@@ -15,6 +15,6 @@ export async function shownTo(
   return {
     ...formationKind.present(row),
     outputs: outputs && { ...outputs, ...once },
-    resources: await listResources(db, row.id),
+    resources: await listFormationResources(db, row.id),
   }
 }

@@ -1,25 +1,25 @@
 import type { Problem } from '../core/api/errors.ts'
-import type { Json } from '../core/api/flatten.ts'
+import type { JsonObject } from '../core/api/flatten.ts'
 import type { ResourceType } from '../core/api/resource-type.ts'
 import type { Services } from '../core/process/services.ts'
-import { same } from './live.ts'
+import { isSameValue } from './live.ts'
 import type { PlanChange } from './model.ts'
 import type { TrackedRow } from './store.ts'
-import { type Declared, NO_ECHO } from './template/compile.ts'
-import type { Scope } from './template/expressions.ts'
-import { fitted, propertyIn, type ResolvedProperties } from './template/properties.ts'
+import { type DeclaredResource, NO_ECHO } from './template/compile.ts'
+import type { TemplateScope } from './template/expressions.ts'
+import { fitProperty, propertyIn, type ResolvedProperties } from './template/properties.ts'
 import type { Live } from './types/model.ts'
 
 /** What has to be done with one resource: the same code for a plan, which shows it, and for a deploy, which does it. */
 
-export type Step = {
-  declared: Declared
+export type ResourceStep = {
+  declared: DeclaredResource
   tracked: TrackedRow | null
   live: Live | null
   /** `recreate`: it is tracked and gone. `replace`: another one takes its place. */
   action: 'create' | 'recreate' | 'replace' | 'update' | 'no-op'
   /** Properties with their expressions resolved, without those that resolve to nothing. */
-  desired: Json
+  desired: JsonObject
   /** Properties that differ from the resource as it is, in the order of the template. */
   changed: readonly string[]
   /** Those among them that somebody else has changed since the last deploy. */
@@ -34,14 +34,14 @@ export type Step = {
  */
 export async function stepFor(
   services: Services,
-  declared: Declared,
+  declared: DeclaredResource,
   tracked: TrackedRow | null,
   live: Live | null,
-  scope: Scope,
-): Promise<Step> {
+  scope: TemplateScope,
+): Promise<ResourceStep> {
   const { type, ignored } = declared
   const existing = tracked?.physical_resource_id != null && live !== null
-  const { resolved, problems } = await fitted(services, type, declared.properties, scope, {
+  const { resolved, problems } = await fitProperty(services, type, declared.properties, scope, {
     at: '',
     complete: !existing,
   })
@@ -68,7 +68,7 @@ export async function stepFor(
       : []
   const changed = [...differing, ...dropped]
   const overwritten = changed.filter(
-    name => name in tracked.applied && name in live.values && !same(live.values[name], lastShown(tracked, name)),
+    name => name in tracked.applied && name in live.values && !isSameValue(live.values[name], lastShown(tracked, name)),
   )
   const fixed = changed
     .filter(name => type.fixed.has(name))
@@ -89,7 +89,7 @@ export const lastShown = ({ applied, shown }: TrackedRow, name: string): unknown
 
 function differs(
   { secrets }: Services,
-  { type }: Declared,
+  { type }: DeclaredResource,
   name: string,
   unknown: boolean,
   value: unknown,
@@ -103,16 +103,21 @@ function differs(
     const hash = tracked.hashes[name]
     return hash === undefined || !secrets.recognises(hash, JSON.stringify(value))
   }
-  if (!(name in values)) return !(name in tracked.applied) || !same(value, tracked.applied[name])
-  if (same(value, values[name])) return false
+  if (!(name in values)) return !(name in tracked.applied) || !isSameValue(value, tracked.applied[name])
+  if (isSameValue(value, values[name])) return false
   // The resource may show a value in another form than it was given.
   const kept =
-    name in tracked.applied && same(value, tracked.applied[name]) && same(values[name], lastShown(tracked, name))
+    name in tracked.applied &&
+    isSameValue(value, tracked.applied[name]) &&
+    isSameValue(values[name], lastShown(tracked, name))
   return !kept
 }
 
 /** A step as a plan shows it. `readable`: the caller may read the resource. */
-export function changeOf({ declared, tracked, live, action, desired, changed }: Step, readable: boolean): PlanChange {
+export function changeOf(
+  { declared, tracked, live, action, desired, changed }: ResourceStep,
+  readable: boolean,
+): PlanChange {
   const { logical_id, type } = declared
   const change: PlanChange = {
     logical_id,
@@ -122,7 +127,7 @@ export function changeOf({ declared, tracked, live, action, desired, changed }: 
     ...(action === 'replace' ? { replaces: true } : {}),
   }
   if (action === 'no-op') return change
-  const shown = (values: Json): Json =>
+  const shown = (values: JsonObject): JsonObject =>
     Object.fromEntries(changed.map(name => [name, type.writeOnly.includes(name) ? NO_ECHO : (values[name] ?? null)]))
   if (!live) return { ...change, diff: { desired: shown(desired), current: null } }
   return readable ? { ...change, diff: { desired: shown(desired), current: shown(live.values) } } : change

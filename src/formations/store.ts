@@ -2,9 +2,9 @@ import { NotNullIntegrityConstraintViolationError, UniqueIntegrityConstraintViol
 import { z } from 'zod'
 import { RecordedFailure } from '../core/api/errors.ts'
 import { newId } from '../core/api/ids.ts'
-import { type Fragment, jsonb, type Queryable, sql, statement } from '../core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../core/db/sql.ts'
 import type { Caller, PrincipalRecord } from '../core/iam/caller.ts'
-import { attempts, type Claimed } from '../core/jobs/attempt.ts'
+import { type WorkItemClaim, workItemTable } from '../core/jobs/work-item.ts'
 import { sealedColumn } from '../core/secrets/sealed.ts'
 import {
   FormationEvent,
@@ -17,31 +17,31 @@ import {
 } from './model.ts'
 
 /** How the request of an operation was authenticated: what its calls may do as that credential and not as work in its name. */
-export type Credential = Pick<Caller['credential'], 'type' | 'id'> & { bound: boolean }
+export type DeployCredential = Pick<Caller['credential'], 'type' | 'id'> & { bound: boolean }
 
-const attempt = { principal: z.custom<PrincipalRecord>(), credential: z.custom<Credential>(), losses: z.int() }
+const attempt = { principal: z.custom<PrincipalRecord>(), credential: z.custom<DeployCredential>(), losses: z.int() }
 
 /** Operations that wait for a worker, and those that run: one a formation. */
-export const formationAttempts = attempts({
+export const formationAttempts = workItemTable({
   table: 'formation_attempts',
   entity: 'formation_id',
   owner: 'formations',
   row: attempt,
 })
-export type Claim = Claimed & z.output<z.ZodObject<typeof attempt>>
+export type OperationClaim = WorkItemClaim & z.output<z.ZodObject<typeof attempt>>
 
-export const insertAttempt = (
+export const insertOperationWork = (
   db: Queryable,
   formationId: string,
   operationId: string,
   principal: PrincipalRecord,
-  credential: Credential,
+  credential: DeployCredential,
 ) =>
-  db.query(statement`
+  db.query(voidStatement`
     insert into formation_attempts (formation_id, id, principal, credential)
     values (${formationId}, ${operationId}, ${jsonb(principal)}, ${jsonb(credential)})`)
 
-export const hasAttempts: Fragment = sql.fragment`exists (select from formation_attempts)`
+export const hasOperationWork: Fragment = sql.fragment`exists (select from formation_attempts)`
 
 const TrackedRow = z.strictObject({
   id: z.string(),
@@ -90,20 +90,20 @@ const listed = sql.type(
 )
 
 /** All that a formation has and had, as it is shown. By formation_resources_formation. */
-export const listResources = (db: Queryable, formationId: string): Promise<readonly FormationResource[]> =>
+export const listFormationResources = (db: Queryable, formationId: string): Promise<readonly FormationResource[]> =>
   db.any(listed`
     select id, logical_id, resource_type, physical_resource_id, status from formation_resources
     where formation_id = ${formationId} order by position, id`)
 
 /** What a change of a resource leaves of it. */
-export type Change = Partial<
+export type ResourceChange = Partial<
   Pick<
     TrackedRow,
     'physical_resource_id' | 'status' | 'applied' | 'shown' | 'hashes' | 'attributes' | 'replaced' | 'refusals'
   >
 >
 
-const set = (values: Change): Fragment => {
+const set = (values: ResourceChange): Fragment => {
   const parts: Fragment[] = []
   const { physical_resource_id, status, applied, shown, hashes, attributes, replaced, refusals } = values
   if (physical_resource_id !== undefined) parts.push(sql.fragment`physical_resource_id = ${physical_resource_id}`)
@@ -118,17 +118,17 @@ const set = (values: Change): Fragment => {
 }
 
 /** Writes columns of a tracked resource, as part of a statement. */
-export const changeTracked = (id: string, values: Change, guard: Fragment = sql.fragment`true`): Fragment =>
+export const changeTracked = (id: string, values: ResourceChange, guard: Fragment = sql.fragment`true`): Fragment =>
   sql.fragment`update formation_resources set ${set(values)} where id = ${id} and ${guard}`
 
 /** What the template says of a tracked resource beside its properties. */
-export type Arranged = Pick<TrackedRow, 'logical_id' | 'position' | 'retain' | 'prevent_destroy'>
+export type ArrangedResource = Pick<TrackedRow, 'logical_id' | 'position' | 'retain' | 'prevent_destroy'>
 
 /** Adds what a template declares and nothing tracks yet. */
 export async function insertPending(
   db: Queryable,
   formationId: string,
-  rows: readonly (Arranged & Pick<TrackedRow, 'resource_type'>)[],
+  rows: readonly (ArrangedResource & Pick<TrackedRow, 'resource_type'>)[],
 ): Promise<readonly TrackedRow[]> {
   if (rows.length === 0) return []
   return db.any(tracked`
@@ -149,9 +149,12 @@ export async function insertPending(
 }
 
 /** Writes what the template says of tracked resources now. */
-export async function arrange(db: Queryable, rows: readonly (Arranged & Pick<TrackedRow, 'id'>)[]): Promise<void> {
+export async function arrangeResources(
+  db: Queryable,
+  rows: readonly (ArrangedResource & Pick<TrackedRow, 'id'>)[],
+): Promise<void> {
   if (rows.length === 0) return
-  await db.query(statement`
+  await db.query(voidStatement`
     update formation_resources r set position = n.position, retain = n.retain, logical_id = n.logical_id, prevent_destroy = n.prevent_destroy
     from ${sql.unnest(
       rows.map(row => [row.id, row.position, row.retain, row.logical_id, row.prevent_destroy]),
@@ -170,23 +173,23 @@ export const isTracked = (
   id: string,
   projectId: string | null,
 ): Promise<boolean> =>
-  db.exists(statement`
+  db.exists(voidStatement`
     select from formation_resources r join formations f on f.id = r.formation_id
     where r.physical_resource_id = ${id} and r.resource_type = ${resourceType}
       and (${projectId}::text is null or f.project_id = ${projectId})`)
 
 /** Whether a formation still has one of some resources. */
 export const isAnyTracked = (db: Queryable, ids: readonly string[]): Promise<boolean> =>
-  db.exists(statement`
+  db.exists(voidStatement`
     select from formation_resources where physical_resource_id = any(${sql.array([...ids], 'text')}) and status <> 'deleted'`)
 
 /** Tracks a resource that the formation has not made. Nothing of it counts as applied. */
 export const trackExisting = (
   db: Queryable,
   formationId: string,
-  row: Arranged & Pick<TrackedRow, 'id' | 'resource_type'> & { physical_resource_id: string },
+  row: ArrangedResource & Pick<TrackedRow, 'id' | 'resource_type'> & { physical_resource_id: string },
 ) =>
-  db.query(statement`
+  db.query(voidStatement`
     insert into formation_resources (id, formation_id, logical_id, resource_type, physical_resource_id, status, position, retain,
       prevent_destroy)
     values (${row.id}, ${formationId}, ${row.logical_id}, ${row.resource_type}, ${row.physical_resource_id}, 'created', ${row.position},
@@ -202,7 +205,7 @@ export type NewEvent = Omit<FormationEvent, 'timestamp'>
  * `isSuperseded`. `from` is the number of the first.
  */
 export const insertEvents = (
-  { entity, id, claims }: Claim,
+  { entity, id, claims }: OperationClaim,
   from: number,
   events: readonly NewEvent[],
   guard: Fragment = sql.fragment`true`,
@@ -231,13 +234,17 @@ export const isSuperseded = (error: unknown): boolean =>
   (error instanceof NotNullIntegrityConstraintViolationError && error.table === 'formation_events') ||
   (error instanceof UniqueIntegrityConstraintViolationError && error.constraint === 'formation_events_pkey')
 
-const EventRow = z.strictObject({ ...FormationEvent.shape, seq: z.int() })
-export type EventRow = z.output<typeof EventRow>
+const FormationEventRow = z.strictObject({ ...FormationEvent.shape, seq: z.int() })
+export type FormationEventRow = z.output<typeof FormationEventRow>
 
-const eventRows = sql.type(EventRow)
+const eventRows = sql.type(FormationEventRow)
 
 /** Events of an operation behind a number, in order; by the primary key. */
-export const eventsAfter = (db: Queryable, operationId: string, after: number): Promise<readonly EventRow[]> =>
+export const formationEventsAfter = (
+  db: Queryable,
+  operationId: string,
+  after: number,
+): Promise<readonly FormationEventRow[]> =>
   db.any(eventRows`
     select created_at as timestamp, logical_id, resource_type, action, status, physical_resource_id, error, seq
     from formation_events where operation_id = ${operationId} and seq > ${after} order by seq`)
@@ -266,7 +273,7 @@ export const insertOperation = (
   db: Queryable,
   row: Pick<OperationRow, 'id' | 'formation_id' | 'operation_type' | 'plan' | 'sealed_parameters' | 'force_conflicts'>,
 ) =>
-  db.query(statement`
+  db.query(voidStatement`
     insert into formation_operations (id, formation_id, operation_type, status, plan, sealed_parameters, force_conflicts)
     values (${row.id}, ${row.formation_id}, ${row.operation_type}, 'pending', ${row.plan && JSON.stringify(row.plan)}::json,
       ${row.sealed_parameters}, ${row.force_conflicts})`)
@@ -277,7 +284,7 @@ export const setOperation = (
   id: string,
   values: Pick<OperationRow, 'status' | 'error'> & { sealed_answer?: string | null },
 ) =>
-  db.query(statement`
+  db.query(voidStatement`
     update formation_operations set status = ${values.status}, error = ${jsonb(values.error)}, updated_at = now(),
       sealed_answer = ${values.sealed_answer ?? null}
       ${values.status === 'running' ? sql.fragment`` : sql.fragment`, sealed_parameters = null`}
@@ -307,7 +314,7 @@ export const operationBytes = sql.fragment`coalesce(octet_length(t.plan::text), 
 
 export const presentOperation = (
   { id, operation_type, status, plan, error, created_at, updated_at }: OperationRow,
-  events: readonly EventRow[],
+  events: readonly FormationEventRow[],
 ): FormationOperation => ({
   id,
   operation_type,

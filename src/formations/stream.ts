@@ -1,7 +1,7 @@
 import { eventMessage, eventStream } from '../core/api/event-stream.ts'
-import type { Answer, Context } from '../core/api/operation.ts'
+import type { Context, OperationResult } from '../core/api/operation.ts'
 import { hearOfFormations } from './news.ts'
-import { eventsAfter, findOperation, presentOperation } from './store.ts'
+import { findOperation, formationEventsAfter, presentOperation } from './store.ts'
 
 /** Fallback for lost notifications. */
 const POLL_MS = 2000
@@ -14,7 +14,7 @@ export function streamOperation(
   context: Pick<Context, 'services' | 'request' | 'recheck'>,
   { formation_id, id }: { formation_id: string; id: string },
   seen: number,
-): Answer {
+): OperationResult {
   const { services } = context
   let position = seen
   return eventStream(context, {
@@ -24,7 +24,7 @@ export function streamOperation(
       // Read before the events: those of an operation that has ended are then complete.
       const operation = await findOperation(services.pool, id)
       if (!operation) return 'ended'
-      const events = await eventsAfter(services.pool, id, position)
+      const events = await formationEventsAfter(services.pool, id, position)
       for (const { seq, ...event } of events) {
         position = seq
         yield eventMessage(seq, 'resource', JSON.stringify(event))
@@ -33,7 +33,7 @@ export function streamOperation(
       yield eventMessage(
         position,
         'operation',
-        JSON.stringify(presentOperation(operation, await eventsAfter(services.pool, id, 0))),
+        JSON.stringify(presentOperation(operation, await formationEventsAfter(services.pool, id, 0))),
       )
       return 'ended'
     },

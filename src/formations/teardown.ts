@@ -1,6 +1,6 @@
 import { AppError, type RecordedFailure } from '../core/api/errors.ts'
-import type { Outcome } from '../core/jobs/attempt.ts'
-import { cleanUp, deleteTracked, forget, removeTracked } from './deploy.ts'
+import type { AttemptOutcome } from '../core/jobs/work-item.ts'
+import { cleanUp, deleteTracked, forgetResource, removeTracked } from './deploy.ts'
 import { closeDrift } from './drift-work.ts'
 import { keepImports } from './imports.ts'
 import { formationKind } from './model.ts'
@@ -20,7 +20,7 @@ const failureOn = ({ logical_id, resource_type }: TrackedRow, error: RecordedFai
  * Deletes the resources of a formation, the last first, and the formation once all are gone. Before anything is deleted all
  * of it is tried in a transaction that is undone, so that what can be foreseen destroys nothing.
  */
-export async function teardown(run: Run): Promise<Outcome> {
+export async function runTeardown(run: Run): Promise<AttemptOutcome> {
   const { services, formation } = run
   const tracked = [...(await trackedResources(services.pool, formation.id))].reverse()
   const begun = run.events.some(({ action }) => action === 'delete')
@@ -37,7 +37,7 @@ export async function teardown(run: Run): Promise<Outcome> {
   const failures: Failure[] = []
   for (const row of tracked) {
     if (row.physical_resource_id === null || row.retain) {
-      await run.write(async tx => forget(tx, row))
+      await run.write(async tx => forgetResource(tx, row))
       continue
     }
     const failure = await deleteTracked(run, row, 'delete')
@@ -55,7 +55,7 @@ export async function teardown(run: Run): Promise<Outcome> {
   return { outcome: 'deleted', resources: tracked.length }
 }
 
-async function refuse(run: Run, failures: readonly Failure[], message: string): Promise<Outcome> {
+async function refuse(run: Run, failures: readonly Failure[], message: string): Promise<AttemptOutcome> {
   const error = new AppError('FORMATION_DELETE_FAILED', { message, meta: { failures } }).recorded()
   await run.settle(async tx => {
     await setOperation(tx, run.operation.id, { status: 'failed', error })

@@ -1,4 +1,4 @@
-import { expectEnd } from '../core/jobs/wait.ts'
+import { subscribeUntil } from '../core/jobs/subscription.ts'
 import type { Services } from '../core/process/services.ts'
 import { BUSY, type FormationRow, formationKind } from './model.ts'
 import { hearOfFormations } from './news.ts'
@@ -11,7 +11,7 @@ const POLL_MS = 1000
  * when FORMATION_DEPLOY_TIMEOUT_MS are over or the caller is gone; null when it is gone.
  */
 export function expectFormation(services: Services, id: string) {
-  const { wait, cancel } = expectEnd<FormationRow | null>({
+  const { wait, cancel } = subscribeUntil<FormationRow | null>({
     subscribe: notice => hearOfFormations(services, (named, isOver) => isOver && named === id && notice(), notice),
     read: () => formationKind.find(services.pool, id),
     isOver: row => !row || !BUSY.includes(row.status),

@@ -4,7 +4,7 @@ import { extensionPoint } from '../core/declarations.ts'
 import type { Bound } from '../core/iam/caller.ts'
 import type { Layer } from '../core/iam/decide.ts'
 import { type CompiledDocument, compileDocument } from '../core/iam/policy.ts'
-import { perProcess } from '../core/process/per-process.ts'
+import { processSingleton } from '../core/process/process-singleton.ts'
 import type { Services } from '../core/process/services.ts'
 
 /** Boundary policies of agents, which narrow whatever their turns cause, however far down. */
@@ -16,7 +16,7 @@ export const boundaryPolicies =
   extensionPoint<(db: Queryable, boundary: Boundary) => Promise<unknown>>('boundary policies of agents')
 
 // The configuration of a version never changes.
-const compiledOf = perProcess(() => new LRUCache<string, CompiledDocument>({ max: 1000 }))
+const compiledOf = processSingleton(() => new LRUCache<string, CompiledDocument>({ max: 1000 }))
 
 const nameOf = ({ agent_id, version }: Boundary): string => `${agent_id} ${version}`
 

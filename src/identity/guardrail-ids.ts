@@ -8,7 +8,7 @@ import { type Fragment, sql } from '../core/db/sql.ts'
 const MAX_GUARDRAILS = 20
 
 /** What taking a guardrail away needs. */
-export const detaching = 'guardrails:DetachGuardrail'
+export const detachPermission = 'guardrails:DetachGuardrail'
 
 /** Carries the id of a project whose guardrails, or whose content mode, have changed. */
 export const projectGuardrailsChannel = 'muster_project_guardrails'
@@ -23,7 +23,7 @@ export const GuardrailIds = z
 export const hasGuardrail = (id: string): Fragment => sql.fragment`t.guardrail_ids @> ${sql.array([id], 'text')}`
 
 /** What was attached in any of the lists and is missing from any of those that take their place. */
-export const lostGuardrails = (
+export const removedGuardrails = (
   before: readonly (readonly string[] | null)[],
   after: readonly (readonly string[] | null)[],
 ): string[] => [...new Set(before.flatMap(ids => ids ?? []))].filter(id => after.some(ids => !ids?.includes(id)))
@@ -39,6 +39,6 @@ export function requireDetach(
 ): void {
   const kind = kinds.get('guardrail')
   // Every one is asked for, so that the audit entry names them all.
-  const refused = detached.filter(id => !allowed(detaching, { kind, row: { id, project_id } }))
-  if (refused.length > 0) raise('FORBIDDEN', { meta: { action: detaching, detached: refused } })
+  const refused = detached.filter(id => !allowed(detachPermission, { kind, row: { id, project_id } }))
+  if (refused.length > 0) raise('FORBIDDEN', { meta: { action: detachPermission, detached: refused } })
 }

@@ -1,9 +1,9 @@
 import { LRUCache } from 'lru-cache'
-import { regardless } from '../core/db/tenancy.ts'
-import type { Tx } from '../core/db/write.ts'
+import { withoutTenantLimit } from '../core/db/tenant-context.ts'
+import type { Tx } from '../core/db/writer.ts'
 
 /** What a resolved principal was read from, as `<kind>:<id>`. A change of any of it makes the principal stale. */
-export type Source = `${'user' | 'key' | 'grant' | 'client' | 'policy' | 'project'}:${string}`
+export type PrincipalSource = `${'user' | 'key' | 'grant' | 'client' | 'policy' | 'project'}:${string}`
 
 export const principalChannel = 'muster_principals'
 
@@ -14,14 +14,17 @@ const MAX_ENTRIES = 10_000
  * Resolved principals of one process, each for at most five seconds. `load` runs once for concurrent requests; what it
  * read is kept only when none of its sources changed while it was under way.
  */
-export class PrincipalCache<V extends { sources: Source[] }> {
+export class PrincipalCache<V extends { sources: PrincipalSource[] }> {
   private readonly entries = new LRUCache<string, V>({
     max: MAX_ENTRIES,
     ttl: MAX_AGE_MS,
     dispose: (value, key) => this.forget(value, key),
   })
-  private readonly bySource = new Map<Source, Set<string>>()
-  private readonly loads = new Map<string, { promise: Promise<V | null>; changed: Set<Source>; cleared: boolean }>()
+  private readonly bySource = new Map<PrincipalSource, Set<string>>()
+  private readonly loads = new Map<
+    string,
+    { promise: Promise<V | null>; changed: Set<PrincipalSource>; cleared: boolean }
+  >()
 
   /** The principal under a name, from the cache or from `load`. Null is never kept: unknown tokens cost no memory. */
   async get(name: string, load: () => Promise<V | null>): Promise<V | null> {
@@ -30,7 +33,7 @@ export class PrincipalCache<V extends { sources: Source[] }> {
     const running = this.loads.get(name)
     // A load that began before a change must not answer a request that came after it.
     if (running && running.changed.size === 0 && !running.cleared) return running.promise
-    const started = { promise: regardless(load), changed: new Set<Source>(), cleared: false }
+    const started = { promise: withoutTenantLimit(load), changed: new Set<PrincipalSource>(), cleared: false }
     this.loads.set(name, started)
     try {
       const value = await started.promise
@@ -43,7 +46,7 @@ export class PrincipalCache<V extends { sources: Source[] }> {
   }
 
   /** Drops every principal that was read from a source. */
-  drop(source: Source): void {
+  drop(source: PrincipalSource): void {
     for (const load of this.loads.values()) load.changed.add(source)
     for (const name of [...(this.bySource.get(source) ?? [])]) this.entries.delete(name)
   }
@@ -85,7 +88,7 @@ export function registerCache(cache: PrincipalCache<never>): () => void {
  * (document) or a project (its bound keys and its grants go with it). Other processes are notified at the commit, this one
  * drops its entries before the answer goes out.
  */
-export function principalsChanged(tx: Pick<Tx, 'invalidate' | 'afterCommit'>, ...sources: Source[]): void {
+export function principalsChanged(tx: Pick<Tx, 'invalidate' | 'afterCommit'>, ...sources: PrincipalSource[]): void {
   for (const source of sources) tx.invalidate(principalChannel, source)
   tx.afterCommit(() => {
     for (const source of sources) for (const cache of caches) cache.drop(source)

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql, statement } from '../core/db/sql.ts'
+import { type Queryable, sql, voidStatement } from '../core/db/sql.ts'
 
 /** A policy as an attachment names it, in attach order. */
 const AttachedPolicy = z.object({ id: z.string(), version: z.int(), updated_at: z.string(), document: z.unknown() })
@@ -88,8 +88,8 @@ export const grantPrincipal = (db: Queryable, id: string) =>
     from oauth_grants g join users u on u.id = g.user_id where g.id = ${id} and g.revoked_at is null`)
 
 /** Writes down the use of keys, at most once a minute each whatever the number of processes. */
-export const noteKeyUse = (db: Queryable, ids: string[], now: Date) =>
-  db.query(statement`
+export const recordKeyUse = (db: Queryable, ids: string[], now: Date) =>
+  db.query(voidStatement`
     update project_keys set last_used_at = ${now.toISOString()}::timestamptz
     where id = any(${sql.array(ids, 'text')})
       and (last_used_at is null or last_used_at <= ${now.toISOString()}::timestamptz - interval '1 minute')`)

@@ -1,10 +1,10 @@
 import ipaddr from 'ipaddr.js'
 import { isIdOf } from '../core/api/kind.ts'
-import { narrowed } from '../core/iam/authority.ts'
+import { narrowAuthority } from '../core/iam/authority.ts'
 import {
   type Bound,
   type Caller,
-  type Definition,
+  type CallerDefinition,
   type PrincipalRecord,
   type PrincipalRef,
   principalRecord,
@@ -12,26 +12,26 @@ import {
 } from '../core/iam/caller.ts'
 import type { Layer } from '../core/iam/decide.ts'
 import { compileDocument } from '../core/iam/policy.ts'
-import type { Presented } from '../core/invoke/hooks.ts'
-import { perProcess } from '../core/process/per-process.ts'
+import type { PresentedCredential } from '../core/invoke/hooks.ts'
+import { processSingleton } from '../core/process/process-singleton.ts'
 import type { Services } from '../core/process/services.ts'
 import { sha256Of } from '../core/secrets/digest.ts'
 import { boundaryLayer } from './boundaries.ts'
-import { keyUseLog } from './key-use.ts'
-import { layerOf } from './layers.ts'
+import { keyUsageLog } from './key-usage-log.ts'
 import { isProven } from './oauth/dpop.ts'
 import { ACT_AS_USER, actionScopes, areWithin, policyOf } from './oauth/scopes.ts'
 import { noteGrantUse } from './oauth/store.ts'
-import { PrincipalCache, principalChannel, registerCache, type Source } from './principal-cache.ts'
+import { policyLayer } from './policy-layer.ts'
+import { PrincipalCache, type PrincipalSource, principalChannel, registerCache } from './principal-cache.ts'
 import {
   attachedPolicy,
   grantPrincipal,
   keyPrincipal,
   keyPrincipalByHash,
-  noteKeyUse,
   type PrincipalGrant,
   type PrincipalKey,
   type PrincipalUser,
+  recordKeyUse,
   userPrincipal,
 } from './principal-store.ts'
 import { type Claims, verifyToken } from './tokens.ts'
@@ -52,7 +52,7 @@ type Principal = {
   key: Key | null
   grant: PrincipalGrant | null
   layers: Layer[]
-  sources: Source[]
+  sources: PrincipalSource[]
 }
 
 /** Other strings are no key of ours; they are refused without a query. */
@@ -85,8 +85,8 @@ function principalOf(
   log: Services['log'],
 ): Principal {
   const { policies, ...user } = row.user
-  const layers: Layer[] = user.role === 'admin' ? [] : [layerOf('user', policies, log)]
-  const sources: Source[] = [`user:${user.id}`, ...policies.map(({ id }): Source => `policy:${id}`)]
+  const layers: Layer[] = user.role === 'admin' ? [] : [policyLayer('user', policies, log)]
+  const sources: PrincipalSource[] = [`user:${user.id}`, ...policies.map(({ id }): PrincipalSource => `policy:${id}`)]
   const { grant = null } = row
   if (grant) {
     sources.push(`grant:${grant.id}`, `client:${grant.client_id}`)
@@ -96,8 +96,8 @@ function principalOf(
   }
   if (!row.key) return { user, key: null, grant, layers, sources }
   const { policies: boundary, allowed_ips, ...key } = row.key
-  if (boundary.length > 0) layers.push(layerOf('key', boundary, log))
-  sources.push(`key:${key.id}`, ...boundary.map(({ id }): Source => `policy:${id}`))
+  if (boundary.length > 0) layers.push(policyLayer('key', boundary, log))
+  sources.push(`key:${key.id}`, ...boundary.map(({ id }): PrincipalSource => `policy:${id}`))
   if (key.project_id) sources.push(`project:${key.project_id}`)
   return {
     user,
@@ -112,18 +112,18 @@ const past = (time: string | null, now: Date): boolean =>
   time !== null && (time === '-infinity' || new Date(time).getTime() <= now.getTime())
 
 type Resolver = {
-  resolve<T extends { sources: Source[] }>(name: string, load: () => Promise<T | null>): Promise<T | null>
+  resolve<T extends { sources: PrincipalSource[] }>(name: string, load: () => Promise<T | null>): Promise<T | null>
   close(): void
 }
 
 /** The cache of principals of one process: each at most 5 s, dropped when a change is announced. */
-const resolverOf = perProcess(openResolver, resolver => resolver.close())
+const resolverOf = processSingleton(openResolver, resolver => resolver.close())
 
 function openResolver(services: Services): Resolver {
   const { notifications } = services
-  const cache = new PrincipalCache<{ sources: Source[] }>()
+  const cache = new PrincipalCache<{ sources: PrincipalSource[] }>()
   const unregister = registerCache(cache as never)
-  const unlisten = notifications.listen(principalChannel, source => cache.drop(source as Source), {
+  const unlisten = notifications.listen(principalChannel, source => cache.drop(source as PrincipalSource), {
     onReconnect: () => cache.clear(),
   })
   let listening = false
@@ -132,7 +132,7 @@ function openResolver(services: Services): Resolver {
     listening = true
   })
   return {
-    resolve<T extends { sources: Source[] }>(name: string, load: () => Promise<T | null>) {
+    resolve<T extends { sources: PrincipalSource[] }>(name: string, load: () => Promise<T | null>) {
       // Announcements are missed while the connection is down.
       if (listening && notifications.healthy()) return cache.get(name, load) as Promise<T | null>
       cache.clear()
@@ -146,14 +146,14 @@ function openResolver(services: Services): Resolver {
 }
 
 /** Collects which keys this process used. */
-const keyUses = perProcess(
-  services => keyUseLog((ids, now) => noteKeyUse(services.pool, ids, now), services),
+const keyUses = processSingleton(
+  services => keyUsageLog((ids, now) => recordKeyUse(services.pool, ids, now), services),
   uses => uses.close(),
 )
 
 /** The same for OAuth grants. */
-const grantUses = perProcess(
-  services => keyUseLog((ids, now) => noteGrantUse(services.pool, ids, now), services),
+const grantUses = processSingleton(
+  services => keyUsageLog((ids, now) => noteGrantUse(services.pool, ids, now), services),
   uses => uses.close(),
 )
 
@@ -198,17 +198,17 @@ async function usableGrant(services: Services, id: string): Promise<(Principal &
 }
 
 /** What clients may name the API as in `resource`, and tokens are issued for. */
-export const audiences = (baseUrl: string): string[] => [baseUrl, `${baseUrl}/mcp`]
+export const acceptedAudiences = (baseUrl: string): string[] => [baseUrl, `${baseUrl}/mcp`]
 
 async function callerByGrant(
   services: Services,
   token: string,
   claims: Claims,
-  { proof }: Presented,
+  { proof }: PresentedCredential,
 ): Promise<Caller | null> {
   const { BASE_URL } = services.config
   const { gid, iss, aud, scope, cnf } = claims as Claims & { gid?: unknown; scope?: unknown; cnf?: { jkt?: unknown } }
-  if (iss !== BASE_URL || typeof aud !== 'string' || !audiences(BASE_URL).includes(aud)) return null
+  if (iss !== BASE_URL || typeof aud !== 'string' || !acceptedAudiences(BASE_URL).includes(aud)) return null
   if (typeof gid !== 'string') return null
   const found = await usableGrant(services, gid)
   if (found?.user.id !== claims.sub || found.grant.client_id !== claims.client_id) return null
@@ -235,7 +235,11 @@ async function callerByGrant(
   })
 }
 
-async function callerByToken(services: Services, token: string, presented: Presented): Promise<Caller | null> {
+async function callerByToken(
+  services: Services,
+  token: string,
+  presented: PresentedCredential,
+): Promise<Caller | null> {
   const { pool, log } = services
   const claims = await verifyToken(services, ['user', 'oauth'], token)
   if (claims?.typ === 'oauth') return callerByGrant(services, token, claims, presented)
@@ -255,7 +259,11 @@ async function callerByToken(services: Services, token: string, presented: Prese
 }
 
 /** Resolves a token to its caller; null is 401 whatever the reason. */
-export function authenticate(services: Services, token: string, presented: Presented): Promise<Caller | null> {
+export function authenticate(
+  services: Services,
+  token: string,
+  presented: PresentedCredential,
+): Promise<Caller | null> {
   if (!token.startsWith('sk_')) return callerByToken(services, token, presented)
   return KEY.test(token) && !presented.proof ? callerByKey(services, token, presented.ip) : Promise.resolve(null)
 }
@@ -279,10 +287,10 @@ async function usablePrincipal(services: Services, ref: PrincipalRef, projectId:
 }
 
 /** A policy as a layer; one that is gone allows nothing. */
-async function policyLayer(services: Services, id: string): Promise<Layer> {
+async function storedPolicyLayer(services: Services, id: string): Promise<Layer> {
   const found = await resolverOf(services).resolve(`policy ${id}`, async () => {
     const policy = await attachedPolicy(services.pool, id)
-    return { layer: layerOf('trigger', policy ? [policy] : [], services.log), sources: [`policy:${id}` as const] }
+    return { layer: policyLayer('trigger', policy ? [policy] : [], services.log), sources: [`policy:${id}` as const] }
   })
   return (found as { layer: Layer }).layer
 }
@@ -315,7 +323,7 @@ async function boundLayers(services: Services, bounds: readonly Bound[], project
       // No right of policies: the statements that read facts go by it.
       if (bound.kind === 'memory') return []
       if (bound.kind === 'grant') return grantLayers(services, bound, projectId)
-      return bound.kind === 'policy' ? policyLayer(services, bound.id) : boundaryLayer(services, bound)
+      return bound.kind === 'policy' ? storedPolicyLayer(services, bound.id) : boundaryLayer(services, bound)
     }),
   )
   return layers.flat()
@@ -340,7 +348,7 @@ export async function callerForPrincipal(
   const trigger = via?.type === 'trigger' ? via : null
   const policy = trigger?.policy_id ?? null
   const within = [
-    ...(policy === null ? [] : [await policyLayer(services, policy)]),
+    ...(policy === null ? [] : [await storedPolicyLayer(services, policy)]),
     ...(await boundLayers(services, bounds, projectId)),
   ]
   return callerOf(within.length === 0 ? found : { ...found, layers: [...found.layers, ...within] }, {
@@ -366,10 +374,10 @@ export async function effectiveCaller(
   services: Services,
   caller: Caller,
   projectId: string,
-  ...definitions: readonly Definition[]
+  ...definitions: readonly CallerDefinition[]
 ): Promise<Caller> {
   const known = caller.bounds ?? []
-  const { bounds = [] } = narrowed(principalRecord(caller), ...definitions)
+  const { bounds = [] } = narrowAuthority(principalRecord(caller), ...definitions)
   const added = await boundLayers(services, bounds.slice(known.length), projectId)
   return {
     ...caller,

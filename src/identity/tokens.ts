@@ -7,7 +7,7 @@ import { sha256Of } from '../core/secrets/digest.ts'
 /** What a token is for. Every consumer accepts its own kind only, so one replayed elsewhere is worth nothing. */
 export type TokenKind = 'user' | 'oauth' | 'run' | 'download' | 'upload' | 'ingestion'
 
-export type Signed = { token: string; expires_at: string }
+export type SignedClaims = { token: string; expires_at: string }
 export type Claims = JWTPayload & { sub: string; exp: number; iat: number }
 
 type Signer = Pick<Services, 'config' | 'clock'>
@@ -21,7 +21,7 @@ export async function signToken(
   subject: string,
   claims: Record<string, unknown>,
   ttlSeconds: number,
-): Promise<Signed> {
+): Promise<SignedClaims> {
   const issued = Math.floor(clock.now().getTime() / 1000)
   const token = await new SignJWT({ ...claims, typ: kind })
     .setProtectedHeader({ alg: 'HS256', typ: 'JWT' })

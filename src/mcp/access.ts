@@ -1,7 +1,7 @@
 import type { Config } from '../config.ts'
 import { AppError, raise } from '../core/api/errors.ts'
-import { unauthorizedBody } from '../core/http/body.ts'
-import type { Exchange } from '../core/http/mounts.ts'
+import { anonymousBodyError } from '../core/http/body.ts'
+import type { MountExchange } from '../core/http/mounts.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import { insufficientScope, metadataOf } from '../core/iam/challenges.ts'
 import { countRequest } from '../core/invoke/hooks.ts'
@@ -15,10 +15,10 @@ import { MCP_ACCESS } from '../identity/oauth/scopes.ts'
  * @throws UNAUTHORIZED with the challenge that leads a client to the sign-in, FORBIDDEN for an OAuth token without the
  *   scope of this endpoint
  */
-export async function admit({ config }: Services, exchange: Exchange): Promise<Caller> {
+export async function admitRequest({ config }: Services, exchange: MountExchange): Promise<Caller> {
   const caller = await exchange.identify()
   if (!caller) {
-    const refused = unauthorizedBody(exchange.req)
+    const refused = anonymousBodyError(exchange.req)
     if (refused.code !== 'UNAUTHORIZED') throw refused
     const challenge = `Bearer resource_metadata="${metadataOf(config, '/mcp')}", scope="${MCP_ACCESS}", DPoP algs="${PROOF_ALGORITHMS.join(' ')}"`
     throw new AppError('UNAUTHORIZED', { headers: { 'WWW-Authenticate': challenge } })

@@ -1,20 +1,22 @@
 import { flatten, unflatten } from '../core/api/flatten.ts'
 import type { KindRow } from '../core/api/kind.ts'
-import { type Answer, type Operation, operations } from '../core/api/operation.ts'
+import { type Operation, type OperationResult, operations } from '../core/api/operation.ts'
 import { type Call, callAs } from '../core/invoke/call.ts'
 import { openInvocation } from '../core/invoke/invocation.ts'
-import { carryOut, invoke } from '../core/invoke/invoke.ts'
-import { isCounted, type Session } from './session.ts'
+import { executeInvocation, invoke } from '../core/invoke/invoke.ts'
+import { isCounted, type McpClientSession } from './session.ts'
 
-type Asking = Pick<Session, 'services' | 'caller'> & { exchange: Pick<Session['exchange'], 'request' | 'identify'> }
+type Asking = Pick<McpClientSession, 'services' | 'caller'> & {
+  exchange: Pick<McpClientSession['exchange'], 'request' | 'identify'>
+}
 
 /** Asks an operation on behalf of a request, with its rights. Raises what the operation raises. */
-export const ask = (
+export const elicitApproval = (
   asking: Asking,
   operation: string | Operation,
   args: Record<string, unknown>,
   more: { signal?: AbortSignal; idempotencyKey?: string } = {},
-): Promise<Answer> => {
+): Promise<OperationResult> => {
   const of = typeof operation === 'string' ? operations.get(operation) : operation
   return invoke(asking.services, of, callFor(asking, of, args, more))
 }
@@ -27,7 +29,7 @@ export async function readItem(
 ): Promise<{ record: Record<string, unknown>; row: KindRow }> {
   const of = operations.get(operation)
   const inv = openInvocation(asking.services, of, callFor(asking, of, args, {}))
-  const { body } = await carryOut(inv)
+  const { body } = await executeInvocation(inv)
   return { record: body as Record<string, unknown>, row: inv.resource as KindRow }
 }
 

@@ -7,8 +7,8 @@ import { type Call, callAs, jsonUpload } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
 import { callLong } from './long-call.ts'
 import { LEFT_OUT, type OperationTool, operationTool } from './registry.ts'
-import { errorResult, resultOf, type ToolResult } from './result.ts'
-import { type Answering, invalidParams, isCounted, type Session, takesTasks } from './session.ts'
+import { errorResult, type ToolResult, toolResult } from './result.ts'
+import { invalidParams, isCounted, type McpClientSession, type PendingAnswer, takesTasks } from './session.ts'
 import { fixedTool } from './tools.ts'
 import { isWithin } from './view.ts'
 
@@ -21,11 +21,11 @@ const Params = z.object({
 })
 
 /** Answers `tools/call`. */
-export async function callTool(session: Session, answering: Answering): Promise<object> {
+export async function callMcpTool(session: McpClientSession, answering: PendingAnswer): Promise<object> {
   const { data } = Params.safeParse(answering.params)
   if (!data) return invalidParams('name must be a string, and arguments an object')
   const tool = fixedTool(data.name)
-  if (!tool) return callOperation(session, answering, data.name, data.arguments ?? {})
+  if (!tool) return callMcpOperation(session, answering, data.name, data.arguments ?? {})
   session.exchange.noted.tool = data.name
   try {
     return await tool.run(session, data.arguments ?? {}, answering)
@@ -35,9 +35,9 @@ export async function callTool(session: Session, answering: Answering): Promise<
 }
 
 /** Calls an operation by the name of its tool, with the rights of the request. */
-export async function callOperation(
-  session: Session,
-  answering: Answering,
+export async function callMcpOperation(
+  session: McpClientSession,
+  answering: PendingAnswer,
   name: string,
   args: Json,
 ): Promise<ToolResult | Json> {
@@ -48,14 +48,14 @@ export async function callOperation(
   try {
     const { call, waits } = callOf(session, answering, tool, args)
     if (operation.starts && String(args.wait) !== 'false') return await callLong(session, answering, tool, call, waits)
-    return await resultOf(session, operation, await invoke(session.services, operation, call))
+    return await toolResult(session, operation, await invoke(session.services, operation, call))
   } catch (error) {
     return errorResult(session, error)
   }
 }
 
 /** The caller that was found for the request, and from then on the one that its credential names. */
-function identifying({ identify }: Session['exchange'], caller: Caller): Call['identify'] {
+function identifying({ identify }: McpClientSession['exchange'], caller: Caller): Call['identify'] {
   let first = true
   return () => {
     const known = first
@@ -66,8 +66,8 @@ function identifying({ identify }: Session['exchange'], caller: Caller): Call['i
 
 /** The call of an operation that flat arguments ask for. Raises VALIDATION_FAILED. */
 function callOf(
-  session: Session,
-  { params, signal }: Pick<Answering, 'params' | 'signal'>,
+  session: McpClientSession,
+  { params, signal }: Pick<PendingAnswer, 'params' | 'signal'>,
   { operation }: OperationTool,
   args: Json,
 ): { call: Call; waits: boolean } {
@@ -100,7 +100,7 @@ function callOf(
  * be waited for. Returns whether the call waits.
  */
 function waitByDefault(
-  session: Session,
+  session: McpClientSession,
   operation: Operation,
   args: Json,
   request: ReturnType<typeof unflatten>,

@@ -1,11 +1,11 @@
 import { z } from 'zod'
 import { parse } from '../core/api/validate.ts'
-import { callOperation } from './call.ts'
+import { callMcpOperation } from './call.ts'
 import { operationTool, permittedTools } from './registry.ts'
 import { jsonResult } from './result.ts'
-import { ranked } from './search.ts'
-import { invalidParams, type Session } from './session.ts'
-import { argumentsSchema, type FixedTool, fixedTool, READING } from './tools.ts'
+import { rankTools } from './search.ts'
+import { invalidParams, type McpClientSession } from './session.ts'
+import { type FixedTool, fixedTool, READING, toolArgumentsSchema } from './tools.ts'
 import { isWithin, operationsIn } from './view.ts'
 
 /** The tools by which others are found and called. */
@@ -21,12 +21,12 @@ const searchTools: FixedTool = {
   title: 'Search tools',
   description:
     'Find tools for a task, best first: name, title, summary, module and whether each only reads. Tools that the credential can nowhere use are left out and counted as hidden.',
-  inputSchema: argumentsSchema(Search),
+  inputSchema: toolArgumentsSchema(Search),
   annotations: { title: 'Search tools', ...READING },
   async run({ view, caller }, args) {
     const { query, module, limit } = parse(Search, args)
     const usable = new Set(permittedTools(caller))
-    const found = ranked(
+    const found = rankTools(
       query,
       operationsIn({ ...view, permitted: false }, caller).filter(
         tool => module === undefined || tool.module === module,
@@ -54,7 +54,7 @@ const describeTools: FixedTool = {
   name: 'describe-tools',
   title: 'Describe tools',
   description: 'Show descriptions and argument schemas of tools by name.',
-  inputSchema: argumentsSchema(Describe),
+  inputSchema: toolArgumentsSchema(Describe),
   annotations: { title: 'Describe tools', ...READING },
   async run({ view }, args) {
     const names = [...new Set(parse(Describe, args).names)]
@@ -84,7 +84,7 @@ const callToolByName: FixedTool = {
   name: 'call-tool',
   title: 'Call a tool',
   description: 'Call a tool by name with its arguments; the result is that of the tool.',
-  inputSchema: argumentsSchema(CallInput),
+  inputSchema: toolArgumentsSchema(CallInput),
   annotations: {
     title: 'Call a tool',
     readOnlyHint: false,
@@ -92,10 +92,10 @@ const callToolByName: FixedTool = {
     idempotentHint: false,
     openWorldHint: true,
   },
-  async run(session: Session, args, answering) {
+  async run(session: McpClientSession, args, answering) {
     const { name, arguments: given = {} } = parse(CallInput, args)
     if (fixedTool(name)) return invalidParams(`${name} is called by its own name`)
-    return callOperation(session, answering, name, given)
+    return callMcpOperation(session, answering, name, given)
   },
 }
 

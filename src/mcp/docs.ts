@@ -1,9 +1,9 @@
 import { readdirSync, readFileSync } from 'node:fs'
 import { z } from 'zod'
-import { invalid } from '../core/api/errors.ts'
+import { raiseInvalid } from '../core/api/errors.ts'
 import { parse } from '../core/api/validate.ts'
 import { jsonResult } from './result.ts'
-import { argumentsSchema, type FixedTool, READING } from './tools.ts'
+import { type FixedTool, READING, toolArgumentsSchema } from './tools.ts'
 
 /** The tools by which the manual is read. */
 
@@ -36,7 +36,7 @@ export const manualTools: readonly FixedTool[] = [
     name: 'get-docs',
     title: 'List the manual',
     description: 'List the pages of the manual: path and title.',
-    inputSchema: argumentsSchema(Nothing),
+    inputSchema: toolArgumentsSchema(Nothing),
     annotations: { title: 'List the manual', ...READING },
     docs: true,
     async run(_session, args) {
@@ -48,13 +48,13 @@ export const manualTools: readonly FixedTool[] = [
     name: 'get-doc-page',
     title: 'Read the manual',
     description: 'Read one page of the manual as markdown.',
-    inputSchema: argumentsSchema(PageInput),
+    inputSchema: toolArgumentsSchema(PageInput),
     annotations: { title: 'Read the manual', ...READING },
     docs: true,
     async run(_session, args) {
       const { path } = parse(PageInput, args)
       if (!index().some(page => page.path === path))
-        return invalid({ code: 'INVALID_VALUE', path: 'path', message: 'is no page of the manual' })
+        return raiseInvalid({ code: 'INVALID_VALUE', path: 'path', message: 'is no page of the manual' })
       return { content: [{ type: 'text', text: textOf(path) }] }
     },
   },

@@ -1,24 +1,24 @@
 import { classifyInboundRequest, PerRequestHTTPServerTransport, ProtocolErrorCode } from '@modelcontextprotocol/server'
 import { z } from 'zod'
 import { AppError, raise } from '../core/api/errors.ts'
-import type { Exchange } from '../core/http/mounts.ts'
+import type { MountExchange } from '../core/http/mounts.ts'
 import type { Services } from '../core/process/services.ts'
-import { admit, countBound, requireOrigin } from './access.ts'
+import { admitRequest, countBound, requireOrigin } from './access.ts'
 import { requireHeaders } from './headers.ts'
 import { handlersOf } from './methods.ts'
-import { type Refusal, refuse, respond } from './reply.ts'
+import { type Refusal, refuseMessage, sendResponse } from './reply.ts'
 import { serverOf } from './server.ts'
-import { capabilitiesIn, type Message } from './session.ts'
+import { capabilitiesIn, type McpMessage } from './session.ts'
 import { MODERN, OLD } from './versions.ts'
 import { viewOf } from './view.ts'
 
 /** One HTTP request of /mcp. */
-export async function serve(services: Services, exchange: Exchange): Promise<void> {
+export async function serveMcp(services: Services, exchange: MountExchange): Promise<void> {
   const { config } = services
   const { req } = exchange
   if (!config.MCP_ENABLED) raise('RESOURCE_NOT_FOUND', { message: `No route ${req.method} ${req.path}` })
   requireOrigin(config, req.headers.origin)
-  const caller = await admit(services, exchange)
+  const caller = await admitRequest(services, exchange)
   if (req.method !== 'POST')
     throw new AppError('REQUEST_REJECTED', {
       status: 405,
@@ -29,7 +29,7 @@ export async function serve(services: Services, exchange: Exchange): Promise<voi
   await countBound(services, caller)
   const view = viewOf(req.query)
   const inbound = inboundOf(exchange, body)
-  if (inbound.kind === 'refused') return refuse(services, exchange, inbound.refusal, body)
+  if (inbound.kind === 'refused') return refuseMessage(services, exchange, inbound.refusal, body)
   if (inbound.kind === 'notification') return exchange.end(202, null)
   const { message, modern } = inbound
   const handler = handlersOf(modern).get(message.method)
@@ -44,10 +44,10 @@ export async function serve(services: Services, exchange: Exchange): Promise<voi
     streams: modern || /text\/event-stream/i.test(req.headers.accept ?? ''),
     refused: null,
   }
-  await respond(session, message, handler)
+  await sendResponse(session, message, handler)
 }
 
-async function readMessage(exchange: Exchange): Promise<unknown> {
+async function readMessage(exchange: MountExchange): Promise<unknown> {
   try {
     return await exchange.readJson()
   } catch (error) {
@@ -68,19 +68,19 @@ function malformed(code: number, message: string): never {
 type Inbound =
   | { kind: 'refused'; refusal: Refusal }
   | { kind: 'notification' }
-  | { kind: 'request'; message: Message; modern: boolean }
+  | { kind: 'request'; message: McpMessage; modern: boolean }
 
-const request = (body: unknown, modern: boolean): Inbound => ({ kind: 'request', message: body as Message, modern })
+const request = (body: unknown, modern: boolean): Inbound => ({ kind: 'request', message: body as McpMessage, modern })
 
 /** What a body is, by the rules of the revision that it is of. Raises VALIDATION_FAILED. */
-function inboundOf({ req }: Exchange, body: unknown): Inbound {
+function inboundOf({ req }: MountExchange, body: unknown): Inbound {
   const header = (name: string) => req.headers[name] as string | undefined
   const given = {
     version: header('mcp-protocol-version'),
     method: header('mcp-method'),
     name: header('mcp-name'),
   }
-  const headersOf = (message: Message): Inbound => {
+  const headersOf = (message: McpMessage): Inbound => {
     const mismatch = requireHeaders(message, given)
     return mismatch ? { kind: 'refused', refusal: { httpStatus: 400, ...mismatch } } : request(message, true)
   }
@@ -112,7 +112,7 @@ function inboundOf({ req }: Exchange, body: unknown): Inbound {
         data: { supported: [MODERN], requested: revision },
       },
     }
-  return found.messageKind === 'notification' ? { kind: 'notification' } : headersOf(body as Message)
+  return found.messageKind === 'notification' ? { kind: 'notification' } : headersOf(body as McpMessage)
 }
 
 const Plain = z.object({
@@ -129,7 +129,7 @@ const Plain = z.object({
 })
 
 /** Whether a body is plainly a request of 2026-07-28: the SDK, which says what is wrong with others, takes 0.3 ms for it. */
-const isPlain = (body: unknown): body is Message => Plain.safeParse(body).success
+const isPlain = (body: unknown): body is McpMessage => Plain.safeParse(body).success
 
 /** Raises VALIDATION_FAILED for a version that no release of the protocol has; a request without one is of the first. */
 function requireOldVersion(version: string | undefined): void {
@@ -142,7 +142,12 @@ function requireOldVersion(version: string | undefined): void {
 }
 
 /** Has the server of the SDK answer what it answers by itself: how clients begin, and methods that there are not. */
-async function handshake(services: Services, exchange: Exchange, message: Message, modern: boolean): Promise<void> {
+async function handshake(
+  services: Services,
+  exchange: MountExchange,
+  message: McpMessage,
+  modern: boolean,
+): Promise<void> {
   const transport = new PerRequestHTTPServerTransport({
     classification: modern ? { era: 'modern', revision: MODERN } : { era: 'legacy' },
     responseMode: 'json',
@@ -153,5 +158,5 @@ async function handshake(services: Services, exchange: Exchange, message: Messag
   // Before 2026 errors of the protocol had no status of their own.
   if (response.status === 200 || !modern) return exchange.end(200, text)
   const { error } = JSON.parse(text) as { error: Omit<Refusal, 'httpStatus'> }
-  refuse(services, exchange, { httpStatus: response.status, ...error }, message)
+  refuseMessage(services, exchange, { httpStatus: response.status, ...error }, message)
 }

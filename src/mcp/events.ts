@@ -1,14 +1,14 @@
 import { PassThrough } from 'node:stream'
-import type { Exchange } from '../core/http/mounts.ts'
+import type { MountExchange } from '../core/http/mounts.ts'
 
 const KEEP_ALIVE_MS = 15_000
 
 /** The stream of an answer that says something before it is there. */
-export class EventStream {
+export class SseWriter {
   readonly #stream = new PassThrough()
   readonly #timer: NodeJS.Timeout
 
-  constructor({ res, stream }: Exchange) {
+  constructor({ res, stream }: MountExchange) {
     res.setHeader('Cache-Control', 'no-cache, no-transform')
     res.setHeader('X-Accel-Buffering', 'no')
     stream(200, 'text/event-stream', this.#stream)

@@ -1,4 +1,4 @@
-import type { Message } from './session.ts'
+import type { McpMessage } from './session.ts'
 
 /** The headers by which intermediaries route a request of 2026-07-28; they repeat what its body says. */
 
@@ -24,7 +24,7 @@ const mismatch = (header: string, value: string | undefined, message: string): M
 
 /** What is wrong with the headers of a request; null when they agree with its body. */
 export function requireHeaders(
-  { method, params }: Pick<Message, 'method' | 'params'>,
+  { method, params }: Pick<McpMessage, 'method' | 'params'>,
   given: { version?: string; method?: string; name?: string },
 ): Mismatch | null {
   if (given.version === undefined) return mismatch('MCP-Protocol-Version', undefined, 'is required')

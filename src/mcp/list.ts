@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { breather } from '../core/process/breathe.ts'
+import { eventLoopYielder } from '../core/process/event-loop.ts'
 import { release } from '../core/process/release.ts'
-import { shown, type Tool } from './registry.ts'
-import { invalidParams, type Session } from './session.ts'
+import { type McpTool, visibleTools } from './registry.ts'
+import { invalidParams, type McpClientSession } from './session.ts'
 import { docsTools, fixedTools } from './tools.ts'
 import { operationsIn } from './view.ts'
 
@@ -11,7 +11,7 @@ const PAGE = 200
 const Cursor = z.tuple([z.string(), z.string()])
 
 /** A page begins behind a tool of this release: the list of another one may have others. */
-const cursorAfter = ({ name }: Tool): string => Buffer.from(JSON.stringify([release, name])).toString('base64url')
+const cursorAfter = ({ name }: McpTool): string => Buffer.from(JSON.stringify([release, name])).toString('base64url')
 
 function nameIn(cursor: unknown): string {
   try {
@@ -24,23 +24,26 @@ function nameIn(cursor: unknown): string {
 }
 
 /** The tools that the query of /mcp asks for, by name. */
-function listed({ view, caller }: Session): Tool[] {
+function listed({ view, caller }: McpClientSession): McpTool[] {
   const fixed = view.modules === null ? fixedTools() : docsTools()
   const operations = view.all || view.modules !== null ? operationsIn(view, caller) : []
   return [...fixed, ...operations].sort((a, b) => (a.name < b.name ? -1 : 1))
 }
 
 /** Answers `tools/list`. */
-export async function listTools(session: Session, { params }: { params: Record<string, unknown> }): Promise<object> {
+export async function listTools(
+  session: McpClientSession,
+  { params }: { params: Record<string, unknown> },
+): Promise<object> {
   const { permitted } = session.view
   const after = params.cursor === undefined ? null : nameIn(params.cursor)
   const tools = listed(session).filter(({ name }) => after === null || name > after)
   const page = tools.slice(0, PAGE)
-  const rest = breather()
-  const whole: Tool[] = []
+  const rest = eventLoopYielder()
+  const whole: McpTool[] = []
   for (const tool of page) {
     await rest()
-    whole.push(shown(tool))
+    whole.push(visibleTools(tool))
   }
   return {
     tools: whole,

@@ -1,10 +1,10 @@
 import { z } from 'zod'
 import { revisionsOf } from '../core/api/long-work.ts'
 import { Batcher } from '../core/db/batcher.ts'
-import { perProcess } from '../core/process/per-process.ts'
+import { processSingleton } from '../core/process/process-singleton.ts'
 import type { Services } from '../core/process/services.ts'
-import { EventStream } from './events.ts'
-import { type Answering, invalidParams, RpcError, type Session } from './session.ts'
+import { SseWriter } from './events.ts'
+import { invalidParams, type McpClientSession, type PendingAnswer, RpcError } from './session.ts'
 import { recordIn } from './task-id.ts'
 import { getTask, requireExtension } from './tasks.ts'
 
@@ -25,10 +25,10 @@ const Params = z.object({
 })
 
 /** Streams that are open, by credential. */
-const open = perProcess(() => new Map<string, number>())
+const open = processSingleton(() => new Map<string, number>())
 
 /** Answers `subscriptions/listen` with a stream that acknowledges the tasks it follows, and nothing else. */
-export async function listen(session: Session, { id, params, signal }: Answering): Promise<null> {
+export async function listenToServer(session: McpClientSession, { id, params, signal }: PendingAnswer): Promise<null> {
   const { data } = Params.safeParse(params)
   if (!data) return invalidParams(`notifications is required, with at most ${MOST_TASKS} taskIds`)
   const { taskIds } = data.notifications
@@ -45,7 +45,7 @@ export async function listen(session: Session, { id, params, signal }: Answering
     if (left > 0) streams.set(credential.id, left)
     else streams.delete(credential.id)
   })
-  const events = new EventStream(session.exchange)
+  const events = new SseWriter(session.exchange)
   const _meta = { [SUBSCRIPTION]: id }
   const send = (method: string, params: object) => events.send({ jsonrpc: '2.0', method, params: { ...params, _meta } })
   send('notifications/subscriptions/acknowledged', { notifications: taskIds?.length ? { taskIds } : {} })
@@ -57,7 +57,7 @@ export async function listen(session: Session, { id, params, signal }: Answering
 }
 
 /** Revisions of records, which are read for all streams of the process at once. */
-const revisions = perProcess(
+const revisions = processSingleton(
   ({ pool }: Services) =>
     new Batcher<string, string | undefined>(async ids => {
       const found = await revisionsOf(pool, ids)
@@ -67,7 +67,7 @@ const revisions = perProcess(
 
 /** Tells of each task when it has changed, until all have ended, the time is over or the client leaves. */
 async function follow(
-  session: Session,
+  session: McpClientSession,
   taskIds: readonly string[],
   signal: AbortSignal,
   tell: (task: object) => void,
@@ -108,7 +108,7 @@ async function follow(
 }
 
 /** A task as it stands; null for what the caller may not see, or see no longer. */
-async function taskOf(session: Session, taskId: string): Promise<Record<string, unknown> | null> {
+async function taskOf(session: McpClientSession, taskId: string): Promise<Record<string, unknown> | null> {
   const caller = await session.exchange.identify()
   if (!caller) return null
   try {

@@ -1,11 +1,11 @@
 import type { Made } from '../core/api/idempotency.ts'
-import { type Answer, type Operation, operations } from '../core/api/operation.ts'
+import { type Operation, type OperationResult, operations } from '../core/api/operation.ts'
 import type { Call } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
-import { kebab, type OperationTool } from './registry.ts'
-import { jsonResult, resultOf, type ToolResult } from './result.ts'
-import { type Answering, type Session, takesTasks } from './session.ts'
-import { isHidden, look as lookAt, resultOfWork, type Seen, taskOf } from './tasks.ts'
+import { type OperationTool, toKebabCase } from './registry.ts'
+import { jsonResult, type ToolResult, toolResult } from './result.ts'
+import { type McpClientSession, type PendingAnswer, takesTasks } from './session.ts'
+import { isHidden, readTaskState as lookAt, resultOfWork, type SeenTask, taskOf } from './tasks.ts'
 
 /** Calls of operations that start long work. */
 
@@ -15,7 +15,7 @@ type Json = Record<string, unknown>
 const LOOK_MS = 500
 
 /** The work as far as the caller may read it: who may start it need not be one who may. */
-const look = (session: Session, record: string): Promise<Seen | null> =>
+const look = (session: McpClientSession, record: string): Promise<SeenTask | null> =>
   lookAt(session, record).catch(error => {
     if (isHidden(error)) return null
     throw error
@@ -33,8 +33,8 @@ function recordOf({ starts }: Operation, call: Call, from: Json | Made | undefin
  * as long as MCP_CALL_TIMEOUT_MS, and then get the record as it is.
  */
 export async function callLong(
-  session: Session,
-  answering: Answering,
+  session: McpClientSession,
+  answering: PendingAnswer,
   { operation }: OperationTool,
   call: Call,
   waits: boolean,
@@ -58,7 +58,7 @@ export async function callLong(
   const ended = invoke(services, operation, asked)
   if (!waits) {
     const answer = await ended
-    if (!tasks) return resultOf(session, operation, answer)
+    if (!tasks) return toolResult(session, operation, answer)
     return settled(session, operation, answer, recordOf(operation, call, answer.body as Json), until)
   }
   const progress = reportProgress(session, answering, () => record)
@@ -69,16 +69,16 @@ export async function callLong(
       record ??= recordOf(operation, call, answer.body as Json | undefined)
       return tasks && record !== null
         ? await settled(session, operation, answer, record, until)
-        : await resultOf(session, operation, answer)
+        : await toolResult(session, operation, answer)
     }
     // The work goes on; only this call has waited long enough.
     ended.catch(() => {})
-    if (record === null) return await resultOf(session, operation, await ended)
+    if (record === null) return await toolResult(session, operation, await ended)
     const seen = await look(session, record)
     if (!seen) {
       // Without the record it is waited for as a client without tasks waits.
       const waited = await Promise.race([ended, late(begun + MCP_CALL_TIMEOUT_MS, made.promise, over.signal)])
-      return waited ? await resultOf(session, operation, waited) : unreadable(record)
+      return waited ? await toolResult(session, operation, waited) : unreadable(record)
     }
     if (tasks) return createdTask(session, seen)
     return await unfinished(session, seen)
@@ -103,37 +103,40 @@ async function late(until: number, made: Promise<void>, signal: AbortSignal): Pr
 
 /** The answer where the work is over, when need be a little later; else the task of it. */
 async function settled(
-  session: Session,
+  session: McpClientSession,
   operation: Operation,
-  answer: Answer,
+  answer: OperationResult,
   record: string | null,
   until: number,
 ): Promise<ToolResult | Json> {
   let seen = record === null ? null : await look(session, record)
-  if (!seen || seen.state.status === 'completed') return resultOf(session, operation, answer)
+  if (!seen || seen.state.status === 'completed') return toolResult(session, operation, answer)
   while (seen && seen.state.status === 'working' && performance.now() < until) {
     await new Promise(resolve => setTimeout(resolve, LOOK_MS))
     seen = await look(session, record as string)
   }
-  if (!seen) return resultOf(session, operation, answer)
+  if (!seen) return toolResult(session, operation, answer)
   return seen.state.status === 'completed' ? resultOfWork(session, seen) : createdTask(session, seen)
 }
 
-const createdTask = (session: Session, seen: Seen): Json => ({ resultType: 'task', ...taskOf(session, seen) })
+const createdTask = (session: McpClientSession, seen: SeenTask): Json => ({
+  resultType: 'task',
+  ...taskOf(session, seen),
+})
 
 /** What is known of work that was started, for a caller that may not read it. */
 const unreadable = (id: string): ToolResult =>
   jsonResult({ id, note: 'It was started and goes on. This credential may not read it.' })
 
 /** The record as it is, for a client that has waited long enough. */
-async function unfinished(session: Session, { work, args, record, state }: Seen): Promise<ToolResult> {
-  const result = await resultOf(session, operations.get(work.read), { status: 200, body: record })
-  const note = `It is not over: ${state.message}. Read it by ${kebab(work.read)} with ${JSON.stringify(args)}.`
+async function unfinished(session: McpClientSession, { work, args, record, state }: SeenTask): Promise<ToolResult> {
+  const result = await toolResult(session, operations.get(work.read), { status: 200, body: record })
+  const note = `It is not over: ${state.message}. Read it by ${toKebabCase(work.read)} with ${JSON.stringify(args)}.`
   return { ...result, content: [...result.content, { type: 'text', text: note }] }
 }
 
 /** Sends how far the work is while a call waits, and once more at its end, where the client asked for it. */
-function reportProgress(session: Session, { params, notify }: Answering, record: () => string | null) {
+function reportProgress(session: McpClientSession, { params, notify }: PendingAnswer, record: () => string | null) {
   const token = (params._meta as Json | undefined)?.progressToken
   const isAsked = session.streams && (typeof token === 'string' || typeof token === 'number')
   let told = -1

@@ -1,6 +1,6 @@
 import { type FlatCall, flatSchema, flatten } from '../core/api/flatten.ts'
 import { type Operation, operations } from '../core/api/operation.ts'
-import { adminGate, mayEver } from '../core/iam/access.ts'
+import { couldEverAllow, passesAdminGate } from '../core/iam/access.ts'
 import type { Caller } from '../core/iam/caller.ts'
 
 /** Operations as tools. What is made here follows from the operations alone and is the same in every process. */
@@ -8,7 +8,7 @@ import type { Caller } from '../core/iam/caller.ts'
 type Json = Record<string, unknown>
 
 /** A tool as clients are shown it. */
-export type Tool = {
+export type McpTool = {
   name: string
   title: string
   description: string
@@ -17,7 +17,7 @@ export type Tool = {
 }
 
 /** An operation as a tool. Its schema takes a millisecond to make, so it is made when it is asked for. */
-export type OperationTool = Readonly<Tool> & {
+export type OperationTool = Readonly<McpTool> & {
   /** Module of its action. */
   module: string
   operation: Operation
@@ -32,7 +32,7 @@ const STREAMS = ['text/event-stream', 'application/x-ndjson', 'application/octet
 const TAKEN = ['call-tool', 'describe-tools', 'get-doc-page', 'get-docs', 'search-tools']
 
 const nameOf = (operation: Operation): string => {
-  const name = kebab(operation.id)
+  const name = toKebabCase(operation.id)
   return TAKEN.includes(name) ? `${moduleOf(operation)}-${name}` : name
 }
 
@@ -44,7 +44,7 @@ const isOffered = ({ gate, mcp, pass, produces = '', answers, body, consumes }: 
   !(STREAMS.includes(produces) && answers[200] === null) &&
   !(body && !consumes.includes('application/json'))
 
-export const kebab = (id: string): string =>
+export const toKebabCase = (id: string): string =>
   id.replace(/[A-Z]/g, letter => `-${letter.toLowerCase()}`).replace(/^-/, '')
 
 const moduleOf = ({ action, tag }: Operation): string => action?.split(':')[0] ?? tag.toLowerCase().replaceAll(' ', '-')
@@ -116,7 +116,7 @@ export const modulesOf = (): ReadonlySet<string> => registry().modules
 /** Whether a credential can use an operation anywhere. */
 function isUsable(caller: Caller, { gate, action, kind }: Operation): boolean {
   if (action === null) return true
-  return gate === 'admin' ? adminGate(caller, action, kind && { kind }) : mayEver(caller, action)
+  return gate === 'admin' ? passesAdminGate(caller, action, kind && { kind }) : couldEverAllow(caller, action)
 }
 
 /** The tools whose action a credential can use somewhere. Without any right, those that ask for none are not shown either. */
@@ -126,7 +126,7 @@ export function permittedTools(caller: Caller): readonly OperationTool[] {
 }
 
 /** A tool as a list shows it. */
-export const shown = ({ name, title, description, inputSchema, annotations }: Tool): Tool => ({
+export const visibleTools = ({ name, title, description, inputSchema, annotations }: McpTool): McpTool => ({
   name,
   title,
   description,

@@ -2,8 +2,8 @@ import type { Readable } from 'node:stream'
 import { z } from 'zod'
 import { AppError } from '../core/api/errors.ts'
 import { extensionPoint } from '../core/declarations.ts'
-import { ask } from './ask.ts'
-import { type Answering, INVALID_PARAMS, invalidParams, RpcError, type Session } from './session.ts'
+import { elicitApproval } from './ask.ts'
+import { INVALID_PARAMS, invalidParams, type McpClientSession, type PendingAnswer, RpcError } from './session.ts'
 
 /** Files and documents as resources. */
 
@@ -13,10 +13,13 @@ type Listed = { id: string; created_at: string; resource: Json }
 /** Resources of one kind. */
 export type ResourceSource = {
   /** Page of those that the caller may read, newest first; none where the list is refused. */
-  list(session: Session, page: { offset: number; limit: number; signal: AbortSignal }): Promise<readonly Listed[]>
+  list(
+    session: McpClientSession,
+    page: { offset: number; limit: number; signal: AbortSignal },
+  ): Promise<readonly Listed[]>
   templates: readonly Json[]
   /** The contents under a URI; null where it is of another source or not the caller's. */
-  read(session: Session, uri: string, signal: AbortSignal): Promise<Json | null>
+  read(session: McpClientSession, uri: string, signal: AbortSignal): Promise<Json | null>
 }
 
 export const resourcePoint = extensionPoint<ResourceSource>('resources of MCP')
@@ -38,7 +41,7 @@ function offsetsIn(cursor: unknown, sources: number): number[] {
 }
 
 /** Answers `resources/list`: the sources merged, newest first. */
-export async function listResources(session: Session, { params, signal }: Answering): Promise<object> {
+export async function listMcpResources(session: McpClientSession, { params, signal }: PendingAnswer): Promise<object> {
   const sources = resourcePoint.all()
   const offsets = offsetsIn(params.cursor, sources.length)
   const pages = await Promise.all(
@@ -65,7 +68,7 @@ export const listTemplates = async (): Promise<object> => ({
 })
 
 /** Answers `resources/read`. What is not there and what is not the caller's is answered alike. */
-export async function readResource(session: Session, { params, signal }: Answering): Promise<object> {
+export async function readMcpResource(session: McpClientSession, { params, signal }: PendingAnswer): Promise<object> {
   const { uri } = params
   if (typeof uri !== 'string') return invalidParams('uri must be a string')
   session.exchange.noted.uri = uri.slice(0, 200)
@@ -78,7 +81,7 @@ export async function readResource(session: Session, { params, signal }: Answeri
 
 /** The entries of a list of the API; none where it is refused. */
 async function entries(
-  session: Session,
+  session: McpClientSession,
   list: string,
   { offset, limit, signal }: { offset: number; limit: number; signal: AbortSignal },
 ): Promise<Json[]> {
@@ -87,7 +90,7 @@ async function entries(
   try {
     for (let at = offset; found.length < limit; at += ASKED) {
       const args = { limit: Math.min(ASKED, limit - found.length), offset: at, ...(project && { project_id: project }) }
-      const { body } = await ask(session, list, args, { signal })
+      const { body } = await elicitApproval(session, list, args, { signal })
       const { data } = body as { data: Json[] }
       found.push(...data)
       if (data.length < args.limit) break
@@ -115,12 +118,12 @@ const idIn = (uri: string, kind: string): string | null => {
 const TEXT =
   /^(text\/|application\/(json|xml|yaml|javascript|x-ndjson)|image\/svg\+xml|[\w.+-]+\/[\w.+-]+\+(json|xml))/i
 
-function tooLarge({ services }: Session, id: string): never {
+function tooLarge({ services }: McpClientSession, id: string): never {
   const { MCP_RESOURCE_MAX_BYTES: most } = services.config
   return invalidParams(`The content is larger than ${most} bytes; read it by GET /api/v1/files/${id}/download`)
 }
 
-async function bytesOf(session: Session, stream: Readable, id: string): Promise<Buffer> {
+async function bytesOf(session: McpClientSession, stream: Readable, id: string): Promise<Buffer> {
   const pieces: Buffer[] = []
   let length = 0
   for await (const piece of stream) {
@@ -131,7 +134,7 @@ async function bytesOf(session: Session, stream: Readable, id: string): Promise<
   return Buffer.concat(pieces)
 }
 
-export const files: ResourceSource = {
+export const fileResources: ResourceSource = {
   async list(session, page) {
     const rows = await entries(session, 'listFiles', page)
     return rows.map(({ id, created_at, filename, path, content_type, size }) => ({
@@ -152,7 +155,7 @@ export const files: ResourceSource = {
   async read(session, uri, signal) {
     const id = idIn(uri, 'file')
     if (id === null) return null
-    const answer = await ask(session, 'downloadFile', { file_id: id }, { signal }).catch(hidden)
+    const answer = await elicitApproval(session, 'downloadFile', { file_id: id }, { signal }).catch(hidden)
     if (!answer?.stream) return null
     const mimeType = answer.contentType ?? 'application/octet-stream'
     const bytes = await bytesOf(session, answer.stream, id)
@@ -162,7 +165,7 @@ export const files: ResourceSource = {
   },
 }
 
-export const documents: ResourceSource = {
+export const documentResources: ResourceSource = {
   async list(session, page) {
     const rows = await entries(session, 'listDocuments', page)
     return rows.map(({ id, created_at, title, path }) => ({
@@ -187,7 +190,7 @@ export const documents: ResourceSource = {
   async read(session, uri, signal) {
     const id = idIn(uri, 'document')
     if (id === null) return null
-    const answer = await ask(session, 'getDocument', { document_id: id }, { signal }).catch(hidden)
+    const answer = await elicitApproval(session, 'getDocument', { document_id: id }, { signal }).catch(hidden)
     if (!answer) return null
     const text = String((answer.body as Json).content ?? '')
     if (Buffer.byteLength(text) > session.services.config.MCP_RESOURCE_MAX_BYTES) return tooLarge(session, id)

@@ -1,7 +1,7 @@
 import { AppError, errorBody } from '../core/api/errors.ts'
-import type { Answer, Operation } from '../core/api/operation.ts'
-import { firstBytes } from '../core/api/text.ts'
-import { refuseOverHttp, type Session } from './session.ts'
+import type { Operation, OperationResult } from '../core/api/operation.ts'
+import { truncateBytes } from '../core/api/storable-text.ts'
+import { type McpClientSession, refuseOverHttp } from './session.ts'
 
 export type ToolResult = { content: object[]; structuredContent?: unknown; isError?: boolean }
 
@@ -18,12 +18,16 @@ export const jsonResult = (value: object): ToolResult => ({
 })
 
 /** What a tool answers for what an operation answered. */
-export async function resultOf(session: Session, operation: Operation, answer: Answer): Promise<ToolResult> {
+export async function toolResult(
+  session: McpClientSession,
+  operation: Operation,
+  answer: OperationResult,
+): Promise<ToolResult> {
   const text = await textOf(operation, answer)
   if (Buffer.byteLength(text) > MAX_TEXT)
     return {
       content: [
-        { type: 'text', text: firstBytes(text, MAX_TEXT) },
+        { type: 'text', text: truncateBytes(text, MAX_TEXT) },
         { type: 'text', text: CUT },
       ],
     }
@@ -31,15 +35,15 @@ export async function resultOf(session: Session, operation: Operation, answer: A
   return { content: [{ type: 'text', text }], ...structured(session, value) }
 }
 
-const isJson = ({ contentType }: Answer): boolean => contentType?.startsWith('application/json') ?? false
+const isJson = ({ contentType }: OperationResult): boolean => contentType?.startsWith('application/json') ?? false
 
 /** Before 2026 only objects may be structured content. */
-const structured = ({ modern }: Session, value: unknown): { structuredContent?: unknown } =>
+const structured = ({ modern }: McpClientSession, value: unknown): { structuredContent?: unknown } =>
   value !== undefined && (modern || (typeof value === 'object' && value !== null && !Array.isArray(value)))
     ? { structuredContent: value }
     : {}
 
-async function textOf({ method }: Operation, { status, body, text, stream }: Answer): Promise<string> {
+async function textOf({ method }: Operation, { status, body, text, stream }: OperationResult): Promise<string> {
   if (!stream) {
     if (status === 204 || body === undefined) return method === 'delete' ? '{"deleted":true}' : '{}'
     return text ?? JSON.stringify(body)
@@ -56,7 +60,7 @@ async function textOf({ method }: Operation, { status, body, text, stream }: Ans
 }
 
 /** What was raised, as a result that the model can read. Anything but an error of the catalogue is thrown on. */
-export function errorResult(session: Session, error: unknown): ToolResult {
+export function errorResult(session: McpClientSession, error: unknown): ToolResult {
   if (!(error instanceof AppError)) throw error
   const { services, exchange } = session
   // More consent would help: the client has to be sent there.

@@ -151,7 +151,7 @@ function weightIn({ name, title, module, description }: Entry, word: string): nu
 }
 
 /** The tools that a query fits, best first, ties by name. */
-export function ranked(query: string, tools: readonly OperationTool[]): OperationTool[] {
+export function rankTools(query: string, tools: readonly OperationTool[]): OperationTool[] {
   const words = [...new Set(wordsOf(query))].map(word => ({ word, meanings: meaningsOf(word) }))
   const entriesOf = tools.map(entryOf)
   const rarity = (word: string): number => {

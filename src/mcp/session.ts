@@ -1,5 +1,5 @@
 import type { AppError } from '../core/api/errors.ts'
-import type { Exchange } from '../core/http/mounts.ts'
+import type { MountExchange } from '../core/http/mounts.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
 import { TASKS } from './versions.ts'
@@ -7,12 +7,12 @@ import type { View } from './view.ts'
 
 type Json = Record<string, unknown>
 
-export type Message = { method: string; id: string | number; params?: Json }
+export type McpMessage = { method: string; id: string | number; params?: Json }
 
 /** One request, for those who answer it. */
-export type Session = {
+export type McpClientSession = {
   services: Services
-  exchange: Exchange
+  exchange: MountExchange
   caller: Caller
   view: View
   /** Of revision 2026-07-28: it stands by itself, and a client that leaves cancels it. */
@@ -26,7 +26,7 @@ export type Session = {
 }
 
 /** What a handler may do while it answers. */
-export type Answering = {
+export type PendingAnswer = {
   id: string | number
   params: Record<string, unknown>
   /** Aborted when the client leaves. */
@@ -40,7 +40,7 @@ export type Answering = {
 const counted = new WeakSet<object>()
 
 /** Whether a request has made a call before: it counts once against quotas, by its first one. */
-export function isCounted({ request }: Pick<Session['exchange'], 'request'>): boolean {
+export function isCounted({ request }: Pick<McpClientSession['exchange'], 'request'>): boolean {
   const known = counted.has(request)
   counted.add(request)
   return known
@@ -51,11 +51,11 @@ const CAPABILITIES = 'io.modelcontextprotocol/clientCapabilities'
 export const capabilitiesIn = (params: Json | undefined): Json =>
   ((params?._meta as Json | undefined)?.[CAPABILITIES] as Json | undefined) ?? {}
 
-export const takesTasks = ({ capabilities }: Pick<Session, 'capabilities'>): boolean =>
+export const takesTasks = ({ capabilities }: Pick<McpClientSession, 'capabilities'>): boolean =>
   (capabilities.extensions as Json | undefined)?.[TASKS] !== undefined
 
 /** Whether forms may be shown to the user of the client. An empty capability is that of forms. */
-export function takesForms({ capabilities: { elicitation } }: Pick<Session, 'capabilities'>): boolean {
+export function takesForms({ capabilities: { elicitation } }: Pick<McpClientSession, 'capabilities'>): boolean {
   if (typeof elicitation !== 'object' || elicitation === null) return false
   return 'form' in elicitation || Object.keys(elicitation).length === 0
 }
@@ -80,7 +80,7 @@ export function invalidParams(message: string): never {
 }
 
 /** Has a request answered over HTTP with an error of the platform, in place of a result. */
-export function refuseOverHttp(session: Session, error: AppError): never {
+export function refuseOverHttp(session: McpClientSession, error: AppError): never {
   session.refused = error
   throw error
 }

@@ -2,22 +2,22 @@ import { LRUCache } from 'lru-cache'
 import { z } from 'zod'
 import { AppError } from '../core/api/errors.ts'
 import { kinds } from '../core/api/kind.ts'
-import { type AwaitedInput, type LongWork, type WorkRow, type WorkState, workOf } from '../core/api/long-work.ts'
+import { type AwaitedInput, type LongWork, longWorkOf, type WorkRow, type WorkState } from '../core/api/long-work.ts'
 import { operations } from '../core/api/operation.ts'
-import { inTenancy } from '../core/db/tenancy.ts'
-import { permitted } from '../core/iam/access.ts'
-import { PATIENCE_MS } from '../core/invoke/invocation.ts'
-import { perProcess } from '../core/process/per-process.ts'
-import { ask, readItem } from './ask.ts'
-import { kebab } from './registry.ts'
-import { errorResult, resultOf, type ToolResult } from './result.ts'
+import { withTenant } from '../core/db/tenant-context.ts'
+import { isAllowed } from '../core/iam/access.ts'
+import { MAX_REQUEST_WAIT_MS } from '../core/invoke/invocation.ts'
+import { processSingleton } from '../core/process/process-singleton.ts'
+import { elicitApproval, readItem } from './ask.ts'
+import { toKebabCase } from './registry.ts'
+import { errorResult, type ToolResult, toolResult } from './result.ts'
 import {
-  type Answering,
   INVALID_PARAMS,
   invalidParams,
+  type McpClientSession,
   MISSING_CAPABILITY,
+  type PendingAnswer,
   RpcError,
-  type Session,
   takesForms,
   takesTasks,
 } from './session.ts'
@@ -29,7 +29,7 @@ import { TASKS } from './versions.ts'
 type Json = Record<string, unknown>
 
 /** Work as it stands, for one caller. */
-export type Seen = { work: LongWork; args: Json; row: WorkRow; record: Json; state: WorkState }
+export type SeenTask = { work: LongWork; args: Json; row: WorkRow; record: Json; state: WorkState }
 
 const unknownTask = (): never => invalidParams('There is no such task')
 
@@ -37,36 +37,36 @@ export const isHidden = (error: unknown): boolean =>
   error instanceof AppError && (error.status === 403 || error.status === 404)
 
 /** Long work as the caller may see it; null for what is hidden from it, or gone. */
-export async function look(session: Session, recordId: string): Promise<Seen | null> {
+export async function readTaskState(session: McpClientSession, recordId: string): Promise<SeenTask | null> {
   const { services, caller } = session
-  const work = workOf(recordId)
+  const work = longWorkOf(recordId)
   const args = await work?.args(recordId, services)
   if (!work || !args) return null
   const read = await readItem(session, work.read, args).catch(error => (isHidden(error) ? null : Promise.reject(error)))
   if (!read) return null
   const { record, row } = read as { record: Json; row: WorkRow }
-  const tenancy = { tenant: row.project_id, patienceMs: PATIENCE_MS }
-  const state = await inTenancy(tenancy, () => work.state({ services, caller, record }, row))
+  const tenancy = { tenant: row.project_id, patienceMs: MAX_REQUEST_WAIT_MS }
+  const state = await withTenant(tenancy, () => work.state({ services, caller, record }, row))
   return { work, args, row, record, state }
 }
 
 /** Work that a caller may answer something of is `input_required` for it; else it only works. */
-const inputsFor = ({ caller }: Session, { awaited = [] }: WorkState): readonly AwaitedInput[] =>
-  awaited.filter(({ permission: { action, target } }) => permitted(caller, action, target))
+const inputsFor = ({ caller }: McpClientSession, { awaited = [] }: WorkState): readonly AwaitedInput[] =>
+  awaited.filter(({ permission: { action, target } }) => isAllowed(caller, action, target))
 
 const FAST_MS = 10_000
 
 /** How soon it is worth asking again. */
-function pollInterval({ row: { created_at }, state: { status } }: Seen): number {
+function pollInterval({ row: { created_at }, state: { status } }: SeenTask): number {
   if (status === 'input_required') return 15_000
   return Date.now() - Date.parse(created_at) < FAST_MS ? 1000 : 5000
 }
 
 /** What was wrong with the last answer to a task, for who asks in the same process. */
-const refusals = perProcess(() => new LRUCache<string, string>({ max: 10_000, ttl: 600_000 }))
+const refusals = processSingleton(() => new LRUCache<string, string>({ max: 10_000, ttl: 600_000 }))
 
 /** The task as it stands, without what came of it. */
-export function taskOf(session: Session, seen: Seen): Json & { status: string } {
+export function taskOf(session: McpClientSession, seen: SeenTask): Json & { status: string } {
   const { row, state } = seen
   const id = taskId(session.services, row.id, session.caller)
   const inputs = inputsFor(session, state)
@@ -74,7 +74,7 @@ export function taskOf(session: Session, seen: Seen): Json & { status: string } 
   const status = state.status === 'input_required' && !isShown ? 'working' : state.status
   const refused = refusals(session.services).get(id)
   // A client without forms finishes by the tools that take the answers.
-  const others = (state.awaited ?? []).map(({ operation }) => kebab(operation))
+  const others = (state.awaited ?? []).map(({ operation }) => toKebabCase(operation))
   const message =
     state.status === 'input_required' && !isShown
       ? `${state.message}; ${[...new Set(others)].join(' or ')} answers it`
@@ -96,15 +96,18 @@ const requestOf = ({ message, form }: AwaitedInput): object => ({
 })
 
 /** What the tool gives that started work which is over. */
-export async function resultOfWork(session: Session, { work, state: { result } }: Seen): Promise<ToolResult> {
+export async function resultOfWork(
+  session: McpClientSession,
+  { work, state: { result } }: SeenTask,
+): Promise<ToolResult> {
   if (!result) return { content: [{ type: 'text', text: '{}' }] }
-  if ('body' in result) return resultOf(session, operations.get(work.read), { status: 200, body: result.body })
+  if ('body' in result) return toolResult(session, operations.get(work.read), { status: 200, body: result.body })
   const { code, message, meta } = result.failure
   return errorResult(session, new AppError(code as never, { message, meta }))
 }
 
 /** The task with what came of it, or with what is awaited. */
-async function detailed(session: Session, seen: Seen): Promise<Json> {
+async function detailed(session: McpClientSession, seen: SeenTask): Promise<Json> {
   const task = taskOf(session, seen)
   if (task.status === 'completed') return { ...task, result: await resultOfWork(session, seen) }
   if (task.status !== 'input_required') return task
@@ -113,7 +116,7 @@ async function detailed(session: Session, seen: Seen): Promise<Json> {
 }
 
 /** Raises -32021 for a request that does not declare tasks. */
-export function requireExtension(session: Session): void {
+export function requireExtension(session: McpClientSession): void {
   if (takesTasks(session)) return
   throw new RpcError(MISSING_CAPABILITY, `The request does not declare ${TASKS}`, {
     requiredCapabilities: { extensions: { [TASKS]: {} } },
@@ -121,30 +124,30 @@ export function requireExtension(session: Session): void {
 }
 
 /** The record of a task of the caller. Raises -32602 for all others alike. */
-function recordOf(session: Session, params: Json): string {
+function recordOf(session: McpClientSession, params: Json): string {
   requireExtension(session)
   const record = typeof params.taskId === 'string' ? recordIn(session.services, params.taskId, session.caller) : null
-  return record !== null && workOf(record) ? record : unknownTask()
+  return record !== null && longWorkOf(record) ? record : unknownTask()
 }
 
 /** Long work of a task; null where it is gone. Raises -32602 for what is hidden from the caller. */
-async function seenOf(session: Session, record: string): Promise<Seen | null> {
-  const seen = await look(session, record)
+async function seenOf(session: McpClientSession, record: string): Promise<SeenTask | null> {
+  const seen = await readTaskState(session, record)
   if (seen) return seen
-  const kind = kinds.get((workOf(record) as LongWork).kind)
+  const kind = kinds.get((longWorkOf(record) as LongWork).kind)
   return (await kind.find(session.services.pool, record)) ? unknownTask() : null
 }
 
 /** Answers `tasks/get`. */
-export async function getTask(session: Session, { params }: Pick<Answering, 'params'>): Promise<object> {
+export async function getTask(session: McpClientSession, { params }: Pick<PendingAnswer, 'params'>): Promise<object> {
   const record = recordOf(session, params)
   const seen = await seenOf(session, record)
   if (seen) return detailed(session, seen)
   const now = new Date().toISOString()
   const task = { taskId: params.taskId, createdAt: now, lastUpdatedAt: now, ttlMs: null }
-  const gone = workOf(record)?.gone
+  const gone = longWorkOf(record)?.gone
   if (gone) {
-    const result = await resultOf(session, operations.get(gone.operation), { status: 200, body: gone.body })
+    const result = await toolResult(session, operations.get(gone.operation), { status: 200, body: gone.body })
     return { ...task, status: 'completed', statusMessage: gone.message, result }
   }
   const message = 'The record was deleted'
@@ -152,12 +155,12 @@ export async function getTask(session: Session, { params }: Pick<Answering, 'par
 }
 
 /** Answers `tasks/cancel`: what can be stopped is, and anything else only acknowledged. */
-export async function cancelTask(session: Session, { params }: Answering): Promise<object> {
+export async function cancelTask(session: McpClientSession, { params }: PendingAnswer): Promise<object> {
   const seen = await seenOf(session, recordOf(session, params))
   const isOver = !seen || seen.state.status === 'completed' || seen.state.status === 'cancelled'
   if (isOver || !seen.work.cancel) return {}
   try {
-    await ask(session, seen.work.cancel, seen.args)
+    await elicitApproval(session, seen.work.cancel, seen.args)
   } catch (error) {
     if (!(error instanceof AppError)) throw error
     if (error.status === 403) return invalidParams('The task may not be cancelled by this credential')
@@ -173,7 +176,10 @@ const Response = z.object({
 })
 
 /** Answers `tasks/update`: hands answers of people to the operations that take them. */
-export async function updateTask(session: Session, { params, inputResponses }: Answering): Promise<object> {
+export async function updateTask(
+  session: McpClientSession,
+  { params, inputResponses }: PendingAnswer,
+): Promise<object> {
   const seen = await seenOf(session, recordOf(session, params))
   if (!seen) return {}
   for (const input of inputsFor(session, seen.state)) {
@@ -184,7 +190,7 @@ export async function updateTask(session: Session, { params, inputResponses }: A
 }
 
 async function give(
-  session: Session,
+  session: McpClientSession,
   task: string,
   input: AwaitedInput,
   { action, content = {} }: z.output<typeof Response>,
@@ -196,7 +202,7 @@ async function give(
   const asked = action === 'accept' ? input.accepted(content) : input.declined()
   if (!asked) return
   try {
-    await ask(session, asked.operation ?? input.operation, asked.args)
+    await elicitApproval(session, asked.operation ?? input.operation, asked.args)
     refusals(services).delete(task)
   } catch (error) {
     if (!(error instanceof AppError)) throw error

@@ -1,18 +1,18 @@
 import type { z } from 'zod'
 import { inlineSchema } from '../core/api/flatten.ts'
 import { extensionPoint } from '../core/declarations.ts'
-import type { Tool } from './registry.ts'
+import type { McpTool } from './registry.ts'
 import type { ToolResult } from './result.ts'
-import type { Answering, Session } from './session.ts'
+import type { McpClientSession, PendingAnswer } from './session.ts'
 
 /** A tool that is no operation. */
-export type FixedTool = Tool & {
+export type FixedTool = McpTool & {
   /** One of those that read the manual, which every list has. */
   docs?: boolean
   run(
-    session: Session,
+    session: McpClientSession,
     args: Record<string, unknown>,
-    answering: Answering,
+    answering: PendingAnswer,
   ): Promise<ToolResult | Record<string, unknown>>
 }
 
@@ -22,7 +22,7 @@ export const toolPoint = extensionPoint<readonly FixedTool[]>('tools of MCP')
 export const READING = { readOnlyHint: true, destructiveHint: false, idempotentHint: true, openWorldHint: false }
 
 /** The JSON Schema of the arguments of such a tool. */
-export const argumentsSchema = (schema: z.ZodType): Record<string, unknown> => inlineSchema(schema)
+export const toolArgumentsSchema = (schema: z.ZodType): Record<string, unknown> => inlineSchema(schema)
 
 export const fixedTools = (): readonly FixedTool[] => toolPoint.all().flat()
 

@@ -1,4 +1,4 @@
-import { invalid } from '../core/api/errors.ts'
+import { raiseInvalid } from '../core/api/errors.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import { modulesOf, type OperationTool, operationTools, permittedTools } from './registry.ts'
 
@@ -19,23 +19,24 @@ export type View = {
 const text = (query: Record<string, unknown>, name: string): string | undefined => {
   const value = query[name]
   if (value === undefined || typeof value === 'string') return value
-  return invalid({ code: 'INVALID_VALUE', path: name, message: 'must be given once' })
+  return raiseInvalid({ code: 'INVALID_VALUE', path: name, message: 'must be given once' })
 }
 
 const isOn = (query: Record<string, unknown>, name: string): boolean => {
   const value = text(query, name)
   if (value === undefined || value === 'false') return false
-  return value === 'true' || invalid({ code: 'INVALID_VALUE', path: name, message: 'must be true or false' })
+  return value === 'true' || raiseInvalid({ code: 'INVALID_VALUE', path: name, message: 'must be true or false' })
 }
 
 /** Raises VALIDATION_FAILED. */
 export function viewOf(query: Record<string, unknown>): View {
   const tools = text(query, 'tools')
-  if (tools !== undefined && tools !== 'all') invalid({ code: 'INVALID_VALUE', path: 'tools', message: 'must be all' })
+  if (tools !== undefined && tools !== 'all')
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'tools', message: 'must be all' })
   const modules = text(query, 'modules')?.split(',') ?? null
   const unknown = modules?.find(module => !modulesOf().has(module))
   if (unknown !== undefined)
-    invalid({
+    raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'modules',
       message: `${unknown.slice(0, 100)} is none of ${[...modulesOf()].join(', ')}`,

@@ -1,10 +1,10 @@
 import { raise } from '../core/api/errors.ts'
 import { type Fragment, sql } from '../core/db/sql.ts'
 import { type Reach, reachOf } from '../core/iam/authority.ts'
-import type { Decided } from '../core/iam/caller.ts'
+import type { CallerFacts } from '../core/iam/caller.ts'
 
 /** Whose a row of knowledge is, as the database knows it. */
-export const ownerOf = (actorId: string | null): string => actorId ?? ''
+export const ownerKeyOf = (actorId: string | null): string => actorId ?? ''
 
 /** Whose rows somebody sees who sees those of an end user, or of none. */
 const ownersOf = ({ actor_id }: NonNullable<Reach>): readonly string[] => ['', ...(actor_id === null ? [] : [actor_id])]
@@ -17,11 +17,11 @@ export function withinReach(owner: Fragment, ...reaches: readonly Reach[]): Frag
   return sql.fragment`${owner} = any(${sql.array(owners, 'text')})`
 }
 
-export const reaches = (reach: Reach, { actor_id }: { actor_id: string | null }): boolean =>
-  reach === null || ownersOf(reach).includes(ownerOf(actor_id))
+export const canReachMemory = (reach: Reach, { actor_id }: { actor_id: string | null }): boolean =>
+  reach === null || ownersOf(reach).includes(ownerKeyOf(actor_id))
 
 /** Work for one end user does not change whose facts are read, its own included. Raises FORBIDDEN. */
-export function refuseForOne(caller: Pick<Decided, 'bounds'>): void {
+export function refuseForOne(caller: Pick<CallerFacts, 'bounds'>): void {
   if (reachOf(caller))
     raise('FORBIDDEN', { message: 'Work that reads the facts of one end user may not change whose facts are read' })
 }

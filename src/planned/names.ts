@@ -1,4 +1,4 @@
 import type { PlannedNames } from '../core/iam/catalogue.ts'
 
 /** Resource types to come. */
-export const plannedNames: PlannedNames = { actions: [], types: ['knowledge'], events: [] }
+export const namesToCome: PlannedNames = { actions: [], types: ['knowledge'], events: [] }

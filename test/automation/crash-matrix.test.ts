@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
-import type { Definition } from '../../src/automation/orchestrations/model.ts'
+import type { GraphDefinition } from '../../src/automation/orchestrations/model.ts'
 import { migrate } from '../../src/core/db/migrate.ts'
 import { startEmbedded } from '../../src/local/postgres.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
@@ -81,7 +81,7 @@ describe('runs whose workers are lost', function () {
     references = (await cast(app.key, double)).references
   }
   /** The graph with every type of node, with a store of its own. */
-  const everything = async (): Promise<{ id: string; definition: Definition; store: string }> => {
+  const everything = async (): Promise<{ id: string; definition: GraphDefinition; store: string }> => {
     const store = taken(await app.key.post('/memory-stores', { name: 'words' }), 201).id
     const definition = everyType({ ...references, agent: app.agentId, store })
     return { id: await orchestration(app.key, definition, 'everything'), definition, store }

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql, statement } from '../../src/core/db/sql.ts'
+import { sql, voidStatement } from '../../src/core/db/sql.ts'
 import { madeDecider, TOOL_ANSWERS } from '../execution/decider-support.ts'
 import { guardrail } from '../execution/guardrail-support.ts'
 import { json } from '../execution/tool-target.ts'
@@ -448,7 +448,7 @@ describe('executions of playbooks', () => {
       const { id } = await run([approval('go', more), manual('skipped'), manual('later')])
       const { waiting_on } = await until(id, 'waiting')
       await app.services.pool.query(
-        statement`update approvals set expires_at = now() - interval '1 s' where id = ${waiting_on.approval_id}`,
+        voidStatement`update approvals set expires_at = now() - interval '1 s' where id = ${waiting_on.approval_id}`,
       )
       return id
     }

@@ -4,9 +4,9 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { pathToFileURL } from 'node:url'
-import type { Format } from '../../src/automation/exports/model.ts'
+import type { ExportFormat } from '../../src/automation/exports/model.ts'
 import { RENDERERS } from '../../src/automation/exports/render.ts'
-import type { Snapshot } from '../../src/automation/exports/snapshot.ts'
+import type { CaseSnapshot } from '../../src/automation/exports/snapshot.ts'
 
 const HOSTILE = [
   '<script>document.title="owned"</script>',
@@ -24,7 +24,7 @@ const HOSTILE = [
 const all = HOSTILE.join(' ~ ')
 
 /** A snapshot whose every text is hostile. */
-const snapshot = (): Snapshot => ({
+const snapshot = (): CaseSnapshot => ({
   export_version: 1,
   generated_at: '2026-01-01T00:00:00.000Z',
   subject_type: 'case',
@@ -90,7 +90,7 @@ const snapshot = (): Snapshot => ({
 
 const chromium = ['chromium', 'chromium-browser', 'google-chrome'].find(name => spawnSync('which', [name]).status === 0)
 
-const rendered = (format: Format): string => [...RENDERERS[format].render(snapshot())].join('')
+const rendered = (format: ExportFormat): string => [...RENDERERS[format].render(snapshot())].join('')
 
 describe('the text of exports', () => {
   it('in HTML is one page that loads, runs and sends nothing', () => {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
 import { expireExports } from '../../src/automation/exports/remove.ts'
-import { sql, statement } from '../../src/core/db/sql.ts'
+import { sql, voidStatement } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { runWorker } from '../support/hosts.ts'
@@ -180,7 +180,7 @@ describe('exports', () => {
     assert.equal((await project.key.delete(`/playbook-exports/${one.id}`)).status, 204)
     assert.equal((await project.key.get(`/playbook-exports/${one.id}`)).status, 404)
     assert.deepEqual(await filesOf(one.id), [])
-    await app.services.pool.query(statement`
+    await app.services.pool.query(voidStatement`
       update playbook_exports set expires_at = now() - interval '1 s' where id = ${two.id}`)
     assert.equal(await expireExports(app.services, new AbortController().signal), 1)
     const expired = (await project.key.get(`/playbook-exports/${two.id}`)).body
@@ -207,7 +207,7 @@ describe('exports', () => {
     const about = await aCase()
     const [stuck, sound] = await Promise.all([built(about.id), built(about.id)])
     const { pool } = app.services
-    await pool.query(statement`
+    await pool.query(voidStatement`
       update playbook_exports set expires_at = now() - interval '1 day' where id = any(array[${stuck.id}, ${sound.id}])`)
     const statusOf = async ({ id }: any) => (await project.key.get(`/playbook-exports/${id}`)).body.status
     await refusingUpdates(app.services, 'playbook_exports', `new.id = '${stuck.id}'`, async () => {
@@ -305,7 +305,7 @@ describe('exports', () => {
       { project_id: full.id, scope: 'project', metric: 'storage_bytes', limit: 1, window: 'current' },
       app.admin,
     )
-    await app.services.pool.query(statement`
+    await app.services.pool.query(voidStatement`
       insert into storage_snapshots (project_id, day, bytes, chunk_count) values (${full.id}, current_date, 10, 0)`)
     const refused = await full.key.post('/playbook-exports', { subject_type: 'case', subject_id: about.id })
     assert.deepEqual([refused.status, refused.body.error?.code], [409, 'QUOTA_STORAGE_EXCEEDED'])

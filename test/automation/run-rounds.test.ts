@@ -267,7 +267,7 @@ describe('rounds of nodes', function () {
       // Each try comes at once, in place of up to a minute after the one before.
       const done = async () => {
         await pool.query(sql.unsafe`
-          update pgboss.job set start_after = now() where name = 'orchestration-run' and state = 'retry'`)
+          update pgboss.job set start_after = now() where name = 'run.advance' and state = 'retry'`)
         run = await app.read(run.id)
         return run.status === 'failed'
       }
@@ -275,7 +275,7 @@ describe('rounds of nodes', function () {
     })
     assert.deepEqual([run.error.code, attempts(run)], ['INTERNAL_ERROR', []])
     await app.idle(run.id)
-    const dead = await app.services.queues.deadLetters.list({ queue: 'orchestration-run' })
+    const dead = await app.services.queues.deadLetters.list({ queue: 'run.advance' })
     assert.deepEqual(
       dead.map(({ data, attempts }) => [(data as any).run_id, attempts]),
       [[run.id, 11]],

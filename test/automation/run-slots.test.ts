@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { nodeQueue } from '../../src/automation/runs/queue.ts'
+import { nodeExecutionQueue } from '../../src/automation/runs/queue.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { guardrail } from '../execution/guardrail-support.ts'
 import type { TargetRequest } from '../execution/tool-target.ts'
@@ -120,14 +120,14 @@ describe('room for runs', function () {
       app.services.pool.oneFirst(
         rawQuery(`select count(*)::int from pgboss.job_common where ${text}`),
       ) as Promise<number>
-    const sweeps = () => counted(`name = 'orchestration.sweep' and state = 'completed'`)
+    const sweeps = () => counted(`name = 'run.sweep' and state = 'completed'`)
     const before = await sweeps()
     await eventually(async () => (await sweeps()) >= before + 5)
     const waiting = await app.services.pool.anyFirst(
       rawQuery(
         `
         select count(*)::int from pgboss.job_common where name = $1 and state < 'active' group by data ->> 'execution_id'`,
-        [nodeQueue.name],
+        [nodeExecutionQueue.name],
       ),
     )
     assert.deepEqual(

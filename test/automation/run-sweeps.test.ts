@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
+import { sweepRuns } from '../../src/automation/runs/engine/sweep.ts'
 import { runQueue } from '../../src/automation/runs/queue.ts'
-import { sweep } from '../../src/automation/runs/sweep.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
@@ -26,18 +26,18 @@ describe('sweeps for runs', () => {
   }
   const quiet = async () => {
     await app.services.pool.query(sql.unsafe`update orchestration_runs set updated_at = now() - interval '1 hour'`)
-    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name like 'orchestration%'`)
+    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name ~ '^(run|node)[.]'`)
   }
   /** The runs that a sweep wakes, and how many statements it takes. */
   async function swept(): Promise<{ woken: string[]; statements: number }> {
     const { pool } = app.services
     const before = app.statements.length
-    await sweep({ services: app.services, stopping: new AbortController().signal }, true)
+    await sweepRuns({ services: app.services, stopping: new AbortController().signal }, true)
     const statements = app.statements.length - before
     const woken = await pool.anyFirst(sql.unsafe`
-      select data ->> 'run_id' from pgboss.job_common where name = 'orchestration-run' and state = 'created' order by 1`)
+      select data ->> 'run_id' from pgboss.job_common where name = 'run.advance' and state = 'created' order by 1`)
     const others = await pool.anyFirst(sql.unsafe`
-      select distinct name from pgboss.job_common where name like 'orchestration%' and name <> 'orchestration-run'`)
+      select distinct name from pgboss.job_common where name ~ '^(run|node)[.]' and name <> 'run.advance'`)
     assert.deepEqual(others, [])
     return { woken: woken as string[], statements }
   }
@@ -118,7 +118,7 @@ describe('sweeps for runs', () => {
     })
     const before = await pool.oneFirst(sql.unsafe`
       select count(*)::int from pgboss.job_common
-      where name = 'orchestration-run' and completed_on < ${done.completed_at}::timestamptz`)
+      where name = 'run.advance' and completed_on < ${done.completed_at}::timestamptz`)
     await worker.stop()
     assert.ok((before as number) < 100, `${before} of another project came first`)
     await clear()

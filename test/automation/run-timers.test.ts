@@ -27,7 +27,7 @@ describe('times of runs', function () {
 
   const call = (id: string, more: object = {}) => ({ id, type: 'tool', tool_id, ...more })
   const forgetTimers = () =>
-    app.services.pool.query(rawQuery(`delete from pgboss.job where name like 'orchestration%' and state = 'created'`))
+    app.services.pool.query(rawQuery(`delete from pgboss.job where name ~ '^(run|node)[.]' and state = 'created'`))
 
   it('end a run that has one, with all that is under way', async () => {
     const graph = await app.orchestration([{ id: 'h', type: 'human' }, call('t')])

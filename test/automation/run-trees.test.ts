@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { nodeQueue } from '../../src/automation/runs/queue.ts'
+import { nodeExecutionQueue } from '../../src/automation/runs/queue.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
@@ -39,7 +39,7 @@ describe('large trees of runs', function () {
     await made.kill()
   })
   // What workers left that were killed.
-  beforeEach(() => app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name like 'orchestration%'`))
+  beforeEach(() => app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name ~ '^(run|node)[.]'`))
   after(() => app?.close())
 
   const worker = (env: Record<string, string> = {}) =>
@@ -57,7 +57,7 @@ describe('large trees of runs', function () {
   const messages = () =>
     app.services.pool.any(sql.unsafe`
       select name, count(*)::int as count from pgboss.job_common
-      where name like 'orchestration%' and state <= 'active' group by 1 order by 1`)
+      where name ~ '^(run|node)[.]' and state <= 'active' group by 1 order by 1`)
 
   const loop = (orchestration_id: string) => ({
     id: 'each',
@@ -114,10 +114,10 @@ describe('large trees of runs', function () {
     assert.equal(attempts.length, 151)
     assert.equal((await app.key.post(`/orchestration-runs/${root}/cancel`)).status, 200)
     // No message tells that they are to be stopped: a sweep finds them behind these.
-    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'orchestration-below'`)
+    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'run.control_descendants'`)
     await app.services.queues.send(
       attempts.map(({ id, run_id }: any) => ({
-        queue: nodeQueue,
+        queue: nodeExecutionQueue,
         data: { execution_id: id, run_id, project_id: app.projectId },
       })),
     )
@@ -140,7 +140,7 @@ describe('large trees of runs', function () {
     assert.deepEqual([reply.status, reply.body.status], [200, 'cancelled'])
     assert.ok(statements < 20, `${statements} statements`)
     assert.equal(await live(root), all - 1)
-    assert.deepEqual(await messages(), [{ name: 'orchestration-below', count: 1 }])
+    assert.deepEqual(await messages(), [{ name: 'run.control_descendants', count: 1 }])
     assert.equal((await app.key.post(`/orchestration-runs/${root}/cancel`)).status, 409)
     const answered = await app.key.post(`/orchestration-runs/${leaf.id}/human-input`, { node_id: 'ask', output: {} })
     assert.deepEqual([answered.status, answered.body.error?.code], [409, 'ORCHESTRATION_RUN_NOT_AWAITING_INPUT'])
@@ -166,7 +166,7 @@ describe('large trees of runs', function () {
     let stops: Awaited<ReturnType<typeof steadyWorker>> | undefined
     try {
       const waiting = sql.unsafe`
-        select count(*)::int from pgboss.job_common where name = 'generation-run' and state <= 'active'`
+        select count(*)::int from pgboss.job_common where name = 'turn.execute' and state <= 'active'`
       await eventually(async () => (await count(waiting)) === 0)
       assert.equal((await turn()).status, 'pending')
       assert.equal(await asked(), before)

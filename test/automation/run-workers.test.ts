@@ -50,7 +50,7 @@ describe('runs and workers that are lost', function () {
   const never = () => {}
   const call = (id: string, more: object = {}) => ({ id, type: 'tool', tool_id, ...more })
   const forget = () =>
-    app.services.pool.query(rawQuery(`delete from pgboss.job where name like 'orchestration%' and state < 'active'`))
+    app.services.pool.query(rawQuery(`delete from pgboss.job where name ~ '^(run|node)[.]' and state < 'active'`))
 
   it('repeat the call that one died in, under the same key, and nothing before it', async () => {
     const id = await app.orchestration([call('a'), call('b'), call('c')], chain('a', 'b', 'c'))

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { dispatchQueue } from '../../src/automation/tasks/queue.ts'
+import { taskDispatchQueue } from '../../src/automation/tasks/queue.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { json, made } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
@@ -149,11 +149,11 @@ describe('tasks whose workers are lost', function () {
   it('go on when the message of a dispatch is lost, and when that of its end is', async () => {
     await stopAll()
     const calling = await task(key, (await flowOf('tool')).id)
-    await forget(dispatchQueue.name, calling.id)
+    await forget(taskDispatchQueue.name, calling.id)
     const waiting = await task(key, (await flowOf('agent')).id)
     const doomed = await worker({ FAULT_POINTS: 'task_looked=kill' })
     await doomed.exited
-    await forget('task-settle', waiting.id)
+    await forget('task.settle', waiting.id)
     await worker()
     for (const { id } of [calling, waiting]) assert.equal((await closed(id)).state, 'good')
   })
@@ -177,7 +177,7 @@ describe('tasks whose workers are lost', function () {
     await eventually(async () => (await sweeps()) >= before + 3)
     const waiting = await app.services.pool.anyFirst(sql.unsafe`
       select count(*)::int from pgboss.job_common
-      where name = ${dispatchQueue.name} and state < 'active' and data ->> 'task_id' = any(${sql.array(ids, 'text')})
+      where name = ${taskDispatchQueue.name} and state < 'active' and data ->> 'task_id' = any(${sql.array(ids, 'text')})
       group by data ->> 'dispatch_id'`)
     assert.ok(waiting.length >= 3)
     assert.deepEqual([...new Set(waiting)], [1])

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
-import { settle } from '../../src/automation/tasks/settle.ts'
-import { outsideTransaction } from '../../src/core/db/pool.ts'
+import { settleTask } from '../../src/automation/tasks/settle.ts'
+import { onSeparateConnection } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
-import { purgeGeneration } from '../../src/execution/generations/purge.ts'
+import { purgeGeneration } from '../../src/execution/generations/erase/purge.ts'
 import { json } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { ok, read, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
@@ -208,9 +208,11 @@ describe('a hostile workflow', () => {
     let settled = false
     await app.services.write(async tx => {
       await purgeGeneration(tx, app.services, turn, { type: 'user', id: 'user_1' })
-      settling = outsideTransaction(() => settle(app.services, { task_id: id, project_id: app.projectId })).then(() => {
-        settled = true
-      })
+      settling = onSeparateConnection(() => settleTask(app.services, { task_id: id, project_id: app.projectId })).then(
+        () => {
+          settled = true
+        },
+      )
       await eventually(async () => settled || (await tx.exists(sql.unsafe`select from pg_locks where not granted`)))
     })
     await settling
@@ -240,7 +242,7 @@ describe('a hostile workflow', () => {
       update trigger_firings set state = 'succeeded', result = ${JSON.stringify(result)}::json, result_id = ${turn},
         completed_at = now()
       where id = ${fired.active_dispatch.id}`)
-    await settle(app.services, { task_id: fired.id, project_id: app.projectId })
+    await settleTask(app.services, { task_id: fired.id, project_id: app.projectId })
     assert.deepEqual((await read(key, fired.id)).last_result, result)
     await ok(app.admin.delete(`/generations/${turn}/content`))
     assert.equal((await read(key, fired.id)).last_result, null)

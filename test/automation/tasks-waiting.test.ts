@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql, statement } from '../../src/core/db/sql.ts'
+import { sql, voidStatement } from '../../src/core/db/sql.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { ACTIONS, historyOf, move, ok, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
 
@@ -58,8 +58,8 @@ describe('tasks that wait', () => {
       return found?.status === 'requires_action' ? found : null
     })
     const { pool } = app.services
-    await pool.query(statement`update tasks set updated_at = now() - interval '10 minutes' where id = ${id}`)
-    await pool.query(statement`update task_dispatches set look_at = now() - interval '1 s' where task_id = ${id}`)
+    await pool.query(voidStatement`update tasks set updated_at = now() - interval '10 minutes' where id = ${id}`)
+    await pool.query(voidStatement`update task_dispatches set look_at = now() - interval '1 s' where task_id = ${id}`)
     const nextLook = () =>
       pool.oneFirst<any>(
         sql.unsafe`
@@ -72,8 +72,8 @@ describe('tasks that wait', () => {
         from task_dispatches d join tasks t on t.id = d.task_id where t.id = ${id}` as never,
     )
     assert.equal(withinTwice, true)
-    await pool.query(statement`update tasks set updated_at = now() - interval '10 days' where id = ${id}`)
-    await pool.query(statement`update task_dispatches set look_at = now() - interval '1 s' where task_id = ${id}`)
+    await pool.query(voidStatement`update tasks set updated_at = now() - interval '10 days' where id = ${id}`)
+    await pool.query(voidStatement`update task_dispatches set look_at = now() - interval '1 s' where task_id = ${id}`)
     await eventually(async () => (await nextLook()) > 3500, { what: 'the next look' })
     assert.ok((await nextLook()) <= 3600)
     assert.equal((await ok(key.get(`/tasks/${id}`))).automation_status, 'running')

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { isTimezone, nextOf, parseCron } from '../../src/automation/triggers/cron.ts'
+import { isTimezone, nextFiringTime, parseCron } from '../../src/automation/triggers/cron.ts'
 import { loadModules } from '../../src/core/api/module.ts'
 import { modules } from '../../src/modules.ts'
 
@@ -9,7 +9,7 @@ const from = (text: string, at: string, zone?: string, times = 1): string[] => {
   const cron = parseCron(text)
   const found: string[] = []
   for (let after = new Date(at); found.length < times; ) {
-    after = nextOf(cron, after, zone)
+    after = nextFiringTime(cron, after, zone)
     found.push(after.toISOString().slice(0, 16))
   }
   return found

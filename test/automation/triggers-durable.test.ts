@@ -217,7 +217,7 @@ describe('firings and their workers', function () {
     const before = app.statements.length
     await app.admin.post(`/projects/${app.projectId}/resume`)
     assert.ok(!app.statements.slice(before).some(text => text.includes('update trigger_firings')))
-    assert.deepEqual(await messages(), [['trigger-project', 1]])
+    assert.deepEqual(await messages(), [['trigger.release_project', 1]])
     await steadyWorker()
     await eventually(
       async () =>
@@ -270,13 +270,13 @@ describe('firings and their workers', function () {
     const deleted = await key.delete(`/agents/${agent}?force=true`)
     assert.equal(deleted.status, 204, JSON.stringify(deleted.body))
     await app.services.queues.send([
-      { queue: (await import('../../src/automation/triggers/queue.ts')).firingSweep, data: { orphans: true } },
+      { queue: (await import('../../src/automation/triggers/queue.ts')).triggerFiringSweep, data: { orphans: true } },
     ])
     assert.equal((await ended(key, id)).error.code, 'RESOURCE_NOT_FOUND')
   })
 
   it('as many as cannot be ended keep no other from being ended', async () => {
-    const { firingSweep } = await import('../../src/automation/triggers/queue.ts')
+    const { triggerFiringSweep: firingSweep } = await import('../../src/automation/triggers/queue.ts')
     const agent = await app.agent()
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
     await steadyWorker({}, ['trigger'])

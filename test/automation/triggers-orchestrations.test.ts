@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { triggersIn } from '../../src/core/db/causation.ts'
 import { sql } from '../../src/core/db/sql.ts'
+import { triggersIn } from '../../src/core/db/trigger-chain.ts'
 import type { Client } from '../support/app.ts'
 import { eventually } from '../support/app.ts'
 import {
@@ -232,7 +232,7 @@ describe('triggers of orchestrations', function () {
     await eventually(async () =>
       app.services.pool.oneFirst(sql.unsafe`
         select count(*) > 0 from pgboss.job
-        where name = 'orchestration-run' and state = 'completed' and data ->> 'run_id' = ${body.id}`),
+        where name = 'run.advance' and state = 'completed' and data ->> 'run_id' = ${body.id}`),
     )
     release()
     assert.equal(await causes('room.given'), null)

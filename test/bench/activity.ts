@@ -1,4 +1,4 @@
-import { recordActivity } from '../../src/control/activity/record.ts'
+import { recordActivityLater } from '../../src/control/activity/record.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { eventually, startApp } from '../support/app.ts'
 import { percentile, rounded } from './measure.ts'
@@ -78,7 +78,7 @@ export async function run(): Promise<Row[]> {
   let taken = 0
   for (let n = 0; n < RECORDED; n += 100) {
     const start = performance.now()
-    for (let i = 0; i < 100; i++) recordActivity(app.services, { ...entry, detail: { tool_id: 'tool_01', n } })
+    for (let i = 0; i < 100; i++) recordActivityLater(app.services, { ...entry, detail: { tool_id: 'tool_01', n } })
     taken += performance.now() - start
     await new Promise(resolve => setTimeout(resolve, 2))
   }

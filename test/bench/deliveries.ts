@@ -2,14 +2,14 @@ import { type ChildProcess, fork, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { pathToFileURL } from 'node:url'
 import { loadConfig } from '../../src/config.ts'
-import { deliveries } from '../../src/control/webhooks/handlers.ts'
-import { sealedFor } from '../../src/control/webhooks/model.ts'
-import { newSecret } from '../../src/control/webhooks/secret.ts'
+import { deliveryQueueStats } from '../../src/control/webhooks/handlers.ts'
+import { sealedForWebhook } from '../../src/control/webhooks/model.ts'
+import { newWebhookSecret } from '../../src/control/webhooks/secret.ts'
 import { insertWebhook } from '../../src/control/webhooks/store.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { silentLog } from '../../src/core/process/log.ts'
-import { type OpenServices, openServices } from '../../src/core/process/open-services.ts'
+import { type OpenServices, openServices } from '../../src/core/process/services-lifecycle.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { emitNamed } from '../support/events.ts'
 import { cloneTemplate } from '../support/postgres.ts'
@@ -105,7 +105,7 @@ async function roundTrips(
     },
   })
   const rows: Row[] = []
-  const running = deliveries.start(counted)
+  const running = deliveryQueueStats.start(counted)
   for (const [what, project, events, of] of [
     ['statements a delivery when idle', await newProject(services, 1, url), 1, 1],
     ['statements a delivery under load', await newProject(services, 1, url), 2000, 2000],
@@ -138,7 +138,7 @@ async function newProject(services: OpenServices, webhooks: number, url: string)
       url,
       events: ['agents.*'],
       active: true,
-      sealed_secret: services.secrets.seal(newSecret(), sealedFor(webhook, id)),
+      sealed_secret: services.secrets.seal(newWebhookSecret(), sealedForWebhook(webhook, id)),
       created_at: new Date().toISOString(),
     })
   }

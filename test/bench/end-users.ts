@@ -3,9 +3,9 @@ import { insertVectors } from '../../src/content/vectors/store.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { createLog } from '../../src/core/process/log.ts'
-import { type OpenServices, openServices } from '../../src/core/process/open-services.ts'
+import { type OpenServices, openServices } from '../../src/core/process/services-lifecycle.ts'
 import { contentHash } from '../../src/memory/memories/hash.ts'
-import { vectorRows } from '../../src/memory/memories/store.ts'
+import { memoryVectorRows } from '../../src/memory/memories/store.ts'
 import { client, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { start } from './http.ts'
@@ -131,7 +131,7 @@ async function load(
         )} as m (id, actor_id, content, hash)`)
       await insertVectors(
         tx,
-        rows.flatMap(({ id, actor_id, vector }) => vectorRows({ id, actor_id, ...of }, [vector], space)),
+        rows.flatMap(({ id, actor_id, vector }) => memoryVectorRows({ id, actor_id, ...of }, [vector], space)),
       )
     })
   }

@@ -5,7 +5,7 @@ import { Readable } from 'node:stream'
 import { pipeline } from 'node:stream/promises'
 import express from 'express'
 import multer from 'multer'
-import { blocksOf } from '../../src/content/storage/blocks.ts'
+import { reblock } from '../../src/content/storage/reblock.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { openPool } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
@@ -180,7 +180,7 @@ app.post('/blobs', async (req, res) => {
   const id = randomUUID()
   const hash = createHash('sha256')
   let seq = 0
-  for await (const block of blocksOf(req, CHUNK_BYTES, 1)) {
+  for await (const block of reblock(req, CHUNK_BYTES, 1)) {
     hash.update(block)
     await writeChunk(id, seq++, block)
   }

@@ -2,7 +2,7 @@ import { randomFillSync } from 'node:crypto'
 import { monitorEventLoopDelay } from 'node:perf_hooks'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
-import { type Codes, nearestCodes } from '../../src/content/vectors/code-cache.ts'
+import { type CachedCodes, nearestCodes } from '../../src/content/vectors/code-cache.ts'
 import { codeBits } from '../../src/content/vectors/codes.ts'
 import { client, type TestApp } from '../support/app.ts'
 import { start } from './http.ts'
@@ -114,7 +114,7 @@ export async function loopHolds(): Promise<Row[]> {
   const rows: Row[] = []
   for (const count of [10_000, 100_000, 1_000_000]) {
     const bytes = BITS / 8
-    const codes: Codes = {
+    const codes: CachedCodes = {
       scope: { project: '', space: { id: 0, dimensions: 1024 }, source: 1 },
       snapshot: '',
       server: '',

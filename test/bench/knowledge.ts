@@ -1,12 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { insertChunks, type NewChunk } from '../../src/content/chunks/store.ts'
 import { currentSpace, type Space } from '../../src/content/embeddings/space.ts'
-import { cosine, nearestRows } from '../../src/content/vectors/scan.ts'
-import { insertVectors, type NewVector, SOURCES } from '../../src/content/vectors/store.ts'
+import { cosineSimilarity, nearestRows } from '../../src/content/vectors/scan.ts'
+import { insertVectors, type NewVector, VECTOR_SOURCES } from '../../src/content/vectors/store.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { createLog } from '../../src/core/process/log.ts'
-import { type OpenServices, openServices } from '../../src/core/process/open-services.ts'
+import { type OpenServices, openServices } from '../../src/core/process/services-lifecycle.ts'
 import { client, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { memory, start } from './http.ts'
@@ -123,7 +123,7 @@ async function loadVectors(services: OpenServices, space: Space, projectId: stri
     const batch = corpus.rows.slice(at, at + BATCH).map(
       (vector, index): NewVector => ({
         project_id: projectId,
-        source: SOURCES.document,
+        source: VECTOR_SOURCES.document,
         container_id: `doc_${Math.floor((at + index) / DOCUMENT_CHUNKS)}`,
         ref_id: String(at + index),
         segment: 0,
@@ -192,7 +192,7 @@ async function recallOf(
     const near = await nearestRows(services, {
       projects: [projectId],
       space,
-      source: SOURCES.document,
+      source: VECTOR_SOURCES.document,
       filter: null,
       vector: question,
       limit: 10,
@@ -209,7 +209,7 @@ async function recallOf(
 function nearestTen(rows: readonly Float32Array[], question: Float32Array): number[] {
   const best: number[] = []
   for (const row of rows) {
-    const near = cosine(row, question)
+    const near = cosineSimilarity(row, question)
     if (best.length === 10 && near <= best[9]) continue
     best.push(near)
     best.sort((left, right) => right - left)

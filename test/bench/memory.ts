@@ -4,9 +4,9 @@ import { insertVectors } from '../../src/content/vectors/store.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { createLog } from '../../src/core/process/log.ts'
-import { type OpenServices, openServices } from '../../src/core/process/open-services.ts'
+import { type OpenServices, openServices } from '../../src/core/process/services-lifecycle.ts'
 import { contentHash } from '../../src/memory/memories/hash.ts'
-import { vectorRows } from '../../src/memory/memories/store.ts'
+import { memoryVectorRows } from '../../src/memory/memories/store.ts'
 import { client, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { start } from './http.ts'
@@ -120,7 +120,7 @@ export async function loadMemories(
         )} as m (id, content, hash)`)
       await insertVectors(
         tx,
-        batch.flatMap(({ id, vector }) => vectorRows({ id, actor_id: null, ...of }, [vector], space)),
+        batch.flatMap(({ id, vector }) => memoryVectorRows({ id, actor_id: null, ...of }, [vector], space)),
       )
     })
   }

@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { pathToFileURL } from 'node:url'
 import autocannon from 'autocannon'
 import pg from 'pg'
-import type { Definition, Node } from '../../src/automation/orchestrations/model.ts'
+import type { GraphDefinition, Node } from '../../src/automation/orchestrations/model.ts'
 import { startDouble } from '../../src/local/double/server.ts'
 import { signatureOf } from '../automation/triggers-support.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
@@ -41,7 +41,7 @@ const toolNode =
   (n: number): Node => ({ id: `c${n}`, type: 'tool', tool_id })
 
 /** Nodes one after the other. */
-function chain(count: number, ...kinds: ((n: number) => Node)[]): Pick<Definition, 'nodes' | 'edges'> {
+function chain(count: number, ...kinds: ((n: number) => Node)[]): Pick<GraphDefinition, 'nodes' | 'edges'> {
   const nodes = Array.from({ length: count }, (_, n) => kinds[n % kinds.length](n))
   return { nodes, edges: nodes.slice(1).map(({ id }, n) => ({ from: nodes[n].id, to: id })) }
 }

@@ -4,15 +4,15 @@ import { loadConfig } from '../../src/config.ts'
 import { loadModules } from '../../src/core/api/module.ts'
 import { openNotifier } from '../../src/core/db/notifier.ts'
 import { type Notifications, openNotifications } from '../../src/core/db/notify.ts'
-import { claim } from '../../src/core/jobs/claims.ts'
 import { type Handler, handler } from '../../src/core/jobs/handler.ts'
+import { claimMessages } from '../../src/core/jobs/message-claims.ts'
 import {
   createQueuesInDatabase,
   entityMailbox,
-  message,
   openQueues,
   type Queue,
   type Queues,
+  queueMessage,
   queues as queueTable,
   workQueue,
 } from '../../src/core/jobs/queue.ts'
@@ -102,7 +102,7 @@ async function fill({ queues }: Bench, queue: Queue<Item>, total: number, projec
   const started = performance.now()
   for (let sent = 0; sent < total; sent += 500) {
     const batch = Array.from({ length: Math.min(500, total - sent) }, (_, i) => sent + i)
-    await queues.send(batch.map(i => message(queue, { id: `e${i}`, project_id: `p${i % projects}` })))
+    await queues.send(batch.map(i => queueMessage(queue, { id: `e${i}`, project_id: `p${i % projects}` })))
   }
   return rate(total, started)
 }
@@ -163,7 +163,7 @@ async function latencies({ queues, listen, services }: Bench): Promise<Row[]> {
         arrived = resolve
       })
       const sent = performance.now()
-      await queues.send([message(queue, { id: `l${i}`, project_id: 'p' })])
+      await queues.send([queueMessage(queue, { id: `l${i}`, project_id: 'p' })])
       times.push((await arrival) - sent)
       await new Promise(resolve => setTimeout(resolve, 5))
     }
@@ -208,7 +208,7 @@ async function claimOnce(queues: Queues, queue: Queue<Item>, limit: number): Pro
   await queues
     .transaction(async tx => {
       const started = performance.now()
-      await claim(tx, queue, { limit, last: '', held: new Map(), share: 5, borrow: 9 })
+      await claimMessages(tx, queue, { limit, last: '', held: new Map(), share: 5, borrow: 9 })
       ms = performance.now() - started
       throw undo
     })

@@ -1,8 +1,8 @@
 import { pathToFileURL } from 'node:url'
 import pg from 'pg'
-import { rateUsage } from '../../src/control/usage/rate.ts'
+import { priceUsage } from '../../src/control/usage/price-usage.ts'
 import { usageRows } from '../../src/control/usage/store.ts'
-import { type Fragment, rawQuery, sql, statement } from '../../src/core/db/sql.ts'
+import { type Fragment, rawQuery, sql, voidStatement } from '../../src/core/db/sql.ts'
 import { useOf } from '../control/usage-support.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
 import { testEnvironment } from '../support/environment.ts'
@@ -52,14 +52,14 @@ export async function run(): Promise<Row[]> {
     const prices = ['input_tokens', 'output_tokens'].map(component => ({ ...price, component }))
     await app.admin.put(`/projects/${app.projectId}/prices`, { prices })
 
-    const rate = () => rateUsage(app.services, [useOf(app.projectId)])
+    const rate = () => priceUsage(app.services, [useOf(app.projectId)])
     for (let n = 0; n < WARM_UP; n++) await rate()
     const rating: number[] = []
     for (let n = 0; n < TRIES; n++) rating.push(await timed(rate))
 
     await db.query('create table bench_turns (id int primary key, n int); insert into bench_turns values (1, 0)')
     const end = (more: Fragment) =>
-      app.services.pool.query(statement`
+      app.services.pool.query(voidStatement`
       with ended as (update bench_turns set n = n + 1 where id = 1 returning id) ${more} select from ended`)
     const guard = sql.fragment`exists (select from ended)`
     const [without, having]: number[][] = [[], []]

@@ -1,16 +1,16 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pathToFileURL } from 'node:url'
-import { runQueue } from '../../src/automation/runs/queue.ts'
 import {
   dueRuns,
-  leftBehind,
-  leftQueued,
-  leftWaiting,
-  lostExecutions,
-  untakenExecutions,
-} from '../../src/automation/runs/sweep-store.ts'
+  listExpiredNodes,
+  listStaleQueuedRuns,
+  listStaleRunningRuns,
+  listStaleWaitingRuns,
+  listUnclaimedNodes,
+} from '../../src/automation/runs/engine/sweep-store.ts'
+import { runQueue } from '../../src/automation/runs/queue.ts'
 import { sql } from '../../src/core/db/sql.ts'
-import { message } from '../../src/core/jobs/queue.ts'
+import { queueMessage } from '../../src/core/jobs/queue.ts'
 import { startDouble } from '../../src/local/double/server.ts'
 import { copyRun } from '../automation/support/copies.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
@@ -79,17 +79,17 @@ async function parked(): Promise<Row[]> {
     const before = await resident(pid)
     const sent = () =>
       pool.oneFirst(sql.unsafe`
-        select count(*)::int from pgboss.job_common where name like 'orchestration%' and name not like '%sweep%'`) as Promise<number>
+        select count(*)::int from pgboss.job_common where name ~ '^(run|node)[.]' and name not like '%sweep%'`) as Promise<number>
     const messages = await sent()
     const times: Record<string, number[]> = {}
     const sweeps: Record<string, () => Promise<unknown>> = {
       due: () => dueRuns(pool, 5, 1000),
-      lost: () => lostExecutions(pool, 1000),
-      untaken: () => untakenExecutions(pool, 5, 1000),
-      queued: () => leftQueued(pool, 5, 1000),
-      behind: () => leftBehind(pool, 5, 1000),
+      lost: () => listExpiredNodes(pool, 1000),
+      untaken: () => listUnclaimedNodes(pool, 5, 1000),
+      queued: () => listStaleQueuedRuns(pool, 5, 1000),
+      behind: () => listStaleRunningRuns(pool, 5, 1000),
       // One of five pages: each is a statement of its own.
-      'a page of those that wait': () => leftWaiting(pool, { quietSeconds: 5, after: '', limit: 2000 }),
+      'a page of those that wait': () => listStaleWaitingRuns(pool, { quietSeconds: 5, after: '', limit: 2000 }),
     }
     for (let n = 0; n < SWEEPS; n++)
       for (const [name, sweep] of Object.entries(sweeps)) {
@@ -164,7 +164,7 @@ async function beside(waitsFor: string, max_concurrent_runs: number | null): Pro
     const copies = await copyRun(pool, id, QUEUED - 1)
     for (let at = 0; at < copies.length; at += 500)
       await queues.send(
-        copies.slice(at, at + 500).map(run_id => message(runQueue, { run_id, project_id: app.projectId })),
+        copies.slice(at, at + 500).map(run_id => queueMessage(runQueue, { run_id, project_id: app.projectId })),
       )
     const left = () =>
       pool.oneFirst(sql.unsafe`
@@ -182,7 +182,7 @@ async function beside(waitsFor: string, max_concurrent_runs: number | null): Pro
     const sweeps: number[] = []
     for (let n = 0; n < SWEEPS; n++) {
       const started = performance.now()
-      await leftQueued(pool, 5, 1000)
+      await listStaleQueuedRuns(pool, 5, 1000)
       sweeps.push(performance.now() - started)
     }
     return [

@@ -2,12 +2,12 @@ import assert from 'node:assert/strict'
 import { spawnSync } from 'node:child_process'
 import path from 'node:path'
 import { kinds } from '../../src/core/api/kind.ts'
-import { knownNames, loadModules, type Module, module } from '../../src/core/api/module.ts'
+import { declaredNames, loadModules, type Module, module } from '../../src/core/api/module.ts'
 import { operations } from '../../src/core/api/operation.ts'
 import { policyCatalogue } from '../../src/core/iam/catalogue.ts'
 import { workQueue } from '../../src/core/jobs/queue.ts'
 import { modules } from '../../src/modules.ts'
-import { plannedNames } from '../../src/planned/names.ts'
+import { namesToCome } from '../../src/planned/names.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { loadBeside } from '../support/modules.ts'
 import { cloneTemplate } from '../support/postgres.ts'
@@ -28,7 +28,7 @@ describe('modules', () => {
   })
 
   it('are the same to web, worker and command line', async () => {
-    const here = knownNames()
+    const here = declaredNames()
     for (const [what, names] of Object.entries(here)) assert.ok(names.length > 0, what)
     for (const kind of ['web', 'worker'] as const) {
       const process = await startProcess(kind, database.url, { LOG_LEVEL: 'debug' })
@@ -69,16 +69,16 @@ describe('modules', () => {
   it('name what is to come until it has come', () => {
     const built = new Set(operations.all().map(({ action }) => action))
     assert.deepEqual(
-      plannedNames.actions.filter(action => built.has(action)),
+      namesToCome.actions.filter(action => built.has(action)),
       [],
     )
-    const known = knownNames()
+    const known = declaredNames()
     assert.deepEqual(
-      plannedNames.types.filter(type => known.kinds.includes(type)),
+      namesToCome.types.filter(type => known.kinds.includes(type)),
       [],
     )
     assert.deepEqual(
-      plannedNames.events.filter(event => known.events.includes(event)),
+      namesToCome.events.filter(event => known.events.includes(event)),
       [],
     )
     const catalogue = policyCatalogue(operations.all())

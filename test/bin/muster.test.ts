@@ -10,7 +10,7 @@ import { handler } from '../../src/core/jobs/handler.ts'
 import { startWorkers } from '../../src/core/jobs/worker.ts'
 import { silentLog } from '../../src/core/process/log.ts'
 import { scoreQueue } from '../../src/evaluation/eval-runs/queue.ts'
-import { createTurn } from '../../src/execution/generations/create.ts'
+import { createTurn } from '../../src/execution/generations/request/create.ts'
 import { findEmbedded, startEmbedded } from '../../src/local/postgres.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { launch, run } from '../support/commands.ts'
@@ -450,7 +450,7 @@ describe('muster', function () {
     const args = ['reprocess', 'generations', '--project', project]
     const waiting = async () =>
       (await app.services.queues.stats())
-        .filter(({ queue }) => queue === 'conversation' || queue === 'generation-run')
+        .filter(({ queue }) => queue === 'conversation.process' || queue === 'turn.execute')
         .map(each => each.waiting)
 
     assert.equal((await json(...args)).found, 0)
@@ -485,7 +485,7 @@ describe('muster', function () {
     const name = scoreQueue.name
     await eventually(async () => (await queues.deadLetters.list({ queue: name })).length === 2)
     await workers.stop(1000)
-    assert.match((await diagnosis()).of('dead letters')[0].detail, /eval-score 2/)
+    assert.match((await diagnosis()).of('dead letters')[0].detail, /eval\.score_item 2/)
 
     const letters = await json('reprocess', 'dead-letters', 'list', '--queue', name)
     assert.equal(letters.length, 2)

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { segmentsOf } from '../../src/content/chunks/embed.ts'
+import { embeddingWindows } from '../../src/content/chunks/embed.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
@@ -35,22 +35,22 @@ const create = async (client: Client, body: object) => {
 
 describe('windows of a text', () => {
   it('are the text itself when it fits', () => {
-    assert.deepEqual(segmentsOf('a'.repeat(500), 500), ['a'.repeat(500)])
+    assert.deepEqual(embeddingWindows('a'.repeat(500), 500), ['a'.repeat(500)])
   })
 
   it('share 200 characters with the one before', () => {
     const text = Array.from({ length: 1000 }, (_, index) => String.fromCharCode(97 + (index % 26))).join('')
-    const segments = segmentsOf(text, 500)
+    const segments = embeddingWindows(text, 500)
     assert.deepEqual(segments, [text.slice(0, 500), text.slice(300, 800), text.slice(600)])
   })
 
   it('are 64 at most', () => {
-    assert.equal(segmentsOf('x'.repeat(1_000_000), 500).length, 64)
+    assert.equal(embeddingWindows('x'.repeat(1_000_000), 500).length, 64)
   })
 
   it('cut no character in two', () => {
     for (const offset of [0, 1]) {
-      const segments = segmentsOf('x'.repeat(offset) + '🙂'.repeat(2000), 501)
+      const segments = embeddingWindows('x'.repeat(offset) + '🙂'.repeat(2000), 501)
       for (const segment of segments) assert.ok(segment.isWellFormed())
       assert.ok(segments.every(segment => segment.length <= 501))
     }

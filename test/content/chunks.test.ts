@@ -1,16 +1,16 @@
 import assert from 'node:assert/strict'
 import encoding from 'gpt-tokenizer/encoding/o200k_base'
-import type { ChunkDraft, Page, PartialSettings } from '../../src/content/chunks/model.ts'
+import type { ChunkDraft, PageText, PartialSettings } from '../../src/content/chunks/model.ts'
 import { effectiveSettings } from '../../src/content/chunks/settings.ts'
 import { ChunkLimitError, joinPages, splitPages } from '../../src/content/chunks/split.ts'
 import { AppError } from '../../src/core/api/errors.ts'
 import { longestTurn } from '../support/event-loop.ts'
 
-const text = (content: string): Page[] => [{ number: null, text: content }]
+const text = (content: string): PageText[] => [{ number: null, text: content }]
 
 const LIMITS = { INGESTION_MAX_CHUNKS: 1_000_000, INGESTION_MAX_TEXT_BYTES: 1_000_000_000 }
 
-const split = (pages: Page[], settings: PartialSettings, title: string | null = null, limits: object = {}) =>
+const split = (pages: PageText[], settings: PartialSettings, title: string | null = null, limits: object = {}) =>
   splitPages(pages, effectiveSettings(settings), { title, limits: { ...LIMITS, ...limits } })
 
 const spans = (chunks: ChunkDraft[]) => chunks.map(chunk => [chunk.char_start, chunk.char_end])
@@ -104,7 +104,7 @@ describe('chunk settings', () => {
 })
 
 describe('chunks by page, whole and by size', () => {
-  const pages: Page[] = [
+  const pages: PageText[] = [
     { number: 2, text: 'é😀' },
     { number: 5, text: 'zwei' },
   ]
@@ -547,7 +547,7 @@ describe('chunks by structure', () => {
   })
 
   it('name the page of their first block', async () => {
-    const pages: Page[] = [
+    const pages: PageText[] = [
       { number: 1, text: 'First page. It ends' },
       { number: 4, text: 'here. Last sentence on four.' },
       { number: 5, text: 'Fifth page.' },
@@ -565,7 +565,7 @@ describe('chunks by structure', () => {
   })
 
   it('end with a page where no more of the next one fits, and hold several that fit', async () => {
-    const pages: Page[] = [
+    const pages: PageText[] = [
       { number: 1, text: 'The lamp blinks\nwhile the pump runs.' },
       { number: 2, text: 'Warranty\nTwo years from the day of purchase.' },
       { number: 3, text: '- call us' },
@@ -638,7 +638,7 @@ describe('chunks of generated texts', () => {
     return Array.from({ length: 5 + pick(80) }, () => FRAGMENTS[pick(from)]).join('')
   }
 
-  const check = async (pages: Page[], settings: PartialSettings) => {
+  const check = async (pages: PageText[], settings: PartialSettings) => {
     const joined = joinPages(pages)
     const points = Array.from(joined)
     const chunks = await split(pages, settings, 'Titel')

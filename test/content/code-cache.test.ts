@@ -5,17 +5,17 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
 import { loadConfig } from '../../src/config.ts'
-import { memoryOf } from '../../src/content/vectors/memory.ts'
-import { cosine } from '../../src/content/vectors/scan.ts'
-import { insertVectors, type NewVector, removeVectors, SOURCES } from '../../src/content/vectors/store.ts'
-import { asking, nearBy } from '../../src/content/vectors/vector-cache.ts'
+import { cosineSimilarity } from '../../src/content/vectors/scan.ts'
+import { insertVectors, type NewVector, removeVectors, VECTOR_SOURCES } from '../../src/content/vectors/store.ts'
+import { pinVectors, scoreCached } from '../../src/content/vectors/vector-cache.ts'
+import { vectorMemory } from '../../src/content/vectors/vector-memory.ts'
 import { migrate } from '../../src/core/db/migrate.ts'
 import { inTransaction } from '../../src/core/db/pool.ts'
 import { setForTransaction } from '../../src/core/db/settings.ts'
 import { type Fragment, rawQuery, sql } from '../../src/core/db/sql.ts'
 import { createLog } from '../../src/core/process/log.ts'
-import { openServices } from '../../src/core/process/open-services.ts'
 import type { Services } from '../../src/core/process/services.ts'
+import { openServices } from '../../src/core/process/services-lifecycle.ts'
 import { type EmbeddedServer, startEmbedded } from '../../src/local/postgres.ts'
 import { seeded } from '../bench/knowledge-corpora.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
@@ -139,7 +139,7 @@ describe('codes kept in the process', () => {
     await insert(
       row('own', own),
       row('theirs', question, { project_id: other }),
-      row('memory', question, { source: SOURCES.memory }),
+      row('memory', question, { source: VECTOR_SOURCES.memory }),
     )
     assert.deepEqual((await found(question)).ids[0], 'own')
     assert.equal((await found(question)).ids.includes('theirs'), false)
@@ -238,7 +238,7 @@ describe('codes kept in the process', () => {
         app.statements.length = 0
         await near()
         const look = app.statements.find(text => text.includes('pg_snapshot_xip')) as string
-        const scope = [project, space.id, SOURCES.document]
+        const scope = [project, space.id, VECTOR_SOURCES.document]
         const plan = await inTransaction(app.services.pool, async db => {
           await setForTransaction(db, { enable_seqscan: 'off', enable_bitmapscan: 'off', random_page_cost: '1' })
           const lines = await db.anyFirst(
@@ -273,7 +273,7 @@ describe('codes kept in the process', () => {
       assert.equal(nearest.length, 1600)
       assert.ok(nearest.slice(0, 1200).every(id => id.startsWith('near')))
       await fill(1000, { container_id: 'doc_b', project_id: project })
-      await removeVectors(app.services.pool, { source: SOURCES.document, ref_ids: nearest.slice(0, 1200) })
+      await removeVectors(app.services.pool, { source: VECTOR_SOURCES.document, ref_ids: nearest.slice(0, 1200) })
       const { ids: left, way } = await found(question)
       assert.equal(way, 'memory')
       assert.equal(left.length, 400)
@@ -300,7 +300,7 @@ describe('codes kept in the process', () => {
       await found(scattered())
       await insert(row(twice, closeTo(question, 1 / 128)))
       assert.deepEqual((await found(question)).ids.slice(0, 2), [twice, once])
-      await removeVectors(app.services.pool, { source: SOURCES.document, ref_ids: order.slice(0, 60) })
+      await removeVectors(app.services.pool, { source: VECTOR_SOURCES.document, ref_ids: order.slice(0, 60) })
       const hide = ({ ref }: { ref: Fragment }) => sql.fragment`${ref} <> ${order[60]}`
       for (const filter of [hide, undefined]) {
         const { ids: left, way } = await found(question, { filter })
@@ -426,7 +426,7 @@ describe('codes kept in the process', () => {
         await overwrite('vec = $2', other)
         equal(await cosineOf('kept', { whole }), 1)
         await overwrite('vec = $2, written_in = pg_current_xact_id()', another)
-        equal(await cosineOf('kept', { whole }), cosine(another, question))
+        equal(await cosineOf('kept', { whole }), cosineSimilarity(another, question))
         await rows(`delete from knowledge_vectors where project_id = $1 and ref_id = 'kept'`, [project])
         assert.equal(await cosineOf('kept', { whole }), undefined)
       })
@@ -437,12 +437,12 @@ describe('codes kept in the process', () => {
       equal(await cosineOf('kept'), 1)
       const other = closeTo(question)
       await overwrite('vec = $2', other)
-      equal(await cosineOf('kept'), cosine(other, question))
+      equal(await cosineOf('kept'), cosineSimilarity(other, question))
     })
     it('take what codes leave of the bytes, and give way to codes', async () => {
       const limit = 2_900_000
       services = process({ KNOWLEDGE_CODE_CACHE_BYTES: limit })
-      const memory = memoryOf(services)
+      const memory = vectorMemory(services)
       await fill(2500)
       await way()
       // A block of vectors, by which the codes do not fit.
@@ -462,21 +462,21 @@ describe('codes kept in the process', () => {
           server: 'one',
           vec: Buffer.from(vector.buffer).toString('base64'),
         }
-        nearBy(
+        scoreCached(
           services,
-          asking(services, ids),
+          pinVectors(services, ids),
           ids.map(id => ({ id, ref_id: `r${id}`, ...read })),
           question,
         )
       }
       compare([1], question)
-      const asked = asking(services, [1])
+      const asked = pinVectors(services, [1])
       compare(
         Array.from({ length: 5000 }, (_, index) => index + 2),
         scattered(),
       )
-      assert.equal(asking(services, [1]).entries[0], undefined)
-      equal(nearBy(services, asked, [], question).get(1)?.cosine, 1)
+      assert.equal(pinVectors(services, [1]).entries[0], undefined)
+      equal(scoreCached(services, asked, [], question).get(1)?.cosine, 1)
     })
     it('are found by the searches of many at once while others write them', async () => {
       await fill(2500)

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { pageStarts, pagesOf } from '../../src/content/chunks/pages.ts'
+import { pageStarts, splitIntoPages } from '../../src/content/chunks/pages.ts'
 import { joinPages } from '../../src/content/chunks/split.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { pdf } from '../support/pdf.ts'
@@ -47,7 +47,7 @@ describe('pages of documents', () => {
         { number: 9, text: '\u{1F469}\u200D\u{1F4BB}' },
       ],
     ])
-      assert.deepEqual(pagesOf(joinPages(pages), pageStarts(pages)), pages)
+      assert.deepEqual(splitIntoPages(joinPages(pages), pageStarts(pages)), pages)
     assert.deepEqual(
       pageStarts([
         { number: 1, text: '🎉' },
@@ -59,7 +59,7 @@ describe('pages of documents', () => {
       ],
     )
     assert.equal(pageStarts([{ number: null, text: 'a' }]), null)
-    assert.deepEqual(pagesOf('a', null), [{ number: null, text: 'a' }])
+    assert.deepEqual(splitIntoPages('a', null), [{ number: null, text: 'a' }])
   })
 
   it('are there when an ingested document is cut anew', async () => {

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import http from 'node:http'
-import { inTransaction, outsideTransaction } from '../../src/core/db/pool.ts'
+import { inTransaction, onSeparateConnection } from '../../src/core/db/pool.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { eventsOf, makeDocument, plantDocument, rowsOf } from './documents-support.ts'
@@ -403,7 +403,7 @@ describe('documents under attack', () => {
         const asked = app.admin.delete(`/projects/${project.id}?force=true`)
         const waiting = () =>
           rowsOf(app, `select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)
-        await eventually(async () => (await outsideTransaction(waiting)).length > 0)
+        await eventually(async () => (await onSeparateConnection(waiting)).length > 0)
         await tx.query(rawQuery('select 1 from files where id = $1 for update nowait', [file_id]))
         return { asked }
       })

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { inTransaction, outsideTransaction } from '../../src/core/db/pool.ts'
+import { inTransaction, onSeparateConnection } from '../../src/core/db/pool.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { eventsOf, makeDocument, plantDocument, problemCodes, rowsOf, statementsOf } from './documents-support.ts'
@@ -323,7 +323,7 @@ describe('documents', () => {
         const asked = project.key.get(`/documents/${id}`)
         const waiting = () =>
           rowsOf(app, `select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)
-        await eventually(async () => (await outsideTransaction(waiting)).length > 0)
+        await eventually(async () => (await onSeparateConnection(waiting)).length > 0)
         await tx.query(rawQuery('delete from ingestion_attempts where document_id = $1', [id]))
         await tx.query(rawQuery(`update documents set status = 'ready' where id = $1`, [id]))
         return { asked }

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { missingQueue } from '../../src/content/embeddings/missing.ts'
+import { missingQueue } from '../../src/content/embeddings/embed-missing.ts'
 import { sql } from '../../src/core/db/sql.ts'
-import { message } from '../../src/core/jobs/queue.ts'
+import { queueMessage } from '../../src/core/jobs/queue.ts'
 import { type Clock, manualClock } from '../../src/core/process/clock.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
@@ -65,7 +65,7 @@ describe('vectors that are missing', () => {
     const ended = () =>
       app.logs.filter(line => line.includes('missing vectors') || line.includes('stay without')).length
     const before = ended()
-    await app.services.queues.send([message(missingQueue, {})])
+    await app.services.queues.send([queueMessage(missingQueue, {})])
     await eventually(() => ended() > before)
   }
   const down = () => {

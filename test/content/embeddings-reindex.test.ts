@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict'
-import { fill } from '../../src/content/embeddings/fill.ts'
-import { lead } from '../../src/content/embeddings/follow.ts'
-import { embedMissing } from '../../src/content/embeddings/missing.ts'
-import { reindex, reindexQueue } from '../../src/content/embeddings/reindex.ts'
+import { embedDocuments } from '../../src/content/embeddings/embed-documents.ts'
+import { embedMissing } from '../../src/content/embeddings/embed-missing.ts'
+import { reindexDocuments, reindexQueue } from '../../src/content/embeddings/reindex.ts'
+import { adoptSettings } from '../../src/content/embeddings/settings-owner.ts'
 import { currentSpace, type Space } from '../../src/content/embeddings/space.ts'
 import { sql } from '../../src/core/db/sql.ts'
-import { message } from '../../src/core/jobs/queue.ts'
+import { queueMessage } from '../../src/core/jobs/queue.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { runWorker } from '../support/hosts.ts'
@@ -104,12 +104,12 @@ describe('embedding anew', () => {
     const ended = { vectors: 3, spaces: 1, bytes: 512, embedded: 3 }
     // A worker without a model has nothing for documents to follow.
     const { app: without } = await next({ KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' }, [])
-    await lead(without.services)
+    await adoptSettings(without.services)
     // What a worker of the configuration before does with a message that it happens to take.
     const { app: old, key } = await next(local(64), [])
     const { signal } = new AbortController()
     const handling = { signal, stopping: signal, log: old.services.log }
-    await reindex(old.services, handling)
+    await reindexDocuments(old.services, handling)
     assert.deepEqual(await counts(first), ended)
     assert.deepEqual(await configs(), ['english'])
     await first.services.pool.query(sql.unsafe`update documents set embed_since = now()`)
@@ -119,7 +119,7 @@ describe('embedding anew', () => {
     // What is written by the old settings meanwhile follows.
     await create(key, 'late')
     assert.deepEqual(await counts(first), { vectors: 4, spaces: 2, bytes: 512, embedded: 4 })
-    await first.services.queues.send([message(reindexQueue, {})])
+    await first.services.queues.send([queueMessage(reindexQueue, {})])
     await eventually(async () => (await counts(first)).spaces === 1)
     assert.deepEqual(await counts(first), { vectors: 4, spaces: 1, bytes: 512, embedded: 4 })
   })
@@ -208,7 +208,7 @@ describe('embedding anew', () => {
     const { app } = await next(remote({ EMBEDDING_MAX_INPUT_CHARS: '8000' }), [])
     const space = (await currentSpace(app.services)) as Space
     const { signal } = new AbortController()
-    await fill(app.services, space, [{ id, project_id: project.id }], { signal, again: true })
+    await embedDocuments(app.services, space, [{ id, project_id: project.id }], { signal, again: true })
     assert.deepEqual(await counts(first), { vectors: 1, spaces: 1, bytes: 256, embedded: 1 })
   })
 

@@ -23,7 +23,7 @@ import {
   extractPdf as extractLoaded,
   extractText,
   READER_RIGHTS,
-  tooMuchText,
+  textLimitFailure,
 } from '../../src/content/extract/extract.ts'
 import { eventually } from '../support/app.ts'
 import { cidPdf, type PdfStream, pdf, pdfContent, pdfOf, slowPdf } from '../support/pdf.ts'
@@ -605,10 +605,10 @@ describe('text of text files', () => {
 
   it('of pages has a length in bytes that can be too much', () => {
     const pages = [page('äö')[0], page('x')[0]]
-    assert.equal(tooMuchText(pages, 6), null)
-    const failure = tooMuchText(pages, 5)
+    assert.equal(textLimitFailure(pages, 6), null)
+    const failure = textLimitFailure(pages, 5)
     assert.equal(failure?.code, 'INGESTION_FAILED')
     assert.match(failure.message, /5 bytes \(INGESTION_MAX_TEXT_BYTES\)/)
-    assert.equal(tooMuchText([], 0), null)
+    assert.equal(textLimitFailure([], 0), null)
   })
 })

@@ -8,8 +8,8 @@ import { type Config, ConfigError, loadConfig } from '../../src/config.ts'
 import { currentSpace, type Space } from '../../src/content/embeddings/space.ts'
 import { codeOf } from '../../src/content/vectors/codes.ts'
 import { buildVectorIndex, hasIndex, requireVectorIndex } from '../../src/content/vectors/pgvector.ts'
-import { cosine } from '../../src/content/vectors/scan.ts'
-import { insertVectors, SOURCES } from '../../src/content/vectors/store.ts'
+import { cosineSimilarity } from '../../src/content/vectors/scan.ts'
+import { insertVectors, VECTOR_SOURCES } from '../../src/content/vectors/store.ts'
 import { openPool, type Pool } from '../../src/core/db/pool.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { createLog } from '../../src/core/process/log.ts'
@@ -87,7 +87,7 @@ describe('vectors with pgvector', function () {
     const space = (await currentSpace(services('auto'))) as Space
     const rows = [...vectors.keys()].map(index => ({
       project_id: index < OTHERS ? FEW : MANY,
-      source: SOURCES.document,
+      source: VECTOR_SOURCES.document,
       container_id: 'doc_a',
       ref_id: `r${index}`,
       segment: 0,
@@ -134,7 +134,7 @@ describe('vectors with pgvector', function () {
     for (const question of questions) {
       const exact = [...vectors.keys()]
         .slice(OTHERS)
-        .sort((left, right) => cosine(vectors[right], question) - cosine(vectors[left], question))
+        .sort((left, right) => cosineSimilarity(vectors[right], question) - cosineSimilarity(vectors[left], question))
         .slice(0, 10)
         .map(index => `r${index}`)
       const ten = (await near(by, MANY, question)).slice(0, 10).map(({ ref_id }) => ref_id)
@@ -150,7 +150,7 @@ describe('vectors with pgvector', function () {
     const question = scattered()
     const exact = [...vectors.keys()]
       .slice(0, OTHERS)
-      .sort((left, right) => cosine(vectors[right], question) - cosine(vectors[left], question))
+      .sort((left, right) => cosineSimilarity(vectors[right], question) - cosineSimilarity(vectors[left], question))
       .map(index => `r${index}`)
     assert.deepEqual(
       (await near(by, FEW, question)).map(({ ref_id }) => ref_id),

@@ -7,12 +7,12 @@ import net, { type AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { Readable } from 'node:stream'
+import { deleteQueue, projectDeleteQueue, stagedQueue, storageBackends } from '../../src/content/storage/backends.ts'
+import { storageSweepQueue, sweepBlobs } from '../../src/content/storage/cleanup.ts'
 import { s3Backend } from '../../src/content/storage/s3.ts'
-import { deleteQueue, projectDeleteQueue, stagedQueue, stores } from '../../src/content/storage/stores.ts'
-import { sweepBlobs, sweepQueue } from '../../src/content/storage/sweep.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
-import { message } from '../../src/core/jobs/queue.ts'
+import { queueMessage } from '../../src/core/jobs/queue.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { cloneTemplate } from '../support/postgres.ts'
@@ -121,7 +121,7 @@ describe('storage in the database', () => {
     const kept = await upload(app.url, other.key, { bytes: randomBytes(5000) })
     assert.equal((await app.admin.delete(`/projects/${id}?force=true`)).status, 204)
     assert.equal((await rows('select 1 from file_blobs')).length, 3)
-    await app.services.queues.send([message(sweepQueue, {})])
+    await app.services.queues.send([queueMessage(storageSweepQueue, {})])
     await eventually(async () => (await rows('select 1 from file_blobs')).length === 1)
     assert.equal((await rows('select 1 from file_blob_chunks')).length, 5)
     assert.equal((await download(app.url, other.key.token, kept.body.id)).status, 200)
@@ -132,7 +132,7 @@ describe('storage in the database', () => {
     const app = await startApp()
     const { id: projectId, key } = await app.project()
     const fileId = newId('file')
-    const store = stores(app.services)
+    const store = storageBackends(app.services)
     const staged = await store.stage(Readable.from([Buffer.from('abc')]), { projectId, fileId, maxBytes: 10 })
     await rowsOf(app)(
       `with blob as (update file_blobs set state = 'committed', size = 3, sha256 = $2 where id::text = $1)
@@ -248,7 +248,7 @@ describe('storage in a directory', () => {
     assert.equal(job.later, true)
     assert.equal(left.startsWith(job.data.location), true)
     const kept = (await upload(app.url, key, { bytes: 'abc', name: 'kept' })).body
-    const store = stores(app.services)
+    const store = storageBackends(app.services)
     await store.abandon(job.data)
     await store.abandon({ storage: 'local', location: `${project}/${kept.id}` })
     assert.ok(!(await below(directory)).includes(left))
@@ -257,7 +257,7 @@ describe('storage in a directory', () => {
 
   it('keeps bytes that a file has although the commit was not heard of', async () => {
     const fileId = newId('file')
-    const staged = await stores(app.services).stage(Readable.from([Buffer.from('abc')]), {
+    const staged = await storageBackends(app.services).stage(Readable.from([Buffer.from('abc')]), {
       projectId: project,
       fileId,
       maxBytes: 10,
@@ -526,7 +526,7 @@ describe('storage in a bucket', () => {
     s3.objects.set(location, Buffer.from('x'))
     s3.uploads.set('lost', { key: location, parts: new Map() })
     s3.uploads.set('other', { key: `${location}er`, parts: new Map() })
-    await stores(app.services).abandon({ storage: 's3', location })
+    await storageBackends(app.services).abandon({ storage: 's3', location })
     assert.ok(!s3.objects.has(location))
     assert.deepEqual([...s3.uploads.keys()], ['other'])
     s3.uploads.clear()

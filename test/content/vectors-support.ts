@@ -1,5 +1,5 @@
 import { nearestRows } from '../../src/content/vectors/scan.ts'
-import { type NewVector, SOURCES } from '../../src/content/vectors/store.ts'
+import { type NewVector, VECTOR_SOURCES } from '../../src/content/vectors/store.ts'
 import type { Services } from '../../src/core/process/services.ts'
 
 /** Where vectors of a test are. */
@@ -19,7 +19,7 @@ export const vectorOf = (
   more: Partial<NewVector> = {},
 ): NewVector => ({
   project_id: project,
-  source: SOURCES.document,
+  source: VECTOR_SOURCES.document,
   container_id: 'doc_a',
   ref_id,
   segment: 0,
@@ -38,7 +38,7 @@ export const nearestTo = (
   nearestRows(services, {
     projects: [project],
     space,
-    source: SOURCES.document,
+    source: VECTOR_SOURCES.document,
     filter: null,
     vector,
     limit: 10,

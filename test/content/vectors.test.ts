@@ -1,11 +1,11 @@
 import { strict as assert } from 'node:assert'
 import { createHash } from 'node:crypto'
-import { fuse } from '../../src/content/knowledge/fuse.ts'
-import { type Codes, forget, nearestCodes } from '../../src/content/vectors/code-cache.ts'
-import { codeBits, codeOf, differences, estimates } from '../../src/content/vectors/codes.ts'
-import { CODES_BYTES } from '../../src/content/vectors/differences-wasm.ts'
-import { cosine } from '../../src/content/vectors/scan.ts'
-import { insertVectors, type NewVector, removeVectors, SOURCES } from '../../src/content/vectors/store.ts'
+import { fuseRankings } from '../../src/content/knowledge/fuse.ts'
+import { type CachedCodes, evictRows, nearestCodes } from '../../src/content/vectors/code-cache.ts'
+import { codeBits, codeOf, estimateCosines, hammingDistances } from '../../src/content/vectors/codes.ts'
+import { CODES_BYTES } from '../../src/content/vectors/hamming-wasm.ts'
+import { cosineSimilarity } from '../../src/content/vectors/scan.ts'
+import { insertVectors, type NewVector, removeVectors, VECTOR_SOURCES } from '../../src/content/vectors/store.ts'
 import { inTransaction } from '../../src/core/db/pool.ts'
 import { setForTransaction } from '../../src/core/db/settings.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
@@ -60,7 +60,7 @@ describe('codes of vectors', () => {
       const b = unit(a.map(value => value + (share * normal()) / 32))
       const bits = BigInt(`0${codeOf(a)}`) ^ BigInt(`0${codeOf(b)}`)
       const different = bits.toString(2).replaceAll('0', '').length / 2048
-      assert.ok(Math.abs(different - Math.acos(cosine(a, b)) / Math.PI) < 0.04)
+      assert.ok(Math.abs(different - Math.acos(cosineSimilarity(a, b)) / Math.PI) < 0.04)
     }
   })
   describe('compared with a question', () => {
@@ -90,7 +90,7 @@ describe('codes of vectors', () => {
           [5, 5],
         ]) {
           const distances = new Uint16Array(rows).fill(9)
-          differences(codes, question, distances, { from, to })
+          hammingDistances(codes, question, distances, { from, to })
           const expected = Uint16Array.from(distances, (_, row) =>
             row >= from && row < to ? plainDistance(codes, row, question) : 9,
           )
@@ -100,7 +100,7 @@ describe('codes of vectors', () => {
       })
       it(`give the nearest as sorting all of them does, while rows come and go, of ${bytes * 8} bits`, async () => {
         const room = 9000
-        const kept: Codes = {
+        const kept: CachedCodes = {
           scope: { project: '', space: { id: 0, dimensions }, source: 1 },
           snapshot: '',
           server: '',
@@ -115,7 +115,7 @@ describe('codes of vectors', () => {
           kept.codes.set(random(added * bytes), kept.rows * bytes)
           for (let row = kept.rows; row < kept.rows + added; row++) kept.ids[row] = row + 1
           kept.rows += added
-          forget(
+          evictRows(
             kept,
             Array.from({ length: kept.rows / 10 }, () => Math.floor(uniform() * kept.rows)),
           )
@@ -137,13 +137,15 @@ describe('codes of vectors', () => {
     const question = unit(Float32Array.from({ length: 100 }, normal))
     const rows = Array.from({ length: 300 }, () => unit(Float32Array.from({ length: 100 }, normal)))
     const code = (vector: Float32Array) => Buffer.from(codeOf(vector).slice(1), 'hex')
-    const estimated = estimates(question, Buffer.concat(rows.map(code)), [...rows.keys()])
+    const estimated = estimateCosines(question, Buffer.concat(rows.map(code)), [...rows.keys()])
     assert.equal(estimated.length, 300)
     const ranked = rows.map((_, row) => row).sort((x, y) => estimated[y] - estimated[x])
-    const exact = rows.map((_, row) => row).sort((x, y) => cosine(rows[y], question) - cosine(rows[x], question))
+    const exact = rows
+      .map((_, row) => row)
+      .sort((x, y) => cosineSimilarity(rows[y], question) - cosineSimilarity(rows[x], question))
     assert.ok(exact.slice(0, 10).every(row => ranked.slice(0, 30).includes(row)))
     // The question's own code gets the most any code can: the sum of what its coordinates are without their signs.
-    const [own, opposite] = estimates(
+    const [own, opposite] = estimateCosines(
       question,
       Buffer.concat([code(rows[0]), code(question), code(question.map(value => -value))]),
       [1, 2],
@@ -218,7 +220,10 @@ describe('vectors in the database', () => {
     await insert(...vectors.map((vector, index) => row(`r${String(index).padStart(3, '0')}`, vector)))
     await insert(row('r000', unit(question.map((value, index) => value + vectors[0][index] / 10)), { segment: 1 }))
     const exact = vectors
-      .map((vector, index) => ({ ref_id: `r${String(index).padStart(3, '0')}`, cosine: cosine(vector, question) }))
+      .map((vector, index) => ({
+        ref_id: `r${String(index).padStart(3, '0')}`,
+        cosine: cosineSimilarity(vector, question),
+      }))
       .sort((left, right) => right.cosine - left.cosine)
       .filter(({ ref_id }) => ref_id !== 'r000')
     const found = await near(question)
@@ -245,13 +250,13 @@ describe('vectors in the database', () => {
       row('mine', vector),
       row('theirs', vector, { project_id: other }),
       row('old', vector, { space_id: elsewhere.id }),
-      row('memory', vector, { source: SOURCES.memory }),
+      row('memory', vector, { source: VECTOR_SOURCES.memory }),
     )
     const ids = async (more: object) => (await near(vector, more)).map(({ ref_id }) => ref_id)
     assert.deepEqual(await ids({}), ['mine'])
     assert.deepEqual(await ids({ projects: [project, other] }), ['mine', 'theirs'])
     assert.deepEqual(await ids({ projects: null }), ['mine', 'theirs'])
-    assert.deepEqual(await ids({ source: SOURCES.memory }), ['memory'])
+    assert.deepEqual(await ids({ source: VECTOR_SOURCES.memory }), ['memory'])
     await rows('delete from projects where id = $1', [other])
     assert.deepEqual(await ids({ projects: null }), ['mine'])
   })
@@ -296,7 +301,7 @@ describe('vectors in the database', () => {
   it('are removed by container or by row', async () => {
     const vector = scattered()
     await insert(row('a', vector), row('b', vector), row('c', vector, { container_id: 'doc_c' }))
-    await removeVectors(app.services.pool, { source: SOURCES.document, ref_ids: ['a'] })
+    await removeVectors(app.services.pool, { source: VECTOR_SOURCES.document, ref_ids: ['a'] })
     assert.deepEqual(
       (await near(vector)).map(({ ref_id }) => ref_id),
       ['b', 'c'],
@@ -317,7 +322,7 @@ describe('vectors in the database', () => {
     const plan = await inTransaction(app.services.pool, async db => {
       await setForTransaction(db, { enable_seqscan: 'off', enable_bitmapscan: 'off', random_page_cost: '1' })
       const explained = await db.anyFirst(
-        rawQuery(`explain ${scan}`, [codeOf(scattered()), project, space.id, SOURCES.document, 2000]),
+        rawQuery(`explain ${scan}`, [codeOf(scattered()), project, space.id, VECTOR_SOURCES.document, 2000]),
       )
       return explained.join('\n')
     })
@@ -329,8 +334,8 @@ describe('fusion of rankings', () => {
   const now = new Date('2026-06-01T00:00:00Z')
   const day = (days: number) => new Date(now.getTime() - days * 86_400_000)
   const keys = (...names: string[]) => names.map(key => ({ key }))
-  const fused = (vector: string[], lexical: string[], more: Partial<Parameters<typeof fuse>[1]> = {}) =>
-    fuse(
+  const fused = (vector: string[], lexical: string[], more: Partial<Parameters<typeof fuseRankings>[1]> = {}) =>
+    fuseRankings(
       { vector: keys(...vector), lexical: keys(...lexical) },
       { k: 60, halfLifeDays: 0, now, changedAt: new Map(), similarity: new Map(), ...more },
     )

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { type ActivityEntry, addActivity, recordActivity } from '../../src/control/activity/record.ts'
+import { type ActivityEntry, recordActivityInTx, recordActivityLater } from '../../src/control/activity/record.ts'
 import { pruneActivity } from '../../src/control/activity/retention.ts'
-import { outsideTransaction } from '../../src/core/db/pool.ts'
+import { onSeparateConnection } from '../../src/core/db/pool.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { openEvents, type StreamedEvent } from '../execution/streams.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
@@ -41,7 +41,7 @@ describe('activity', () => {
     const [{ found }] = await rows('select count(*)::int as found from activity_entries where project_id = $1', [
       project.id,
     ])
-    for (const one of entries) recordActivity(app.services, one)
+    for (const one of entries) recordActivityLater(app.services, one)
     await stored(found + entries.length)
   }
   const feed = (query = '', as: Client = project.key) => as.get(`/activity${query}`)
@@ -235,8 +235,8 @@ describe('activity', () => {
   it('keeps the entries of a transaction with it, or not at all', async () => {
     const write = (summary: string, fail: boolean) =>
       app.services.write(async tx => {
-        addActivity(tx, entry(`${summary} 1`))
-        addActivity(tx, entry(`${summary} 2`))
+        recordActivityInTx(tx, entry(`${summary} 1`))
+        recordActivityInTx(tx, entry(`${summary} 2`))
         if (fail) throw new Error('no')
       })
     await assert.rejects(write('undone', true))
@@ -247,10 +247,10 @@ describe('activity', () => {
   it('never fails the work it is about, and what cannot be stored takes nothing else along', async () => {
     const circular: Record<string, unknown> = {}
     circular.self = circular
-    recordActivity(app.services, entry('circular', { detail: circular }))
-    recordActivity(app.services, entry('gone', { project_id: 'proj_00000000000000000000000000' }))
-    recordActivity(app.services, entry('odd \0\n text \ud800', { detail: { text: '\0 \udfff' }, ref_id: '\0' }))
-    recordActivity(
+    recordActivityLater(app.services, entry('circular', { detail: circular }))
+    recordActivityLater(app.services, entry('gone', { project_id: 'proj_00000000000000000000000000' }))
+    recordActivityLater(app.services, entry('odd \0\n text \ud800', { detail: { text: '\0 \udfff' }, ref_id: '\0' }))
+    recordActivityLater(
       app.services,
       entry('long'.repeat(500), { detail: { id: 'tool_1', text: 'x'.repeat(100_000), list: Array(5000).fill(1) } }),
     )
@@ -268,8 +268,8 @@ describe('activity', () => {
   it('is recorded from within a transaction that takes long, and whatever becomes of that', async () => {
     await assert.rejects(
       app.services.write(async () => {
-        recordActivity(app.services, entry('from within'))
-        await outsideTransaction(() => stored(1))
+        recordActivityLater(app.services, entry('from within'))
+        await onSeparateConnection(() => stored(1))
         throw new Error('undone')
       }),
       /undone/,
@@ -288,7 +288,7 @@ describe('activity', () => {
     )
     try {
       for (let n = 0; n < 300; n++) {
-        recordActivity(app.services, entry(`entry ${n}`))
+        recordActivityLater(app.services, entry(`entry ${n}`))
         if (n % 10 === 0) await new Promise(resolve => setTimeout(resolve, 5))
       }
     } finally {
@@ -344,9 +344,9 @@ describe('activity', () => {
       await record(entry('before'))
       const stream = await open()
       assert.match(stream.headers.get('content-type') as string, /^text\/event-stream/)
-      recordActivity(app.services, entry('one'))
-      recordActivity(app.services, entry('two', { kind: 'schedule_fired' }))
-      recordActivity(app.services, entry('three'))
+      recordActivityLater(app.services, entry('one'))
+      recordActivityLater(app.services, entry('two', { kind: 'schedule_fired' }))
+      recordActivityLater(app.services, entry('three'))
       const events = await stream.take(3)
       assert.deepEqual(names(events), ['one', 'two', 'three'])
       assert.deepEqual([events[0].event, events[0].data.project_id], ['entry', project.id])
@@ -390,7 +390,7 @@ describe('activity', () => {
       assert.deepEqual(events, [])
       finish()
       await slow
-      recordActivity(app.services, entry('last'))
+      recordActivityLater(app.services, entry('last'))
       await reading
       assert.deepEqual(names(events), ['slow', 'quick', 'last'])
       stream.close()
@@ -399,7 +399,7 @@ describe('activity', () => {
     it('ends when its caller loses the right to it', async () => {
       const key = await app.admin.post('/project-keys', { project_id: project.id })
       const stream = await open('', {}, app.as(key.body.secret))
-      recordActivity(app.services, entry('one'))
+      recordActivityLater(app.services, entry('one'))
       const first = await stream.next()
       await app.admin.delete(`/project-keys/${key.body.id}`)
       const last = await stream.next()

@@ -1,12 +1,12 @@
 import assert from 'node:assert/strict'
-import { auditReadsDropped, openReadAudit } from '../../src/control/audit/reads.ts'
+import { auditReadsDropped, openReadAudit } from '../../src/control/audit/read-audit.ts'
 import { sealEntries } from '../../src/control/audit/seal.ts'
 import type { AuditEntry } from '../../src/core/api/audit.ts'
 import { idFloor, newId } from '../../src/core/api/ids.ts'
-import { workOf } from '../../src/core/api/module.ts'
+import { workForConcerns } from '../../src/core/api/module.ts'
 import { inTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
-import { sweepQueue, sweeps } from '../../src/core/jobs/sweeps.ts'
+import { retentionSweepQueue, sweeps } from '../../src/core/jobs/sweeps.ts'
 import { type Clock, systemClock } from '../../src/core/process/clock.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
@@ -473,7 +473,7 @@ describe('the audit log', () => {
     })
 
     it('is written by a worker every few seconds', async () => {
-      const tick = workOf(['snapshot']).schedules.find(({ name }) => name === 'seal audit entries')
+      const tick = workForConcerns(['snapshot']).schedules.find(({ name }) => name === 'seal audit entries')
       assert.equal(tick?.when, 5)
       const project = await app.project()
       await quota(project.id)
@@ -737,10 +737,10 @@ describe('the audit log', () => {
   })
 
   describe('retention', () => {
-    const sweep = () => app.services.queues.send([{ queue: sweepQueue, data: { sweep: 'audit entries' } }])
+    const sweep = () => app.services.queues.send([{ queue: retentionSweepQueue, data: { sweep: 'audit entries' } }])
 
     it('deletes entries older than AUDIT_RETENTION_DAYS daily and leaves the chain valid', async () => {
-      const tick = workOf(['snapshot']).schedules.find(({ name }) => name === 'sweep audit entries')
+      const tick = workForConcerns(['snapshot']).schedules.find(({ name }) => name === 'sweep audit entries')
       assert.equal(tick?.when, '31 3 * * *')
       const project = await app.project()
       await backfill(project.id, 40, new Date(Date.now() - 366 * DAY))
@@ -794,7 +794,7 @@ describe('the audit log', () => {
               created_at: new Date(0).toISOString(),
             }),
           )
-          await queues.send([{ queue: sweepQueue, data: { sweep: 'audit entries' } }])
+          await queues.send([{ queue: retentionSweepQueue, data: { sweep: 'audit entries' } }])
           await eventually(() => keeping.logs.some(line => line.includes('sweep done')))
           assert.ok(
             await pool.exists(sql.unsafe`select 1 from audit_entries where created_at = ${new Date(0).toISOString()}`),
@@ -829,7 +829,7 @@ describe('the audit log', () => {
     it('of kept answers, failed logins and heartbeats ends what is past its time', async () => {
       const { pool, queues } = app.services
       const names = ['idempotency keys', 'login failures', 'worker heartbeats', 'deferred project deletes']
-      const ticks = workOf(['snapshot']).schedules.map(({ name }) => name)
+      const ticks = workForConcerns(['snapshot']).schedules.map(({ name }) => name)
       for (const name of names) assert.ok(ticks.includes(`sweep ${name}`))
       await pool.query(sql.unsafe`
         insert into idempotency_keys (credential_id, path, key, request_hash, created_at)
@@ -842,7 +842,7 @@ describe('the audit log', () => {
         insert into worker_heartbeats (instance_id, kinds, started_at, beat_at)
         values ('ended', '{delivery}', now() - interval '9 days', now() - interval '8 days'),
           ('alive', '{delivery}', now(), now())`)
-      await queues.send(names.map(sweep => ({ queue: sweepQueue, data: { sweep } })))
+      await queues.send(names.map(sweep => ({ queue: retentionSweepQueue, data: { sweep } })))
       const left = async () => [
         await pool.anyFirst(sql.unsafe`select key from idempotency_keys where key in ('old', 'new')`),
         await pool.anyFirst(sql.unsafe`

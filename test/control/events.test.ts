@@ -4,7 +4,7 @@ import { dispatchEvents } from '../../src/control/webhooks/dispatch.ts'
 import { pruneDeliveries } from '../../src/control/webhooks/retention.ts'
 import { eventNames, eventTypes, isEventPattern, patternMatches } from '../../src/core/db/events.ts'
 import { sql } from '../../src/core/db/sql.ts'
-import { dispatchQueue } from '../../src/core/db/write.ts'
+import { eventDispatchQueue } from '../../src/core/db/writer.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { emitNamed, storedEvents } from '../support/events.ts'
@@ -144,7 +144,7 @@ describe('events', () => {
     assert.deepEqual(await dispatchEvents(app.services, { ids: [event.id] }), { events: 0, targets: [] })
     await app.services.pool.query(sql.unsafe`update events set dispatched_at = null where id = ${event.id}`)
     assert.deepEqual(await dispatchEvents(app.services, { ids: [event.id] }), { events: 1, targets: [] })
-    await app.services.queues.send([{ queue: dispatchQueue, data: { event_id: event.id } }])
+    await app.services.queues.send([{ queue: eventDispatchQueue, data: { event_id: event.id } }])
     await pause()
     assert.equal((await allDeliveries(id)).length, 1)
     assert.equal(receiver.requests.length, 1)
@@ -160,7 +160,7 @@ describe('events', () => {
       update events set dispatched_at = null, dispatch_deferred = true where id = ${event.id}`)
     await pause()
     assert.equal(receiver.requests.length, 1)
-    await app.services.queues.send([{ queue: dispatchQueue, data: { event_id: event.id } }])
+    await app.services.queues.send([{ queue: eventDispatchQueue, data: { event_id: event.id } }])
     await eventually(() => receiver.requests.length === 2)
     assert.equal(receiver.requests[1].body, receiver.requests[0].body)
   })

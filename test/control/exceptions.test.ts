@@ -1,7 +1,11 @@
 import assert from 'node:assert/strict'
-import { addException, type ExceptionFiling, fileException } from '../../src/control/exceptions/file.ts'
-import { causedBy } from '../../src/core/db/causation.ts'
+import {
+  type ExceptionFiling,
+  fileExceptionInTx,
+  fileExceptionLater,
+} from '../../src/control/exceptions/file-exception.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
+import { withTriggerChain } from '../../src/core/db/trigger-chain.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { runWorker } from '../support/hosts.ts'
@@ -48,10 +52,10 @@ describe('exceptions', () => {
     assert.deepEqual([status, body.error?.code], [expected, code], JSON.stringify(body))
 
   it('that are written together carry the triggers that led to each', async () => {
-    const file = (kind: ExceptionFiling['kind']) => fileException(app.services, filing({ kind }))
-    causedBy(['trg_1'], () => file('run_failed'))
+    const file = (kind: ExceptionFiling['kind']) => fileExceptionLater(app.services, filing({ kind }))
+    withTriggerChain(['trg_1'], () => file('run_failed'))
     file('webhook_failing')
-    causedBy(['trg_1', 'trg_2'], () => file('guardrail_tripwire'))
+    withTriggerChain(['trg_1', 'trg_2'], () => file('guardrail_tripwire'))
     await filed(3)
     const written = await rows(
       `select causation, resource_id from events where project_id = $1 and name = 'exceptions.created'`,
@@ -66,7 +70,7 @@ describe('exceptions', () => {
   })
 
   it('are filed with the severity of their kind, as one event and one entry of the feed', async () => {
-    fileException(
+    fileExceptionLater(
       app.services,
       filing({
         kind: 'run_failed',
@@ -108,10 +112,10 @@ describe('exceptions', () => {
   })
 
   it('of one matter fold into one item without losing a count, from several processes and transactions', async () => {
-    for (let n = 0; n < 20; n++) fileException(app.services, filing({ detail: { n } }))
+    for (let n = 0; n < 20; n++) fileExceptionLater(app.services, filing({ detail: { n } }))
     await Promise.all(
       Array.from({ length: 10 }, (_, n) =>
-        app.services.write(async tx => addException(tx, filing({ detail: { n: 100 + n } }))),
+        app.services.write(async tx => fileExceptionInTx(tx, filing({ detail: { n: 100 + n } }))),
       ),
     )
     const [item, ...more] = await filed(30)
@@ -138,7 +142,7 @@ describe('exceptions', () => {
   it('commit with the transaction of their producer, and only with it', async () => {
     const write = (title: string, fail: boolean) =>
       app.services.write(async tx => {
-        addException(tx, filing({ title, dedup_key: title }))
+        fileExceptionInTx(tx, filing({ title, dedup_key: title }))
         if (fail) throw new Error('no')
       })
     await assert.rejects(write('undone', true))
@@ -156,7 +160,7 @@ describe('exceptions', () => {
       const find = async () => (await key.get('/exceptions')).body.data
       const faulty = { FAULT_POINTS: 'exception_filed=kill' }
       const first = await startProcess('worker', alone.databaseUrl, faulty, ['delivery'])
-      await alone.services.write(async tx => addException(tx, filing({ project_id: id })))
+      await alone.services.write(async tx => fileExceptionInTx(tx, filing({ project_id: id })))
       assert.equal((await first.exited).signal, 'SIGKILL')
       assert.deepEqual(await find(), [])
       const second = await runWorker(alone.databaseUrl, {}, ['delivery'])
@@ -171,9 +175,9 @@ describe('exceptions', () => {
 
   it('of a project that is gone leave nothing and hold up nothing', async () => {
     const gone = 'proj_00000000000000000000000000'
-    await app.services.write(async tx => addException(tx, filing({ project_id: gone })))
-    fileException(app.services, filing({ project_id: gone }))
-    fileException(app.services, filing())
+    await app.services.write(async tx => fileExceptionInTx(tx, filing({ project_id: gone })))
+    fileExceptionLater(app.services, filing({ project_id: gone }))
+    fileExceptionLater(app.services, filing())
     await filed(1)
     await eventually(async () =>
       (await app.services.queues.stats()).every(
@@ -183,10 +187,10 @@ describe('exceptions', () => {
   })
 
   it('without a key never fold, and keys are those of a project and a kind', async () => {
-    fileException(app.services, filing({ dedup_key: null }))
-    fileException(app.services, filing({ dedup_key: null }))
-    fileException(app.services, filing())
-    fileException(app.services, filing({ kind: 'webhook_failing' }))
+    fileExceptionLater(app.services, filing({ dedup_key: null }))
+    fileExceptionLater(app.services, filing({ dedup_key: null }))
+    fileExceptionLater(app.services, filing())
+    fileExceptionLater(app.services, filing({ kind: 'webhook_failing' }))
     await filed(4)
     await manual({ dedup_key: 'agent:tool:version' })
     const other = await app.projectWith(ALL)

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { recordUsage } from '../../src/control/usage/meter.ts'
-import { statement } from '../../src/core/db/sql.ts'
+import { voidStatement } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
 import { usageOf, useOf } from './usage-support.ts'
@@ -99,7 +99,7 @@ describe('prices', () => {
     ok(await own([row({ model, unit_price: 9, effective_from: soon })]))
     await eventually(async () => (await used()).cost_usd > 1, { what: 'the later price' })
     assert.deepEqual(await shown(), before)
-    await assert.rejects(app.services.pool.query(statement`update usage_events set cost_usd = 0`))
+    await assert.rejects(app.services.pool.query(voidStatement`update usage_events set cost_usd = 0`))
   })
 
   it('are of the provider before the project, and of the project before all', async () => {

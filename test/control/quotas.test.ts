@@ -1,12 +1,12 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, it } from 'mocha'
 import { openRequestQuotas } from '../../src/control/quotas/requests.ts'
-import { workOf } from '../../src/core/api/module.ts'
+import { workForConcerns } from '../../src/core/api/module.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import type { Caller } from '../../src/core/iam/caller.ts'
-import { sweepQueue } from '../../src/core/jobs/sweeps.ts'
+import { retentionSweepQueue } from '../../src/core/jobs/sweeps.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
-import { openServices } from '../../src/core/process/open-services.ts'
+import { openServices } from '../../src/core/process/services-lifecycle.ts'
 import { client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 
@@ -620,10 +620,10 @@ describe('quotas', () => {
   })
 
   describe('pruning', () => {
-    const prune = () => app.services.queues.send([{ queue: sweepQueue, data: { sweep: 'quota counters' } }])
+    const prune = () => app.services.queues.send([{ queue: retentionSweepQueue, data: { sweep: 'quota counters' } }])
 
     it('is due every day', () => {
-      const tick = workOf(['snapshot']).schedules.find(({ name }) => name === 'sweep quota counters')
+      const tick = workForConcerns(['snapshot']).schedules.find(({ name }) => name === 'sweep quota counters')
       assert.equal(tick?.when, '23 3 * * *')
     })
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { MOST } from '../../src/control/retention/expire.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
-import { expireContent } from '../../src/execution/generations/expire-content.ts'
+import { expireContent } from '../../src/execution/generations/erase/expire-content.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'

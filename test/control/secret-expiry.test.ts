@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { reportExpiring } from '../../src/control/exceptions/secret-expiry.ts'
-import { sweepQueue } from '../../src/core/jobs/sweeps.ts'
+import { retentionSweepQueue } from '../../src/core/jobs/sweeps.ts'
 import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 
@@ -87,7 +87,7 @@ describe('secrets that expire', () => {
 
   it('are looked for by a sweep of the worker', async () => {
     await secret(inDays(1))
-    await app.services.write(async tx => tx.send(sweepQueue, { sweep: 'expiring secrets' }))
+    await app.services.write(async tx => tx.send(retentionSweepQueue, { sweep: 'expiring secrets' }))
     assert.equal((await occurrences(1)).length, 1)
   })
 })

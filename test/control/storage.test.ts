@@ -2,10 +2,10 @@ import assert from 'node:assert/strict'
 import { checkStorage } from '../../src/control/quotas/storage.ts'
 import { type Footprint, footprints } from '../../src/control/storage/footprint.ts'
 import { snapshotProjects, snapshotQueue } from '../../src/control/storage/snapshot.ts'
-import { workOf } from '../../src/core/api/module.ts'
+import { workForConcerns } from '../../src/core/api/module.ts'
 import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
-import { openServices } from '../../src/core/process/open-services.ts'
+import { openServices } from '../../src/core/process/services-lifecycle.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { loadBeside } from '../support/modules.ts'
@@ -437,7 +437,7 @@ describe('storage', () => {
       try {
         await eventually(async () => (await snapshots(id)).length === 1)
         const late = await app.project()
-        const tick = workOf(['snapshot']).schedules.find(({ name }) => name === 'storage snapshots')
+        const tick = workForConcerns(['snapshot']).schedules.find(({ name }) => name === 'storage snapshots')
         assert.equal(tick?.when, '2 * * * *')
         assert.equal(tick?.queue, snapshotQueue)
         await other.services.queues.send([{ queue: snapshotQueue, data: tick?.data(new Date()) as object }])

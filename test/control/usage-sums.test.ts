@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, it } from 'mocha'
 import pg from 'pg'
-import { foldSums, pruneSums } from '../../src/control/usage/sums.ts'
+import { compactSums, pruneSums } from '../../src/control/usage/sums.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
@@ -157,7 +157,7 @@ describe('sums of usage', function () {
     }
     const before = [await sums(id), await rolled(id)]
     assert.equal((await shards('usage_sums', id)).length, 5)
-    assert.ok((await foldSums(app.services, new AbortController().signal)) >= 8)
+    assert.ok((await compactSums(app.services, new AbortController().signal)) >= 8)
     assert.deepEqual(await shards('usage_sums', id), [-1])
     assert.deepEqual(await shards('usage_rollups', id), [-1])
     assert.deepEqual([await sums(id), await rolled(id)], before)
@@ -165,7 +165,7 @@ describe('sums of usage', function () {
     await insertUsage(app, id, [
       tokenUse({ cost: 0.1, input: 10, output: 0, agent_id: 'agent_1', model: 'm', provider: 'p', created_at: past }),
     ])
-    await foldSums(app.services, new AbortController().signal)
+    await compactSums(app.services, new AbortController().signal)
     assert.deepEqual(await shards('usage_sums', id), [-1])
     assert.equal((await sums(id))[1].events, 6)
   })

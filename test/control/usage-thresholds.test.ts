@@ -41,7 +41,7 @@ describe('usage thresholds', () => {
     const waits = () =>
       app.services.pool.oneFirst(
         rawQuery(
-          "select count(*)::int as count from pgboss.job where name = 'usage.thresholds' and state < 'completed'",
+          "select count(*)::int as count from pgboss.job where name = 'usage.check_thresholds' and state < 'completed'",
         ),
       )
     await eventually(async () => (await waits()) === 0)

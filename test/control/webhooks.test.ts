@@ -1,13 +1,13 @@
 import { strict as assert } from 'node:assert'
 import { randomBytes } from 'node:crypto'
 import { pruneEvents } from '../../src/control/events/retention.ts'
-import { deleteExpired, lockExpired } from '../../src/control/events/store.ts'
+import { deleteExpired, lockExpiredEvents } from '../../src/control/events/store.ts'
 import { createDispatcher } from '../../src/control/webhooks/dispatch.ts'
 import { type DeliveryRow, deliveryKind } from '../../src/control/webhooks/model.ts'
-import { wakeWorkers } from '../../src/control/webhooks/operations.ts'
+import { notifyWorkers } from '../../src/control/webhooks/operations.ts'
 import { pruneDeliveries } from '../../src/control/webhooks/retention.ts'
-import { deleteUnsent, insertDelivery, lockUnsent } from '../../src/control/webhooks/store.ts'
-import { inTransaction, outsideTransaction } from '../../src/core/db/pool.ts'
+import { deleteOrphanedTexts, insertDelivery, lockOrphanedTexts } from '../../src/control/webhooks/store.ts'
+import { inTransaction, onSeparateConnection } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { emitNamed } from '../support/events.ts'
@@ -639,11 +639,11 @@ describe('texts of deliveries', () => {
       const row = await past()
       await inTransaction(app.services.pool, async db => {
         await insertDelivery(db, again(row))
-        await outsideTransaction(() => pruneAllEvents())
+        await onSeparateConnection(() => pruneAllEvents())
       })
       await pruneAllEvents()
       assert.equal(await count('events'), 0)
-      await app.services.write(async tx => wakeWorkers(tx, { id: row.webhook_id, project_id: project }))
+      await app.services.write(async tx => notifyWorkers(tx, { id: row.webhook_id, project_id: project }))
       await sentTwice()
     })
 
@@ -651,8 +651,8 @@ describe('texts of deliveries', () => {
       const row = await past()
       let made: Promise<string> | undefined
       await inTransaction(app.services.pool, async db => {
-        const ids = await lockExpired(db, before(), 1000)
-        made = outsideTransaction(() => redeliver(row.id))
+        const ids = await lockExpiredEvents(db, before(), 1000)
+        made = onSeparateConnection(() => redeliver(row.id))
         await blocked()
         await deleteExpired(db, ids)
       })
@@ -668,11 +668,11 @@ describe('texts of deliveries', () => {
       )
       let made: Promise<string> | undefined
       await inTransaction(app.services.pool, async db => {
-        const ids = await lockUnsent(db, '', 1000)
+        const ids = await lockOrphanedTexts(db, '', 1000)
         assert.ok(ids.includes(row.event_id))
-        made = outsideTransaction(() => redeliver(row.id))
+        made = onSeparateConnection(() => redeliver(row.id))
         await blocked()
-        await deleteUnsent(db, ids)
+        await deleteOrphanedTexts(db, ids)
       })
       await made
       await sentTwice()
@@ -686,10 +686,10 @@ describe('texts of deliveries', () => {
       )
       await inTransaction(app.services.pool, async db => {
         await insertDelivery(db, again(row))
-        await outsideTransaction(() => pruneDeliveries(app.services))
+        await onSeparateConnection(() => pruneDeliveries(app.services))
       })
       assert.equal(await count('retained_envelopes'), 1)
-      await app.services.write(async tx => wakeWorkers(tx, { id: row.webhook_id, project_id: project }))
+      await app.services.write(async tx => notifyWorkers(tx, { id: row.webhook_id, project_id: project }))
       await sentTwice()
     })
   })

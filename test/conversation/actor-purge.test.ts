@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '../../src/core/db/sql.ts'
-import { sweepQueue } from '../../src/core/jobs/sweeps.ts'
+import { retentionSweepQueue } from '../../src/core/jobs/sweeps.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
@@ -256,7 +256,7 @@ describe('the purge of what an end user said', function () {
           where document_id = '${document}'`)
       }
       await steadyEraser()
-      await app.services.queues.send([{ queue: sweepQueue, data: { sweep: 'deleted messages' } }])
+      await app.services.queues.send([{ queue: retentionSweepQueue, data: { sweep: 'deleted messages' } }])
       await eventually(async () => (await run(`select from deleted_messages where actor_id = '${actor}'`)).length === 1)
     })
   })

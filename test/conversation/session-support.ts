@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import type { Rule } from '../../src/local/double/script.ts'
+import type { DoubleRule } from '../../src/local/double/script.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { type Message, openStream } from '../execution/streams.ts'
 import { type Client, eventually, type Reply } from '../support/app.ts'
@@ -9,7 +9,7 @@ type Json = Record<string, any>
 /** An application with an agent on a lane of its own of the model double, and the few calls every session test makes. */
 export type SessionApp = AgentApp & {
   /** An agent whose model answers by these rules. */
-  scripted(rules: Rule[], fields?: Json): Promise<{ agentId: string; requests(): Promise<Json[]> }>
+  scripted(rules: DoubleRule[], fields?: Json): Promise<{ agentId: string; requests(): Promise<Json[]> }>
   session(fields?: Json): Promise<Json>
   say(session: Json, message: string, fields?: Json): Promise<Json>
   generate(session: Json, query?: string, body?: Json): Promise<Reply>

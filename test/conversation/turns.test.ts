@@ -460,7 +460,7 @@ describe('turns of a conversation', function () {
             (
               await t.rows(
                 `update pgboss.job_common set retry_count = retry_limit, start_after = now()
-                 where name = 'conversation' and state = 'retry' and data ->> 'conversation_id' = $1 returning id`,
+                 where name = 'conversation.process' and state = 'retry' and data ->> 'conversation_id' = $1 returning id`,
                 [id],
               )
             ).length > 0,
@@ -769,7 +769,7 @@ describe('turns of a conversation over processes', function () {
   it('a turn whose wake-up is lost is found by the sweep', async () => {
     const id = await t.conversation()
     const { generation_id } = (await t.ask(id)).body
-    await t.rows(`delete from pgboss.job_common where name = 'conversation'`)
+    await t.rows(`delete from pgboss.job_common where name = 'conversation.process'`)
     await sleep(100)
     await steadyWorker()
     await t.ended(generation_id)

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { isDeepStrictEqual } from 'node:util'
-import { outsideTransaction } from '../../src/core/db/pool.ts'
+import { onSeparateConnection } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
@@ -789,7 +789,7 @@ describe('conventions', () => {
           pool.exists(
             sql.unsafe`select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
           )
-        await eventually(() => outsideTransaction(waits))
+        await eventually(() => onSeparateConnection(waits))
       })
       return await (sent as Promise<Reply>)
     }

@@ -3,7 +3,7 @@ import { execFile } from 'node:child_process'
 import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
-import { inTransaction, openPool, outsideTransaction, type Pool } from '../../src/core/db/pool.ts'
+import { inTransaction, onSeparateConnection, openPool, type Pool } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 
@@ -75,7 +75,7 @@ describe('a second connection where one is held', () => {
   it('is given to work that is started outside of the transaction on purpose', async () => {
     let started: Promise<unknown> = Promise.resolve()
     await inTransaction(pool, async tx => {
-      started = outsideTransaction(() => one())
+      started = onSeparateConnection(() => one())
       await assert.rejects(one(), /the_statement/)
       assert.equal(await one(tx as unknown as Pool), 1)
     })

@@ -5,7 +5,6 @@ import net, { type AddressInfo } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { TLSSocket } from 'node:tls'
 import { gzipSync } from 'node:zlib'
-import { RemoteBodyError } from '../../src/core/net/bounded.ts'
 import {
   createEgress,
   type Egress,
@@ -14,6 +13,7 @@ import {
   type EgressOutcome,
   type EgressRequest,
 } from '../../src/core/net/egress.ts'
+import { RemoteBodyError } from '../../src/core/net/limited-body.ts'
 import { openResolver } from '../../src/core/net/resolver.ts'
 import { INTERNAL_HOSTS } from '../support/addresses.ts'
 import { eventually } from '../support/app.ts'

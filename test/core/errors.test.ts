@@ -9,9 +9,9 @@ import {
   errorDocument,
   errorEntry,
   errorTable,
-  invalid,
   isErrorCode,
   raise,
+  raiseInvalid,
 } from '../../src/core/api/errors.ts'
 import { operations } from '../../src/core/api/operation.ts'
 import { sql } from '../../src/core/db/sql.ts'
@@ -384,7 +384,7 @@ describe('an error', () => {
       { code: 'REQUIRED', path: 'name', message: 'is required' },
       { code: 'INVALID_TYPE', path: 'tags', message: 'must be an object' },
     ]
-    const error = thrown(() => invalid(problems))
+    const error = thrown(() => raiseInvalid(problems))
     assert.equal(error.message, 'name: is required')
     assert.deepEqual(error.meta, { problems })
   })

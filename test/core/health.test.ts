@@ -7,8 +7,8 @@ import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import { createApp } from '../../src/app.ts'
-import { DatabaseSilentError } from '../../src/core/db/database-errors.ts'
-import { watchForSilence } from '../../src/core/db/silence.ts'
+import { DatabaseUnresponsiveError } from '../../src/core/db/database-errors.ts'
+import { watchServer } from '../../src/core/db/server-watchdog.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { silentLog } from '../../src/core/process/log.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
@@ -228,7 +228,7 @@ describe('health of a process whose database is away', function () {
   })
 
   it('costs statements of another database nothing', async () => {
-    const watch = watchForSilence({
+    const watch = watchServer({
       databaseUrl: 'postgres://nobody@127.0.0.1:1/none',
       direct: true,
       notifications: { healthy: () => false, ping: async () => false },
@@ -240,7 +240,7 @@ describe('health of a process whose database is away', function () {
       const slow = other.query('select pg_sleep(3)')
       await assert.rejects(
         watch.waiting(() => new Promise(() => {})),
-        DatabaseSilentError,
+        DatabaseUnresponsiveError,
       )
       assert.equal(watch.isSilent(), true)
       await slow

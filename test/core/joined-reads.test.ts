@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict'
 import { setImmediate } from 'node:timers/promises'
-import { joinedReads } from '../../src/core/db/joined-reads.ts'
-import { abandonmentNow, inTenancy } from '../../src/core/db/tenancy.ts'
+import { coalescedReads } from '../../src/core/db/coalesced-reads.ts'
+import { abandonmentNow, withTenant } from '../../src/core/db/tenant-context.ts'
 
 describe('joined reads', () => {
   it('follow the read that is under way with one for everybody who asked meanwhile', async () => {
-    const joined = joinedReads<number>()
+    const joined = coalescedReads<number>()
     const gates: (() => void)[] = []
     let stored = 1
     const read = async () => {
@@ -29,7 +29,7 @@ describe('joined reads', () => {
   })
 
   it('are one for all who ask in a turn of the event loop', async () => {
-    const joined = joinedReads<number>()
+    const joined = coalescedReads<number>()
     let reads = 0
     const read = async () => ++reads
     assert.deepEqual(await Promise.all([joined('a', read), joined('a', read), joined('b', read)]), [1, 1, 2])
@@ -37,14 +37,14 @@ describe('joined reads', () => {
   })
 
   it('are not abandoned with the first who asked', async () => {
-    const joined = joinedReads<boolean>()
+    const joined = coalescedReads<boolean>()
     const read = async () => abandonmentNow() !== undefined
     const tenancy = { tenant: 'a', patienceMs: 1, isAbandoned: () => true }
-    assert.equal(await inTenancy(tenancy, () => joined('a', read)), false)
+    assert.equal(await withTenant(tenancy, () => joined('a', read)), false)
   })
 
   it('fail together, and not those who ask after them', async () => {
-    const joined = joinedReads<number>()
+    const joined = coalescedReads<number>()
     const fails = () => Promise.reject(new Error('gone'))
     await assert.rejects(joined('a', fails), /gone/)
     const failing = joined('a', fails)

@@ -4,7 +4,7 @@ import { parse } from 'yaml'
 import { errorCodes, errorEntry } from '../../src/core/api/errors.ts'
 import { operations } from '../../src/core/api/operation.ts'
 import { policyActions } from '../../src/core/iam/catalogue.ts'
-import { plannedNames } from '../../src/planned/names.ts'
+import { namesToCome } from '../../src/planned/names.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { codesOf, type Described, describedOperations, withoutSharing } from '../support/fuzz.ts'
 
@@ -24,7 +24,7 @@ const WITHOUT_ACTION = [
 ]
 
 /** Actions that policies may name although no operation is guarded by them alone, or none is there yet. */
-const withoutOperation = (): string[] => [...policyActions.all().map(({ action }) => action), ...plannedNames.actions]
+const withoutOperation = (): string[] => [...policyActions.all().map(({ action }) => action), ...namesToCome.actions]
 
 const at = (document: Json, pointer: string): unknown =>
   pointer

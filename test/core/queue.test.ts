@@ -8,27 +8,27 @@ import pg from 'pg'
 import pino, { type Logger } from 'pino'
 import { type Config, loadConfig } from '../../src/config.ts'
 import { loadModules } from '../../src/core/api/module.ts'
-import { currentChain } from '../../src/core/db/causation.ts'
 import { type Notifier, openNotifier } from '../../src/core/db/notifier.ts'
 import { type Notifications, openNotifications } from '../../src/core/db/notify.ts'
 import { inTransaction, openPool } from '../../src/core/db/pool.ts'
 import { rawQuery, sql } from '../../src/core/db/sql.ts'
-import { createWriter } from '../../src/core/db/write.ts'
-import { claim } from '../../src/core/jobs/claims.ts'
-import { every, HandBack, type Handler, handler, type JobContext } from '../../src/core/jobs/handler.ts'
+import { currentTriggerChain } from '../../src/core/db/trigger-chain.ts'
+import { createWriter } from '../../src/core/db/writer.ts'
+import { type Handler, handler, type JobContext, RequeueError, schedule } from '../../src/core/jobs/handler.ts'
+import { claimMessages } from '../../src/core/jobs/message-claims.ts'
+import { MessageOutcomes } from '../../src/core/jobs/message-outcomes.ts'
 import {
   createQueuesInDatabase,
   delayedChannel,
-  type Message,
-  message,
   openQueues,
+  type QueueMessage,
   type Queues,
+  queueMessage,
   queues as queueTable,
 } from '../../src/core/jobs/queue.ts'
-import { Settlement } from '../../src/core/jobs/settlement.ts'
 import { startWorkers, type Workers } from '../../src/core/jobs/worker.ts'
 import { silentLog } from '../../src/core/process/log.ts'
-import { registry, reportQueues } from '../../src/core/process/metrics.ts'
+import { registry, setQueueDepthSource } from '../../src/core/process/metrics.ts'
 import type { Services } from '../../src/core/process/services.ts'
 import { modules } from '../../src/modules.ts'
 import { testEnvironment } from '../support/environment.ts'
@@ -127,7 +127,7 @@ describe('queues and workers', function () {
     it('a message sent in a transaction that rolls back does not exist', async () => {
       await assert.rejects(
         queues.transaction(async tx => {
-          await queues.insert(tx, [message(tasks, { id: 'a' })])
+          await queues.insert(tx, [queueMessage(tasks, { id: 'a' })])
           throw new Error('no')
         }),
       )
@@ -136,9 +136,9 @@ describe('queues and workers', function () {
 
     it('messages of several queues ride in one statement of the caller', async () => {
       const parts = await queues.parts([
-        message(mailbox, { id: 'a' }),
-        message(tasks, { id: 'b' }),
-        message(tasks, { id: 'c' }),
+        queueMessage(mailbox, { id: 'a' }),
+        queueMessage(tasks, { id: 'b' }),
+        queueMessage(tasks, { id: 'c' }),
       ])
       assert.ok(parts, 'the shape of pg-boss inserts has changed')
       assert.equal(parts.length, 2)
@@ -162,9 +162,9 @@ describe('queues and workers', function () {
     })
 
     it('a second wake-up of an entity is dropped without hurting the transaction', async () => {
-      await queues.send([message(mailbox, { id: 'e' })])
+      await queues.send([queueMessage(mailbox, { id: 'e' })])
       await queues.transaction(async tx => {
-        await queues.insert(tx, [message(mailbox, { id: 'e' })])
+        await queues.insert(tx, [queueMessage(mailbox, { id: 'e' })])
         await tx.executeSql(`insert into entity (id) values ('e')`)
       })
       assert.equal((await jobs(mailbox.name)).length, 1)
@@ -181,10 +181,10 @@ describe('queues and workers', function () {
           order.push('end')
         }),
       ])
-      await queues.send([message(mailbox, { id: 'e' })])
+      await queues.send([queueMessage(mailbox, { id: 'e' })])
       await until('first handler', () => order.length === 1)
-      await queues.send([message(mailbox, { id: 'e' })])
-      await queues.send([message(mailbox, { id: 'e' })])
+      await queues.send([queueMessage(mailbox, { id: 'e' })])
+      await queues.send([queueMessage(mailbox, { id: 'e' })])
       assert.equal((await jobs(mailbox.name)).length, 2)
       await sleep(100)
       assert.deepEqual(order, ['start'])
@@ -198,22 +198,22 @@ describe('queues and workers', function () {
       const at: number[] = []
       await run([handler(mailbox, {}, async () => void at.push(Date.now()))])
       const due = Date.now() + 2000
-      await queues.send([message(mailbox, { id: 'e' }, { startAfter: new Date(due) })])
-      await queues.send([message(mailbox, { id: 'e' })])
+      await queues.send([queueMessage(mailbox, { id: 'e' }, { startAfter: new Date(due) })])
+      await queues.send([queueMessage(mailbox, { id: 'e' })])
       await until('both', () => at.length === 2)
       assert.ok(at[0] < due && at[1] >= due, `${at[0] - due} ${at[1] - due}`)
     })
 
     it('two transactions that send to the same keys in different orders do not deadlock', async () => {
-      const keys = Array.from({ length: 20 }, (_, i) => message(mailbox, { id: `k${i}` }))
-      const send = (messages: Message[]) => queues.transaction(tx => queues.insert(tx, messages))
+      const keys = Array.from({ length: 20 }, (_, i) => queueMessage(mailbox, { id: `k${i}` }))
+      const send = (messages: QueueMessage[]) => queues.transaction(tx => queues.insert(tx, messages))
       await Promise.all(Array.from({ length: 12 }, (_, i) => send(i % 2 ? keys : [...keys].reverse())))
       assert.equal((await jobs(mailbox.name)).length, 20)
     })
 
     it('a message locks no row that those who send others lock', async () => {
       await queues.transaction(async tx => {
-        await queues.insert(tx, [message(tasks, { id: 'first' })])
+        await queues.insert(tx, [queueMessage(tasks, { id: 'first' })])
         await tx.executeSql('set constraints all immediate', [])
         const { rowCount } = await pool.query('select from pgboss.queue for update nowait')
         assert.ok(rowCount)
@@ -241,7 +241,7 @@ describe('queues and workers', function () {
         await sleep(10)
         const arrival = new Promise<number>(resolve => (arrived = resolve))
         const { commit, transaction } = await begun()
-        const notices = await queues.insert(transaction, [message(tasks, { id: String(i) })])
+        const notices = await queues.insert(transaction, [queueMessage(tasks, { id: String(i) })])
         const sent = performance.now()
         await commit()
         notifier.notify(...notices)
@@ -265,12 +265,12 @@ describe('queues and workers', function () {
 
     it('a mailbox looks for what came while it was busy, when no notification can tell', async () => {
       let handled = 0
-      await queues.send([message(mailbox, { id: 'e' })])
+      await queues.send([queueMessage(mailbox, { id: 'e' })])
       await run(
         [
           handler(mailbox, {}, async () => {
             handled += 1
-            if (handled === 1) await queues.send([message(mailbox, { id: 'e' })])
+            if (handled === 1) await queues.send([queueMessage(mailbox, { id: 'e' })])
           }),
         ],
         { listen: undefined, pollMs: RARELY },
@@ -281,7 +281,7 @@ describe('queues and workers', function () {
     it('messages come without notifications too', async () => {
       let handled = 0
       await run([handler(tasks, {}, async () => void handled++)], { listen: undefined, pollMs: 100 })
-      await queues.send([message(tasks, { id: 'a' })])
+      await queues.send([queueMessage(tasks, { id: 'a' })])
       await until('poll', () => handled === 1)
     })
 
@@ -297,7 +297,7 @@ describe('queues and workers', function () {
             await client.query('begin')
             await client.query('update entity set posted = posted + 1 where id = $1', [id])
             const executor = { executeSql: (text: string, values?: unknown[]) => client.query(text, values) }
-            const notices = await queues.insert(executor, [message(mailbox, { id })])
+            const notices = await queues.insert(executor, [queueMessage(mailbox, { id })])
             await client.query('commit')
             notifier.notify(...notices)
             client.release()
@@ -339,7 +339,7 @@ describe('queues and workers', function () {
       const due = new Date(now() + 60_000)
       Date.now = () => now() + 120_000
       try {
-        await queues.send([message(shared, { id: 'ahead' }, { startAfter: due })])
+        await queues.send([queueMessage(shared, { id: 'ahead' }, { startAfter: due })])
       } finally {
         Date.now = now
       }
@@ -356,7 +356,7 @@ describe('queues and workers', function () {
       // The next one is more than five seconds away.
       await until('polled seldom', () => seen.polls === 6)
       const due = Date.now() + 300
-      await queues.send([message(shared, { id: 'soon' }, { startAfter: new Date(due) })])
+      await queues.send([queueMessage(shared, { id: 'soon' }, { startAfter: new Date(due) })])
       await until('handled', () => seen.handled.length === 1, 5000)
       assert.ok(Date.now() >= due)
     })
@@ -370,7 +370,7 @@ describe('queues and workers', function () {
       const end = listen.listen(delayedChannel, name => told.push(name))
       await end.ready
       const startAfter = new Date(Date.now() + 5000)
-      await queues.send([message(shared, { id: 'sent' }, { startAfter })])
+      await queues.send([queueMessage(shared, { id: 'sent' }, { startAfter })])
       await heard('sent')
 
       const slonik = await openPool({ databaseUrl, connections: 2 })
@@ -379,10 +379,10 @@ describe('queues and workers', function () {
       await slonik.end()
       await heard('written')
 
-      await queues.send([message(shared, { id: 'tried' })])
+      await queues.send([queueMessage(shared, { id: 'tried' })])
       const request = { limit: 1, last: '', held: new Map(), share: 1, borrow: 1 }
-      const claimed = async () => (await claim(queues.db, shared, request))!.jobs[0]
-      const settlement = new Settlement(
+      const claimed = async () => (await claimMessages(queues.db, shared, request))!.jobs[0]
+      const settlement = new MessageOutcomes(
         { queues, log: silentLog(), config } as Services,
         handler(shared, {}, async () => {}),
         shared,
@@ -391,11 +391,11 @@ describe('queues and workers', function () {
       assert.deepEqual(await settlement.fail(await held(), new Error('failed'), 0), { lost: false, dueInMs: 0 })
       await heard('tried again')
       const { signal } = new AbortController()
-      assert.equal((await settlement.giveBack([await held()], { delayMs: 1000, signal })).size, 1)
+      assert.equal((await settlement.requeue([await held()], { delayMs: 1000, signal })).size, 1)
       await heard('given back')
 
       // Workers have polled again by then.
-      await queues.send([message(shared, { id: 'late' }, { startAfter: new Date(Date.now() + 60_000) })])
+      await queues.send([queueMessage(shared, { id: 'late' }, { startAfter: new Date(Date.now() + 60_000) })])
       await sleep(100)
       assert.deepEqual(told, [])
       end()
@@ -440,7 +440,7 @@ describe('queues and workers', function () {
 
     it('the message of a killed worker goes to another after the lease', async () => {
       const first = await startProcess('one')
-      await queues.send([message(tasks, { id: 't', ms: 600 })])
+      await queues.send([queueMessage(tasks, { id: 't', ms: 600 })])
       await until('started', async () => (await trail()).length === 1)
       first.kill('SIGKILL')
       const killed = Date.now()
@@ -459,7 +459,7 @@ describe('queues and workers', function () {
 
     it('a worker that was stopped past its lease settles nothing', async () => {
       const first = await startProcess('one')
-      await queues.send([message(tasks, { id: 't', ms: 1500 })])
+      await queues.send([queueMessage(tasks, { id: 't', ms: 1500 })])
       await until('started', async () => (await trail()).length === 1)
       first.kill('SIGSTOP')
       const second = await startProcess('two')
@@ -483,7 +483,7 @@ describe('queues and workers', function () {
           await sleep(3500)
         }),
       ])
-      await queues.send([message(tasks, { id: 't' })])
+      await queues.send([queueMessage(tasks, { id: 't' })])
       await until('completed', async () => (await jobs(tasks.name))[0].state === 'completed')
       assert.deepEqual(attempts, [1])
     })
@@ -497,7 +497,7 @@ describe('queues and workers', function () {
           throw new Error('left')
         }),
       ])
-      await queues.send([message(tasks, { id: 't' })])
+      await queues.send([queueMessage(tasks, { id: 't' })])
       await until('active', async () => (await jobs(tasks.name))[0].state === 'active')
       await pool.query(`update pgboss.job_common set state = 'cancelled' where name = $1`, [tasks.name])
       await until('aborted', () => aborted)
@@ -516,7 +516,7 @@ describe('queues and workers', function () {
       leave = resolve
     })
     await run([handler(tasks, { concurrency: 3 }, () => left)])
-    await queues.send([message(tasks, { id: 't' })])
+    await queues.send([queueMessage(tasks, { id: 't' })])
     await until('active', async () => (await jobs(tasks.name))[0].state === 'active')
     assert.deepEqual(await slots(), ['3 total', '1 held', '1 working'])
     await pool.query(`update pgboss.job_common set state = 'cancelled' where name = $1`, [tasks.name])
@@ -536,7 +536,7 @@ describe('queues and workers', function () {
       for (let i = 0; i < 50; i++) {
         const id = String(sent)
         // A send whose connection was cut may or may not have happened; the test sends it again.
-        await queues.send([message(tasks, { id })]).then(
+        await queues.send([queueMessage(tasks, { id })]).then(
           () => sent++,
           () => sleep(5),
         )
@@ -550,13 +550,13 @@ describe('queues and workers', function () {
   })
 
   it('the gauges show what waits', async () => {
-    reportQueues(() => queues.stats())
+    setQueueDepthSource(() => queues.stats())
     await queues.send([
-      message(tasks, { id: 'a' }),
-      message(tasks, { id: 'b' }, { startAfter: new Date(Date.now() + 1e6) }),
+      queueMessage(tasks, { id: 'a' }),
+      queueMessage(tasks, { id: 'b' }, { startAfter: new Date(Date.now() + 1e6) }),
     ])
     const text = await registry.metrics()
-    reportQueues(async () => [])
+    setQueueDepthSource(async () => [])
     assert.match(text, /muster_queue_messages\{queue="test-tasks",state="waiting"\} 1\n/)
     assert.match(text, /muster_queue_messages\{queue="test-tasks",state="delayed"\} 1\n/)
     assert.match(text, /muster_dead_letters\{queue="test-tasks"\} 0\n/)
@@ -583,7 +583,7 @@ describe('queues and workers', function () {
         ],
         { log },
       )
-      await queues.send([message(fragile, { id: 'f' })])
+      await queues.send([queueMessage(fragile, { id: 'f' })])
       await until('done', () => lines.some(line => line.outcome === 'done'))
       await own.end()
       assert.deepEqual(attempts, [1, 1, 1, 1, 2, 2])
@@ -600,7 +600,7 @@ describe('queues and workers', function () {
           if (handled.length === 1) await pool.query(`do $$ begin raise exception 'x' using errcode = '53100'; end $$`)
         }),
       ])
-      await queues.send(['a', 'b', 'c'].map(id => message(fragile, { id })))
+      await queues.send(['a', 'b', 'c'].map(id => queueMessage(fragile, { id })))
       await until('again', () => handled.flat().length === 6)
       assert.deepEqual(handled, [
         ['a', 'b', 'c'],
@@ -610,10 +610,10 @@ describe('queues and workers', function () {
 
     it('a message that a schedule sends anew is dropped when it fails or its worker is lost', async () => {
       const request = { limit: 1, last: '', held: new Map(), share: 1, borrow: 0 }
-      await queues.send([message(recurring, { id: 'lost' })])
-      const [lost] = (await claim(queues.db, recurring, request))!.jobs
+      await queues.send([queueMessage(recurring, { id: 'lost' })])
+      const [lost] = (await claimMessages(queues.db, recurring, request))!.jobs
       assert.deepEqual(lost.data, { id: 'lost' })
-      await queues.send([message(recurring, { id: 'failing' })])
+      await queues.send([queueMessage(recurring, { id: 'failing' })])
       const { log, lines } = recorder()
       const handled: string[] = []
       await run(
@@ -655,7 +655,7 @@ describe('queues and workers', function () {
         ],
         { log },
       )
-      await queues.send([message(fragile, { id: 'f' })])
+      await queues.send([queueMessage(fragile, { id: 'f' })])
       await until('dead', async () => (await queues.deadLetters.list({ queue: fragile.name })).length === 1)
       assert.deepEqual(passed, [{ id: 'f' }, 'Error: broken'])
       const [letter] = await queues.deadLetters.list()
@@ -692,7 +692,7 @@ describe('queues and workers', function () {
           throw text === null ? null : new Error(text)
         }),
       ])
-      await queues.send(texts.map((_, ms) => message(fragile, { id: `t${ms}`, ms })))
+      await queues.send(texts.map((_, ms) => queueMessage(fragile, { id: `t${ms}`, ms })))
       await until('dead', async () => (await queues.deadLetters.list({ queue: fragile.name })).length === 3)
       const letters = (await queues.deadLetters.list()).sort((a, b) =>
         JSON.stringify(a.data) < JSON.stringify(b.data) ? -1 : 1,
@@ -713,7 +713,7 @@ describe('queues and workers', function () {
         throw new Error('later')
       })
       await run([waiting], { pollMs: RARELY })
-      await queues.send([message(tasks, { id: 't' })])
+      await queues.send([queueMessage(tasks, { id: 't' })])
       await until('second', () => at.length === 2)
       const gap = at[1] - at[0]
       assert.ok(gap >= 300 && gap < 10_000, `${gap} ms`)
@@ -742,7 +742,7 @@ describe('queues and workers', function () {
         ],
         { log },
       )
-      await queues.send([message(fragile, { id: 'done' })])
+      await queues.send([queueMessage(fragile, { id: 'done' })])
       await until('an outcome', () => lines.some(({ msg }) => msg === 'attempt'))
       assert.deepEqual(
         (await jobs(fragile.name)).map(({ state }) => state),
@@ -753,7 +753,7 @@ describe('queues and workers', function () {
         lines.filter(({ msg }) => msg === 'attempt').map(({ outcome }) => outcome),
         ['done'],
       )
-      await queues.send([message(fragile, { id: 'undone' })])
+      await queues.send([queueMessage(fragile, { id: 'undone' })])
       await until('the second try', () => tried.length === 3)
       await until('completed', async () => (await jobs(fragile.name)).every(({ state }) => state === 'completed'))
       await writes.end()
@@ -770,13 +770,13 @@ describe('queues and workers', function () {
         }),
       ])
       for (const n of [1, 2, 3]) {
-        await queues.send([message(mailbox, { id: 'e' })])
+        await queues.send([queueMessage(mailbox, { id: 'e' })])
         await until(`attempt ${n}`, () => handled === n)
         await until('settled', async () => (await jobs(mailbox.name)).every(job => job.state !== 'active'))
       }
       assert.deepEqual((await jobs(mailbox.name)).map(job => job.state).sort(), ['completed', 'completed', 'retry'])
       broken = false
-      await queues.send([message(mailbox, { id: 'e' })])
+      await queues.send([queueMessage(mailbox, { id: 'e' })])
       await until('handled', () => handled === 4)
     })
 
@@ -797,7 +797,7 @@ describe('queues and workers', function () {
           },
         ),
       ])
-      await queues.send([message(tasks, { id: 't' })])
+      await queues.send([queueMessage(tasks, { id: 't' })])
       await pool.query(`update pgboss.job_common set retry_limit = 0 where name = $1`, [tasks.name])
       await until('dead', async () => (await queues.deadLetters.list({ queue: tasks.name })).length === 1)
       assert.equal(calls.length, 2)
@@ -807,7 +807,7 @@ describe('queues and workers', function () {
     it('when a batch fails its messages are tried one by one', async () => {
       const calls: string[][] = []
       const { log, lines } = recorder()
-      await queues.send(['a', 'b', 'c'].map(id => message(tasks, { id })))
+      await queues.send(['a', 'b', 'c'].map(id => queueMessage(tasks, { id })))
       await run(
         [
           handler(tasks, { batch: 10 }, async (messages, { attempt }) => {
@@ -835,10 +835,10 @@ describe('queues and workers', function () {
     it('messages of a batch are handled in the name of the triggers that led to each', async () => {
       const calls: [chain: readonly string[], ids: string[]][] = []
       const sent = { a: ['trg_1'], b: [], c: ['trg_1'], d: ['trg_1', 'trg_2'] }
-      await queues.send(Object.entries(sent).map(([id, chain]) => message(tasks, { id }, { chain })))
+      await queues.send(Object.entries(sent).map(([id, chain]) => queueMessage(tasks, { id }, { chain })))
       await run([
         handler(tasks, { batch: 10, concurrency: 1 }, async messages => {
-          calls.push([currentChain(), messages.map(({ id }) => id).sort()])
+          calls.push([currentTriggerChain(), messages.map(({ id }) => id).sort()])
         }),
       ])
       await until('completed', async () => (await jobs(tasks.name)).every(job => job.state === 'completed'))
@@ -853,18 +853,18 @@ describe('queues and workers', function () {
   describe('slots', () => {
     /** Handles the shared queue in so many slots, and tells what was handled; `takeSlot` is that of another handler. */
     async function runWithSlots(concurrency: number, more: Parameters<typeof run>[1]) {
-      let takeSlot: JobContext['takeSlot'] = () => null
+      let takeSlot: JobContext['tryAcquireSlot'] = () => null
       const handled: string[] = []
       await run(
         [
           handler(tasks, {}, async (_, context) => {
-            takeSlot = context.takeSlot
+            takeSlot = context.tryAcquireSlot
           }),
           handler(shared, { concurrency }, async ({ id }) => void handled.push(id)),
         ],
         more,
       )
-      await queues.send([message(tasks, { id: 'asks' })])
+      await queues.send([queueMessage(tasks, { id: 'asks' })])
       await until('asked', async () => (await jobs(tasks.name)).every(job => job.state === 'completed'))
       return { takeSlot, handled }
     }
@@ -876,7 +876,7 @@ describe('queues and workers', function () {
         taken.map(slot => slot !== null),
         [true, true, true, false, true, false],
       )
-      await queues.send([message(shared, { id: 'waits', project_id: 'r' })])
+      await queues.send([queueMessage(shared, { id: 'waits', project_id: 'r' })])
       taken[0]?.()
       await until('handled', () => handled.length === 1)
     })
@@ -891,7 +891,7 @@ describe('queues and workers', function () {
       try {
         await gate.query('select pg_advisory_lock(4711)')
         const { takeSlot, handled } = await runWithSlots(2, { projectShare: 1, pollMs: RARELY })
-        await queues.send(['a', 'b'].map(id => message(shared, { id, project_id: 'p' })))
+        await queues.send(['a', 'b'].map(id => queueMessage(shared, { id, project_id: 'p' })))
         await until('claiming', async () => {
           const { n } = await one(`select count(*)::int as n from pg_locks where locktype = 'advisory' and not granted`)
           return n > 0
@@ -926,8 +926,8 @@ describe('queues and workers', function () {
           else quick += 1
         }),
       ])
-      await queues.send([message(tasks, { id: 'slow' })])
-      await queues.send(Array.from({ length: 20 }, (_, i) => message(tasks, { id: String(i) })))
+      await queues.send([queueMessage(tasks, { id: 'slow' })])
+      await queues.send(Array.from({ length: 20 }, (_, i) => queueMessage(tasks, { id: String(i) })))
       await until('quick ones', () => quick === 20)
       finish()
     })
@@ -941,17 +941,17 @@ describe('queues and workers', function () {
           else quick += 1
         }),
       ])
-      await queues.send([message(mailbox, { id: 'slow' })])
+      await queues.send([queueMessage(mailbox, { id: 'slow' })])
       await until('active', async () => (await jobs(mailbox.name))[0].state === 'active')
-      await queues.send([message(mailbox, { id: 'slow' })])
-      for (let i = 0; i < 20; i++) await queues.send([message(mailbox, { id: String(i) })])
+      await queues.send([queueMessage(mailbox, { id: 'slow' })])
+      for (let i = 0; i < 20; i++) await queues.send([queueMessage(mailbox, { id: String(i) })])
       await until('quick ones', () => quick === 20)
       finish()
     })
 
     it('a wake-up that comes while its entity is busy, or as it ends, is handled without a poll', async () => {
       let handled = 0
-      const next = () => queues.send([message(sharedMailbox, { id: 'one', project_id: 'one' })])
+      const next = () => queues.send([queueMessage(sharedMailbox, { id: 'one', project_id: 'one' })])
       const chained = handler(sharedMailbox, {}, async () => {
         handled += 1
         if (handled < 300) setTimeout(() => void next(), Math.random() * 6)
@@ -966,8 +966,8 @@ describe('queues and workers', function () {
       const held = new Map<string, number>()
       let most = 0
       const release: (() => void)[] = []
-      await queues.send(Array.from({ length: 30 }, () => message(shared, { id: 'x', project_id: 'big' })))
-      await queues.send(Array.from({ length: 6 }, () => message(shared, { id: 'x', project_id: 'small' })))
+      await queues.send(Array.from({ length: 30 }, () => queueMessage(shared, { id: 'x', project_id: 'big' })))
+      await queues.send(Array.from({ length: 6 }, () => queueMessage(shared, { id: 'x', project_id: 'small' })))
       const holding = handler(shared, {}, async ({ project_id = '' }) => {
         held.set(project_id, (held.get(project_id) ?? 0) + 1)
         if (held.get('small')) most = Math.max(most, held.get('big') ?? 0)
@@ -985,7 +985,7 @@ describe('queues and workers', function () {
       assert.deepEqual(Object.fromEntries(held), { big: 3, small: 3 })
       free()
       await until('borrowed', () => held.get('big') === 5)
-      await queues.send([message(shared, { id: 'late', project_id: 'small' })])
+      await queues.send([queueMessage(shared, { id: 'late', project_id: 'small' })])
       await until('the free slot', () => held.get('small') === 1)
       await until('drained', async () => {
         free()
@@ -1019,7 +1019,9 @@ describe('queues and workers', function () {
       return { started, declared, free, drain }
     }
     const backlog = (project_id: string, count: number, queue = shared) =>
-      queues.send(Array.from({ length: count }, (_, i) => message(queue, { id: `${project_id} ${i}`, project_id })))
+      queues.send(
+        Array.from({ length: count }, (_, i) => queueMessage(queue, { id: `${project_id} ${i}`, project_id })),
+      )
 
     for (const queue of [shared, sharedMailbox]) {
       it(`a message of a quiet project takes the next slot, whatever waits of two others (${queue.policy})`, async () => {
@@ -1085,8 +1087,8 @@ describe('queues and workers', function () {
 
     it('within a project those of a higher priority come first, then the oldest', async () => {
       const started: string[] = []
-      for (const id of ['old', 'new']) await queues.send([message(shared, { id, project_id: 'a' })])
-      await queues.send([message(shared, { id: 'urgent', project_id: 'a' }, { priority: 1 })])
+      for (const id of ['old', 'new']) await queues.send([queueMessage(shared, { id, project_id: 'a' })])
+      await queues.send([queueMessage(shared, { id: 'urgent', project_id: 'a' }, { priority: 1 })])
       await run([handler(shared, {}, async ({ id }) => void started.push(id))], { concurrency: 1 })
       await until('all', () => started.length === 3)
       assert.deepEqual(started, ['urgent', 'old', 'new'])
@@ -1108,7 +1110,7 @@ describe('queues and workers', function () {
         }
         const request = { limit: 4, last: '', held: new Map([['busy', 2]]), share: 2, borrow: 3 }
         const before = await rowsRead()
-        const claims = await claim(tx, shared, request)
+        const claims = await claimMessages(tx, shared, request)
         return { projects: claims?.jobs.map(job => job.project), read: (await rowsRead()) - before }
       })
       assert.deepEqual(projects?.sort(), ['busy', 'quiet', 'quiet'])
@@ -1126,7 +1128,7 @@ describe('queues and workers', function () {
             await once(stopping, 'abort')
             seen.push(`${id} asked`)
             if (id === 'quick') return
-            if (id === 'gives up') throw new HandBack()
+            if (id === 'gives up') throw new RequeueError()
             await once(signal, 'abort')
             if (id === 'deaf') await sleep(60_000, undefined, { ref: false })
             throw new Error('interrupted')
@@ -1134,7 +1136,7 @@ describe('queues and workers', function () {
         ],
         { log },
       )
-      await queues.send(['quick', 'gives up', 'slow', 'deaf'].map(id => message(tasks, { id })))
+      await queues.send(['quick', 'gives up', 'slow', 'deaf'].map(id => queueMessage(tasks, { id })))
       await until('all active', () => workers.running() === 4)
       const { handedBack } = await workers.stop(1000)
       assert.equal(handedBack, 3)
@@ -1152,11 +1154,11 @@ describe('queues and workers', function () {
     it('of a batch gives back what other triggers led to than to those it was at', async () => {
       const calls: (readonly string[])[] = []
       await queues.send(
-        ['trg_1', 'trg_2', 'trg_3'].map((trigger, n) => message(tasks, { id: `${n}` }, { chain: [trigger] })),
+        ['trg_1', 'trg_2', 'trg_3'].map((trigger, n) => queueMessage(tasks, { id: `${n}` }, { chain: [trigger] })),
       )
       const workers = await run([
         handler(tasks, { batch: 10, concurrency: 1 }, async (_, { signal }) => {
-          calls.push(currentChain())
+          calls.push(currentTriggerChain())
           await once(signal, 'abort')
         }),
       ])
@@ -1173,9 +1175,9 @@ describe('queues and workers', function () {
           throw new Error('interrupted')
         }),
       ])
-      await queues.send([message(mailbox, { id: 'e' })])
+      await queues.send([queueMessage(mailbox, { id: 'e' })])
       await until('active', () => workers.running() === 1)
-      await queues.send([message(mailbox, { id: 'e' })])
+      await queues.send([queueMessage(mailbox, { id: 'e' })])
       assert.equal((await workers.stop(0)).handedBack, 1)
       assert.deepEqual((await jobs(mailbox.name)).map(job => job.state).sort(), ['completed', 'created'])
     })
@@ -1189,7 +1191,7 @@ describe('queues and workers', function () {
         asked += 1
         return due
       }
-      await run([], { schedules: [every('test-due', 1, tasks, { id: 'due' }, looks)] })
+      await run([], { schedules: [schedule('test-due', 1, tasks, { id: 'due' }, looks)] })
       await until('asked twice', () => asked >= 2)
       assert.equal((await jobs(tasks.name)).length, 0)
       due = true
@@ -1212,10 +1214,10 @@ describe('queues and workers', function () {
         await run([], {
           services,
           schedules: [
-            every('test-one', 1, tasks, { id: 'one' }, condition(true)),
-            every('test-two', 1, tasks, { id: 'two' }, condition(false)),
-            every('test-three', 1, tasks, { id: 'three' }),
-            every('test-never', 0, tasks, { id: 'never' }),
+            schedule('test-one', 1, tasks, { id: 'one' }, condition(true)),
+            schedule('test-two', 1, tasks, { id: 'two' }, condition(false)),
+            schedule('test-three', 1, tasks, { id: 'three' }),
+            schedule('test-never', 0, tasks, { id: 'never' }),
           ],
         })
         await until('two instants', async () => (await jobs(tasks.name)).length >= 4)
@@ -1233,10 +1235,10 @@ describe('queues and workers', function () {
     it('any number of workers makes one message per instant', async () => {
       let handled = 0
       const handlers = [handler(tasks, {}, async () => void handled++)]
-      const schedules = [every('test-tick', 1, tasks, instant => ({ id: instant.toISOString() }))]
+      const schedules = [schedule('test-tick', 1, tasks, instant => ({ id: instant.toISOString() }))]
       await run(handlers, { schedules })
       await run([], { schedules })
-      await run([], { schedules: [every('test-cron', '* * * * * *', tasks, { id: 'cron' })] })
+      await run([], { schedules: [schedule('test-cron', '* * * * * *', tasks, { id: 'cron' })] })
       const seen = async () => {
         const ids = (await jobs(tasks.name)).map(job => job.data.id)
         const instants = ids.filter(id => id !== 'cron')

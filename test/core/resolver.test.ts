@@ -3,7 +3,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { openResolver, type Resolve, sharedLookups } from '../../src/core/net/resolver.ts'
+import { coalescedLookups, openResolver, type Resolve } from '../../src/core/net/resolver.ts'
 import { type NameServer, startNameServer } from '../support/dns.ts'
 
 describe('resolving names', () => {
@@ -97,7 +97,7 @@ describe('lookups of many projects', () => {
   function byHand() {
     const running = new Map<string, { resolve(addresses: string[]): void; reject(error: Error): void }>()
     const begun: string[] = []
-    const lookup = sharedLookups(name => {
+    const lookup = coalescedLookups(name => {
       begun.push(name)
       return new Promise((resolve, reject) => running.set(name, { resolve, reject }))
     })

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { AppError } from '../../src/core/api/errors.ts'
+import type { SchemaJob } from '../../src/core/json-schema/check-worker.ts'
+import { SchemaWorkerPool } from '../../src/core/json-schema/check-worker-pool.ts'
 import { SchemaChecks, SchemaError, type SchemaOf } from '../../src/core/json-schema/checks.ts'
-import type { SchemaJob } from '../../src/core/json-schema/thread.ts'
-import { SchemaThreads } from '../../src/core/json-schema/threads.ts'
 import { createLog } from '../../src/core/process/log.ts'
 import { eventually } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
@@ -188,9 +188,9 @@ describe('threads for schemas', () => {
       })
     `)}`,
   )
-  let threads: SchemaThreads
+  let threads: SchemaWorkerPool
   const open = (options: { threads?: number; waitMs?: number; stuckMs?: number } = {}) => {
-    threads = new SchemaThreads({ threads: 2, log, program, ...options })
+    threads = new SchemaWorkerPool({ threads: 2, log, program, ...options })
   }
   const job = (text: string, project = 'proj_a'): SchemaJob => ({
     project,

@@ -1,13 +1,13 @@
 import assert from 'node:assert/strict'
-import { Shares } from '../../src/core/process/shares.ts'
+import { FairSemaphore } from '../../src/core/process/fair-semaphore.ts'
 
 describe('shares of something that a process has', () => {
   /** Takes parts one after the other, each held until `release` is called, and notes who got one. */
-  const using = (shares: Shares) => {
+  const using = (shares: FairSemaphore) => {
     const order: string[] = []
     const held: { project: string; giveBack: () => void }[] = []
     const take = async (project: string, amount = 1, signal?: AbortSignal) => {
-      const giveBack = await shares.take(project, amount, signal)
+      const giveBack = await shares.acquire(project, amount, signal)
       order.push(project)
       held.push({ project, giveBack })
     }
@@ -21,7 +21,7 @@ describe('shares of something that a process has', () => {
   const settled = () => new Promise(resolve => setImmediate(resolve))
 
   it('are given out up to what there is', async () => {
-    const { order, take, release } = using(new Shares(10))
+    const { order, take, release } = using(new FairSemaphore(10))
     void take('a', 6)
     void take('b', 4)
     void take('c', 1)
@@ -32,14 +32,14 @@ describe('shares of something that a process has', () => {
   })
 
   it('go to the project that holds least, and around where all hold the same', async () => {
-    const { order, take, release } = using(new Shares(2))
+    const { order, take, release } = using(new FairSemaphore(2))
     for (const project of ['a', 'a', 'a', 'a', 'b', 'c']) void take(project)
     await settled()
     assert.deepEqual(order, ['a', 'a'])
     await release('a')
     await release('a')
     assert.deepEqual(order, ['a', 'a', 'b', 'c'])
-    const single = using(new Shares(1))
+    const single = using(new FairSemaphore(1))
     for (const project of ['a', 'a', 'a', 'b', 'b']) void single.take(project)
     await settled()
     for (const project of ['a', 'b', 'a', 'b']) await single.release(project)
@@ -47,7 +47,7 @@ describe('shares of something that a process has', () => {
   })
 
   it('are kept for who needs many: others that would fit do not overtake for ever', async () => {
-    const { order, take, release } = using(new Shares(4))
+    const { order, take, release } = using(new FairSemaphore(4))
     void take('a', 2)
     void take('b', 2)
     await settled()
@@ -61,7 +61,7 @@ describe('shares of something that a process has', () => {
   })
 
   it('are not waited for by who has left, nor given back twice', async () => {
-    const shares = new Shares(2)
+    const shares = new FairSemaphore(2)
     const { order, take, release } = using(shares)
     const leaving = new AbortController()
     const reason = new Error('gone')
@@ -74,7 +74,7 @@ describe('shares of something that a process has', () => {
     await assert.rejects(take('large', 1, leaving.signal), reason)
     await release('a')
     assert.deepEqual(order, ['a', 'b'])
-    const giveBack = await shares.take('c', 1)
+    const giveBack = await shares.acquire('c', 1)
     giveBack()
     giveBack()
     await assert.rejects(
@@ -90,7 +90,7 @@ describe('shares of something that a process has', () => {
 
   it('refuse the last of the project of which most wait, where too many wait', async () => {
     const full = new Error('full')
-    const { order, take, release } = using(new Shares(1, { most: 3, full: () => full }))
+    const { order, take, release } = using(new FairSemaphore(1, { most: 3, full: () => full }))
     void take('a')
     void take('a')
     void take('a')
@@ -108,7 +108,7 @@ describe('shares of something that a process has', () => {
 
   it('refuse who comes where no project has more that wait', async () => {
     const full = new Error('full')
-    const { take } = using(new Shares(1, { most: 2, full: () => full }))
+    const { take } = using(new FairSemaphore(1, { most: 2, full: () => full }))
     for (const project of ['a', 'b', 'c']) void take(project)
     await assert.rejects(take('d'), full)
   })

@@ -3,10 +3,10 @@ import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { readFileSync } from 'node:fs'
 import { sql } from '../../src/core/db/sql.ts'
-import { message } from '../../src/core/jobs/queue.ts'
-import { sweepQueue } from '../../src/core/jobs/sweeps.ts'
+import { queueMessage } from '../../src/core/jobs/queue.ts'
+import { retentionSweepQueue } from '../../src/core/jobs/sweeps.ts'
 import { Heartbeat } from '../../src/core/jobs/takeover.ts'
-import { hasEnded, ownIdentity } from '../../src/core/process/holder.ts'
+import { hasProcessEnded, ownIdentity } from '../../src/core/process/holder.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 
 describe('leases of workers that are gone', () => {
@@ -35,11 +35,11 @@ describe('leases of workers that are gone', () => {
     const pid = child.pid as number
     const stat = readFileSync(`/proc/${pid}/stat`, 'utf8')
     const started = stat.slice(stat.lastIndexOf(')') + 2).split(' ')[19]
-    assert.equal(hasEnded({ pid, started }), false)
-    assert.equal(hasEnded({ pid, started: '1' }), true)
+    assert.equal(hasProcessEnded({ pid, started }), false)
+    assert.equal(hasProcessEnded({ pid, started: '1' }), true)
     child.kill('SIGKILL')
     await once(child, 'exit')
-    assert.equal(hasEnded({ pid, started }), true)
+    assert.equal(hasProcessEnded({ pid, started }), true)
   })
 
   it('are ended at once where the process of this host is gone, and of another host when it was silent for two heartbeats', async () => {
@@ -62,14 +62,14 @@ describe('leases of workers that are gone', () => {
 
   it('are ended for messages, once', async () => {
     const { pool, queues } = app.services
-    await queues.send([message(sweepQueue, { sweep: 'none' })])
+    await queues.send([queueMessage(retentionSweepQueue, { sweep: 'none' })])
     const hold = (holder: string) =>
       pool.query(sql.unsafe`
         update pgboss.job_common set state = 'active', heartbeat_on = now(), group_tier = ${holder}
-        where name = ${sweepQueue.name}`)
+        where name = ${retentionSweepQueue.name}`)
     const isOver = () =>
       pool.oneFirst(sql.unsafe`
-        select heartbeat_on < now() - interval '1 day' from pgboss.job_common where name = ${sweepQueue.name}`)
+        select heartbeat_on < now() - interval '1 day' from pgboss.job_common where name = ${retentionSweepQueue.name}`)
     await hold('alive')
     await addWorker('dead', { host: identity.host, pid: identity.pid, started: '1' })
     await new Heartbeat(app.services, worker).beat()

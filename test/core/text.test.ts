@@ -1,22 +1,22 @@
 import assert from 'node:assert/strict'
-import { firstBytes, firstChars } from '../../src/core/api/text.ts'
+import { truncateBytes, truncateChars } from '../../src/core/api/storable-text.ts'
 
 describe('a text that is cut', () => {
   it('keeps the characters that are whole within its first bytes', () => {
     for (const text of ['äöü', Buffer.from('äöü')]) {
       assert.deepEqual(
-        [1, 2, 3, 4, 5, 6, 7].map(bytes => firstBytes(text, bytes)),
+        [1, 2, 3, 4, 5, 6, 7].map(bytes => truncateBytes(text, bytes)),
         ['', 'ä', 'ä', 'äö', 'äö', 'äöü', 'äöü'],
       )
     }
-    assert.equal(firstBytes('a😀', 4), 'a')
-    assert.equal(firstBytes('a😀', 5), 'a😀')
-    assert.equal(firstBytes(Buffer.from([0x61, 0xe2, 0x28, 0x62]), 3), 'a\ufffd(')
+    assert.equal(truncateBytes('a😀', 4), 'a')
+    assert.equal(truncateBytes('a😀', 5), 'a😀')
+    assert.equal(truncateBytes(Buffer.from([0x61, 0xe2, 0x28, 0x62]), 3), 'a\ufffd(')
   })
 
   it('keeps the characters that are whole within its first code units', () => {
     assert.deepEqual(
-      [1, 2, 3, 4, 5].map(length => firstChars('a😀b', length)),
+      [1, 2, 3, 4, 5].map(length => truncateChars('a😀b', length)),
       ['a', 'a', 'a😀', 'a😀b', 'a😀b'],
     )
   })

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
+import { sendWithCommit } from '../../src/core/db/commit-piggyback.ts'
 import { inTransaction, openPool, type Pool, type Transaction } from '../../src/core/db/pool.ts'
 import { setForTransaction } from '../../src/core/db/settings.ts'
 import { rawQuery, sql } from '../../src/core/db/sql.ts'
-import { sendLast } from '../../src/core/db/transaction-edges.ts'
 import { countRoundTrips } from '../bench/http.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 
@@ -37,7 +37,7 @@ describe('begin and commit of a transaction', () => {
     const trips = countRoundTrips()
     await inTransaction(pool, async tx => {
       await note(tx, 1)
-      await sendLast(() => note(tx, 2))
+      await sendWithCommit(() => note(tx, 2))
     })
     trips.stop()
     assert.equal(trips.value, 2)
@@ -46,8 +46,8 @@ describe('begin and commit of a transaction', () => {
 
   it('take none of a single statement, also of one without values or with a prepared plan', async () => {
     const trips = countRoundTrips()
-    for (let n = 0; n < 12; n++) await inTransaction(pool, tx => sendLast(() => note(tx, n)))
-    await inTransaction(pool, tx => sendLast(() => tx.query(rawQuery('insert into notes values (100)'))))
+    for (let n = 0; n < 12; n++) await inTransaction(pool, tx => sendWithCommit(() => note(tx, n)))
+    await inTransaction(pool, tx => sendWithCommit(() => tx.query(rawQuery('insert into notes values (100)'))))
     trips.stop()
     assert.equal(trips.value, 13)
     assert.equal((await numbers('notes')).length, 13)
@@ -82,7 +82,7 @@ describe('begin and commit of a transaction', () => {
   it('commit nothing where the last statement fails', async () => {
     const work = inTransaction(pool, async tx => {
       await note(tx, 1)
-      await sendLast(() => note(tx, 1))
+      await sendWithCommit(() => note(tx, 1))
     })
     await assert.rejects(work, (error: { code?: string; cause?: { code?: string } }) => error.cause?.code === '23505')
     assert.deepEqual(await numbers('notes'), [])
@@ -94,11 +94,11 @@ describe('begin and commit of a transaction', () => {
     const work = inTransaction(pool, async tx => {
       await keep(tx, 1)
       await note(tx, 1)
-      await sendLast(() => keep(tx, 1))
+      await sendWithCommit(() => keep(tx, 1))
     })
     await assert.rejects(work, (error: { cause?: { code?: string } }) => error.cause?.code === '23505')
     assert.deepEqual([await numbers('notes'), await numbers('kept')], [[], []])
-    await inTransaction(pool, tx => sendLast(() => keep(tx, 1)))
+    await inTransaction(pool, tx => sendWithCommit(() => keep(tx, 1)))
     assert.deepEqual(await numbers('kept'), [1])
   })
 
@@ -114,7 +114,7 @@ describe('begin and commit of a transaction', () => {
   it('go on with a statement whose plan is stale', async () => {
     await pool.query(rawQuery('create table changing (n int)'))
     const read = (tx: Transaction) => tx.any(sql.unsafe`select * from changing`)
-    for (let n = 0; n < 8; n++) await inTransaction(pool, tx => sendLast(() => read(tx)))
+    for (let n = 0; n < 8; n++) await inTransaction(pool, tx => sendWithCommit(() => read(tx)))
     await pool.query(rawQuery('alter table changing add column more text'))
     await inTransaction(pool, async tx => {
       await read(tx)
@@ -123,7 +123,7 @@ describe('begin and commit of a transaction', () => {
     await pool.query(rawQuery('alter table changing add column most text'))
     await inTransaction(pool, async tx => {
       await note(tx, 2)
-      await sendLast(() => read(tx))
+      await sendWithCommit(() => read(tx))
     })
     assert.deepEqual(await numbers('notes'), [1, 2])
   })
@@ -146,14 +146,14 @@ describe('begin and commit of a transaction', () => {
           throw new Error('not this one')
         })
         .catch(() => {})
-      await sendLast(() => note(tx, 3))
+      await sendWithCommit(() => note(tx, 3))
     })
     assert.deepEqual(await numbers('notes'), [1, 3])
   })
 
   it('let no statement follow the last one', async () => {
     const work = inTransaction(pool, async tx => {
-      await sendLast(() => note(tx, 1))
+      await sendWithCommit(() => note(tx, 1))
       await note(tx, 2)
     })
     await assert.rejects(work, /behind the last one of its transaction/)
@@ -162,9 +162,9 @@ describe('begin and commit of a transaction', () => {
 
   it('answer a statement with its own result', async () => {
     await note(pool, 7)
-    const found = await inTransaction(pool, tx => sendLast(() => tx.any(rawQuery('select n from notes'))))
+    const found = await inTransaction(pool, tx => sendWithCommit(() => tx.any(rawQuery('select n from notes'))))
     assert.deepEqual(found, [{ n: 7 }])
-    const { rowCount } = await inTransaction(pool, tx => sendLast(() => tx.query(rawQuery('delete from notes'))))
+    const { rowCount } = await inTransaction(pool, tx => sendWithCommit(() => tx.query(rawQuery('delete from notes'))))
     assert.equal(rowCount, 1)
   })
 
@@ -185,7 +185,7 @@ describe('begin and commit of a transaction', () => {
       for (const ms of [1234, 4321]) {
         const value = await inTransaction(pool, async tx => {
           await limit(tx, ms)
-          return sendLast(() => show(tx))
+          return sendWithCommit(() => show(tx))
         })
         assert.equal(value, `${ms}ms`)
       }
@@ -208,7 +208,7 @@ describe('begin and commit of a transaction', () => {
     it('which refuse the statement behind them when they are refused', async () => {
       const work = inTransaction(pool, async tx => {
         await setForTransaction(tx, { statement_timeout: 'soon' })
-        await sendLast(() => note(tx, 1))
+        await sendWithCommit(() => note(tx, 1))
       })
       await assert.rejects(work, /statement_timeout/)
       assert.deepEqual(await numbers('notes'), [])

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
 import { AppError, type Problem } from '../../src/core/api/errors.ts'
-import { anyOf } from '../../src/core/api/lists.ts'
+import { enumListQuery } from '../../src/core/api/lists.ts'
 import { parse } from '../../src/core/api/validate.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 
@@ -84,7 +84,7 @@ describe('what is wrong with a value', () => {
     })
 
   it('has no index in a filter that was given once', () => {
-    const Filter = z.object({ status: anyOf(['ready', 'failed']) })
+    const Filter = z.object({ status: enumListQuery(['ready', 'failed']) })
     assert.deepEqual(parse(Filter, { status: 'ready' }), { status: ['ready'] })
     assert.equal(problem(Filter, { status: 'x' }), 'INVALID_VALUE status: must be one of ready, failed')
     assert.equal(problem(Filter, { status: '' }), 'INVALID_VALUE status: must be one of ready, failed')

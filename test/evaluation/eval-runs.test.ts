@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { identifying, sql, statement } from '../../src/core/db/sql.ts'
-import { message } from '../../src/core/jobs/queue.ts'
-import { itemQueue, runQueue, scoreQueue } from '../../src/evaluation/eval-runs/queue.ts'
+import { idStatement, sql, voidStatement } from '../../src/core/db/sql.ts'
+import { queueMessage } from '../../src/core/jobs/queue.ts'
+import { evalRunQueue, itemQueue, scoreQueue } from '../../src/evaluation/eval-runs/queue.ts'
 import { eventually } from '../support/app.ts'
 import { type EvalApp, ended, item, made, quotaOfOneTurn, refused, startEvalApp } from './support.ts'
 
@@ -148,7 +148,7 @@ describe('runs of evals', () => {
     const path = `/evals/${id}/runs/${run.id}`
     const held = () =>
       app.services.pool.any(
-        identifying`select id from eval_results where eval_run_id = ${run.id} and held_until is not null`,
+        idStatement`select id from eval_results where eval_run_id = ${run.id} and held_until is not null`,
       )
     await eventually(async () => ((await held()).length === 3 ? true : null), { what: 'items that are held' })
     const meanwhile = (await app.key.get(path)).body
@@ -166,9 +166,9 @@ describe('runs of evals', () => {
     const [{ id: result_id }] = await app.results(run)
     const again = { result_id, eval_run_id: run.id, project_id: app.projectId }
     await app.services.queues.send([
-      message(itemQueue, again),
-      message(scoreQueue, again),
-      message(runQueue, { eval_run_id: run.id, project_id: app.projectId }),
+      queueMessage(itemQueue, again),
+      queueMessage(scoreQueue, again),
+      queueMessage(evalRunQueue, { eval_run_id: run.id, project_id: app.projectId }),
     ])
     const { pool } = app.services
     const handled = async () => {
@@ -189,8 +189,8 @@ describe('runs of evals', () => {
     const run = await made(app.key, `/evals/${id}/runs`, {})
     await waiting('lost')
     // What waits in the queue is lost.
-    await app.services.pool.query(statement`
-      delete from pgboss.job where name = 'eval-item' and data ->> 'eval_run_id' = ${run.id}`)
+    await app.services.pool.query(voidStatement`
+      delete from pgboss.job where name = 'eval.execute_item' and data ->> 'eval_run_id' = ${run.id}`)
     await open('lost')
     const done = await ended(app.key, run)
     assert.deepEqual([done.status, done.error.code, done.aggregate_scores], ['failed', 'INTERNAL_ERROR', null])

@@ -4,11 +4,11 @@ import { connect } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { Readable } from 'node:stream'
-import { counting, identifying, statement } from '../../src/core/db/sql.ts'
-import { linesOf } from '../../src/evaluation/datasets/rows.ts'
+import { countStatement, idStatement, voidStatement } from '../../src/core/db/sql.ts'
+import { linesOf } from '../../src/evaluation/datasets/item-files.ts'
 import { itemsAfter } from '../../src/evaluation/datasets/store.ts'
-import { failRun } from '../../src/evaluation/eval-runs/settle.ts'
-import { outcomesOf, quietRuns } from '../../src/evaluation/eval-runs/store.ts'
+import { failRun } from '../../src/evaluation/eval-runs/settle-run.ts'
+import { listStaleRuns, outcomesOf } from '../../src/evaluation/eval-runs/store.ts'
 import { eventually } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
@@ -87,7 +87,7 @@ describe('a hostile project that evaluates', () => {
     const run = await made(app.key, `/evals/${id}/runs`, {})
     await waiting(gate)
     const left = (): Promise<number> =>
-      app.services.pool.oneFirst(counting`
+      app.services.pool.oneFirst(countStatement`
         select count(*) as count from eval_answers_unlogged u join eval_results r on r.id = u.result_id
         where r.eval_run_id = ${run.id}`)
     assert.equal(await left(), 1)
@@ -119,7 +119,7 @@ describe('a hostile project that evaluates', () => {
 
   /** Items of a run that a pause holds. */
   const heldItems = (run: string): Promise<number> =>
-    app.services.pool.oneFirst(counting`
+    app.services.pool.oneFirst(countStatement`
       select count(*) as count from eval_results where eval_run_id = ${run} and held_until is not null`)
 
   it('reads no dataset through an eval that it may not read', async () => {
@@ -306,7 +306,7 @@ describe('a hostile project that evaluates', () => {
     const dataset_id = await app.dataset([item('x', 'Yes')])
     const { id } = await app.eval({ agent_id: await app.echo('figured'), dataset_id, scorers: EXACT })
     for (let at = 0; at < 3; at++) await app.run(id)
-    await app.services.pool.query(statement`
+    await app.services.pool.query(voidStatement`
       update eval_runs set aggregate_scores = json_build_object('x', repeat('x', 9000000)) where eval_id = ${id}`)
     const { body } = await app.key.get(`/evals/${id}/runs`)
     assert.deepEqual([body.total, body.limit, body.data.length], [3, 2, 2])
@@ -323,10 +323,12 @@ describe('a hostile project that evaluates', () => {
     await waiting('queueing')
     const lost = await app.run(id)
     const { pool } = app.services
-    await pool.query(statement`update eval_runs set active_at = now() - interval '1 minute' where id = ${waiter.id}`)
-    await pool.query(statement`
+    await pool.query(
+      voidStatement`update eval_runs set active_at = now() - interval '1 minute' where id = ${waiter.id}`,
+    )
+    await pool.query(voidStatement`
       update eval_runs set status = 'running', active_at = now() - interval '20 seconds' where id = ${lost.id}`)
-    const found = await quietRuns(pool, { quietMs: 5000, abandonedMs: 1000, limit: 1 })
+    const found = await listStaleRuns(pool, { quietMs: 5000, abandonedMs: 1000, limit: 1 })
     assert.deepEqual(
       found.map(({ id, whole }) => [id, whole]),
       [[lost.id, true]],
@@ -371,8 +373,8 @@ describe('a hostile project that evaluates', () => {
       const hurried = setInterval(
         () =>
           void pool
-            .query(statement`
-          update pgboss.job set start_after = now() where name = 'eval-run' and state = 'retry'`)
+            .query(voidStatement`
+          update pgboss.job set start_after = now() where name = 'eval.complete_run' and state = 'retry'`)
             .catch(() => {}),
         200,
       )
@@ -412,11 +414,11 @@ describe('a hostile project that evaluates', () => {
       return run
     }
     const asked = (run: { id: string }): Promise<string | null> =>
-      pool.maybeOneFirst(identifying`
+      pool.maybeOneFirst(idStatement`
         select generation_id as id from eval_results where eval_run_id = ${run.id} and state = 'asked'`)
     const runs = [await started(), await started()]
     await refusingUpdates(app.services, 'eval_results', `new.eval_run_id = '${runs[0].id}'`, async () => {
-      for (const run of runs) await pool.query(statement`delete from generations where id = ${await asked(run)}`)
+      for (const run of runs) await pool.query(voidStatement`delete from generations where id = ${await asked(run)}`)
       assert.equal((await ended(app.key, runs[1])).errored_count, 1)
       assert.equal((await app.key.get(`/evals/${runs[0].eval_id}/runs/${runs[0].id}`)).body.status, 'running')
     }).finally(() => open(gate))

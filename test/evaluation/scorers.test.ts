@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
-import { message } from '../../src/core/jobs/queue.ts'
-import { sweepQueue } from '../../src/evaluation/eval-runs/queue.ts'
+import { queueMessage } from '../../src/core/jobs/queue.ts'
+import { evalSweepQueue } from '../../src/evaluation/eval-runs/queue.ts'
 import { madeDecider } from '../execution/decider-support.ts'
 import { json, made as madeTool, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
@@ -182,7 +182,7 @@ describe('scorers', () => {
       await app.services.pool.query(
         sql.unsafe`delete from generations where agent_id = ${agent_id} and status <> 'completed'`,
       )
-      await app.services.queues.send([message(sweepQueue, {})])
+      await app.services.queues.send([queueMessage(evalSweepQueue, {})])
       await eventually(async () => (await app.key.get(`/evals/${id}/runs/${other.id}`)).body.errored_count === 1, {
         what: 'the result of the turn that is gone',
       })

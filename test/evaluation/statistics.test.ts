@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { exactTail, logTail, mcnemar, wilson } from '../../src/evaluation/eval-runs/statistics.ts'
+import { exactTail, logTail, mcnemarTest, wilsonInterval } from '../../src/evaluation/eval-runs/statistics.ts'
 
 describe('figures of evals', () => {
   const near = (value: number, expected: number, digits = 1e-9) =>
@@ -13,21 +13,21 @@ describe('figures of evals', () => {
       [0, 20, 0, 0.1611],
       [1, 29, 0.0061, 0.1718],
     ]) {
-      const found = wilson(passed, total)
+      const found = wilsonInterval(passed, total)
       assert.deepEqual([found?.low.toFixed(4), found?.high.toFixed(4)], [low.toFixed(4), high.toFixed(4)])
     }
-    assert.equal(wilson(0, 0), null)
-    assert.equal(wilson(20, 20)?.high, 1)
+    assert.equal(wilsonInterval(0, 0), null)
+    assert.equal(wilsonInterval(20, 20)?.high, 1)
   })
 
   it('have the exact test of McNemar', () => {
-    assert.equal(mcnemar(0, 0), 1)
-    assert.equal(mcnemar(4, 4), 1)
-    near(mcnemar(9, 6), 0.60723876953125)
-    near(mcnemar(1, 0), 1)
-    near(mcnemar(10, 0), 2 / 1024)
-    near(mcnemar(0, 10), 2 / 1024)
-    near(mcnemar(25, 8), 0.004551384132355452)
+    assert.equal(mcnemarTest(0, 0), 1)
+    assert.equal(mcnemarTest(4, 4), 1)
+    near(mcnemarTest(9, 6), 0.60723876953125)
+    near(mcnemarTest(1, 0), 1)
+    near(mcnemarTest(10, 0), 2 / 1024)
+    near(mcnemarTest(0, 10), 2 / 1024)
+    near(mcnemarTest(25, 8), 0.004551384132355452)
     for (const [n, k] of [
       [100, 30],
       [1000, 450],
@@ -36,7 +36,7 @@ describe('figures of evals', () => {
       [5000, 2499],
     ])
       near(logTail(n, k), exactTail(n, k))
-    assert.ok(mcnemar(400_000, 399_000) > 0.2 && mcnemar(400_000, 399_000) < 0.3)
-    assert.ok(mcnemar(1_000_000, 0) >= 0)
+    assert.ok(mcnemarTest(400_000, 399_000) > 0.2 && mcnemarTest(400_000, 399_000) < 0.3)
+    assert.ok(mcnemarTest(1_000_000, 0) >= 0)
   })
 })

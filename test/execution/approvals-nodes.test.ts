@@ -1,17 +1,17 @@
 import assert from 'node:assert/strict'
 import type { Services } from '../../src/core/process/services.ts'
+import { approvalProducers } from '../../src/execution/approvals/approval-producers.ts'
 import { type ApprovalRow, approvalKind } from '../../src/execution/approvals/model.ts'
 import {
   approvedArguments,
   decisionArtifact,
+  eraseApproved,
   fileNodeApproval,
-  forgetApproved,
   type NodeProposal,
   withdrawApprovals,
-} from '../../src/execution/approvals/node.ts'
-import { nodeApprovals } from '../../src/execution/approvals/producers.ts'
+} from '../../src/execution/approvals/node-approval.ts'
 import { callTool, openCall } from '../../src/execution/tools/call.ts'
-import { type ToolGate, toolGate, type Verdict } from '../../src/execution/tools/gate.ts'
+import { type ToolGate, toolGate, type Verdict } from '../../src/execution/tools/guardrail-gate.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { loadBeside } from '../support/modules.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
@@ -38,7 +38,7 @@ describe('approvals of nodes', () => {
     target.answer = json({ paid: true })
     unload = loadBeside({
       extensions: [
-        nodeApprovals.with({
+        approvalProducers.with({
           async settled(_tx, { id, status }) {
             if (refuse) throw new Error('not now')
             told.push({ id, status })
@@ -129,7 +129,7 @@ describe('approvals of nodes', () => {
     assert.deepEqual(await eventsOf(id), ['approvals.approved', 'approvals.created'])
     refused(await approver.post(`/approvals/${id}/approve`), 409, 'APPROVAL_ALREADY_RESOLVED')
     assert.deepEqual(toldOf(id), ['approved'])
-    await services.write(tx => forgetApproved(tx, [id]))
+    await services.write(tx => eraseApproved(tx, [id]))
     assert.equal(approvedArguments(services, await rowOf(id)), null)
 
     const other = await file()

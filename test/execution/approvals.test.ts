@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { identifying, sql } from '../../src/core/db/sql.ts'
-import { type ToolGate, toolGate, type Verdict } from '../../src/execution/tools/gate.ts'
+import { idStatement, sql } from '../../src/core/db/sql.ts'
+import { type ToolGate, toolGate, type Verdict } from '../../src/execution/tools/guardrail-gate.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
@@ -196,7 +196,7 @@ describe('approvals', () => {
     }
     const open = async () =>
       app.services.pool.any(
-        identifying`
+        idStatement`
           select approval_id as id from approval_attempts where approval_id = any(${sql.array(ids, 'text')})`,
       )
     await eventually(async () => (await open()).length === 0)
@@ -319,7 +319,7 @@ describe('approvals', () => {
     await eventually(
       async () =>
         !(await app.services.pool.exists(
-          identifying`select approval_id as id from approval_attempts where approval_id = ${late.id}`,
+          idStatement`select approval_id as id from approval_attempts where approval_id = ${late.id}`,
         )),
     )
     const { execution } = (await approver.get(`/approvals/${late.id}`)).body

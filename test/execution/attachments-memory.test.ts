@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { takeMemory } from '../../src/content/files/memory.ts'
+import { acquireReadMemory } from '../../src/content/files/read-memory.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { HEAP_FLAGS, resident, startProcess } from '../support/processes.ts'
@@ -96,7 +96,7 @@ describe('files that are read whole, where there is little memory', function () 
     assert.equal(made.status, 200, JSON.stringify(made.body))
     const { id, trace_id } = made.body
     await eventually(async () => (await app.key.get(`/traces/${trace_id}`)).body.file_id)
-    const release = await takeMemory(app.services, app.projectId, MIB)
+    const release = await acquireReadMemory(app.services, app.projectId, MIB)
     const { status, body, headers } = await app.key.get(`/generations/${id}/transcript`)
     assert.deepEqual(
       [status, body.error.code, body.error.meta],

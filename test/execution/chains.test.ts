@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { identifying } from '../../src/core/db/sql.ts'
+import { idStatement } from '../../src/core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
@@ -60,7 +60,7 @@ describe('chains', () => {
     eventually(
       async () =>
         !(await app.services.pool.exists(
-          identifying`select id from approval_attempts where approval_id = ${approval}`,
+          idStatement`select id from approval_attempts where approval_id = ${approval}`,
         )),
       { what: 'the end of what follows' },
     )

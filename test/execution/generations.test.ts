@@ -2,11 +2,11 @@ import assert from 'node:assert/strict'
 import http from 'node:http'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pruneEvents } from '../../src/control/events/retention.ts'
-import { deleteExpired, lockExpired } from '../../src/control/events/store.ts'
-import { inTransaction, outsideTransaction } from '../../src/core/db/pool.ts'
+import { deleteExpired, lockExpiredEvents } from '../../src/control/events/store.ts'
+import { inTransaction, onSeparateConnection } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { schemaChecks } from '../../src/core/json-schema/checks.ts'
-import { deleteOldFrames } from '../../src/execution/generations/frame-store.ts'
+import { deleteOldFrames } from '../../src/execution/generations/streams/frame-store.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
@@ -725,8 +725,8 @@ describe('generations', () => {
         )
         let erased: Promise<{ status: number }> | undefined
         await inTransaction(pool, async db => {
-          const ids = await lockExpired(db, new Date(Date.now() + 86_400_000), 1000)
-          erased = outsideTransaction(() => other.key.delete(`/generations/${body.id}/content`))
+          const ids = await lockExpiredEvents(db, new Date(Date.now() + 86_400_000), 1000)
+          erased = onSeparateConnection(() => other.key.delete(`/generations/${body.id}/content`))
           await eventually(async () => {
             const { rows } = await queues.db.executeSql(
               `select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,

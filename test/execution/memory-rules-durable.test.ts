@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
-import { firingQueue } from '../../src/execution/memory-rules/queue.ts'
+import { memoryRuleQueue } from '../../src/execution/memory-rules/queue.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
@@ -58,7 +58,7 @@ describe('memory rules and their workers', function () {
   /** Those that are due and not handled yet; of earlier tests some wait for their time. */
   const waitingMessages = async (): Promise<number> => {
     const rows = await app.services.pool.any(sql.unsafe`
-      select from pgboss.job_common where name = 'memory-rule' and state < 'completed' and start_after <= now()`)
+      select from pgboss.job_common where name = 'memory_rule.fire' and state < 'completed' and start_after <= now()`)
     return rows.length
   }
   const firings = async (): Promise<any[]> => [
@@ -123,7 +123,7 @@ describe('memory rules and their workers', function () {
     const [firing] = await firings()
     await steadyWorker()
     const asked = { firing_id: firing.id, generation_id: generation, project_id: app.projectId }
-    await Promise.all([1, 2, 3, 4].map(() => app.services.queues.send([{ queue: firingQueue, data: asked }])))
+    await Promise.all([1, 2, 3, 4].map(() => app.services.queues.send([{ queue: memoryRuleQueue, data: asked }])))
     await eventually(async () => (await waitingMessages()) === 0, { what: 'the messages being handled' })
     assert.deepEqual(await contents(store), ['One', 'Three', 'Two'])
     assert.deepEqual((await app.key.get(`/generations/${generation}`)).body.extraction, { [id]: all })
@@ -149,7 +149,7 @@ describe('memory rules and their workers', function () {
     const first = await worker({ FAULT_POINTS: 'firing_claimed=kill' })
     const generation = await start()
     await first.exited
-    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'memory-rule'`)
+    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'memory_rule.fire'`)
     await steadyWorker()
     assert.deepEqual(await extraction(generation, id), all)
   })

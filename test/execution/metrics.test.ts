@@ -132,7 +132,7 @@ describe('metrics of work', function () {
 
     it('show which slots are held, and that their work is alive', async () => {
       const slots = async (state: string) =>
-        (await worker()).value('muster_worker_slots', { queue: 'generation-run', state })
+        (await worker()).value('muster_worker_slots', { queue: 'turn.execute', state })
       await eventually(async () => (await slots('held')) === 0)
       assert.equal(await slots('total'), 10)
       await double.put('held', { rules: [{ reply: { text: 'x', gate: 'held-gate' } }] })

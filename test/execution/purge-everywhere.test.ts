@@ -2,10 +2,10 @@ import assert from 'node:assert/strict'
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
-import { claimIdempotency, keepAnswer } from '../../src/core/api/idempotency.ts'
-import { outsideTransaction } from '../../src/core/db/pool.ts'
+import { claimIdempotencyKey, storeResponse } from '../../src/core/api/idempotency.ts'
+import { onSeparateConnection } from '../../src/core/db/pool.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
-import { purgeGeneration, whileContentKept } from '../../src/execution/generations/purge.ts'
+import { purgeGeneration, replayWhileContentKept } from '../../src/execution/generations/erase/purge.ts'
 import { eventually } from '../support/app.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
 import { placesOf } from '../support/search-everywhere.ts'
@@ -175,17 +175,17 @@ describe('a purge', function () {
     const { body } = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: script({ text: MARK }) })
     const { services } = app
     const claim = { credential_id: 'key_x', project_id: app.projectId, path: '/x', key: 'k', request: 'r', claim: 'c' }
-    assert.deepEqual(await claimIdempotency(services.pool, services, claim), { kept: null, made: null })
+    assert.deepEqual(await claimIdempotencyKey(services.pool, services, claim), { kept: null, made: null })
     let keeping: Promise<boolean> | undefined
     await services.write(async tx => {
       await purgeGeneration(tx, services, body.id, { type: 'user', id: 'user_x' })
       // It waits for the purge, which has not been committed.
-      const given = { status: 200, body, keptWhile: whileContentKept(body.id) }
-      keeping = outsideTransaction(() => keepAnswer(services.pool, services, claim, given, false))
+      const given = { status: 200, body, keptWhile: replayWhileContentKept(body.id) }
+      keeping = onSeparateConnection(() => storeResponse(services.pool, services, claim, given, false))
       await eventually(
         async () =>
           (
-            await outsideTransaction(() =>
+            await onSeparateConnection(() =>
               services.pool.query(
                 rawQuery(
                   `select from pg_stat_activity where wait_event_type = 'Lock' and query like '%idempotency_keys set status%'`,
@@ -196,7 +196,7 @@ describe('a purge', function () {
       )
     })
     await keeping
-    const { kept } = await claimIdempotency(services.pool, services, claim)
+    const { kept } = await claimIdempotencyKey(services.pool, services, claim)
     assert.equal(kept?.status, 409)
   })
 

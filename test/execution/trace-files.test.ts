@@ -8,7 +8,7 @@ import { referencesTo } from '../../src/core/api/dependents.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { inTransaction, type Transaction } from '../../src/core/db/pool.ts'
 import { rawQuery, sql } from '../../src/core/db/sql.ts'
-import { traceWrite } from '../../src/execution/generations/trace-write.ts'
+import { traceFlushQueue } from '../../src/execution/generations/traces/flush.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
@@ -276,7 +276,7 @@ describe('steps files of traces', function () {
         [id],
       )
       await app.services.queues.send([
-        { queue: traceWrite, data: { trace_id: first.trace_id, project_id: app.projectId } },
+        { queue: traceFlushQueue, data: { trace_id: first.trace_id, project_id: app.projectId } },
       ])
       await eventually(
         async () =>
@@ -601,7 +601,7 @@ describe('steps files of traces', function () {
           async () =>
             (
               await of.rows(
-                `select 1 from pgboss.job where name = 'trace-write' and state in ('created', 'retry', 'active')`,
+                `select 1 from pgboss.job where name = 'trace.flush' and state in ('created', 'retry', 'active')`,
               )
             ).length === 0,
           { within: 20_000 },

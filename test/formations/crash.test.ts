@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
-import { message } from '../../src/core/jobs/queue.ts'
+import { queueMessage } from '../../src/core/jobs/queue.ts'
 import { formationQueue } from '../../src/formations/queue.ts'
 import { client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
@@ -224,7 +224,7 @@ describe('formations whose workers are lost', function () {
       delete from pgboss.job_common where name = ${formationQueue.name} and data ->> 'formation_id' = ${id}`)
     await healthy()
     await queues.send([
-      message(formationQueue, { formation_id: id, operation_id: String(operation_id), project_id: projectId }),
+      queueMessage(formationQueue, { formation_id: id, operation_id: String(operation_id), project_id: projectId }),
     ])
     assert.equal((await settled(id)).status, 'active')
     await eventually(() => frozen.output.some(line => line.includes('superseded')), {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { permitted } from '../../src/core/iam/access.ts'
-import { askedForBy, narrowed } from '../../src/core/iam/authority.ts'
-import { type Caller, type Definition, type PrincipalRecord, principalRecord } from '../../src/core/iam/caller.ts'
+import { isAllowed } from '../../src/core/iam/access.ts'
+import { askedForBy, narrowAuthority } from '../../src/core/iam/authority.ts'
+import { type Caller, type CallerDefinition, type PrincipalRecord, principalRecord } from '../../src/core/iam/caller.ts'
 import { callerForPrincipal, effectiveCaller } from '../../src/identity/principals.ts'
 import { secretKind } from '../../src/identity/secrets/model.ts'
 import { startApp, type TestApp } from '../support/app.ts'
@@ -79,7 +79,7 @@ describe('the authority of work', function () {
   }
 
   /** A definition that somebody wrote, perhaps within narrowed work of their own. */
-  function definition(): { definition: Definition; adds: (record: PrincipalRecord) => readonly Narrowing[] } {
+  function definition(): { definition: CallerDefinition; adds: (record: PrincipalRecord) => readonly Narrowing[] } {
     const author = random(12) === 0 ? null : random(3) === 0 ? walked(started(), 2) : started()
     const bounded = random(5) === 0 ? pick(boundaries) : null
     const made = { id: `tool_${random(1000)}`, author: author?.record ?? null, boundary: bounded?.boundary }
@@ -101,7 +101,7 @@ describe('the authority of work', function () {
     const kind = random(10)
     if (kind < 6) {
       const { definition: used, adds } = definition()
-      return { ...work, record: narrowed(work.record, used), within: [...work.within, ...adds(work.record)] }
+      return { ...work, record: narrowAuthority(work.record, used), within: [...work.within, ...adds(work.record)] }
     }
     // What a trigger or a retried run does is done as others, within what bounds the one who asks.
     const asked = started()
@@ -142,7 +142,7 @@ describe('the authority of work', function () {
       const action = pick(ACTIONS)
       const { caller, within } = await callerOf(work)
       const expected = caller !== null && work.own(action) && within.every(({ allows }) => allows(action))
-      const found = caller !== null && permitted(caller, action, { kind: secretKind, project_id: projectId })
+      const found = caller !== null && isAllowed(caller, action, { kind: secretKind, project_id: projectId })
       assert.equal(found, expected, `walk ${walk}, WALK_SEED=${at}: ${JSON.stringify(work.record)}`)
       if (caller === null) assert.equal(work.own(action), false)
       if (found) happened++

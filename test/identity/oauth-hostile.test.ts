@@ -3,7 +3,7 @@ import { createHmac, randomUUID } from 'node:crypto'
 import { exportJWK, generateKeyPair, SignJWT } from 'jose'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { createEgress } from '../../src/core/net/egress.ts'
-import { CAPACITY, spend } from '../../src/identity/oauth/limits.ts'
+import { CAPACITY, spendLimit } from '../../src/identity/oauth/limits.ts'
 import oauthModule from '../../src/identity/oauth/module.ts'
 import { type Client, eventually, startApp } from '../support/app.ts'
 import {
@@ -433,7 +433,8 @@ describe('OAuth and callers that mean harm', function () {
       })
       await locked.promise
       const order: string[] = []
-      const use = (sender: string) => spend(app.services, 'authorization', sender).then(() => void order.push(sender))
+      const use = (sender: string) =>
+        spendLimit(app.services, 'authorization', sender).then(() => void order.push(sender))
       const flood = Array.from({ length: 30 }, () => use('192.0.2.87'))
       const quiet = use('192.0.2.88')
       done.resolve()

@@ -3,7 +3,7 @@ import { createHash, randomUUID } from 'node:crypto'
 import { createRemoteJWKSet, exportJWK, jwtVerify, SignJWT } from 'jose'
 import * as oauth from 'oauth4webapi'
 import * as openid from 'openid-client'
-import { rotateKey } from '../../src/identity/oauth/keys.ts'
+import { rotateSigningKey } from '../../src/identity/oauth/keys.ts'
 import { openObject, sealObject } from '../../src/identity/oauth/seal.ts'
 import { findObject, rewriteObject } from '../../src/identity/oauth/store.ts'
 import type { Client } from '../support/app.ts'
@@ -287,7 +287,7 @@ describe('OAuth beside the code flow', () => {
 
     it('goes on with the keys of before for a day after they were replaced', async () => {
       const before = (await signIn()).tokens.id_token as string
-      const kid = await rotateKey(app.services)
+      const kid = await rotateSigningKey(app.services)
       let after = ''
       // The process finds out by a notification.
       for (let tries = 0; tries < 50; tries++) {

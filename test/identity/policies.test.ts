@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { operations as declared } from '../../src/core/api/operation.ts'
-import { outsideTransaction } from '../../src/core/db/pool.ts'
+import { onSeparateConnection } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
-import type { Tx } from '../../src/core/db/write.ts'
+import type { Tx } from '../../src/core/db/writer.ts'
 import { policyCatalogue } from '../../src/core/iam/catalogue.ts'
 import { checkPolicyDocument } from '../../src/core/iam/policy.ts'
 import { attachPolicy, detachPolicy } from '../../src/identity/policies/attach.ts'
@@ -255,7 +255,7 @@ describe('policies', () => {
         await app.services.write(async tx => {
           await change(tx)
           attached = app.admin.post(`/users/${user.id}/policies/${id}`)
-          await outsideTransaction(() =>
+          await onSeparateConnection(() =>
             eventually(() =>
               app.services.pool.exists(sql.unsafe`
                 select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`),

@@ -5,8 +5,8 @@ import { sql } from '../../src/core/db/sql.ts'
 import { decide } from '../../src/core/iam/decide.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { createLog } from '../../src/core/process/log.ts'
-import { openServices } from '../../src/core/process/open-services.ts'
-import { PrincipalCache, type Source } from '../../src/identity/principal-cache.ts'
+import { openServices } from '../../src/core/process/services-lifecycle.ts'
+import { PrincipalCache, type PrincipalSource } from '../../src/identity/principal-cache.ts'
 import { authenticate, callerForPrincipal } from '../../src/identity/principals.ts'
 import { signToken, type TokenKind } from '../../src/identity/tokens.ts'
 import { ADMIN, eventually, startApp, type TestApp } from '../support/app.ts'
@@ -307,7 +307,7 @@ describe('credentials', () => {
 })
 
 describe('the cache of principals', () => {
-  const value = (source: Source) => ({ sources: [source] })
+  const value = (source: PrincipalSource) => ({ sources: [source] })
 
   it('keeps nothing that was read before a change it heard of', async () => {
     const cache = new PrincipalCache<ReturnType<typeof value>>()

@@ -6,7 +6,7 @@ import { rawQuery } from '../../src/core/db/sql.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { cloneables } from '../../src/identity/projects/clone.ts'
 import { sweepDeferredDeletes } from '../../src/identity/projects/delete.ts'
-import { lockRunnable } from '../../src/identity/projects/pause.ts'
+import { lockUnpaused } from '../../src/identity/projects/pause.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { loadBeside } from '../support/modules.ts'
@@ -302,10 +302,10 @@ describe('projects', () => {
 
     it('refuses work that starts, with the reason', async () => {
       const { id } = await app.project()
-      await app.services.write(tx => lockRunnable(tx, id))
+      await app.services.write(tx => lockUnpaused(tx, id))
       await app.admin.post(`/projects/${id}/pause`, { reason: 'audit' })
       await assert.rejects(
-        app.services.write(tx => lockRunnable(tx, id)),
+        app.services.write(tx => lockUnpaused(tx, id)),
         (error: AppError) =>
           error instanceof AppError &&
           error.code === 'PROJECT_PAUSED' &&
@@ -313,7 +313,7 @@ describe('projects', () => {
           error.meta?.pause_reason === 'audit',
       )
       await app.admin.post(`/projects/${id}/resume`)
-      await app.services.write(tx => lockRunnable(tx, id))
+      await app.services.write(tx => lockUnpaused(tx, id))
     })
 
     it('answers a pause only after the starts it meets have committed', async () => {
@@ -324,7 +324,7 @@ describe('projects', () => {
         entered = resolve
       })
       const start = app.services.write(async tx => {
-        await lockRunnable(tx, id)
+        await lockUnpaused(tx, id)
         entered()
         await sleep(200)
         return answered
@@ -336,7 +336,7 @@ describe('projects', () => {
       })
       assert.equal(await start, false)
       assert.equal((await pause).status, 200)
-      await assert.rejects(app.services.write(tx => lockRunnable(tx, id)))
+      await assert.rejects(app.services.write(tx => lockUnpaused(tx, id)))
     })
   })
 

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { mask } from '../../src/identity/secrets/mask.ts'
+import { maskSecrets } from '../../src/identity/secrets/mask.ts'
 import { processorMs } from '../support/event-loop.ts'
 
 const html = (text: string) =>
@@ -38,30 +38,34 @@ describe('secrets in texts of other parties', () => {
   for (const [name, spell] of Object.entries(spellings))
     it(`are masked ${name}`, () => {
       for (const secret of secrets)
-        assert.match(mask(`{"said":"${spell(secret)}"}, and more`, [secret]), /^\{"said":"\*\*\*"\}, and more$/, secret)
+        assert.match(
+          maskSecrets(`{"said":"${spell(secret)}"}, and more`, [secret]),
+          /^\{"said":"\*\*\*"\}, and more$/,
+          secret,
+        )
     })
 
   it('are masked also where they overlap or touch', () => {
-    assert.equal(mask('<abcdefghijkl>', ['abcdefgh', 'efghijkl']), '<***>')
-    assert.equal(mask('<abcdefghabcdefgh>', ['abcdefgh']), '<***>')
-    assert.equal(mask('<aaaaaaaaaaaaaaaaa>', ['a'.repeat(8)]), '<***>')
+    assert.equal(maskSecrets('<abcdefghijkl>', ['abcdefgh', 'efghijkl']), '<***>')
+    assert.equal(maskSecrets('<abcdefghabcdefgh>', ['abcdefgh']), '<***>')
+    assert.equal(maskSecrets('<aaaaaaaaaaaaaaaaa>', ['a'.repeat(8)]), '<***>')
   })
 
   it('are masked where the end of the shown text cuts them, in whatever spelling', () => {
     const secret = 'Super/Secret+Value 0123456789'
     for (const [name, spell] of Object.entries(spellings))
       for (let bytes = 20; bytes < 120; bytes++) {
-        const shown = mask(`the value is not ${spell(secret)}${'.'.repeat(200)}`, [secret], bytes)
+        const shown = maskSecrets(`the value is not ${spell(secret)}${'.'.repeat(200)}`, [secret], bytes)
         assert.match(shown, /^the value is not (\*\*\*\.*)?$/, `${name}, ${bytes} bytes`)
       }
-    assert.equal(mask('x'.repeat(20_000), ['xxxxxxxxy']), `${'x'.repeat(16_376)}***`)
-    assert.equal(mask('-'.repeat(20_000), ['xxxxxxxxy']).length, 16_384)
+    assert.equal(maskSecrets('x'.repeat(20_000), ['xxxxxxxxy']), `${'x'.repeat(16_376)}***`)
+    assert.equal(maskSecrets('-'.repeat(20_000), ['xxxxxxxxy']).length, 16_384)
   })
 
   it('are left where they are short, and so is what only looks alike', () => {
-    assert.equal(mask('1234567 ABC', ['1234567', '%41%42%43']), '1234567 ABC')
+    assert.equal(maskSecrets('1234567 ABC', ['1234567', '%41%42%43']), '1234567 ABC')
     const text = 'ab3/xy9+zz== a+b %4 %zz \\ \\u12 &#; &nope; &constructor; 😀\\'
-    assert.equal(mask(text, ['aB3/xY9+zz==', '\\\\\\\\\\\\\\\\\\', '']), text)
+    assert.equal(maskSecrets(text, ['aB3/xY9+zz==', '\\\\\\\\\\\\\\\\\\', '']), text)
   })
 
   it('cost time that is linear in text and secret, whatever their letters are', async () => {
@@ -73,7 +77,7 @@ describe('secrets in texts of other parties', () => {
       ['\\u00'.repeat(16_384), '\\u00'.repeat(16_000)],
       ['&'.repeat(65_536), `${'&'.repeat(65_000)}#`],
     ]) {
-      const ms = await processorMs(() => mask(text, [secret], 65_536))
+      const ms = await processorMs(() => maskSecrets(text, [secret], 65_536))
       assert.ok(ms < 500, `${ms} ms`)
     }
   })

@@ -3,7 +3,7 @@ import { AppError } from '../../src/core/api/errors.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { sealedColumns } from '../../src/core/secrets/sealed.ts'
 import { createSecretBox } from '../../src/core/secrets/secretbox.ts'
-import { mask } from '../../src/identity/secrets/mask.ts'
+import { maskSecrets } from '../../src/identity/secrets/mask.ts'
 import { reencryptSecrets, verifySecrets } from '../../src/identity/secrets/reencrypt.ts'
 import { checkTokens, openSecret, resolveTokens } from '../../src/identity/secrets/resolve.ts'
 import { dropReplacedValues } from '../../src/identity/secrets/store.ts'
@@ -238,9 +238,9 @@ describe('secrets', () => {
     })
 
     it('are masked in texts, long values first, short ones not at all', () => {
-      assert.equal(mask('key 12345678 and 1234567890', ['12345678', '1234567890']), 'key *** and ***')
-      assert.equal(mask('short 1234567 $&', ['1234567', '$&$&$&$&']), 'short 1234567 $&')
-      assert.equal(mask('a.+longvalue', ['.+longvalue']), 'a***')
+      assert.equal(maskSecrets('key 12345678 and 1234567890', ['12345678', '1234567890']), 'key *** and ***')
+      assert.equal(maskSecrets('short 1234567 $&', ['1234567', '$&$&$&$&']), 'short 1234567 $&')
+      assert.equal(maskSecrets('a.+longvalue', ['.+longvalue']), 'a***')
     })
   })
 

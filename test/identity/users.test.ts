@@ -2,12 +2,12 @@ import assert from 'node:assert/strict'
 import { createHash, scryptSync } from 'node:crypto'
 import { decodeJwt } from 'jose'
 import { loadConfig } from '../../src/config.ts'
-import { outsideTransaction } from '../../src/core/db/pool.ts'
+import { onSeparateConnection } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { sweeps } from '../../src/core/jobs/sweeps.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { bootstrapFromSettings } from '../../src/identity/users/bootstrap.ts'
-import { hashPassword, type Sender } from '../../src/identity/users/passwords.ts'
+import { type HashRequester, hashPassword } from '../../src/identity/users/passwords.ts'
 import {
   ADMIN,
   type Client,
@@ -479,7 +479,7 @@ describe('users', () => {
           const blocked = () =>
             pair.services.pool.oneFirst(sql.unsafe`
               select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)
-          await eventually(async () => (await outsideTransaction(blocked)) === 2)
+          await eventually(async () => (await onSeparateConnection(blocked)) === 2)
           return { waiting }
         })
         assert.deepEqual((await Promise.all(replies.waiting)).map(reply => reply.status).sort(), [200, 409])
@@ -604,7 +604,7 @@ describe('users', () => {
     })
 
     /** Sends a request whose hash waits behind others; whether a transaction stayed open while three of them ran. */
-    async function opensTransaction(sender: Sender, send: () => Promise<{ status: number }>): Promise<boolean> {
+    async function opensTransaction(sender: HashRequester, send: () => Promise<{ status: number }>): Promise<boolean> {
       let done = 0
       const others = Promise.all(
         Array.from({ length: 12 }, () => hashPassword(app.services, PASSWORD, sender).then(() => done++)),

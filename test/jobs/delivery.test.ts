@@ -1,7 +1,7 @@
 import { strict as assert } from 'node:assert'
 import type { ServerResponse } from 'node:http'
 import { createServer } from 'node:net'
-import { backoff } from '../../src/control/webhooks/deliver.ts'
+import { retryDelayMs } from '../../src/control/webhooks/deliver.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { storeAddress } from '../support/addresses.ts'
@@ -143,8 +143,8 @@ describe('delivery', () => {
 
   it('waits a second, then two, with up to a quarter more', () => {
     for (let i = 0; i < 200; i++) {
-      assert.ok(backoff(1) >= 1000 && backoff(1) <= 1250)
-      assert.ok(backoff(2) >= 2000 && backoff(2) <= 2500)
+      assert.ok(retryDelayMs(1) >= 1000 && retryDelayMs(1) <= 1250)
+      assert.ok(retryDelayMs(2) >= 2000 && retryDelayMs(2) <= 2500)
     }
   })
 

@@ -4,8 +4,8 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
 import type { QuerySqlToken } from 'slonik'
 import { ingestionHandlers, sweepIngestions } from '../../src/content/ingestion/handler.ts'
-import { beginFirst } from '../../src/content/ingestion/store.ts'
-import { outsideTransaction } from '../../src/core/db/pool.ts'
+import { claimFirst } from '../../src/content/ingestion/store.ts'
+import { onSeparateConnection } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import {
   age,
@@ -384,8 +384,7 @@ describe('workers of ingestion', function () {
     await eventually(
       async () =>
         (await app.services.pool.oneFirst(sql.unsafe`
-          select count(*) from pgboss.job_common where name like 'ingestion.document%' and state <> 'completed'`)) ===
-        0,
+          select count(*) from pgboss.job_common where name like 'ingestion.process%' and state <> 'completed'`)) === 0,
     )
     const complaints = busy.output.filter(line => /"level":(40|50|60)/.test(line))
     assert.deepEqual(complaints, [])
@@ -513,7 +512,7 @@ describe('ingestion that nobody works on', function () {
     return body.id as string
   }
   const loseMessages = () =>
-    web.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'ingestion.document'`)
+    web.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'ingestion.process'`)
   const attemptOf = (id: string) =>
     web.services.pool.one(sql.unsafe`select id, due_at from ingestion_attempts where document_id = ${id}`) as Promise<{
       id: string
@@ -528,10 +527,10 @@ describe('ingestion that nobody works on', function () {
     const locked = await pool.transaction(async tx => {
       await tx.query(sql.unsafe`select from documents where id = ${id} for update`)
       const begun = Array.from({ length: times }, () =>
-        outsideTransaction(() => beginFirst(pool, { entity: id, id: attempt }, 60_000)),
+        onSeparateConnection(() => claimFirst(pool, { entity: id, id: attempt }, 60_000)),
       )
       await eventually(async () => {
-        const waiting = await outsideTransaction(() =>
+        const waiting = await onSeparateConnection(() =>
           pool.oneFirst(sql.unsafe`
             select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`),
         )
@@ -563,7 +562,7 @@ describe('ingestion that nobody works on', function () {
     await age(web, id, 'due_at', 10)
     for (let look = 0; look < 3; look++) await sweepIngestions(web.services, new AbortController().signal)
     const waiting = await web.services.pool.oneFirst(
-      sql.unsafe`select count(*) from pgboss.job_common where name = 'ingestion.document'`,
+      sql.unsafe`select count(*) from pgboss.job_common where name = 'ingestion.process'`,
     )
     assert.equal(waiting, 1)
   })
@@ -626,7 +625,7 @@ describe('ingestion that nobody works on', function () {
       eventually(async () => {
         const row = (await web.services.pool.maybeOne(sql.unsafe`
           select failures, state, extract(epoch from due_at - now())::float8 as due_in,
-            (select count(*) from pgboss.job_common where name = 'ingestion.document' and state = 'created'
+            (select count(*) from pgboss.job_common where name = 'ingestion.process' and state = 'created'
               and start_after between a.due_at - interval '2 s' and a.due_at + interval '2 s') as messages
           from ingestion_attempts a where document_id = ${body.id}`)) as {
           failures: number
@@ -752,7 +751,7 @@ describe('ingestion that nobody works on', function () {
     await web.services.pool.query(sql.unsafe`
       create trigger refuse_claims before update on ingestion_attempts for each row execute function refuse_claims()`)
     await web.services.pool.query(
-      sql.unsafe`update pgboss.job_common set retry_limit = 0 where name = 'ingestion.document'`,
+      sql.unsafe`update pgboss.job_common set retry_limit = 0 where name = 'ingestion.process'`,
     )
     const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
     const { status, error } = await settledStatus(key, id)

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { flatten } from '../../src/core/api/flatten.ts'
 import { kinds } from '../../src/core/api/kind.ts'
-import { answer, type Context, type Operation } from '../../src/core/api/operation.ts'
+import { type Context, type Operation, result } from '../../src/core/api/operation.ts'
 import { operationTools } from '../../src/mcp/registry.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { type Ids, type Random, randomOf, sample } from '../support/fuzz.ts'
@@ -37,7 +37,7 @@ describe('operations as tools', () => {
           // An empty body where one may be left out is none.
           const given = Object.keys(body ?? {}).length > 0 ? body : undefined
           asked = structuredClone({ params: { ...params }, query: { ...query }, body: given, page })
-          return answer(200, { asked: true })
+          return result(200, { asked: true })
         },
       })
     }

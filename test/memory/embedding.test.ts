@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
-import { message } from '../../src/core/jobs/queue.ts'
+import { queueMessage } from '../../src/core/jobs/queue.ts'
 import { memoryEmbedQueue } from '../../src/memory/memories/handlers.ts'
 import { usageSettled } from '../control/usage-support.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
@@ -81,7 +81,7 @@ describe('vectors of memories', function () {
     assert.deepEqual([changed.status, changed.body.embedded], [200, false])
     server.behave = () => ({})
     await eventually(async () => {
-      await app.services.queues.send([message(memoryEmbedQueue, {})])
+      await app.services.queues.send([queueMessage(memoryEmbedQueue, {})])
       return embedded()
     })
     assert.equal((await entriesOf(key, store)).length, 3)
@@ -119,7 +119,7 @@ describe('vectors of memories', function () {
     const waiting = () =>
       app.services.pool.oneFirst(sql.unsafe`select count(*)::int from memories where space_id = 0`) as Promise<number>
     await eventually(async () => {
-      await app.services.queues.send([message(memoryEmbedQueue, {})])
+      await app.services.queues.send([queueMessage(memoryEmbedQueue, {})])
       return (await waiting()) === 0
     })
     assert.deepEqual((await memoriesOf(key, store)).map(memory => memory.embedded).sort(), [false, true])

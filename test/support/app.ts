@@ -3,15 +3,15 @@ import type { AddressInfo } from 'node:net'
 import { z } from 'zod'
 import { type App, createApp } from '../../src/app.ts'
 import { type Config, loadConfig, type WORKER_KINDS } from '../../src/config.ts'
-import { loadedModules, loadModules, workOf } from '../../src/core/api/module.ts'
+import { loadedModules, loadModules, workForConcerns } from '../../src/core/api/module.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { openServer } from '../../src/core/http/server.ts'
 import { startWorkers } from '../../src/core/jobs/worker.ts'
 import type { Clock } from '../../src/core/process/clock.ts'
 import { createLog } from '../../src/core/process/log.ts'
-import { type OpenServices, openServices } from '../../src/core/process/open-services.ts'
+import { type OpenServices, openServices } from '../../src/core/process/services-lifecycle.ts'
 import { COST } from '../../src/identity/users/passwords.ts'
-import { userToken } from '../../src/identity/users/sign-in.ts'
+import { issueUserToken } from '../../src/identity/users/sign-in.ts'
 import { modules } from '../../src/modules.ts'
 import { testEnvironment } from './environment.ts'
 import { runWorker } from './hosts.ts'
@@ -166,7 +166,7 @@ export async function startApp(
   /** As a sign-in does, without its hash of a password; a name that nobody has gives an anonymous client. */
   const signIn = async (username: string) => {
     const user = await find(username)
-    return client(url, user && (await userToken(services, user)).token)
+    return client(url, user && (await issueUserToken(services, user)).token)
   }
   const projectWith: TestApp['projectWith'] = async (actions, name = `project ${++counter}`) => {
     const { id } = (await admin.post('/projects', { name })).body
@@ -229,7 +229,7 @@ async function startOutside(
 async function startInside(services: OpenServices, concerns: readonly string[]): Promise<() => Promise<void>> {
   if (concerns.length === 0) return async () => {}
   const { config, notifications } = services
-  const { handlers, schedules, background } = workOf(concerns)
+  const { handlers, schedules, background } = workForConcerns(concerns)
   const running = background.map(({ start }) => start(services))
   const workers = await startWorkers({
     services,

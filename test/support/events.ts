@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import { kinds } from '../../src/core/api/kind.ts'
-import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../src/core/db/envelopes.ts'
-import { all, type Queryable, sql } from '../../src/core/db/sql.ts'
-import type { Tx } from '../../src/core/db/write.ts'
+import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../src/core/db/event-envelopes.ts'
+import { allOf, type Queryable, sql } from '../../src/core/db/sql.ts'
+import type { Tx } from '../../src/core/db/writer.ts'
 
 /** Emits an event by its name with any record, as the module of its kind would with a row. */
 export function emitNamed(tx: Tx, name: string, projectId: string, record: { id: string }): void {
@@ -20,7 +20,7 @@ export async function storedEvents(
   { resource, project, name }: { resource?: string; project?: string; name?: string },
 ): Promise<{ name: string; data: any; envelope: any; text: string }[]> {
   const rows = await db.any(stored`
-    select name, ${storedEnvelope} from events where ${all([
+    select name, ${storedEnvelope} from events where ${allOf([
       resource !== undefined && sql.fragment`resource_id = ${resource}`,
       project !== undefined && sql.fragment`project_id = ${project}`,
       name !== undefined && sql.fragment`name = ${name}`,

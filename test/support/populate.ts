@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict'
 import { kinds } from '../../src/core/api/kind.ts'
 import { operations } from '../../src/core/api/operation.ts'
-import { identifying } from '../../src/core/db/sql.ts'
-import { startHop } from '../../src/execution/chains/hop.ts'
-import { admitTurn } from '../../src/execution/generations/admit.ts'
-import { createTurn } from '../../src/execution/generations/create.ts'
+import { idStatement } from '../../src/core/db/sql.ts'
+import { startContinuation } from '../../src/execution/chains/continuation.ts'
 import { generationKind } from '../../src/execution/generations/model.ts'
+import { admitTurn } from '../../src/execution/generations/request/admission.ts'
+import { createTurn } from '../../src/execution/generations/request/create.ts'
 import { insertClient, insertGrant } from '../../src/identity/oauth/store.ts'
 import { eventually, type TestApp } from './app.ts'
 import { propose } from './approvals.ts'
@@ -59,7 +59,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   const one = (prefix: string) => ids.own[prefix][0]
   // Nothing deploys it.
   await app.services.pool.query(
-    identifying`update formations set status = 'active' where id = ${one('form')} returning id`,
+    idStatement`update formations set status = 'active' where id = ${one('form')} returning id`,
   )
   // What comes to be by other operations than a create.
   ids.own.trg_fire = [(await send(`/triggers/${one('trg')}/fire?wait=false`)).id]
@@ -100,7 +100,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   ids.own.evrun = [(await send(`/evals/${one('eval')}/runs`, {})).id]
   // Shown once it is done, which takes a worker.
   ids.own.evres = [
-    await app.services.pool.oneFirst(identifying`select id from eval_results where eval_run_id = ${one('evrun')}`),
+    await app.services.pool.oneFirst(idStatement`select id from eval_results where eval_run_id = ${one('evrun')}`),
   ]
 
   // Made by the protocol.
@@ -156,7 +156,7 @@ async function chainOf({ services }: TestApp, initiatorId: string): Promise<stri
   const { project_id, agent_id, authority } = initiator
   const turn = { project_id, agent_id, authority, streamed: false, shape: 'agent' as const }
   await services.write(tx =>
-    startHop(
+    startContinuation(
       tx,
       services,
       { project_id, initiatorId },

@@ -141,7 +141,7 @@ async function migratedTemplates(): Promise<{ empty: string; admin: string }> {
 }
 
 async function makeAdmin(url: string): Promise<void> {
-  const { openServices } = await import('../../src/core/process/open-services.ts')
+  const { openServices } = await import('../../src/core/process/services-lifecycle.ts')
   const { silentLog } = await import('../../src/core/process/log.ts')
   const { loadConfig } = await import('../../src/config.ts')
   const { bootstrapAdmin } = await import('../../src/identity/users/bootstrap.ts')

@@ -1,7 +1,7 @@
 import { readdir, readFile } from 'node:fs/promises'
 import path from 'node:path'
 import { z } from 'zod'
-import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../src/core/db/envelopes.ts'
+import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../src/core/db/event-envelopes.ts'
 import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import type { TestApp } from './app.ts'
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import path from 'node:path'
-import { commands, commandsOf } from '../../src/core/api/commands.ts'
+import { commandsOf, workerCommands } from '../../src/core/api/commands.ts'
 import { loadModules } from '../../src/core/api/module.ts'
 import { type Operation, operations } from '../../src/core/api/operation.ts'
 import { modules } from '../../src/modules.ts'
@@ -17,18 +17,18 @@ describe('commands', () => {
     const kept = readFileSync(path.join(import.meta.dirname, 'commands.txt'), 'utf8')
       .trim()
       .split('\n')
-    const now = commands.all().map(({ id, words }) => `${id} ${words.join(' ')}`)
+    const now = workerCommands.all().map(({ id, words }) => `${id} ${words.join(' ')}`)
     assert.deepEqual(now.toSorted(), kept.toSorted())
   })
 
   it('belong to every operation but those of machines with tokens', () => {
-    const named = new Set(commands.all().map(({ id }) => id))
+    const named = new Set(workerCommands.all().map(({ id }) => id))
     const without = operations.all().filter(({ id }) => !named.has(id))
     assert.deepEqual(without.map(({ id }) => id).sort(), WITHOUT)
   })
 
   it('are one to four words, and none is another or begins it', () => {
-    const all = commands.all().map(({ words }) => words)
+    const all = workerCommands.all().map(({ words }) => words)
     for (const words of all) {
       assert.ok(words.length >= 1 && words.length <= 4, words.join(' '))
       for (const word of words) assert.match(word, /^[a-z][a-z0-9-]*$/)

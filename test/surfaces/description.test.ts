@@ -8,7 +8,7 @@ import { constants, gzipSync } from 'node:zlib'
 import { Validator } from '@seriousme/openapi-schema-validator'
 import { Ajv2020 } from 'ajv/dist/2020.js'
 import addFormats from 'ajv-formats'
-import { commands } from '../../src/core/api/commands.ts'
+import { workerCommands } from '../../src/core/api/commands.ts'
 import { FIELD_DESCRIPTIONS } from '../../src/core/api/field-descriptions.ts'
 import { flatten } from '../../src/core/api/flatten.ts'
 import { operations } from '../../src/core/api/operation.ts'
@@ -67,7 +67,7 @@ describe('the description', function () {
     })
 
     it('has its command, and of an alias what it is an alias of', () => {
-      const known = new Map(commands.all().map(({ id, words }) => [id, words]))
+      const known = new Map(workerCommands.all().map(({ id, words }) => [id, words]))
       for (const { id, operation } of described) assert.deepEqual(operation['x-command'], known.get(id), id)
       const aliases = described.filter(({ operation }) => operation['x-alias-of'])
       assert.ok(aliases.length > 0)

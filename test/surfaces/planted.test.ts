@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
 import { actorKind } from '../../src/conversation/actors/model.ts'
-import { commands } from '../../src/core/api/commands.ts'
+import { workerCommands } from '../../src/core/api/commands.ts'
 import { itemOperation } from '../../src/core/api/operation.ts'
 import { tools, wire } from '../mcp/support.ts'
 import { startApp, type TestApp } from '../support/app.ts'
@@ -39,7 +39,7 @@ describe('one more operation, without any other change', () => {
   })
 
   it('has its command, flat call, examples and described fields', async () => {
-    assert.deepEqual(commands.get('greetActor').words, ['actors', 'greet'])
+    assert.deepEqual(workerCommands.get('greetActor').words, ['actors', 'greet'])
     const { body } = await app.anonymous.get('//openapi.json')
     const operation = body.paths['/api/v1/actors/{actor_id}/greet'].post
     assert.deepEqual(operation['x-command'], ['actors', 'greet'])

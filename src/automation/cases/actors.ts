@@ -1,7 +1,7 @@
 import type { ActorRow } from '../../conversation/actors/model.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { caseKind } from './model.ts'
-import { fittingCases, insertEntries, moveCasesOfActor } from './store.ts'
+import { insertEntries, listCasesWithinLimit, moveCasesOfActor } from './store.ts'
 import { AUTOMATION, entriesOf } from './timeline.ts'
 
 /** Rows that are written at once, and cases that are told of at most. */
@@ -23,6 +23,6 @@ export async function moveActorCases(tx: Tx, from: ActorRow, to: ActorRow | null
       moved.flatMap(row => entriesOf(row, AUTOMATION, [{ kind: 'updated', data: { changes } }])),
     )
   }
-  for (const row of await fittingCases(tx, ids.slice(0, BATCH)))
+  for (const row of await listCasesWithinLimit(tx, ids.slice(0, BATCH)))
     tx.emit(caseKind, 'updated', row, { extra: { changed: Object.keys(changes) } })
 }

@@ -1,11 +1,11 @@
 import { isDeepStrictEqual } from 'node:util'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf, kinds, type Values } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { caseExecutions } from './executions.ts'
 import { type CaseRow, type CaseStatus, caseKind, FIELDS_KIB } from './model.ts'
-import { type By, type Happening, happened } from './timeline.ts'
+import { appendTimeline, type CaseActor, type TimelineEvent } from './timeline.ts'
 
 /** Raises CASE_STATE_CONFLICT unless the case stands where the call is allowed. */
 export function requireStatus({ id, status }: CaseRow, ...allowed: CaseStatus[]): void {
@@ -37,7 +37,7 @@ export async function requirePlaybook(db: Queryable, projectId: string, id: stri
 }
 
 /** Working data with a change laid over it, key by key. Raises VALIDATION_FAILED when it becomes too large. */
-export function overlaid(stored: CaseRow['fields'], given: CaseRow['fields']): CaseRow['fields'] {
+export function mergeFields(stored: CaseRow['fields'], given: CaseRow['fields']): CaseRow['fields'] {
   const fields = { ...stored, ...given }
   if (Buffer.byteLength(JSON.stringify(fields)) > FIELDS_KIB * 1024) fieldsTooBig()
   return fields
@@ -45,12 +45,16 @@ export function overlaid(stored: CaseRow['fields'], given: CaseRow['fields']): C
 
 /** Raises VALIDATION_FAILED for data of a case that is too large. */
 export const fieldsTooBig = (): never =>
-  invalid({ code: 'TOO_BIG', path: 'fields', message: `must be at most ${FIELDS_KIB} KiB as JSON after the change` })
+  raiseInvalid({
+    code: 'TOO_BIG',
+    path: 'fields',
+    message: `must be at most ${FIELDS_KIB} KiB as JSON after the change`,
+  })
 
 type Change = { from: unknown; to: unknown }
 
 /** What differs between two states of a case, for its timeline: by field, and by key within `fields`. */
-export function differences(before: CaseRow, after: CaseRow): Record<string, Change | Record<string, Change>> {
+export function changedFields(before: CaseRow, after: CaseRow): Record<string, Change | Record<string, Change>> {
   const changes: Record<string, Change | Record<string, Change>> = {}
   for (const [name, to] of Object.entries(caseKind.changes(before, after))) {
     const from = before[name as keyof CaseRow]
@@ -66,11 +70,11 @@ export function differences(before: CaseRow, after: CaseRow): Record<string, Cha
 }
 
 /** Changes a case, whose row the caller holds, and tells of it; nothing where it is so already. */
-export async function changeCase(tx: Tx, stored: CaseRow, values: Values<CaseRow>, by: By): Promise<CaseRow> {
+export async function changeCase(tx: Tx, stored: CaseRow, values: Values<CaseRow>, by: CaseActor): Promise<CaseRow> {
   if (Object.keys(caseKind.changes(stored, { ...stored, ...values })).length === 0) return stored
   const row = await caseKind.update(tx, stored.id, values)
-  const changes = differences(stored, row)
-  happened(tx, row, by, [{ kind: 'updated', data: { changes } }])
+  const changes = changedFields(stored, row)
+  appendTimeline(tx, row, by, [{ kind: 'updated', data: { changes } }])
   tx.emit(caseKind, 'updated', row, { extra: { changed: Object.keys(changes) } })
   return row
 }
@@ -83,13 +87,13 @@ export async function moveCase(
   tx: Tx,
   stored: CaseRow,
   values: Values<CaseRow> & { status: CaseStatus },
-  by: By,
-  { before = [], data = {}, ...at }: Omit<Happening, 'kind'> & { before?: readonly Happening[] } = {},
+  by: CaseActor,
+  { before = [], data = {}, ...at }: Omit<TimelineEvent, 'kind'> & { before?: readonly TimelineEvent[] } = {},
 ): Promise<CaseRow> {
   const row = await caseKind.update(tx, stored.id, values)
   const moved = stored.status !== row.status
-  const told: Happening = { kind: 'status_changed', data: { from: stored.status, to: row.status, ...data }, ...at }
-  happened(tx, row, by, moved ? [...before, told] : before)
+  const told: TimelineEvent = { kind: 'status_changed', data: { from: stored.status, to: row.status, ...data }, ...at }
+  appendTimeline(tx, row, by, moved ? [...before, told] : before)
   if (moved) tx.emit(caseKind, 'status_changed', row, { extra: { from_status: stored.status } })
   return row
 }

@@ -1,8 +1,8 @@
-import type { TurnContent } from '../../control/retention/content.ts'
+import type { TurnContentEraser } from '../../control/retention/erasure.ts'
 import { eraseEvidenceOf } from './store.ts'
 
 /** What a turn said goes from the evidence of it with the turn; its hash stays. Evidence is in no event. */
-export const evidenceContent: TurnContent = {
+export const evidenceContent: TurnContentEraser = {
   async erase(tx, turns) {
     const ids = await eraseEvidenceOf(
       tx,

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const caseErrors = {
   CASE_STATE_CONFLICT: {
@@ -15,5 +15,5 @@ export const caseErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof caseErrors> {}
+  interface ErrorCodes extends CodesOf<typeof caseErrors> {}
 }

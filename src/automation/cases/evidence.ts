@@ -1,12 +1,12 @@
 import { createHash } from 'node:crypto'
 import { fileKind } from '../../content/files/model.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Context } from '../../core/api/operation.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { type CaseRow, type Doer, type EvidenceInput, type EvidenceRow, evidenceKind } from './model.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { type CasePrincipal, type CaseRow, type EvidenceInput, type EvidenceRow, evidenceKind } from './model.ts'
 import { insertEvidence, type NewEvidence } from './store.ts'
-import type { Happening } from './timeline.ts'
+import type { TimelineEvent } from './timeline.ts'
 
 const sha256 = (text: string): string => createHash('sha256').update(text).digest('hex')
 
@@ -14,7 +14,7 @@ const sha256 = (text: string): string => createHash('sha256').update(text).diges
 const textOf = (content: string | object): string => (typeof content === 'string' ? content : JSON.stringify(content))
 
 /** Evidence as it is written, with what it is hashed by. */
-export type Piece = Pick<EvidenceRow, 'name' | 'kind'> &
+export type HashedEvidence = Pick<EvidenceRow, 'name' | 'kind'> &
   Partial<
     Pick<EvidenceRow, 'content' | 'file_id' | 'url' | 'sha256' | 'playbook_execution_id' | 'step_key' | 'generation_id'>
   >
@@ -24,18 +24,18 @@ export type Piece = Pick<EvidenceRow, 'name' | 'kind'> &
  * @throws FILE_NOT_FOUND for a file that the project does not have or the caller may not read, VALIDATION_FAILED for one
  *   without content
  */
-export async function givenPieces(
+export async function hashInputEvidence(
   { tx, allowed }: Pick<Context, 'tx' | 'allowed'>,
   projectId: string,
   inputs: readonly EvidenceInput[],
-): Promise<Piece[]> {
-  const pieces: Piece[] = []
+): Promise<HashedEvidence[]> {
+  const pieces: HashedEvidence[] = []
   for (const { name, kind, content, file_id, url } of inputs) {
     const file = file_id === undefined ? null : await fileKind.reference(tx, file_id, projectId)
     if (file_id !== undefined && !(file && allowed('files:GetFile', { kind: fileKind, row: file })))
       raise('FILE_NOT_FOUND', { meta: { id: file_id } })
     if (file && file.sha256 === null)
-      invalid({ code: 'INVALID_VALUE', path: 'file_id', message: 'names a file that has no content yet' })
+      raiseInvalid({ code: 'INVALID_VALUE', path: 'file_id', message: 'names a file that has no content yet' })
     pieces.push({ name, kind, content, file_id, url, sha256: file?.sha256 ?? undefined })
   }
   return pieces
@@ -47,9 +47,9 @@ export async function givenPieces(
 export async function addEvidence(
   tx: Tx,
   { id: case_id, project_id }: Pick<CaseRow, 'id' | 'project_id'>,
-  captured_by: Doer,
-  pieces: readonly Piece[],
-): Promise<{ rows: readonly EvidenceRow[]; happenings: Happening[] }> {
+  captured_by: CasePrincipal,
+  pieces: readonly HashedEvidence[],
+): Promise<{ rows: readonly EvidenceRow[]; happenings: TimelineEvent[] }> {
   if (pieces.length === 0) return { rows: [], happenings: [] }
   const evidence = pieces.map((piece): NewEvidence => {
     const { content = null, file_id = null, url = null } = piece
@@ -74,7 +74,7 @@ export async function addEvidence(
   })
   const rows = await insertEvidence(tx, case_id, evidence)
   const happenings = evidence.map(
-    ({ id, name, kind, sha256, playbook_execution_id, step_key }): Happening => ({
+    ({ id, name, kind, sha256, playbook_execution_id, step_key }): TimelineEvent => ({
       kind: 'evidence_added',
       data: { evidence_id: id, name, kind, sha256 },
       playbook_execution_id,

@@ -1,6 +1,6 @@
 import type { Context } from '../../core/api/operation.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { CaseRow } from './model.ts'
 
@@ -22,6 +22,6 @@ export type CaseExecutions = {
 }
 
 /** What else goes with a case that is deleted, under its lock. */
-export const caseLeavings = extensionPoint<(tx: Tx, row: CaseRow) => Promise<void>>('what goes with cases')
+export const caseDeleteHooks = extensionPoint<(tx: Tx, row: CaseRow) => Promise<void>>('what goes with cases')
 
 export const caseExecutions = extensionPoint<CaseExecutions>('executions of cases')

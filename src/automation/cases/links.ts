@@ -1,12 +1,12 @@
-import { invalid } from '../../core/api/errors.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf, type Kind, kinds } from '../../core/api/kind.ts'
 import { type Context, operations } from '../../core/api/operation.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { type CaseRow, type Doer, type LinkRow, type LinkType, linkKind } from './model.ts'
-import { idsOf, insertLink } from './store.ts'
-import type { Happening } from './timeline.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { type CasePrincipal, type CaseRow, type LinkRow, type LinkType, linkKind } from './model.ts'
+import { existingIdsIn, insertLink } from './store.ts'
+import type { TimelineEvent } from './timeline.ts'
 
 /** The action that reads one row of a kind; null for a kind that is not read by itself. */
 export const readActionOf = (kind: Kind): string | null =>
@@ -21,18 +21,18 @@ export const readActionOf = (kind: Kind): string | null =>
  * Refuses a link of a case to itself, to what its project does not have, and to what the caller may not read.
  * @throws VALIDATION_FAILED
  */
-export async function requireTarget(
+export async function requireLinkTarget(
   { tx, allowed }: Pick<Context, 'tx' | 'allowed'>,
   { id, project_id }: Pick<CaseRow, 'id' | 'project_id'>,
   type: LinkType,
   targetId: string,
 ): Promise<void> {
-  if (targetId === id) invalid({ code: 'INVALID_VALUE', path: 'target_id', message: 'names the case itself' })
+  if (targetId === id) raiseInvalid({ code: 'INVALID_VALUE', path: 'target_id', message: 'names the case itself' })
   const kind = kinds.find(type)
   const row = kind && isIdOf(kind, targetId) ? await kind.reference(tx, targetId, project_id) : null
   const action = kind && readActionOf(kind)
   if (!kind || !row || !action || !allowed(action, { kind, row }))
-    invalid({
+    raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'target_id',
       message: `names no ${type.replaceAll('_', ' ')} of the project`,
@@ -46,9 +46,9 @@ export async function requireTarget(
 export async function linkCase(
   tx: Tx,
   { id: case_id, project_id }: Pick<CaseRow, 'id' | 'project_id'>,
-  created_by: Doer | null,
+  created_by: CasePrincipal | null,
   { type, target_id }: Pick<LinkRow, 'type' | 'target_id'>,
-): Promise<{ row: LinkRow | null; happenings: Happening[] }> {
+): Promise<{ row: LinkRow | null; happenings: TimelineEvent[] }> {
   const row = await insertLink(tx, { id: newId(linkKind.prefix), project_id, case_id, type, target_id, created_by })
   return { row, happenings: row ? [{ kind: 'link_added', data: { link_id: row.id, type, target_id } }] : [] }
 }
@@ -60,7 +60,7 @@ export async function presentLinks(db: Queryable, links: readonly LinkRow[]): Pr
     const kind = kinds.find(type)
     const named = links.filter(link => link.type === type)
     if (!kind || named.length === 0) continue
-    for (const id of await idsOf(
+    for (const id of await existingIdsIn(
       db,
       kind.table,
       named[0].project_id,

@@ -1,11 +1,11 @@
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { requireNoExecution, requireNotClosed } from './change.ts'
 import { linkCase } from './links.ts'
 import { type CaseRow, caseKind } from './model.ts'
-import { moveParts } from './store.ts'
-import { byCaller, doerOf, happened } from './timeline.ts'
+import { moveCaseContents } from './store.ts'
+import { actorOf, appendTimeline, byCaller } from './timeline.ts'
 
 /**
  * Gives the timeline, the evidence and the links of a case to another, and closes it with the outcome `merged`. Its
@@ -18,7 +18,7 @@ export async function mergeCase(
   intoId: string,
 ): Promise<CaseRow> {
   const { id, project_id } = row
-  if (intoId === id) invalid({ code: 'INVALID_VALUE', path: 'into_case_id', message: 'names the case itself' })
+  if (intoId === id) raiseInvalid({ code: 'INVALID_VALUE', path: 'into_case_id', message: 'names the case itself' })
   const missing = () => raise('RESOURCE_NOT_FOUND', { meta: { id: intoId } })
   // Not kept yet: two merges of the same pair would each keep what the other one locks.
   const named = isIdOf(caseKind, intoId) ? await caseKind.find(tx, intoId) : null
@@ -35,19 +35,19 @@ export async function mergeCase(
   for (const each of [from, into]) requireNotClosed(each)
   await requireNoExecution(tx, from)
   const by = byCaller(caller)
-  const evidence = await moveParts(tx, id, intoId)
-  const { happenings } = await linkCase(tx, into, doerOf(caller), { type: 'case', target_id: id })
+  const evidence = await moveCaseContents(tx, id, intoId)
+  const { happenings } = await linkCase(tx, into, actorOf(caller), { type: 'case', target_id: id })
   const closed = await caseKind.update(tx, id, {
     status: 'closed',
     outcome: 'merged',
     outcome_note: null,
     closed_at: new Date().toISOString(),
   })
-  happened(tx, into, by, [{ kind: 'updated', data: { merged_case_id: id } }, ...happenings])
+  appendTimeline(tx, into, by, [{ kind: 'updated', data: { merged_case_id: id } }, ...happenings])
   if (evidence > 0)
     tx.emit(caseKind, 'updated', await caseKind.lock(tx, intoId), { extra: { changed: ['evidence_count'] } })
   const to = { from: from.status, to: closed.status, outcome: 'merged', into_case_id: intoId }
-  happened(tx, closed, by, [{ kind: 'status_changed', data: to }])
+  appendTimeline(tx, closed, by, [{ kind: 'status_changed', data: to }])
   tx.emit(caseKind, 'status_changed', closed, { extra: { from_status: from.status } })
   return closed
 }

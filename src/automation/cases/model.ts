@@ -4,7 +4,7 @@ import { timeInput } from '../../core/api/lists.ts'
 import { metadataBag } from '../../core/api/metadata.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
-import { sql, statement } from '../../core/db/sql.ts'
+import { sql, voidStatement } from '../../core/db/sql.ts'
 
 /** A case is the lasting record of one subject: who owns it, what was done about it, what proves it. */
 
@@ -21,8 +21,8 @@ const id = z.string().min(1).max(255)
 const time = z.iso.datetime()
 
 /** Who did something, by the credential. */
-export const Doer = z.object({ kind: z.enum(['user', 'api_key']), id: z.string() })
-export type Doer = z.output<typeof Doer>
+export const CasePrincipal = z.object({ kind: z.enum(['user', 'api_key']), id: z.string() })
+export type CasePrincipal = z.output<typeof CasePrincipal>
 
 const Subject = z
   .strictObject({
@@ -72,7 +72,7 @@ export const Case = record(
     evidence_count: z.int().describe('Pieces of evidence, withdrawn ones included'),
     resolved_at: time.nullable().describe('When it was resolved'),
     closed_at: time.nullable(),
-    created_by: Doer.nullable(),
+    created_by: CasePrincipal.nullable(),
   },
   { tags: true },
 )
@@ -113,7 +113,7 @@ const ofCase = ({ case_id }: { case_id: string }) => ({ type: 'case', id: case_i
 
 /** Takes the lock of the case before that of a part of it. */
 const lockCaseOf = (table: string) => (db: Parameters<typeof caseKind.find>[0], id: string) =>
-  db.query(statement`
+  db.query(voidStatement`
     select from cases where id = (select p.case_id from ${sql.identifier([table])} p where p.id = ${id}) for update`)
 
 export const TIMELINE_KINDS = [
@@ -194,7 +194,7 @@ export const Evidence = record(
     sha256: z.string().describe('Of the content, of the bytes of the file when it was added, or of the url'),
     playbook_execution_id: z.string().nullable(),
     step_key: z.string().nullable(),
-    captured_by: Doer.describe('Who captured it'),
+    captured_by: CasePrincipal.describe('Who captured it'),
     withdrawn_at: z.iso.datetime().nullable().describe('When it was withdrawn; null while it counts'),
     withdrawn_reason: z.string().nullable().describe('Why it was withdrawn'),
   },
@@ -260,7 +260,7 @@ export const CaseLink = record(
     type: z.enum(LINK_TYPES),
     target_id: z.string(),
     target_exists: z.boolean().describe('False once what it names was deleted'),
-    created_by: Doer.nullable(),
+    created_by: CasePrincipal.nullable(),
   },
   { project: false, updated: false },
 )
@@ -290,7 +290,7 @@ export const CommentInput = z
   .strictObject({ body: Text(20_000).describe('What is said') })
   .meta({ id: 'CaseCommentInput', example: { body: 'Called the customer back' } })
 
-export const ResolveInput = z
+export const ResolveCaseInput = z
   .strictObject({
     outcome: Text(255).describe('What came of it'),
     note: z.string().max(20_000).nullable().optional().describe('More about it'),

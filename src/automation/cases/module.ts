@@ -1,6 +1,6 @@
-import { turnContent } from '../../control/retention/content.ts'
+import { turnContent } from '../../control/retention/erasure.ts'
 import { footprints } from '../../control/storage/footprint.ts'
-import { actorEnds, actorMoves } from '../../conversation/actors/merge.ts'
+import { actorDeleteHooks, actorMergeHooks } from '../../conversation/actors/merge.ts'
 import { module } from '../../core/api/module.ts'
 import { moveActorCases } from './actors.ts'
 import { evidenceContent } from './erase.ts'
@@ -17,7 +17,7 @@ export default module('cases', {
   extensions: [
     footprints.with(caseFootprint),
     turnContent.with(evidenceContent),
-    actorMoves.with(moveActorCases),
-    actorEnds.with((tx, actor) => moveActorCases(tx, actor, null)),
+    actorMergeHooks.with(moveActorCases),
+    actorDeleteHooks.with((tx, actor) => moveActorCases(tx, actor, null)),
   ],
 })

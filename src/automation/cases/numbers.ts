@@ -1,8 +1,8 @@
-import { RunFirst } from '../../core/db/pool.ts'
+import { RerunAfter } from '../../core/db/pool.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { drawNumbers, freeNumber } from './store.ts'
+import { allocateNumbers, lockNextNumber } from './store.ts'
 
 /** A number that was drawn and not taken within this is left out: it would come after higher ones. */
 const FRESH_MS = 10_000
@@ -45,7 +45,7 @@ class CaseNumbers {
     await new Promise(setImmediate)
     const count = drawing.asked
     this.#drawing.delete(project)
-    const last = await drawNumbers(this.#db, project, count)
+    const last = await allocateNumbers(this.#db, project, count)
     const at = performance.now()
     const drawn = this.#drawn.get(project) ?? []
     for (let number = last - count + 1; number <= last; number++) drawn.push({ number, at })
@@ -53,16 +53,20 @@ class CaseNumbers {
   }
 }
 
-const numbersOf = perProcess(services => new CaseNumbers(services.pool))
+const numbersOf = processSingleton(services => new CaseNumbers(services.pool))
 
 /**
  * The number of a case that a transaction makes. Of those that are made at once one holds the next number until it commits, and
  * the others then go on side by side.
  * @throws RunFirst while another transaction has the next number
  */
-export async function numberOf(tx: Queryable, services: Pick<Services, 'state'>, project: string): Promise<number> {
+export async function allocateNumber(
+  tx: Queryable,
+  services: Pick<Services, 'state'>,
+  project: string,
+): Promise<number> {
   const numbers = numbersOf(services)
-  const number = numbers.take(project) ?? (await freeNumber(tx, project))
-  if (number === null) throw new RunFirst(() => numbers.draw(project))
+  const number = numbers.take(project) ?? (await lockNextNumber(tx, project))
+  if (number === null) throw new RerunAfter(() => numbers.draw(project))
   return number
 }

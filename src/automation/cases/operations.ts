@@ -1,23 +1,31 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { contains, equals, filter, filterConditions, filterSchema, oneOf, tagged } from '../../core/api/filters.ts'
-import { page, pageOf, textFilter, timeOrDateInput } from '../../core/api/lists.ts'
-import { answer, type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import {
+  columnFilter,
+  containsFilter,
+  equalsFilter,
+  filterConditions,
+  filterSchema,
+  oneOf,
+  tagsFilter,
+} from '../../core/api/filters.ts'
+import { pageOf, pageResult, textFilter, timeOrDateInput } from '../../core/api/lists.ts'
+import { type Context, itemOperation, type Operation, operation, result } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import {
   changeCase,
+  mergeFields,
   moveCase,
-  overlaid,
   requireNoExecution,
   requireNotClosed,
   requirePlaybook,
   requireStatus,
 } from './change.ts'
-import { makeCase } from './create.ts'
-import { addEvidence, givenPieces } from './evidence.ts'
-import { caseExecutions, caseLeavings } from './executions.ts'
-import { linkCase, presentLinks, requireTarget } from './links.ts'
+import { createCase } from './create.ts'
+import { addEvidence, hashInputEvidence } from './evidence.ts'
+import { caseDeleteHooks, caseExecutions } from './executions.ts'
+import { linkCase, presentLinks, requireLinkTarget } from './links.ts'
 import { mergeCase } from './merge.ts'
 import {
   CASE_STATUSES,
@@ -39,14 +47,14 @@ import {
   MergeInput,
   PRIORITIES,
   ReasonInput,
-  ResolveInput,
+  ResolveCaseInput,
   TIMELINE_KINDS,
   TimelineEntry,
   type TimelineRow,
   timelineKind,
 } from './model.ts'
 import { caseBytes, linkTo, withdrawEvidence } from './store.ts'
-import { byCaller, doerOf, entriesOf, happened } from './timeline.ts'
+import { actorOf, appendTimeline, byCaller, entriesOf } from './timeline.ts'
 
 const tag = 'Cases'
 const path = '/cases'
@@ -87,8 +95,8 @@ export const caseOperations: Operation[] = [
     answers: { 201: Case, 200: Case },
     raises: ['ACTOR_NOT_FOUND', 'RESOURCE_NOT_FOUND', 'PROJECT_PAUSED'],
     async run(context) {
-      const made = await makeCase({ ...context, project: context.project as string }, context.body)
-      return 'existing' in made ? answer(200, caseKind.present(made.existing)) : caseKind.present(made)
+      const made = await createCase({ ...context, project: context.project as string }, context.body)
+      return 'existing' in made ? result(200, caseKind.present(made.existing)) : caseKind.present(made)
     },
   }),
   // cases_project serves the order; cases_status, cases_assignee, cases_subject, cases_actor, cases_playbook, cases_due,
@@ -99,32 +107,35 @@ export const caseOperations: Operation[] = [
     filters: {
       status: oneOf('status', CASE_STATUSES),
       priority: oneOf('priority', PRIORITIES),
-      assignee: equals('assignee'),
-      playbook_id: equals('playbook_id'),
-      actor_id: equals('actor_id'),
-      external_id: equals('external_id'),
-      subject_type: filter(
+      assignee: equalsFilter('assignee'),
+      playbook_id: equalsFilter('playbook_id'),
+      actor_id: equalsFilter('actor_id'),
+      external_id: equalsFilter('external_id'),
+      subject_type: columnFilter(
         z.string().min(1).max(255).optional().describe('Exact match of the type of the subject'),
         value => sql.fragment`t.subject ->> 'type' = ${value}`,
       ),
-      subject_id: filter(
+      subject_id: columnFilter(
         z.string().min(1).max(255).optional().describe('Exact match of the id of the subject'),
         value => sql.fragment`t.subject ->> 'id' = ${value}`,
       ),
-      number: filter(
+      number: columnFilter(
         z.coerce.number().int().min(1).max(2_147_483_647).optional().describe('The case of this number'),
         value => sql.fragment`t.number = ${value}`,
       ),
-      q: filter(contains('title').schema.describe('Part of the title, whatever the case'), contains('title').where),
-      due_from: filter(
+      q: columnFilter(
+        containsFilter('title').schema.describe('Part of the title, whatever the case'),
+        containsFilter('title').where,
+      ),
+      due_from: columnFilter(
         timeFilter.describe('Due at this time or later'),
         value => sql.fragment`t.due_at >= ${value}::timestamptz`,
       ),
-      due_to: filter(
+      due_to: columnFilter(
         timeFilter.describe('Due at this time or earlier'),
         value => sql.fragment`t.due_at <= ${value}::timestamptz`,
       ),
-      tags: tagged,
+      tags: tagsFilter,
     },
   }),
   cases.get(),
@@ -138,7 +149,7 @@ export const caseOperations: Operation[] = [
       await requirePlaybook(tx, stored.project_id, body.playbook_id)
     },
     change: (next, { stored, body }) =>
-      body.fields ? { ...next, fields: overlaid(stored.fields, body.fields) } : next,
+      body.fields ? { ...next, fields: mergeFields(stored.fields, body.fields) } : next,
     event: null,
     write: (next, { tx, stored, caller }) => changeCase(tx, stored, caseKind.changes(stored, next), byCaller(caller)),
   }),
@@ -148,7 +159,7 @@ export const caseOperations: Operation[] = [
     async check(row, { tx }) {
       await requireNoExecution(tx, row)
       for (const { remove } of caseExecutions.all()) await remove(tx, row)
-      for (const leave of caseLeavings.all()) await leave(tx, row)
+      for (const leave of caseDeleteHooks.all()) await leave(tx, row)
     },
   }),
   ...cases.tags({
@@ -159,7 +170,7 @@ export const caseOperations: Operation[] = [
   cases.action('resolve', {
     summary: 'Resolve a case with its outcome',
     description: 'The case stays readable and can be reopened. Executions of playbooks on it are not ended by that.',
-    body: ResolveInput,
+    body: ResolveCaseInput,
     answers: { 200: Case },
     raises: ['CASE_STATE_CONFLICT', 'PLAYBOOK_EXECUTION_CONFLICT'],
     async run({ tx, caller, body: { outcome, note = null }, resource }) {
@@ -228,7 +239,7 @@ export const caseOperations: Operation[] = [
     answers: { 200: pageOf(TimelineEntry) },
     // Index case_timeline_case.
     run: context =>
-      page<TimelineRow>(context, {
+      pageResult<TimelineRow>(context, {
         columns: timelineKind.columns,
         from: sql.fragment`case_timeline t`,
         rows: sql.fragment`t.case_id = ${context.resource.id}`,
@@ -252,7 +263,7 @@ export const caseOperations: Operation[] = [
       const { tx, caller, body } = context
       const row = await lockedCase(context)
       const [entry] = entriesOf(row, byCaller(caller), [{ kind: 'comment', data: { body: body.body } }])
-      return answer(201, timelineKind.present(await timelineKind.insert(tx, entry)))
+      return result(201, timelineKind.present(await timelineKind.insert(tx, entry)))
     },
   }),
   itemOperation(caseKind, {
@@ -267,7 +278,7 @@ export const caseOperations: Operation[] = [
     answers: { 200: pageOf(Evidence) },
     // Index case_evidence_case.
     run: context =>
-      page<EvidenceRow>(context, {
+      pageResult<EvidenceRow>(context, {
         columns: evidenceKind.columns,
         from: sql.fragment`case_evidence t`,
         rows: sql.fragment`t.case_id = ${context.resource.id}`,
@@ -290,10 +301,10 @@ export const caseOperations: Operation[] = [
     async run(context) {
       const { tx, caller, body } = context
       const row = await lockedCase(context)
-      const pieces = await givenPieces(context, row.project_id, [body])
-      const { rows, happenings } = await addEvidence(tx, row, doerOf(caller), pieces)
-      happened(tx, row, byCaller(caller), happenings)
-      return answer(201, evidenceKind.present(rows[0]))
+      const pieces = await hashInputEvidence(context, row.project_id, [body])
+      const { rows, happenings } = await addEvidence(tx, row, actorOf(caller), pieces)
+      appendTimeline(tx, row, byCaller(caller), happenings)
+      return result(201, evidenceKind.present(rows[0]))
     },
   }),
   itemOperation(caseKind, {
@@ -316,7 +327,7 @@ export const caseOperations: Operation[] = [
       if (piece.withdrawn_at !== null) return evidenceKind.present(piece)
       const withdrawn = await withdrawEvidence(tx, piece.id, body.reason)
       const data = { evidence_id: piece.id, name: piece.name, reason: body.reason }
-      happened(tx, row, byCaller(caller), [{ kind: 'evidence_withdrawn', data }])
+      appendTimeline(tx, row, byCaller(caller), [{ kind: 'evidence_withdrawn', data }])
       return evidenceKind.present(withdrawn)
     },
   }),
@@ -332,7 +343,7 @@ export const caseOperations: Operation[] = [
     answers: { 200: pageOf(CaseLink) },
     async run(context) {
       // Unique index on (case_id, type, target_id).
-      const listed = await page<LinkRow>(context, {
+      const listed = await pageResult<LinkRow>(context, {
         columns: linkKind.columns,
         from: sql.fragment`case_links t`,
         rows: sql.fragment`t.case_id = ${context.resource.id}`,
@@ -355,11 +366,11 @@ export const caseOperations: Operation[] = [
     async run(context) {
       const { tx, caller, body } = context
       const stored = await lockedCase(context)
-      await requireTarget(context, stored, body.type, body.target_id)
-      const { row, happenings } = await linkCase(tx, stored, doerOf(caller), body)
-      happened(tx, stored, byCaller(caller), happenings)
+      await requireLinkTarget(context, stored, body.type, body.target_id)
+      const { row, happenings } = await linkCase(tx, stored, actorOf(caller), body)
+      appendTimeline(tx, stored, byCaller(caller), happenings)
       const [shown] = await presentLinks(tx, [row ?? (await linkTo(tx, stored.id, body.type, body.target_id))])
-      return answer(row ? 201 : 200, shown)
+      return result(row ? 201 : 200, shown)
     },
   }),
   itemOperation(caseKind, {
@@ -380,7 +391,7 @@ export const caseOperations: Operation[] = [
       requirePart(context, link)
       await linkKind.delete(tx, link.id)
       const { id: link_id, type, target_id } = link
-      happened(tx, stored, byCaller(caller), [{ kind: 'link_removed', data: { link_id, type, target_id } }])
+      appendTimeline(tx, stored, byCaller(caller), [{ kind: 'link_removed', data: { link_id, type, target_id } }])
     },
   }),
 ]

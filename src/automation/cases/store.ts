@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import { MOST_BYTES } from '../../core/api/lists.ts'
-import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { MAX_PAGE_BYTES } from '../../core/api/lists.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import {
+  type CasePrincipal,
   type CaseRow,
   caseKind,
-  type Doer,
   type EvidenceRow,
   evidenceKind,
   type LinkRow,
@@ -15,20 +15,20 @@ import {
 const numbers = sql.type(z.object({ number: z.int() }))
 
 /** The next number of a case of a project, which stays locked; null while another transaction has it. By the primary key. */
-export const freeNumber = (db: Queryable, projectId: string): Promise<number | null> =>
+export const lockNextNumber = (db: Queryable, projectId: string): Promise<number | null> =>
   db.maybeOneFirst(numbers`
     with free as (select project_id from case_numbers where project_id = ${projectId} for update skip locked)
     update case_numbers n set last = n.last + 1 from free where n.project_id = free.project_id returning n.last as number`)
 
 /** Draws the next numbers of cases of a project, and returns the last of them. */
-export const drawNumbers = (db: Queryable, projectId: string, count: number): Promise<number> =>
+export const allocateNumbers = (db: Queryable, projectId: string, count: number): Promise<number> =>
   db.oneFirst(numbers`
     insert into case_numbers as n (project_id, last) values (${projectId}, ${count}::integer)
     on conflict (project_id) do update set last = n.last + excluded.last returning n.last as number`)
 
 /** Keeps others from making the case of an external id until the transaction ends. */
 export const lockExternalId = (db: Queryable, projectId: string, externalId: string) =>
-  db.query(statement`select from pg_advisory_xact_lock(hashtextextended(${`case ${projectId} ${externalId}`}, 0))`)
+  db.query(voidStatement`select from pg_advisory_xact_lock(hashtextextended(${`case ${projectId} ${externalId}`}, 0))`)
 
 /** The case of an external id, kept from being deleted until the transaction ends. Unique index cases_external_id. */
 export const caseOfExternalId = (db: Queryable, projectId: string, externalId: string): Promise<CaseRow | null> =>
@@ -37,10 +37,10 @@ export const caseOfExternalId = (db: Queryable, projectId: string, externalId: s
     for key share of t`)
 
 /** A row of a timeline to be written. */
-export type NewEntry = Omit<TimelineRow, 'created_at'>
+export type NewTimelineEntry = Omit<TimelineRow, 'created_at'>
 
 /** Appends rows to timelines as part of another statement, in the order of their ids, which one process drew. */
-export const timelineRows = (entries: readonly NewEntry[], guard: Fragment): Fragment => sql.fragment`
+export const timelineRows = (entries: readonly NewTimelineEntry[], guard: Fragment): Fragment => sql.fragment`
   insert into case_timeline (id, project_id, case_id, kind, principal_kind, principal_id, playbook_execution_id, step_key,
     data, bytes)
   select e.id, e.project_id, e.case_id, e.kind, e.principal_kind, e.principal_id, e.playbook_execution_id, e.step_key,
@@ -78,14 +78,14 @@ export const withdrawEvidence = (db: Queryable, id: string, reason: string): Pro
 
 /** Takes the content of what turns said; its hash stays. Index case_evidence_generation. */
 export const eraseEvidenceOf = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+  db.anyFirst(idStatement`
     update case_evidence set content = null, bytes = 0
     where generation_id = any(${sql.array([...generationIds], 'text')}) and content is not null returning id`)
 
 /** Links a case; null where the link is there already. */
 export const insertLink = (
   db: Queryable,
-  link: Pick<LinkRow, 'id' | 'project_id' | 'case_id' | 'type' | 'target_id'> & { created_by: Doer | null },
+  link: Pick<LinkRow, 'id' | 'project_id' | 'case_id' | 'type' | 'target_id'> & { created_by: CasePrincipal | null },
 ): Promise<LinkRow | null> =>
   db.maybeOne(linkKind.sql`
     insert into case_links as t (id, project_id, case_id, type, target_id, created_by)
@@ -99,8 +99,8 @@ export const linkTo = (db: Queryable, caseId: string, type: string, targetId: st
     where t.case_id = ${caseId} and t.type = ${type} and t.target_id = ${targetId}`)
 
 /** Those of some ids that a table has in a project. By its primary key. */
-export const idsOf = (db: Queryable, table: string, projectId: string, ids: readonly string[]) =>
-  db.anyFirst(identifying`
+export const existingIdsIn = (db: Queryable, table: string, projectId: string, ids: readonly string[]) =>
+  db.anyFirst(idStatement`
     select t.id from ${sql.identifier([table])} t
     where t.id = any(${sql.array([...ids], 'text')}) and t.project_id = ${projectId}`)
 
@@ -110,7 +110,7 @@ const moved = sql.type(z.object({ evidence: z.int() }))
  * Gives what one case has to another; links that both have stay one. The caller holds both rows. Returns how many pieces of
  * evidence it gave.
  */
-export async function moveParts(db: Queryable, fromId: string, intoId: string): Promise<number> {
+export async function moveCaseContents(db: Queryable, fromId: string, intoId: string): Promise<number> {
   const { evidence } = await db.one(moved`
     with timeline as (update case_timeline set case_id = ${intoId} where case_id = ${fromId}),
       moved as (
@@ -124,7 +124,7 @@ export async function moveParts(db: Queryable, fromId: string, intoId: string): 
         where id = ${intoId}),
       left_without as (update cases set evidence_count = 0 where id = ${fromId})
     select count(*)::int as evidence from evidence`)
-  await db.query(statement`delete from case_links where case_id = ${fromId}`)
+  await db.query(voidStatement`delete from case_links where case_id = ${fromId}`)
   return evidence
 }
 
@@ -133,23 +133,23 @@ export const caseBytes = sql.fragment`(octet_length(t.fields::text) + coalesce(o
 
 /** Has the cases of an actor name another one, or none; returns their ids in order. Index cases_actor. */
 export async function moveCasesOfActor(db: Queryable, fromId: string, toId: string | null): Promise<readonly string[]> {
-  const ids = await db.anyFirst(identifying`select id from cases where actor_id = ${fromId} order by id for update`)
+  const ids = await db.anyFirst(idStatement`select id from cases where actor_id = ${fromId} order by id for update`)
   if (ids.length > 0)
-    await db.query(statement`update cases set actor_id = ${toId}, updated_at = now() where actor_id = ${fromId}`)
+    await db.query(voidStatement`update cases set actor_id = ${toId}, updated_at = now() where actor_id = ${fromId}`)
   return ids
 }
 
 /** Cases of some ids, the first of them that fit into one answer. By the primary key. */
-export const fittingCases = (db: Queryable, ids: readonly string[]): Promise<readonly CaseRow[]> =>
+export const listCasesWithinLimit = (db: Queryable, ids: readonly string[]): Promise<readonly CaseRow[]> =>
   db.any(caseKind.sql`
     select ${caseKind.columns} from cases t join (
       select t.id, sum(${caseBytes}) over (order by t.id) - ${caseBytes} as before from cases t
       where t.id = any(${sql.array([...ids], 'text')})) s on s.id = t.id
-    where s.before < ${MOST_BYTES}::bigint order by t.id`)
+    where s.before < ${MAX_PAGE_BYTES}::bigint order by t.id`)
 
 /** Writes rows of timelines at once. */
-export const insertEntries = (db: Queryable, entries: readonly NewEntry[]) =>
-  db.query(statement`${timelineRows(entries, sql.fragment`true`)}`)
+export const insertEntries = (db: Queryable, entries: readonly NewTimelineEntry[]) =>
+  db.query(voidStatement`${timelineRows(entries, sql.fragment`true`)}`)
 
 /** What cases of a project take: evidence and timelines. By case_evidence_project and case_timeline_project. */
 export const caseFootprint = (project: Fragment) => ({
@@ -159,4 +159,4 @@ export const caseFootprint = (project: Fragment) => ({
 
 /** A playbook goes: it is no case's default any more. By cases_playbook. */
 export const clearPlaybook = (db: Queryable, playbookId: string) =>
-  db.query(statement`update cases set playbook_id = null, updated_at = now() where playbook_id = ${playbookId}`)
+  db.query(voidStatement`update cases set playbook_id = null, updated_at = now() where playbook_id = ${playbookId}`)

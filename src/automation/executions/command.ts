@@ -1,22 +1,29 @@
-import { invalid, type Problem, raise } from '../../core/api/errors.ts'
+import { type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { lockRunnable } from '../../identity/projects/pause.ts'
+import { lockUnpaused } from '../../identity/projects/pause.ts'
 import { requireNotClosed } from '../cases/change.ts'
-import { addEvidence, givenPieces } from '../cases/evidence.ts'
+import { addEvidence, hashInputEvidence } from '../cases/evidence.ts'
 import type { EvidenceInput } from '../cases/model.ts'
-import { byCaller, doerOf, type Happening } from '../cases/timeline.ts'
-import type { Step } from '../playbooks/definition.ts'
+import { actorOf, byCaller, type TimelineEvent } from '../cases/timeline.ts'
+import type { PlaybookStep } from '../playbooks/definition.ts'
 import { playbookKind, playbookVersions } from '../playbooks/model.ts'
-import { answerDriven, cancelRun, pauseRun, resumeRun } from '../runs/command.ts'
+import { cancelRun, completeDrivenNode, pauseRun, resumeRun } from '../runs/commands/command.ts'
+import { retryRun } from '../runs/commands/retry.ts'
 import { runKind } from '../runs/model.ts'
-import { retryRun } from '../runs/retry.ts'
-import { type Held, hold } from './drive.ts'
-import { conflict, type ExecutionRow, executionKind, isOver, NOT_BEGUN, type StepRow } from './model.ts'
-import { cameOf } from './outcome.ts'
-import { claim, schemaProblems } from './start.ts'
+import {
+  type ExecutionRow,
+  executionConflict,
+  executionKind,
+  isExecutionTerminal,
+  NOT_BEGUN,
+  type PlaybookStepRow,
+} from './model.ts'
+import { stepOutcomeOf } from './outcome.ts'
+import { type LockedExecution, lockExecutionForWrite } from './run-driver.ts'
+import { attachToCase, inputSchemaProblems } from './start.ts'
 import { capturedNames, writeExecution } from './store.ts'
 
 /** Commands that callers give an execution. Each holds its case and the execution before the run that drives it. */
@@ -24,14 +31,14 @@ import { capturedNames, writeExecution } from './store.ts'
 type Commanding = Pick<Context, 'tx' | 'services' | 'caller' | 'allowed'>
 
 /** An execution for a command of the caller. Raises RESOURCE_NOT_FOUND. */
-async function opened({ tx, caller }: Commanding, row: ExecutionRow): Promise<Held> {
-  const held = (await hold(tx, row)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: row.id } })
+async function opened({ tx, caller }: Commanding, row: ExecutionRow): Promise<LockedExecution> {
+  const held = (await lockExecutionForWrite(tx, row)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: row.id } })
   held.by = byCaller(caller)
   return held
 }
 
 /** Raises RESOURCE_NOT_FOUND for a key that the playbook does not have. */
-function stepIn(held: Held, key: string): { record: StepRow; step: Step } {
+function stepIn(held: LockedExecution, key: string): { record: PlaybookStepRow; step: PlaybookStep } {
   return (
     held.step(key) ??
     raise('RESOURCE_NOT_FOUND', {
@@ -42,15 +49,19 @@ function stepIn(held: Held, key: string): { record: StepRow; step: Step } {
 }
 
 /** A manual step that waits. Raises PLAYBOOK_EXECUTION_CONFLICT for any other. */
-function waitingStep(held: Held, key: string): { record: StepRow; step: Step } {
+function waitingStep(held: LockedExecution, key: string): { record: PlaybookStepRow; step: PlaybookStep } {
   const found = stepIn(held, key)
   const { record } = found
-  if (isOver(held.row) || record.status !== 'waiting' || record.type !== 'manual')
-    conflict(held.row, 'The step does not wait for anybody', record)
+  if (isExecutionTerminal(held.row) || record.status !== 'waiting' || record.type !== 'manual')
+    executionConflict(held.row, 'The step does not wait for anybody', record)
   return found
 }
 
-export type Completion = { result: Record<string, unknown>; note: string | null; evidence: readonly EvidenceInput[] }
+export type StepCompletion = {
+  result: Record<string, unknown>
+  note: string | null
+  evidence: readonly EvidenceInput[]
+}
 
 /**
  * Completes the manual step that an execution waits for: of two that come at once one is taken.
@@ -60,18 +71,18 @@ export async function completeStep(
   context: Commanding,
   row: ExecutionRow,
   key: string,
-  { result, note, evidence }: Completion,
-): Promise<Held> {
+  { result, note, evidence }: StepCompletion,
+): Promise<LockedExecution> {
   const { tx, services, caller } = context
   const held = await opened(context, row)
   const { step } = waitingStep(held, key)
   const problems = [
-    ...(await schemaProblems(services, row.project_id, step.result_schema ?? null, result, 'result')),
+    ...(await inputSchemaProblems(services, row.project_id, step.result_schema ?? null, result, 'result')),
     ...(await missingEvidence(tx, held, step, evidence)),
   ]
-  if (problems.length > 0) invalid(problems)
-  const given = await givenPieces(context, row.project_id, evidence)
-  const doer = doerOf(caller)
+  if (problems.length > 0) raiseInvalid(problems)
+  const given = await hashInputEvidence(context, row.project_id, evidence)
+  const doer = actorOf(caller)
   const pieces = given.map(piece => ({ ...piece, playbook_execution_id: row.id, step_key: key }))
   const { happenings } = await addEvidence(tx, held.case, doer, pieces)
   held.told(happenings)
@@ -83,8 +94,8 @@ export async function completeStep(
 /** What a step requires and neither is given now nor was captured for it before. */
 async function missingEvidence(
   tx: Tx,
-  { row }: Held,
-  { key, required_evidence }: Step,
+  { row }: LockedExecution,
+  { key, required_evidence }: PlaybookStep,
   given: readonly EvidenceInput[],
 ): Promise<Problem[]> {
   if (!required_evidence?.length) return []
@@ -102,22 +113,27 @@ async function missingEvidence(
  * Skips the manual step that an execution waits for, where its playbook lets people.
  * @throws PLAYBOOK_EXECUTION_CONFLICT, RESOURCE_NOT_FOUND
  */
-export async function skipStep(context: Commanding, row: ExecutionRow, key: string, reason: string): Promise<Held> {
+export async function skipStep(
+  context: Commanding,
+  row: ExecutionRow,
+  key: string,
+  reason: string,
+): Promise<LockedExecution> {
   const { caller } = context
   const held = await opened(context, row)
   const { record, step } = waitingStep(held, key)
-  if (!step.skippable) conflict(held.row, 'The step cannot be skipped', record)
-  held.act = { doer: doerOf(caller), skip: true, note: reason }
+  if (!step.skippable) executionConflict(held.row, 'The step cannot be skipped', record)
+  held.act = { doer: actorOf(caller), skip: true, note: reason }
   await answer(context, held, key, null)
   return held
 }
 
 const answer = (
   { tx, services }: Pick<Commanding, 'tx' | 'services'>,
-  held: Held,
+  held: LockedExecution,
   node_id: string,
   artifact: unknown,
-) => answerDriven(tx, services, held.row.orchestration_run_id, { node_id, artifact, driven: held })
+) => completeDrivenNode(tx, services, held.row.orchestration_run_id, { node_id, artifact, driven: held })
 
 /**
  * Says who has a step that waits.
@@ -128,7 +144,7 @@ export async function assignStep(
   row: ExecutionRow,
   key: string,
   assignee: string | null,
-): Promise<Held> {
+): Promise<LockedExecution> {
   const { services } = context
   const held = await opened(context, row)
   const { record } = waitingStep(held, key)
@@ -144,10 +160,14 @@ export async function assignStep(
  * Ends an execution at once, with everything below it.
  * @throws PLAYBOOK_EXECUTION_CONFLICT
  */
-export async function cancelExecution(context: Commanding, row: ExecutionRow, reason: string | null): Promise<Held> {
+export async function cancelExecution(
+  context: Commanding,
+  row: ExecutionRow,
+  reason: string | null,
+): Promise<LockedExecution> {
   const { tx, services } = context
   const held = await opened(context, row)
-  if (isOver(held.row)) conflict(held.row, 'The execution is over')
+  if (isExecutionTerminal(held.row)) executionConflict(held.row, 'The execution is over')
   held.reason = reason
   await cancelRun(tx, services, held.row.orchestration_run_id, held)
   return held
@@ -162,18 +182,18 @@ export async function retryExecution(
   context: Commanding,
   row: ExecutionRow,
   tool_context: Record<string, string> | null,
-): Promise<Held> {
+): Promise<LockedExecution> {
   const { tx, services, caller } = context
-  await lockRunnable(tx, row.project_id)
+  await lockUnpaused(tx, row.project_id)
   const held = await opened(context, row)
   const { row: stored, case: kase } = held
-  if (stored.status !== 'failed') conflict(stored, 'Only an execution that failed can be retried')
+  if (stored.status !== 'failed') executionConflict(stored, 'Only an execution that failed can be retried')
   requireNotClosed(kase)
   const active = kase.active_execution_id === null ? null : await executionKind.find(tx, kase.active_execution_id)
-  if (active) conflict(active, 'Another execution is under way on the case')
+  if (active) executionConflict(active, 'Another execution is under way on the case')
   const playbook = await playbookKind.reference(tx, stored.playbook_id, stored.project_id)
   const run = playbook && (await runKind.find(tx, stored.orchestration_run_id))
-  if (!run) return conflict(stored, 'The playbook was deleted')
+  if (!run) return executionConflict(stored, 'The playbook was deleted')
   const authority = principalRecord(caller)
   const again = await retryRun(tx, services, run, caller, {
     from_node_id: null,
@@ -192,13 +212,15 @@ export async function retryExecution(
     previous_orchestration_run_ids: [...stored.previous_orchestration_run_ids, run.id],
   } satisfies Partial<ExecutionRow>)
   // What has failed and was gone on from stays as it is.
-  const left = stored.definition.steps.filter(step => cameOf(step, again.outcomes) === null).map(({ key }) => key)
+  const left = stored.definition.steps
+    .filter(step => stepOutcomeOf(step, again.outcomes) === null)
+    .map(({ key }) => key)
   const steps = held.steps.filter(
     ({ key, status }) => (status === 'failed' || status === 'cancelled') && left.includes(key),
   )
   for (const step of steps) Object.assign(step, NOT_BEGUN, { attempts_before: step.attempt })
   await writeExecution(tx, stored, steps)
-  held.case = await claim(tx, kase, stored, byCaller(caller), { retried: true })
+  held.case = await attachToCase(tx, kase, stored, byCaller(caller), { retried: true })
   return held
 }
 
@@ -207,10 +229,14 @@ export async function retryExecution(
  * complete their step meanwhile. The first reason stays.
  * @throws PLAYBOOK_EXECUTION_CONFLICT
  */
-export async function pauseExecution(context: Commanding, row: ExecutionRow, reason: string | null): Promise<Held> {
+export async function pauseExecution(
+  context: Commanding,
+  row: ExecutionRow,
+  reason: string | null,
+): Promise<LockedExecution> {
   const { tx, services } = context
   const held = await opened(context, row)
-  if (isOver(held.row)) conflict(held.row, 'The execution is over')
+  if (isExecutionTerminal(held.row)) executionConflict(held.row, 'The execution is over')
   if (held.row.pause_requested_at !== null) return held
   held.told([pausedTold(held, true, reason)])
   await pauseRun(tx, services, held.row.orchestration_run_id, reason, held)
@@ -221,17 +247,17 @@ export async function pauseExecution(context: Commanding, row: ExecutionRow, rea
  * Lifts the pause of an execution, but not those of runs below it.
  * @throws PLAYBOOK_EXECUTION_CONFLICT, PROJECT_PAUSED
  */
-export async function resumeExecution(context: Commanding, row: ExecutionRow): Promise<Held> {
+export async function resumeExecution(context: Commanding, row: ExecutionRow): Promise<LockedExecution> {
   const { tx, services } = context
-  await lockRunnable(tx, row.project_id)
+  await lockUnpaused(tx, row.project_id)
   const held = await opened(context, row)
-  if (held.row.pause_requested_at === null) conflict(held.row, 'The execution is not paused')
+  if (held.row.pause_requested_at === null) executionConflict(held.row, 'The execution is not paused')
   held.told([pausedTold(held, false, null)])
   await resumeRun(tx, services, held.row.orchestration_run_id, held)
   return held
 }
 
-const pausedTold = ({ row }: Held, to: boolean, reason: string | null): Happening => ({
+const pausedTold = ({ row }: LockedExecution, to: boolean, reason: string | null): TimelineEvent => ({
   kind: 'updated',
   data: { changes: { paused: { from: !to, to } }, ...(reason === null ? {} : { reason }) },
   playbook_execution_id: row.id,
@@ -241,19 +267,19 @@ const pausedTold = ({ row }: Held, to: boolean, reason: string | null): Happenin
  * Ends the wait of an execution for an event, unless it has ended since.
  * @param wait.since when the wait began that the event was judged for
  */
-export async function eventCame(
+export async function completeEventWait(
   tx: Tx,
   services: Services,
   { id, case_id, since }: { id: string; case_id: string; since: string },
   envelope: string,
 ): Promise<void> {
-  const held = await hold(tx, { id, case_id })
+  const held = await lockExecutionForWrite(tx, { id, case_id })
   if (!held?.row.event_wait || held.row.event_wait.since !== since) return
   await answer({ tx, services }, held, held.row.event_wait.step_key, JSON.parse(envelope))
 }
 
 /** Marks the steps of an execution that have become overdue, and tells of each once. */
 export async function markOverdue(tx: Tx, services: Services, placed: { id: string; case_id: string }): Promise<void> {
-  const held = await hold(tx, placed)
+  const held = await lockExecutionForWrite(tx, placed)
   if (held) await held.overdue(services.clock.now())
 }

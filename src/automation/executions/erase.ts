@@ -1,13 +1,13 @@
-import type { TurnContent } from '../../control/retention/content.ts'
+import type { TurnContentEraser } from '../../control/retention/erasure.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
-import { blanked, redactionOf } from '../runs/erase.ts'
+import { redactionOf, withNulledKeys } from '../runs/commands/erase.ts'
 import { executionKind } from './model.ts'
 import { eraseStepsOf } from './store.ts'
 
 type Data = Record<string, unknown>
 
 /** What a turn was given and said goes from the records of the step that it was made for, and from what events show of it. */
-export const stepContent: TurnContent = {
+export const stepContent: TurnContentEraser = {
   async erase(tx, turns) {
     const erased = await eraseStepsOf(
       tx,
@@ -30,6 +30,6 @@ function withoutSteps(data: Data, keys: ReadonlySet<string>): Data {
     ...data,
     ...(Array.isArray(steps) ? { steps: steps.map(blank) } : {}),
     ...(step === undefined ? {} : { step: blank(step) }),
-    ...(output === undefined ? {} : { output: blanked(output, keys) }),
+    ...(output === undefined ? {} : { output: withNulledKeys(output, keys) }),
   }
 }

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const executionErrors = {
   PLAYBOOK_STEP_FAILED: {
@@ -9,5 +9,5 @@ export const executionErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof executionErrors> {}
+  interface ErrorCodes extends CodesOf<typeof executionErrors> {}
 }

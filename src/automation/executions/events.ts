@@ -1,20 +1,20 @@
 import { z } from 'zod'
 import type { Config } from '../../config.ts'
-import { gateShows } from '../../control/webhooks/matching.ts'
-import { DispatchedEvent, type EventSubscriber } from '../../control/webhooks/subscribers.ts'
-import { causedBy } from '../../core/db/causation.ts'
+import { DispatchedEvent, type EventSubscriber } from '../../control/webhooks/event-subscribers.ts'
+import { policyAllowsEvent } from '../../control/webhooks/matching.ts'
 import { patternMatches } from '../../core/db/events.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
-import { ExpressionError, evaluate, mostlySpent, truthy } from '../../core/expressions/evaluate.ts'
-import { chainOf, type PrincipalRecord } from '../../core/iam/caller.ts'
+import { withTriggerChain } from '../../core/db/trigger-chain.ts'
+import { ExpressionError, evaluate, reducedBudget, truthy } from '../../core/expressions/evaluate.ts'
+import { type PrincipalRecord, triggerChainOf } from '../../core/iam/caller.ts'
 import { compileDocument } from '../../core/iam/policy.ts'
 import { handler, type JobContext } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
-import { breather } from '../../core/process/breathe.ts'
-import { fault } from '../../core/process/fault.ts'
-import { withValue } from '../runs/state.ts'
-import { isImpostor } from '../triggers/events.ts'
-import { eventCame } from './command.ts'
+import { eventLoopYielder } from '../../core/process/event-loop.ts'
+import { injectFault } from '../../core/process/fault-injection.ts'
+import { withValue } from '../runs/engine/run-state.ts'
+import { isReservedEventName } from '../triggers/events.ts'
+import { completeEventWait } from './command.ts'
 import type { EventWait } from './model.ts'
 
 /**
@@ -25,7 +25,7 @@ import type { EventWait } from './model.ts'
 const retry = { limit: 20 }
 
 /** Has executions that wait for one of some patterns judge an event, behind an id. */
-const eventQueue = workQueue('playbook.event', {
+const eventQueue = workQueue('execution.match_event', {
   message: z.object({ project_id: z.string(), event_id: z.string(), patterns: z.array(z.string()), after: z.string() }),
   project: message => message.project_id,
   concern: 'orchestration',
@@ -33,7 +33,7 @@ const eventQueue = workQueue('playbook.event', {
 })
 
 /** Ends a wait with the event that came. */
-const arrivalQueue = workQueue('playbook.event-came', {
+const arrivalQueue = workQueue('execution.complete_event_wait', {
   message: z.object({
     project_id: z.string(),
     id: z.string(),
@@ -73,7 +73,8 @@ export const executionEvents: EventSubscriber = {
       const patterns = (byProject.get(project_id) ?? [])
         .map(({ pattern }) => pattern)
         .filter(pattern => patternMatches(pattern, name))
-      if (patterns.length > 0 && !isImpostor(name)) tx.send(eventQueue, { project_id, event_id, patterns, after: '' })
+      if (patterns.length > 0 && !isReservedEventName(name))
+        tx.send(eventQueue, { project_id, event_id, patterns, after: '' })
     }
   },
 }
@@ -143,7 +144,7 @@ function rootOf(envelope: object, input: Record<string, unknown> | null): object
 /** Whether a filter lets an event by; one that cannot be evaluated on it does not. */
 function passes(filter: unknown, root: object): boolean {
   try {
-    return filter == null || truthy(evaluate(filter, root, mostlySpent(SHARE)))
+    return filter == null || truthy(evaluate(filter, root, reducedBudget(SHARE)))
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     return false
@@ -158,10 +159,10 @@ async function judge(db: Queryable, found: Waiting, came: Event, envelope: any):
     return null
   const { via } = authority
   const isBounded = via?.type === 'trigger' && via.policy_id !== null
-  if (isBounded && !gateShows(compileDocument(policy), came, envelope.data?.tags)) return null
+  if (isBounded && !policyAllowsEvent(compileDocument(policy), came, envelope.data?.tags)) return null
   const input = found.isLarge ? await inputOf(db, found) : found.input
   if (!passes(event_wait.filter, rootOf(envelope, input))) return null
-  return [...new Set([...chainOf(authority), ...(came.causation ?? [])])]
+  return [...new Set([...triggerChainOf(authority), ...(came.causation ?? [])])]
 }
 
 type Judging = z.output<typeof eventQueue.message>
@@ -171,7 +172,7 @@ async function judgeAll({ project_id, event_id, patterns, after }: Judging, { se
   if (!came?.envelope) return
   const envelope = JSON.parse(came.envelope)
   const found = await waitingBehind(services.pool, project_id, patterns, after)
-  const breathe = breather()
+  const breathe = eventLoopYielder()
   const arrivals: { chain: readonly string[]; message: z.output<typeof arrivalQueue.message> }[] = []
   for (const each of found) {
     await breathe()
@@ -181,9 +182,9 @@ async function judgeAll({ project_id, event_id, patterns, after }: Judging, { se
   }
   const isMore = found.length === BATCH
   if (arrivals.length === 0 && !isMore) return
-  await fault(services, 'event_judged')
+  await injectFault(services, 'event_judged')
   await services.write(async tx => {
-    for (const { chain, message } of arrivals) causedBy(chain, () => tx.send(arrivalQueue, message))
+    for (const { chain, message } of arrivals) withTriggerChain(chain, () => tx.send(arrivalQueue, message))
     if (isMore) tx.send(eventQueue, { project_id, event_id, patterns, after: found[found.length - 1].id })
   })
 }
@@ -198,9 +199,9 @@ export const eventHandlers = [
     const text = came?.envelope
     if (!text) return
     await services.write(async tx => {
-      await eventCame(tx, services, wait, text)
-      await fault(services, 'event_taken')
+      await completeEventWait(tx, services, wait, text)
+      await injectFault(services, 'event_taken')
     })
-    await fault(services, 'event_answered')
+    await injectFault(services, 'event_answered')
   }),
 ]

@@ -1,7 +1,7 @@
 import { isIdOf } from '../../core/api/kind.ts'
 import type { ExecutionSource } from '../exports/executions.ts'
 import { executionKind } from './model.ts'
-import { shownExecution } from './show.ts'
+import { presentExecutionDetail } from './present-execution.ts'
 import { bytesOfExecutions, executionsOfCase } from './store.ts'
 
 /** What exports of cases show of executions. */
@@ -16,7 +16,7 @@ export const executionSource: ExecutionSource = {
     const rows = await executionsOfCase(db, case_id, execution_id)
     const shown = []
     for (const row of rows) {
-      const { steps, ...execution } = await shownExecution(db, row)
+      const { steps, ...execution } = await presentExecutionDetail(db, row)
       shown.push({ ...execution, steps: steps ?? [], definition: row.definition })
     }
     return shown

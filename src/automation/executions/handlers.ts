@@ -1,12 +1,12 @@
 import { z } from 'zod'
-import { every, handler } from '../../core/jobs/handler.ts'
+import { handler, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
-import { apart } from '../../core/jobs/sweeps.ts'
+import { isolateFailures } from '../../core/jobs/sweeps.ts'
 import { markOverdue } from './command.ts'
 import { type Due, isAnyOverdue, overdueExecutions } from './store.ts'
 
 /** Looks for manual steps that have become overdue. Those that have timed out are the engine's. */
-const overdueSweep = workQueue('playbook.overdue', {
+const overdueSweep = workQueue('execution.mark_overdue', {
   message: z.object({}),
   concern: 'orchestration',
   retry: { limit: 0 },
@@ -23,7 +23,7 @@ export const executionHandlers = [
       for (const placed of new Map(found.map(each => [each.id, each])).values()) {
         if (stopping.aborted) return
         // Those that cannot be marked keep nobody else's from being marked.
-        await apart(services, { execution_id: placed.id }, () =>
+        await isolateFailures(services, { execution_id: placed.id }, () =>
           services.write(tx => markOverdue(tx, services, placed)),
         )
       }
@@ -32,8 +32,8 @@ export const executionHandlers = [
 ]
 
 export const executionSchedules = [
-  every(
-    'playbook.overdue',
+  schedule(
+    'execution.mark_overdue',
     config => Math.ceil(config.TASKS_SCHEDULER_INTERVAL_MS / 1000),
     overdueSweep,
     {},

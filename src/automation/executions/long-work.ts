@@ -1,15 +1,15 @@
 import {
   type AwaitedInput,
   type LongWork,
+  longWorkResult,
   parsedObject,
-  resultOf,
   underWay,
   type WorkState,
   type WorkView,
 } from '../../core/api/long-work.ts'
 import type { Services } from '../../core/process/services.ts'
 import { pendingApproval } from '../../execution/approvals/long-work.ts'
-import { type ExecutionRow, executionKind, isOver, type StepRecord } from './model.ts'
+import { type ExecutionRow, executionKind, isExecutionTerminal, type StepRecord } from './model.ts'
 
 /** A manual step, as it is shown to a person. */
 function stepInput(row: ExecutionRow, step: StepRecord): AwaitedInput {
@@ -40,8 +40,12 @@ function stepInput(row: ExecutionRow, step: StepRecord): AwaitedInput {
 
 async function stateOfExecution({ services, record }: WorkView, row: ExecutionRow): Promise<WorkState> {
   if (row.status === 'cancelled') return { status: 'cancelled', message: 'The execution was cancelled' }
-  if (isOver(row))
-    return { status: 'completed', message: `The execution has ${row.status}`, result: resultOf(row.error, record) }
+  if (isExecutionTerminal(row))
+    return {
+      status: 'completed',
+      message: `The execution has ${row.status}`,
+      result: longWorkResult(row.error, record),
+    }
   const steps = (record.steps ?? []) as StepRecord[]
   const done = steps.filter(({ status }) => status === 'completed' || status === 'skipped').length
   return { ...(await waitOf(services, row, steps)), progress: { done, total: steps.length } }

@@ -3,7 +3,7 @@ import { UsageTotals } from '../../control/usage/totals.ts'
 import { RecordedFailure, raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { record } from '../../core/api/record.ts'
-import type { Definition } from '../playbooks/definition.ts'
+import type { PlaybookDefinition } from '../playbooks/definition.ts'
 import { STEP_TYPES } from '../playbooks/definition.ts'
 
 /** An execution is one run of one version of a playbook over one case. */
@@ -11,7 +11,7 @@ import { STEP_TYPES } from '../playbooks/definition.ts'
 export const EXECUTION_STATUSES = ['queued', 'running', 'waiting', 'completed', 'failed', 'cancelled'] as const
 export type ExecutionStatus = (typeof EXECUTION_STATUSES)[number]
 
-export const isOver = ({ status }: { status: ExecutionStatus }): boolean =>
+export const isExecutionTerminal = ({ status }: { status: ExecutionStatus }): boolean =>
   status === 'completed' || status === 'failed' || status === 'cancelled'
 
 const STEP_STATUSES = ['pending', 'running', 'waiting', 'completed', 'failed', 'skipped', 'cancelled'] as const
@@ -22,8 +22,8 @@ const anObject = z.record(z.string(), z.unknown())
 const time = z.iso.datetime().nullable()
 const text = z.string().nullable()
 
-const Doer = z.object({ kind: z.enum(['user', 'api_key']), id: z.string() })
-export type Doer = z.output<typeof Doer>
+const StepActor = z.object({ kind: z.enum(['user', 'api_key']), id: z.string() })
+export type StepActor = z.output<typeof StepActor>
 
 export const StepRecord = z
   .object({
@@ -44,7 +44,7 @@ export const StepRecord = z
     decision_id: text,
     orchestration_run_id: text.describe('The run that the step started'),
     tool_id: text,
-    completed_by: Doer.nullable().describe('Who completed or skipped a manual step'),
+    completed_by: StepActor.nullable().describe('Who completed or skipped a manual step'),
     note: text,
     started_at: time,
     completed_at: time,
@@ -53,8 +53,8 @@ export const StepRecord = z
 export type StepRecord = z.output<typeof StepRecord>
 
 /** A step as it is stored. */
-export const StepRow = StepRecord.extend({ execution_id: z.string(), attempts_before: z.int() })
-export type StepRow = z.output<typeof StepRow>
+export const PlaybookStepRow = StepRecord.extend({ execution_id: z.string(), attempts_before: z.int() })
+export type PlaybookStepRow = z.output<typeof PlaybookStepRow>
 
 export const WaitingOn = z
   .object({
@@ -98,7 +98,7 @@ const columns = {
   orchestration_run_id: z.string().describe('The run that drives it'),
   previous_orchestration_run_ids: z.array(z.string()).describe('Runs that drove it before it was retried'),
   trigger_id: text,
-  started_by: Doer.nullable(),
+  started_by: StepActor.nullable(),
   pause_requested_at: time.describe('Since when it is paused'),
   pause_reason: text,
   started_at: time,
@@ -112,7 +112,7 @@ export const PlaybookExecution = record('PlaybookExecution', {
 })
 
 export const ExecutionRow = record('PlaybookExecutionRow', columns).extend({
-  definition: z.custom<Definition>(),
+  definition: z.custom<PlaybookDefinition>(),
   event_wait: z.custom<EventWait | null>(),
 })
 export type ExecutionRow = z.output<typeof ExecutionRow>
@@ -120,10 +120,14 @@ export type ExecutionRow = z.output<typeof ExecutionRow>
 /** An execution as the wire shows it, without its steps where they are not given. */
 export const presentExecution = (
   { definition: _pinned, event_wait: _wait, ...row }: ExecutionRow,
-  steps: readonly StepRow[] | null = null,
+  steps: readonly PlaybookStepRow[] | null = null,
 ) => ({ ...row, steps: steps ? steps.map(presentStep) : null, usage: null as z.output<typeof UsageTotals> | null })
 
-export const presentStep = ({ execution_id: _execution, attempts_before: _before, ...step }: StepRow): StepRecord => ({
+export const presentStep = ({
+  execution_id: _execution,
+  attempts_before: _before,
+  ...step
+}: PlaybookStepRow): StepRecord => ({
   ...step,
   output: step.output ?? null,
 })
@@ -144,7 +148,7 @@ export const NOT_BEGUN = {
   note: null,
   started_at: null,
   completed_at: null,
-} satisfies Partial<StepRow>
+} satisfies Partial<PlaybookStepRow>
 
 /** Executions are named as their case by policies. */
 export const executionKind = kind({
@@ -161,10 +165,10 @@ export const executionKind = kind({
 })
 
 /** Raises PLAYBOOK_EXECUTION_CONFLICT: the command does not go with how the execution or a step of it stands. */
-export const conflict = (
+export const executionConflict = (
   { id, status }: Pick<ExecutionRow, 'id' | 'status'>,
   message: string,
-  step?: Pick<StepRow, 'key' | 'status'>,
+  step?: Pick<PlaybookStepRow, 'key' | 'status'>,
 ): never =>
   raise('PLAYBOOK_EXECUTION_CONFLICT', {
     message,

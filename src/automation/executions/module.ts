@@ -1,20 +1,19 @@
-import { eventSubscribers } from '../../control/webhooks/subscribers.ts'
+import { eventSubscribers } from '../../control/webhooks/event-subscribers.ts'
 import { raise } from '../../core/api/errors.ts'
 import { longWork } from '../../core/api/long-work.ts'
 import { module } from '../../core/api/module.ts'
-import { eventConsumers } from '../../core/db/write.ts'
+import { subscriberConditions } from '../../core/db/writer.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { type CaseExecutions, caseExecutions } from '../cases/executions.ts'
 import { caseKind } from '../cases/model.ts'
 import { clearPlaybook } from '../cases/store.ts'
 import { byCaller } from '../cases/timeline.ts'
 import { exportedExecutions } from '../exports/executions.ts'
-import { type PlaybookEnd, playbookEnds } from '../playbooks/ends.ts'
+import { type PlaybookDeleteHook, playbookDeleteHooks } from '../playbooks/delete-hooks.ts'
 import { playbookKind } from '../playbooks/model.ts'
-import { runDrivers } from '../runs/driver.ts'
+import { runDrivers } from '../runs/engine/driver.ts'
 import { deleteRuns } from '../runs/store.ts'
 import { triggerTargets } from '../triggers/targets.ts'
-import { playbookRuns } from './drive.ts'
 import { executionErrors } from './errors.ts'
 import { eventHandlers, executionEvents, hasEventWait } from './events.ts'
 import { executionSource } from './export.ts'
@@ -22,8 +21,9 @@ import { executionHandlers, executionSchedules } from './handlers.ts'
 import { executionWork } from './long-work.ts'
 import { executionKind } from './model.ts'
 import { executionOperations } from './operations.ts'
+import { playbookRuns } from './run-driver.ts'
 import { startExecution } from './start.ts'
-import { activeOf, runIdsOf } from './store.ts'
+import { activeExecution, runIdsOf } from './store.ts'
 import { playbookTarget } from './trigger.ts'
 
 /** What cases ask of executions. */
@@ -50,8 +50,8 @@ const executionsOfCases: CaseExecutions = {
 }
 
 /** A playbook is not deleted while an execution is under way. Cases lose it as their default. */
-const endOfPlaybook: PlaybookEnd = async (tx, { id }) => {
-  const active_executions = await activeOf(tx, id)
+const endOfPlaybook: PlaybookDeleteHook = async (tx, { id }) => {
+  const active_executions = await activeExecution(tx, id)
   if (active_executions > 0) raise('PLAYBOOK_HAS_ACTIVE_EXECUTIONS', { meta: { active_executions } })
   await clearPlaybook(tx, id)
 }
@@ -66,10 +66,10 @@ export default module('playbook-executions', {
     longWork.with(executionWork),
     runDrivers.with(playbookRuns),
     caseExecutions.with(executionsOfCases),
-    playbookEnds.with(endOfPlaybook),
+    playbookDeleteHooks.with(endOfPlaybook),
     triggerTargets.with(playbookTarget),
     exportedExecutions.with(executionSource),
-    eventConsumers.with(hasEventWait),
+    subscriberConditions.with(hasEventWait),
     eventSubscribers.with(executionEvents),
   ],
 })

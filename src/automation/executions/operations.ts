@@ -1,9 +1,16 @@
 import { z } from 'zod'
-import { invalid, raise } from '../../core/api/errors.ts'
-import { equals, type Filters, filter, filterConditions, filterSchema, oneOf } from '../../core/api/filters.ts'
-import { pageOf, page as pageRows, textFilter } from '../../core/api/lists.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import {
+  columnFilter,
+  equalsFilter,
+  type Filters,
+  filterConditions,
+  filterSchema,
+  oneOf,
+} from '../../core/api/filters.ts'
+import { pageOf, pageResult as pageRows, textFilter } from '../../core/api/lists.ts'
 import { metadataBag } from '../../core/api/metadata.ts'
-import { answer, type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { type Context, itemOperation, type Operation, operation, result } from '../../core/api/operation.ts'
 import { callerContext, ToolContextInput } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
 import { requirePerson } from '../../core/iam/access.ts'
@@ -20,7 +27,6 @@ import {
   retryExecution,
   skipStep,
 } from './command.ts'
-import type { Held } from './drive.ts'
 import {
   EXECUTION_STATUSES,
   type ExecutionRow,
@@ -29,9 +35,10 @@ import {
   presentExecution,
   WAITS,
 } from './model.ts'
-import { shownExecution } from './show.ts'
+import { presentExecutionDetail } from './present-execution.ts'
+import type { LockedExecution } from './run-driver.ts'
 import { startExecution } from './start.ts'
-import { listedColumns } from './store.ts'
+import { executionListColumns } from './store.ts'
 
 const tag = 'Playbooks'
 const path = '/playbook-executions'
@@ -60,7 +67,7 @@ const StartInput = z
 /** @throws RESOURCE_NOT_FOUND, VALIDATION_FAILED where neither the body nor the case names a playbook */
 async function playbookOf({ tx, allow }: Pick<Context, 'tx' | 'allow'>, projectId: string, id: string | null) {
   if (id === null)
-    return invalid({ code: 'REQUIRED', path: 'playbook_id', message: 'is required: the case names no playbook' })
+    return raiseInvalid({ code: 'REQUIRED', path: 'playbook_id', message: 'is required: the case names no playbook' })
   const playbook = await playbookKind.reference(tx, id, projectId)
   if (!playbook) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
   allow('playbooks:GetPlaybook', { kind: playbookKind, row: playbook })
@@ -105,20 +112,20 @@ const start = operation({
       authority: principalRecord(caller),
       by: byCaller(caller),
     })
-    return answer(201, presentExecution(row, steps))
+    return result(201, presentExecution(row, steps))
   },
 })
 
 const filters = {
-  case_id: equals('case_id'),
-  playbook_id: equals('playbook_id'),
+  case_id: equalsFilter('case_id'),
+  playbook_id: equalsFilter('playbook_id'),
   status: oneOf('status', EXECUTION_STATUSES),
-  waiting_on_type: filter(
+  waiting_on_type: columnFilter(
     oneOf('status', WAITS).schema.describe('What they wait for'),
     types =>
       sql.fragment`t.status = 'waiting' and t.waiting_on ->> 'type' = any(${sql.array([types].flat() as string[], 'text')})`,
   ),
-  assignee: filter(
+  assignee: columnFilter(
     textFilter.describe('Who has the step that they wait for'),
     value => sql.fragment`t.status = 'waiting' and t.waiting_on ->> 'assignee' = ${value}`,
   ),
@@ -140,7 +147,7 @@ const list = operation({
   run(context) {
     const { rows } = context.visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.case_id` })
     return pageRows<ExecutionRow>(context, {
-      columns: listedColumns,
+      columns: executionListColumns,
       from: sql.fragment`playbook_executions t`,
       rows,
       filters: filterConditions(filters, context.query),
@@ -152,7 +159,8 @@ const list = operation({
   },
 })
 
-const shown = async ({ tx }: Pick<Context, 'tx'>, { row, steps }: Held) => shownExecution(tx, row, steps)
+const shown = async ({ tx }: Pick<Context, 'tx'>, { row, steps }: LockedExecution) =>
+  presentExecutionDetail(tx, row, steps)
 
 const Note = z.string().max(20_000).nullish()
 
@@ -199,7 +207,7 @@ export const executionOperations: Operation[] = [
     tag,
     action: 'playbooks:GetExecution',
     answers: { 200: PlaybookExecution },
-    run: ({ db, resource }) => shownExecution(db, resource),
+    run: ({ db, resource }) => presentExecutionDetail(db, resource),
   }),
   itemOperation(executionKind, {
     id: 'completePlaybookStep',

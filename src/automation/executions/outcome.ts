@@ -1,15 +1,15 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
-import { firstChars } from '../../core/api/text.ts'
+import { truncateChars } from '../../core/api/storable-text.ts'
 import { ExpressionError, evaluate, isObject } from '../../core/expressions/evaluate.ts'
 import { evaluateMapping } from '../../core/expressions/mapping.ts'
 import { fieldsTooBig } from '../cases/change.ts'
 import { FIELDS_KIB } from '../cases/model.ts'
-import { conditionOf } from '../playbooks/compile.ts'
-import { FAIL, type Step } from '../playbooks/definition.ts'
-import type { ExecutionRow as Attempt } from '../runs/attempt-store.ts'
-import type { DrivenOutcome } from '../runs/driver.ts'
+import { conditionOf } from '../playbooks/compile-playbook.ts'
+import { FAIL, type PlaybookStep } from '../playbooks/definition.ts'
+import type { DrivenOutcome } from '../runs/engine/driver.ts'
+import type { NodeExecutionRow as Attempt } from '../runs/engine/node-execution-store.ts'
 import type { RunRow } from '../runs/model.ts'
-import type { StepRow } from './model.ts'
+import type { PlaybookStepRow } from './model.ts'
 
 /** What attempts of nodes come to as steps of a playbook. */
 
@@ -23,7 +23,10 @@ export const stepFailed = (step_key: string, reason: string, message: string, mo
   new AppError('PLAYBOOK_STEP_FAILED', { message, meta: { step_key, ...more, reason } })
 
 /** The status of a step as an attempt of its node leaves it; `skips`: a person passes it over. */
-export function statusOf({ status, node_type, generation_id, error }: Attempt, skips: boolean): StepRow['status'] {
+export function executionStatus(
+  { status, node_type, generation_id, error }: Attempt,
+  skips: boolean,
+): PlaybookStepRow['status'] {
   if (status === 'waiting') return node_type === 'delay' ? 'waiting' : 'running'
   if (status === 'requires_action') return generation_id === null ? 'waiting' : 'running'
   if (status === 'completed') return error !== null ? 'failed' : skips ? 'skipped' : 'completed'
@@ -31,7 +34,7 @@ export function statusOf({ status, node_type, generation_id, error }: Attempt, s
 }
 
 /** What came of a step, as far as the run has it; null before. */
-export function cameOf({ key, type }: Step, outcomes: RunRow['outcomes']): Came | null {
+export function stepOutcomeOf({ key, type }: PlaybookStep, outcomes: RunRow['outcomes']): Came | null {
   const own = outcomes[key]
   const outcome = own ?? outcomes[conditionOf(key)]
   if (!outcome || (!own && outcome.label === 'true')) return null
@@ -42,7 +45,7 @@ export function cameOf({ key, type }: Step, outcomes: RunRow['outcomes']): Came 
 }
 
 /** The outcome of an attempt as the output of its step. Throws what fails the step. */
-export function shaped(step: Step, attempt: Attempt, given: DrivenOutcome, now: string): DrivenOutcome {
+export function toStepOutcome(step: PlaybookStep, attempt: Attempt, given: DrivenOutcome, now: string): DrivenOutcome {
   const { key, type } = step
   const { artifact, label } = given
   switch (type) {
@@ -93,7 +96,7 @@ const notApproved = (key: string, label: string): AppError =>
  * What a step writes into its case.
  * @throws PLAYBOOK_STEP_FAILED (expression), VALIDATION_FAILED for more than a case holds
  */
-export const writtenBy = ({ key, case_writes }: Step, root: unknown): Record<string, unknown> =>
+export const caseWritesOf = ({ key, case_writes }: PlaybookStep, root: unknown): Record<string, unknown> =>
   evaluateMapping(case_writes, root, {
     bytes: FIELDS_KIB * 1024,
     tooLarge: fieldsTooBig,
@@ -104,11 +107,11 @@ export const writtenBy = ({ key, case_writes }: Step, root: unknown): Record<str
   })
 
 /** The outcome of an execution as text; null where it gives none. */
-export function textOf(outcome: unknown, root: unknown): string | null {
+export function outcomeText(outcome: unknown, root: unknown): string | null {
   try {
     const value = outcome == null || typeof outcome === 'string' ? outcome : evaluate(outcome, root)
     if (value === null || value === undefined) return null
-    return firstChars(typeof value === 'string' ? value : JSON.stringify(value), MAX_OUTCOME)
+    return truncateChars(typeof value === 'string' ? value : JSON.stringify(value), MAX_OUTCOME)
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     return null

@@ -1,20 +1,20 @@
-import { invalid, type Problem } from '../../core/api/errors.ts'
+import { type Problem, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblemsAtFields } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
-import { lockRunnable } from '../../identity/projects/pause.ts'
+import { lockUnpaused } from '../../identity/projects/pause.ts'
 import { moveCase, requireNoExecution, requireNotClosed } from '../cases/change.ts'
 import { type CaseRow, caseKind } from '../cases/model.ts'
-import type { By } from '../cases/timeline.ts'
+import type { CaseActor } from '../cases/timeline.ts'
 import { graphSchema } from '../orchestrations/schemas.ts'
-import type { Definition } from '../playbooks/definition.ts'
+import type { PlaybookDefinition } from '../playbooks/definition.ts'
 import { type PlaybookRow, playbookVersions } from '../playbooks/model.ts'
 import { MANAGER, versionedPlaybooks } from '../playbooks/versions.ts'
-import { insertRuns, newRun } from '../runs/start.ts'
-import { type ExecutionRow, executionKind, NOT_BEGUN, presentExecution, type StepRow } from './model.ts'
+import { buildRunRow, insertRuns } from '../runs/commands/start.ts'
+import { type ExecutionRow, executionKind, NOT_BEGUN, type PlaybookStepRow, presentExecution } from './model.ts'
 import { writeExecution } from './store.ts'
 
 /** What an execution is started with. */
@@ -26,7 +26,7 @@ export type Start = {
   metadata: Record<string, unknown> | null
   tool_context: Record<string, string> | null
   authority: PrincipalRecord
-  by: By
+  by: CaseActor
   trigger_id?: string | null
 }
 
@@ -42,10 +42,10 @@ export async function startExecution(
   services: Services,
   caseId: string,
   start: Start,
-): Promise<{ row: ExecutionRow; steps: readonly StepRow[]; case: CaseRow }> {
+): Promise<{ row: ExecutionRow; steps: readonly PlaybookStepRow[]; case: CaseRow }> {
   const { playbook, input, authority, tool_context } = start
   const { project_id } = playbook
-  await lockRunnable(tx, project_id)
+  await lockUnpaused(tx, project_id)
   const kase = await caseKind.lock(tx, caseId)
   requireNotClosed(kase)
   await requireNoExecution(tx, kase)
@@ -53,14 +53,14 @@ export async function startExecution(
   const definition =
     version === playbook.version
       ? versionedPlaybooks.configOf(playbook)
-      : ((await playbookVersions.get(tx, playbook.id, version)).config as unknown as Definition)
+      : ((await playbookVersions.get(tx, playbook.id, version)).config as unknown as PlaybookDefinition)
   const problems = [
-    ...(await schemaProblems(services, project_id, definition.case_schema, kase.fields, 'case.fields')),
-    ...(await schemaProblems(services, project_id, definition.input_schema, input, 'input')),
+    ...(await inputSchemaProblems(services, project_id, definition.case_schema, kase.fields, 'case.fields')),
+    ...(await inputSchemaProblems(services, project_id, definition.input_schema, input, 'input')),
   ]
-  if (problems.length > 0) invalid(problems)
+  if (problems.length > 0) raiseInvalid(problems)
   const id = newId(executionKind.prefix)
-  const run = newRun(services, {
+  const run = buildRunRow(services, {
     orchestration: { id: playbook.orchestration_id, project_id, version },
     version,
     definition: await playbookVersions.definition(tx, playbook, version),
@@ -76,15 +76,19 @@ export async function startExecution(
   await writeExecution(tx, row, steps)
   insertRuns(tx, [run])
   tx.emit(executionKind, 'started', row, { data: presentExecution(row, steps) })
-  return { row, steps, case: await claim(tx, kase, row, start.by, { execution_count: kase.execution_count + 1 }) }
+  return {
+    row,
+    steps,
+    case: await attachToCase(tx, kase, row, start.by, { execution_count: kase.execution_count + 1 }),
+  }
 }
 
 /** A case becomes that of an execution which begins, or begins again. */
-export const claim = (
+export const attachToCase = (
   tx: Tx,
   kase: CaseRow,
   { id, playbook_id, playbook_version }: ExecutionRow,
-  by: By,
+  by: CaseActor,
   more: { execution_count?: number; retried?: true } = {},
 ): Promise<CaseRow> => {
   const { retried, ...counted } = more
@@ -97,7 +101,7 @@ export const claim = (
 }
 
 /** Where a value breaks a schema, as problems below a path. */
-export async function schemaProblems(
+export async function inputSchemaProblems(
   services: Services,
   project: string,
   schema: object | null,
@@ -118,9 +122,9 @@ function newExecution(
   id: string,
   orchestration_run_id: string,
   { id: case_id, project_id }: CaseRow,
-  start: Start & { version: number; definition: Definition },
+  start: Start & { version: number; definition: PlaybookDefinition },
   now: string,
-): { row: ExecutionRow; steps: StepRow[] } {
+): { row: ExecutionRow; steps: PlaybookStepRow[] } {
   const { playbook, definition, authority } = start
   const row: ExecutionRow = {
     id,
@@ -151,7 +155,7 @@ function newExecution(
     updated_at: now,
   }
   const steps = definition.steps.map(
-    ({ key, title, type }, position): StepRow => ({
+    ({ key, title, type }, position): PlaybookStepRow => ({
       execution_id: id,
       key,
       title,

@@ -1,12 +1,12 @@
 import { z } from 'zod'
 import { selectList } from '../../core/api/kind.ts'
-import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { ExecutionRow, StepRow } from './model.ts'
+import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { ExecutionRow, PlaybookStepRow } from './model.ts'
 
 const columns = selectList(Object.keys(ExecutionRow.shape))
-const stepColumns = selectList(Object.keys(StepRow.shape))
+const stepColumns = selectList(Object.keys(PlaybookStepRow.shape))
 const execution = sql.type(ExecutionRow)
-const step = sql.type(StepRow)
+const step = sql.type(PlaybookStepRow)
 
 /** Statuses of executions that are not over, in the words of playbook_executions_active. */
 const ACTIVE = sql.fragment`('queued', 'running', 'waiting')`
@@ -17,7 +17,7 @@ const placed = sql.type(z.strictObject({ id: z.string(), case_id: z.string() }))
 const LISTED_BYTES = 128 * 1024
 
 /** The columns of executions in a list: values, unless they are large, and not what they follow. */
-export const listedColumns: Fragment = (() => {
+export const executionListColumns: Fragment = (() => {
   const bytes = ['input', 'output', 'metadata'].map(
     name => sql.fragment`coalesce(octet_length(t.${sql.identifier([name])}::text), 0)`,
   )
@@ -63,7 +63,7 @@ export const bytesOfExecutions = (db: Queryable, caseId: string, executionId: st
     where t.case_id = ${caseId} and (${executionId}::text is null or t.id = ${executionId})`)
 
 /** The steps of an execution in their order. */
-export const stepsOf = (db: Queryable, executionId: string): Promise<readonly StepRow[]> =>
+export const stepsOf = (db: Queryable, executionId: string): Promise<readonly PlaybookStepRow[]> =>
   db.any(step`
     select ${stepColumns} from playbook_execution_steps t where t.execution_id = ${executionId} order by t.position`)
 
@@ -85,8 +85,8 @@ export const executionWrite = (row: ExecutionRow, guard: Fragment): Fragment => 
 const FIXED = ['id', 'project_id', 'case_id', 'playbook_id', 'playbook_version', 'definition', 'input', 'created_at']
 
 /** The part of a statement that adds or changes steps. */
-export const stepsWrite = (rows: readonly StepRow[], guard: Fragment): Fragment => {
-  const names = Object.keys(StepRow.shape)
+export const stepsWrite = (rows: readonly PlaybookStepRow[], guard: Fragment): Fragment => {
+  const names = Object.keys(PlaybookStepRow.shape)
   return sql.fragment`
     insert into playbook_execution_steps as t (${list(names)})
     select ${list(names, 'r')}
@@ -106,27 +106,31 @@ const list = (names: readonly string[], from?: string): Fragment =>
   )}`
 
 /** Writes an execution and steps of it at once. */
-export async function writeExecution(db: Queryable, row: ExecutionRow, steps: readonly StepRow[]): Promise<void> {
-  await db.query(statement`${executionWrite(row, sql.fragment`true`)}`)
-  if (steps.length > 0) await db.query(statement`${stepsWrite(steps, sql.fragment`true`)}`)
+export async function writeExecution(
+  db: Queryable,
+  row: ExecutionRow,
+  steps: readonly PlaybookStepRow[],
+): Promise<void> {
+  await db.query(voidStatement`${executionWrite(row, sql.fragment`true`)}`)
+  if (steps.length > 0) await db.query(voidStatement`${stepsWrite(steps, sql.fragment`true`)}`)
 }
 
 const counted = sql.type(z.strictObject({ count: z.int() }))
 
 /** How many executions of a playbook are not over. By playbook_executions_playbook. */
-export const activeOf = (db: Queryable, playbookId: string): Promise<number> =>
+export const activeExecution = (db: Queryable, playbookId: string): Promise<number> =>
   db.oneFirst(counted`
     select count(*) as count from playbook_executions where playbook_id = ${playbookId} and status in ${ACTIVE}`)
 
 /** The runs of the executions of a case. By playbook_executions_case. */
 export const runIdsOf = (db: Queryable, caseId: string): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+  db.anyFirst(idStatement`
     select unnest(e.previous_orchestration_run_ids || e.orchestration_run_id) as id
     from playbook_executions e where e.case_id = ${caseId}`)
 
 /** The runs that attempts of nodes started. By orchestration_runs_parent. */
 export const runBelow = (db: Queryable, runId: string, attemptId: string): Promise<string | null> =>
-  db.maybeOneFirst(identifying`
+  db.maybeOneFirst(idStatement`
     select id from orchestration_runs where parent_id = ${runId} and parent_execution_id = ${attemptId} limit 1`)
 
 const Due = z.strictObject({ id: z.string(), case_id: z.string(), project_id: z.string(), due_at: z.string() })
@@ -168,7 +172,7 @@ const erased = sql.type(z.strictObject({ execution_id: z.string(), key: z.string
  */
 export async function eraseStepsOf(db: Queryable, generationIds: readonly string[]) {
   const turns = sql.array([...generationIds], 'text')
-  await db.query(statement`
+  await db.query(voidStatement`
     select from playbook_executions
     where id in (select execution_id from playbook_execution_steps where generation_id = any(${turns})) order by id for update`)
   return db.any(erased`

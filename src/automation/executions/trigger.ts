@@ -2,8 +2,8 @@ import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { KindRow } from '../../core/api/kind.ts'
 import { parse } from '../../core/api/validate.ts'
-import { allowing } from '../../core/iam/access.ts'
-import { makeCase } from '../cases/create.ts'
+import { allowedPatterns } from '../../core/iam/access.ts'
+import { createCase } from '../cases/create.ts'
 import { CaseInput, caseKind } from '../cases/model.ts'
 import { byCaller } from '../cases/timeline.ts'
 import { playbookKind } from '../playbooks/model.ts'
@@ -45,7 +45,7 @@ export const playbookTarget: TriggerTarget = {
     const given = prepared as FiringInput
     const playbook = await playbookKind.reference(tx, target.id, project_id)
     if (!playbook) return raise('TRIGGER_TARGET_NOT_FOUND', { meta: { target_type: 'playbook', target_id: target.id } })
-    const allow = allowing(caller)
+    const allow = allowedPatterns(caller)
     allow('playbooks:GetPlaybook', { kind: playbookKind, row: playbook })
     return asFiring(async () => {
       const kase = await caseOf()
@@ -70,7 +70,7 @@ export const playbookTarget: TriggerTarget = {
       }
       allow('cases:CreateCase', { kind: caseKind, project_id })
       const body = { playbook_id: playbook?.id, ...given.case }
-      const made = await makeCase({ tx, services, caller, allow, project: project_id }, body as never)
+      const made = await createCase({ tx, services, caller, allow, project: project_id }, body as never)
       return 'existing' in made ? made.existing : made
     }
   },

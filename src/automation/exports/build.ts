@@ -2,30 +2,30 @@ import { Readable } from 'node:stream'
 import { setImmediate } from 'node:timers/promises'
 import { createFile } from '../../content/files/create.ts'
 import { fileKind } from '../../content/files/model.ts'
-import { type Staged, stores } from '../../content/storage/stores.ts'
+import { type StagedUpload, storageBackends } from '../../content/storage/backends.ts'
 import { AppError, recordedFailure } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import type { Tx } from '../../core/db/write.ts'
-import {
-  claimOrWait,
-  type Hold,
-  type Lease,
-  leaseOf,
-  type Outcome,
-  Superseded,
-  workOn,
-} from '../../core/jobs/attempt.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
-import { fault } from '../../core/process/fault.ts'
+import {
+  type ActiveClaim,
+  type AttemptOutcome,
+  ClaimLostError,
+  claimOrReschedule,
+  type Lease,
+  leaseTimings,
+  processClaim,
+} from '../../core/jobs/work-item.ts'
+import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { caseKind } from '../cases/model.ts'
-import { byCaller, happened } from '../cases/timeline.ts'
-import { gather } from './gather.ts'
-import { type ExportFile, type ExportRow, exportKind, type Format } from './model.ts'
+import { appendTimeline, byCaller } from '../cases/timeline.ts'
+import { collectSnapshot } from './collect-snapshot.ts'
+import { type ExportFile, type ExportFormat, type ExportRow, exportKind } from './model.ts'
 import { type ExportMessage, exportQueue } from './queue.ts'
 import { RENDERERS } from './render.ts'
-import type { Snapshot } from './snapshot.ts'
-import { type Claim, exportAttempts } from './store.ts'
+import type { CaseSnapshot } from './snapshot.ts'
+import { type ExportClaim, exportAttempts } from './store.ts'
 
 /** Tries of an export: those that failed, and those whose worker was lost. */
 const MAX_TRIES = 3
@@ -35,19 +35,20 @@ const FINAL = new Set<string>(['FORBIDDEN', 'RESOURCE_NOT_FOUND', 'REQUEST_REJEC
 
 const DAY_MS = 86_400_000
 
-const ownLease = ({ config }: Pick<Services, 'config'>): Lease => leaseOf(config.PLAYBOOK_EXPORT_LEASE_SECONDS * 1000)
+const ownLease = ({ config }: Pick<Services, 'config'>): Lease =>
+  leaseTimings(config.PLAYBOOK_EXPORT_LEASE_SECONDS * 1000)
 
-type Taken = { claim: Claim; row: ExportRow }
+type Taken = { claim: ExportClaim; row: ExportRow }
 
 /** Claims an export that is not at its end. One that another worker holds is looked at again when its lease is over. */
 async function take(tx: Tx, services: Services, message: ExportMessage): Promise<Taken | null> {
   const row = await exportKind.find(tx, message.export_id, true)
   if (!row) return null
   const named = { entity: row.id, id: message.attempt_id }
-  const claim = await claimOrWait(tx, exportAttempts, named, ownLease(services), exportQueue, message)
+  const claim = await claimOrReschedule(tx, exportAttempts, named, ownLease(services), exportQueue, message)
   if (claim === 'held') return null
   if (!claim) {
-    await giveUp(tx, message, new AppError('INTERNAL_ERROR'))
+    await abandonExport(tx, message, new AppError('INTERNAL_ERROR'))
     return null
   }
   return { claim, row: row.status === 'queued' ? await exportKind.update(tx, row.id, { status: 'running' }) : row }
@@ -60,7 +61,7 @@ async function fail(tx: Tx, id: string, error: unknown): Promise<void> {
 }
 
 /** Ends an export that no live worker holds with a failure. */
-export async function giveUp(tx: Tx, { export_id, attempt_id }: ExportMessage, error: unknown): Promise<void> {
+export async function abandonExport(tx: Tx, { export_id, attempt_id }: ExportMessage, error: unknown): Promise<void> {
   const row = await exportKind.find(tx, export_id, true)
   if (row && (await exportAttempts.endIdle(tx, { entity: export_id, id: attempt_id }))) await fail(tx, export_id, error)
 }
@@ -85,15 +86,15 @@ async function* buffersOf(pieces: Iterable<string>): AsyncGenerator<Buffer> {
   if (length > 0) yield Buffer.from(waiting.join(''))
 }
 
-type Written = { format: Format; id: string; staged: Staged }
+type Written = { format: ExportFormat; id: string; staged: StagedUpload }
 
 /** Writes the files of an export where nothing names them yet. */
-async function stage(services: Services, row: ExportRow, snapshot: Snapshot, written: Written[]): Promise<void> {
+async function stage(services: Services, row: ExportRow, snapshot: CaseSnapshot, written: Written[]): Promise<void> {
   for (const format of row.formats) {
     const id = newId(fileKind.prefix)
     const source = Readable.from(buffersOf(RENDERERS[format].render(snapshot)))
     const target = { projectId: row.project_id, fileId: id, maxBytes: MAX_FILE_BYTES }
-    const staged = await stores(services).stage(source, target)
+    const staged = await storageBackends(services).stage(source, target)
     written.push({ format, id, staged })
   }
 }
@@ -103,12 +104,12 @@ async function complete(
   tx: Tx,
   services: Services,
   { claim, row }: Taken,
-  { omitted }: Snapshot,
+  { omitted }: CaseSnapshot,
   written: readonly Written[],
 ): Promise<void> {
   const about = await caseKind.find(tx, row.case_id, true)
   if (!about || !(await exportKind.find(tx, row.id, true)) || !(await exportAttempts.end(tx, claim)))
-    throw new Superseded()
+    throw new ClaimLostError()
   const files: ExportFile[] = []
   for (const { format, id, staged } of written) {
     const { extension, type } = RENDERERS[format]
@@ -134,7 +135,7 @@ async function complete(
     expires_at: days === 0 ? null : new Date(now.getTime() + days * DAY_MS).toISOString(),
   })
   tx.emit(exportKind, 'completed', completed)
-  happened(tx, about, byCaller(claim), [
+  appendTimeline(tx, about, byCaller(claim), [
     {
       kind: 'exported',
       data: { export_id: row.id, subject_type: row.subject_type, formats: row.formats },
@@ -143,18 +144,18 @@ async function complete(
   ])
 }
 
-async function build(services: Services, taken: Taken, hold: Hold<Claim>): Promise<Outcome> {
-  await fault(services, 'export_claimed')
-  const snapshot = await gather(services, taken.row, taken.claim.principal)
+async function build(services: Services, taken: Taken, hold: ActiveClaim<ExportClaim>): Promise<AttemptOutcome> {
+  await injectFault(services, 'export_claimed')
+  const snapshot = await collectSnapshot(services, taken.row, taken.claim.principal)
   const written: Written[] = []
   try {
     await stage(services, taken.row, snapshot, written)
-    await fault(services, 'export_staged')
+    await injectFault(services, 'export_staged')
     await hold.write(tx => complete(tx, services, taken, snapshot, written))
   } finally {
     for (const { staged } of written) await staged.discard()
   }
-  await fault(services, 'export_completed')
+  await injectFault(services, 'export_completed')
   return { outcome: 'completed', files: written.length, omitted: snapshot.omitted.length }
 }
 
@@ -164,7 +165,7 @@ export async function buildExport(message: ExportMessage, context: JobContext): 
   const taken = await services.write(tx => take(tx, services, message))
   if (!taken) return
   const { claim, row } = taken
-  await workOn(context, {
+  await processClaim(context, {
     what: 'export',
     ids: { export_id: row.id, project_id: row.project_id },
     attempts: exportAttempts,

@@ -1,9 +1,9 @@
-import { sweepAttempts } from '../../core/jobs/attempt.ts'
-import { every, handler } from '../../core/jobs/handler.ts'
-import { message } from '../../core/jobs/queue.ts'
-import { buildExport, giveUp } from './build.ts'
+import { handler, schedule } from '../../core/jobs/handler.ts'
+import { queueMessage } from '../../core/jobs/queue.ts'
+import { sweepWorkItems } from '../../core/jobs/work-item.ts'
+import { abandonExport, buildExport } from './build.ts'
 import { exportQueue, exportSweep } from './queue.ts'
-import { exportAttempts, hasAttempts } from './store.ts'
+import { exportAttempts, hasExportWork } from './store.ts'
 
 /** An attempt this late has lost its message, or its worker. */
 const QUIET_SECONDS = 5
@@ -16,12 +16,12 @@ export const exportHandlers = [
       // Each holds what its case holds, and its files.
       concurrency: 2,
       leaseSeconds: config => config.PLAYBOOK_EXPORT_LEASE_SECONDS,
-      onExhausted: (asked, error, services) => services.write(tx => giveUp(tx, asked, error)),
+      onExhausted: (asked, error, services) => services.write(tx => abandonExport(tx, asked, error)),
     },
     buildExport,
   ),
   handler(exportSweep, { concurrency: 1 }, (_message, { services, stopping }) =>
-    sweepAttempts(services.pool, {
+    sweepWorkItems(services.pool, {
       attempts: exportAttempts,
       quietSeconds: QUIET_SECONDS,
       stopping,
@@ -29,11 +29,11 @@ export const exportHandlers = [
       wake: due =>
         services.queues.send(
           due.map(({ entity, id, project_id }) =>
-            message(exportQueue, { export_id: entity, attempt_id: id, project_id }),
+            queueMessage(exportQueue, { export_id: entity, attempt_id: id, project_id }),
           ),
         ),
     }),
   ),
 ]
 
-export const exportSchedules = [every('playbook-export.sweep', 30, exportSweep, {}, hasAttempts)]
+export const exportSchedules = [schedule('export.sweep', 30, exportSweep, {}, hasExportWork)]

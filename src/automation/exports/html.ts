@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto'
-import { type Block, outline, titleOf, type Value } from './outline.ts'
-import type { Snapshot } from './snapshot.ts'
-import { inLine, joined, legible, pretty } from './text.ts'
+import { type OutlineBlock, outlineCase, titleOf, type Value } from './outline.ts'
+import { inLine, interleave, prettyJson, toPrintable } from './printable-text.ts'
+import type { CaseSnapshot } from './snapshot.ts'
 
 const STYLE = `body{font:15px/1.5 system-ui,sans-serif;color:#1b1b1b;background:#fff;max-width:60rem;margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere}
 h1{font-size:1.5rem}h2{font-size:1.2rem;margin-top:2rem;border-bottom:1px solid #ccc}h3{font-size:1rem;margin-bottom:.3rem}
@@ -45,7 +45,7 @@ function valueText(value: Value): string {
 const cells = (tag: 'td' | 'th', texts: readonly string[]): string =>
   texts.map(text => `<${tag}>${text}</${tag}>`).join('')
 
-function* pieces(block: Block): Generator<string> {
+function* pieces(block: OutlineBlock): Generator<string> {
   if ('heading' in block) yield `<h${block.level}>${oneLine(block.heading)}</h${block.level}>`
   else if ('facts' in block) {
     yield '<table class="facts">\n'
@@ -55,14 +55,14 @@ function* pieces(block: Block): Generator<string> {
     yield `<table>\n<tr>${cells('th', block.head)}</tr>\n`
     for (const values of block.rows) yield `<tr>${cells('td', values.map(valueText))}</tr>\n`
     yield '</table>'
-  } else if ('text' in block) yield `<blockquote dir="auto">${escaped(legible(block.text))}</blockquote>`
-  else if ('data' in block) yield `<pre>${escaped(pretty(block.data))}</pre>`
+  } else if ('text' in block) yield `<blockquote dir="auto">${escaped(toPrintable(block.text))}</blockquote>`
+  else if ('data' in block) yield `<pre>${escaped(prettyJson(block.data))}</pre>`
   else if ('note' in block) yield `<p class="note">${block.note}</p>`
   else {
     yield '<ol>\n'
     for (const { title, blocks } of block.steps) {
       yield `<li><strong>${oneLine(title)}</strong>\n`
-      yield* joined(blocks.map(pieces), '\n')
+      yield* interleave(blocks.map(pieces), '\n')
       yield '</li>\n'
     }
     yield '</ol>'
@@ -70,7 +70,7 @@ function* pieces(block: Block): Generator<string> {
 }
 
 /** An export as one page that opens without a network: no script, nothing loaded, nothing of a record read as HTML. */
-export function* htmlOf(snapshot: Snapshot): Generator<string> {
+export function* htmlOf(snapshot: CaseSnapshot): Generator<string> {
   yield `<!doctype html>
 <html lang="en">
 <head>
@@ -83,6 +83,6 @@ export function* htmlOf(snapshot: Snapshot): Generator<string> {
 </head>
 <body>
 `
-  yield* joined(outline(snapshot).map(pieces), '\n')
+  yield* interleave(outlineCase(snapshot).map(pieces), '\n')
   yield '\n</body>\n</html>\n'
 }

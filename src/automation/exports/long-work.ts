@@ -1,4 +1,4 @@
-import { type LongWork, resultOf, underWay } from '../../core/api/long-work.ts'
+import { type LongWork, longWorkResult, underWay } from '../../core/api/long-work.ts'
 import type { ExportRow } from './model.ts'
 
 export const exportWork: LongWork<ExportRow> = {
@@ -9,6 +9,6 @@ export const exportWork: LongWork<ExportRow> = {
   async state({ record }, { status, error }) {
     const message = `The export is ${status}`
     if (status === 'queued' || status === 'running') return underWay(message)
-    return { status: 'completed', message, result: resultOf(error, record) }
+    return { status: 'completed', message, result: longWorkResult(error, record) }
   },
 }

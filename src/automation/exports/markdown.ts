@@ -1,6 +1,6 @@
-import { type Block, outline, type Step, type Value } from './outline.ts'
-import type { Snapshot } from './snapshot.ts'
-import { inLine, joined, legible, pretty } from './text.ts'
+import { type OutlineBlock, type OutlineStep, outlineCase, type Value } from './outline.ts'
+import { inLine, interleave, prettyJson, toPrintable } from './printable-text.ts'
+import type { CaseSnapshot } from './snapshot.ts'
 
 /** Every character that means something in Markdown, its tables, its HTML, or makes addresses links. */
 const escaped = (text: string): string => text.replace(/[\\`*_{}[\]()<>#+\-.!|&~:=@^$]/g, '\\$&')
@@ -35,7 +35,7 @@ function* table(head: readonly string[], rows: readonly (readonly Value[])[]): G
 
 /** Lines of a record as a quotation: an empty one ends nothing, and none begins a block of its own. */
 const quoted = (text: string): string =>
-  legible(text)
+  toPrintable(text)
     .split('\n')
     .map(each => `> ${escaped(each.trim())}`.trimEnd())
     .join('  \n')
@@ -47,24 +47,24 @@ function fenced(text: string): string {
 
 const indented = (text: string, width: number): string => text.replace(/^(?=.)/gm, ' '.repeat(width)).slice(width)
 
-function* pieces(block: Block): Generator<string> {
+function* pieces(block: OutlineBlock): Generator<string> {
   if ('heading' in block) yield `${'#'.repeat(block.level)} ${oneLine(block.heading)}`
   else if ('facts' in block) yield* table(['', ''], block.facts)
   else if ('rows' in block) yield* table(block.head, block.rows)
   else if ('text' in block) yield quoted(block.text)
-  else if ('data' in block) yield fenced(pretty(block.data))
+  else if ('data' in block) yield fenced(prettyJson(block.data))
   else if ('note' in block) yield `*${block.note}*`
-  else yield* joined(block.steps.map(stepPieces), '\n\n')
+  else yield* interleave(block.steps.map(stepPieces), '\n\n')
 }
 
-function* stepPieces({ title, blocks }: Step, index: number): Generator<string> {
+function* stepPieces({ title, blocks }: OutlineStep, index: number): Generator<string> {
   const marker = `${index + 1}. `
   const texts = [`**${oneLine(title)}**`, ...blocks.map(block => [...pieces(block)].join(''))]
   yield marker + indented(texts.join('\n\n'), marker.length)
 }
 
 /** An export as Markdown that can be printed as it is: nothing of a record is read as Markdown or HTML. */
-export function* markdownOf(snapshot: Snapshot): Generator<string> {
-  yield* joined(outline(snapshot).map(pieces), '\n\n')
+export function* markdownOf(snapshot: CaseSnapshot): Generator<string> {
+  yield* interleave(outlineCase(snapshot).map(pieces), '\n\n')
   yield '\n'
 }

@@ -3,14 +3,14 @@ import { fileKind } from '../../content/files/model.ts'
 import { RecordedFailure } from '../../core/api/errors.ts'
 import { type Kind, kind } from '../../core/api/kind.ts'
 import { projectField, record } from '../../core/api/record.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { Doer } from '../cases/model.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { CasePrincipal } from '../cases/model.ts'
 
 /** An export is a case, or one execution of a playbook, as files that stay as they were made. */
 
 export const SUBJECT_TYPES = ['case', 'playbook_execution'] as const
-export const FORMATS = ['json', 'markdown', 'html'] as const
-export type Format = (typeof FORMATS)[number]
+export const EXPORT_FORMATS = ['json', 'markdown', 'html'] as const
+export type ExportFormat = (typeof EXPORT_FORMATS)[number]
 export const EXPORT_STATUSES = ['queued', 'running', 'completed', 'failed', 'expired'] as const
 
 /** Something that the subject names and the export does not show. */
@@ -25,7 +25,7 @@ export type Omission = z.output<typeof Omission>
 
 const ExportFile = z
   .object({
-    format: z.enum(FORMATS).describe('Format of the file'),
+    format: z.enum(EXPORT_FORMATS).describe('Format of the file'),
     file_id: z.string().describe('A file of the project, downloaded as any other'),
     size_bytes: z.int().describe('Bytes'),
     sha256: z.string().describe('SHA-256 of the file, in hexadecimal'),
@@ -39,12 +39,12 @@ const subject_id = z.string().min(1).max(255).describe('Its id')
 export const PlaybookExport = record('PlaybookExport', {
   subject_type,
   subject_id,
-  formats: z.array(z.enum(FORMATS)).describe('What files are made'),
+  formats: z.array(z.enum(EXPORT_FORMATS)).describe('What files are made'),
   status: z.enum(EXPORT_STATUSES).describe('`expired` once its files were removed'),
   files: z.array(ExportFile).describe('Empty until it has completed'),
   omitted: z.array(Omission).describe('What the requester could not read when it was built'),
   error: RecordedFailure.nullable(),
-  requested_by: Doer.describe('Who asked for it'),
+  requested_by: CasePrincipal.describe('Who asked for it'),
   expires_at: z.iso.datetime().nullable().describe('When its files are removed'),
   completed_at: z.iso.datetime().nullable(),
 })
@@ -55,9 +55,9 @@ export const ExportInput = z
     subject_type,
     subject_id,
     formats: z
-      .array(z.enum(FORMATS))
+      .array(z.enum(EXPORT_FORMATS))
       .min(1)
-      .max(FORMATS.length)
+      .max(EXPORT_FORMATS.length)
       .refine(formats => new Set(formats).size === formats.length, 'must name each format once')
       .default(['json', 'markdown'])
       .describe('Files to make: `json` for programs, `markdown` and `html` for people; default json and markdown'),

@@ -1,7 +1,7 @@
 import { longWork } from '../../core/api/long-work.ts'
 import { module } from '../../core/api/module.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
-import { caseLeavings } from '../cases/executions.ts'
+import { caseDeleteHooks } from '../cases/executions.ts'
 import { exportHandlers, exportSchedules } from './handlers.ts'
 import { exportWork } from './long-work.ts'
 import { exportKind } from './model.ts'
@@ -16,5 +16,9 @@ export default module('exports', {
   handlers: exportHandlers,
   schedules: exportSchedules,
   sweeps: [{ name: 'exports', when: '37 * * * *', run: expireExports }],
-  extensions: [longWork.with(exportWork), leaseHolding.with(exportAttempts.endLeases), caseLeavings.with(removeOfCase)],
+  extensions: [
+    longWork.with(exportWork),
+    leaseHolding.with(exportAttempts.endLeases),
+    caseDeleteHooks.with(removeOfCase),
+  ],
 })

@@ -1,18 +1,18 @@
 import { checkStorage } from '../../control/quotas/storage.ts'
 import { raise } from '../../core/api/errors.ts'
-import { equals, oneOf } from '../../core/api/filters.ts'
+import { equalsFilter, oneOf } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
-import { answer, type Context, type Operation, operation } from '../../core/api/operation.ts'
+import { type Context, type Operation, operation, result } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { type CaseRow, caseKind } from '../cases/model.ts'
-import { doerOf } from '../cases/timeline.ts'
+import { actorOf } from '../cases/timeline.ts'
+import { mayExport } from './collect-snapshot.ts'
 import { exportedExecutions } from './executions.ts'
-import { mayExport } from './gather.ts'
 import { EXPORT_STATUSES, ExportInput, exportKind, PlaybookExport, SUBJECT_TYPES } from './model.ts'
 import { exportQueue } from './queue.ts'
-import { insertAttempt } from './store.ts'
+import { insertExportWork } from './store.ts'
 
 const tag = 'Exports'
 const path = '/playbook-exports'
@@ -65,19 +65,19 @@ export const exportOperations: Operation[] = [
       await checkStorage(services, about.project_id, 0, tx)
       const { subject_type, subject_id, formats } = body
       const { id: case_id, project_id } = about
-      const requested_by = doerOf(caller)
+      const requested_by = actorOf(caller)
       const row = await exportKind.insert(tx, { project_id, case_id, subject_type, subject_id, formats, requested_by })
       const attempt_id = newId('pbk_exp_att')
-      await insertAttempt(tx, row.id, attempt_id, principalRecord(caller))
+      await insertExportWork(tx, row.id, attempt_id, principalRecord(caller))
       tx.send(exportQueue, { export_id: row.id, attempt_id, project_id })
-      return answer(202, exportKind.present(row))
+      return result(202, exportKind.present(row))
     },
   }),
   // playbook_exports_project serves the order; playbook_exports_subject the filter by subject.
   exports.list({
     filters: {
       subject_type: oneOf('subject_type', SUBJECT_TYPES),
-      subject_id: equals('subject_id'),
+      subject_id: equalsFilter('subject_id'),
       status: oneOf('status', EXPORT_STATUSES),
     },
   }),

@@ -1,13 +1,19 @@
-import { type ExportedExecution, type ExportedStep, LINKED, type Shown, type Snapshot } from './snapshot.ts'
+import {
+  type CaseSnapshot,
+  type ExportedExecution,
+  type ExportedStep,
+  LINKED,
+  type PresentedRecord,
+} from './snapshot.ts'
 
 /** What a reader sees of an export, whatever the format: text of records stays apart from ours until it is rendered. */
 
 /** Text of a record in a line; an id or a hash; an address; nothing. */
 export type Value = string | { code: string } | { url: string } | null
 
-export type Step = { title: string; blocks: readonly Block[] }
+export type OutlineStep = { title: string; blocks: readonly OutlineBlock[] }
 
-export type Block =
+export type OutlineBlock =
   | { heading: string; level: 1 | 2 | 3 }
   /** Two columns: our label, a value. */
   | { facts: readonly (readonly [string, Value])[] }
@@ -18,9 +24,9 @@ export type Block =
   | { data: unknown }
   /** Our own words. */
   | { note: string }
-  | { steps: readonly Step[] }
+  | { steps: readonly OutlineStep[] }
 
-const isObject = (value: unknown): value is Shown =>
+const isObject = (value: unknown): value is PresentedRecord =>
   typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /** A value of a record in a line. */
@@ -37,28 +43,32 @@ const subjectOf = (value: unknown): Value =>
   isObject(value) ? [value.label, `${value.type} ${value.id}`].filter(Boolean).join(', ') : null
 
 /** Facts that have a value. */
-const facts = (pairs: readonly (readonly [string, Value])[]): Block[] => {
+const facts = (pairs: readonly (readonly [string, Value])[]): OutlineBlock[] => {
   const known = pairs.filter(([, value]) => value !== null)
   return known.length > 0 ? [{ facts: known }] : []
 }
 
 /** A value of a record: text with its lines, or JSON; nothing for an empty one. */
-function content(value: unknown): Block[] {
+function content(value: unknown): OutlineBlock[] {
   if (value === null || value === undefined || value === '') return []
   if (typeof value === 'string') return [{ text: value }]
   return isObject(value) && Object.keys(value).length === 0 ? [] : [{ data: value }]
 }
 
-const labelled = (label: string, value: unknown): Block[] => {
+const labelled = (label: string, value: unknown): OutlineBlock[] => {
   const blocks = content(value)
   return blocks.length > 0 ? [{ note: label }, ...blocks] : []
 }
 
 /** What a withdrawal says, for a piece of evidence that was withdrawn. */
-const withdrawal = (piece: Shown): Value =>
+const withdrawal = (piece: PresentedRecord): Value =>
   piece.withdrawn_at ? `${piece.withdrawn_at}: ${piece.withdrawn_reason ?? ''}` : null
 
-const stepBlocks = (step: ExportedStep, instructions: unknown, evidence: readonly Shown[]): Block[] => [
+const stepBlocks = (
+  step: ExportedStep,
+  instructions: unknown,
+  evidence: readonly PresentedRecord[],
+): OutlineBlock[] => [
   ...labelled('Instructions', instructions),
   ...facts([
     ['Status', step.status],
@@ -83,7 +93,7 @@ const stepBlocks = (step: ExportedStep, instructions: unknown, evidence: readonl
     : []),
 ]
 
-function executionBlocks(execution: ExportedExecution, evidence: readonly Shown[]): Block[] {
+function executionBlocks(execution: ExportedExecution, evidence: readonly PresentedRecord[]): OutlineBlock[] {
   const defined = Array.isArray(execution.definition.steps) ? (execution.definition.steps as unknown[]) : []
   const instructionsOf = (key: string): unknown => {
     const step = defined.filter(isObject).find(each => each.key === key)
@@ -116,7 +126,7 @@ function executionBlocks(execution: ExportedExecution, evidence: readonly Shown[
   ]
 }
 
-const timelineBlocks = (timeline: readonly Shown[]): Block[] => [
+const timelineBlocks = (timeline: readonly PresentedRecord[]): OutlineBlock[] => [
   { heading: 'Timeline', level: 2 },
   timeline.length === 0
     ? { note: 'Nothing.' }
@@ -132,10 +142,10 @@ const timelineBlocks = (timeline: readonly Shown[]): Block[] => [
       },
 ]
 
-const evidenceBlocks = (evidence: readonly Shown[]): Block[] => [
+const evidenceBlocks = (evidence: readonly PresentedRecord[]): OutlineBlock[] => [
   { heading: 'Evidence', level: 2 },
   ...(evidence.length === 0 ? [{ note: 'None.' }] : []),
-  ...evidence.flatMap((piece): Block[] => [
+  ...evidence.flatMap((piece): OutlineBlock[] => [
     { heading: String(piece.name), level: 3 },
     ...facts([
       ['Id', code(piece.id)],
@@ -154,9 +164,10 @@ const evidenceBlocks = (evidence: readonly Shown[]): Block[] => [
 ]
 
 /** What people call a linked record. */
-const nameOf = ({ title, name, filename, path, kind }: Shown): Value => line(title ?? name ?? path ?? filename ?? kind)
+const nameOf = ({ title, name, filename, path, kind }: PresentedRecord): Value =>
+  line(title ?? name ?? path ?? filename ?? kind)
 
-function linkBlocks(snapshot: Snapshot): Block[] {
+function linkBlocks(snapshot: CaseSnapshot): OutlineBlock[] {
   if (snapshot.links.length === 0) return []
   const rows = snapshot.links.map(({ type, target_id }) => {
     const list = snapshot[LINKED[type as keyof typeof LINKED]] ?? []
@@ -170,10 +181,11 @@ function linkBlocks(snapshot: Snapshot): Block[] {
 }
 
 /** The title of an export. */
-export const titleOf = ({ case: about }: Snapshot): string => `Case ${about.number}: ${about.title} (${about.status})`
+export const titleOf = ({ case: about }: CaseSnapshot): string =>
+  `Case ${about.number}: ${about.title} (${about.status})`
 
 /** What a reader sees, in its order. */
-export function outline(snapshot: Snapshot): Block[] {
+export function outlineCase(snapshot: CaseSnapshot): OutlineBlock[] {
   const { case: about, executions, evidence, timeline, omitted } = snapshot
   const { fields, metadata, tags } = about
   return [

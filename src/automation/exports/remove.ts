@@ -1,5 +1,5 @@
-import type { Tx } from '../../core/db/write.ts'
-import { apart } from '../../core/jobs/sweeps.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { isolateFailures } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { CaseRow } from '../cases/model.ts'
 import { exportKind, removeFiles } from './model.ts'
@@ -19,7 +19,7 @@ export async function expireExports(services: Services, stopping: AbortSignal): 
     ids = await expiredExports(services.pool, services.clock.now(), ids?.at(-1) ?? '', BATCH)
     for (const id of ids) {
       if (stopping.aborted) return expired
-      await apart(services, { export_id: id }, () =>
+      await isolateFailures(services, { export_id: id }, () =>
         services.write(async tx => {
           const row = await exportKind.find(tx, id, true)
           if (row?.status !== 'completed') return

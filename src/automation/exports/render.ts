@@ -1,11 +1,11 @@
 import { htmlOf } from './html.ts'
 import { markdownOf } from './markdown.ts'
-import type { Format } from './model.ts'
-import type { Snapshot } from './snapshot.ts'
-import { joined } from './text.ts'
+import type { ExportFormat } from './model.ts'
+import { interleave } from './printable-text.ts'
+import type { CaseSnapshot } from './snapshot.ts'
 
 /** A record a line: what is large is never one text. */
-function* jsonOf(snapshot: Snapshot): Generator<string> {
+function* jsonOf(snapshot: CaseSnapshot): Generator<string> {
   const member = function* (name: string, value: unknown): Generator<string> {
     yield `${JSON.stringify(name)}: `
     if (!Array.isArray(value) || value.length === 0) {
@@ -13,7 +13,7 @@ function* jsonOf(snapshot: Snapshot): Generator<string> {
       return
     }
     yield '[\n'
-    yield* joined(
+    yield* interleave(
       value.map(item => ({
         *[Symbol.iterator]() {
           yield JSON.stringify(item)
@@ -24,7 +24,7 @@ function* jsonOf(snapshot: Snapshot): Generator<string> {
     yield '\n]'
   }
   yield '{\n'
-  yield* joined(
+  yield* interleave(
     Object.entries(snapshot).map(([name, value]) => member(name, value)),
     ',\n',
   )
@@ -33,8 +33,8 @@ function* jsonOf(snapshot: Snapshot): Generator<string> {
 
 /** How each format is made, piece by piece, and called. */
 export const RENDERERS: Record<
-  Format,
-  { extension: string; type: string; render: (snapshot: Snapshot) => Iterable<string> }
+  ExportFormat,
+  { extension: string; type: string; render: (snapshot: CaseSnapshot) => Iterable<string> }
 > = {
   json: { extension: 'json', type: 'application/json', render: jsonOf },
   markdown: { extension: 'md', type: 'text/markdown', render: markdownOf },

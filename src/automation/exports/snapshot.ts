@@ -2,10 +2,10 @@ import type { z } from 'zod'
 import type { Omission, SUBJECT_TYPES } from './model.ts'
 
 /** A record as its GET answers it. */
-export type Shown = Record<string, unknown>
+export type PresentedRecord = Record<string, unknown>
 
 /** A step of an execution, as exports show it. What else its record says goes into the JSON as it is. */
-export type ExportedStep = Shown & {
+export type ExportedStep = PresentedRecord & {
   key: string
   title: string
   type: string
@@ -13,10 +13,10 @@ export type ExportedStep = Shown & {
 }
 
 /** An execution with its steps in the order of their definition, and the definition that it is pinned to. */
-export type ExportedExecution = Shown & {
+export type ExportedExecution = PresentedRecord & {
   id: string
   steps: readonly ExportedStep[]
-  definition: Shown
+  definition: PresentedRecord
 }
 
 /** The lists of linked records, by what links call their types. */
@@ -35,14 +35,14 @@ export const LINKED = {
 type LinkedList = (typeof LINKED)[keyof typeof LINKED]
 
 /** All that an export shows, as it was at one moment: what every format is made of. */
-export type Snapshot = {
+export type CaseSnapshot = {
   export_version: 1
   generated_at: string
   subject_type: (typeof SUBJECT_TYPES)[number]
-  case: Shown
+  case: PresentedRecord
   executions: readonly ExportedExecution[]
-  timeline: readonly Shown[]
-  evidence: readonly Shown[]
-  links: readonly Shown[]
+  timeline: readonly PresentedRecord[]
+  evidence: readonly PresentedRecord[]
+  links: readonly PresentedRecord[]
   omitted: readonly z.output<typeof Omission>[]
-} & Record<LinkedList, readonly Shown[]>
+} & Record<LinkedList, readonly PresentedRecord[]>

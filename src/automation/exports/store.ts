@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import type { Kind } from '../../core/api/kind.ts'
-import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { attempts, type Claimed } from '../../core/jobs/attempt.ts'
+import { type WorkItemClaim, workItemTable } from '../../core/jobs/work-item.ts'
 import {
   type CaseRow,
   caseKind,
@@ -18,24 +18,24 @@ import { type ExportRow, exportKind } from './model.ts'
 const row = { principal: z.custom<PrincipalRecord>(), losses: z.int() }
 
 /** Exports that wait for a worker, and those that are being built. */
-export const exportAttempts = attempts({
+export const exportAttempts = workItemTable({
   table: 'playbook_export_attempts',
   entity: 'export_id',
   owner: 'playbook_exports',
   row,
 })
-export type Claim = Claimed & z.output<z.ZodObject<typeof row>>
+export type ExportClaim = WorkItemClaim & z.output<z.ZodObject<typeof row>>
 
-export const insertAttempt = (db: Queryable, exportId: string, id: string, principal: PrincipalRecord) =>
-  db.query(statement`
+export const insertExportWork = (db: Queryable, exportId: string, id: string, principal: PrincipalRecord) =>
+  db.query(voidStatement`
     insert into playbook_export_attempts (export_id, id, principal) values (${exportId}, ${id}, ${jsonb(principal)})`)
 
 /** Whether an export waits or is built. */
-export const hasAttempts: Fragment = sql.fragment`exists (select from playbook_export_attempts)`
+export const hasExportWork: Fragment = sql.fragment`exists (select from playbook_export_attempts)`
 
 /** From here on a transaction reads what was committed at one moment, and writes nothing. */
-export const atOneMoment = (db: Queryable) =>
-  db.query(statement`set transaction isolation level repeatable read, read only`)
+export const useRepeatableRead = (db: Queryable) =>
+  db.query(voidStatement`set transaction isolation level repeatable read, read only`)
 
 const sizes = sql.type(z.object({ bytes: z.coerce.number() }))
 
@@ -46,7 +46,7 @@ const ROW_BYTES = 512
  * Bytes of what a case's timeline, evidence and links hold, or those of one execution. By case_timeline_case,
  * case_evidence_case and the unique index of links.
  */
-export const bytesOf = (db: Queryable, caseIds: readonly string[], executionId: string | null): Promise<number> =>
+export const snapshotBytes = (db: Queryable, caseIds: readonly string[], executionId: string | null): Promise<number> =>
   db.oneFirst(sizes`
     select coalesce((
         select sum(t.bytes + ${ROW_BYTES}) from case_timeline t where ${inCases(caseIds)} ${ofExecution(executionId)}), 0)
@@ -91,7 +91,7 @@ export const linksOf = (db: Queryable, caseIds: readonly string[]): Promise<read
     select ${linkKind.columns} from case_links t where ${inCases(caseIds)} order by t.created_at, t.id`)
 
 /** Rows of a kind that a project has, by the primary key. */
-export const rowsOf = (db: Queryable, kind: Kind<any>, projectId: string, ids: readonly string[]) =>
+export const snapshotRows = (db: Queryable, kind: Kind<any>, projectId: string, ids: readonly string[]) =>
   db.any(kind.sql`
     select ${kind.columns} from ${sql.identifier([kind.table])} t
     where t.id = any(${sql.array([...ids], 'text')}) and t.project_id = ${projectId}`)
@@ -103,6 +103,6 @@ export const exportsOfCase = (db: Queryable, caseId: string): Promise<readonly E
 
 /** Some exports whose time is over, behind an id. By playbook_exports_expiring. */
 export const expiredExports = (db: Queryable, now: Date, after: string, limit: number): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+  db.anyFirst(idStatement`
     select id from playbook_exports where status = 'completed' and expires_at <= ${now.toISOString()}::timestamptz and id > ${after}
     order by id limit ${limit}`)

@@ -1,9 +1,9 @@
 import type { IncomingMessage } from 'node:http'
 import { AppError, raise } from '../../core/api/errors.ts'
-import type { Receiving } from '../../core/api/operation.ts'
-import { storableValue } from '../../core/api/text.ts'
+import type { StreamedRequest } from '../../core/api/operation.ts'
+import { storableValue } from '../../core/api/storable-text.ts'
 import { countAnonymous } from '../../core/http/anonymous-bodies.ts'
-import { boundJson, CLIENT_GONE } from '../../core/http/body.ts'
+import { CLIENT_GONE, limitJson } from '../../core/http/body.ts'
 
 /** Bodies of calls from outside, read as bytes whatever their type says. */
 
@@ -21,7 +21,7 @@ export function refuseDeclared(req: IncomingMessage): void {
  * @param sender what is called, whose bodies share a part of the memory for anonymous ones
  * @throws HOOK_PAYLOAD_TOO_LARGE as soon as there are too many, SERVICE_NOT_READY, REQUEST_REJECTED when the client leaves
  */
-export async function hookBytes({ req, services, closed }: Receiving, sender: string): Promise<Buffer> {
+export async function hookBytes({ req, services, closed }: StreamedRequest, sender: string): Promise<Buffer> {
   if (req.destroyed) throw CLIENT_GONE
   const count = countAnonymous(services, sender, closed)
   const chunks: Buffer[] = []
@@ -51,7 +51,7 @@ export async function hookBytes({ req, services, closed }: Receiving, sender: st
  */
 export function hookJson(body: Buffer): unknown {
   if (body.length === 0) return {}
-  boundJson(body)
+  limitJson(body)
   try {
     return storableValue(JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(body)))
   } catch {

@@ -3,10 +3,17 @@ import type { Context } from '../../core/api/operation.ts'
 import { isContextKey } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type Definition, isSameStructure, type Node } from './definition.ts'
+import { type GraphDefinition, isSameGraph, type Node } from './definition.ts'
 import { missingReferences, requireNodeRights } from './references.ts'
 import { schemaProblems } from './schemas.ts'
-import { type Findings, limitProblems, listed, MAX_FINDINGS, MAX_NODES, validateGraph } from './validate.ts'
+import {
+  type Findings,
+  graphLimitProblems,
+  MAX_FINDINGS,
+  MAX_NODES,
+  truncateProblems,
+  validateGraph,
+} from './validate.ts'
 
 /** Entries of context_keys that are no keys, by the places of their nodes. */
 const badContextKeys = (nodes: readonly Node[]): [index: number, keys: unknown[]][] =>
@@ -30,20 +37,23 @@ type Asking = Parameters<typeof schemaProblems>[2]
  * What is wrong with a definition, its schemas included, and what may be a mistake.
  * @throws RunFirst within a transaction, SERVICE_NOT_READY
  */
-export async function findingsOf(services: Services, definition: Definition, asking: Asking): Promise<Findings> {
+export async function checkGraph(services: Services, definition: GraphDefinition, asking: Asking): Promise<Findings> {
   const { problems, warnings } = validateGraph(definition)
-  if (limitProblems(definition).length > 0) return { problems, warnings }
-  return { problems: listed([...problems, ...(await schemaProblems(services, definition, asking))]), warnings }
+  if (graphLimitProblems(definition).length > 0) return { problems, warnings }
+  return {
+    problems: truncateProblems([...problems, ...(await schemaProblems(services, definition, asking))]),
+    warnings,
+  }
 }
 
 /** Warnings with what a project does not have of what a definition names: of one within the limits, and no more than are listed. */
-export async function withMissing(
+export async function withMissingReferences(
   db: Queryable,
   project: string,
-  definition: Definition,
+  definition: GraphDefinition,
   warnings: readonly Problem[],
 ): Promise<Problem[]> {
-  if (limitProblems(definition).length > 0) return [...warnings]
+  if (graphLimitProblems(definition).length > 0) return [...warnings]
   return [...warnings, ...(await missingReferences(db, project, definition.nodes))].slice(0, MAX_FINDINGS)
 }
 
@@ -55,11 +65,11 @@ const WITHOUT_SCHEMAS = { state_schema: null, input_schema: null }
  * @param stored the graph before; its nodes ask for nothing as long as it runs as it did
  * @throws FORBIDDEN, INVALID_TOOL_CONTEXT_KEY, ORCHESTRATION_VALIDATION_FAILED with `meta { problems, warnings }`, RunFirst
  */
-export async function requireValid(
+export async function requireValidGraph(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
   project: string,
-  definition: Definition,
-  stored?: Pick<Definition, 'nodes' | 'edges'>,
+  definition: GraphDefinition,
+  stored?: Pick<GraphDefinition, 'nodes' | 'edges'>,
 ): Promise<void> {
   const [bad] = badContextKeys(definition.nodes)
   if (bad)
@@ -67,14 +77,14 @@ export async function requireValid(
       message: `nodes[${bad[0]}].context_keys holds what is no key`,
       meta: { keys: bad[1].slice(0, 20) },
     })
-  const { problems, warnings } = await findingsOf(services, definition, { tenant: project, inTransaction: true })
+  const { problems, warnings } = await checkGraph(services, definition, { tenant: project, inTransaction: true })
   if (problems.length === 0) {
-    const graph = ({ nodes, edges }: Pick<Definition, 'nodes' | 'edges'>) => ({ nodes, edges, ...WITHOUT_SCHEMAS })
-    if (stored && isSameStructure(graph(stored), graph(definition))) return
+    const graph = ({ nodes, edges }: Pick<GraphDefinition, 'nodes' | 'edges'>) => ({ nodes, edges, ...WITHOUT_SCHEMAS })
+    if (stored && isSameGraph(graph(stored), graph(definition))) return
     return requireNodeRights({ tx, allow }, project, definition.nodes)
   }
   raise('ORCHESTRATION_VALIDATION_FAILED', {
     message: problemsText(problems),
-    meta: { problems, warnings: await withMissing(tx, project, definition, warnings) },
+    meta: { problems, warnings: await withMissingReferences(tx, project, definition, warnings) },
   })
 }

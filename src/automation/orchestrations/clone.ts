@@ -1,11 +1,11 @@
 import { newId } from '../../core/api/ids.ts'
-import { type Kind, type KindRow, picked, type Values } from '../../core/api/kind.ts'
-import { copiedBy, type Making } from '../../core/api/version-archive.ts'
-import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { type Kind, type KindRow, pickFields, type Values } from '../../core/api/kind.ts'
+import { copiedBy, type VersionAuthor } from '../../core/api/version-archive.ts'
+import { idStatement, type Queryable, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
-import { definitionFields, orchestrationKind } from './model.ts'
+import { graphFields, orchestrationKind } from './model.ts'
 import { orchestrationIdsOf } from './store.ts'
 import { versionedGraphs } from './versions.ts'
 
@@ -20,12 +20,12 @@ export function definitionCloning<Row extends KindRow>(at: {
   kind: Kind<Row, any>
   fields: readonly (keyof Row & string)[]
   naming: keyof Row & string
-  insert: (tx: Tx, values: any, making: Making) => Promise<Row>
+  insert: (tx: Tx, values: any, making: VersionAuthor) => Promise<Row>
   idsOf?: (db: Queryable, project: string) => Promise<readonly string[]>
 }): Cloneable {
   const { name, kind, fields, naming, insert } = at
   const all = (db: Queryable, project: string) =>
-    db.anyFirst(identifying`
+    db.anyFirst(idStatement`
       select id from ${sql.identifier([kind.table])} where project_id = ${project} order by created_at, id`)
   return {
     name,
@@ -36,7 +36,7 @@ export function definitionCloning<Row extends KindRow>(at: {
       for (const id of originals) {
         const original = await kind.find(tx, id)
         if (!original) continue
-        const values: Values<KindRow> = picked(original, ['name', 'description', ...fields])
+        const values: Values<KindRow> = pickFields(original, ['name', 'description', ...fields])
         const copied = { [naming]: withIds(original[naming], ids), id: ids.get(id), project_id: to }
         tx.emit(kind, 'created', await insert(tx, { ...values, ...copied }, copiedBy(caller)))
       }
@@ -47,7 +47,7 @@ export function definitionCloning<Row extends KindRow>(at: {
 export const orchestrationCloning = definitionCloning({
   name: 'orchestrations',
   kind: orchestrationKind,
-  fields: definitionFields,
+  fields: graphFields,
   naming: 'nodes',
   insert: versionedGraphs.insert,
   idsOf: orchestrationIdsOf,

@@ -34,7 +34,7 @@ export const isWorkerType = (type: string): type is WorkerType => (WORKER_TYPES 
 export const startsRuns = (type: string): boolean => NESTING_TYPES.includes(type)
 
 /** When an attempt that failed is made again. Delays in milliseconds. */
-export type Retry = {
+export type NodeRetry = {
   max_attempts?: number
   backoff?: { strategy?: 'fixed' | 'exponential'; delay_ms?: number; max_delay_ms?: number; factor?: number }
 }
@@ -46,7 +46,7 @@ export type Node = {
   type: string
   input_mapping?: Record<string, unknown> | null
   state_mapping?: Record<string, unknown> | null
-  retry?: Retry | null
+  retry?: NodeRetry | null
   timeout?: string | null
   on_error?: 'fail' | 'route' | null
   metadata?: Record<string, unknown> | null
@@ -90,7 +90,7 @@ export type Edge = {
 }
 
 /** What a version is of. */
-export type Definition = {
+export type GraphDefinition = {
   nodes: Node[]
   edges: Edge[]
   state_schema: Record<string, unknown> | null
@@ -108,7 +108,7 @@ const structural = ({ metadata: _inert, ...fields }: Node | Edge): Record<string
  * A definition as text that is the same for two that run alike. The order of keys is none of it, except in a state_mapping,
  * which applies them one after the other.
  */
-function structureOf({ nodes, edges, state_schema, input_schema }: Definition): string {
+function structureOf({ nodes, edges, state_schema, input_schema }: GraphDefinition): string {
   const ordered = nodes.map(structural).map(({ state_mapping, ...node }) => ({
     ...node,
     ...(isObject(state_mapping) && { state_mapping: Object.entries(state_mapping) }),
@@ -116,7 +116,7 @@ function structureOf({ nodes, edges, state_schema, input_schema }: Definition): 
   return canonicalJson({ nodes: ordered, edges: edges.map(structural), state_schema, input_schema })
 }
 
-export const isSameStructure = (left: Definition, right: Definition): boolean =>
+export const isSameGraph = (left: GraphDefinition, right: GraphDefinition): boolean =>
   structureOf(left) === structureOf(right)
 
 /** A node as it is compared: the entries of its state_mapping in their order. */
@@ -130,7 +130,7 @@ function comparedNode(node: Node): Record<string, unknown> {
  * A definition as it is compared with another: nodes by their ids, edges by their ends and labels, both in their order. That of
  * nodes is the order in which results are applied; that of edges says which of them closes a cycle.
  */
-export function compared({ nodes, edges, ...schemas }: Definition): object {
+export function comparableGraph({ nodes, edges, ...schemas }: GraphDefinition): object {
   const named = new Map<string, unknown>()
   // Of edges with one name, from which number on one may be free: without it a graph of equal edges takes seconds.
   const counts = new Map<string, number>()
@@ -153,7 +153,7 @@ export function compared({ nodes, edges, ...schemas }: Definition): object {
 const OLDER = { memory_id: 'memory_store_id', memory_ids: 'memory_store_ids' }
 
 /** Nodes as they are kept: older names of fields become those of today, unless these are there too. */
-export function renamed(nodes: readonly Node[]): Node[] {
+export function withCurrentFieldNames(nodes: readonly Node[]): Node[] {
   return nodes.map(node => {
     const given = node as Record<string, unknown>
     if (!Object.keys(OLDER).some(name => name in given)) return node

@@ -1,5 +1,5 @@
 import type { Context } from '../../core/api/operation.ts'
-import { firstChars } from '../../core/api/text.ts'
+import { truncateChars } from '../../core/api/storable-text.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Edge, Node, NodeType } from './definition.ts'
 import type { Graph } from './graph.ts'
@@ -12,9 +12,9 @@ type Picture = { graph: Graph; states: ReadonlyMap<string, NodeState> }
  * Finds a run for a caller who may read it.
  * @throws ORCHESTRATION_RUN_NOT_FOUND, FORBIDDEN
  */
-export type Pictured = (context: Context<any, any, OrchestrationRow>, runId: string) => Promise<Picture>
+export type DiagramRun = (context: Context<any, any, OrchestrationRow>, runId: string) => Promise<Picture>
 
-export const picturedRuns = extensionPoint<Pictured>('pictures of runs')
+export const diagramRuns = extensionPoint<DiagramRun>('pictures of runs')
 
 /** A graph as text of Mermaid, a language for diagrams. */
 
@@ -53,7 +53,7 @@ export type NodeState = keyof typeof STYLES
  * nothing in it ends the quotes or begins a markup.
  */
 function quoted(text: string): string {
-  const short = text.length > MAX_LABEL ? `${firstChars(text, MAX_LABEL)}…` : text
+  const short = text.length > MAX_LABEL ? `${truncateChars(text, MAX_LABEL)}…` : text
   return `"${short.toWellFormed().replace(/[^\p{L}\p{N} _.,…-]/gu, mark => `#${mark.codePointAt(0)};`)}"`
 }
 

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const orchestrationErrors = {
   ORCHESTRATION_NOT_FOUND: {
@@ -15,5 +15,5 @@ export const orchestrationErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof orchestrationErrors> {}
+  interface ErrorCodes extends CodesOf<typeof orchestrationErrors> {}
 }

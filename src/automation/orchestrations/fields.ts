@@ -277,7 +277,15 @@ const EDGE_FIELDS = {
 export const edgeFields = Object.entries<Field>(EDGE_FIELDS)
 
 /** A field of a body that takes any value, because wrong ones are reported with all else that is wrong with the graph. */
-export function documented({ schema, about, types }: { schema: z.ZodType; about: string; types?: readonly string[] }) {
+export function describedField({
+  schema,
+  about,
+  types,
+}: {
+  schema: z.ZodType
+  about: string
+  types?: readonly string[]
+}) {
   const { $schema, ...documentation } = z.toJSONSchema(schema, { io: 'input', unrepresentable: 'any' })
   if (!types)
     return z
@@ -293,9 +301,9 @@ export function documented({ schema, about, types }: { schema: z.ZodType; about:
 }
 
 const described = (fields: readonly [string, Field][]) =>
-  Object.fromEntries(fields.map(([name, field]) => [name, documented(field)]))
+  Object.fromEntries(fields.map(([name, field]) => [name, describedField(field)]))
 
-const text = (about: string) => documented({ about, schema: z.string() })
+const text = (about: string) => describedField({ about, schema: z.string() })
 
 /** A node in a body or a record. Values of its fields are checked with the graph. */
 export const NodeShape = z
@@ -306,7 +314,7 @@ export const NodeShape = z
     ),
     ...described(nodeFields),
     memory_id: text('Older name of memory_store_id'),
-    memory_ids: documented({ about: 'Older name of memory_store_ids', schema: z.array(id) }),
+    memory_ids: describedField({ about: 'Older name of memory_store_ids', schema: z.array(id) }),
   })
   .meta({ id: 'OrchestrationNode', required: ['id', 'type'] }) as unknown as z.ZodType<Node>
 

@@ -1,7 +1,7 @@
 import { raise } from '../../core/api/errors.ts'
 import type { Kind } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { identifying } from '../../core/db/sql.ts'
+import { idStatement } from '../../core/db/sql.ts'
 
 /**
  * The project in which what a definition names is looked up, while it is checked and not written; null without one.
@@ -17,6 +17,6 @@ export async function lookupProject(
   if (project === null) return null
   allow(asked.action, { kind: asked.kind, project_id: project })
   const exists =
-    caller.project_id !== null || (await db.exists(identifying`select id from projects where id = ${project}`))
+    caller.project_id !== null || (await db.exists(idStatement`select id from projects where id = ${project}`))
   return exists ? project : raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
 }

@@ -4,12 +4,12 @@ import { kind, selectList, type Values } from '../../core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
 import { versionArchive } from '../../core/api/version-archive.ts'
 import { sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { compared, type Definition, isSameText } from './definition.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { comparableGraph, type GraphDefinition, isSameText } from './definition.ts'
 import { EdgeShape, NodeShape } from './fields.ts'
 import { deleteUnmarked } from './store.ts'
 
-export { type Definition, type Edge, NODE_TYPES, type Node, type NodeType, type Retry } from './definition.ts'
+export { type Edge, type GraphDefinition, NODE_TYPES, type Node, type NodeRetry, type NodeType } from './definition.ts'
 
 /** An orchestration is a directed graph that starts, flows forward and ends. */
 
@@ -54,7 +54,7 @@ export const OrchestrationInput = createBody(
 export const OrchestrationPatch = patchBody('OrchestrationPatch', { ...fields, version_label })
 
 /** What is validated without being written. */
-export const ValidateInput = z
+export const ValidateGraphInput = z
   .strictObject({
     project_id: projectField.describe('Project in which what the graph names is looked up'),
     nodes: fields.nodes.optional(),
@@ -75,7 +75,7 @@ const Finding = z
   })
   .meta({ id: 'Finding' })
 
-export const Validation = z
+export const GraphValidation = z
   .object({
     valid: z.boolean().describe('Whether there are no problems'),
     problems: z.array(Finding).describe('What refuses a write'),
@@ -83,7 +83,7 @@ export const Validation = z
   })
   .meta({ id: 'OrchestrationValidation' })
 
-export const RestoreInput = z
+export const RestoreGraphInput = z
   .strictObject({ label: label.describe('Label of the new version; default `restored from v<n>`') })
   .meta({ id: 'OrchestrationRestoreInput' })
 
@@ -122,7 +122,7 @@ const declared = kind({
 export type OrchestrationRow = z.output<typeof Row>
 
 /** The fields of a definition. */
-export const definitionFields = ['nodes', 'edges', 'state_schema', 'input_schema'] as const
+export const graphFields = ['nodes', 'edges', 'state_schema', 'input_schema'] as const
 
 export const orchestrationKind = {
   ...declared,
@@ -133,7 +133,7 @@ export const orchestrationKind = {
   },
   /** The order of keys counts: those of a state_mapping apply in theirs. */
   changes(before: OrchestrationRow, after: OrchestrationRow): Values<OrchestrationRow> {
-    const reordered = definitionFields.filter(name => !isSameText(before[name], after[name]))
+    const reordered = graphFields.filter(name => !isSameText(before[name], after[name]))
     const changes = reordered.map(name => [name, after[name]])
     return { ...declared.changes(before, after), ...Object.fromEntries(changes) }
   },
@@ -145,5 +145,5 @@ export const orchestrationVersions = versionArchive({
   owner: 'orchestration_id',
   prefix: 'orch_ver',
   record: OrchestrationVersion,
-  read: config => compared(config as Definition),
+  read: config => comparableGraph(config as GraphDefinition),
 })

@@ -1,32 +1,32 @@
 import { Readable } from 'node:stream'
 import { z } from 'zod'
-import { contains } from '../../core/api/filters.ts'
-import { itemOperation, type Operation, operation, streamed } from '../../core/api/operation.ts'
+import { containsFilter } from '../../core/api/filters.ts'
+import { itemOperation, type Operation, operation, streamResult } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
-import { contextKeyProblems, findingsOf, requireValid, withMissing } from './check.ts'
-import { renamed } from './definition.ts'
-import { diagramOf, picturedRuns } from './diagram.ts'
-import { orchestrationEnds } from './ends.ts'
+import { checkGraph, contextKeyProblems, requireValidGraph, withMissingReferences } from './check.ts'
+import { withCurrentFieldNames } from './definition.ts'
+import { orchestrationDeleteHooks } from './delete-hooks.ts'
+import { diagramOf, diagramRuns } from './diagram.ts'
 import { graphOf } from './graph.ts'
 import { lookupProject } from './lookup-project.ts'
 import {
-  type Definition,
-  definitionFields,
+  type GraphDefinition,
+  GraphValidation,
+  graphFields,
   Orchestration,
   OrchestrationInput,
   OrchestrationPatch,
   OrchestrationVersion,
   orchestrationKind,
   orchestrationVersions,
-  RestoreInput,
-  ValidateInput,
-  Validation,
+  RestoreGraphInput,
+  ValidateGraphInput,
 } from './model.ts'
 import { NAMING_RIGHTS } from './references.ts'
-import { listed } from './validate.ts'
+import { truncateProblems } from './validate.ts'
 import { versionedGraphs } from './versions.ts'
 
 const tag = 'Orchestrations'
@@ -36,8 +36,8 @@ const orchestrations = resource(orchestrationKind, { path, tag })
 const refusals = ['ORCHESTRATION_VALIDATION_FAILED', 'INVALID_TOOL_CONTEXT_KEY'] as const
 
 /** The definition that a body gives, with what it leaves out. */
-export const definitionIn = (body: Partial<Definition>): Definition => ({
-  nodes: renamed(body.nodes ?? []),
+export const graphIn = (body: Partial<GraphDefinition>): GraphDefinition => ({
+  nodes: withCurrentFieldNames(body.nodes ?? []),
   edges: body.edges ?? [],
   state_schema: body.state_schema ?? null,
   input_schema: body.input_schema ?? null,
@@ -46,7 +46,7 @@ export const definitionIn = (body: Partial<Definition>): Definition => ({
 export const orchestrationOperations: Operation[] = [
   // orchestrations_project serves the order.
   orchestrations.list({
-    filters: { name: contains('name') },
+    filters: { name: containsFilter('name') },
     where: () => [sql.fragment`t.managed_by is null`],
     bytes: sql.fragment`(
       octet_length(t.nodes::text) + octet_length(t.edges::text) +
@@ -62,8 +62,8 @@ export const orchestrationOperations: Operation[] = [
     raises: [...refusals],
     async make({ tx, services, allow, body, project, caller }) {
       const { version_label, ...values } = body
-      const definition = definitionIn(values)
-      await requireValid({ tx, services, allow }, project, definition)
+      const definition = graphIn(values)
+      await requireValidGraph({ tx, services, allow }, project, definition)
       const making = madeBy(caller, version_label)
       return versionedGraphs.insert(tx, { ...values, ...definition, project_id: project }, making)
     },
@@ -79,8 +79,8 @@ export const orchestrationOperations: Operation[] = [
     action: 'orchestrations:ValidateOrchestration',
     gate: 'any',
     about: orchestrationKind,
-    body: ValidateInput,
-    answers: { 200: Validation },
+    body: ValidateGraphInput,
+    answers: { 200: GraphValidation },
     raises: ['RESOURCE_NOT_FOUND'],
     reads: true,
     async run(context) {
@@ -90,11 +90,12 @@ export const orchestrationOperations: Operation[] = [
         { kind: orchestrationKind, action: 'orchestrations:ValidateOrchestration' },
         body.project_id,
       )
-      const definition = definitionIn(body)
+      const definition = graphIn(body)
       const asking = { tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
-      const found = await findingsOf(services, definition, asking)
-      const warnings = project === null ? found.warnings : await withMissing(db, project, definition, found.warnings)
-      const problems = listed([...found.problems, ...contextKeyProblems(definition.nodes)])
+      const found = await checkGraph(services, definition, asking)
+      const warnings =
+        project === null ? found.warnings : await withMissingReferences(db, project, definition, found.warnings)
+      const problems = truncateProblems([...found.problems, ...contextKeyProblems(definition.nodes)])
       return { valid: problems.length === 0, problems, warnings }
     },
   }),
@@ -108,9 +109,9 @@ export const orchestrationOperations: Operation[] = [
     quiet: true,
     raises: [...refusals],
     async change(next, { body, stored, tx, services, allow }) {
-      if (definitionFields.every(name => body[name] === undefined)) return next
-      const changed = { ...next, nodes: renamed(next.nodes) }
-      await requireValid({ tx, services, allow }, stored.project_id, changed, stored)
+      if (graphFields.every(name => body[name] === undefined)) return next
+      const changed = { ...next, nodes: withCurrentFieldNames(next.nodes) }
+      await requireValidGraph({ tx, services, allow }, stored.project_id, changed, stored)
       return changed
     },
     write: (next, { tx, stored, body, caller }) =>
@@ -121,7 +122,7 @@ export const orchestrationOperations: Operation[] = [
     description:
       'Cancels its runs and deletes them with its versions; of many runs, workers do so afterwards. What names it stays, and fails when it is used; generations and usage keep its id.',
     async check(row, { tx, services }) {
-      for (const end of orchestrationEnds.all()) await end(tx, services, row)
+      for (const end of orchestrationDeleteHooks.all()) await end(tx, services, row)
     },
   }),
   itemOperation(orchestrationKind, {
@@ -139,11 +140,11 @@ export const orchestrationOperations: Operation[] = [
     produces: 'text/plain',
     async run(context) {
       const { resource, query } = context
-      const pictured = query.run_id === undefined ? undefined : picturedRuns.only()
+      const pictured = query.run_id === undefined ? undefined : diagramRuns.only()
       const { graph, states } = pictured
         ? await pictured(context, query.run_id as string)
         : { graph: graphOf(resource), states: undefined }
-      return streamed('text/plain; charset=utf-8', Readable.from([diagramOf(graph, states)]))
+      return streamResult('text/plain; charset=utf-8', Readable.from([diagramOf(graph, states)]))
     },
   }),
   ...versionOperations(orchestrationKind, {
@@ -159,7 +160,7 @@ export const orchestrationOperations: Operation[] = [
     description: 'It must still be one that the caller could write today. Name and description stay.',
     alsoActions: NAMING_RIGHTS,
     action: 'orchestrations:RestoreOrchestrationVersion',
-    body: RestoreInput,
+    body: RestoreGraphInput,
     bodyOptional: true,
     answers: { 200: Orchestration },
     raises: [...refusals],

@@ -1,9 +1,9 @@
 import { z } from 'zod'
 import type { Problem } from '../../core/api/errors.ts'
-import { grantingOf } from '../../core/api/grants.ts'
+import { grantSourceOf } from '../../core/api/grants.ts'
 import { isIdOf, type KindRow, kinds } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { firstChars } from '../../core/api/text.ts'
+import { truncateChars } from '../../core/api/storable-text.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Node } from './definition.ts'
 import { type Field, NODE_FIELDS } from './fields.ts'
@@ -28,7 +28,7 @@ export async function missingReferences(db: Queryable, project: string, nodes: r
   const references = nodes.flatMap(referencesOf)
   const found = new Set<string>()
   for (const [name, ofKind] of Map.groupBy(references, ({ kind }) => kind))
-    for (const id of await idsThere(
+    for (const id of await accessibleIds(
       db,
       name,
       project,
@@ -41,7 +41,7 @@ export async function missingReferences(db: Queryable, project: string, nodes: r
     .map(({ kind, id, path }) => ({
       code: 'REFERENCE_NOT_FOUND',
       path,
-      message: `names no ${kind.replaceAll('_', ' ')} of the project: ${firstChars(id, 200)}`,
+      message: `names no ${kind.replaceAll('_', ' ')} of the project: ${truncateChars(id, 200)}`,
     }))
 }
 
@@ -70,7 +70,7 @@ const RIGHTS: Record<string, string> = {
 export const NAMING_RIGHTS = Object.values(RIGHTS)
 
 /** @throws FORBIDDEN */
-export async function requireNamingRights(
+export async function requireReferencePermissions(
   { tx, allow }: Pick<Context, 'tx' | 'allow'>,
   project: string,
   named: readonly { kind: string; id: string }[],
@@ -94,10 +94,10 @@ export const requireNodeRights = (
   context: Pick<Context, 'tx' | 'allow'>,
   project: string,
   nodes: readonly Node[],
-): Promise<void> => requireNamingRights(context, project, nodes.flatMap(referencesOf))
+): Promise<void> => requireReferencePermissions(context, project, nodes.flatMap(referencesOf))
 
 /** Those of some ids that name rows which the project has or that are shared with it. */
-export async function idsThere(
+export async function accessibleIds(
   db: Queryable,
   name: string,
   project: string,
@@ -111,6 +111,6 @@ export async function idsThere(
     select t.id from ${sql.identifier([kind.table])} t
     where t.id = any(${sql.array(possible, 'text')}) and t.project_id = ${project} ${visible}`)
   const others = possible.filter(id => !own.includes(id))
-  const granting = others.length > 0 ? grantingOf(name) : undefined
+  const granting = others.length > 0 ? grantSourceOf(name) : undefined
   return granting ? [...own, ...(await granting.among(db, name, project, others))] : own
 }

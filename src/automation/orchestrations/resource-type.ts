@@ -1,7 +1,7 @@
 import { resourceType } from '../../core/api/resource-type.ts'
 import { contextKeyProblems } from './check.ts'
-import { type Definition, orchestrationKind } from './model.ts'
-import { definitionIn } from './operations.ts'
+import { type GraphDefinition, orchestrationKind } from './model.ts'
+import { graphIn } from './operations.ts'
 import { validateGraph } from './validate.ts'
 
 export const orchestrationType = resourceType(orchestrationKind, {
@@ -9,7 +9,7 @@ export const orchestrationType = resourceType(orchestrationKind, {
   find: orchestrationKind.find,
   check(properties) {
     if (!properties.nodes || !properties.edges) return []
-    const definition = definitionIn(properties as Partial<Definition>)
+    const definition = graphIn(properties as Partial<GraphDefinition>)
     return [...validateGraph(definition).problems, ...contextKeyProblems(definition.nodes)]
   },
 })

@@ -1,10 +1,10 @@
 import type { Problem } from '../../core/api/errors.ts'
-import { RunFirst } from '../../core/db/pool.ts'
+import { RerunAfter } from '../../core/db/pool.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { SchemaError, type SchemaOf, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Definition } from './definition.ts'
+import type { GraphDefinition } from './definition.ts'
 
 /** Schemas that one definition has compiled at a time. */
 const AT_ONCE = 4
@@ -37,7 +37,7 @@ export async function checkedValue(
 }
 
 /** The schemas of a definition by their paths. What is no object has been reported with the graph. */
-function schemasOf({ nodes, state_schema, input_schema }: Definition): [path: string, schema: object][] {
+function schemasOf({ nodes, state_schema, input_schema }: GraphDefinition): [path: string, schema: object][] {
   const ofNodes = nodes.map(({ type, output_schema }, index): [string, unknown] => [
     `nodes[${index}].output_schema`,
     type === 'agent' ? output_schema : null,
@@ -54,7 +54,7 @@ function schemasOf({ nodes, state_schema, input_schema }: Definition): [path: st
  */
 export const schemaProblems = (
   services: Services,
-  definition: Definition,
+  definition: GraphDefinition,
   asking: { tenant: string; inTransaction: boolean },
 ): Promise<Problem[]> => problemsOfSchemas(services, schemasOf(definition), asking)
 
@@ -71,7 +71,7 @@ export async function problemsOfSchemas(
     try {
       await (inTransaction ? checks.checkInTransaction(schema) : checks.check(schema))
     } catch (error) {
-      if (error instanceof RunFirst) pending.push(error.work)
+      if (error instanceof RerunAfter) pending.push(error.work)
       else if (error instanceof SchemaError) problems.push({ code: 'SCHEMA_INVALID', path, message: error.message })
       else throw error
     }
@@ -83,7 +83,7 @@ export async function problemsOfSchemas(
           check(path, graphSchema(tenant, schema)),
     ),
   )
-  if (pending.length > 0) throw new RunFirst(() => someAtOnce(pending))
+  if (pending.length > 0) throw new RerunAfter(() => someAtOnce(pending))
   return problems
 }
 

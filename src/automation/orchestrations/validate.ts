@@ -1,24 +1,30 @@
 import type { Problem } from '../../core/api/errors.ts'
-import { firstChars } from '../../core/api/text.ts'
-import { refusals } from '../../core/api/validate.ts'
-import { expressionProblem, isHidden, isObject } from '../../core/expressions/evaluate.ts'
-import { type Definition, type Edge, NODE_TYPES, type Node } from './definition.ts'
+import { truncateChars } from '../../core/api/storable-text.ts'
+import { validationProblems } from '../../core/api/validate.ts'
+import { expressionProblem, isObject, isReservedName } from '../../core/expressions/evaluate.ts'
+import { type Edge, type GraphDefinition, NODE_TYPES, type Node } from './definition.ts'
 import { EVENT_TYPE, namespaceOf, platformEvents } from './event-types.ts'
+import {
+  type ExpressionSite,
+  expressionSites,
+  readOfCollection,
+  type StateRead,
+  stateReads,
+} from './expression-reads.ts'
 import { edgeFields, type Field, nodeFields } from './fields.ts'
 import { Flow } from './flow.ts'
 import { cyclesOf, type Graph, graphOf } from './graph.ts'
-import { type Read, readOfCollection, readsOf, type Surface, surfacesOf } from './reads.ts'
-import { statePath, statePathProblem } from './writes.ts'
+import { statePath, statePathProblem } from './state-paths.ts'
 
 export const MAX_NODES = 500
 export const MAX_EDGES = 2000
-export const MAX_DEFINITION_BYTES = 1024 * 1024
+export const MAX_GRAPH_BYTES = 1024 * 1024
 
 /** Findings of a kind that are listed. */
 export const MAX_FINDINGS = 1000
 
 /** Problems as an answer lists them; where there are more, the last item says so. */
-export const listed = (problems: readonly Problem[]): Problem[] =>
+export const truncateProblems = (problems: readonly Problem[]): Problem[] =>
   problems.length <= MAX_FINDINGS
     ? [...problems]
     : [
@@ -35,7 +41,8 @@ const NODE_ID = /^[A-Za-z0-9_-]{1,128}$/
 export type Findings = { problems: Problem[]; warnings: Problem[] }
 
 /** A name that a caller chose, as a path or a message shows it. */
-export const shown = (text: string): string => (text.length > MAX_SHOWN ? `${firstChars(text, MAX_SHOWN)}…` : text)
+export const quoteName = (text: string): string =>
+  text.length > MAX_SHOWN ? `${truncateChars(text, MAX_SHOWN)}…` : text
 
 /** Findings as they are collected: of problems one more than `listed` keeps. */
 export class FindingList implements Findings {
@@ -57,14 +64,14 @@ const isType = (type: unknown): boolean => NODE_TYPES.includes(type as never)
  * Everything that is wrong with a definition, and what may be a mistake, at once. Whether its schemas compile and what it
  * names exists is found out elsewhere (schemas.ts, references.ts).
  */
-export function validateGraph(definition: Definition): Findings {
-  const beyond = limitProblems(definition)
+export function validateGraph(definition: GraphDefinition): Findings {
+  const beyond = graphLimitProblems(definition)
   if (beyond.length > 0) return { problems: beyond, warnings: [] }
   const found = new FindingList()
   const { nodes, edges } = definition
   const events = platformEvents()
   checkIds(nodes, found)
-  const surfaces = new Map(nodes.map(node => [node, surfacesOf(node)]))
+  const surfaces = new Map(nodes.map(node => [node, expressionSites(node)]))
   for (const [index, node] of nodes.entries()) {
     checkNode(node, `nodes[${index}]`, events, found)
     for (const surface of surfaces.get(node) ?? []) checkSurface(surface, `nodes[${index}]`, found)
@@ -80,12 +87,12 @@ export function validateGraph(definition: Definition): Findings {
 }
 
 /** Why a definition is larger than any may be; what else is wrong with such a one is not looked for. */
-export function limitProblems({ nodes, edges, state_schema, input_schema }: Definition): Problem[] {
+export function graphLimitProblems({ nodes, edges, state_schema, input_schema }: GraphDefinition): Problem[] {
   const bytes = Buffer.byteLength(JSON.stringify({ nodes, edges, state_schema, input_schema }))
   const counts: [path: string, what: string, has: number, most: number][] = [
     ['nodes', 'items', nodes.length, MAX_NODES],
     ['edges', 'items', edges.length, MAX_EDGES],
-    ['', 'bytes as JSON', bytes, MAX_DEFINITION_BYTES],
+    ['', 'bytes as JSON', bytes, MAX_GRAPH_BYTES],
   ]
   return counts.flatMap(([path, what, has, most]) =>
     has > most ? [{ code: 'LIMIT_EXCEEDED', path, message: `must have at most ${most} ${what}, but has ${has}` }] : [],
@@ -99,7 +106,8 @@ function checkIds(nodes: readonly Node[], found: FindingList): void {
     if (id == null || id === '') found.problem('NODE_ID_REQUIRED', path, 'is required')
     else if (typeof id !== 'string' || !NODE_ID.test(id))
       found.problem('NODE_ID_INVALID', path, 'must be 1 to 128 letters, digits, _ and -')
-    else if (isHidden(id)) found.problem('NODE_ID_INVALID', path, `cannot be ${id}, which expressions cannot read`)
+    else if (isReservedName(id))
+      found.problem('NODE_ID_INVALID', path, `cannot be ${id}, which expressions cannot read`)
     else if (first.has(id)) found.problem('NODE_ID_DUPLICATE', path, `is the id of nodes[${first.get(id)}] too: ${id}`)
     else first.set(id, index)
   }
@@ -112,7 +120,7 @@ function checkNode(node: Node, at: string, events: ReadonlySet<string>, found: F
   if (isMissing(type)) found.problem('NODE_TYPE_REQUIRED', `${at}.type`, 'is required')
   else if (typeof type !== 'string') found.problem('NODE_FIELD_INVALID', `${at}.type`, 'must be a string')
   else if (!isType(type))
-    found.warn('NODE_TYPE_UNKNOWN', `${at}.type`, `is no type of this release; a run fails there: ${shown(type)}`)
+    found.warn('NODE_TYPE_UNKNOWN', `${at}.type`, `is no type of this release; a run fails there: ${quoteName(type)}`)
   for (const [name, field] of nodeFields) {
     const value = (node as Record<string, unknown>)[name]
     const path = `${at}.${name}`
@@ -126,12 +134,12 @@ function checkNode(node: Node, at: string, events: ReadonlySet<string>, found: F
     found.problem('NODE_FIELD_REQUIRED', `${at}.duration`, 'is required without until, and not allowed with it')
   if (type === 'poll' && typeof node.max_iterations === 'number' && node.max_iterations > 1000)
     found.problem('NODE_FIELD_INVALID', `${at}.max_iterations`, 'must be at most 1000 for nodes of type poll')
-  if (type === 'loop' && typeof node.item_variable === 'string' && isHidden(node.item_variable))
+  if (type === 'loop' && typeof node.item_variable === 'string' && isReservedName(node.item_variable))
     found.problem('NODE_FIELD_INVALID', `${at}.item_variable`, 'cannot be read by expressions')
   if (type === 'emit_event') checkEvent(node.event_type, `${at}.event_type`, events, found)
 }
 
-function checkSurface(surface: Surface, at: string, found: FindingList): void {
+function checkSurface(surface: ExpressionSite, at: string, found: FindingList): void {
   const { field, key, expression } = surface
   // What is no object or text is small.
   const isLarge = typeof expression === 'object' || typeof expression === 'string'
@@ -144,12 +152,13 @@ function checkSurface(surface: Surface, at: string, found: FindingList): void {
 }
 
 function checkField({ schema, code = 'NODE_FIELD_INVALID' }: Field, value: unknown, path: string, found: FindingList) {
-  for (const problem of refusals(schema, value, path)) found.problem(code, shown(problem.path), problem.message)
+  for (const problem of validationProblems(schema, value, path))
+    found.problem(code, quoteName(problem.path), problem.message)
 }
 
 function checkEvent(name: unknown, path: string, events: ReadonlySet<string>, found: FindingList): void {
   if (typeof name !== 'string' || !EVENT_TYPE.test(name)) return
-  if (events.has(name)) found.problem('EVENT_TYPE_RESERVED', path, `is an event of the platform: ${shown(name)}`)
+  if (events.has(name)) found.problem('EVENT_TYPE_RESERVED', path, `is an event of the platform: ${quoteName(name)}`)
   else if ([...events].some(event => namespaceOf(event) === namespaceOf(name)))
     found.warn('EVENT_NOT_TRIGGERABLE', path, `lies among the platform's own events: no trigger can name it`)
 }
@@ -163,7 +172,7 @@ function checkEdges(edges: readonly Edge[], ids: ReadonlySet<string>, found: Fin
       const id: unknown = edge[end]
       if (typeof id === 'string' && ids.has(id)) continue
       dangling = true
-      if (typeof id === 'string') found.problem('EDGE_NODE_UNKNOWN', `${at}.${end}`, `names no node: ${shown(id)}`)
+      if (typeof id === 'string') found.problem('EDGE_NODE_UNKNOWN', `${at}.${end}`, `names no node: ${quoteName(id)}`)
       else found.problem('EDGE_FIELD_INVALID', `${at}.${end}`, isMissing(id) ? 'is required' : 'must be a string')
     }
     for (const [name, field] of edgeFields) {
@@ -201,24 +210,28 @@ function checkStart({ nodes, starts }: Graph, found: FindingList): void {
 function checkCycles(graph: Graph, nodes: readonly Node[], edges: readonly Edge[], found: FindingList): boolean {
   const cycles = cyclesOf({ nodes: nodes.filter(({ type }) => type !== 'loop'), edges })
   for (const ids of cycles) {
-    const listed = ids.slice(0, 20).map(shown).join(', ')
+    const listed = ids.slice(0, 20).map(quoteName).join(', ')
     found.problem('CYCLE_DETECTED', 'edges', `lead in a circle: ${listed}${ids.length > 20 ? ', …' : ''}`)
   }
   if (cycles.length === 0 && graph.back.size > 0)
     for (const [index, edge] of edges.entries())
       if (graph.back.has(edge))
-        found.warn('LOOP_REENTRY', `edges[${index}]`, `leads back to ${shown(edge.to)}; it never activates anything`)
+        found.warn(
+          'LOOP_REENTRY',
+          `edges[${index}]`,
+          `leads back to ${quoteName(edge.to)}; it never activates anything`,
+        )
   return cycles.length > 0
 }
 
-const pathOf = (at: string, { field, key }: Pick<Surface, 'field' | 'key'>): string =>
-  key === null ? `${at}.${field}` : `${at}.${field}.${shown(key)}`
+const pathOf = (at: string, { field, key }: Pick<ExpressionSite, 'field' | 'key'>): string =>
+  key === null ? `${at}.${field}` : `${at}.${field}.${quoteName(key)}`
 
 /** What depends on the ways through the graph. */
 function checkFlow(
-  { nodes, edges, input_schema }: Definition,
+  { nodes, edges, input_schema }: GraphDefinition,
   graph: Sorted,
-  surfaces: ReadonlyMap<Node, readonly Surface[]>,
+  surfaces: ReadonlyMap<Node, readonly ExpressionSite[]>,
   found: FindingList,
 ): void {
   const surfacesIn = (node: Node) => surfaces.get(node) ?? []
@@ -230,14 +243,14 @@ function checkFlow(
     found.warn(
       'JOIN_MAY_NOT_FIRE',
       `edges[${places.get(edge)}].activation_group`,
-      `waits for several branches of ${shown(decision)}, of which a run takes one`,
+      `waits for several branches of ${quoteName(decision)}, of which a run takes one`,
     )
   for (const [index, node] of nodes.entries()) {
     // Nodes without an id, or with that of an earlier one, are not in the graph.
     if (graph.node(node.id) !== node) continue
     const at = `nodes[${index}]`
     if (graph.starts.length > 0 && !flow.reachable.has(node.id))
-      found.warn('NODE_UNREACHABLE', at, `cannot be reached from a node that a run begins with: ${shown(node.id)}`)
+      found.warn('NODE_UNREACHABLE', at, `cannot be reached from a node that a run begins with: ${quoteName(node.id)}`)
     checkReads(node, surfacesIn(node), at, { flow, isInput, isNode: id => graph.node(id) !== undefined }, found)
   }
 }
@@ -245,16 +258,22 @@ function checkFlow(
 type Sorted = Graph & { sorted: readonly string[] }
 
 /** The key at the top of the state that is written, where one is. */
-const keyWritten = ({ field, key }: Surface): string[] =>
+const keyWritten = ({ field, key }: ExpressionSite): string[] =>
   field === 'state_mapping' ? (statePath(key as string)?.slice(0, 1) ?? []) : []
 
 type Reading = { flow: Flow; isInput(key: string): boolean; isNode(id: string): boolean }
 
-function checkReads(node: Node, surfaces: readonly Surface[], at: string, reading: Reading, found: FindingList): void {
+function checkReads(
+  node: Node,
+  surfaces: readonly ExpressionSite[],
+  at: string,
+  reading: Reading,
+  found: FindingList,
+): void {
   const own = new Set<string>()
   for (const surface of surfaces) {
     const isWrite = surface.field === 'state_mapping'
-    for (const read of readsOf(surface)) {
+    for (const read of stateReads(surface)) {
       // A mapping reads what the node came to, and what it wrote before.
       if (isWrite && (read.what === 'node' ? read.name === node.id : read.what === 'key' && own.has(read.name)))
         continue
@@ -273,13 +292,13 @@ function checkReads(node: Node, surfaces: readonly Surface[], at: string, readin
 /** @param blocks whether a key that nobody writes is a problem */
 function checkRead(
   { id }: Node,
-  { what, name }: Read,
+  { what, name }: StateRead,
   path: string,
   blocks: boolean,
   { flow, isInput, isNode }: Reading,
   found: FindingList,
 ): void {
-  const known = shown(name)
+  const known = quoteName(name)
   if (what === 'nothing') {
     found.warn('STATE_KEY_UNWRITTEN', path, `reads ${known}, but has only output and state to read`)
   } else if (what === 'node') {

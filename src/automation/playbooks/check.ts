@@ -5,12 +5,12 @@ import type { Queryable } from '../../core/db/sql.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import type { Services } from '../../core/process/services.ts'
 import { problemsOfSchemas } from '../orchestrations/schemas.ts'
-import { listed } from '../orchestrations/validate.ts'
-import type { Definition } from './definition.ts'
+import { truncateProblems } from '../orchestrations/validate.ts'
+import type { PlaybookDefinition } from './definition.ts'
 import { referenceProblems, requireStepRights } from './references.ts'
-import { limitProblems, validatePlaybook } from './validate.ts'
+import { playbookLimitProblems, validatePlaybook } from './validate.ts'
 
-function schemasOf({ steps, case_schema, input_schema }: Definition): [path: string, schema: object][] {
+function schemasOf({ steps, case_schema, input_schema }: PlaybookDefinition): [path: string, schema: object][] {
   const ofSteps = steps.map(({ result_schema }, index): [string, unknown] => [
     `steps[${index}].result_schema`,
     result_schema,
@@ -24,16 +24,16 @@ function schemasOf({ steps, case_schema, input_schema }: Definition): [path: str
  * @param asking.project in which what it names is looked up; null for none
  * @throws RunFirst within a transaction, SERVICE_NOT_READY
  */
-export async function problemsIn(
+export async function checkPlaybook(
   db: Queryable,
   services: Services,
-  definition: Definition,
+  definition: PlaybookDefinition,
   asking: { project: string | null; tenant: string; inTransaction: boolean },
 ): Promise<Problem[]> {
   const problems = validatePlaybook(definition)
-  if (limitProblems(definition).length > 0) return problems
+  if (playbookLimitProblems(definition).length > 0) return problems
   const { project } = asking
-  return listed([
+  return truncateProblems([
     ...problems,
     ...(await problemsOfSchemas(services, schemasOf(definition), asking)),
     ...(project === null ? [] : await referenceProblems(db, project, definition.steps)),
@@ -45,13 +45,13 @@ export async function problemsIn(
  * @param stored the definition before; its steps ask for nothing as long as they stay
  * @throws PLAYBOOK_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, RunFirst
  */
-export async function requireValid(
+export async function requireValidPlaybook(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
   project: string,
-  definition: Definition,
-  stored?: Definition,
+  definition: PlaybookDefinition,
+  stored?: PlaybookDefinition,
 ): Promise<void> {
-  const problems = await problemsIn(tx, services, definition, { project, tenant: project, inTransaction: true })
+  const problems = await checkPlaybook(tx, services, definition, { project, tenant: project, inTransaction: true })
   if (problems.length > 0) raise('PLAYBOOK_VALIDATION_FAILED', { message: problemsText(problems), meta: { problems } })
   if (!stored || !isDeepStrictEqual(stored.steps, definition.steps))
     await requireStepRights({ tx, allow }, project, definition.steps)

@@ -21,17 +21,17 @@ export const END = 'end'
 export const FAIL = 'fail'
 export const RESERVED_KEYS: readonly string[] = [END, FAIL]
 
-export type Rule = { when: unknown; go_to: string }
+export type BranchRule = { when: unknown; go_to: string }
 
 /** The event that a step waits for: `filter` reads its envelope, and what expressions of steps read. */
 export type AwaitedEvent = { pattern: string; filter?: unknown; timeout_seconds?: number | null }
 export type RequiredEvidence = { name: string; kind: 'note' | 'file' | 'link' }
 
 /** When an attempt that failed is made again. */
-export type Retry = { max_attempts: number; backoff_seconds?: number; backoff_multiplier?: number }
+export type StepRetry = { max_attempts: number; backoff_seconds?: number; backoff_multiplier?: number }
 
 /** A step as it is written; which fields it reads depends on its type. A playbook that was stored has been validated. */
-export type Step = {
+export type PlaybookStep = {
   key: string
   title: string
   instructions?: string | null
@@ -39,7 +39,7 @@ export type Step = {
   when?: unknown
   next?: string | null
   on_failure?: string
-  retry?: Retry | null
+  retry?: StepRetry | null
   case_writes?: Record<string, unknown> | null
   capture?: boolean
   agent_id?: string
@@ -62,45 +62,45 @@ export type Step = {
   due_seconds?: number | null
   timeout_seconds?: number | null
   skippable?: boolean
-  rules?: Rule[]
+  rules?: BranchRule[]
   otherwise?: string | null
 }
 
 /** What a version is of. */
-export type Definition = {
-  steps: Step[]
+export type PlaybookDefinition = {
+  steps: PlaybookStep[]
   case_schema: Record<string, unknown> | null
   input_schema: Record<string, unknown> | null
   outcome: unknown
   resolve_case: boolean
 }
 
-export const definitionFields = ['steps', 'case_schema', 'input_schema', 'outcome', 'resolve_case'] as const
+export const playbookFields = ['steps', 'case_schema', 'input_schema', 'outcome', 'resolve_case'] as const
 
 /** A step without fields that are not set. */
 const structural = (step: object): Record<string, unknown> =>
   Object.fromEntries(Object.entries(step).filter(([, value]) => value !== null && value !== undefined))
 
-const structureOf = ({ steps, ...others }: Definition): string =>
+const structureOf = ({ steps, ...others }: PlaybookDefinition): string =>
   canonicalJson({ steps: steps.map(structural), ...others, outcome: others.outcome ?? null })
 
-export const isSameStructure = (left: Definition, right: Definition): boolean =>
+export const isSamePlaybook = (left: PlaybookDefinition, right: PlaybookDefinition): boolean =>
   structureOf(left) === structureOf(right)
 
 /** A definition as it is compared with another: steps by their keys. */
-export function compared({ steps, ...others }: Definition): object {
+export function comparablePlaybook({ steps, ...others }: PlaybookDefinition): object {
   const named = steps.map((step, position): [string, object] => [step.key, { ...structural(step), position }])
   return { steps: Object.fromEntries(named), ...others }
 }
 
 /** What follows a step that has completed, or that `when` passes over: a key or `end`. */
-export const nextOf = (steps: readonly Step[], position: number): string =>
+export const nextStepOf = (steps: readonly PlaybookStep[], position: number): string =>
   steps[position].next ?? steps[position + 1]?.key ?? END
 
 /** What follows a branch where no rule holds. */
-export const otherwiseOf = (steps: readonly Step[], position: number): string =>
+export const fallbackOf = (steps: readonly PlaybookStep[], position: number): string =>
   steps[position].otherwise ?? steps[position + 1]?.key ?? END
 
 /** Whether the output of a step is kept as evidence of its case. */
-export const isCaptured = ({ type, capture }: Step): boolean =>
+export const isCaptured = ({ type, capture }: PlaybookStep): boolean =>
   capture ?? (type === 'ask_decider' || type === 'require_approval' || type === 'manual')

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const playbookErrors = {
   PLAYBOOK_HAS_ACTIVE_EXECUTIONS: {
@@ -15,5 +15,5 @@ export const playbookErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof playbookErrors> {}
+  interface ErrorCodes extends CodesOf<typeof playbookErrors> {}
 }

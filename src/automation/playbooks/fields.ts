@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { isObject, operationOf } from '../../core/expressions/evaluate.ts'
-import { documented, isMapping } from '../orchestrations/fields.ts'
-import { MACHINE_TYPES, type Step, type StepType } from './definition.ts'
+import { describedField, isMapping } from '../orchestrations/fields.ts'
+import { MACHINE_TYPES, type PlaybookStep, type StepType } from './definition.ts'
 
 /** The fields of steps: what they are for people and clients, and which values they take. */
 
@@ -183,11 +183,11 @@ export const STEP_FIELDS = {
     schema: target,
     types: ['branch'],
   },
-} as const satisfies { [Name in Exclude<keyof Step, 'key' | 'title' | 'type'>]: StepField }
+} as const satisfies { [Name in Exclude<keyof PlaybookStep, 'key' | 'title' | 'type'>]: StepField }
 
 export const stepFields = Object.entries<StepField>(STEP_FIELDS)
 
-const text = (about: string) => documented({ about, schema: z.string() })
+const text = (about: string) => describedField({ about, schema: z.string() })
 
 /** A step in a body or a record. Values of its fields are checked with the playbook. */
 export const StepShape = z
@@ -195,6 +195,6 @@ export const StepShape = z
     key: text('Name of the step in the playbook: lower-case letters, digits and `_`, from a letter, at most 63'),
     title: text('What people read, at most 200 characters'),
     type: text('instruct_agent, call_tool, run_orchestration, ask_decider, require_approval, wait, manual or branch'),
-    ...Object.fromEntries(stepFields.map(([name, field]) => [name, documented(field)])),
+    ...Object.fromEntries(stepFields.map(([name, field]) => [name, describedField(field)])),
   })
-  .meta({ id: 'PlaybookStep', required: ['key', 'title', 'type'] }) as unknown as z.ZodType<Step>
+  .meta({ id: 'PlaybookStep', required: ['key', 'title', 'type'] }) as unknown as z.ZodType<PlaybookStep>

@@ -4,8 +4,8 @@ import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
 import { versionArchive } from '../../core/api/version-archive.ts'
-import { documented } from '../orchestrations/fields.ts'
-import { compared, type Definition } from './definition.ts'
+import { describedField } from '../orchestrations/fields.ts'
+import { comparablePlaybook, type PlaybookDefinition } from './definition.ts'
 import { StepShape } from './fields.ts'
 
 /** A playbook is a versioned, readable procedure of typed steps. */
@@ -19,14 +19,14 @@ const plain = {
   resolve_case: z.boolean().describe('Whether a completed execution resolves its case, default true'),
 }
 
-const schema = (about: string) => documented({ about, schema: anObject.nullable() })
+const schema = (about: string) => describedField({ about, schema: anObject.nullable() })
 
 /** Wrong values of these are reported with all else that is wrong with the playbook. */
 const fields = {
   ...plain,
   case_schema: schema('JSON Schema (draft 2020-12) that `fields` of a case has to satisfy when an execution starts'),
   input_schema: schema('JSON Schema (draft 2020-12) that the input of an execution has to satisfy'),
-  outcome: documented({
+  outcome: describedField({
     about: 'What a completed execution came to: a text, or an expression that gives one, at most 255 characters',
     schema: z.unknown(),
   }),
@@ -51,7 +51,7 @@ export const PlaybookInput = createBody('PlaybookInput', { ...fields, version_la
 export const PlaybookPatch = patchBody('PlaybookPatch', { ...fields, version_label })
 
 /** What is validated without being written. */
-export const ValidateInput = z
+export const ValidatePlaybookInput = z
   .strictObject({
     project_id: projectField.describe('Project in which what the steps name is looked up'),
     steps: plain.steps,
@@ -64,7 +64,7 @@ export const ValidateInput = z
     example: { steps: [{ key: 'call', title: 'Call the customer', type: 'manual' }] },
   })
 
-export const Validation = z
+export const PlaybookValidation = z
   .object({
     valid: z.boolean().describe('Whether there are no problems'),
     problems: z
@@ -73,7 +73,7 @@ export const Validation = z
   })
   .meta({ id: 'PlaybookValidation' })
 
-export const RestoreInput = z
+export const RestorePlaybookInput = z
   .strictObject({ label: label.describe('Label of the new version; default `restored from v<n>`') })
   .meta({ id: 'PlaybookRestoreInput' })
 
@@ -107,5 +107,5 @@ export const playbookVersions = versionArchive({
   owner: 'playbook_id',
   prefix: 'pbk_ver',
   record: PlaybookVersion,
-  read: config => compared(config as unknown as Definition),
+  read: config => comparablePlaybook(config as unknown as PlaybookDefinition),
 })

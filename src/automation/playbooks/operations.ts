@@ -1,4 +1,4 @@
-import { contains } from '../../core/api/filters.ts'
+import { containsFilter } from '../../core/api/filters.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
@@ -6,19 +6,19 @@ import { versionNumber } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
 import { lookupProject } from '../orchestrations/lookup-project.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
-import { problemsIn, requireValid } from './check.ts'
-import { type Definition, definitionFields } from './definition.ts'
-import { playbookEnds } from './ends.ts'
+import { checkPlaybook, requireValidPlaybook } from './check.ts'
+import { type PlaybookDefinition, playbookFields } from './definition.ts'
+import { playbookDeleteHooks } from './delete-hooks.ts'
 import {
   Playbook,
   PlaybookInput,
   PlaybookPatch,
+  PlaybookValidation,
   PlaybookVersion,
   playbookKind,
   playbookVersions,
-  RestoreInput,
-  ValidateInput,
-  Validation,
+  RestorePlaybookInput,
+  ValidatePlaybookInput,
 } from './model.ts'
 import { STEP_RIGHTS } from './references.ts'
 import { insertPlaybook, versionedPlaybooks } from './versions.ts'
@@ -31,19 +31,19 @@ const { adopt, change, configOf, restore } = versionedPlaybooks
 const bodyLimit = () => 1024 * 1024
 
 /** The definition that a body gives, with what it leaves out. */
-export const definitionIn = (body: { [Name in keyof Definition]?: unknown }): Definition =>
+export const playbookIn = (body: { [Name in keyof PlaybookDefinition]?: unknown }): PlaybookDefinition =>
   ({
     steps: body.steps,
     case_schema: body.case_schema ?? null,
     input_schema: body.input_schema ?? null,
     outcome: body.outcome ?? null,
     resolve_case: body.resolve_case ?? true,
-  }) as Definition
+  }) as PlaybookDefinition
 
 export const playbookOperations: Operation[] = [
   // playbooks_project serves the order.
   playbooks.list({
-    filters: { name: contains('name') },
+    filters: { name: containsFilter('name') },
     bytes: sql.fragment`(
       octet_length(t.steps::text) + coalesce(octet_length(t.description), 0) +
       coalesce(octet_length(t.case_schema::text), 0) + coalesce(octet_length(t.input_schema::text), 0))`,
@@ -59,8 +59,8 @@ export const playbookOperations: Operation[] = [
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
     async make({ tx, services, allow, body, project, caller }) {
       const { version_label, project_id: _project, name, description = null } = body
-      const definition = definitionIn(body)
-      await requireValid({ tx, services, allow }, project, definition)
+      const definition = playbookIn(body)
+      await requireValidPlaybook({ tx, services, allow }, project, definition)
       const making = madeBy(caller, version_label)
       return insertPlaybook(tx, { name, description, ...definition, project_id: project }, making)
     },
@@ -76,9 +76,9 @@ export const playbookOperations: Operation[] = [
     action: 'playbooks:ValidatePlaybook',
     gate: 'any',
     about: playbookKind,
-    body: ValidateInput,
+    body: ValidatePlaybookInput,
     bodyLimit,
-    answers: { 200: Validation },
+    answers: { 200: PlaybookValidation },
     raises: ['RESOURCE_NOT_FOUND'],
     reads: true,
     async run(context) {
@@ -89,7 +89,7 @@ export const playbookOperations: Operation[] = [
         body.project_id,
       )
       const asking = { project, tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
-      const problems = await problemsIn(db, services, definitionIn(body), asking)
+      const problems = await checkPlaybook(db, services, playbookIn(body), asking)
       return { valid: problems.length === 0, problems }
     },
   }),
@@ -104,8 +104,8 @@ export const playbookOperations: Operation[] = [
     quiet: true,
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
     async change(next, { body, stored, tx, services, allow }) {
-      if (definitionFields.every(name => body[name] === undefined)) return next
-      await requireValid({ tx, services, allow }, stored.project_id, configOf(next), configOf(stored))
+      if (playbookFields.every(name => body[name] === undefined)) return next
+      await requireValidPlaybook({ tx, services, allow }, stored.project_id, configOf(next), configOf(stored))
       return next
     },
     write: (next, { tx, stored, body, caller }) =>
@@ -123,7 +123,7 @@ export const playbookOperations: Operation[] = [
       'Refused while an execution is under way. Executions keep their records, but cannot be retried any more.',
     raises: ['PLAYBOOK_HAS_ACTIVE_EXECUTIONS'],
     async check(row, { tx }) {
-      for (const end of playbookEnds.all()) await end(tx, row)
+      for (const end of playbookDeleteHooks.all()) await end(tx, row)
     },
     async removed({ orchestration_id }, { tx }) {
       await orchestrationKind.delete(tx, orchestration_id)
@@ -137,7 +137,7 @@ export const playbookOperations: Operation[] = [
     description: 'It must still be one that the caller could write today. Name and description stay.',
     alsoActions: STEP_RIGHTS,
     action: 'playbooks:RestorePlaybookVersion',
-    body: RestoreInput,
+    body: RestorePlaybookInput,
     bodyOptional: true,
     answers: { 200: Playbook },
     raises: ['PLAYBOOK_VALIDATION_FAILED'],

@@ -2,10 +2,10 @@ import { z } from 'zod'
 import type { Problem } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import { idsThere, NAMING_RIGHTS, requireNamingRights } from '../orchestrations/references.ts'
-import { shown } from '../orchestrations/validate.ts'
+import { accessibleIds, NAMING_RIGHTS, requireReferencePermissions } from '../orchestrations/references.ts'
+import { quoteName } from '../orchestrations/validate.ts'
 import { triggerKind } from '../triggers/model.ts'
-import type { Step } from './definition.ts'
+import type { PlaybookStep } from './definition.ts'
 
 /** What the fields of steps name, by the types that read them. */
 const NAMED = {
@@ -15,9 +15,9 @@ const NAMED = {
   ask_decider: ['decider_id', 'decider'],
 } as const
 
-type Reference = { kind: string; id: string; path: string; step: Step; at: string }
+type Reference = { kind: string; id: string; path: string; step: PlaybookStep; at: string }
 
-const referencesOf = (steps: readonly Step[]): Reference[] =>
+const referencesOf = (steps: readonly PlaybookStep[]): Reference[] =>
   steps.flatMap((step, index) => {
     const { type } = step
     const [field, kind] =
@@ -38,22 +38,26 @@ export const STEP_RIGHTS = [...NAMING_RIGHTS, 'triggers:CreateTrigger']
 export async function requireStepRights(
   { tx, allow }: Pick<Context, 'tx' | 'allow'>,
   project: string,
-  steps: readonly Step[],
+  steps: readonly PlaybookStep[],
 ): Promise<void> {
   if (steps.some(({ type, event }) => type === 'wait' && event != null))
     allow('triggers:CreateTrigger', { kind: triggerKind, project_id: project })
-  await requireNamingRights({ tx, allow }, project, referencesOf(steps))
+  await requireReferencePermissions({ tx, allow }, project, referencesOf(steps))
 }
 
 const tools = sql.type(z.object({ id: z.string(), type: z.string() }))
 
 /** What steps name that the project does not have or that they cannot use. One statement for each kind that is named. */
-export async function referenceProblems(db: Queryable, project: string, steps: readonly Step[]): Promise<Problem[]> {
+export async function referenceProblems(
+  db: Queryable,
+  project: string,
+  steps: readonly PlaybookStep[],
+): Promise<Problem[]> {
   const references = referencesOf(steps)
   const there = new Set<string>()
   for (const [kind, named] of Map.groupBy(references, reference => reference.kind)) {
     const ids = named.map(({ id }) => id)
-    for (const id of await idsThere(db, kind, project, ids)) there.add(id)
+    for (const id of await accessibleIds(db, kind, project, ids)) there.add(id)
   }
   const called = references.filter(({ kind, id }) => kind === 'tool' && there.has(id)).map(({ id }) => id)
   const found =
@@ -63,7 +67,7 @@ export async function referenceProblems(db: Queryable, project: string, steps: r
   const types = new Map(found.map(({ id, type }) => [id, type]))
   return references.flatMap(({ kind, id, path, step, at }): Problem[] => {
     if (!there.has(id))
-      return [{ code: 'REFERENCE_NOT_FOUND', path, message: `names no ${kind} of the project: ${shown(id)}` }]
+      return [{ code: 'REFERENCE_NOT_FOUND', path, message: `names no ${kind} of the project: ${quoteName(id)}` }]
     const type = types.get(id)
     if (type === 'client')
       return [{ code: 'REFERENCE_INVALID', path, message: 'names a client tool, which no step can call' }]

@@ -1,10 +1,19 @@
 import type { Problem } from '../../core/api/errors.ts'
-import { refusals } from '../../core/api/validate.ts'
-import { expressionProblem, isHidden, isObject, operationOf } from '../../core/expressions/evaluate.ts'
+import { validationProblems } from '../../core/api/validate.ts'
+import { expressionProblem, isObject, isReservedName, operationOf } from '../../core/expressions/evaluate.ts'
 import { pathsOf, unknownOperators } from '../../core/expressions/references.ts'
-import { FindingList, isMissing, shown } from '../orchestrations/validate.ts'
+import { FindingList, isMissing, quoteName } from '../orchestrations/validate.ts'
 import { patternProblem } from '../triggers/events.ts'
-import { type Definition, END, FAIL, nextOf, otherwiseOf, RESERVED_KEYS, STEP_TYPES, type Step } from './definition.ts'
+import {
+  END,
+  FAIL,
+  fallbackOf,
+  nextStepOf,
+  type PlaybookDefinition,
+  type PlaybookStep,
+  RESERVED_KEYS,
+  STEP_TYPES,
+} from './definition.ts'
 import { type StepField, stepFields } from './fields.ts'
 
 const MAX_STEPS = 100
@@ -22,8 +31,8 @@ type Places = ReadonlyMap<string, number>
  * Everything that is wrong with a playbook, at once. Whether its schemas compile and what it names exists is found out
  * elsewhere (check.ts, references.ts).
  */
-export function validatePlaybook(definition: Definition): Problem[] {
-  const beyond = limitProblems(definition)
+export function validatePlaybook(definition: PlaybookDefinition): Problem[] {
+  const beyond = playbookLimitProblems(definition)
   if (beyond.length > 0) return beyond
   const found = new FindingList()
   const { steps, outcome } = definition
@@ -44,7 +53,7 @@ export function validatePlaybook(definition: Definition): Problem[] {
 }
 
 /** Why a definition is larger than any may be; what else is wrong with such a one is not looked for. */
-export function limitProblems(definition: Definition): Problem[] {
+export function playbookLimitProblems(definition: PlaybookDefinition): Problem[] {
   const { steps } = definition
   const bytes = Buffer.byteLength(JSON.stringify(definition))
   const counts: [path: string, what: string, has: number, most: number][] = [
@@ -56,7 +65,7 @@ export function limitProblems(definition: Definition): Problem[] {
   )
 }
 
-function checkStep(step: Step, index: number, places: Places, found: FindingList): void {
+function checkStep(step: PlaybookStep, index: number, places: Places, found: FindingList): void {
   const at = `steps[${index}]`
   const { key, title, type } = step as { key: unknown; title: unknown; type: unknown }
   if (typeof key !== 'string' || !STEP_KEY.test(key) || RESERVED_KEYS.includes(key) || key.endsWith('__when'))
@@ -73,7 +82,7 @@ function checkStep(step: Step, index: number, places: Places, found: FindingList
   const isType = STEP_TYPES.includes(type as never)
   if (!isType) found.problem('STEP_TYPE_INVALID', `${at}.type`, `must be one of ${STEP_TYPES.join(', ')}`)
   for (const name of Object.keys(step))
-    if (!KNOWN.has(name)) found.problem('STEP_FIELD_UNKNOWN', `${at}.${shown(name)}`, 'is not a field of steps')
+    if (!KNOWN.has(name)) found.problem('STEP_FIELD_UNKNOWN', `${at}.${quoteName(name)}`, 'is not a field of steps')
   for (const [name, field] of stepFields) {
     const value = (step as Record<string, unknown>)[name]
     const path = `${at}.${name}`
@@ -98,17 +107,17 @@ function checkStep(step: Step, index: number, places: Places, found: FindingList
 type At = { index: number; places: Places; found: FindingList }
 
 function checkField(field: StepField, value: unknown, path: string, at: At): void {
-  const wrong = refusals(field.schema, value, path)
+  const wrong = validationProblems(field.schema, value, path)
   for (const problem of wrong)
-    at.found.problem(field.code ?? 'STEP_FIELD_INVALID', shown(problem.path), problem.message)
+    at.found.problem(field.code ?? 'STEP_FIELD_INVALID', quoteName(problem.path), problem.message)
   if (wrong.length > 0 || !field.expression) return
   if (field.expression === 'expression') checkExpression(value, path, at)
   else if (field.expression === 'text') {
     if (typeof value !== 'string') checkExpression(value, path, at)
   } else if (isObject(value))
     for (const [key, entry] of Object.entries(value)) {
-      const place = `${path}.${shown(key)}`
-      if (path.endsWith('case_writes') && (key === '' || isHidden(key)))
+      const place = `${path}.${quoteName(key)}`
+      if (path.endsWith('case_writes') && (key === '' || isReservedName(key)))
         at.found.problem('STEP_FIELD_INVALID', place, 'is no key that can be written')
       checkReads(entry, place, at)
     }
@@ -125,7 +134,7 @@ function checkEvent(event: unknown, path: string, at: At): void {
 function checkExpression(value: unknown, path: string, at: At): void {
   if (operationOf(value) === null) {
     const [name] = unknownOperators(value)
-    const message = name === undefined ? 'must be an expression' : `names no operator: ${shown(name)}`
+    const message = name === undefined ? 'must be an expression' : `names no operator: ${quoteName(name)}`
     at.found.problem('EXPRESSION_MALFORMED', path, message)
   } else checkReads(value, path, at)
 }
@@ -145,18 +154,22 @@ function checkReads(value: unknown, path: string, { index, places, found }: At):
     if (place === undefined || place >= index) missing.add(key)
   }
   for (const key of missing)
-    found.problem('STEP_OUTPUT_UNAVAILABLE', path, `reads a step that does not come before: ${shown(key)}`)
+    found.problem('STEP_OUTPUT_UNAVAILABLE', path, `reads a step that does not come before: ${quoteName(key)}`)
 }
 
-function checkTargets(step: Step, index: number, places: Places, found: FindingList): void {
+function checkTargets(step: PlaybookStep, index: number, places: Places, found: FindingList): void {
   const at = `steps[${index}]`
   const check = (field: string, target: unknown, allowed: readonly string[]) => {
     if (typeof target !== 'string' || allowed.includes(target)) return
     const place = places.get(target)
     if (place === undefined || RESERVED_KEYS.includes(target))
-      found.problem('TARGET_UNKNOWN', `${at}.${field}`, `names no step: ${shown(target)}`)
+      found.problem('TARGET_UNKNOWN', `${at}.${field}`, `names no step: ${quoteName(target)}`)
     else if (place <= index)
-      found.problem('TARGET_NOT_FORWARD', `${at}.${field}`, `names a step that does not come later: ${shown(target)}`)
+      found.problem(
+        'TARGET_NOT_FORWARD',
+        `${at}.${field}`,
+        `names a step that does not come later: ${quoteName(target)}`,
+      )
   }
   if (step.type === 'branch') {
     if (Array.isArray(step.rules))
@@ -173,7 +186,7 @@ function checkTargets(step: Step, index: number, places: Places, found: FindingL
 }
 
 /** The steps that a path leads to. Targets point forward, so one pass in their order is enough. */
-function checkReach(steps: readonly Step[], places: Places, found: FindingList): void {
+function checkReach(steps: readonly PlaybookStep[], places: Places, found: FindingList): void {
   const reached = new Set<number>([0])
   for (const [index, step] of steps.entries()) {
     if (!reached.has(index)) {
@@ -188,14 +201,14 @@ function checkReach(steps: readonly Step[], places: Places, found: FindingList):
   }
 }
 
-function followersOf(steps: readonly Step[], index: number): string[] {
+function followersOf(steps: readonly PlaybookStep[], index: number): string[] {
   const step = steps[index]
   if (step.type === 'branch') {
     const rules = Array.isArray(step.rules) ? step.rules.flatMap(rule => rule?.go_to ?? []) : []
     // With a condition the step behind it follows where that is false.
-    return [...rules, otherwiseOf(steps, index), ...(step.when == null ? [] : [nextOf(steps, index)])]
+    return [...rules, fallbackOf(steps, index), ...(step.when == null ? [] : [nextStepOf(steps, index)])]
   }
-  return [nextOf(steps, index), step.on_failure, step.on_rejected, step.on_expired].filter(
+  return [nextStepOf(steps, index), step.on_failure, step.on_rejected, step.on_expired].filter(
     target => typeof target === 'string',
   )
 }

@@ -23,7 +23,7 @@ export type RunStatus = (typeof RUN_STATUSES)[number]
 
 const ENDED: readonly RunStatus[] = ['succeeded', 'failed', 'cancelled', 'expired']
 
-export const hasEnded = ({ status }: { status: RunStatus }): boolean => ENDED.includes(status)
+export const isRunTerminal = ({ status }: { status: RunStatus }): boolean => ENDED.includes(status)
 
 /** Statuses of runs that have not ended, in the words of orchestration_runs_live. */
 export const LIVE = sql.fragment`('queued', 'running', 'sleeping', 'awaiting_input')`
@@ -35,7 +35,7 @@ export const LIVE = sql.fragment`('queued', 'running', 'sleeping', 'awaiting_inp
 export const isStopping = (run: string): Fragment =>
   sql.fragment`orchestration_run_stopping(${sql.identifier([run, 'orchestration_id'])}, ${sql.identifier([run, 'parent_execution_id'])})`
 
-export const EXECUTION_STATUSES = [
+export const NODE_STATUSES = [
   'running',
   'waiting',
   'requires_action',
@@ -45,7 +45,7 @@ export const EXECUTION_STATUSES = [
   'cancelled',
 ] as const
 
-export const anObject = z.record(z.string(), z.unknown())
+export const jsonObject = z.record(z.string(), z.unknown())
 const time = z.iso.datetime().nullable()
 const id = z.string().nullable()
 
@@ -54,8 +54,8 @@ export const NodeExecution = z
     node_id: z.string(),
     node_type: z.string(),
     attempt: z.int().describe('Counts the tries, from 1; the polls of a node share one'),
-    status: z.enum(EXECUTION_STATUSES),
-    input: anObject.nullable().describe('What input_mapping gave; of an approval the arguments'),
+    status: z.enum(NODE_STATUSES),
+    input: jsonObject.nullable().describe('What input_mapping gave; of an approval the arguments'),
     output: z.unknown().describe('The artifact; null until it has completed'),
     label: z.string().nullable().describe('What edges with a condition compare'),
     error: RecordedFailure.nullable(),
@@ -75,7 +75,7 @@ export const RequiredAction = z
     type: z.enum(['human_input', 'webhook_receive', 'approval', 'generation', 'nested_run', 'paused']),
     node_id: id,
     prompt: z.string().nullable().describe('What people are asked'),
-    context: anObject.nullable().describe('The input of the node'),
+    context: jsonObject.nullable().describe('The input of the node'),
     options: z.array(z.string()).nullable().describe('Answers to choose from'),
     approval_id: id,
     generation_id: id,
@@ -102,15 +102,15 @@ export const OrchestrationRun = record('OrchestrationRun', {
   orchestration_id: z.string(),
   orchestration_version: z.int().describe('The version that it executes, whatever is written later'),
   status: z.enum(RUN_STATUSES),
-  input: anObject.nullable(),
-  metadata: anObject.nullable(),
+  input: jsonObject.nullable(),
+  metadata: jsonObject.nullable(),
   tool_context: z.record(z.string(), z.string()).nullable().describe('Its keys; values are not shown'),
-  state: anObject.nullable().describe('What expressions read: `input`, `nodes` and what nodes wrote'),
-  artifacts: anObject.nullable().describe('What nodes came to, by their ids'),
+  state: jsonObject.nullable().describe('What expressions read: `input`, `nodes` and what nodes wrote'),
+  artifacts: jsonObject.nullable().describe('What nodes came to, by their ids'),
   active_nodes: z.array(z.string()).describe('Nodes that execute or wait, in the order of the definition'),
   required_action: RequiredAction.nullable().describe('The first of required_actions'),
   required_actions: z.array(RequiredAction).describe('What somebody has to do before the run can go on'),
-  output: anObject.nullable().describe('Artifacts of the nodes that nothing follows; once it has succeeded'),
+  output: jsonObject.nullable().describe('Artifacts of the nodes that nothing follows; once it has succeeded'),
   error: RecordedFailure.nullable(),
   failed_node_id: id,
   node_executions: z.array(NodeExecution).nullable().describe('Tries of nodes, oldest first'),
@@ -141,16 +141,16 @@ export const RunRow = z.object({
   orchestration_version: z.int(),
   status: z.enum(RUN_STATUSES),
   revision: z.int(),
-  input: anObject.nullable(),
-  metadata: anObject.nullable(),
+  input: jsonObject.nullable(),
+  metadata: jsonObject.nullable(),
   tool_context: z.record(z.string(), z.string()).nullable(),
   context: z.string().nullable(),
   /** What nodes wrote beside the input and what they came to. */
-  written: anObject,
+  written: jsonObject,
   outcomes: z.record(z.string(), z.custom<NodeOutcome>()),
   active_nodes: z.array(z.string()),
   required_actions: z.array(RequiredAction),
-  output: anObject.nullable(),
+  output: jsonObject.nullable(),
   error: RecordedFailure.nullable(),
   failed_node_id: id,
   steps: z.int(),
@@ -189,7 +189,7 @@ const starterOf = ({ via, ...principal }: PrincipalRecord): z.output<typeof Star
   via ? { kind: via.type, id: via.id } : { kind: principal.type, id: principal.id }
 
 /** What expressions read. What nodes wrote is never called `input` or `nodes`. */
-export const stateOf = ({ input, outcomes, written }: Pick<RunRow, 'input' | 'outcomes' | 'written'>) => ({
+export const longWorkState = ({ input, outcomes, written }: Pick<RunRow, 'input' | 'outcomes' | 'written'>) => ({
   input,
   nodes: Object.fromEntries(Object.entries(outcomes).map(([node, { artifact }]) => [node, artifact])),
   ...written,
@@ -211,7 +211,7 @@ export function presentRun(row: RunRow): OrchestrationRunRecord {
     queued_at,
     ...fields
   } = shown
-  const state = stateOf(row)
+  const state = longWorkState(row)
   return {
     ...fields,
     state,
@@ -259,7 +259,7 @@ export const sealedRuns = [
 ]
 
 /** What binds the sealed context to its run. */
-export const sealOf = ({ id, project_id }: Pick<RunRow, 'id' | 'project_id'>) => ({
+export const runSeal = ({ id, project_id }: Pick<RunRow, 'id' | 'project_id'>) => ({
   kind: 'orchestration_run_context',
   id,
   project_id,

@@ -1,30 +1,30 @@
-import { turnContent, turnHolds } from '../../control/retention/content.ts'
+import { turnContent, turnHolds } from '../../control/retention/erasure.ts'
 import { orchestrationRuns } from '../../control/usage/filters.ts'
 import { longWork } from '../../core/api/long-work.ts'
 import { module } from '../../core/api/module.ts'
 import { sql } from '../../core/db/sql.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
-import { nodeApprovals } from '../../execution/approvals/producers.ts'
+import { approvalProducers } from '../../execution/approvals/approval-producers.ts'
 import { decisionWatchers } from '../../execution/deciders/settle.ts'
-import { turnOwners } from '../../execution/generations/source.ts'
-import { pauses, resumes } from '../../identity/projects/pause.ts'
-import { picturedRuns } from '../orchestrations/diagram.ts'
-import { orchestrationEnds } from '../orchestrations/ends.ts'
-import { nodeTurns } from './agent.ts'
-import { runApprovals } from './approval.ts'
-import { runDecisions } from './decision.ts'
-import { runContent } from './erase.ts'
+import { turnOwners } from '../../execution/generations/loop/turn-owner.ts'
+import { pauseHooks, resumeHooks } from '../../identity/projects/pause.ts'
+import { orchestrationDeleteHooks } from '../orchestrations/delete-hooks.ts'
+import { diagramRuns } from '../orchestrations/diagram.ts'
+import { runContent } from './commands/erase.ts'
+import { projectPauseHandlers, wakeRunsOnPause } from './commands/project-pause.ts'
+import { endRuns } from './commands/removal.ts'
 import { runErrors } from './errors.ts'
 import { endNodeLeases, runHandlers, runSchedules } from './handlers.ts'
-import { runWork } from './long-work.ts'
 import { runKind, sealedRuns } from './model.ts'
+import { nodeTurns } from './nodes/agent.ts'
+import { runApprovals } from './nodes/approval.ts'
+import { runDecisions } from './nodes/decision.ts'
 import { runOperations } from './operations.ts'
-import { picturedRun } from './picture.ts'
-import { followPause, projectPauseHandlers } from './project-pause.ts'
-import { endRuns } from './removal.ts'
-import { statsOperations } from './stats.ts'
-import { oldestReadyAttempt } from './stats-store.ts'
+import { readDiagramStates } from './reads/diagram-states.ts'
+import { runWork } from './reads/long-work.ts'
+import { statsOperations } from './reads/stats.ts'
+import { oldestReadyAttempt } from './reads/stats-store.ts'
 import { isTurnOfLiveRun } from './store.ts'
 
 export default module('orchestration-runs', {
@@ -40,12 +40,12 @@ export default module('orchestration-runs', {
     turnOwners.with(nodeTurns),
     turnContent.with(runContent),
     turnHolds.with(isTurnOfLiveRun),
-    nodeApprovals.with(runApprovals),
+    approvalProducers.with(runApprovals),
     decisionWatchers.with(runDecisions),
-    orchestrationEnds.with(endRuns),
-    picturedRuns.with(picturedRun),
-    pauses.with(followPause),
-    resumes.with(followPause),
+    orchestrationDeleteHooks.with(endRuns),
+    diagramRuns.with(readDiagramStates),
+    pauseHooks.with(wakeRunsOnPause),
+    resumeHooks.with(wakeRunsOnPause),
     waitingRows.with({ concern: 'orchestration', since: oldestReadyAttempt }),
     orchestrationRuns.with(id => sql.fragment`select r.id from orchestration_runs r where r.orchestration_id = ${id}`),
   ],

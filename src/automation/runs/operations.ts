@@ -1,32 +1,39 @@
 import { z } from 'zod'
-import { invalid, raise } from '../../core/api/errors.ts'
-import { equals, type Filters, filter, filterConditions, filterSchema, oneOf } from '../../core/api/filters.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import {
+  columnFilter,
+  equalsFilter,
+  type Filters,
+  filterConditions,
+  filterSchema,
+  oneOf,
+} from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { booleanQuery, listTable, pageOf, textFilter } from '../../core/api/lists.ts'
 import { metadataBag } from '../../core/api/metadata.ts'
-import { answer, type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { type Context, itemOperation, type Operation, operation, result } from '../../core/api/operation.ts'
 import { projectField } from '../../core/api/record.ts'
 import { resource } from '../../core/api/resource.ts'
 import { callerContext, ToolContextInput } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { requirePerson } from '../../core/iam/access.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { lastEventId } from '../../execution/generations/stream.ts'
+import { lastEventId } from '../../execution/generations/streams/stream.ts'
 import { orchestrationKind, orchestrationVersions } from '../orchestrations/model.ts'
-import { listedExecutions } from './attempt-store.ts'
-import { callRunHook } from './callback.ts'
-import { withCallbacks } from './callback-token.ts'
-import { cancelRun, pauseRun, resumeRun, submitInput } from './command.ts'
-import { runEvents, runWaiting } from './events.ts'
-import { largeRuns, listedColumns } from './list-store.ts'
+import { callRunHook } from './commands/callback.ts'
+import { cancelRun, pauseRun, resumeRun, submitInput } from './commands/command.ts'
+import { retryRun } from './commands/retry.ts'
+import { inputProblems, requireSize, startRunInOneStatement } from './commands/start.ts'
+import { listedExecutions } from './engine/node-execution-store.ts'
 import { OrchestrationRun, presentRun, RUN_STATUSES, type RunRow, runKind } from './model.ts'
-import { retryRun } from './retry.ts'
-import { presentExecution, shownTo } from './show.ts'
-import { inputProblems, requireSize, startRunAtOnce } from './start.ts'
-import { streamRun } from './stream.ts'
-import { expectRun } from './wait.ts'
+import { withCallbacks } from './nodes/callback-token.ts'
+import { runEvents, runWaiting } from './reads/events.ts'
+import { largeRuns, runListColumns } from './reads/list-store.ts'
+import { presentNodeExecution, presentRunFor } from './reads/present-run.ts'
+import { streamRun } from './reads/stream.ts'
+import { subscribeRun } from './reads/wait-for-run.ts'
 
 const tag = 'Orchestrations'
 const runs = resource(runKind, {
@@ -100,26 +107,26 @@ const start = operation({
     requireSize(input)
     const tool_context = callerContext(given.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
     const problems = await inputProblems(services, { project_id: orchestration.project_id, input_schema }, input)
-    if (problems.length > 0) invalid(problems)
+    if (problems.length > 0) raiseInvalid(problems)
     const id = newId(runKind.prefix)
     const definition = await orchestrationVersions.definition(services.pool, orchestration, version)
-    const expected = wait === true ? expectRun(services, id) : null
+    const expected = wait === true ? subscribeRun(services, id) : null
     try {
-      const run = await startRunAtOnce(
+      const run = await startRunInOneStatement(
         services,
         { ...given, id, orchestration, version, definition, input, tool_context, authority: principalRecord(caller) },
         (outgoing, run) =>
           context.record(outgoing, 201, { id, ...(expected ? { made: { id } } : { body: startedRun(run) }) }),
       )
-      if (!expected) return answer(201, startedRun(run))
+      if (!expected) return result(201, startedRun(run))
       const now = await expected.wait(request.closed, run)
-      return answer(201, await shownTo(services, caller, now ?? run))
+      return result(201, await presentRunFor(services, caller, now ?? run))
     } finally {
       expected?.cancel()
     }
   },
   again: async ({ services, caller, request }, { id }) =>
-    answer(201, await shownTo(services, caller, await waitedFor(services, id as string, request))),
+    result(201, await presentRunFor(services, caller, await waitedFor(services, id as string, request))),
 })
 
 /** A new run as its creation answers. */
@@ -127,7 +134,7 @@ const startedRun = (run: RunRow) => ({ ...presentRun(run), node_executions: [] }
 
 /** A run that a first request was lost over, once it has ended or waits for input. Raises RESOURCE_NOT_FOUND. */
 const waitedFor = async (services: Services, id: string, { closed }: Context['request']): Promise<RunRow> =>
-  (await expectRun(services, id).wait(closed)) ??
+  (await subscribeRun(services, id).wait(closed)) ??
   raise('RESOURCE_NOT_FOUND', { message: 'The run is gone', meta: { id } })
 
 /** Raises QUEUE_DRIVER_MISCONFIGURED. */
@@ -137,17 +144,17 @@ export function requireDriver({ services }: Pick<Context, 'services'>): void {
 }
 
 const filters = {
-  orchestration_id: equals('orchestration_id'),
+  orchestration_id: equalsFilter('orchestration_id'),
   status: oneOf('status', RUN_STATUSES),
-  parent_orchestration_run_id: filter(
+  parent_orchestration_run_id: columnFilter(
     textFilter.describe('Runs that a run started'),
     id => sql.fragment`t.parent_id = ${id}`,
   ),
-  parent_node_id: equals('parent_node_id'),
-  nested: filter(booleanQuery.optional().describe('Only runs that other runs started, or only others'), nested =>
+  parent_node_id: equalsFilter('parent_node_id'),
+  nested: columnFilter(booleanQuery.optional().describe('Only runs that other runs started, or only others'), nested =>
     nested ? sql.fragment`t.parent_id is not null` : sql.fragment`t.parent_id is null`,
   ),
-  trigger_id: equals('trigger_id'),
+  trigger_id: equalsFilter('trigger_id'),
 } satisfies Filters
 
 const listRuns = operation({
@@ -171,7 +178,7 @@ const listRuns = operation({
     const page = await listTable<Listed>(context, {
       table: runKind.table,
       countKept: true,
-      columns: listedColumns(!summary),
+      columns: runListColumns(!summary),
       // Runs that a module drives are its own: neither listed nor counted.
       filters: filterConditions(filters, query),
       only: sql.fragment`t.driver is null`,
@@ -188,7 +195,7 @@ const listRuns = operation({
       const { outcomes, written } = row
       if (outcomes === null || written === null)
         return { ...presentRun({ ...row, outcomes: {}, written: {} }), state: null, artifacts: null }
-      const node_executions = large.has(row.id) ? null : (executions.get(row.id) ?? []).map(presentExecution)
+      const node_executions = large.has(row.id) ? null : (executions.get(row.id) ?? []).map(presentNodeExecution)
       return { ...presentRun({ ...row, outcomes, written }), node_executions }
     })
     return { ...page, data: await withCallbacks(services, caller, shown) }
@@ -234,7 +241,7 @@ async function command(
   change: (tx: Tx) => Promise<RunRow>,
 ): Promise<unknown> {
   const { services, resource, request, caller } = context
-  const expected = wait ? expectRun(services, resource.id) : null
+  const expected = wait ? subscribeRun(services, resource.id) : null
   try {
     const changed = await services.write(async tx => {
       const run = await change(tx)
@@ -242,7 +249,7 @@ async function command(
       return run
     })
     const now = expected ? await expected.wait(request.closed, { ...changed, status: 'running' }) : changed
-    return shownTo(services, caller, now ?? changed)
+    return presentRunFor(services, caller, now ?? changed)
   } finally {
     expected?.cancel()
   }
@@ -252,13 +259,14 @@ async function command(
 const commandedAgain = async (
   { services, resource, request, caller }: Context<any, any, RunRow>,
   wait: boolean,
-): Promise<unknown> => shownTo(services, caller, wait ? await waitedFor(services, resource.id, request) : resource)
+): Promise<unknown> =>
+  presentRunFor(services, caller, wait ? await waitedFor(services, resource.id, request) : resource)
 
 export const runOperations: Operation[] = [
   start,
   listRuns,
   callRunHook,
-  runs.get({ present: ({ resource, services, caller }) => shownTo(services, caller, resource) }),
+  runs.get({ present: ({ resource, services, caller }) => presentRunFor(services, caller, resource) }),
   itemOperation(runKind, {
     id: 'streamOrchestrationRun',
     method: 'get',
@@ -337,7 +345,7 @@ export const runOperations: Operation[] = [
         guardrail_context: body?.guardrail_context ?? null,
         expires_in: body?.expires_in ?? null,
       })
-      return answer(201, startedRun(retried))
+      return result(201, startedRun(retried))
     },
   }),
   runs.action('pause', {

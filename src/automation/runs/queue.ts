@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
 
 /** Wake-ups of runs: somebody has to look at the rows. */
-export const runQueue = entityMailbox('orchestration-run', {
+export const runQueue = entityMailbox('run.advance', {
   message: z.object({ run_id: z.string(), project_id: z.string() }),
   key: message => message.run_id,
   project: message => message.project_id,
@@ -16,7 +16,7 @@ export type RunMessage = z.output<typeof runQueue.message>
  * because one waits already would be lost where that one is taken before they commit, so each is a message of its own, which
  * becomes a wake-up behind the commit.
  */
-export const runTold = workQueue('orchestration-told', {
+export const runWakeQueue = workQueue('run.wake', {
   message: runQueue.message,
   project: message => message.project_id,
   concern: 'orchestration',
@@ -24,7 +24,7 @@ export const runTold = workQueue('orchestration-told', {
 })
 
 /** Live runs of a project, behind one, that have to be looked at because the project was paused or resumed. */
-export const projectRunsQueue = workQueue('orchestration-project', {
+export const projectRunWakeQueue = workQueue('run.wake_project', {
   message: z.object({ project_id: z.string(), after: z.string() }),
   project: message => message.project_id,
   concern: 'orchestration',
@@ -35,7 +35,7 @@ export const projectRunsQueue = workQueue('orchestration-project', {
  * Runs below a run that are stopped or, with `pause`, paused with it: a page of those that it started, behind a place. What
  * those started follows them.
  */
-export const belowQueue = workQueue('orchestration-below', {
+export const belowQueue = workQueue('run.control_descendants', {
   message: z.object({
     run_id: z.string(),
     project_id: z.string(),
@@ -51,7 +51,7 @@ export const belowQueue = workQueue('orchestration-below', {
 export type BelowMessage = z.output<typeof belowQueue.message>
 
 /** An orchestration that is marked as deleted: its runs have to be stopped and deleted, and then it can be. */
-export const removalQueue = entityMailbox('orchestration-removal', {
+export const removalQueue = entityMailbox('run.remove', {
   message: z.object({ orchestration_id: z.string(), project_id: z.string() }),
   key: message => message.orchestration_id,
   project: message => message.project_id,
@@ -61,17 +61,17 @@ export const removalQueue = entityMailbox('orchestration-removal', {
 export type RemovalMessage = z.output<typeof removalQueue.message>
 
 /** Attempts of nodes that a worker makes, each beside the others; of one at most one message waits. */
-export const nodeQueue = entityMailbox('orchestration.attempt', {
+export const nodeExecutionQueue = entityMailbox('node.execute', {
   message: z.object({ execution_id: z.string(), run_id: z.string(), project_id: z.string() }),
   key: message => message.execution_id,
   project: message => message.project_id,
   concern: 'orchestration',
   retry: { limit: 20 },
 })
-export type NodeMessage = z.output<typeof nodeQueue.message>
+export type NodeMessage = z.output<typeof nodeExecutionQueue.message>
 
 /** Looks for what is due, for what a lost worker left and for what no message told of: the floor under the wake-ups. */
-export const runSweep = workQueue('orchestration.sweep', {
+export const runSweep = workQueue('run.sweep', {
   message: z.object({ all: z.boolean().default(false) }),
   concern: 'orchestration',
   retry: { limit: 0 },

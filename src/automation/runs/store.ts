@@ -1,10 +1,10 @@
 import { z } from 'zod'
 import { RecordedFailure } from '../../core/api/errors.ts'
 import { selectList } from '../../core/api/kind.ts'
-import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import type { OneStatement } from '../../core/db/write.ts'
-import { dated, type ExecutionRow, names } from './attempt-store.ts'
-import { anObject, isStopping, LIVE, RUN_STATUSES, type RunRow, RunRow as RunShape } from './model.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { StatementWrite } from '../../core/db/writer.ts'
+import { columnList, type NodeExecutionRow, timestampColumns } from './engine/node-execution-store.ts'
+import { isStopping, jsonObject, LIVE, RUN_STATUSES, type RunRow, RunRow as RunShape } from './model.ts'
 
 export const runColumns = selectList(Object.keys(RunShape.shape))
 
@@ -23,7 +23,7 @@ export const Children = z.object({
 })
 export type Children = z.output<typeof Children>
 
-const Loaded = RunShape.extend({
+const LoadedRun = RunShape.extend({
   now: z.string(),
   project_paused: z.boolean(),
   project_pause_reason: z.string().nullable(),
@@ -35,17 +35,17 @@ const Loaded = RunShape.extend({
   held: z.int(),
   /** The revision in the snapshot of the statement: another one than `revision` when it waited for the lock. */
   seen_revision: z.int(),
-  open: z.array(z.custom<ExecutionRow>()),
+  open: z.array(z.custom<NodeExecutionRow>()),
   children: z.array(Children),
 })
-export type Loaded = z.output<typeof Loaded>
-const loaded = sql.type(Loaded)
+export type LoadedRun = z.output<typeof LoadedRun>
+const loaded = sql.type(LoadedRun)
 
 /**
  * A run under its lock with its attempts that are not applied and what has become of the runs below it; null when it is
  * gone, and for one that a module drives unless the caller holds its records (`driven`). By primary keys, orchestration_node_executions_run and orchestration_runs_parent.
  */
-export async function loadRun(db: Queryable, runId: string, driven = false): Promise<Loaded | null> {
+export async function loadRun(db: Queryable, runId: string, driven = false): Promise<LoadedRun | null> {
   const read = () =>
     db.maybeOne(loaded`
       select ${runColumns}, now() as now, p.paused_at is not null as project_paused, p.pause_reason as project_pause_reason, p.max_concurrent_runs, p.max_run_depth, ${isStopping('t')} as stopping,
@@ -77,10 +77,10 @@ export async function loadRun(db: Queryable, runId: string, driven = false): Pro
  * The condition of a statement that goes on with a run of a project that is not paused, while the run is as it was and its
  * attempt with whoever took it. It holds the locks of both.
  */
-export const unchanged = (
+export const revisionUnchanged = (
   run: Pick<RunRow, 'id' | 'revision'>,
-  { id, deliveries, polls }: Pick<ExecutionRow, 'id' | 'deliveries' | 'polls'>,
-): OneStatement => ({
+  { id, deliveries, polls }: Pick<NodeExecutionRow, 'id' | 'deliveries' | 'polls'>,
+): StatementWrite => ({
   ctes: [
     sql.fragment`unchanged as (
       select t.id from orchestration_runs t join orchestration_node_executions e on e.run_id = t.id
@@ -124,8 +124,8 @@ const CHANGING = [
 
 /** The part of a statement that writes what changes of a run whose row the caller holds; `estimated` as `dated` takes it. */
 export const runUpdate = (run: RunRow, guard: Fragment, estimated: string | null): Fragment => sql.fragment`
-  update orchestration_runs t set (${names(CHANGING)}) = (
-    select ${dated(CHANGING, 'r', estimated)} from json_populate_record(null::orchestration_runs, ${JSON.stringify(
+  update orchestration_runs t set (${columnList(CHANGING)}) = (
+    select ${timestampColumns(CHANGING, 'r', estimated)} from json_populate_record(null::orchestration_runs, ${JSON.stringify(
       Object.fromEntries(CHANGING.map(column => [column, run[column]])),
     )}::json) r)
   where t.id = ${run.id} and ${guard}`
@@ -144,8 +144,8 @@ export const runningTrees = (db: Queryable, projectId: string, rootId: string) =
     from orchestration_runs where project_id = ${projectId} and status = 'running'`)
 
 /** Serialises who takes and gives back room in a project, until the transaction ends. */
-export const lockRoom = (db: Queryable, projectId: string) =>
-  db.query(statement`select from pg_advisory_xact_lock(hashtextextended(${`runs ${projectId}`}, 0))`)
+export const lockRunSlots = (db: Queryable, projectId: string) =>
+  db.query(voidStatement`select from pg_advisory_xact_lock(hashtextextended(${`runs ${projectId}`}, 0))`)
 
 export const NamedRun = z.strictObject({ id: z.string(), project_id: z.string() })
 export type NamedRun = z.output<typeof NamedRun>
@@ -178,7 +178,7 @@ const failedChild = sql.type(
 export const findChild = (db: Queryable, id: string) =>
   db.maybeOne(failedChild`select id, status, error from orchestration_runs where id = ${id}`)
 
-const outputs = sql.type(z.object({ output: anObject.nullable() }))
+const outputs = sql.type(z.object({ output: jsonObject.nullable() }))
 
 /**
  * What the runs that an attempt of a node started came to, in the order of its collection; nothing where that is more
@@ -224,7 +224,7 @@ export const nextLiveRuns = (
 
 /** The pause of a project becomes that of those of some runs that no other run started, unless they have one of their own. */
 export const pauseWithProject = (db: Queryable, ids: readonly string[], reason: string | null) =>
-  db.query(statement`
+  db.query(voidStatement`
     with held as (
       select id from orchestration_runs
       where id = any(${sql.array([...ids], 'text')}) and parent_id is null and pause_requested_at is null
@@ -235,7 +235,7 @@ export const pauseWithProject = (db: Queryable, ids: readonly string[], reason: 
 
 /** Takes the pause of their project from runs that have it. */
 export const resumeWithProject = (db: Queryable, ids: readonly string[]) =>
-  db.query(statement`
+  db.query(voidStatement`
     with held as (
       select id from orchestration_runs
       where id = any(${sql.array([...ids], 'text')}) and paused_with_project
@@ -246,7 +246,7 @@ export const resumeWithProject = (db: Queryable, ids: readonly string[]) =>
 
 /** Deletes runs that have ended, with all below them. */
 export const deleteRuns = (db: Queryable, ids: readonly string[]) =>
-  db.query(statement`delete from orchestration_runs where id = any(${sql.array([...ids], 'text')})`)
+  db.query(voidStatement`delete from orchestration_runs where id = any(${sql.array([...ids], 'text')})`)
 
 /** Whether a run that has not ended has a node that was answered by a turn. By orchestration_node_executions_generation. */
 export const isTurnOfLiveRun = ({ id }: { id: Fragment }): Fragment => sql.fragment`exists (

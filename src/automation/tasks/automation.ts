@@ -1,16 +1,25 @@
 import { AppError, type Problem, type RecordedFailure } from '../../core/api/errors.ts'
-import { storableValue } from '../../core/api/text.ts'
-import { ExpressionError, nothingSpent } from '../../core/expressions/evaluate.ts'
+import { storableValue } from '../../core/api/storable-text.ts'
+import { ExpressionError, freshBudget } from '../../core/expressions/evaluate.ts'
 import { evaluateMapping } from '../../core/expressions/mapping.ts'
-import type { Machine, OnEnter, State } from '../workflows/definition.ts'
+import type { Machine, OnEnter, WorkflowState } from '../workflows/definition.ts'
 import { automationBy, type Cause } from './history.ts'
 import { PAYLOAD_BYTES, type TaskRow } from './model.ts'
-import { activeOf, decideMove, dispatchOf, holds, type Step, stepOf, taskRoot, touched } from './move.ts'
 import { PAYLOAD_TOO_BIG, payloadInvalid } from './payload.ts'
+import {
+  activeDispatch,
+  decideMove,
+  dispatchOf,
+  evaluateGuard,
+  plainChange,
+  type TaskChange,
+  taskRoot,
+  withUpdatedAt,
+} from './task-change.ts'
 
 /** What a dispatch came to, and where the task goes from there. */
 
-export type Outcome =
+export type AutomationOutcome =
   | { ok: true; result: unknown; cause: Cause | null }
   /** `final`: not made again. `filed`: whoever failed has filed its own exception. */
   | { ok: false; error: RecordedFailure; cause: Cause | null; final?: boolean; filed?: boolean }
@@ -18,8 +27,8 @@ export type Outcome =
 const MAX_RESULT_BYTES = 4 * 1024 * 1024
 
 /** The step that an outcome makes, or all of it but a transition that somebody has to approve first. */
-export type Routed = {
-  step: Step
+export type DispatchRoute = {
+  step: TaskChange
   /** A transition that waits for approval. */
   gate: string | null
   /** The task parks as failed, and nobody has been told. */
@@ -46,9 +55,9 @@ export async function decideOutcome(
   deciding: Deciding,
   task: TaskRow,
   attempt: number,
-  given: Outcome,
-): Promise<Routed> {
-  const state = deciding.machine.state(task.state) as State
+  given: AutomationOutcome,
+): Promise<DispatchRoute> {
+  const state = deciding.machine.state(task.state) as WorkflowState
   const onEnter = state.on_enter as OnEnter
   const settled = given.ok ? await completed(deciding, task, onEnter, given) : given
   if ('row' in settled) return routeSuccess(deciding, task, settled.row, onEnter, given.cause)
@@ -59,9 +68,9 @@ export async function decideOutcome(
     const ids = { generation_id: null, orchestration_run_id: null, ...(cause && { [cause.column]: cause.id }) }
     const { generation_id, orchestration_run_id } = ids
     const extra = { attempt, max_attempts, error, generation_id, orchestration_run_id }
-    const after = touched(task, deciding.nowText, { active_dispatch: activeOf(state, attempt + 1) })
+    const after = withUpdatedAt(task, deciding.nowText, { active_dispatch: activeDispatch(state, attempt + 1) })
     return plain(
-      stepOf(task, after, {
+      plainChange(task, after, {
         dispatch: dispatchOf(task, state, {
           attempt: attempt + 1,
           delay_ms: backoff_seconds * backoff_multiplier ** (attempt - 1) * 1000,
@@ -70,7 +79,7 @@ export async function decideOutcome(
       }),
     )
   }
-  const failed = touched(task, deciding.nowText, {
+  const failed = withUpdatedAt(task, deciding.nowText, {
     active_dispatch: task.active_dispatch && { ...task.active_dispatch, status: 'failed' },
     automation_status: 'failed',
     automation_error: error,
@@ -79,18 +88,18 @@ export async function decideOutcome(
   return fire(deciding, task, failed, { transition: onEnter.on_failure, cause, refused: failed, result: null })
 }
 
-const plain = (step: Step): Routed => ({ step, gate: null, unattended: false })
+const plain = (step: TaskChange): DispatchRoute => ({ step, gate: null, unattended: false })
 
-const parked = (before: TaskRow, after: TaskRow, events: Step['events'] = []): Step =>
-  stepOf(before, after, { dispatch: 'clear', events })
+const parked = (before: TaskRow, after: TaskRow, events: TaskChange['events'] = []): TaskChange =>
+  plainChange(before, after, { dispatch: 'clear', events })
 
 /** The task with the result of a dispatch and what that writes to the payload; a failure where it cannot be kept. */
 async function completed(
   deciding: Deciding,
   task: TaskRow,
   { dispatch }: OnEnter,
-  { result, cause }: Extract<Outcome, { ok: true }>,
-): Promise<{ row: TaskRow } | Extract<Outcome, { ok: false }>> {
+  { result, cause }: Extract<AutomationOutcome, { ok: true }>,
+): Promise<{ row: TaskRow } | Extract<AutomationOutcome, { ok: false }>> {
   try {
     const last_result = storableValue(result ?? null)
     if (Buffer.byteLength(JSON.stringify(last_result)) > MAX_RESULT_BYTES)
@@ -109,7 +118,7 @@ async function completed(
       if (problems.length > 0) throw payloadInvalid(problems)
     }
     return {
-      row: touched(task, deciding.nowText, {
+      row: withUpdatedAt(task, deciding.nowText, {
         active_dispatch: task.active_dispatch && { ...task.active_dispatch, status: 'completed' },
         automation_status: 'completed',
         automation_error: null,
@@ -131,11 +140,11 @@ function routeSuccess(
   after: TaskRow,
   { on_complete }: OnEnter,
   cause: Cause | null,
-): Routed {
+): DispatchRoute {
   const { last_result: result } = after
   const root = { task: taskRoot(after), result }
-  const spent = nothingSpent()
-  const rule = (on_complete ?? []).find(({ when }) => holds(when, root, spent))
+  const spent = freshBudget()
+  const rule = (on_complete ?? []).find(({ when }) => evaluateGuard(when, root, spent))
   if (!rule) return plain(parked(before, after, [{ verb: 'automation_unrouted', extra: { result } }]))
   return fire(deciding, before, after, {
     transition: rule.transition,
@@ -156,7 +165,7 @@ function fire(
     refused,
     result,
   }: { transition: string; cause: Cause | null; refused: TaskRow; result: unknown },
-): Routed {
+): DispatchRoute {
   try {
     // One change: the row counts it once.
     const settled = { ...after, revision: before.revision }

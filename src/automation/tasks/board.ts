@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { MOST_BYTES } from '../../core/api/lists.ts'
+import { MAX_PAGE_BYTES } from '../../core/api/lists.ts'
 import { itemOperation } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import { listedAs, visibleRows } from '../../core/iam/access.ts'
+import { listTargetOf, visibleRows } from '../../core/iam/access.ts'
 import { workflowKind } from '../workflows/model.ts'
 import { Task, type TaskRow, taskKind } from './model.ts'
 import { storedBytes, taskBytes } from './store.ts'
@@ -67,10 +67,10 @@ const newestOf = (
           select id, place, sum(stored) over (order by place, id) - stored as before from newest
         ), sized as materialized (
           select t.id, s.place, ${taskBytes} as bytes from stored s join tasks t on t.id = s.id
-          where s.before < ${MOST_BYTES}::bigint
+          where s.before < ${MAX_PAGE_BYTES}::bigint
         ), shown as (
           select id, sum(bytes) over (order by place, id) - bytes as before from sized)
-        select ${taskKind.columns} from shown s join tasks t on t.id = s.id where s.before < ${MOST_BYTES}::bigint
+        select ${taskKind.columns} from shown s join tasks t on t.id = s.id where s.before < ${MAX_PAGE_BYTES}::bigint
         order by t.created_at desc, t.id desc`)
 
 export const boardOperation = itemOperation(workflowKind, {
@@ -91,7 +91,7 @@ export const boardOperation = itemOperation(workflowKind, {
     const { id, project_id, version } = workflow
     const visible = visibleRows(
       caller,
-      { action: 'tasks:ListTasks', project: project_id, ...listedAs(taskKind) },
+      { action: 'tasks:ListTasks', project: project_id, ...listTargetOf(taskKind) },
       { project: sql.fragment`t.project_id`, id: sql.fragment`t.id` },
     )
     const counts = new Map((await countsOf(db, id, visible)).map(({ state, count }) => [state, count]))

@@ -1,11 +1,11 @@
 import { isDeepStrictEqual } from 'node:util'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import { stepOf, touched } from './move.ts'
 import { payloadInvalid, payloadProblems } from './payload.ts'
+import { plainChange, withUpdatedAt } from './task-change.ts'
 import { machineOf } from './transition.ts'
-import { writeStep } from './write.ts'
+import { writeChange } from './write.ts'
 
 /**
  * Changes fields of a task under its row's lock, so that of patches that come at once all take effect. What changes nothing
@@ -30,6 +30,6 @@ export async function changeTask(
     const problems = await payloadProblems(services, task.project_id, machine, next.payload, true)
     if (problems.length > 0) throw payloadInvalid(problems)
   }
-  const after = touched(next, services.clock.now().toISOString(), {})
-  return writeStep(tx, services, stepOf(task, after, { events: [{ verb: 'updated', extra: { changed } }] }))
+  const after = withUpdatedAt(next, services.clock.now().toISOString(), {})
+  return writeChange(tx, services, plainChange(task, after, { events: [{ verb: 'updated', extra: { changed } }] }))
 }

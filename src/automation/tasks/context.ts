@@ -1,17 +1,17 @@
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import type { Services } from '../../core/process/services.ts'
 import { openJson, sealJson } from '../../core/secrets/json.ts'
-import { sealedFor, type TaskRow } from './model.ts'
+import { sealedForTask, type TaskRow } from './model.ts'
 
 /** What a task carries to its dispatches. Raises SECRET_NOT_DECRYPTABLE. */
-export function contextOf(services: Services, task: TaskRow): ToolContext | null {
-  return task.context === null ? null : openJson(services, task.context, sealedFor(task), 'The context of the task')
+export function taskToolContext(services: Services, task: TaskRow): ToolContext | null {
+  return task.context === null ? null : openJson(services, task.context, sealedForTask(task), 'The context of the task')
 }
 
 /** A context as it is stored; null for an empty one, which clears it. */
-export const sealedContext = (
+export const sealTaskContext = (
   services: Services,
   owner: Pick<TaskRow, 'id' | 'project_id'>,
   context: ToolContext | null,
 ): string | null =>
-  context === null || Object.keys(context).length === 0 ? null : sealJson(services, context, sealedFor(owner))
+  context === null || Object.keys(context).length === 0 ? null : sealJson(services, context, sealedForTask(owner))

@@ -2,18 +2,18 @@ import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { isMachine, type PrincipalRecord } from '../../core/iam/caller.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { isBackgroundWork, type PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { workflowKind } from '../workflows/model.ts'
-import { pinnedMachine } from '../workflows/pinned.ts'
-import { sealedContext } from './context.ts'
-import { type Mover, transitionRow } from './history.ts'
+import { pinnedMachine } from '../workflows/pinned-workflow.ts'
+import { sealTaskContext } from './context.ts'
+import { type TransitionActor, transitionRow } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import { arrived, type Step, stepOf } from './move.ts'
 import { payloadInvalid, payloadProblems } from './payload.ts'
-import { depthBehind, historyInsert, taskInsert } from './store.ts'
-import { asPaused, followStep, writeDispatch } from './write.ts'
+import { automationDepth, historyInsert, taskInsert } from './store.ts'
+import { enterState, plainChange, type TaskChange } from './task-change.ts'
+import { deferIfPaused, emitChange, writeDispatch } from './write.ts'
 
 /** What a task is created with. */
 export type TaskStart = Pick<TaskRow, 'title' | 'payload' | 'metadata' | 'assignee' | 'due_at'> & {
@@ -21,7 +21,7 @@ export type TaskStart = Pick<TaskRow, 'title' | 'payload' | 'metadata' | 'assign
   workflow_id: string
   state?: string
   tool_context: ToolContext | null
-  by: Mover
+  by: TransitionActor
   authority: PrincipalRecord
   /** Moves that machines made back-to-back until it is created. */
   depth?: number
@@ -38,13 +38,13 @@ export async function depthOfCreate({
   caller,
   origin,
 }: Pick<Context, 'tx' | 'services' | 'caller' | 'origin'>): Promise<number> {
-  if (!isMachine(caller)) return 0
+  if (!isBackgroundWork(caller)) return 0
   const { run } = caller
   const work =
     run?.work_type === 'task' || run?.work_type === 'orchestration_run'
       ? { type: run.work_type as 'task' | 'orchestration_run', id: run.work_id }
       : origin && { type: 'generation' as const, id: origin.generation_id }
-  const behind = work ? await depthBehind(tx, work) : null
+  const behind = work ? await automationDepth(tx, work) : null
   const limit = services.config.TASK_AUTOMATION_CHAIN_LIMIT
   const depth = behind === null ? 0 : behind + 1
   if (depth > limit) raise('TASK_AUTOMATION_CHAIN_LIMIT', { meta: { limit } })
@@ -92,16 +92,16 @@ export async function createTask(tx: Tx, services: Services, start: TaskStart): 
     entry_seq: 0,
     stalls_at: null,
     authority,
-    context: sealedContext(services, { id, project_id }, tool_context),
+    context: sealTaskContext(services, { id, project_id }, tool_context),
     created_at: nowText,
     updated_at: nowText,
   }
-  const { row, dispatch } = arrived(blank, entry, nowText)
-  const events: Step['events'] = [
+  const { row, dispatch } = enterState(blank, entry, nowText)
+  const events: TaskChange['events'] = [
     { verb: 'created' },
     ...(row.status === 'closed' ? [{ verb: 'closed' as const }] : []),
   ]
-  const step = await asPaused(tx, stepOf(blank, row, { dispatch, events }))
+  const step = await deferIfPaused(tx, plainChange(blank, row, { dispatch, events }))
   const { after } = step
   const arrival = transitionRow(by, {
     task_id: id,
@@ -116,6 +116,6 @@ export async function createTask(tx: Tx, services: Services, start: TaskStart): 
   tx.alongside(guard => taskInsert(after, guard))
   tx.alongside(guard => historyInsert([arrival], guard))
   writeDispatch(tx, id, step.dispatch)
-  followStep(tx, step)
+  emitChange(tx, step)
   return after
 }

@@ -1,6 +1,6 @@
-import type { TurnContent } from '../../control/retention/content.ts'
+import type { TurnContentEraser } from '../../control/retention/erasure.ts'
 import { taskKind } from './model.ts'
-import { eraseOfTurns } from './store.ts'
+import { eraseTaskTurns } from './store.ts'
 
 type Data = Record<string, unknown>
 
@@ -11,9 +11,9 @@ const withoutResult = (data: Data): Data => ({
 })
 
 /** What a turn said to the task that it was made for goes with the turn. What a workflow wrote to the payload stays. */
-export const taskContent: TurnContent = {
+export const taskContent: TurnContentEraser = {
   async erase(tx, turns) {
-    const ids = await eraseOfTurns(
+    const ids = await eraseTaskTurns(
       tx,
       turns.map(({ id }) => id),
     )

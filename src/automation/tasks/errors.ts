@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const taskErrors = {
   ORCHESTRATION_DISPATCH_FAILED: {
@@ -51,5 +51,5 @@ export const taskErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof taskErrors> {}
+  interface ErrorCodes extends CodesOf<typeof taskErrors> {}
 }

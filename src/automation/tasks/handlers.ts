@@ -1,15 +1,15 @@
 import { recordedFailure } from '../../core/api/errors.ts'
-import { sweepAttempts } from '../../core/jobs/attempt.ts'
-import { every, handler, type JobContext } from '../../core/jobs/handler.ts'
-import { message } from '../../core/jobs/queue.ts'
-import { fault } from '../../core/process/fault.ts'
+import { handler, type JobContext, schedule } from '../../core/jobs/handler.ts'
+import { queueMessage } from '../../core/jobs/queue.ts'
+import { sweepWorkItems } from '../../core/jobs/work-item.ts'
+import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
-import { makeDispatch } from './dispatch.ts'
+import { executeDispatch } from './execute-dispatch.ts'
 import { taskKind } from './model.ts'
-import { releaseHeld } from './pause.ts'
-import { dispatchQueue, projectTasksQueue, settleQueue, taskSweep } from './queue.ts'
-import { settle, settleFailure } from './settle.ts'
-import { dispatchAttempts, hasDue, takeQuiet, takeStalled } from './store.ts'
+import { releaseDeferredDispatches } from './pause.ts'
+import { projectTasksQueue, settleQueue, taskDispatchQueue, taskSweep } from './queue.ts'
+import { settleFailure, settleTask } from './settle.ts'
+import { claimStalled, claimUnattended, dispatchAttempts, hasDueTasks } from './store.ts'
 
 /** A dispatch this late has lost its message, or its worker. */
 const QUIET_SECONDS = 5
@@ -22,31 +22,31 @@ const BATCH = 500
 /** Who makes the dispatches of tasks and settles them, and who looks for what was missed. */
 export const taskHandlers = [
   handler(
-    dispatchQueue,
+    taskDispatchQueue,
     {
       concurrency: config => config.TASK_WORKER_CONCURRENCY,
       leaseSeconds: config => config.TASKS_DISPATCH_LEASE_SECONDS,
       onExhausted: (asked, error, services) =>
         settleFailure(services, asked, { ok: false, error: recordedFailure(error), cause: null }),
     },
-    makeDispatch,
+    executeDispatch,
   ),
   handler(settleQueue, { concurrency: config => config.TASK_WORKER_CONCURRENCY }, async (asked, { services }) => {
-    await fault(services, 'task_looked')
-    await settle(services, asked)
+    await injectFault(services, 'task_looked')
+    await settleTask(services, asked)
   }),
   handler(taskSweep, { concurrency: 1 }, (_asked, context) => sweep(context)),
-  handler(projectTasksQueue, { concurrency: 1 }, releaseHeld),
+  handler(projectTasksQueue, { concurrency: 1 }, releaseDeferredDispatches),
 ]
 
 export const taskSchedules = [
-  every(
+  schedule(
     'task.sweep',
     config => Math.ceil(config.TASKS_SCHEDULER_INTERVAL_MS / 1000),
     taskSweep,
     {},
     // Where nothing is due a sweep is one look, and no message.
-    hasDue,
+    hasDueTasks,
   ),
 ]
 
@@ -60,14 +60,14 @@ async function sweep({ services, stopping }: JobContext): Promise<void> {
 
 /** Has dispatches taken up that a lost worker had, or whose message was lost. */
 const wakeLost = (services: Services, stopping: AbortSignal): Promise<void> =>
-  sweepAttempts(services.pool, {
+  sweepWorkItems(services.pool, {
     attempts: dispatchAttempts,
     quietSeconds: QUIET_SECONDS,
     stopping,
     wake: due =>
       services.queues.send(
         due.map(({ entity: task_id, id: dispatch_id, project_id }) =>
-          message(dispatchQueue, { task_id, dispatch_id, project_id }),
+          queueMessage(taskDispatchQueue, { task_id, dispatch_id, project_id }),
         ),
       ),
   })
@@ -76,7 +76,7 @@ const wakeLost = (services: Services, stopping: AbortSignal): Promise<void> =>
 async function reportStalled(services: Services, stopping: AbortSignal): Promise<void> {
   for (let taken = TOLD; taken === TOLD && !stopping.aborted; )
     taken = await services.write(async tx => {
-      const tasks = await takeStalled(tx, TOLD)
+      const tasks = await claimStalled(tx, TOLD)
       for (const task of tasks) tx.emit(taskKind, 'stalled', task, { extra: { state: task.state } })
       return tasks.length
     })
@@ -86,9 +86,11 @@ async function reportStalled(services: Services, stopping: AbortSignal): Promise
 async function wakeSettled(services: Services, stopping: AbortSignal): Promise<void> {
   const { TASKS_DISPATCH_RECONCILE_GRACE_MS: graceMs } = services.config
   for (let taken = BATCH; taken === BATCH && !stopping.aborted; ) {
-    const rows = await takeQuiet(services.pool, graceMs, BATCH)
+    const rows = await claimUnattended(services.pool, graceMs, BATCH)
     const settled = rows.filter(row => row.settled)
-    await services.queues.send(settled.map(({ task_id, project_id }) => message(settleQueue, { task_id, project_id })))
+    await services.queues.send(
+      settled.map(({ task_id, project_id }) => queueMessage(settleQueue, { task_id, project_id })),
+    )
     taken = rows.length
   }
 }

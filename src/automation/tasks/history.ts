@@ -34,17 +34,17 @@ export const transitionColumns = selectList(Object.keys(TaskTransition.shape))
 export type Cause = { column: 'generation_id' | 'orchestration_run_id' | 'tool_id' | 'trigger_firing_id'; id: string }
 
 /** Who moves a task. */
-export type Mover = { kind: (typeof PRINCIPAL_KINDS)[number]; id: string | null; cause: Cause | null }
+export type TransitionActor = { kind: (typeof PRINCIPAL_KINDS)[number]; id: string | null; cause: Cause | null }
 
 /** The mover of what a dispatch caused: a tool or a firing is named as its principal, too. */
-export const automationBy = (cause: Cause | null): Mover => ({
+export const automationBy = (cause: Cause | null): TransitionActor => ({
   kind: 'automation',
   id: cause && (cause.column === 'tool_id' || cause.column === 'trigger_firing_id') ? cause.id : null,
   cause,
 })
 
 export const transitionRow = (
-  { kind, id, cause }: Mover,
+  { kind, id, cause }: TransitionActor,
   move: Pick<TransitionRow, 'task_id' | 'from_state' | 'to_state' | 'transition' | 'note' | 'created_at' | 'seq'>,
 ): TransitionRow => ({
   id: newId('task_tr'),

@@ -4,7 +4,7 @@ import { kind } from '../../core/api/kind.ts'
 import { timeInput } from '../../core/api/lists.ts'
 import { MetadataBag, metadataBag } from '../../core/api/metadata.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
-import { storableValue } from '../../core/api/text.ts'
+import { storableValue } from '../../core/api/storable-text.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
@@ -112,12 +112,12 @@ export const TransitionInput = z
   })
   .meta({ id: 'TaskTransitionInput', example: { transition: 'close' } })
 
-export const PauseInput = z
+export const PauseTaskInput = z
   .strictObject({ reason: z.string().max(2000).nullish().describe('Why') })
   .meta({ id: 'TaskPauseInput' })
 
 /** Who asked for a transition that waits for approval. `context`: whether its request replaces the tool context. */
-export type Gate = { authority: PrincipalRecord; context: boolean }
+export type TransitionGate = { authority: PrincipalRecord; context: boolean }
 
 export const taskKind = kind({
   name: 'task',
@@ -130,7 +130,7 @@ export const taskKind = kind({
   references: [{ kind: 'workflow', column: 'workflow_id', on_delete: 'cascade' }],
   record: Task,
   hidden: {
-    gate: z.custom<Gate | null>(),
+    gate: z.custom<TransitionGate | null>(),
     gate_context: z.string().nullable(),
     result_of: z.string().nullable(),
     revision: z.int(),
@@ -162,7 +162,7 @@ export const sealedTasks = ['context', 'gate_context'].map(column =>
 )
 
 /** What binds a sealed context to its task. */
-export const sealedFor = ({ id, project_id }: Pick<TaskRow, 'id' | 'project_id'>) => ({
+export const sealedForTask = ({ id, project_id }: Pick<TaskRow, 'id' | 'project_id'>) => ({
   kind: 'task_context',
   id,
   project_id,

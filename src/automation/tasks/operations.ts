@@ -1,5 +1,5 @@
-import { equals, type Filters, filter, oneOf } from '../../core/api/filters.ts'
-import { anyOf, page, pageOf, textFilter, timeOrDateInput } from '../../core/api/lists.ts'
+import { columnFilter, equalsFilter, type Filters, oneOf } from '../../core/api/filters.ts'
+import { enumListQuery, pageOf, pageResult, textFilter, timeOrDateInput } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
@@ -8,10 +8,11 @@ import { principalRecord } from '../../core/iam/caller.ts'
 import { boardOperation } from './board.ts'
 import { changeTask } from './change.ts'
 import { createTask, depthOfCreate } from './create.ts'
+import { removeTask } from './delete-task.ts'
 import { TaskTransition, type TransitionRow, transitionColumns } from './history.ts'
 import {
   AUTOMATION_STATUSES,
-  PauseInput,
+  PauseTaskInput,
   TASK_STATUSES,
   Task,
   TaskDetail,
@@ -21,9 +22,8 @@ import {
   taskKind,
 } from './model.ts'
 import { pauseTask, resumeTask, retryTask } from './pause.ts'
-import { removeTask } from './remove.ts'
 import { taskBytes } from './store.ts'
-import { machineOf, moverOf, moveTask } from './transition.ts'
+import { machineOf, moveTask, transitionActor } from './transition.ts'
 
 const tag = 'Tasks'
 const path = '/tasks'
@@ -32,22 +32,22 @@ const tasks = resource(taskKind, { path, tag })
 const dueAt = sql.fragment`t.due_at`
 
 const filters = {
-  workflow_id: equals('workflow_id'),
-  state: equals('state'),
-  assignee: equals('assignee'),
+  workflow_id: equalsFilter('workflow_id'),
+  state: equalsFilter('state'),
+  assignee: equalsFilter('assignee'),
   status: oneOf('status', TASK_STATUSES),
-  automation_status: filter(
-    anyOf([...AUTOMATION_STATUSES, 'none']).describe(
+  automation_status: columnFilter(
+    enumListQuery([...AUTOMATION_STATUSES, 'none']).describe(
       'One `automation_status` or several, by repeating it; `none` is null',
     ),
     chosen =>
       sql.fragment`coalesce(t.automation_status, 'none') = any(${sql.array(chosen as unknown as string[], 'text')})`,
   ),
-  due_from: filter(
+  due_from: columnFilter(
     textFilter.pipe(timeOrDateInput.optional()).describe('Due at this time or later'),
     time => sql.fragment`${dueAt} >= ${time}::timestamptz`,
   ),
-  due_to: filter(
+  due_to: columnFilter(
     textFilter.pipe(timeOrDateInput.optional()).describe('Due at this time or earlier'),
     time => sql.fragment`${dueAt} <= ${time}::timestamptz`,
   ),
@@ -87,7 +87,7 @@ export const taskOperations: Operation[] = [
       const { workflow_id, title, state } = body
       const given = { workflow_id, title, state, payload, metadata, assignee, due_at, project_id: project as string }
       const depth = await depthOfCreate(context)
-      const who = { by: moverOf(caller), authority: principalRecord(caller), depth }
+      const who = { by: transitionActor(caller), authority: principalRecord(caller), depth }
       return taskKind.present(await createTask(tx, services, { ...given, ...who, tool_context: bag }))
     },
   }),
@@ -157,7 +157,7 @@ export const taskOperations: Operation[] = [
     answers: { 200: pageOf(TaskTransition) },
     // The unique index of task_transitions.
     run: context =>
-      page<TransitionRow>(context, {
+      pageResult<TransitionRow>(context, {
         columns: transitionColumns,
         from: sql.fragment`task_transitions t`,
         rows: sql.fragment`t.task_id = ${context.resource.id}`,
@@ -170,7 +170,7 @@ export const taskOperations: Operation[] = [
   tasks.action('pause', {
     summary: 'Have a task start no work until it is resumed',
     description: 'Transitions go on, and so does what is under way. The first reason stays.',
-    body: PauseInput,
+    body: PauseTaskInput,
     bodyOptional: true,
     answers: { 200: Task },
     raises: ['TASK_TRANSITION_CONFLICT'],

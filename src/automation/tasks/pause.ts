@@ -1,17 +1,17 @@
 import { raise } from '../../core/api/errors.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { type Caller, isMachine, type PrincipalRecord, principalRecord } from '../../core/iam/caller.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { type Caller, isBackgroundWork, type PrincipalRecord, principalRecord } from '../../core/iam/caller.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
-import { lockRunnable } from '../../identity/projects/pause.ts'
+import { lockUnpaused } from '../../identity/projects/pause.ts'
 import { lockPauseState } from '../../identity/projects/store.ts'
-import type { State } from '../workflows/definition.ts'
-import { pinnedMachine } from '../workflows/pinned.ts'
+import type { WorkflowState } from '../workflows/definition.ts'
+import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import { activeOf, dispatchOf, type Step, stepOf, touched } from './move.ts'
-import { dispatchQueue, projectTasksQueue } from './queue.ts'
-import { findDispatch, heldTasks, releaseDispatch, taskUpdate } from './store.ts'
-import { writeStep } from './write.ts'
+import { projectTasksQueue, taskDispatchQueue } from './queue.ts'
+import { findDispatch, listDeferredTasks, releaseDispatch, taskUpdate } from './store.ts'
+import { activeDispatch, dispatchOf, plainChange, type TaskChange, withUpdatedAt } from './task-change.ts'
+import { writeChange } from './write.ts'
 
 const nowOf = ({ clock }: Services): string => clock.now().toISOString()
 
@@ -22,8 +22,8 @@ export async function pauseTask(tx: Tx, services: Services, id: string, reason: 
     return raise('TASK_TRANSITION_CONFLICT', { message: 'The task is closed', meta: { status: task.status } })
   if (task.pause_requested_at !== null) return task
   const now = nowOf(services)
-  const after = touched(task, now, { pause_requested_at: now, pause_reason: reason })
-  return writeStep(tx, services, stepOf(task, after, { events: [{ verb: 'paused' }] }))
+  const after = withUpdatedAt(task, now, { pause_requested_at: now, pause_reason: reason })
+  return writeChange(tx, services, plainChange(task, after, { events: [{ verb: 'paused' }] }))
 }
 
 /** Ends the pause of a task, and makes what it held, as the caller. @throws PROJECT_PAUSED */
@@ -35,15 +35,15 @@ export async function resumeTask(
 ): Promise<TaskRow> {
   const held = await findDispatch(tx, id, null, true)
   const task = held?.task ?? (await taskKind.lock(tx, id))
-  await lockRunnable(tx, project_id)
+  await lockUnpaused(tx, project_id)
   const releases = held?.dispatch.dispatch_state === 'held'
   if (task.pause_requested_at === null && !releases) return task
-  const events: Step['events'] = task.pause_requested_at === null ? [] : [{ verb: 'resumed' }]
+  const events: TaskChange['events'] = task.pause_requested_at === null ? [] : [{ verb: 'resumed' }]
   const lifted = { ...task, pause_requested_at: null, pause_reason: null }
   const after = releases
     ? await release(tx, services, lifted, by, held.dispatch.attempt)
-    : touched(lifted, nowOf(services), {})
-  return writeStep(tx, services, stepOf(task, after, { events }))
+    : withUpdatedAt(lifted, nowOf(services), {})
+  return writeChange(tx, services, plainChange(task, after, { events }))
 }
 
 /** Has the dispatch of a task that was held made, as somebody: the task as it is then, which the caller writes. */
@@ -57,10 +57,10 @@ async function release(
   const machine = await pinnedMachine(services, tx, task)
   const dispatch_id = await releaseDispatch(tx, task.id)
   const { id: task_id, project_id } = task
-  if (dispatch_id !== null) tx.send(dispatchQueue, { task_id, dispatch_id, project_id })
-  return touched(task, nowOf(services), {
+  if (dispatch_id !== null) tx.send(taskDispatchQueue, { task_id, dispatch_id, project_id })
+  return withUpdatedAt(task, nowOf(services), {
     automation_status: 'running',
-    active_dispatch: activeOf(machine?.state(task.state) as State, attempt),
+    active_dispatch: activeDispatch(machine?.state(task.state) as WorkflowState, attempt),
     authority,
   })
 }
@@ -82,20 +82,20 @@ export async function retryTask(tx: Tx, services: Services, id: string, caller: 
       meta: { automation_status, status, pending_transition },
     })
   const limit = services.config.TASK_AUTOMATION_CHAIN_LIMIT
-  const depth = isMachine(caller) ? task.automation_chain_depth + 1 : 0
+  const depth = isBackgroundWork(caller) ? task.automation_chain_depth + 1 : 0
   if (depth > limit) raise('TASK_AUTOMATION_CHAIN_LIMIT', { meta: { task_id: id, limit } })
   const held = task.pause_requested_at !== null
   // A name of its own: what became of an earlier one of the state is not heard of.
   const entry_seq = task.entry_seq + 1
-  const after = touched(task, nowOf(services), {
+  const after = withUpdatedAt(task, nowOf(services), {
     entry_seq,
     automation_status: held ? 'paused' : 'running',
     automation_error: null,
-    active_dispatch: held ? null : activeOf(state, 1),
+    active_dispatch: held ? null : activeDispatch(state, 1),
     automation_chain_depth: depth,
     authority: principalRecord(caller),
   })
-  return writeStep(tx, services, stepOf(task, after, { dispatch: dispatchOf(after, state, { held }) }))
+  return writeChange(tx, services, plainChange(task, after, { dispatch: dispatchOf(after, state, { held }) }))
 }
 
 /** Tasks that are looked at in one transaction. */
@@ -107,14 +107,14 @@ export async function resumeTasks(tx: Tx, project_id: string, authority: Princip
 }
 
 /** Releases a batch of what the pause of a project held, and no more once it is paused again. */
-export const releaseHeld = (
+export const releaseDeferredDispatches = (
   { project_id, after, authority }: { project_id: string; after: string; authority: unknown },
   { services }: JobContext,
 ): Promise<void> =>
   services.write(async tx => {
     const project = await lockPauseState(tx, project_id)
     if (!project || project.paused_at !== null) return
-    const ids = await heldTasks(tx, project_id, after, BATCH)
+    const ids = await listDeferredTasks(tx, project_id, after, BATCH)
     for (const id of ids) {
       const held = await findDispatch(tx, id, null, true)
       if (held?.dispatch.dispatch_state !== 'held' || held.task.pause_requested_at !== null) continue

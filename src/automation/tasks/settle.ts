@@ -1,16 +1,16 @@
-import { addException } from '../../control/exceptions/file.ts'
-import type { Outgoing, Tx } from '../../core/db/write.ts'
+import { fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
+import type { Outbox, Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Machine } from '../workflows/definition.ts'
-import { pinnedMachine } from '../workflows/pinned.ts'
-import { decideOutcome, type Outcome, type Routed } from './automation.ts'
-import { gated, settleGate } from './gate.ts'
+import { pinnedMachine } from '../workflows/pinned-workflow.ts'
+import { type AutomationOutcome, type DispatchRoute, decideOutcome } from './automation.ts'
 import { type TaskRow, taskKind } from './model.ts'
 import { payloadProblems } from './payload.ts'
 import { type SettleMessage, settleQueue } from './queue.ts'
-import { findDispatch, type Held } from './store.ts'
+import { findDispatch, type TaskWithDispatch } from './store.ts'
 import { startedTargets } from './targets.ts'
-import { writeStep, writeStepAtOnce } from './write.ts'
+import { settlePendingTransition, withPendingTransition } from './transition-approval.ts'
+import { writeChange, writeChangeInOneStatement } from './write.ts'
 
 /** Ends dispatches, with what follows: each once, in the transaction in which its row goes. */
 
@@ -23,10 +23,10 @@ const deciding = (services: Services, machine: Machine, { project_id }: TaskRow,
 })
 
 /** Tells people of a task that has failed and that nothing moves on. */
-function noteUnattended(outgoing: Outgoing, { step, unattended }: Routed): void {
+function noteUnattended(outgoing: Outbox, { step, unattended }: DispatchRoute): void {
   const { id, state, project_id, title, automation_error, workflow_id } = step.after
   if (!unattended) return
-  addException(outgoing, {
+  fileExceptionInTx(outgoing, {
     project_id,
     kind: 'run_failed',
     title: `The dispatch of the task ${title} in the state ${state} failed`,
@@ -35,15 +35,15 @@ function noteUnattended(outgoing: Outgoing, { step, unattended }: Routed): void 
   })
 }
 
-async function write(tx: Tx, services: Services, routed: Routed): Promise<TaskRow> {
+async function write(tx: Tx, services: Services, routed: DispatchRoute): Promise<TaskRow> {
   const { step, gate } = routed
   noteUnattended(tx, routed)
-  if (!gate) return writeStep(tx, services, step)
+  if (!gate) return writeChange(tx, services, step)
   const { revision } = step.before
   const { authority } = step.after
   const asked = { authority, context: false }
-  const after = await gated(tx, services, { ...step.after, revision }, gate, asked, null)
-  return writeStep(tx, services, { ...step, after })
+  const after = await withPendingTransition(tx, services, { ...step.after, revision }, gate, asked, null)
+  return writeChange(tx, services, { ...step, after })
 }
 
 /**
@@ -53,20 +53,20 @@ async function write(tx: Tx, services: Services, routed: Routed): Promise<TaskRo
  */
 export async function settleCall(
   services: Services,
-  { task, dispatch }: Held,
-  outcome: Outcome,
-  note: (outgoing: Outgoing) => void,
+  { task, dispatch }: TaskWithDispatch,
+  outcome: AutomationOutcome,
+  note: (outgoing: Outbox) => void,
 ): Promise<TaskRow | null> {
   const machine = await pinnedMachine(services, services.pool, task)
   if (!machine) return null
   const claim = { id: dispatch.dispatch_id, claims: dispatch.claims }
   const routed = await decideOutcome(deciding(services, machine, task, false), task, dispatch.attempt, outcome)
   if (!routed.gate) {
-    const noted = (outgoing: Outgoing) => {
+    const noted = (outgoing: Outbox) => {
       note(outgoing)
       noteUnattended(outgoing, routed)
     }
-    if (await writeStepAtOnce(services, routed.step, noted, claim)) return routed.step.after
+    if (await writeChangeInOneStatement(services, routed.step, noted, claim)) return routed.step.after
   }
   return services.write(async tx => {
     const held = await findDispatch(tx, task.id, claim.id, true)
@@ -86,7 +86,7 @@ export async function settleCall(
 export const settleFailure = (
   services: Services,
   { task_id, dispatch_id }: { task_id: string; dispatch_id: string },
-  outcome: Extract<Outcome, { ok: false }>,
+  outcome: Extract<AutomationOutcome, { ok: false }>,
 ): Promise<TaskRow | null> =>
   services.write(async tx => {
     const held = await findDispatch(tx, task_id, dispatch_id, true)
@@ -102,7 +102,7 @@ export const settleFailure = (
   })
 
 /** Looks what has settled of what a task waits for: what it started, or its approval. */
-export const settle = (services: Services, { task_id }: SettleMessage): Promise<unknown> =>
+export const settleTask = (services: Services, { task_id }: SettleMessage): Promise<unknown> =>
   services.write(async tx => {
     const settled = await settledFor(tx, task_id)
     const held = await findDispatch(tx, task_id, null, true)
@@ -111,7 +111,7 @@ export const settle = (services: Services, { task_id }: SettleMessage): Promise<
     if (!task || !machine) return
     if (task.pending_approval_id !== null) {
       // What becomes of the gate goes first: it may lead out of the state.
-      const after = await settleGate(tx, services, machine, task)
+      const after = await settlePendingTransition(tx, services, machine, task)
       if (after) {
         // One change of a row in a statement: what it waits for beside the gate is looked at by the next message.
         if (held?.dispatch.dispatch_state === 'started' && after.entry_seq === task.entry_seq)
@@ -133,7 +133,7 @@ export const settle = (services: Services, { task_id }: SettleMessage): Promise<
  * What the dispatch of a task has come to; null where it has not ended. The task is not locked yet: whoever erases what it came
  * to holds that, and then takes the task.
  */
-async function settledFor(tx: Tx, taskId: string): Promise<{ dispatch_id: string; outcome: Outcome } | null> {
+async function settledFor(tx: Tx, taskId: string): Promise<{ dispatch_id: string; outcome: AutomationOutcome } | null> {
   const found = await findDispatch(tx, taskId, null)
   if (found?.dispatch.dispatch_state !== 'started' || found.dispatch.kind === 'tool') return null
   const { dispatch_id, kind, result_id } = found.dispatch

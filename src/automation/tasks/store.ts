@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { attempts, type Claimed } from '../../core/jobs/attempt.ts'
+import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type WorkItemClaim, workItemTable } from '../../core/jobs/work-item.ts'
 import { HOLDER } from '../../core/process/holder.ts'
 import type { TransitionRow } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import type { NewDispatch } from './move.ts'
+import type { NewDispatch } from './task-change.ts'
 
 /** Bytes of what is large in a task, and of what is stored of it, which is known without reading it. */
 export const taskBytes = sql.fragment`(
@@ -51,7 +51,7 @@ export const dispatchDelete = (taskId: string, guard: Fragment): Fragment => sql
   delete from task_dispatches where task_id = ${taskId} and ${guard}`
 
 /** Dispatches as attempts: a task has one. */
-export const dispatchAttempts = attempts({
+export const dispatchAttempts = workItemTable({
   table: 'task_dispatches',
   entity: 'task_id',
   owner: 'tasks',
@@ -78,20 +78,20 @@ const DispatchedRow = z.object({ ...taskKind.row.shape, ...Dispatched.shape })
 const dispatched = sql.type(DispatchedRow)
 
 /** A task with its dispatch. */
-export type Held = { task: TaskRow; dispatch: z.output<typeof Dispatched> }
+export type TaskWithDispatch = { task: TaskRow; dispatch: z.output<typeof Dispatched> }
 
 const dispatchColumns = sql.fragment`
   d.id as dispatch_id, d.state as dispatch_state, d.attempt, d.kind, d.result_id, d.losses, d.claims, d.failures,
   (d.state <> 'running' or d.due_at <= now()) as free,
   (select p.paused_at is not null from projects p where p.id = t.project_id) as project_paused`
 
-function split(row: z.output<typeof DispatchedRow> | null): Held | null {
+function split(row: z.output<typeof DispatchedRow> | null): TaskWithDispatch | null {
   if (!row) return null
   const names = Object.keys(Dispatched.shape)
   const entries = Object.entries(row)
   return {
     task: Object.fromEntries(entries.filter(([name]) => !names.includes(name))) as TaskRow,
-    dispatch: Object.fromEntries(entries.filter(([name]) => names.includes(name))) as Held['dispatch'],
+    dispatch: Object.fromEntries(entries.filter(([name]) => names.includes(name))) as TaskWithDispatch['dispatch'],
   }
 }
 
@@ -101,7 +101,7 @@ export const findDispatch = async (
   taskId: string,
   dispatchId: string | null,
   lock = false,
-): Promise<Held | null> =>
+): Promise<TaskWithDispatch | null> =>
   split(
     await db.maybeOne(dispatched`
       select ${taskKind.columns}, ${dispatchColumns}
@@ -119,7 +119,7 @@ export const claimCall = async (
   taskId: string,
   dispatchId: string,
   leaseMs: number,
-): Promise<Held | null> =>
+): Promise<TaskWithDispatch | null> =>
   split(
     await db.maybeOne(dispatched`
       update task_dispatches d set state = 'running', claims = d.claims + 1, losses = d.losses + (d.state = 'running')::integer,
@@ -133,20 +133,20 @@ export const claimCall = async (
   )
 
 /** Notes what a dispatch waits for, and when somebody looks after it without being told. */
-export const noteStarted = (db: Queryable, taskId: string, resultId: string, graceMs: number) =>
-  db.query(statement`
+export const recordStarted = (db: Queryable, taskId: string, resultId: string, graceMs: number) =>
+  db.query(voidStatement`
     update task_dispatches set state = 'started', result_id = ${resultId}, due_at = null, claims = claims + 1,
       look_at = now() + ${graceMs} * interval '1 ms'
     where task_id = ${taskId}`)
 
 /** Holds a dispatch until a pause is over. */
-export const holdDispatch = (db: Queryable, taskId: string) =>
-  db.query(statement`
+export const deferTaskDispatch = (db: Queryable, taskId: string) =>
+  db.query(voidStatement`
     update task_dispatches set state = 'held', due_at = null where task_id = ${taskId} and state = 'queued'`)
 
 /** Has a dispatch that was held made. Gives its id. */
 export const releaseDispatch = (db: Queryable, taskId: string): Promise<string | null> =>
-  db.maybeOneFirst(identifying`
+  db.maybeOneFirst(idStatement`
     update task_dispatches set state = 'queued', due_at = now() where task_id = ${taskId} and state = 'held' returning id`)
 
 const waiting = sql.type(z.object({ task_id: z.string(), project_id: z.string() }))
@@ -156,19 +156,24 @@ export const waitingFor = (db: Queryable, resultId: string) =>
   db.maybeOne(waiting`select task_id, project_id from task_dispatches where result_id = ${resultId}`)
 
 /** Tasks of a project whose dispatch is held, behind one. By task_dispatches_held. */
-export const heldTasks = (db: Queryable, projectId: string, after: string, limit: number): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+export const listDeferredTasks = (
+  db: Queryable,
+  projectId: string,
+  after: string,
+  limit: number,
+): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
     select task_id as id from task_dispatches
     where project_id = ${projectId} and state = 'held' and task_id > ${after} order by task_id limit ${limit}`)
 
 /** Whether a sweep would find something. By tasks_stalls, task_dispatches_due and task_dispatches_look. */
-export const hasDue: Fragment = sql.fragment`(
+export const hasDueTasks: Fragment = sql.fragment`(
   exists (select from tasks where stalls_at <= now())
   or exists (select from task_dispatches where due_at < now())
   or exists (select from task_dispatches where look_at < now()))`
 
 /** Tasks that have stalled, each reported once. By tasks_stalls. */
-export const takeStalled = (db: Queryable, limit: number): Promise<readonly TaskRow[]> =>
+export const claimStalled = (db: Queryable, limit: number): Promise<readonly TaskRow[]> =>
   db.any(taskKind.sql`
     with due as (
       select id from tasks where stalls_at <= now() order by stalls_at limit ${limit} for update skip locked)
@@ -182,7 +187,7 @@ const looked = sql.type(z.object({ task_id: z.string(), project_id: z.string(), 
  * are looked at again when twice as much time has passed, at the latest in an hour: a task may wait for a person for months.
  * By task_dispatches_look.
  */
-export const takeQuiet = (db: Queryable, graceMs: number, limit: number) =>
+export const claimUnattended = (db: Queryable, graceMs: number, limit: number) =>
   db.any(looked`
     with due as materialized (
       select d.task_id, not case d.kind
@@ -205,9 +210,9 @@ export const takeQuiet = (db: Queryable, graceMs: number, limit: number) =>
  * firing of a task has the name of the dispatch as its key. By tasks_result_of, task_transitions_generation and
  * trigger_firings_result.
  */
-export const eraseOfTurns = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> => {
+export const eraseTaskTurns = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> => {
   const turns = sql.array([...generationIds], 'text')
-  return db.anyFirst(identifying`
+  return db.anyFirst(idStatement`
     with moved as (select task_id from task_transitions where generation_id = any(${turns})),
     fired as materialized (
       select f.id, t.id as task_id from trigger_firings f
@@ -225,7 +230,7 @@ const depths = sql.type(z.object({ depth: z.int() }))
  * Moves that machines made back-to-back of the task that some work is done for: its dispatch itself, a run or a turn that this
  * started; null for any other work. By primary keys and task_dispatches_result.
  */
-export const depthBehind = (
+export const automationDepth = (
   db: Queryable,
   work: { type: 'task' | 'orchestration_run' | 'generation'; id: string },
 ): Promise<number | null> =>
@@ -248,4 +253,4 @@ export const countOpen = (db: Queryable, workflowId: string): Promise<number> =>
     counted`select count(*)::integer as count from tasks where workflow_id = ${workflowId} and status = 'open'`,
   )
 
-export type CallClaim = Claimed & { losses: number }
+export type CallClaim = WorkItemClaim & { losses: number }

@@ -2,19 +2,23 @@ import { raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { type Caller, isMachine, principalRecord } from '../../core/iam/caller.ts'
+import { type Caller, isBackgroundWork, principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Machine } from '../workflows/definition.ts'
-import { pinnedMachine } from '../workflows/pinned.ts'
-import { sealedContext } from './context.ts'
-import { gated } from './gate.ts'
-import type { Mover } from './history.ts'
+import { pinnedMachine } from '../workflows/pinned-workflow.ts'
+import { sealTaskContext } from './context.ts'
+import type { TransitionActor } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import { decideMove, type Move, stepOf, transitionOf } from './move.ts'
-import { writeStep, writeStepAtOnce } from './write.ts'
+import { decideMove, type Move, plainChange, transitionOf } from './task-change.ts'
+import { withPendingTransition } from './transition-approval.ts'
+import { writeChange, writeChangeInOneStatement } from './write.ts'
 
 /** A caller as who moves a task: a key as itself, not as its owner. */
-export const moverOf = ({ principal }: Caller): Mover => ({ kind: principal.type, id: principal.id, cause: null })
+export const transitionActor = ({ principal }: Caller): TransitionActor => ({
+  kind: principal.type,
+  id: principal.id,
+  cause: null,
+})
 
 type Asked = {
   transition: string
@@ -43,12 +47,12 @@ export async function moveTask(
   const authority = principalRecord(caller)
   const move: Move = {
     transition,
-    by: moverOf(caller),
+    by: transitionActor(caller),
     authority,
-    machine: isMachine(caller),
+    machine: isBackgroundWork(caller),
     note,
     expected_state,
-    ...(bag ? { context: sealedContext(services, resource, bag) } : {}),
+    ...(bag ? { context: sealTaskContext(services, resource, bag) } : {}),
   }
   const decide = (task: TaskRow) =>
     decideMove(machine, task, move, config.TASK_AUTOMATION_CHAIN_LIMIT, services.clock.now().toISOString())
@@ -56,7 +60,7 @@ export async function moveTask(
   if (
     known !== 'gated' &&
     known.cancels === null &&
-    (await writeStepAtOnce(services, known, outgoing =>
+    (await writeChangeInOneStatement(services, known, outgoing =>
       record(outgoing, 200, { id, body: taskKind.present(known.after) }),
     ))
   )
@@ -66,8 +70,10 @@ export async function moveTask(
     const step = decide(task)
     const gate = { authority, context: bag !== null }
     const made =
-      step === 'gated' ? stepOf(task, await gated(tx, services, task, transition, gate, move.context ?? null)) : step
-    const after = await writeStep(tx, services, made)
+      step === 'gated'
+        ? plainChange(task, await withPendingTransition(tx, services, task, transition, gate, move.context ?? null))
+        : step
+    const after = await writeChange(tx, services, made)
     record(tx, 200, { id, body: taskKind.present(after) })
     return after
   })

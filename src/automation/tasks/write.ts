@@ -1,16 +1,16 @@
 import { AppError } from '../../core/api/errors.ts'
 import { sql } from '../../core/db/sql.ts'
-import type { Outgoing, Tx } from '../../core/db/write.ts'
+import type { Outbox, Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockPauseState } from '../../identity/projects/store.ts'
-import { cancelRun } from '../runs/command.ts'
+import { cancelRun } from '../runs/commands/command.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import type { NewDispatch, Step } from './move.ts'
-import { dispatchQueue } from './queue.ts'
+import { taskDispatchQueue } from './queue.ts'
 import { dispatchDelete, dispatchWrite, historyInsert, taskUpdate } from './store.ts'
+import type { NewDispatch, TaskChange } from './task-change.ts'
 
 /** Makes a dispatch of a step wait for the end of a pause. */
-function heldBack(step: Step): Step {
+function heldBack(step: TaskChange): TaskChange {
   const { dispatch, after } = step
   if (dispatch === null || dispatch === 'clear') return step
   return {
@@ -20,45 +20,45 @@ function heldBack(step: Step): Step {
   }
 }
 
-const isQueued = (dispatch: Step['dispatch']): dispatch is NewDispatch =>
+const isQueued = (dispatch: TaskChange['dispatch']): dispatch is NewDispatch =>
   dispatch !== null && dispatch !== 'clear' && dispatch.state === 'queued'
 
 /** The events of a step, and the message of its dispatch. */
-export function followStep(outgoing: Outgoing, { after, dispatch, events }: Step): void {
+export function emitChange(outgoing: Outbox, { after, dispatch, events }: TaskChange): void {
   for (const { verb, extra, row = after } of events) outgoing.emit(taskKind, verb, row, extra ? { extra } : {})
   if (!isQueued(dispatch)) return
   const { task_id, id: dispatch_id, project_id, delay_ms } = dispatch
   const message = { task_id, dispatch_id, project_id }
-  outgoing.send(dispatchQueue, message, delay_ms > 0 ? { startAfter: new Date(Date.now() + delay_ms) } : {})
+  outgoing.send(taskDispatchQueue, message, delay_ms > 0 ? { startAfter: new Date(Date.now() + delay_ms) } : {})
 }
 
 /** Writes the rows of a new dispatch, or takes the old one away, with the last statement of a change. */
-export function writeDispatch(outgoing: Outgoing, taskId: string, dispatch: Step['dispatch']): void {
+export function writeDispatch(outgoing: Outbox, taskId: string, dispatch: TaskChange['dispatch']): void {
   if (dispatch === 'clear') outgoing.alongside(guard => dispatchDelete(taskId, guard))
   else if (dispatch) outgoing.alongside(guard => dispatchWrite(dispatch, guard))
 }
 
 /** Whether the project is paused, where a step starts work: the project is kept as it is until the transaction ends. */
-export async function asPaused(tx: Tx, step: Step): Promise<Step> {
+export async function deferIfPaused(tx: Tx, step: TaskChange): Promise<TaskChange> {
   if (!isQueued(step.dispatch)) return step
   const project = await lockPauseState(tx, step.after.project_id)
   return project?.paused_at ? heldBack(step) : step
 }
 
 /** Writes a step in a transaction that holds the task's row. Returns the task as it is then. */
-export async function writeStep(tx: Tx, services: Services, given: Step): Promise<TaskRow> {
-  const step = await asPaused(tx, given)
+export async function writeChange(tx: Tx, services: Services, given: TaskChange): Promise<TaskRow> {
+  const step = await deferIfPaused(tx, given)
   const { before, after, history, dispatch, cancels } = step
   tx.alongside(guard => taskUpdate(before, after, guard))
   if (history.length > 0) tx.alongside(guard => historyInsert(history, guard))
   writeDispatch(tx, after.id, dispatch)
-  if (cancels !== null) await cancelLeft(tx, services, cancels)
-  followStep(tx, step)
+  if (cancels !== null) await cancelAbandonedRun(tx, services, cancels)
+  emitChange(tx, step)
   return after
 }
 
 /** Ends the run that a task had waited for, unless it has ended or is gone. */
-export async function cancelLeft(tx: Tx, services: Services, runId: string): Promise<void> {
+export async function cancelAbandonedRun(tx: Tx, services: Services, runId: string): Promise<void> {
   try {
     await tx.nested(inner => cancelRun(inner, services, runId))
   } catch (error) {
@@ -72,15 +72,15 @@ export async function cancelLeft(tx: Tx, services: Services, runId: string): Pro
  * paused where the step starts work. Returns whether it was written.
  * @param holding a condition on the dispatch that is under way
  */
-export async function writeStepAtOnce(
+export async function writeChangeInOneStatement(
   services: Services,
-  step: Step,
-  note: (outgoing: Outgoing) => void,
+  step: TaskChange,
+  note: (outgoing: Outbox) => void,
   holding?: { id: string; claims: number },
 ): Promise<boolean> {
   const { before, after, history, dispatch } = step
   const { held } = await services.writeOne(outgoing => {
-    followStep(outgoing, step)
+    emitChange(outgoing, step)
     note(outgoing)
     const runnable = isQueued(dispatch) ? sql.fragment`exists (select from runnable)` : sql.fragment`true`
     const mine = holding ? sql.fragment`exists (select from mine)` : sql.fragment`true`

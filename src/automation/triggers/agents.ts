@@ -1,13 +1,13 @@
 import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
-import { storableValue } from '../../core/api/text.ts'
+import { storableValue } from '../../core/api/storable-text.ts'
 import { parse } from '../../core/api/validate.ts'
-import { allowing } from '../../core/iam/access.ts'
+import { allowedPatterns } from '../../core/iam/access.ts'
 import { agentKind } from '../../execution/agents/model.ts'
-import { createTurn } from '../../execution/generations/create.ts'
-import { Message, messagesOf } from '../../execution/generations/run.ts'
-import type { TurnOwner } from '../../execution/generations/source.ts'
-import type { ModelMessage } from '../../execution/providers/exchange.ts'
+import type { TurnOwner } from '../../execution/generations/loop/turn-owner.ts'
+import { createTurn } from '../../execution/generations/request/create.ts'
+import { messagesOf, TurnMessage } from '../../execution/generations/request/generate-request.ts'
+import type { ModelMessage } from '../../execution/providers/model-messages.ts'
 import { settleStarted } from './settle.ts'
 import { inputInvalid, type TriggerTarget } from './targets.ts'
 
@@ -16,7 +16,7 @@ import { inputInvalid, type TriggerTarget } from './targets.ts'
 /** What `source` says of the turns that triggers make. */
 const SOURCE = 'trigger'
 
-const Messages = z.array(Message).min(1).max(500)
+const Messages = z.array(TurnMessage).min(1).max(500)
 
 /** What an input says as messages. */
 function messagesFrom(input: Record<string, unknown>): z.output<typeof Messages> {
@@ -46,7 +46,7 @@ export const agentTarget: TriggerTarget = {
   async prepare(services, { input, caller, trigger: { project_id } }) {
     const messages = messagesFrom(storableValue(input) as Record<string, unknown>)
     try {
-      return await messagesOf({ services, allow: allowing(caller), body: { messages } }, project_id)
+      return await messagesOf({ services, allow: allowedPatterns(caller), body: { messages } }, project_id)
     } catch (error) {
       if (error instanceof AppError && error.code === 'VALIDATION_FAILED') inputInvalid(error.message, error)
       throw error

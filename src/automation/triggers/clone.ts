@@ -1,9 +1,9 @@
 import { newId } from '../../core/api/ids.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
-import { refuseBounded } from './configure.ts'
-import { namedAs, sealedFor, triggerKind } from './model.ts'
-import { newSecret } from './secret.ts'
+import { refuseBoundedAgents } from './configure.ts'
+import { presentPrincipal, sealedForTrigger, triggerKind } from './model.ts'
+import { newTriggerSecret } from './secret.ts'
 import { triggersOf } from './store.ts'
 
 /**
@@ -15,7 +15,7 @@ export const triggerCloning: Cloneable = {
   after: ['orchestrations', 'evals', 'playbooks'],
   async copy(tx, from, to, ids, { services, caller }) {
     const originals = await triggersOf(tx, from)
-    if (originals.length > 0) refuseBounded(caller)
+    if (originals.length > 0) refuseBoundedAgents(caller)
     const authority = principalRecord(caller)
     for (const original of originals) {
       const target_id = ids.get(original.target_id)
@@ -29,8 +29,9 @@ export const triggerCloning: Cloneable = {
         active: false,
         next_fire_at: null,
         authority,
-        created_by: namedAs(authority),
-        sealed_secret: original.sealed_secret === null ? null : services.secrets.seal(newSecret(), sealedFor(id, to)),
+        created_by: presentPrincipal(authority),
+        sealed_secret:
+          original.sealed_secret === null ? null : services.secrets.seal(newTriggerSecret(), sealedForTrigger(id, to)),
         previous_sealed_secret: null,
         previous_secret_until: null,
         created_at: undefined,

@@ -6,7 +6,7 @@ import type { Caller } from '../../core/iam/caller.ts'
 import { isTimezone, nextOccurrence, parseCron } from './cron.ts'
 import { checkPattern } from './events.ts'
 import type { TriggerRow, TriggerType } from './model.ts'
-import { requireTarget } from './targets.ts'
+import { requireTriggerTarget } from './targets.ts'
 
 /** What goes with what in a trigger. */
 
@@ -46,7 +46,7 @@ function ownFields(trigger: Fields): Partial<Fields> {
  * A trigger as it is stored, checked as a whole; and its target.
  * @throws TRIGGER_ACTION_NOT_ALLOWED, INVALID_CRON_EXPRESSION, INVALID_EVENT_PATTERN, TRIGGER_TARGET_NOT_FOUND
  */
-export async function configured<T extends Fields & { project_id: string }>(
+export async function validateTrigger<T extends Fields & { project_id: string }>(
   db: Queryable,
   trigger: T,
 ): Promise<{ trigger: T; allow: (allow: Context['allow']) => void }> {
@@ -58,7 +58,7 @@ export async function configured<T extends Fields & { project_id: string }>(
     if (!isTimezone(next.timezone as string)) refuse('timezone', 'timezone must be the IANA name of a time zone')
   }
   if (next.event_pattern !== null) checkPattern(next.event_pattern)
-  const { target, kind, row } = await requireTarget(db, next)
+  const { target, kind, row } = await requireTriggerTarget(db, next)
   if (target.configure) target.configure(row, next)
   else if (next.action !== null) refuse('action', `An action does not go with a target of type ${target.type}`)
   return { trigger: next, allow: allow => allow(target.action, { kind, row: row as KindRow }) }
@@ -74,7 +74,7 @@ export const firstFire = (
  * Work of a trigger configures none: it could shed what bounds it. Nor does an agent within a boundary, which would not
  * bind what its trigger starts. Raises FORBIDDEN.
  */
-export function refuseBounded({ run, layers }: Pick<Caller, 'run' | 'layers'>): void {
+export function refuseBoundedAgents({ run, layers }: Pick<Caller, 'run' | 'layers'>): void {
   if (run?.trigger_id) raise('FORBIDDEN', { message: 'Work that a trigger started may not create or change triggers' })
   if (layers.some(({ kind }) => kind === 'agent'))
     raise('FORBIDDEN', { message: 'An agent with a boundary policy may not create or change triggers' })

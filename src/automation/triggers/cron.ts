@@ -191,7 +191,7 @@ const shiftBehind = (parts: readonly Stretch[], local: number): number =>
  * at the shift; where it is put back, a time that it shows twice occurs at the first. With an hour of `*` or a step of it the
  * expression goes on through both as the clock shows it.
  */
-export function nextOf(cron: Cron, after: Date, zone = 'UTC'): Date {
+export function nextFiringTime(cron: Cron, after: Date, zone = 'UTC'): Date {
   const from = after.getTime()
   const first = Math.floor(localOf(Math.floor(from / MINUTE) * MINUTE, zone) / DAY) - 1
   for (let number = first; number < first + HORIZON_DAYS; number++) {
@@ -218,5 +218,5 @@ export function nextOccurrence(text: string, zone: string | null, after: Date): 
     cron = parseCron(text)
     parsed.set(text, cron)
   }
-  return nextOf(cron, after, zone ?? 'UTC')
+  return nextFiringTime(cron, after, zone ?? 'UTC')
 }

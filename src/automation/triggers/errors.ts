@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const triggerErrors = {
   HOOK_INVALID_JSON: {
@@ -64,5 +64,5 @@ export const triggerErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof triggerErrors> {}
+  interface ErrorCodes extends CodesOf<typeof triggerErrors> {}
 }

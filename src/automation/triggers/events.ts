@@ -1,23 +1,23 @@
 import { z } from 'zod'
-import { addException } from '../../control/exceptions/file.ts'
-import { gateShows } from '../../control/webhooks/matching.ts'
-import type { DispatchedEvent, EventSubscriber } from '../../control/webhooks/subscribers.ts'
+import { fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
+import type { DispatchedEvent, EventSubscriber } from '../../control/webhooks/event-subscribers.ts'
+import { policyAllowsEvent } from '../../control/webhooks/matching.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import { causedBy, rootMark, rootOf, triggersIn } from '../../core/db/causation.ts'
 import { eventNames, eventTypes, isEventPattern, patternMatches } from '../../core/db/events.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { ExpressionError, evaluate, mostlySpent, truthy } from '../../core/expressions/evaluate.ts'
+import { rootMark, rootOf, triggersIn, withTriggerChain } from '../../core/db/trigger-chain.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { ExpressionError, evaluate, reducedBudget, truthy } from '../../core/expressions/evaluate.ts'
 import { plannedNames } from '../../core/iam/catalogue.ts'
 import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
-import { breather } from '../../core/process/breathe.ts'
+import { eventLoopYielder } from '../../core/process/event-loop.ts'
 import type { Services } from '../../core/process/services.ts'
-import { Breadth, type Root } from './fanout.ts'
-import { failureOf } from './fire.ts'
+import { Breadth, type FanoutRoot } from './fanout.ts'
 import { effectiveInput } from './input.ts'
 import { firingKind, triggerKind } from './model.ts'
-import { firingQueue } from './queue.ts'
+import { firingFailure } from './process-trigger-firing.ts'
+import { triggerFiringQueue } from './queue.ts'
 import { insertFirings, type NewFiring } from './store.ts'
 
 /** Event triggers: which events fire them. */
@@ -33,7 +33,7 @@ const platformEvents = (): string[] => [...eventNames(), ...plannedNames.all().f
 const namespaceOf = (name: string): string => name.split('.', 1)[0]
 
 /** Whether a name is in a namespace of the platform, and names no event of it. */
-export const isImpostor = (name: string): boolean =>
+export const isReservedEventName = (name: string): boolean =>
   !eventTypes.find(name) && platformEvents().some(event => namespaceOf(event) === namespaceOf(name))
 
 /** @throws INVALID_EVENT_PATTERN */
@@ -81,7 +81,7 @@ const envelopesOf = (db: Queryable, ids: readonly string[]) =>
   db.any(envelope`
     select id, envelope, causation, created_at from events where id = any(${sql.array([...ids], 'text')})`)
 
-type Event = DispatchedEvent & { text: string; root: Root; chain: readonly string[]; created_at: string }
+type Event = DispatchedEvent & { text: string; root: FanoutRoot; chain: readonly string[]; created_at: string }
 
 /** What an event and a trigger come to: a firing, or nothing where what the event began with has led to too much. */
 type Outcome = { event: Event; trigger: Listening; firing: NewFiring | null }
@@ -94,7 +94,7 @@ function seen(gates: Map<string, CompiledDocument>, trigger: Listening, event: E
     gate = compileDocument(trigger.policy)
     gates.set(trigger.id, gate)
   }
-  return gateShows(gate, event, (data as { tags?: unknown } | null | undefined)?.tags)
+  return policyAllowsEvent(gate, event, (data as { tags?: unknown } | null | undefined)?.tags)
 }
 
 /** Why an event must not fire a trigger that others led to; null when it may. */
@@ -111,7 +111,7 @@ function causationRefusal({ id }: Listening, { chain }: Event, max_depth: number
 function filtered({ event_filter }: Listening, given: object): boolean | AppError {
   if (event_filter == null) return true
   try {
-    return truthy(evaluate(event_filter, given, mostlySpent(SHARE)))
+    return truthy(evaluate(event_filter, given, reducedBudget(SHARE)))
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     return new AppError('TRIGGER_INPUT_INVALID', { message: `event_filter: ${error.message}` })
@@ -157,9 +157,9 @@ function firingOf(
       scheduled_for: null,
       fired_at: services.clock.now().toISOString(),
     }
-    return { ...firing, input: effectiveInput(trigger, given, facts, mostlySpent(SHARE)) }
+    return { ...firing, input: effectiveInput(trigger, given, facts, reducedBudget(SHARE)) }
   } catch (error) {
-    return { ...firing, error: failureOf(error) }
+    return { ...firing, error: firingFailure(error) }
   }
 }
 
@@ -167,8 +167,8 @@ function firingOf(
 function file(tx: Tx, { root, chain }: Event, trigger_id: string, title: string, dedup_key: string, detail: object) {
   const behind = chain.includes(trigger_id) ? chain : [...chain, trigger_id]
   const { project_id } = root
-  causedBy([rootMark(root.id), ...behind], () =>
-    addException(tx, {
+  withTriggerChain([rootMark(root.id), ...behind], () =>
+    fileExceptionInTx(tx, {
       project_id,
       kind: 'event_trigger_loop',
       title,
@@ -215,7 +215,7 @@ async function wantedOf(tx: Tx, events: readonly DispatchedEvent[]) {
     const matching = (byProject.get(event.project_id) ?? []).filter(({ event_pattern }) =>
       patternMatches(event_pattern as string, event.name),
     )
-    return matching.length > 0 && !isImpostor(event.name) ? [{ event, matching }] : []
+    return matching.length > 0 && !isReservedEventName(event.name) ? [{ event, matching }] : []
   })
   if (wanted.length === 0) return []
   const stored = await envelopesOf(
@@ -227,7 +227,7 @@ async function wantedOf(tx: Tx, events: readonly DispatchedEvent[]) {
     const { envelope: text, causation, created_at } = texts.get(event.id) ?? {}
     if (!text || !created_at) return []
     const began = rootOf(causation ?? [])
-    const root: Root = { id: began ?? event.id, project_id: event.project_id, chained: began !== null }
+    const root: FanoutRoot = { id: began ?? event.id, project_id: event.project_id, chained: began !== null }
     const read: Event = { ...event, text, root, chain: triggersIn(causation ?? []), created_at }
     return [{ event: read, matching }]
   })
@@ -249,7 +249,7 @@ async function take(tx: Tx, services: Services, events: readonly DispatchedEvent
   const skipped = new Map<string, Outcome>()
   let outcomes: Outcome[] = []
   let bytes = 0
-  const breathe = breather()
+  const breathe = eventLoopYielder()
   for (const { event, matching } of wanted) {
     for (const trigger of matching) {
       try {
@@ -313,7 +313,7 @@ async function write(
   for (const { firing, event } of firings.values()) {
     if (!made.has(firing.id)) continue
     const { id, project_id, error } = firing
-    if (!error) tx.send(firingQueue, { firing_id: id, project_id })
+    if (!error) tx.send(triggerFiringQueue, { firing_id: id, project_id })
     else if (error.code === 'TRIGGER_CAUSATION_LIMIT' && !firing.skipped) fileLoop(tx, event, firing)
   }
 }

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { rootMark } from '../../core/db/causation.ts'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { rootMark } from '../../core/db/trigger-chain.ts'
 import type { FiringRow } from './model.ts'
 
 /** Breadth: how many firings an event, or a firing that no event caused, may lead to in all. */
@@ -15,7 +15,7 @@ export function chainBehind({ id, event_id, root_id, causation_chain }: Begun, t
 }
 
 /** What a firing counts to. `chained`: triggers led from it to the event. */
-export type Root = { id: string; project_id: string; chained: boolean }
+export type FanoutRoot = { id: string; project_id: string; chained: boolean }
 
 const Fanout = z.object({ root_id: z.string(), firings: z.int(), skipped: z.int() })
 type Fanout = z.output<typeof Fanout>
@@ -30,8 +30,8 @@ const fanoutsOf = (db: Queryable, rootIds: readonly string[]): Promise<readonly 
  * Locks the counts of roots in the order of their ids. A new one begins with what the root has fired itself: one probe of
  * trigger_firings_key for each event trigger of the project.
  */
-async function lockFanouts(db: Queryable, roots: readonly Root[]): Promise<readonly Fanout[]> {
-  await db.query(statement`
+async function lockFanouts(db: Queryable, roots: readonly FanoutRoot[]): Promise<readonly Fanout[]> {
+  await db.query(voidStatement`
     insert into trigger_fanouts (root_id, project_id, firings)
     select r.id, r.project_id, greatest(1, (
       select count(*) from triggers g
@@ -53,7 +53,7 @@ async function lockFanouts(db: Queryable, roots: readonly Root[]): Promise<reado
 
 /** Notes what locked roots have led to by now. */
 const setFanouts = (db: Queryable, fanouts: readonly Fanout[]) =>
-  db.query(statement`
+  db.query(voidStatement`
     update trigger_fanouts t set firings = f.firings, skipped = f.skipped
     from ${sql.unnest(
       fanouts.map(({ root_id, firings, skipped }) => [root_id, firings, skipped]),
@@ -75,16 +75,16 @@ export class Breadth {
   }
 
   /** Reads what roots have led to, so that of one that is spent nothing is evaluated. */
-  async read(db: Queryable, roots: readonly Root[]): Promise<void> {
+  async read(db: Queryable, roots: readonly FanoutRoot[]): Promise<void> {
     const chained = roots.filter(root => root.chained).map(({ id }) => id)
     if (chained.length === 0) return
     for (const found of await fanoutsOf(db, [...new Set(chained)])) this.#counts.set(found.root_id, found)
   }
 
-  isSpent = ({ id }: Root): boolean => (this.#counts.get(id)?.firings ?? 0) >= this.#max
+  isSpent = ({ id }: FanoutRoot): boolean => (this.#counts.get(id)?.firings ?? 0) >= this.#max
 
   /** Locks the roots of firings that are about to be admitted, where their counts are shared or will not do. */
-  async lock(db: Queryable, wanted: readonly Root[]): Promise<void> {
+  async lock(db: Queryable, wanted: readonly FanoutRoot[]): Promise<void> {
     const many = Map.groupBy(wanted, ({ id }) => id)
     const unlocked = [...many.values()].flatMap(([root, ...more]) => {
       const { id, chained } = root
@@ -100,7 +100,7 @@ export class Breadth {
   }
 
   /** Whether a root may lead to one more firing, which then counts. */
-  admits({ id }: Root): boolean {
+  admits({ id }: FanoutRoot): boolean {
     const count = this.#countOf(id)
     const admitted = count.firings < this.#max
     if (admitted) count.firings++
@@ -128,7 +128,7 @@ export class Breadth {
 
 /** Deletes a batch of counts that began before a time. Index trigger_fanouts_created. */
 export async function deleteFanouts(db: Queryable, before: Date, limit: number): Promise<number> {
-  const { rowCount } = await db.query(statement`
+  const { rowCount } = await db.query(voidStatement`
     delete from trigger_fanouts where root_id = any (array(
       select root_id from trigger_fanouts where created_at < ${before.toISOString()}::timestamptz
       order by created_at limit ${limit} for update skip locked))`)

@@ -4,19 +4,19 @@ import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
-import { answer, operation, type Received, type Receiving } from '../../core/api/operation.ts'
-import { joinedReads } from '../../core/db/joined-reads.ts'
+import { operation, result, type StreamedBody, type StreamedRequest } from '../../core/api/operation.ts'
+import { coalescedReads } from '../../core/db/coalesced-reads.ts'
 import { sql } from '../../core/db/sql.ts'
-import { inTenancy } from '../../core/db/tenancy.ts'
+import { withTenant } from '../../core/db/tenant-context.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
-import { fault } from '../../core/process/fault.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { injectFault } from '../../core/process/fault-injection.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { hookBytes, hookJson, refuseDeclared } from '../hooks/body.ts'
 import { effectiveInput } from './input.ts'
-import { firingKind, HookAnswer, sealedFor, triggerKind } from './model.ts'
-import { firingQueue } from './queue.ts'
-import { findHooked, firingInsert, firingOfKey, type Hooked } from './store.ts'
+import { firingKind, HookAnswer, sealedForTrigger, triggerKind } from './model.ts'
+import { triggerFiringQueue } from './queue.ts'
+import { findWebhookTrigger, firingOfKey, triggerFiringCte, type WebhookTrigger } from './store.ts'
 import { checkFiring } from './targets.ts'
 
 /** The address at which a webhook trigger is called from outside, signed with its secret. */
@@ -32,12 +32,12 @@ export const hookUrl = ({ config }: Pick<Services, 'config'>, triggerId: string)
   `${config.BASE_URL}/api/v1/hooks/triggers/${triggerId}`
 
 /** The secrets that verify now. Raises SECRET_NOT_DECRYPTABLE. */
-function secretsOf({ secrets }: Services, trigger: Hooked, now: Date): string[] {
+function secretsOf({ secrets }: Services, trigger: WebhookTrigger, now: Date): string[] {
   const { id, project_id, sealed_secret, previous_sealed_secret, previous_secret_until } = trigger
-  const opened = secrets.open(sealed_secret as string, sealedFor(id, project_id))
+  const opened = secrets.open(sealed_secret as string, sealedForTrigger(id, project_id))
   if (!opened.ok) return raise('SECRET_NOT_DECRYPTABLE', { meta: { id } })
   if (previous_sealed_secret === null || now >= new Date(previous_secret_until ?? 0)) return [opened.value]
-  const previous = secrets.open(previous_sealed_secret, sealedFor(id, project_id))
+  const previous = secrets.open(previous_sealed_secret, sealedForTrigger(id, project_id))
   return previous.ok ? [opened.value, previous.value] : [opened.value]
 }
 
@@ -66,7 +66,7 @@ const digestsOf = (values: readonly string[]): string[] =>
 type Signature = { digests: string[]; signed: string[] }
 
 /** The signature of a call, which its body is to be verified with. Raises UNAUTHORIZED for none, or one of long ago. */
-function signatureOf({ config, clock }: Services, trigger: Hooked, req: IncomingMessage): Signature {
+function signatureOf({ config, clock }: Services, trigger: WebhookTrigger, req: IncomingMessage): Signature {
   const standard = `${config.HEADER_PREFIX}Signature`
   const { signature_scheme, signature_header } = trigger
   const given = req.headers[(signature_header ?? standard).toLowerCase()]
@@ -104,7 +104,7 @@ type Accepted = z.output<typeof HookAnswer>
 const HookBody = z.looseObject({}).describe('Any JSON; it is the input of the firing').meta({ id: 'TriggerHookBody' })
 
 /** Takes a call: the trigger fires in the background, once for a key. */
-async function accept(services: Services, trigger: Hooked, key: string, body: Buffer): Promise<Accepted> {
+async function accept(services: Services, trigger: WebhookTrigger, key: string, body: Buffer): Promise<Accepted> {
   const { id: trigger_id, project_id, target_type, active, paused_at, pause_reason } = trigger
   if (!active) raise('TRIGGER_NOT_ACTIVE', { meta: { trigger_id } })
   const paused = (reason: string | null): never =>
@@ -116,18 +116,18 @@ async function accept(services: Services, trigger: Hooked, key: string, body: Bu
   await checkFiring(services, trigger, { input, causation_chain: [], asked_by: null })
   const firing = { id, project_id, trigger_id, source: 'webhook' as const, target_type, input, idempotency_key: key }
   const { held, stopped, reason } = await services.writeOne<{ stopped: boolean; reason: string | null }>(outgoing => {
-    outgoing.send(firingQueue, { firing_id: id, project_id })
+    outgoing.send(triggerFiringQueue, { firing_id: id, project_id })
     return {
       ctes: [
         sql.fragment`project as (select paused_at, pause_reason from projects where id = ${project_id} for share)`,
-        sql.fragment`made as (${firingInsert(firing, sql.fragment`from project where paused_at is null`)})`,
+        sql.fragment`made as (${triggerFiringCte(firing, sql.fragment`from project where paused_at is null`)})`,
       ],
       guard: sql.fragment`exists (select from made)`,
       columns: sql.fragment`exists (select from project where paused_at is not null) as stopped,
         (select pause_reason from project) as reason`,
     }
   })
-  await fault(services, 'trigger_accepted')
+  await injectFault(services, 'trigger_accepted')
   if (held) return { firing_id: id, trigger_id, status: 'pending' }
   if (stopped) paused(reason)
   const first = await firingOfKey(services.pool, trigger_id, key)
@@ -136,11 +136,13 @@ async function accept(services: Services, trigger: Hooked, key: string, body: Bu
 }
 
 /** A hook is often called many times at once. */
-const hookedReads = perProcess(() => joinedReads<Hooked | null>())
+const hookedReads = processSingleton(() => coalescedReads<WebhookTrigger | null>())
 
 /** Raises RESOURCE_NOT_FOUND. */
-async function hooked(services: Services, id: string): Promise<Hooked> {
-  const trigger = isIdOf(triggerKind, id) ? await hookedReads(services)(id, () => findHooked(services.pool, id)) : null
+async function hooked(services: Services, id: string): Promise<WebhookTrigger> {
+  const trigger = isIdOf(triggerKind, id)
+    ? await hookedReads(services)(id, () => findWebhookTrigger(services.pool, id))
+    : null
   return trigger ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
 }
 
@@ -148,7 +150,7 @@ async function hooked(services: Services, id: string): Promise<Hooked> {
  * Everything about a call but its answer: its body is read once, as bytes, and only what is signed counts. Nothing of it is
  * read where the call is refused whatever it holds.
  */
-async function receive(request: Receiving): Promise<Received> {
+async function receive(request: StreamedRequest): Promise<StreamedBody> {
   const { req, params, services } = request
   const { trigger_id: id } = params
   refuseDeclared(req)
@@ -163,7 +165,7 @@ async function receive(request: Receiving): Promise<Received> {
   const parts = [...signed, body]
   if (!verified(secretsOf(services, trigger, services.clock.now()), digests, parts)) raise('UNAUTHORIZED')
   const tenancy = { tenant: trigger.project_id, patienceMs: PATIENCE_MS }
-  const accepted = await inTenancy(tenancy, () => accept(services, trigger, keyOf(...parts), body))
+  const accepted = await withTenant(tenancy, () => accept(services, trigger, keyOf(...parts), body))
   return { body: accepted, discard: async () => {} }
 }
 
@@ -196,5 +198,5 @@ export const callHook = operation({
   ],
   transaction: false,
   internal: true,
-  run: async ({ body }) => answer(202, body),
+  run: async ({ body }) => result(202, body),
 })

@@ -1,5 +1,5 @@
 import { AppError } from '../../core/api/errors.ts'
-import { ExpressionError, evaluate, isObject, type Spent } from '../../core/expressions/evaluate.ts'
+import { type EvaluationBudget, ExpressionError, evaluate, isObject } from '../../core/expressions/evaluate.ts'
 import type { FiringRow, TriggerRow } from './model.ts'
 import { inputInvalid } from './targets.ts'
 
@@ -18,7 +18,7 @@ export function effectiveInput(
   { id, name, input, input_mapping }: Pick<TriggerRow, 'id' | 'name' | 'input' | 'input_mapping'>,
   given: Record<string, unknown>,
   firing: Facts,
-  spent?: Spent,
+  spent?: EvaluationBudget,
 ): Record<string, unknown> {
   const merged = { ...input, ...given }
   if (!input_mapping) return merged

@@ -119,7 +119,7 @@ export const TriggerInput = createBody('TriggerInput', fields, ['name', 'type', 
 
 export const TriggerPatch = patchBody('TriggerPatch', fields, { active: false })
 
-export const RotateSecretInput = z
+export const RotateTriggerSecretInput = z
   .strictObject({
     keep_previous_seconds: z
       .int()
@@ -142,7 +142,7 @@ export const FireInput = z
   })
   .meta({ id: 'FireTriggerInput', example: { input: { order_id: '1042' } } })
 
-export const SOURCES = TRIGGER_TYPES
+export const TRIGGER_SOURCES = TRIGGER_TYPES
 
 const FiredBy = z.object({ kind: z.enum(['user', 'api_key', 'oauth_grant']), id: z.string() })
 
@@ -161,7 +161,7 @@ export type FiringResult = z.output<typeof FiringResult>
 
 export const TriggerFiring = record('TriggerFiring', {
   trigger_id: z.string(),
-  source: z.enum(SOURCES).describe('What fired the trigger'),
+  source: z.enum(TRIGGER_SOURCES).describe('What fired the trigger'),
   status: z
     .enum(FIRING_STATUSES)
     .describe('`skipped` — what its event began with has led to `EVENT_FANOUT_MAX` firings'),
@@ -183,7 +183,7 @@ export const HookAnswer = z
   .meta({ id: 'TriggerHookAnswer' })
 
 /** Who a principal is, as the wire names it. A bounded authority is named by its bound. */
-export const namedAs = ({ type, id, via }: PrincipalRecord): z.output<typeof RunAs> =>
+export const presentPrincipal = ({ type, id, via }: PrincipalRecord): z.output<typeof RunAs> =>
   via?.type === 'oauth_grant' ? { kind: 'oauth_grant', id: via.id } : { kind: type, id }
 
 export const triggerKind = kind({
@@ -238,14 +238,14 @@ export const firingKind = kind({
 })
 export type FiringRow = z.output<typeof firingKind.row>
 
-export const hasEnded = ({ status }: Pick<FiringRow, 'status'>): boolean =>
+export const isFiringTerminal = ({ status }: Pick<FiringRow, 'status'>): boolean =>
   status === 'succeeded' || status === 'failed' || status === 'skipped'
 
 /** Carries the id of a firing that has ended. */
 export const FIRING_CHANNEL = 'muster_trigger_firings'
 
 /** The row that the secrets of a trigger are sealed for. */
-export const sealedFor = (triggerId: string, projectId: string) => ({
+export const sealedForTrigger = (triggerId: string, projectId: string) => ({
   kind: 'trigger_secret',
   id: triggerId,
   project_id: projectId,

@@ -1,18 +1,18 @@
-import { turnContent } from '../../control/retention/content.ts'
+import { turnContent } from '../../control/retention/erasure.ts'
 import { footprints } from '../../control/storage/footprint.ts'
-import { eventSubscribers } from '../../control/webhooks/subscribers.ts'
+import { eventSubscribers } from '../../control/webhooks/event-subscribers.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
-import { eventConsumers } from '../../core/db/write.ts'
+import { subscriberConditions } from '../../core/db/writer.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
-import { turnOwners } from '../../execution/generations/source.ts'
+import { turnOwners } from '../../execution/generations/loop/turn-owner.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
-import { resumes } from '../../identity/projects/pause.ts'
-import { runWatchers } from '../runs/watchers.ts'
+import { resumeHooks } from '../../identity/projects/pause.ts'
+import { runWatchers } from '../runs/engine/run-watchers.ts'
 import { agentTarget, triggeredTurns } from './agents.ts'
 import { triggerCloning } from './clone.ts'
-import { firingContent } from './erase.ts'
+import { triggerFiringContent } from './erase.ts'
 import { triggerErrors } from './errors.ts'
 import { eventTriggers, hasEventTrigger } from './events.ts'
 import { pruneFirings, resumeTriggers, triggerHandlers, triggerSchedules } from './handlers.ts'
@@ -20,7 +20,7 @@ import { firingKind, triggerKind, triggerSecrets } from './model.ts'
 import { triggerOperations } from './operations.ts'
 import { orchestrationTarget, triggeredRuns } from './orchestrations.ts'
 import { scheduler } from './schedule.ts'
-import { firingAttempts, firingFootprint, oldestFiring } from './store.ts'
+import { firingFootprint, oldestFiring, triggerFiringWork } from './store.ts'
 import { triggerTargets } from './targets.ts'
 import { toolTarget } from './tools.ts'
 
@@ -48,17 +48,17 @@ export default module('triggers', {
   sealedColumns: triggerSecrets,
   sweeps: [{ name: 'trigger firings', when: '53 3 * * *', run: pruneFirings }],
   extensions: [
-    leaseHolding.with(firingAttempts.endLeases),
+    leaseHolding.with(triggerFiringWork.endLeases),
     triggerTargets.with(orchestrationTarget),
     triggerTargets.with(agentTarget),
     triggerTargets.with(toolTarget),
     turnOwners.with(triggeredTurns),
     runWatchers.with(triggeredRuns),
-    eventConsumers.with(hasEventTrigger),
+    subscriberConditions.with(hasEventTrigger),
     eventSubscribers.with(eventTriggers),
-    resumes.with(resumeTriggers),
+    resumeHooks.with(resumeTriggers),
     footprints.with(firingFootprint),
-    turnContent.with(firingContent),
+    turnContent.with(triggerFiringContent),
     waitingRows.with({ concern: 'trigger', since: oldestFiring }),
     cloneables.with(triggerCloning),
   ],

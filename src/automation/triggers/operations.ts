@@ -1,30 +1,37 @@
 import { z } from 'zod'
-import { invalid, raise } from '../../core/api/errors.ts'
-import { contains, equals, filterConditions, filterSchema, flag, oneOf } from '../../core/api/filters.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import {
+  containsFilter,
+  equalsFilter,
+  filterConditions,
+  filterSchema,
+  flagFilter,
+  oneOf,
+} from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
-import { booleanQuery, listTable, page, pageOf } from '../../core/api/lists.ts'
+import { booleanQuery, listTable, pageOf, pageResult } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { sees } from '../../core/iam/access.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { canSeeProject } from '../../core/iam/access.ts'
 import { startedAlsoBy } from '../../core/iam/authority.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { configured, firstFire, refuseBounded, refuseRecursion } from './configure.ts'
+import { firstFire, refuseBoundedAgents, refuseRecursion, validateTrigger } from './configure.ts'
+import { firedAgain, fireManually } from './fire-manually.ts'
 import { callHook, hookUrl } from './hook.ts'
-import { fireByHand, firedAgain } from './manual.ts'
 import {
   FIRING_STATUSES,
   FireInput,
   type FiringRow,
   firingKind,
-  namedAs,
-  RotateSecretInput,
-  SOURCES,
-  sealedFor,
+  presentPrincipal,
+  RotateTriggerSecretInput,
+  sealedForTrigger,
   TARGET_TYPES,
+  TRIGGER_SOURCES,
   TRIGGER_TYPES,
   Trigger,
   TriggerFiring,
@@ -35,8 +42,8 @@ import {
   TriggerWithSecret,
   triggerKind,
 } from './model.ts'
-import { newSecret } from './secret.ts'
-import { countLocked, rotateSecret } from './store.ts'
+import { newTriggerSecret } from './secret.ts'
+import { countLockedTriggers, rotateTriggerSecret } from './store.ts'
 
 const tag = 'Triggers'
 
@@ -76,7 +83,7 @@ const secretOf = ({ secrets }: Services, { id, project_id, sealed_secret }: Trig
       message: 'Webhook triggers alone have a secret',
       meta: { field: 'type' },
     })
-  const opened = secrets.open(sealed_secret, sealedFor(id, project_id))
+  const opened = secrets.open(sealed_secret, sealedForTrigger(id, project_id))
   return opened.ok ? opened.value : raise('SECRET_NOT_DECRYPTABLE', { meta: { id } })
 }
 
@@ -102,8 +109,8 @@ const UNSET = {
 
 async function requireRoom(tx: Tx, { config }: Services, project: string, type: string): Promise<void> {
   const { TRIGGER_MAX_PER_PROJECT, TRIGGER_EVENT_MAX_PER_PROJECT } = config
-  const count = await countLocked(tx, project)
-  const full = (message: string) => invalid({ code: 'LIMIT_REACHED', path: '', message })
+  const count = await countLockedTriggers(tx, project)
+  const full = (message: string) => raiseInvalid({ code: 'LIMIT_REACHED', path: '', message })
   if (count.all >= TRIGGER_MAX_PER_PROJECT) full(`a project has at most ${TRIGGER_MAX_PER_PROJECT} triggers`)
   if (type === 'event' && count.events >= TRIGGER_EVENT_MAX_PER_PROJECT)
     full(`a project has at most ${TRIGGER_EVENT_MAX_PER_PROJECT} event triggers`)
@@ -120,15 +127,16 @@ const createTrigger = triggers.create({
   answers: { 201: TriggerWithSecret },
   raises: [...refusals],
   secretAnswer: true,
-  admit: refuseBounded,
+  admit: refuseBoundedAgents,
   async make({ tx, body, project, services, caller, allow }) {
     await requireRoom(tx, services, project, body.type)
     const id = newId(triggerKind.prefix)
     const { project_id: _named, active = true, ...given } = body
     const values = { ...UNSET, ...given, active, id, project_id: project }
-    const { trigger, allow: allowStart } = await configured(tx, values)
+    const { trigger, allow: allowStart } = await validateTrigger(tx, values)
     allowStart(allow)
-    const sealed_secret = trigger.type === 'webhook' ? services.secrets.seal(newSecret(), sealedFor(id, project)) : null
+    const sealed_secret =
+      trigger.type === 'webhook' ? services.secrets.seal(newTriggerSecret(), sealedForTrigger(id, project)) : null
     const next_fire_at = trigger.type === 'schedule' ? firstFire(trigger, await databaseTime(tx)) : null
     // The clock of events: what happened before does not concern the trigger.
     const created_at = new Date().toISOString()
@@ -136,7 +144,7 @@ const createTrigger = triggers.create({
     return triggerKind.insert(tx, {
       ...trigger,
       authority,
-      created_by: namedAs(authority),
+      created_by: presentPrincipal(authority),
       sealed_secret,
       next_fire_at,
       created_at,
@@ -149,9 +157,9 @@ const createTrigger = triggers.create({
 const filters = {
   type: oneOf('type', TRIGGER_TYPES),
   target_type: oneOf('target_type', TARGET_TYPES),
-  target_id: equals('target_id'),
-  active: flag('active'),
-  name: contains('name'),
+  target_id: equalsFilter('target_id'),
+  active: flagFilter('active'),
+  name: containsFilter('name'),
 }
 
 const listTriggers = operation({
@@ -191,11 +199,11 @@ const updateTrigger = triggers.update({
   body: TriggerPatch,
   quiet: true,
   raises: [...refusals, 'TRIGGER_TYPE_IMMUTABLE'],
-  admit: refuseBounded,
+  admit: refuseBoundedAgents,
   async change(next, { stored, tx, allow, caller }) {
     if (next.type !== stored.type)
       raise('TRIGGER_TYPE_IMMUTABLE', { meta: { field: 'type', type: stored.type, requested: next.type } })
-    const { trigger, allow: allowStart } = await configured(tx, next)
+    const { trigger, allow: allowStart } = await validateTrigger(tx, next)
     const next_fire_at = differs(TIMING, stored, trigger)
       ? firstFire(trigger, await databaseTime(tx))
       : trigger.next_fire_at
@@ -236,7 +244,7 @@ const fireTrigger = triggers.action('fire', {
   admit: refuseRecursion,
   run: context => {
     const { query, body } = context
-    return fireByHand(context as never, body?.input ?? {}, query.wait ?? body?.wait ?? true)
+    return fireManually(context as never, body?.input ?? {}, query.wait ?? body?.wait ?? true)
   },
   again: (context, { firing_id }) => firedAgain(context, firing_id as string),
 })
@@ -262,7 +270,7 @@ const rotate = triggers.action('rotate-secret', {
   summary: 'Replace the secret of a webhook trigger',
   description: 'At once; for `keep_previous_seconds` calls that are signed with the old one are taken too.',
   action: 'triggers:RotateTriggerSecret',
-  body: RotateSecretInput,
+  body: RotateTriggerSecretInput,
   bodyOptional: true,
   answers: { 200: TriggerWithSecret },
   raises: ['TRIGGER_ACTION_NOT_ALLOWED'],
@@ -270,9 +278,9 @@ const rotate = triggers.action('rotate-secret', {
   async run({ tx, body, resource: { id, type, project_id }, services }) {
     if (type !== 'webhook')
       raise('TRIGGER_ACTION_NOT_ALLOWED', { message: 'Webhook triggers alone have a secret', meta: { field: 'type' } })
-    const secret = newSecret()
-    const sealed = services.secrets.seal(secret, sealedFor(id, project_id))
-    const rotated = await rotateSecret(tx, id, sealed, body?.keep_previous_seconds ?? 0)
+    const secret = newTriggerSecret()
+    const sealed = services.secrets.seal(secret, sealedForTrigger(id, project_id))
+    const rotated = await rotateTriggerSecret(tx, id, sealed, body?.keep_previous_seconds ?? 0)
     if (!rotated) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
     const row = withUrl(rotated, services)
     tx.emit(triggerKind, 'updated', row)
@@ -299,7 +307,7 @@ const firingFilters = {
         'text',
       )})`,
   },
-  source: oneOf('source', SOURCES),
+  source: oneOf('source', TRIGGER_SOURCES),
 }
 
 const listFirings = operation({
@@ -316,11 +324,11 @@ const listFirings = operation({
   async run(context) {
     const { query, db, caller } = context
     const owner = isIdOf(triggerKind, query.trigger_id) ? await triggerKind.find(db, query.trigger_id) : null
-    if (!owner || !sees(caller, owner.project_id))
+    if (!owner || !canSeeProject(caller, owner.project_id))
       return raise('RESOURCE_NOT_FOUND', { meta: { id: query.trigger_id } })
     context.allow('triggers:ListTriggerFirings', { kind: triggerKind, row: owner })
     // Index trigger_firings_trigger.
-    return page<FiringRow>(context, {
+    return pageResult<FiringRow>(context, {
       columns: firingKind.columns,
       from: sql.fragment`trigger_firings t`,
       rows: sql.fragment`t.trigger_id = ${owner.id}`,

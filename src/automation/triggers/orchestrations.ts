@@ -1,8 +1,8 @@
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { type OrchestrationRow, orchestrationKind } from '../orchestrations/model.ts'
+import { inputProblems, requireSize, startRun } from '../runs/commands/start.ts'
+import type { RunWatcher } from '../runs/engine/run-watchers.ts'
 import type { RunRow } from '../runs/model.ts'
-import { inputProblems, requireSize, startRun } from '../runs/start.ts'
-import type { RunWatcher } from '../runs/watchers.ts'
 import { settleStarted } from './settle.ts'
 import { inputInvalid, type TriggerTarget } from './targets.ts'
 

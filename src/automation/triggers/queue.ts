@@ -5,17 +5,17 @@ import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
  * Wake-ups of firings: the row is the truth, so one message per firing is enough. Retries of the queue are for what could not
  * even be recorded.
  */
-export const firingQueue = entityMailbox('trigger.fire', {
+export const triggerFiringQueue = entityMailbox('trigger.fire', {
   message: z.object({ firing_id: z.string(), project_id: z.string() }),
   key: message => message.firing_id,
   project: message => message.project_id,
   concern: 'trigger',
   retry: { limit: 8 },
 })
-export type FiringMessage = z.output<typeof firingQueue.message>
+export type TriggerFiringMessage = z.output<typeof triggerFiringQueue.message>
 
 /** Firings of a project that its pause has put off. */
-export const projectFiringsQueue = workQueue('trigger-project', {
+export const projectFiringsQueue = workQueue('trigger.release_project', {
   message: z.object({ project_id: z.string() }),
   project: message => message.project_id,
   concern: 'trigger',
@@ -23,7 +23,7 @@ export const projectFiringsQueue = workQueue('trigger-project', {
 })
 
 /** Looks for firings that nobody works on, the floor under the wake-ups, or for those that wait for what is gone. */
-export const firingSweep = workQueue('trigger.sweep', {
+export const triggerFiringSweep = workQueue('trigger.sweep', {
   message: z.object({ orphans: z.boolean().optional() }),
   concern: 'trigger',
   retry: { limit: 0 },

@@ -1,15 +1,15 @@
 import { z } from 'zod'
-import { addActivity } from '../../control/activity/record.ts'
+import { recordActivityInTx } from '../../control/activity/record.ts'
 import { newId } from '../../core/api/ids.ts'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
-import type { Background } from '../../core/jobs/handler.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import type { BackgroundTask } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
 import { nextOccurrence } from './cron.ts'
-import { failureOf } from './fire.ts'
 import { effectiveInput } from './input.ts'
 import { firingKind, triggerKind } from './model.ts'
-import { firingQueue } from './queue.ts'
+import { firingFailure } from './process-trigger-firing.ts'
+import { triggerFiringQueue } from './queue.ts'
 import { insertFirings, type NewFiring } from './store.ts'
 
 /** Due schedules of one transaction. */
@@ -41,7 +41,7 @@ const takeDue = (db: Queryable) =>
     for update of t skip locked`)
 
 const setNext = (db: Queryable, next: readonly { id: string; at: string | null }[]) =>
-  db.query(statement`
+  db.query(voidStatement`
     update triggers t set next_fire_at = n.at
     from json_to_recordset(${JSON.stringify(next)}::json) as n (id text, at timestamptz) where t.id = n.id`)
 
@@ -78,10 +78,10 @@ async function fireDue(services: Services): Promise<number> {
         firing.input = effectiveInput(trigger, {}, facts)
         if (trigger.input_mapping !== null) await new Promise(setImmediate)
       } catch (error) {
-        firing.error = failureOf(error)
+        firing.error = firingFailure(error)
       }
       firings.push(firing)
-      addActivity(tx, {
+      recordActivityInTx(tx, {
         project_id,
         kind: 'schedule_fired',
         summary: `${name} fired`,
@@ -90,7 +90,8 @@ async function fireDue(services: Services): Promise<number> {
       })
     }
     for (let at = 0; at < firings.length; at += TOGETHER) await insertFirings(tx, firings.slice(at, at + TOGETHER))
-    for (const { id, project_id, error } of firings) if (!error) tx.send(firingQueue, { firing_id: id, project_id })
+    for (const { id, project_id, error } of firings)
+      if (!error) tx.send(triggerFiringQueue, { firing_id: id, project_id })
     await setNext(tx, next)
     return triggers.length
   })
@@ -110,7 +111,7 @@ export async function skipMissed(tx: Tx, projectId: string): Promise<void> {
 }
 
 /** Looks for due schedules when the first of them is due, and at least every TRIGGER_SCHEDULER_INTERVAL_MS. */
-export const scheduler: Background = {
+export const scheduler: BackgroundTask = {
   name: 'schedules of triggers',
   concern: 'trigger',
   start(services) {

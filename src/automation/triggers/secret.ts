@@ -1,4 +1,4 @@
 import { randomBytes } from 'node:crypto'
 
 /** A new secret: 32 random bytes. */
-export const newSecret = (): string => randomBytes(32).toString('hex')
+export const newTriggerSecret = (): string => randomBytes(32).toString('hex')

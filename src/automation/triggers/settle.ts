@@ -1,18 +1,18 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
-import { firstChars, storableValue } from '../../core/api/text.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { storableValue, truncateChars } from '../../core/api/storable-text.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { FIRING_CHANNEL, type FiringRow } from './model.ts'
-import { type Claim, type End, endFiring, endStarted } from './store.ts'
+import { endFiring, type FiringClaim, settleByResult, type TriggerFiringEnd } from './store.ts'
 import { firingWatchers } from './targets.ts'
 
 /** Characters of an output that a firing keeps. */
 const OUTPUT_CHARS = 4000
 
 /** An output as a firing keeps it: a long one as a preview. */
-export function keptOutput(output: unknown): unknown {
+export function storedOutput(output: unknown): unknown {
   const value = storableValue(output ?? null)
   const text = JSON.stringify(value)
-  return text.length <= OUTPUT_CHARS ? value : { truncated: true, preview: firstChars(text, OUTPUT_CHARS) }
+  return text.length <= OUTPUT_CHARS ? value : { truncated: true, preview: truncateChars(text, OUTPUT_CHARS) }
 }
 
 async function ended(tx: Tx, firing: FiringRow | null): Promise<boolean> {
@@ -23,8 +23,12 @@ async function ended(tx: Tx, firing: FiringRow | null): Promise<boolean> {
 }
 
 /** Ends a firing, unless it has ended; with a claim only while that holds. Returns whether this was the end. */
-export const settleFiring = async (tx: Tx, id: string, end: End, claim?: Claim): Promise<boolean> =>
-  ended(tx, await endFiring(tx, id, end, claim))
+export const settleTriggerFiring = async (
+  tx: Tx,
+  id: string,
+  end: TriggerFiringEnd,
+  claim?: FiringClaim,
+): Promise<boolean> => ended(tx, await endFiring(tx, id, end, claim))
 
 /** Ends the firing that waits for a turn or a run, in the transaction in which that ends. Nothing where none does. */
 export async function settleStarted(
@@ -32,7 +36,10 @@ export async function settleStarted(
   resultId: string,
   { status, output, error = null }: { status: string; output: unknown; error?: RecordedFailure | null },
 ): Promise<void> {
-  await ended(tx, await endStarted(tx, resultId, { status, output: keptOutput(output) }, error && recorded(error)))
+  await ended(
+    tx,
+    await settleByResult(tx, resultId, { status, output: storedOutput(output) }, error && recorded(error)),
+  )
 }
 
 const recorded = (error: RecordedFailure): RecordedFailure => storableValue(error) as RecordedFailure

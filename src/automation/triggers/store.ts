@@ -1,21 +1,21 @@
 import { z } from 'zod'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { attempts, type Claimed } from '../../core/jobs/attempt.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type WorkItemClaim, workItemTable } from '../../core/jobs/work-item.ts'
 import { type FiringResult, type FiringRow, firingKind, type TriggerRow, triggerKind } from './model.ts'
 
 const counts = sql.type(z.object({ all: z.int(), events: z.int() }))
 
 /** Counts the triggers of a project, to which nobody adds another until the transaction ends. Index triggers_project. */
-export async function countLocked(db: Queryable, projectId: string): Promise<{ all: number; events: number }> {
-  await db.query(statement`select from projects where id = ${projectId} for no key update`)
+export async function countLockedTriggers(db: Queryable, projectId: string): Promise<{ all: number; events: number }> {
+  await db.query(voidStatement`select from projects where id = ${projectId} for no key update`)
   return db.one(counts`
     select count(*) as all, count(*) filter (where type = 'event') as events from triggers where project_id = ${projectId}`)
 }
 
 /** Puts a new secret in place; the old one verifies too for `keepSeconds`. */
-export const rotateSecret = (
+export const rotateTriggerSecret = (
   db: Queryable,
   id: string,
   sealed: string,
@@ -32,22 +32,22 @@ export const triggersOf = (db: Queryable, projectId: string): Promise<readonly T
   db.any(triggerKind.sql`
     select ${triggerKind.columns} from triggers t where t.project_id = ${projectId} order by t.created_at, t.id`)
 
-const Hooked = z.object({
+const WebhookTrigger = z.object({
   ...triggerKind.row.shape,
   paused_at: z.string().nullable(),
   pause_reason: z.string().nullable(),
 })
-export type Hooked = z.output<typeof Hooked>
-const hooked = sql.type(Hooked)
+export type WebhookTrigger = z.output<typeof WebhookTrigger>
+const hooked = sql.type(WebhookTrigger)
 
 /** A webhook trigger with the pause of its project; null for another trigger, and for none. */
-export const findHooked = (db: Queryable, id: string): Promise<Hooked | null> =>
+export const findWebhookTrigger = (db: Queryable, id: string): Promise<WebhookTrigger | null> =>
   db.maybeOne(hooked`
     select ${triggerKind.columns}, p.paused_at, p.pause_reason
     from triggers t join projects p on p.id = t.project_id where t.id = ${id} and t.type = 'webhook'`)
 
 /** Firings as attempts: each is its own entity, and stays when it has ended. */
-export const firingAttempts = attempts({
+export const triggerFiringWork = workItemTable({
   table: 'trigger_firings',
   entity: 'id',
   owner: 'trigger_firings',
@@ -55,17 +55,17 @@ export const firingAttempts = attempts({
   // What is too often is a setting: `lostWorkers`.
   maxLosses: 1_000_000,
 })
-export type Claim = Claimed & { losses: number }
+export type FiringClaim = WorkItemClaim & { losses: number }
 
 const losses = sql.type(z.object({ lost: z.int() }))
 
 /** How many workers a firing has lost, with the one that is silent now; null while none is. */
-export const lostWorkers = (db: Queryable, id: string): Promise<number | null> =>
+export const lostWorkerCount = (db: Queryable, id: string): Promise<number | null> =>
   db.maybeOneFirst(losses`
     select losses + 1 as lost from trigger_firings where id = ${id} and state = 'running' and due_at <= now()`)
 
 /** A firing that a call starts, as a part of a statement; nothing where the condition does not hold or the key is taken. */
-export const firingInsert = (
+export const triggerFiringCte = (
   firing: Pick<FiringRow, 'id' | 'project_id' | 'trigger_id' | 'source' | 'target_type' | 'input' | 'idempotency_key'>,
   from: Fragment,
 ): Fragment => sql.fragment`
@@ -130,28 +130,33 @@ export async function findFiring(db: Queryable, id: string): Promise<z.output<ty
 }
 
 /** Takes a firing that waits, to start its work in this transaction; false when it does not wait any more. */
-export const takeQueued = async (db: Queryable, id: string): Promise<boolean> =>
+export const lockQueuedFiring = async (db: Queryable, id: string): Promise<boolean> =>
   (await db.maybeOne(ids`
     update trigger_firings set claims = claims + 1, started_at = now(), updated_at = now()
     where id = ${id} and state = 'queued' returning id`)) !== null
 
 /** Notes what a firing waits for. */
 export const noteStarted = (db: Queryable, id: string, resultId: string, result: FiringResult) =>
-  db.query(statement`
+  db.query(voidStatement`
     update trigger_firings set state = 'started', due_at = null, result_id = ${resultId}, result = ${JSON.stringify(result)},
       updated_at = now()
     where id = ${id}`)
 
 /** How a firing ended. `undefined` leaves its result as it is. */
-export type End = { result?: FiringResult; result_id?: string | null; error: RecordedFailure | null }
+export type TriggerFiringEnd = { result?: FiringResult; result_id?: string | null; error: RecordedFailure | null }
 
-const ending = ({ result, result_id, error }: End): Fragment => sql.fragment`
+const ending = ({ result, result_id, error }: TriggerFiringEnd): Fragment => sql.fragment`
   state = ${error ? 'failed' : 'succeeded'}, error = ${jsonb(error)}, due_at = null, completed_at = now(), updated_at = now(),
   started_at = coalesce(t.started_at, case when t.claims > 0 then now() end)
   ${result === undefined ? sql.fragment`` : sql.fragment`, result = ${JSON.stringify(result)}, result_id = ${result_id ?? null}`}`
 
 /** Ends a firing that has not ended; null for one that has, or is gone. With a claim only while it holds. */
-export const endFiring = (db: Queryable, id: string, end: End, claim?: Claim): Promise<FiringRow | null> =>
+export const endFiring = (
+  db: Queryable,
+  id: string,
+  end: TriggerFiringEnd,
+  claim?: FiringClaim,
+): Promise<FiringRow | null> =>
   db.maybeOne(firingKind.sql`
     update trigger_firings t set ${ending(end)}
     where t.id = ${id} and ${
@@ -162,7 +167,7 @@ export const endFiring = (db: Queryable, id: string, end: End, claim?: Claim): P
     returning ${firingKind.columns}`)
 
 /** Ends the firing that waits for something; null without one. Index trigger_firings_result. */
-export const endStarted = (
+export const settleByResult = (
   db: Queryable,
   resultId: string,
   outcome: { status: string; output: unknown },
@@ -176,8 +181,8 @@ export const endStarted = (
     where t.result_id = ${resultId} and t.state = 'started' returning ${firingKind.columns}`)
 
 /** Puts off a firing that waits while its project is paused. The share lock keeps the end of the pause from passing by. */
-export const putOff = (db: Queryable, id: string, delayMs: number) =>
-  db.query(statement`
+export const deferFiring = (db: Queryable, id: string, delayMs: number) =>
+  db.query(voidStatement`
     update trigger_firings f set due_at = now() + ${delayMs} * interval '1 ms'
     where id = ${id} and state = 'queued' and exists (
       select from projects p where p.id = f.project_id and p.paused_at is not null for share of p)`)
@@ -186,7 +191,7 @@ const Waiting = z.object({ id: z.string(), project_id: z.string() })
 const waiting = sql.type(Waiting)
 
 /** Makes a batch of the firings of a project that were put off due now, and returns them. Index trigger_firings_due. */
-export const makeDue = (
+export const releaseDeferredFirings = (
   db: Queryable,
   projectId: string,
   limit: number,
@@ -208,7 +213,7 @@ export type Orphan = z.output<typeof Orphan>
  * @param started tables of what targets of a type start
  * @param after the firing to go on behind
  */
-export const orphans = (
+export const listOrphanedFirings = (
   db: Queryable,
   started: readonly { type: string; table: string }[],
   { after, limit }: { after: Orphan | undefined; limit: number },
@@ -231,7 +236,7 @@ export const orphans = (
         order by f.created_at, f.id limit ${limit}`)
 
 /** Whether a firing waits for a worker, or has one. Index trigger_firings_due. */
-export const hasDue: Fragment = sql.fragment`exists (select from trigger_firings where due_at < now())`
+export const hasDueTriggers: Fragment = sql.fragment`exists (select from trigger_firings where due_at < now())`
 
 /** Whether a firing waits for what it started. Index trigger_firings_started. */
 export const hasStarted: Fragment = sql.fragment`exists (select from trigger_firings where state = 'started')`
@@ -248,7 +253,7 @@ export const firingFootprint = (project: Fragment) => ({
 
 /** Deletes a batch of firings that ended before a time. Index trigger_firings_ended. */
 export async function deleteEnded(db: Queryable, before: Date, limit: number): Promise<number> {
-  const { rowCount } = await db.query(statement`
+  const { rowCount } = await db.query(voidStatement`
     delete from trigger_firings where id = any (array(
       select id from trigger_firings
       where state in ('succeeded', 'failed', 'skipped') and completed_at < ${before.toISOString()}::timestamptz
@@ -257,8 +262,8 @@ export async function deleteEnded(db: Queryable, before: Date, limit: number): P
 }
 
 /** Erases what turns were given by firings and said to them. Index trigger_firings_result. */
-export const eraseOfTurns = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+export const eraseFiringTurns = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
     update trigger_firings set input = '{}', error = null, updated_at = now(),
       result = json_build_object('target_type', target_type, 'result_id', result_id, 'status', result ->> 'status', 'output', null)
     where result_id = any(${sql.array([...generationIds], 'text')}) returning id`)
@@ -266,7 +271,7 @@ export const eraseOfTurns = (db: Queryable, generationIds: readonly string[]): P
 const madeAgain = sql.type(z.strictObject({ id: z.string(), project_id: z.string() }))
 
 /** Makes firings again, each as a new one; returns those that were not there. */
-export const fireAgain = (
+export const refireTrigger = (
   db: Queryable,
   taken: readonly { id: string }[],
 ): Promise<readonly { id: string; project_id: string }[]> =>

@@ -1,21 +1,21 @@
 import type { UsageDraft } from '../../control/usage/meter.ts'
 import { type AppError, raise } from '../../core/api/errors.ts'
 import { isIdOf, type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
-import { joinedReads } from '../../core/db/joined-reads.ts'
+import { coalescedReads } from '../../core/db/coalesced-reads.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import { requirePermitted } from '../../core/iam/access.ts'
 import { askedForBy } from '../../core/iam/authority.ts'
 import type { Caller, PrincipalRecord } from '../../core/iam/caller.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import { type Begun, chainBehind } from './fanout.ts'
 import type { FiringRow, TargetType, TriggerRow } from './model.ts'
 
 /** What a firing goes by: in whose name, with what. */
-export type Firing = {
+export type FiringToStart = {
   trigger: TriggerRow
   authority: PrincipalRecord
   caller: Caller
@@ -24,7 +24,7 @@ export type Firing = {
 }
 
 /** What was started. `over`: the firing has succeeded with it; else it ends when that ends. */
-export type Started = { result_id: string; status: string; over: boolean }
+export type StartedWork = { result_id: string; status: string; over: boolean }
 
 /** A type of target, declared by the module that has the targets or knows how to start them. */
 export type TriggerTarget = {
@@ -41,15 +41,15 @@ export type TriggerTarget = {
    * Checks the input before anything is written, outside of a transaction; what it returns is given to `start`.
    * @throws TRIGGER_INPUT_INVALID and what else refuses the firing
    */
-  prepare(services: Services, firing: Firing): Promise<unknown>
+  prepare(services: Services, firing: FiringToStart): Promise<unknown>
   /** Kind of what it starts, which ends the firing by `settleStarted`. */
   starts?: string
   /** Starts the work in the transaction that moves the firing on. */
-  start?(tx: Tx, services: Services, firing: Firing & { id: string; prepared: unknown }): Promise<Started>
+  start?(tx: Tx, services: Services, firing: FiringToStart & { id: string; prepared: unknown }): Promise<StartedWork>
   /** In place of `start`: does the work while the worker keeps the firing. Repeated under the firing's id. */
-  call?(services: Services, firing: Firing & { id: string; signal: AbortSignal }): Promise<unknown>
+  call?(services: Services, firing: FiringToStart & { id: string; signal: AbortSignal }): Promise<unknown>
   /** What follows from a call, in the transaction that ends the firing with what it gave. */
-  called?(tx: Tx, firing: Firing & { id: string }, output: unknown): Promise<void> | void
+  called?(tx: Tx, firing: FiringToStart & { id: string }, output: unknown): Promise<void> | void
   /** What such work has used whose workers were all lost. */
   lost?(db: Queryable, trigger: TriggerRow, firing: Pick<FiringRow, 'id' | 'input'>): Promise<UsageDraft | null>
 }
@@ -82,10 +82,10 @@ async function ownTarget(db: Queryable, kind: Kind, { project_id, target_id }: A
 type FoundTarget = { target: TriggerTarget; kind: Kind; row: KindRow }
 
 /** Firings of one target come together. */
-const targetReads = perProcess(() => joinedReads<FoundTarget>())
+const targetReads = processSingleton(() => coalescedReads<FoundTarget>())
 
 /** The target of a trigger. @throws TRIGGER_TARGET_NOT_FOUND */
-export async function requireTarget(db: Queryable, aim: Aim): Promise<FoundTarget> {
+export async function requireTriggerTarget(db: Queryable, aim: Aim): Promise<FoundTarget> {
   const { target, kind } = targetOf(aim)
   const row = target.find ? await target.find(db, aim.project_id, aim.target_id) : await ownTarget(db, kind, aim)
   return row ? { target, kind, row } : targetMissing(aim)
@@ -118,7 +118,7 @@ export async function checkFiring(
   services: Services,
   trigger: TriggerRow,
   asked: Asked & Pick<FiringRow, 'input'>,
-): Promise<{ target: TriggerTarget; firing: Firing; prepared: unknown }> {
+): Promise<{ target: TriggerTarget; firing: FiringToStart; prepared: unknown }> {
   const { id, project_id } = trigger
   const { input } = asked
   const authority = authorityOf(trigger, asked)
@@ -127,7 +127,7 @@ export async function checkFiring(
     : null
   if (!caller) return raise('TRIGGER_CREATOR_UNAVAILABLE', { meta: { trigger_id: id } })
   const name = `${project_id} ${trigger.target_type} ${trigger.target_id}`
-  const { target, kind, row } = await targetReads(services)(name, () => requireTarget(services.pool, trigger))
+  const { target, kind, row } = await targetReads(services)(name, () => requireTriggerTarget(services.pool, trigger))
   requirePermitted(caller, target.action, { kind, row })
   const firing = { trigger, authority, caller, target: row, input }
   return { target, firing, prepared: await target.prepare(services, firing) }

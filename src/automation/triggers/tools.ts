@@ -1,4 +1,4 @@
-import { addActivity } from '../../control/activity/record.ts'
+import { recordActivityInTx } from '../../control/activity/record.ts'
 import { raise } from '../../core/api/errors.ts'
 import type { KindRow } from '../../core/api/kind.ts'
 import { callTool, openCall } from '../../execution/tools/call.ts'
@@ -6,7 +6,7 @@ import { lostCall } from '../../execution/tools/metering.ts'
 import { toolKind } from '../../execution/tools/model.ts'
 import { type ResolvedTool, resolveSharedTool } from '../../execution/tools/resolve.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
-import { requireRunnable } from '../../identity/projects/pause.ts'
+import { requireUnpaused } from '../../identity/projects/pause.ts'
 import type { TriggerTarget } from './targets.ts'
 
 /** Tools as targets: a firing is one call, made by the worker that has it. */
@@ -33,7 +33,7 @@ export const toolTarget: TriggerTarget = {
   prepare: async () => null,
   async call(services, { id, trigger, target, authority, input, signal }) {
     const { project_id } = trigger
-    await requireRunnable(services.pool, project_id)
+    await requireUnpaused(services.pool, project_id)
     const { own_project_id, ...tool } = target as ResolvedTool & { own_project_id: string }
     const call = openCall(services, {
       action: trigger.action,
@@ -48,7 +48,7 @@ export const toolTarget: TriggerTarget = {
   called(tx, { id, trigger, target }) {
     const { id: trigger_id, project_id, target_id, action } = trigger
     const { name: tool_name } = target as ResolvedTool & { own_project_id: string }
-    addActivity(tx, {
+    recordActivityInTx(tx, {
       project_id,
       kind: 'action_executed',
       summary: `${tool_name} was called`,

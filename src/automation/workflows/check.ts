@@ -1,18 +1,18 @@
 import { isDeepStrictEqual } from 'node:util'
 import { type Problem, problemsText, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { firstChars } from '../../core/api/text.ts'
+import { truncateChars } from '../../core/api/storable-text.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { resolveSharedTools } from '../../execution/tools/resolve.ts'
-import { idsThere, requireNamingRights } from '../orchestrations/references.ts'
+import { accessibleIds, requireReferencePermissions } from '../orchestrations/references.ts'
 import { graphSchema } from '../orchestrations/schemas.ts'
-import { listed } from '../orchestrations/validate.ts'
-import type { Definition } from './definition.ts'
+import { truncateProblems } from '../orchestrations/validate.ts'
+import type { WorkflowDefinition } from './definition.ts'
 import { targetField } from './definition.ts'
-import { type Target, type Unchecked, validateWorkflow } from './validate.ts'
+import { type DispatchTarget, type UncheckedWorkflow, validateWorkflow } from './validate.ts'
 
 /** What writing a state that calls a tool needs on it. */
 export const CALL_TOOL = 'tools:CallTool'
@@ -23,11 +23,11 @@ export const CALL_TOOL = 'tools:CallTool'
  * @param stored the definition before; its states ask for nothing as long as they and its transitions stay
  * @throws WORKFLOW_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, RunFirst, SERVICE_NOT_READY
  */
-export async function requireValid(
+export async function requireValidWorkflow(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
   project: string,
-  definition: Unchecked | Definition,
-  stored?: Pick<Definition, 'states' | 'transitions'>,
+  definition: UncheckedWorkflow | WorkflowDefinition,
+  stored?: Pick<WorkflowDefinition, 'states' | 'transitions'>,
 ): Promise<void> {
   const { problems, targets } = validateWorkflow(definition)
   const found = [
@@ -36,10 +36,13 @@ export async function requireValid(
     ...(await schemaProblem(services, project, definition.payload_schema)),
   ]
   if (found.length > 0)
-    raise('WORKFLOW_VALIDATION_FAILED', { message: problemsText(found), meta: { problems: listed(found) } })
-  const structureOf = ({ states, transitions }: Pick<Unchecked, 'states' | 'transitions'>) => [states, transitions]
+    raise('WORKFLOW_VALIDATION_FAILED', { message: problemsText(found), meta: { problems: truncateProblems(found) } })
+  const structureOf = ({ states, transitions }: Pick<UncheckedWorkflow, 'states' | 'transitions'>) => [
+    states,
+    transitions,
+  ]
   if (stored && isDeepStrictEqual(structureOf(stored), structureOf(definition))) return
-  await requireNamingRights(
+  await requireReferencePermissions(
     { tx, allow },
     project,
     targets.filter(({ kind }) => kind === 'tool'),
@@ -58,18 +61,18 @@ async function schemaProblem(services: Services, project: string, schema: unknow
 }
 
 /** What dispatches name that the project does not have, and tools that nothing can call: one statement for each kind. */
-async function targetProblems(db: Queryable, project: string, targets: readonly Target[]): Promise<Problem[]> {
+async function targetProblems(db: Queryable, project: string, targets: readonly DispatchTarget[]): Promise<Problem[]> {
   const problems: Problem[] = []
-  const missing = ({ kind, id, path }: Target) =>
+  const missing = ({ kind, id, path }: DispatchTarget) =>
     problems.push({
       code: 'DISPATCH_TARGET_NOT_FOUND',
       path: `${path}.${targetField(kind)}`,
-      message: `names no ${kind} of the project: ${firstChars(id, 200)}`,
+      message: `names no ${kind} of the project: ${truncateChars(id, 200)}`,
     })
   for (const [kind, named] of Map.groupBy(targets, target => target.kind)) {
     const ids = named.map(({ id }) => id)
     if (kind !== 'tool') {
-      const there = new Set(await idsThere(db, kind, project, ids))
+      const there = new Set(await accessibleIds(db, kind, project, ids))
       for (const target of named) if (!there.has(target.id)) missing(target)
       continue
     }

@@ -29,7 +29,7 @@ export type OnEnter = {
   on_failure?: string | null
 }
 
-export type State = {
+export type WorkflowState = {
   name: string
   initial?: boolean
   terminal?: boolean
@@ -47,31 +47,31 @@ export type Transition = {
 }
 
 /** What a version is of. One that was stored has been validated. */
-export type Definition = {
-  states: State[]
+export type WorkflowDefinition = {
+  states: WorkflowState[]
   transitions: Transition[]
   payload_schema: Record<string, unknown> | null
 }
 
-export const definitionFields = ['states', 'transitions', 'payload_schema'] as const
+export const workflowFields = ['states', 'transitions', 'payload_schema'] as const
 
 /** What a definition is refused for where it is larger. */
 export const MAX_STATES = 100
 export const MAX_TRANSITIONS = 300
-export const MAX_DEFINITION_BYTES = 256 * 1024
+export const MAX_WORKFLOW_BYTES = 256 * 1024
 
-const structureOf = ({ states, transitions, payload_schema }: Definition): string =>
+const structureOf = ({ states, transitions, payload_schema }: WorkflowDefinition): string =>
   canonicalJson({ states, transitions, payload_schema })
 
 /** Whether two definitions are the same but for the order of keys. */
-export const isSameStructure = (left: Definition, right: Definition): boolean =>
+export const isSameWorkflow = (left: WorkflowDefinition, right: WorkflowDefinition): boolean =>
   structureOf(left) === structureOf(right)
 
 const byName = (items: readonly { name: string }[]): ReadonlyMap<string, object> =>
   new Map(items.map(({ name, ...item }) => [name, item]))
 
 /** A definition as it is compared with another: states and transitions by their names, in their order. */
-export const compared = ({ states, transitions, payload_schema }: Definition): object => ({
+export const comparableWorkflow = ({ states, transitions, payload_schema }: WorkflowDefinition): object => ({
   states: byName(states),
   transitions: byName(transitions),
   payload_schema,
@@ -79,22 +79,22 @@ export const compared = ({ states, transitions, payload_schema }: Definition): o
 
 /** A definition for looking things up in it. */
 export class Machine {
-  readonly definition: Definition
+  readonly definition: WorkflowDefinition
   /** Who wrote the version; null where that is not known. */
   readonly author: PrincipalRecord | null
-  readonly initial: State
-  readonly #states: ReadonlyMap<string, State>
+  readonly initial: WorkflowState
+  readonly #states: ReadonlyMap<string, WorkflowState>
   readonly #transitions: ReadonlyMap<string, Transition>
 
-  constructor(definition: Definition, author: PrincipalRecord | null) {
+  constructor(definition: WorkflowDefinition, author: PrincipalRecord | null) {
     this.definition = definition
     this.author = author
-    this.initial = definition.states.find(({ initial }) => initial === true) as State
+    this.initial = definition.states.find(({ initial }) => initial === true) as WorkflowState
     this.#states = new Map(definition.states.map(state => [state.name, state]))
     this.#transitions = new Map(definition.transitions.map(transition => [transition.name, transition]))
   }
 
-  state(name: string): State | undefined {
+  state(name: string): WorkflowState | undefined {
     return this.#states.get(name)
   }
 

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const workflowErrors = {
   WORKFLOW_HAS_OPEN_TASKS: {
@@ -21,5 +21,5 @@ export const workflowErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof workflowErrors> {}
+  interface ErrorCodes extends CodesOf<typeof workflowErrors> {}
 }

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { DISPATCH_KINDS, type State, type Transition } from './definition.ts'
+import { DISPATCH_KINDS, type Transition, type WorkflowState } from './definition.ts'
 
 /**
  * The fields of states and transitions, as the description of the API shows them. Nothing is refused here: what is wrong in
@@ -76,7 +76,7 @@ const OnEnter = object(
 const item = <T>(id: string, { type, properties, required }: Record<string, unknown>) =>
   z.unknown().meta({ id, type, properties, required, additionalProperties: true } as never) as z.ZodType<T>
 
-export const StateShape = item<State>(
+export const StateShape = item<WorkflowState>(
   'WorkflowState',
   object(
     'A state',

@@ -4,7 +4,7 @@ import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { versionArchive } from '../../core/api/version-archive.ts'
-import { compared, type Definition } from './definition.ts'
+import { comparableWorkflow, type WorkflowDefinition } from './definition.ts'
 import { StateShape, TransitionShape } from './fields.ts'
 
 /** A workflow is a state machine: the states that a task may be in, and the transitions between them. */
@@ -43,7 +43,7 @@ export const WorkflowInput = createBody(
 
 export const WorkflowPatch = patchBody('WorkflowPatch', { ...fields, version_label })
 
-export const RestoreInput = z
+export const RestoreWorkflowInput = z
   .strictObject({ label: label.describe('Label of the new version; default `restored from v<n>`') })
   .meta({ id: 'WorkflowRestoreInput' })
 
@@ -81,5 +81,5 @@ export const workflowVersions = versionArchive({
   owner: 'workflow_id',
   prefix: 'wfl_ver',
   record: WorkflowVersion,
-  read: config => compared(config as Definition),
+  read: config => comparableWorkflow(config as WorkflowDefinition),
 })

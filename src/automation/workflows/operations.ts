@@ -1,14 +1,14 @@
-import { contains } from '../../core/api/filters.ts'
+import { containsFilter } from '../../core/api/filters.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
-import { CALL_TOOL, requireValid } from './check.ts'
-import { definitionFields } from './definition.ts'
-import { workflowEnds } from './ends.ts'
+import { CALL_TOOL, requireValidWorkflow } from './check.ts'
+import { workflowFields } from './definition.ts'
+import { workflowEnds } from './delete-hooks.ts'
 import {
-  RestoreInput,
+  RestoreWorkflowInput,
   Workflow,
   WorkflowInput,
   WorkflowPatch,
@@ -27,7 +27,7 @@ const refusals = ['WORKFLOW_VALIDATION_FAILED', 'NAME_CONFLICT'] as const
 export const workflowOperations: Operation[] = [
   // workflows_project serves the order.
   workflows.list({
-    filters: { name: contains('name') },
+    filters: { name: containsFilter('name') },
     bytes: sql.fragment`(
       octet_length(t.states::text) + octet_length(t.transitions::text) + coalesce(octet_length(t.payload_schema::text), 0))`,
     description: 'A page ends before 16 MiB of definitions: `limit` says how many it was cut to.',
@@ -41,7 +41,7 @@ export const workflowOperations: Operation[] = [
     async make({ tx, services, allow, body, project, caller }) {
       const { version_label, project_id: _project, payload_schema = null, ...given } = body
       const values = { ...given, payload_schema, project_id: project }
-      await requireValid({ tx, services, allow }, project, values)
+      await requireValidWorkflow({ tx, services, allow }, project, values)
       return versionedWorkflows.insert(tx, values, madeBy(caller, version_label))
     },
   }),
@@ -54,8 +54,13 @@ export const workflowOperations: Operation[] = [
     quiet: true,
     raises: [...refusals],
     async check(next, { body, stored, tx, services, allow }) {
-      if (definitionFields.some(name => body[name] !== undefined))
-        await requireValid({ tx, services, allow }, stored.project_id, versionedWorkflows.configOf(next), stored)
+      if (workflowFields.some(name => body[name] !== undefined))
+        await requireValidWorkflow(
+          { tx, services, allow },
+          stored.project_id,
+          versionedWorkflows.configOf(next),
+          stored,
+        )
     },
     write: (next, { tx, stored, body, caller }) =>
       versionedWorkflows.change(tx, stored, workflowKind.changes(stored, next), madeBy(caller, body.version_label)),
@@ -76,7 +81,7 @@ export const workflowOperations: Operation[] = [
     description: 'It must still be one that the caller could write today. Name and description stay.',
     alsoActions: [CALL_TOOL],
     action: 'workflows:RestoreWorkflowVersion',
-    body: RestoreInput,
+    body: RestoreWorkflowInput,
     bodyOptional: true,
     answers: { 200: Workflow },
     raises: ['WORKFLOW_VALIDATION_FAILED'],

@@ -1,8 +1,10 @@
 import { resourceType } from '../../core/api/resource-type.ts'
 import { workflowKind } from './model.ts'
-import { type Unchecked, validateWorkflow } from './validate.ts'
+import { type UncheckedWorkflow, validateWorkflow } from './validate.ts'
 
 export const workflowType = resourceType(workflowKind, {
   check: ({ states, transitions, payload_schema = null }) =>
-    states && transitions ? validateWorkflow({ states, transitions, payload_schema } as Unchecked).problems : [],
+    states && transitions
+      ? validateWorkflow({ states, transitions, payload_schema } as UncheckedWorkflow).problems
+      : [],
 })

@@ -1,26 +1,26 @@
 import type { Problem } from '../../core/api/errors.ts'
 import { expressionProblem, isObject, operationOf } from '../../core/expressions/evaluate.ts'
-import { FindingList, shown } from '../orchestrations/validate.ts'
+import { FindingList, quoteName } from '../orchestrations/validate.ts'
 import {
   DISPATCH_KINDS,
   type DispatchKind,
-  MAX_DEFINITION_BYTES,
   MAX_STATES,
   MAX_TRANSITIONS,
+  MAX_WORKFLOW_BYTES,
   targetField,
 } from './definition.ts'
 
 /** A definition as a body gives it: nothing in it has been checked. */
-export type Unchecked = { states: readonly unknown[]; transitions: readonly unknown[]; payload_schema: unknown }
+export type UncheckedWorkflow = { states: readonly unknown[]; transitions: readonly unknown[]; payload_schema: unknown }
 
 /** What a dispatch names: looked up in the project. */
-export type Target = { kind: DispatchKind; id: string; path: string; operation_id: unknown }
+export type DispatchTarget = { kind: DispatchKind; id: string; path: string; operation_id: unknown }
 
 /** Characters of the name of a state or a transition: as many as calls may name, and as an index can hold. */
 const MAX_NAME = 255
 
 class Findings extends FindingList {
-  readonly targets: Target[] = []
+  readonly targets: DispatchTarget[] = []
 }
 
 const isText = (value: unknown): value is string => typeof value === 'string' && value.trim() !== ''
@@ -32,7 +32,7 @@ const inRange = (value: unknown, least: number, most: number): boolean =>
  * Everything that is wrong with a definition, at once, and the targets that its dispatches name. Whether those exist and
  * whether the schema compiles is found out elsewhere (check.ts).
  */
-export function validateWorkflow(definition: Unchecked): { problems: Problem[]; targets: Target[] } {
+export function validateWorkflow(definition: UncheckedWorkflow): { problems: Problem[]; targets: DispatchTarget[] } {
   const found = new Findings()
   const beyond = limitProblems(definition)
   if (beyond.length > 0) return { problems: beyond, targets: [] }
@@ -59,12 +59,12 @@ export function validateWorkflow(definition: Unchecked): { problems: Problem[]; 
   return found
 }
 
-function limitProblems({ states, transitions, payload_schema }: Unchecked): Problem[] {
+function limitProblems({ states, transitions, payload_schema }: UncheckedWorkflow): Problem[] {
   const bytes = Buffer.byteLength(JSON.stringify({ states, transitions, payload_schema }))
   const counts: [path: string, what: string, has: number, most: number][] = [
     ['states', 'items', states.length, MAX_STATES],
     ['transitions', 'items', transitions.length, MAX_TRANSITIONS],
-    ['', 'bytes as JSON', bytes, MAX_DEFINITION_BYTES],
+    ['', 'bytes as JSON', bytes, MAX_WORKFLOW_BYTES],
   ]
   return counts.flatMap(([path, what, has, most]) =>
     has > most ? [{ code: 'LIMIT_EXCEEDED', path, message: `must have at most ${most} ${what}, and has ${has}` }] : [],
@@ -83,7 +83,7 @@ function namesOf(
     if (!isObject(item)) continue
     const { name } = item
     if (!isText(name)) found.problem(missing, `${path}[${index}].name`, 'must be a name')
-    else if (names.has(name)) found.problem(repeated, `${path}[${index}].name`, `repeats ${shown(name)}`)
+    else if (names.has(name)) found.problem(repeated, `${path}[${index}].name`, `repeats ${quoteName(name)}`)
     else {
       if (name.length > MAX_NAME)
         found.problem('LIMIT_EXCEEDED', `${path}[${index}].name`, `must have at most ${MAX_NAME} characters`)
@@ -180,7 +180,7 @@ function checkRoutes(
 ): void {
   const named = (name: unknown, at: string) => {
     if (!isText(name)) found.problem('STATE_FIELD_INVALID', at, 'must be the name of a transition')
-    else if (!transitions.has(name)) found.problem('UNKNOWN_TRANSITION', at, `names no transition: ${shown(name)}`)
+    else if (!transitions.has(name)) found.problem('UNKNOWN_TRANSITION', at, `names no transition: ${quoteName(name)}`)
   }
   if (isSet(on_failure)) named(on_failure, `${path}.on_failure`)
   if (!isSet(on_complete)) return
@@ -225,6 +225,6 @@ function checkNamesState(name: unknown, path: string, states: ReadonlySet<string
   found.problem(
     'UNKNOWN_STATE',
     path,
-    typeof name === 'string' ? `names no state: ${shown(name)}` : 'must name a state',
+    typeof name === 'string' ? `names no state: ${quoteName(name)}` : 'must name a state',
   )
 }

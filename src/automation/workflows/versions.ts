@@ -1,13 +1,13 @@
-import { versioned } from '../../core/api/versioned.ts'
-import { requireValid } from './check.ts'
-import { type Definition, definitionFields, isSameStructure } from './definition.ts'
+import { versionedResource } from '../../core/api/versioned-resource.ts'
+import { requireValidWorkflow } from './check.ts'
+import { isSameWorkflow, type WorkflowDefinition, workflowFields } from './definition.ts'
 import { type WorkflowRow, workflowKind, workflowVersions } from './model.ts'
 
 /** Workflows as they are written: another definition is the next version. */
-export const versionedWorkflows = versioned<WorkflowRow, Definition>({
+export const versionedWorkflows = versionedResource<WorkflowRow, WorkflowDefinition>({
   kind: workflowKind,
   archive: workflowVersions,
-  fields: definitionFields,
-  same: isSameStructure,
-  check: requireValid,
+  fields: workflowFields,
+  same: isSameWorkflow,
+  check: requireValidWorkflow,
 })

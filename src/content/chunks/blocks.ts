@@ -3,7 +3,7 @@
  * end exclusive. `headings` are those it stands under, outermost first, its own included; `columns` the names in the
  * head of a table.
  */
-export type Block = {
+export type MarkdownBlock = {
   kind: 'heading' | 'paragraph' | 'list' | 'table' | 'fence'
   start: number
   end: number
@@ -39,7 +39,7 @@ type Line = { start: number; end: number; next: number; head: string; blank: boo
  * rest is paragraphs, so that text without any Markdown is read as its paragraphs.
  * @param borders where pages begin, in code units: no block but a fence goes on over one
  */
-export function* blocksOf(text: string, borders: ReadonlySet<number>): Generator<Block> {
+export function* markdownBlocks(text: string, borders: ReadonlySet<number>): Generator<MarkdownBlock> {
   let headings: Heading[] = []
   let line = lineAt(text, 0)
   let openFence: string | undefined
@@ -62,7 +62,7 @@ export function* blocksOf(text: string, borders: ReadonlySet<number>): Generator
 }
 
 /** A block by its end and the line behind it; `open` is the mark of a fence that goes on as another block. */
-type Found = Pick<Block, 'kind' | 'end' | 'columns'> & { next: number; open?: string }
+type Found = Pick<MarkdownBlock, 'kind' | 'end' | 'columns'> & { next: number; open?: string }
 
 function blockAt(text: string, borders: ReadonlySet<number>, first: Line): Found {
   const second = borders.has(first.next) ? null : lineAt(text, first.next)

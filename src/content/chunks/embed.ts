@@ -1,7 +1,7 @@
 import { AppError } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Services } from '../../core/process/services.ts'
-import { blamesTexts, embedderOf } from '../embeddings/embedder.ts'
+import { embedderOf, isTextRejection } from '../embeddings/embedder.ts'
 import { isZero } from '../embeddings/local.ts'
 import type { EmbedOptions } from '../embeddings/model.ts'
 import type { ChunkDraft } from './model.ts'
@@ -21,7 +21,7 @@ const MAX_SEGMENTS = 64
  * The windows in which a text is embedded: `maxChars` characters each, 200 of them shared with the one before, at most 64
  *. No character is cut in two.
  */
-export function segmentsOf(text: string, maxChars: number): string[] {
+export function embeddingWindows(text: string, maxChars: number): string[] {
   const segments: string[] = []
   for (let start = 0; segments.length < MAX_SEGMENTS; ) {
     const end = whole(text, start + maxChars)
@@ -41,9 +41,9 @@ const whole = (text: string, at: number): number => {
 /** What a chunk is embedded as: its windows, each under the title and the headings it stands below. */
 function inputsOf({ content, context }: Pick<ChunkDraft, 'content' | 'context'>, maxChars: number): string[] {
   if (content.trim() === '') return []
-  if (!context) return segmentsOf(content, maxChars)
+  if (!context) return embeddingWindows(content, maxChars)
   const head = context.slice(0, whole(context, Math.floor(maxChars / 4)))
-  return segmentsOf(content, maxChars - head.length - 2).map(segment => `${head}\n\n${segment}`)
+  return embeddingWindows(content, maxChars - head.length - 2).map(segment => `${head}\n\n${segment}`)
 }
 
 export type ChunkVectors = Pick<EmbeddedChunk, 'vectors' | 'failed'> & {
@@ -87,7 +87,7 @@ export async function textVectors(
     if (error instanceof AppError && error.code === 'QUOTA_EXCEEDED') throw error
     // What a provider did is in the log already.
     if (!(error instanceof AppError)) services.log.error({ err: error, ref: options.purpose.ref }, 'texts not embedded')
-    const down = !blamesTexts(error)
+    const down = !isTextRejection(error)
     return inputs.map(windows => ({ vectors: [], failed: windows.length > 0, down: down && windows.length > 0 }))
   }
   let at = 0

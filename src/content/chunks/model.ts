@@ -4,7 +4,7 @@ export const CHUNK_STRATEGIES = ['page', 'whole', 'size', 'auto'] as const
 export const CHUNK_UNITS = ['characters', 'tokens'] as const
 
 /** Text of a source in the order it is read; `number` is its page, null for sources without pages. */
-export type Page = { number: number | null; text: string }
+export type PageText = { number: number | null; text: string }
 
 /** How a text is cut; unit, size and overlap are null unless the strategy takes them. */
 export type ChunkSettings = {

@@ -1,4 +1,4 @@
-import { invalid } from '../../core/api/errors.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
 import type { ChunkSettings, PartialSettings } from './model.ts'
 
 /** Size and overlap where nobody says them. `auto` repeats nothing of its own accord: its chunks end where a thought does. */
@@ -27,13 +27,17 @@ export function effectiveSettings(...parts: (PartialSettings | null | undefined)
   const size = first(ofUnit, 'chunk_size') ?? defaults.size
   const overlap = first(ofUnit, 'chunk_overlap') ?? (defaults.overlap < size ? defaults.overlap : Math.floor(size / 5))
   if (overlap >= size) {
-    invalid({ code: 'TOO_LARGE', path: 'chunk_overlap', message: `must be smaller than chunk_size, which is ${size}` })
+    raiseInvalid({
+      code: 'TOO_LARGE',
+      path: 'chunk_overlap',
+      message: `must be smaller than chunk_size, which is ${size}`,
+    })
   }
   return { chunk_strategy: strategy, chunk_unit: unit, chunk_size: size, chunk_overlap: overlap }
 }
 
 /** The chunk settings of something that has other fields too. */
-export const settingsOf = <T extends PartialSettings>({
+export const chunkSettings = <T extends PartialSettings>({
   chunk_strategy,
   chunk_unit,
   chunk_size,

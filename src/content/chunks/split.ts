@@ -1,8 +1,8 @@
 import { setImmediate as nextTurn } from 'node:timers/promises'
-import { sections } from './auto.ts'
-import type { ChunkDraft, ChunkSettings, Page } from './model.ts'
-import { CharacterRuler, type Ruler } from './ruler.ts'
-import { tokenRuler } from './tokens.ts'
+import type { ChunkDraft, ChunkSettings, PageText } from './model.ts'
+import { splitByStructure } from './structure-split.ts'
+import { CharacterMeasure, type TextMeasure } from './text-measure.ts'
+import { tokenMeasure } from './token-measure.ts'
 
 /** Raised when a text makes more chunks, or more text in chunks, than a document may have. */
 export class ChunkLimitError extends Error {}
@@ -17,7 +17,7 @@ type Span = { start: number; end: number; page_number: number | null; context: s
 const TURN_MS = 10
 
 /** The text that offsets of chunks count in: the pages, each on lines of its own. */
-export const joinPages = (pages: Page[]): string => pages.map(page => page.text).join('\n')
+export const joinPages = (pages: PageText[]): string => pages.map(page => page.text).join('\n')
 
 /**
  * Cuts the pages of a document into chunks, in order. A text without anything but whitespace gives none. Other work of
@@ -25,14 +25,14 @@ export const joinPages = (pages: Page[]): string => pages.map(page => page.text)
  * would hold more than twice INGESTION_MAX_TEXT_BYTES: an overlap almost as large as a chunk repeats a text many times.
  */
 export async function splitPages(
-  pages: Page[],
+  pages: PageText[],
   settings: ChunkSettings,
   { title, limits }: { title: string | null; limits: Limits },
 ): Promise<ChunkDraft[]> {
   const text = joinPages(pages)
   if (!/\S/.test(text)) return []
-  const starts = new CharacterRuler(text)
-  const ends = new CharacterRuler(text)
+  const starts = new CharacterMeasure(text)
+  const ends = new CharacterMeasure(text)
   const chunks: ChunkDraft[] = []
   const maxBytes = 2 * limits.INGESTION_MAX_TEXT_BYTES
   let bytes = 0
@@ -65,7 +65,7 @@ export async function splitPages(
 
 async function spansOf(
   text: string,
-  pages: Page[],
+  pages: PageText[],
   settings: ChunkSettings,
   title: string | null,
 ): Promise<Iterable<Span> | AsyncIterable<Span>> {
@@ -75,17 +75,17 @@ async function spansOf(
   if (chunk_strategy === 'whole') return [whole]
   const size = chunk_size as number
   const overlap = chunk_overlap as number
-  const cut = (ends: Ruler, starts: Ruler) =>
+  const cut = (ends: TextMeasure, starts: TextMeasure) =>
     chunk_strategy === 'auto'
-      ? onPages(sections(ends, size, overlap, { title, borders: bordersOf(pages) }), pages)
+      ? onPages(splitByStructure(ends, size, overlap, { title, borders: bordersOf(pages) }), pages)
       : windows({ starts, ends }, size, overlap)
-  if (chunk_unit !== 'tokens') return cut(new CharacterRuler(text), new CharacterRuler(text))
-  const ruler = await tokenRuler(text)
+  if (chunk_unit !== 'tokens') return cut(new CharacterMeasure(text), new CharacterMeasure(text))
+  const ruler = await tokenMeasure(text)
   return cut(ruler, ruler)
 }
 
 /** Where pages begin in the joined text, the first one apart. */
-function bordersOf(pages: Page[]): ReadonlySet<number> {
+function bordersOf(pages: PageText[]): ReadonlySet<number> {
   const borders = new Set<number>()
   let start = 0
   for (const page of pages.slice(0, -1)) {
@@ -96,7 +96,7 @@ function bordersOf(pages: Page[]): ReadonlySet<number> {
 }
 
 /** Gives spans, whose starts rise, the numbers of the pages they start on. */
-async function* onPages(spans: AsyncIterable<Omit<Span, 'page_number'>>, pages: Page[]): AsyncGenerator<Span> {
+async function* onPages(spans: AsyncIterable<Omit<Span, 'page_number'>>, pages: PageText[]): AsyncGenerator<Span> {
   let page = 0
   let next = pages[0].text.length + 1
   for await (const span of spans) {
@@ -105,7 +105,7 @@ async function* onPages(spans: AsyncIterable<Omit<Span, 'page_number'>>, pages: 
   }
 }
 
-function* pageSpans(pages: Page[]): Generator<Span> {
+function* pageSpans(pages: PageText[]): Generator<Span> {
   let start = 0
   for (const page of pages) {
     const end = start + page.text.length
@@ -119,7 +119,11 @@ function* pageSpans(pages: Page[]): Generator<Span> {
  * and ends are walked along separately, so that a large overlap does not make the walk longer. A window of tokens that
  * all end within one character adds nothing and is left out.
  */
-async function* windows(rulers: { starts: Ruler; ends: Ruler }, size: number, overlap: number): AsyncGenerator<Span> {
+async function* windows(
+  rulers: { starts: TextMeasure; ends: TextMeasure },
+  size: number,
+  overlap: number,
+): AsyncGenerator<Span> {
   let reached = 0
   for (let from = 0; reached < rulers.ends.text.length; from += size - overlap) {
     const start = rulers.starts.offset(from)

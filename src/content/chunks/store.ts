@@ -1,15 +1,22 @@
 import { z } from 'zod'
-import { page } from '../../core/api/lists.ts'
+import { pageResult } from '../../core/api/lists.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
-import { hasVector, insertVectors, type NewVector, removeVectors, SOURCES, vectorInsert } from '../vectors/store.ts'
+import {
+  hasVector,
+  insertVectors,
+  type NewVector,
+  removeVectors,
+  VECTOR_SOURCES,
+  vectorInsert,
+} from '../vectors/store.ts'
 import type { ChunkDraft } from './model.ts'
 
 /** Every statement on document_chunks, beside the search. */
 
 /** The text search configuration of a name, as PostgreSQL would find it, and `simple` where there is none such. */
-export const configNamed = (name: string) => sql.fragment`
+export const textSearchConfigExpr = (name: string) => sql.fragment`
   select f.config, f.name
   from (
     select t.oid::regconfig as config, ${name} as name, 0 as rank
@@ -42,9 +49,9 @@ export async function insertChunks(
   options: ChunkOptions,
 ): Promise<void> {
   if (chunks.length === 0) return
-  const { ctes, space_id, insertRest } = chunkParts(owner, chunks, options)
+  const { ctes, space_id, insertRest } = chunkCtes(owner, chunks, options)
   const embedded = chunks.filter(({ vectors }) => vectors.length > 0).length
-  await db.query(statement`
+  await db.query(voidStatement`
     with ${sql.join(ctes, sql.fragment`, `)}
     update documents set space_id = ${space_id}, chunk_count = chunk_count + ${chunks.length},
       embedded_chunks = embedded_chunks + ${embedded}
@@ -62,13 +69,13 @@ export type ChunkParts = {
 }
 
 /** The ctes that write chunks with their search words and vectors, where a condition holds; none for no chunks. */
-export function chunkParts(
+export function chunkCtes(
   owner: Owner,
   chunks: readonly NewChunk[],
   { space, textSearchConfig }: ChunkOptions,
   guard: Fragment = sql.fragment`true`,
 ): ChunkParts {
-  const vectors = space ? vectorRows(owner, chunks, space) : []
+  const vectors = space ? chunkVectorRows(owner, chunks, space) : []
   const ctes: Fragment[] = []
   if (chunks.length > 0)
     ctes.push(sql.fragment`written_chunks as (${chunkInsert(owner, chunks, textSearchConfig, guard)})`)
@@ -102,11 +109,11 @@ const chunkInsert = (
       ]),
       ['text', 'int4', 'int4', 'int4', 'int4', 'text', 'text'],
     )} as c (id, chunk_index, page_number, char_start, char_end, content, context)
-    cross join (${configNamed(textSearchConfig)}) k
+    cross join (${textSearchConfigExpr(textSearchConfig)}) k
     where ${guard}`
 
 /** Rows of knowledge_vectors for chunks of a document. */
-export const vectorRows = (
+export const chunkVectorRows = (
   { project_id, document_id }: Owner,
   chunks: readonly Pick<NewChunk, 'id' | 'vectors'>[],
   space: Space,
@@ -114,7 +121,7 @@ export const vectorRows = (
   chunks.flatMap(({ id, vectors }) =>
     vectors.map((vector, segment) => ({
       project_id,
-      source: SOURCES.document,
+      source: VECTOR_SOURCES.document,
       container_id: document_id,
       ref_id: id,
       segment,
@@ -126,7 +133,7 @@ export const vectorRows = (
 /** Deletes the chunks of a document and their vectors; document_chunks_document finds them. */
 export async function removeChunks(db: Queryable, documentId: string): Promise<void> {
   await removeVectors(db, { container_id: documentId })
-  await db.query(statement`delete from document_chunks where document_id = ${documentId}`)
+  await db.query(voidStatement`delete from document_chunks where document_id = ${documentId}`)
 }
 
 type ListedChunk = {
@@ -145,9 +152,9 @@ type ListedChunk = {
  */
 export async function listChunks(context: Pick<Context, 'db' | 'page' | 'services'>, documentId: string) {
   const space = await currentSpace(context.services)
-  return page<ListedChunk>(context, {
+  return pageResult<ListedChunk>(context, {
     columns: sql.fragment`t.id, t.chunk_index, t.page_number, t.char_start, t.char_end, t.content,
-      ${hasVector(SOURCES.document, sql.fragment`t.id`, space?.id ?? 0)} as embedded`,
+      ${hasVector(VECTOR_SOURCES.document, sql.fragment`t.id`, space?.id ?? 0)} as embedded`,
     from: sql.fragment`document_chunks t`,
     rows: sql.fragment`t.document_id = ${documentId}`,
     order: sql.fragment`t.chunk_index`,
@@ -157,16 +164,16 @@ export async function listChunks(context: Pick<Context, 'db' | 'page' | 'service
   })
 }
 
-const BareChunk = z.object({
+const UnembeddedChunk = z.object({
   id: z.string(),
   document_id: z.string(),
   chunk_index: z.int(),
   content: z.string(),
   context: z.string().nullable(),
 })
-export type BareChunk = z.output<typeof BareChunk>
+export type UnembeddedChunk = z.output<typeof UnembeddedChunk>
 
-const bare = sql.type(BareChunk)
+const bare = sql.type(UnembeddedChunk)
 const id = sql.type(z.object({ id: z.string() }))
 const found = sql.type(z.object({ config: z.unknown(), name: z.string() }))
 
@@ -178,9 +185,9 @@ export const chunksToEmbed = (
   db: Queryable,
   without: Space | null,
   documentIds: readonly string[],
-  after: Pick<BareChunk, 'document_id' | 'chunk_index'> | null,
+  after: Pick<UnembeddedChunk, 'document_id' | 'chunk_index'> | null,
   limit: number,
-): Promise<readonly BareChunk[]> =>
+): Promise<readonly UnembeddedChunk[]> =>
   db.any(bare`
     select c.id, c.document_id, c.chunk_index, c.content, c.context from document_chunks c
     where c.document_id = any(${sql.array([...documentIds], 'text')})
@@ -188,7 +195,7 @@ export const chunksToEmbed = (
       ${
         without === null
           ? sql.fragment``
-          : sql.fragment`and not ${hasVector(SOURCES.document, sql.fragment`c.id`, without.id)}`
+          : sql.fragment`and not ${hasVector(VECTOR_SOURCES.document, sql.fragment`c.id`, without.id)}`
       }
     order by c.document_id, c.chunk_index limit ${limit}`)
 
@@ -197,16 +204,16 @@ export const existingChunks = async (db: Queryable, ids: readonly string[]): Pro
   new Set(await db.anyFirst(id`select id from document_chunks where id = any(${sql.array([...ids], 'text')})`))
 
 /** The text search configuration that a name stands for in this database: itself, or `simple` where there is none such. */
-export const knownConfig = async (db: Queryable, name: string): Promise<string> =>
-  (await db.one(found`${configNamed(name)}`)).name
+export const resolveTextSearchConfig = async (db: Queryable, name: string): Promise<string> =>
+  (await db.one(found`${textSearchConfigExpr(name)}`)).name
 
 /**
  * Makes the search words of up to `limit` chunks anew that another configuration made; returns how many.
  * document_chunks_config finds them; those that somebody is writing are left for the next time.
  */
-export const rebuildWords = async (db: Queryable, config: string, limit: number): Promise<number> =>
+export const rebuildSearchWords = async (db: Queryable, config: string, limit: number): Promise<number> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       update document_chunks c set tsv = search_tsv(${config}::regconfig, c.content, c.project_id), tsv_config = ${config}
       from (
         select id from document_chunks where tsv_config < ${config} or tsv_config > ${config}

@@ -1,15 +1,15 @@
 import { createHash } from 'node:crypto'
 import type { z } from 'zod'
 import { checkStorage } from '../../control/quotas/storage.ts'
-import { invalid } from '../../core/api/errors.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { effectiveSettings } from '../chunks/settings.ts'
 import { fileKind } from '../files/model.ts'
 import { Filename, filePath, leafOf, normalizePath, PathError, writablePath } from '../paths.ts'
-import { checkMetadata } from '../schemas/check.ts'
-import { countsOf, cutAndEmbed } from './cut.ts'
-import { authorOf, type DocumentInput, type DocumentRow, documentKind } from './model.ts'
+import { checkAgainstSchema } from '../schemas/check.ts'
+import { type DocumentInput, type DocumentRow, documentAuthor, documentKind } from './model.ts'
+import { chunkCounts, splitAndEmbed } from './split-and-embed.ts'
 import { insertTextDocument } from './store.ts'
 
 /**
@@ -28,7 +28,7 @@ export async function createDocument(
   if (body.path == null) context.allow('documents:CreateDocument', { kind: documentKind, project_id, path, tags })
   const settings = effectiveSettings(body, { chunk_strategy: 'whole' })
   await checkStorage(services, project_id, size)
-  const cut = await cutAndEmbed(
+  const cut = await splitAndEmbed(
     services,
     { project_id, document_id: id },
     { text: { content, pages: null }, settings, title },
@@ -39,7 +39,7 @@ export async function createDocument(
 
   return services.write(async tx => {
     if (body.metadata !== undefined)
-      await checkMetadata(services, tx, { project_id, resource_type: 'document', path, metadata })
+      await checkAgainstSchema(services, tx, { project_id, resource_type: 'document', path, metadata })
     const { file, document } = await insertTextDocument(
       tx,
       {
@@ -54,10 +54,10 @@ export async function createDocument(
           metadata,
           tags,
           ...settings,
-          ...countsOf(services, cut),
+          ...chunkCounts(services, cut),
         },
         text: content,
-        created_by: authorOf(caller),
+        created_by: documentAuthor(caller),
       },
       cut.chunks,
       { space: cut.space, textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG },
@@ -73,15 +73,15 @@ export async function createDocument(
 export function textSize(text: string, maxBytes: number, field: string): number {
   const size = Buffer.byteLength(text)
   if (size > maxBytes)
-    invalid({ code: 'TOO_LARGE', path: field, message: `makes ${size} bytes of text; ${maxBytes} are allowed` })
+    raiseInvalid({ code: 'TOO_LARGE', path: field, message: `makes ${size} bytes of text; ${maxBytes} are allowed` })
   return size
 }
 
 /** The name that a document has of its path. Raises VALIDATION_FAILED for a last segment that cannot be one. */
-export function nameIn(path: string): string {
+export function fileNameOf(path: string): string {
   const name = leafOf(path)
   if (!Filename.safeParse(name).success)
-    invalid({
+    raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'path',
       message: 'must have a last segment of at most 255 bytes, which names the file',
@@ -91,18 +91,18 @@ export function nameIn(path: string): string {
 
 /** Where a new document goes and what it is called. */
 function placeOf({ path, filename }: { path?: string | null; filename?: string | null }, id: string) {
-  if (path != null) return { path, filename: filename ?? nameIn(path) }
+  if (path != null) return { path, filename: filename ?? fileNameOf(path) }
   const name = filename ?? `${id}.txt`
   try {
     return { path: writablePath(filePath(null, name)), filename: name }
   } catch (error) {
     if (!(error instanceof PathError)) throw error
-    return invalid({ code: error.code, path: 'filename', message: error.message })
+    return raiseInvalid({ code: error.code, path: 'filename', message: error.message })
   }
 }
 
 /** The path that a create names, as policies see it; null when it names none, or none that can be. */
-export function pathOfCreate(body: Record<string, unknown>): string | null {
+export function requestedDocumentPath(body: Record<string, unknown>): string | null {
   const { path, filename } = body
   try {
     if (typeof path === 'string') return normalizePath(path)

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { checkStorable } from '../../core/api/validate.ts'
-import { all, type Fragment, jsonb, sql } from '../../core/db/sql.ts'
+import { storabilityProblem } from '../../core/api/validate.ts'
+import { allOf, type Fragment, jsonb, sql } from '../../core/db/sql.ts'
 
 /** What documents are found by in their metadata: the same in lists and in searches. */
 
@@ -73,7 +73,7 @@ export const metadataQuery = z
     } catch {
       return refuse('must be JSON')
     }
-    const problem = checkStorable(filter)
+    const problem = storabilityProblem(filter)
     if (problem) refuse(problem.message, problem.path.split('.')[0] || undefined)
     return readFilter(filter)
   })
@@ -84,7 +84,9 @@ export const metadataQuery = z
  * containment alone would find an array by a part of it, so the values are compared as well.
  */
 export const metadataCondition = (column: Fragment, filter: MetadataFilter): Fragment =>
-  all(filter.map(test => (test.operator === 'in' ? isOneOf(column, test.field, test.values) : compares(column, test))))
+  allOf(
+    filter.map(test => (test.operator === 'in' ? isOneOf(column, test.field, test.values) : compares(column, test))),
+  )
 
 function isOneOf(column: Fragment, field: string, values: unknown[]): Fragment {
   const contained = values.map(value => sql.fragment`${column} @> ${jsonb({ [field]: value })}`)

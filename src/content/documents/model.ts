@@ -5,7 +5,7 @@ import { projectField, record, TagBag } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { chunkFields, chunkRecord } from '../chunks/model.ts'
-import { MetadataBag } from '../metadata.ts'
+import { ContentMetadata } from '../metadata.ts'
 import { Filename, WritablePath } from '../paths.ts'
 
 export const DOCUMENT_STATUSES = ['pending', 'processing', 'ready', 'failed', 'withdrawn'] as const
@@ -45,7 +45,7 @@ export const DocumentInput = z
     path: WritablePath.nullish().describe('Default: the filename, at the root'),
     filename: Filename.nullish().describe('Default: the last segment of the path, else the id with `.txt`'),
     title: title.nullish().describe('Title, searched with the text'),
-    metadata: MetadataBag.nullish().describe('Data of your own, checked by the metadata schema of the path'),
+    metadata: ContentMetadata.nullish().describe('Data of your own, checked by the metadata schema of the path'),
     tags: TagInput.optional().describe('Tags of the document'),
     ...chunkFields,
   })
@@ -66,7 +66,7 @@ export const DocumentPatch = z
     append: z.string().optional().describe('Text to add at the end, instead of content'),
     title: title.nullish().describe('null clears it'),
     path: WritablePath.nullish().describe('Moves the document with its file; null leaves them without a place'),
-    metadata: MetadataBag.nullish().describe('null clears it'),
+    metadata: ContentMetadata.nullish().describe('null clears it'),
     tags: TagInput.optional().describe('Replaces the tags'),
     ...chunkFields,
     expected_version,
@@ -113,10 +113,13 @@ export const StoredText = z.object({ content: z.string(), pages })
 export type StoredText = z.output<typeof StoredText>
 
 /** Who made a version: a principal, or the platform itself. */
-export const Author = z.object({ type: z.enum(['user', 'api_key', 'system']), id: z.string().nullable() })
-export type Author = z.output<typeof Author>
+export const DocumentAuthor = z.object({ type: z.enum(['user', 'api_key', 'system']), id: z.string().nullable() })
+export type DocumentAuthor = z.output<typeof DocumentAuthor>
 
-export const authorOf = (caller: Caller): Author => ({ type: caller.principal.type, id: caller.principal.id })
+export const documentAuthor = (caller: Caller): DocumentAuthor => ({
+  type: caller.principal.type,
+  id: caller.principal.id,
+})
 
 /** What a document was, in lists without its text. */
 export const DocumentVersion = z
@@ -129,7 +132,7 @@ export const DocumentVersion = z
     metadata: z.record(z.string(), z.unknown()).nullable(),
     tags: TagBag,
     ...chunkRecord,
-    created_by: Author.nullable(),
+    created_by: DocumentAuthor.nullable(),
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'DocumentVersion' })

@@ -1,22 +1,20 @@
 import { z } from 'zod'
 import type { Config } from '../../config.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
-import { etagOf, namesTag } from '../../core/api/etag.ts'
-import { filter, oneOf, tagged } from '../../core/api/filters.ts'
-import { booleanQuery, page, pageOf } from '../../core/api/lists.ts'
-import { answer, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { etagMatches, etagOf } from '../../core/api/etag.ts'
+import { columnFilter, oneOf, tagsFilter } from '../../core/api/filters.ts'
+import { booleanQuery, pageOf, pageResult } from '../../core/api/lists.ts'
+import { itemOperation, type Operation, operation, result } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { replacedTags, tagOperations } from '../../core/api/tags.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
 import { listChunks } from '../chunks/store.ts'
 import { atOrBelow, Directory } from '../paths.ts'
-import { changeDocument, refuseReserved } from './change.ts'
-import { createDocument as create, pathOfCreate } from './create.ts'
-import { settled } from './hooks.ts'
+import { createDocument as create, requestedDocumentPath } from './create.ts'
+import { withStalledIngestionEnded } from './ingestion-hooks.ts'
 import { metadataCondition, metadataQuery } from './metadata-filter.ts'
 import {
-  authorOf,
   DOCUMENT_STATUSES,
   Document,
   DocumentChunk,
@@ -28,12 +26,14 @@ import {
   type DocumentVersionRow,
   DocumentVersionWithContent,
   DocumentWithContent,
+  documentAuthor,
   documentKind,
   VersionPrecondition,
 } from './model.ts'
 import { removeDocument } from './remove.ts'
-import { findDocumentByPath, findDocumentWithText, textOf } from './store.ts'
-import { restoreVersion, setDocumentTags, versionOf, withdrawDocument as withdraw } from './versions.ts'
+import { findDocumentByPath, findDocumentText, findDocumentWithText } from './store.ts'
+import { applyDocumentChange, refuseReserved } from './update-document.ts'
+import { restoreAsNewest, setDocumentTags, versionOf, withdrawDocument as withdraw } from './versions.ts'
 
 const tag = 'Documents'
 const documents = resource(documentKind, { path: '/documents', tag })
@@ -50,7 +50,7 @@ const createDocument = operation({
   tag,
   action: 'documents:CreateDocument',
   creates: documentKind,
-  pathOf: pathOfCreate,
+  pathOf: requestedDocumentPath,
   body: DocumentInput,
   bodyLimit,
   answers: { 201: Document },
@@ -63,10 +63,10 @@ type RowWithText = DocumentRow & { content: string | null }
 
 /** A document as one is read: with its text, and never waiting for an ingestion that stalled. */
 async function read(services: Services, row: RowWithText) {
-  const shown = await settled(services, row)
+  const shown = await withStalledIngestionEnded(services, row)
   // It became ready after it was read: its text was not read with it.
   if (shown.status === 'ready' && row.status !== 'ready')
-    row.content = (await textOf(services.pool, row.id))?.content ?? null
+    row.content = (await findDocumentText(services.pool, row.id))?.content ?? null
   // In place, because the answer is tagged by the row that the pipeline has.
   Object.assign(row, shown)
   return { ...documentKind.present(row), content: row.content }
@@ -87,7 +87,7 @@ const getDocument = itemOperation(documentKind, {
     // A text never changes without its record: who has the record's tag has the text.
     const wanted = request.headers['if-none-match']
     const tag = etagOf(JSON.stringify(documentKind.present(resource)))
-    return wanted !== undefined && namesTag(wanted, tag) ? answer(304, undefined, { ETag: tag }) : shown
+    return wanted !== undefined && etagMatches(wanted, tag) ? result(304, undefined, { ETag: tag }) : shown
   },
 })
 
@@ -107,7 +107,7 @@ const getDocumentByPath = operation({
   raises: ['RESOURCE_NOT_FOUND'],
   async run({ allow, db, project, query, services }) {
     if (project === null)
-      return invalid({
+      return raiseInvalid({
         code: 'REQUIRED',
         path: 'project_id',
         message: 'is required with a credential that is bound to no project',
@@ -142,7 +142,7 @@ const updateDocument = itemOperation(documentKind, {
   async run(context) {
     const { tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, ...wanted } = context.body
     const settings = { chunk_strategy, chunk_unit, chunk_size, chunk_overlap }
-    const after = await changeDocument(context, {
+    const after = await applyDocumentChange(context, {
       ...wanted,
       ...(tags ? { tags: stored => replacedTags(stored, tags) } : {}),
       ...(Object.values(settings).some(value => value != null) ? { settings } : {}),
@@ -178,7 +178,7 @@ const getDocumentStatus = itemOperation(documentKind, {
   action: 'documents:GetDocument',
   answers: { 200: DocumentStatus },
   async run({ resource, services }) {
-    const row = await settled(services, resource)
+    const row = await withStalledIngestionEnded(services, resource)
     const { id, status, chunk_count, embedded_chunks, total_chunks, total_pages, error } = row
     return { id, status, chunk_count, embedded_chunks, total_chunks, total_pages, progress: progressOf(row), error }
   },
@@ -220,7 +220,7 @@ const listDocumentVersions = itemOperation(documentKind, {
   answers: { 200: pageOf(DocumentVersion) },
   // The primary key serves filter and order.
   run: context =>
-    page<Omit<DocumentVersionRow, 'content' | 'pages' | 'text_version'>>(context, {
+    pageResult<Omit<DocumentVersionRow, 'content' | 'pages' | 'text_version'>>(context, {
       columns: sql.fragment`v.document_id, v.version, v.tombstone, v.title, v.path, v.metadata, v.tags, v.chunk_strategy,
         v.chunk_unit, v.chunk_size, v.chunk_overlap, v.created_by, v.created_at`,
       from: sql.fragment`document_versions v`,
@@ -260,7 +260,7 @@ const restoreDocumentVersion = itemOperation(documentKind, {
   raises: ['NAME_CONFLICT', 'VERSION_CONFLICT', 'PRECONDITION_FAILED', 'QUOTA_EXCEEDED'],
   transaction: false,
   run: async context =>
-    documentKind.present(await restoreVersion(context, context.params.version, context.body?.expected_version)),
+    documentKind.present(await restoreAsNewest(context, context.params.version, context.body?.expected_version)),
 })
 
 const withdrawDocument = itemOperation(documentKind, {
@@ -280,7 +280,7 @@ const withdrawDocument = itemOperation(documentKind, {
       await withdraw(tx, resource.id, {
         expected_version: body?.expected_version,
         etag: ifMatch,
-        created_by: authorOf(caller),
+        created_by: documentAuthor(caller),
       }),
     ),
 })
@@ -290,13 +290,16 @@ export const documentOperations: Operation[] = [
   // documents_project serves the order; documents_path, documents_tags and documents_metadata their filters.
   documents.list({
     filters: {
-      path_prefix: filter(Directory.optional().describe('Documents at or below this directory'), path =>
+      path_prefix: columnFilter(Directory.optional().describe('Documents at or below this directory'), path =>
         atOrBelow(sql.fragment`t.path`, path),
       ),
       status: oneOf('status', DOCUMENT_STATUSES),
-      include_withdrawn: filter(booleanQuery.optional().describe('Withdrawn documents too; default false'), () => null),
-      metadata: filter(metadataQuery.optional(), wanted => metadataCondition(sql.fragment`t.metadata`, wanted)),
-      tags: tagged,
+      include_withdrawn: columnFilter(
+        booleanQuery.optional().describe('Withdrawn documents too; default false'),
+        () => null,
+      ),
+      metadata: columnFilter(metadataQuery.optional(), wanted => metadataCondition(sql.fragment`t.metadata`, wanted)),
+      tags: tagsFilter,
     },
     where: ({ query }) => [
       sql.fragment`t.kind = 'document'`,
@@ -315,7 +318,7 @@ export const documentOperations: Operation[] = [
     read: 'documents:GetDocument',
     write: 'documents:UpdateDocument',
     event: null,
-    setTags: (tx, row, tags, caller) => setDocumentTags(tx, row, tags, authorOf(caller)),
+    setTags: (tx, row, tags, caller) => setDocumentTags(tx, row, tags, documentAuthor(caller)),
   }),
   listDocumentVersions,
   getDocumentVersion,

@@ -1,4 +1,4 @@
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { removeChunks } from '../chunks/store.ts'
 import { fileKind } from '../files/model.ts'
 import { type DocumentRow, documentKind } from './model.ts'

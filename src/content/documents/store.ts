@@ -1,11 +1,11 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { PageStarts } from '../chunks/pages.ts'
-import { type ChunkOptions, type ChunkParts, chunkParts, type NewChunk } from '../chunks/store.ts'
-import { type FileRow, pathTaken } from '../files/model.ts'
+import { type ChunkOptions, type ChunkParts, chunkCtes, type NewChunk } from '../chunks/store.ts'
+import { type FileRow, raisePathConflict } from '../files/model.ts'
 import { fileInsert, type NewFile } from '../files/store.ts'
-import { type Author, DocumentRow, DocumentVersionRow, documentKind, StoredText } from './model.ts'
+import { type DocumentAuthor, DocumentRow, DocumentVersionRow, documentKind, StoredText } from './model.ts'
 
 const id = sql.type(z.object({ id: z.string() }))
 const withText = sql.type(DocumentRow.extend({ content: z.string().nullable() }))
@@ -41,7 +41,7 @@ export type NewDocument = Pick<
 export async function insertDocument(
   db: Queryable,
   row: NewDocument,
-  { text: content = null, created_by }: { text?: string | null; created_by: Author | null },
+  { text: content = null, created_by }: { text?: string | null; created_by: DocumentAuthor | null },
 ): Promise<DocumentRow> {
   const made = await db.maybeOne(documentKind.sql`
     with ${sql.join(documentParts(row, { content, created_by }), sql.fragment`, `)}
@@ -57,13 +57,13 @@ export async function insertDocument(
  */
 export async function insertTextDocument(
   db: Queryable,
-  made: { file: NewFile & { sha256: Buffer }; row: NewDocument; text: string; created_by: Author },
+  made: { file: NewFile & { sha256: Buffer }; row: NewDocument; text: string; created_by: DocumentAuthor },
   chunks: readonly NewChunk[],
   options: ChunkOptions,
 ): Promise<{ file: FileRow; document: DocumentRow }> {
   const { file, row, text: content, created_by } = made
   const owner = { project_id: row.project_id, document_id: row.id }
-  const parts = chunkParts(owner, chunks, options, sql.fragment`exists (select from made)`)
+  const parts = chunkCtes(owner, chunks, options, sql.fragment`exists (select from made)`)
   const ctes = [
     sql.fragment`filed as (${fileInsert(file)} returning id)`,
     ...documentParts(row, {
@@ -75,7 +75,7 @@ export async function insertTextDocument(
     ...parts.ctes,
   ]
   const document = await db.maybeOne(documentKind.sql`with ${sql.join(ctes, sql.fragment`, `)} select * from made`)
-  if (!document) return pathTaken(file.path)
+  if (!document) return raisePathConflict(file.path)
   await parts.insertRest(db)
   const { created_at, updated_at } = document
   const sha256 = file.sha256.toString('hex')
@@ -88,7 +88,7 @@ export async function insertTextDocument(
  */
 function documentParts(
   row: NewDocument,
-  more: { content: string | null; created_by: Author | null; space_id?: number | null; guard?: Fragment },
+  more: { content: string | null; created_by: DocumentAuthor | null; space_id?: number | null; guard?: Fragment },
 ): Fragment[] {
   const { content, created_by, space_id, guard = sql.fragment`true` } = more
   const textVersion = content === null ? null : 1
@@ -151,7 +151,7 @@ export const findDocumentByPath = (
 export async function updateDocument(
   db: Queryable,
   row: DocumentRow,
-  version?: { tombstone?: boolean; created_by: Author | null },
+  version?: { tombstone?: boolean; created_by: DocumentAuthor | null },
   more: Partial<ChunkParts> = {},
 ): Promise<DocumentRow> {
   const { ctes = [], space_id = null, insertRest } = more
@@ -179,7 +179,7 @@ const documentUpdate = (row: DocumentRow, space_id: number | null): Fragment => 
       where id = ${row.id} returning *)`
 
 /** The live text of a document, whatever its status; null when it has none. */
-export const textOf = (db: Queryable, id: string): Promise<StoredText | null> =>
+export const findDocumentText = (db: Queryable, id: string): Promise<StoredText | null> =>
   db.maybeOne(text`select content, pages from document_texts where document_id = ${id}`)
 
 /**
@@ -193,7 +193,7 @@ export const setDocumentText = (
   { content, pages }: StoredText,
   textVersion: number,
 ) =>
-  db.query(statement`
+  db.query(voidStatement`
     with replaced as (
       update document_versions v set content = t.content, pages = t.pages from document_texts t
       where t.document_id = ${before.id} and v.document_id = ${before.id} and v.version = ${before.text_version}
@@ -207,13 +207,13 @@ export const setDocumentText = (
 
 /** Says where the pages of the live text of a document begin. */
 export const setTextPages = (db: Queryable, id: string, pages: PageStarts | null) =>
-  db.query(statement`update document_texts set pages = ${jsonb(pages)} where document_id = ${id}`)
+  db.query(voidStatement`update document_texts set pages = ${jsonb(pages)} where document_id = ${id}`)
 
 /**
  * The ctes that give an ingested document its first text, and that to the versions it had before, so that it counts as
  * version 1's; the row's `text_version` is to be 1 then. The chunk settings that the ingestion settled are theirs too.
  */
-export const firstTextParts = (row: DocumentRow, { content, pages }: StoredText): Fragment[] => [
+export const firstTextCtes = (row: DocumentRow, { content, pages }: StoredText): Fragment[] => [
   sql.fragment`first_text as (
     insert into document_texts (document_id, content, pages) values (${row.id}, ${content}, ${jsonb(pages)}))`,
   sql.fragment`versions_with_text as (
@@ -223,8 +223,8 @@ export const firstTextParts = (row: DocumentRow, { content, pages }: StoredText)
 ]
 
 /** Ends the live attempt to ingest a document: whoever works on it finds itself superseded. */
-export const endAttempt = (db: Queryable, documentId: string) =>
-  db.query(statement`delete from ingestion_attempts where document_id = ${documentId}`)
+export const endIngestion = (db: Queryable, documentId: string) =>
+  db.query(voidStatement`delete from ingestion_attempts where document_id = ${documentId}`)
 
 /** One version with its text and its pages; by the primary key. A tombstone has none. */
 export const findVersion = (db: Queryable, documentId: string, number: number): Promise<DocumentVersionRow | null> =>

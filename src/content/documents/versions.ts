@@ -1,12 +1,12 @@
 import { isDeepStrictEqual } from 'node:util'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Tags } from '../../core/api/record.ts'
 import { requireVersion } from '../../core/api/versions.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { removeChunks } from '../chunks/store.ts'
-import { changeDocument, refuseReserved, refuseWithdrawn, requireTag } from './change.ts'
-import { type Author, type DocumentRow, type DocumentVersionRow, documentKind } from './model.ts'
-import { endAttempt, findVersion, lockDocument, updateDocument } from './store.ts'
+import { type DocumentAuthor, type DocumentRow, type DocumentVersionRow, documentKind } from './model.ts'
+import { endIngestion, findVersion, lockDocument, updateDocument } from './store.ts'
+import { applyDocumentChange, refuseReserved, refuseWithdrawn, requireTag } from './update-document.ts'
 
 const NUMBER = /^[1-9]\d{0,8}$/
 
@@ -27,19 +27,19 @@ export async function versionOf(
  * Writes the state of a version as a new one, the way an update would; a withdrawn document comes back with it. Raises
  * VALIDATION_FAILED for a tombstone, and for a version from before the document had a text when it has one now.
  */
-export async function restoreVersion(
-  context: Parameters<typeof changeDocument>[0],
+export async function restoreAsNewest(
+  context: Parameters<typeof applyDocumentChange>[0],
   number: string,
   expected_version: number | undefined,
 ): Promise<DocumentRow> {
   const { resource, services } = context
   const version = await versionOf(services.pool, resource.id, number)
   if (version.tombstone)
-    invalid({ code: 'INVALID_STATE', path: 'version', message: 'is a tombstone; restore a version with content' })
+    raiseInvalid({ code: 'INVALID_STATE', path: 'version', message: 'is a tombstone; restore a version with content' })
   if (version.content === null && resource.text_version !== null)
-    invalid({ code: 'INVALID_STATE', path: 'version', message: 'is from before the document had a text' })
+    raiseInvalid({ code: 'INVALID_STATE', path: 'version', message: 'is from before the document had a text' })
   const { title, path, metadata, tags, content } = version
-  return changeDocument(context, {
+  return applyDocumentChange(context, {
     title,
     path,
     metadata,
@@ -62,7 +62,7 @@ export async function withdrawDocument(
     expected_version,
     etag,
     created_by,
-  }: { expected_version: number | undefined; etag: string | undefined; created_by: Author },
+  }: { expected_version: number | undefined; etag: string | undefined; created_by: DocumentAuthor },
 ): Promise<DocumentRow> {
   const row = await lockDocument(tx, id)
   if (!row) return raise(documentKind.notFound, { meta: { id } })
@@ -71,7 +71,7 @@ export async function withdrawDocument(
   requireTag(row, etag)
   if (row.status === 'withdrawn') return row
   await removeChunks(tx, id)
-  if (row.status === 'pending' || row.status === 'processing') await endAttempt(tx, id)
+  if (row.status === 'pending' || row.status === 'processing') await endIngestion(tx, id)
   const withdrawn: DocumentRow = {
     ...row,
     status: 'withdrawn',
@@ -87,7 +87,12 @@ export async function withdrawDocument(
 }
 
 /** Stores the tags of a locked document as a version of their own, unless they are what it has. */
-export async function setDocumentTags(tx: Tx, row: DocumentRow, tags: Tags, created_by: Author): Promise<DocumentRow> {
+export async function setDocumentTags(
+  tx: Tx,
+  row: DocumentRow,
+  tags: Tags,
+  created_by: DocumentAuthor,
+): Promise<DocumentRow> {
   refuseReserved(row)
   refuseWithdrawn(row)
   if (isDeepStrictEqual(row.tags, tags)) return row

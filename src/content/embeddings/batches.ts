@@ -1,12 +1,12 @@
 import type { Services } from '../../core/process/services.ts'
 import { callProvider } from './call.ts'
-import { normalized } from './local.ts'
+import { normalize } from './local.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'
-import { type CallFailure, failureOf, type ProviderModel, providerModel } from './providers.ts'
-import { meterCall } from './usage.ts'
+import { type CallFailure, type EmbeddingModelRef, embeddingFailure, providerModel } from './providers.ts'
+import { meterEmbeddingCall } from './usage.ts'
 
 /** Vectors in the order of the texts, null where there is none; `failure` is a reason for that. */
-export type Embedded = { vectors: (Float32Array | null)[]; failure: CallFailure | null }
+export type EmbeddedBatch = { vectors: (Float32Array | null)[]; failure: CallFailure | null }
 
 /** One call of `embed`: what it still waits for. */
 type Request = {
@@ -37,9 +37,9 @@ const BY_A_TEXT = new Set<CallFailure['class']>(['server', 'refused', 'unreadabl
 export function batchedCalls(
   services: Services,
   model: EmbeddingModel,
-): (texts: string[], options: EmbedOptions) => Promise<Embedded> {
+): (texts: string[], options: EmbedOptions) => Promise<EmbeddedBatch> {
   const { config } = services
-  let loading: Promise<ProviderModel> | undefined
+  let loading: Promise<EmbeddingModelRef> | undefined
   const load = () => {
     loading ??= providerModel(config, model.provider as 'openai' | 'ollama' | 'bedrock', model.model)
     return loading
@@ -52,7 +52,7 @@ export function batchedCalls(
   let scheduled = false
   const complain = complaints(services, model)
 
-  const sendNext = (client: ProviderModel) => {
+  const sendNext = (client: EmbeddingModelRef) => {
     const size = Math.min(config.EMBEDDING_BATCH_SIZE, client.largestCall)
     while (inFlight < config.EMBEDDING_CONCURRENCY) {
       const batch = nextBatch([questions, ordinary, background], size)
@@ -66,7 +66,7 @@ export function batchedCalls(
   }
 
   /** Embeds texts in one call; where that fails and one text may be the reason, in parts of one try each. */
-  const embedBatch = async (client: ProviderModel, batch: Text[], tries: number, halved = false): Promise<void> => {
+  const embedBatch = async (client: EmbeddingModelRef, batch: Text[], tries: number, halved = false): Promise<void> => {
     const gone = everybodyGone(batch)
     const outcome = await callProvider(
       services,
@@ -77,7 +77,7 @@ export function batchedCalls(
     ).finally(gone.stop)
     if (outcome.ok) {
       const metered = batch.map(({ text, request }) => ({ text, options: request.options }))
-      meterCall(services, model, metered, outcome.answer.tokens)
+      meterEmbeddingCall(services, model, metered, outcome.answer.tokens)
       for (const [index, text] of batch.entries()) accept(text, outcome.answer.vectors[index])
       return
     }
@@ -89,13 +89,13 @@ export function batchedCalls(
   const accept = (text: Text, given: number[]) => {
     const fits = given.length === model.dimensions
     if (!fits) complain(given.length)
-    settle(text, fits ? normalized(given) : null, failureOf(fits ? 'unreadable' : 'dimensions'))
+    settle(text, fits ? normalize(given) : null, embeddingFailure(fits ? 'unreadable' : 'dimensions'))
   }
 
   return async (texts, options) => {
     const { signal, timeoutMs } = options
-    const vectors: Embedded['vectors'] = texts.map(() => null)
-    if (timeoutMs === 0) return { vectors, failure: failureOf('timeout') }
+    const vectors: EmbeddedBatch['vectors'] = texts.map(() => null)
+    if (timeoutMs === 0) return { vectors, failure: embeddingFailure('timeout') }
     const client = await load()
     // Aborted while the package was loaded: it will not tell again.
     signal?.throwIfAborted()
@@ -111,7 +111,7 @@ export function batchedCalls(
       }
       request.gone.addEventListener('abort', () => {
         if (signal?.aborted) return reject(signal.reason)
-        request.failure = failureOf('timeout')
+        request.failure = embeddingFailure('timeout')
         request.finish()
       })
       const asked = options.purpose.kind === 'search'

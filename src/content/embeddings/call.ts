@@ -1,9 +1,9 @@
 import { Histogram } from 'prom-client'
 import type { Services } from '../../core/process/services.ts'
 import type { EmbeddingModel } from './model.ts'
-import { type CallFailure, callFailure, type ProviderAnswer, type ProviderModel } from './providers.ts'
+import { type CallFailure, callFailure, type EmbeddingModelRef, type ProviderAnswer } from './providers.ts'
 
-export type CallOutcome = { ok: true; answer: ProviderAnswer } | { ok: false; failure: CallFailure }
+export type EmbeddingCallOutcome = { ok: true; answer: ProviderAnswer } | { ok: false; failure: CallFailure }
 
 export const embeddingCallDuration = new Histogram({
   name: 'muster_embedding_call_duration_seconds',
@@ -29,10 +29,10 @@ const PASSING = new Set<CallFailure['class']>(['unreachable', 'timeout', 'rate_l
 export async function callProvider(
   services: Services,
   model: EmbeddingModel,
-  client: ProviderModel,
+  client: EmbeddingModelRef,
   texts: string[],
   options: { tries: number; asked: boolean; signal: AbortSignal },
-): Promise<CallOutcome> {
+): Promise<EmbeddingCallOutcome> {
   const { tries, signal } = options
   for (let attempt = 1; ; attempt++) {
     const outcome = await tryOnce(services, model, client, texts, { ...options, attempt })
@@ -47,10 +47,10 @@ export async function callProvider(
 async function tryOnce(
   { config, log }: Services,
   { provider, model }: EmbeddingModel,
-  client: ProviderModel,
+  client: EmbeddingModelRef,
   texts: string[],
   { attempt, asked, signal }: { attempt: number; asked: boolean; signal: AbortSignal },
-): Promise<CallOutcome> {
+): Promise<EmbeddingCallOutcome> {
   const started = performance.now()
   const deadline = AbortSignal.timeout(config.EMBEDDING_TIMEOUT_MS)
   const facts = () => ({

@@ -1,12 +1,12 @@
 import { LRUCache } from 'lru-cache'
 import { checkSpend } from '../../control/quotas/spend.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { batchedCalls, type Embedded } from './batches.ts'
+import { batchedCalls, type EmbeddedBatch } from './batches.ts'
 import { LOCAL_MODEL, localVectors } from './local.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'
-import { type CallFailure, failureOf } from './providers.ts'
+import { type CallFailure, embeddingFailure } from './providers.ts'
 
 export type Embedder = {
   configured: boolean
@@ -22,7 +22,7 @@ export type Embedder = {
 }
 
 /** The embedder of a process: every caller shares its batches and its bound on calls in flight. */
-export const embedderOf = perProcess(createEmbedder)
+export const embedderOf = processSingleton(createEmbedder)
 
 const CACHED_QUERIES = 1000
 const CACHED_MS = 10 * 60_000
@@ -76,11 +76,11 @@ function configuredModel({ config }: Services): EmbeddingModel | null {
 
 const local =
   (dimensions: number) =>
-  async (texts: string[], { timeoutMs = Number.POSITIVE_INFINITY, signal }: EmbedOptions): Promise<Embedded> => {
+  async (texts: string[], { timeoutMs = Number.POSITIVE_INFINITY, signal }: EmbedOptions): Promise<EmbeddedBatch> => {
     const end = performance.now() + timeoutMs
     const vectors = await localVectors(texts, dimensions, () => !signal?.aborted && performance.now() < end)
     signal?.throwIfAborted()
-    return { vectors, failure: failureOf('timeout') }
+    return { vectors, failure: embeddingFailure('timeout') }
   }
 
 /** What a caller may know: the provider belongs to the deployment, so its own message stays in the log. */
@@ -104,6 +104,6 @@ function providerError(failure: CallFailure | null): AppError {
 }
 
 /** Whether what `embed` raised is a matter of the texts: the provider read them and refused them. */
-export const blamesTexts = (error: unknown): boolean =>
+export const isTextRejection = (error: unknown): boolean =>
   error instanceof AppError &&
   ['refused', 'unreadable'].includes((error.cause as CallFailure | undefined)?.class ?? 'unreachable')

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const embeddingErrors = {
   EMBEDDING_NOT_CONFIGURED: {
@@ -10,5 +10,5 @@ export const embeddingErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof embeddingErrors> {}
+  interface ErrorCodes extends CodesOf<typeof embeddingErrors> {}
 }

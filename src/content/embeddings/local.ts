@@ -104,11 +104,11 @@ export function localVector(text: string, dimensions: number): Float32Array {
   for (const { place, times } of single) add(place, times, WORD)
   for (const { place, times } of trigrams) add(place, times, TRIGRAM)
   for (const { at, times } of pairs.values()) add(place(`b:${words[at - 1]} ${words[at]}`), times, PAIR)
-  return normalized(sums) as Float32Array
+  return normalize(sums) as Float32Array
 }
 
 /** A vector of length 1; all zeros stay. Null when it holds what is no number. */
-export function normalized(values: ArrayLike<number>): Float32Array | null {
+export function normalize(values: ArrayLike<number>): Float32Array | null {
   let sum = 0
   for (let index = 0; index < values.length; index++) sum += values[index] * values[index]
   if (!Number.isFinite(sum)) return null

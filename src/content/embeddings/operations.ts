@@ -4,7 +4,7 @@ import { sql } from '../../core/db/sql.ts'
 import { embedderOf } from './embedder.ts'
 import { EmbeddingConfig, Embeddings, EmbeddingsInput, embeddingKind, MAX_TEXT_CHARACTERS } from './model.ts'
 import { currentSpace } from './space.ts'
-import { countOutside } from './store.ts'
+import { countOtherSpaceDocuments } from './store.ts'
 
 const tag = 'Embeddings'
 
@@ -58,7 +58,11 @@ const config = operation({
     const { configured, model } = embedderOf(services)
     const space = await currentSpace(services)
     const pending = space
-      ? await countOutside(db, space, visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows)
+      ? await countOtherSpaceDocuments(
+          db,
+          space,
+          visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows,
+        )
       : 0
     return {
       configured,

@@ -1,16 +1,16 @@
 import type { EmbeddingModel } from 'ai'
 import type { Config } from '../../config.ts'
-import { firstChars } from '../../core/api/text.ts'
-import { deploymentKeys } from '../../core/net/aws.ts'
-import { boundedFetch, RemoteBodyError } from '../../core/net/bounded.ts'
-import { mask } from '../../identity/secrets/mask.ts'
+import { truncateChars } from '../../core/api/storable-text.ts'
+import { deploymentAwsKeys } from '../../core/net/aws.ts'
+import { fetchWithLimit, RemoteBodyError } from '../../core/net/limited-body.ts'
+import { maskSecrets } from '../../identity/secrets/mask.ts'
 
 /** The SDK's interface to one embedding model. */
 type EmbeddingModelV4 = Extract<EmbeddingModel, { specificationVersion: 'v4' }>
 type CallOptions = Parameters<EmbeddingModelV4['doEmbed']>[0]
 
 /** The deployment's embedding model behind one call; `asked` texts are questions, others are what is searched. */
-export type ProviderModel = {
+export type EmbeddingModelRef = {
   /** Most texts of one call. */
   largestCall: number
   call(texts: string[], options: { asked: boolean; signal: AbortSignal }): Promise<ProviderAnswer>
@@ -32,7 +32,7 @@ export type CallFailure = {
 }
 
 /** A failure without an answer. */
-export const failureOf = (name: CallFailure['class']): CallFailure => ({
+export const embeddingFailure = (name: CallFailure['class']): CallFailure => ({
   class: name,
   status: null,
   detail: '',
@@ -55,7 +55,7 @@ export async function providerModel(
   config: Config,
   provider: 'openai' | 'ollama' | 'bedrock',
   name: string,
-): Promise<ProviderModel> {
+): Promise<EmbeddingModelRef> {
   const aws = provider === 'bedrock'
   const model = aws ? await bedrock(config, name) : await compatible(config, provider, name)
   const dimensions = config.EMBEDDING_DIMENSIONS
@@ -82,7 +82,7 @@ class UnreadableAnswer extends Error {}
 const isCount = (tokens: unknown): tokens is number => Number.isSafeInteger(tokens) && (tokens as number) >= 0
 
 /** The SDK holds an answer whole, and one that never ended would fill the memory before its time is over. */
-const answerFetch = ({ EMBEDDING_BATCH_SIZE }: Config) => boundedFetch(EMBEDDING_BATCH_SIZE * ANSWER_BYTES)
+const answerFetch = ({ EMBEDDING_BATCH_SIZE }: Config) => fetchWithLimit(EMBEDDING_BATCH_SIZE * ANSWER_BYTES)
 
 async function compatible(config: Config, provider: 'openai' | 'ollama', name: string): Promise<EmbeddingModelV4> {
   const { createOpenAICompatible } = await import('@ai-sdk/openai-compatible')
@@ -111,7 +111,7 @@ async function bedrock(config: Config, name: string): Promise<EmbeddingModelV4> 
 }
 
 async function awsKeys() {
-  const keys = await deploymentKeys()
+  const keys = await deploymentAwsKeys()
   if (keys) return keys
   const { LoadSettingError } = await import('ai')
   throw new LoadSettingError({ message: 'no source has AWS keys' })
@@ -148,7 +148,7 @@ export async function callFailure(
   const answered = chain.find(APICallError.isInstance) ?? null
   const status = answered?.statusCode ?? null
   const messages = chain.map(messageOf).filter(Boolean).join(': ')
-  const said = firstChars(mask(messages, secrets, 4 * DETAIL_LENGTH), DETAIL_LENGTH)
+  const said = truncateChars(maskSecrets(messages, secrets, 4 * DETAIL_LENGTH), DETAIL_LENGTH)
   const made = (name: CallFailure['class']): CallFailure => ({
     class: name,
     status: name === 'unreachable' ? null : status,

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { CODE_VERSION } from '../vectors/codes.ts'
 import { embedderOf } from './embedder.ts'
@@ -9,7 +9,7 @@ import type { EmbeddingModel } from './model.ts'
 /** Vectors of one space can be compared. `id` is the row of embedding_spaces. */
 export type Space = EmbeddingModel & { id: number }
 
-const spaces = perProcess(() => ({ current: null as Promise<Space> | null }))
+const spaces = processSingleton(() => ({ current: null as Promise<Space> | null }))
 
 /** The space new vectors belong to, made when it is missing; null while embeddings are not configured. */
 export async function currentSpace(services: Services): Promise<Space | null> {

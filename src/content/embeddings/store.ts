@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { hasVector, SOURCES } from '../vectors/store.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { hasVector, VECTOR_SOURCES } from '../vectors/store.ts'
 import type { Space } from './space.ts'
 
 /** Statements that find documents whose chunks lack vectors, note what they were given, and what all of them follow. */
@@ -12,18 +12,18 @@ const settings = sql.type(retrievalSettings)
 export type RetrievalSettings = z.output<typeof retrievalSettings>
 
 /** Makes settings those that documents follow; without a space, the one before stays. */
-export const chooseSettings = async (
+export const setActiveSettings = async (
   db: Queryable,
   { space_id, text_search_config }: RetrievalSettings,
 ): Promise<void> => {
-  await db.query(statement`
+  await db.query(voidStatement`
     insert into retrieval_settings (space_id, text_search_config) values (${space_id}, ${text_search_config})
     on conflict (singleton) do update set space_id = coalesce(excluded.space_id, retrieval_settings.space_id),
       text_search_config = excluded.text_search_config`)
 }
 
 /** The settings that documents follow; null before any worker has started. */
-export const chosenSettings = (db: Queryable): Promise<RetrievalSettings | null> =>
+export const activeSettings = (db: Queryable): Promise<RetrievalSettings | null> =>
   db.maybeOne(settings`select space_id, text_search_config from retrieval_settings`)
 
 const Owner = z.object({ id: z.string(), project_id: z.string() })
@@ -38,7 +38,7 @@ const id = sql.type(z.object({ id: z.string() }))
  * How many documents have chunks without vectors of the space, among those a condition over the alias `t` lets through;
  * documents_space counts them.
  */
-export const countOutside = (db: Queryable, space: Space, visible: Fragment): Promise<number> =>
+export const countOtherSpaceDocuments = (db: Queryable, space: Space, visible: Fragment): Promise<number> =>
   db.oneFirst(count`
     select count(*) from documents t
     where t.chunk_count > 0 and (t.space_id < ${space.id} or t.space_id > ${space.id}) and ${visible}`)
@@ -47,7 +47,7 @@ export const countOutside = (db: Queryable, space: Space, visible: Fragment): Pr
  * Documents of other spaces and of none, newest first, from below an id on; those that are waiting for vectors anyway
  * are left out. documents_space gives them in their order, one space after the other.
  */
-export const documentsOutside = (
+export const listOtherSpaceDocuments = (
   db: Queryable,
   space: Space,
   below: string | null,
@@ -65,7 +65,7 @@ export const documentsOutside = (
     order by d.id desc limit ${limit}`)
 
 /** Documents that wait for vectors, those that wait longest first, from behind one on; by documents_embed_since. */
-export const documentsWaiting = (
+export const listWaitingDocuments = (
   db: Queryable,
   after: { embed_since: string; id: string } | null,
   limit: number,
@@ -77,9 +77,9 @@ export const documentsWaiting = (
     order by t.embed_since, t.id limit ${limit}`)
 
 /** Ends the wait of documents that began before a time; returns how many. */
-export const endWaits = async (db: Queryable, before: Date): Promise<number> =>
+export const expireWaits = async (db: Queryable, before: Date): Promise<number> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       update documents set embed_since = null where embed_since < ${before.toISOString()}::timestamptz`)
   ).rowCount
 
@@ -93,18 +93,18 @@ export const lockDocuments = async (tx: Queryable, ids: readonly string[]): Prom
  * which a chunk is left that nobody looked at stay as they are. The caller holds their locks.
  * @param skipped chunks that failed or have nothing to embed
  */
-export async function settleDocuments(
+export async function markEmbedded(
   tx: Queryable,
   space: Space,
   documents: readonly { id: string; failed: boolean }[],
   skipped: readonly string[],
   now: Date,
 ): Promise<void> {
-  await tx.query(statement`
+  await tx.query(voidStatement`
     with settled as (
       update documents d set space_id = ${space.id},
         embedded_chunks = (select count(distinct v.ref_id) from knowledge_vectors v
-          where v.container_id = d.id and v.source = ${SOURCES.document} and v.space_id = ${space.id}),
+          where v.container_id = d.id and v.source = ${VECTOR_SOURCES.document} and v.space_id = ${space.id}),
         embed_since = case when f.failed then coalesce(d.embed_since, ${now.toISOString()}::timestamptz) end
       from ${sql.unnest(
         documents.map(({ id, failed }) => [id, failed]),
@@ -113,9 +113,9 @@ export async function settleDocuments(
       where d.id = f.id and not exists (
         select from document_chunks c
         where c.document_id = d.id and c.id <> all(${sql.array([...skipped], 'text')})
-          and not ${hasVector(SOURCES.document, sql.fragment`c.id`, space.id)})
+          and not ${hasVector(VECTOR_SOURCES.document, sql.fragment`c.id`, space.id)})
       returning d.id, f.failed
     )
     delete from knowledge_vectors v using settled s
-    where v.container_id = s.id and v.source = ${SOURCES.document} and v.space_id <> ${space.id} and not s.failed`)
+    where v.container_id = s.id and v.source = ${VECTOR_SOURCES.document} and v.space_id <> ${space.id} and not s.failed`)
 }

@@ -10,7 +10,7 @@ type Metered = { text: string; options: Pick<EmbedOptions, 'project_id' | 'purpo
  * Meters one call of the provider. Usage never fails the work.
  * @param tokens as the provider reported them; null when it did not
  */
-export function meterCall(
+export function meterEmbeddingCall(
   services: Services,
   model: EmbeddingModel,
   texts: readonly Metered[],

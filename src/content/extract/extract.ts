@@ -6,13 +6,13 @@ import type { Writable } from 'node:stream'
 import { fileURLToPath } from 'node:url'
 import { TextDecoder } from 'node:util'
 import type { RecordedFailure } from '../../core/api/errors.ts'
-import { Shares } from '../../core/process/shares.ts'
-import type { Page } from '../chunks/model.ts'
+import { FairSemaphore } from '../../core/process/fair-semaphore.ts'
+import type { PageText } from '../chunks/model.ts'
 import type { PdfAnswer, PdfRequest } from './pdf-process.ts'
 
 /** Text of a source, or why there is none. `retry` says whether another try could end otherwise. */
 export type Extraction =
-  | { ok: true; pages: Page[]; total_pages: number }
+  | { ok: true; pages: PageText[]; total_pages: number }
   | { ok: false; error: RecordedFailure; retry: boolean }
 
 type Limits = { INGESTION_MAX_PAGES: number; INGESTION_MAX_TEXT_BYTES: number; INGESTION_PDF_PROCESSES: number }
@@ -28,10 +28,10 @@ const IDLE_MS = 30_000
 export type PdfBytes = { size: number; pieces: AsyncIterable<Uint8Array> }
 
 /** Turns at reading a PDF, by how many there are. */
-const turns = new Map<number, Shares>()
+const turns = new Map<number, FairSemaphore>()
 
-function turnsOf(most: number): Shares {
-  const known = turns.get(most) ?? new Shares(most)
+function turnsOf(most: number): FairSemaphore {
+  const known = turns.get(most) ?? new FairSemaphore(most)
   turns.set(most, known)
   return known
 }
@@ -68,7 +68,7 @@ async function read(
   const reader = idle.pop() ?? startReader()
   clearTimeout(reader.idling)
   return new Promise<Extraction>((resolve, reject) => {
-    const pages: Page[] = []
+    const pages: PageText[] = []
     const finish = (outcome: Extraction) => {
       release()
       resolve(outcome)
@@ -252,7 +252,7 @@ function decoderOf(contentType: string, [first, second]: Uint8Array): TextDecode
 }
 
 /** Why this text is too long for a document, or null. `maxBytes` counts UTF-8. */
-export function tooMuchText(pages: Page[], maxBytes: number): RecordedFailure | null {
+export function textLimitFailure(pages: PageText[], maxBytes: number): RecordedFailure | null {
   const bytes = pages.reduce((sum, page) => sum + Buffer.byteLength(page.text) + 1, -1)
   return bytes > maxBytes ? longText(maxBytes) : null
 }

@@ -1,14 +1,14 @@
 import { checkStorage } from '../../control/quotas/storage.ts'
 import { refuseDependents } from '../../core/api/dependents.ts'
 import type { Context } from '../../core/api/operation.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { directoryOf } from '../paths.ts'
-import { checkMetadata } from '../schemas/check.ts'
-import { stores } from '../storage/stores.ts'
+import { checkAgainstSchema } from '../schemas/check.ts'
+import { storageBackends } from '../storage/backends.ts'
+import { filePlacement, requireWritable } from './file-path.ts'
 import { mediaTypeOf } from './media-type.ts'
 import { type FileRow, fileKind } from './model.ts'
-import { placeOf, requireWritable } from './place.ts'
 import { setFileContent } from './store.ts'
 import type { Upload } from './upload.ts'
 
@@ -35,14 +35,14 @@ export async function changeFile(
   const { metadata, prefix, filename } = change
   const here = stored.path === null ? null : directoryOf(stored.path)
   const place =
-    prefix === undefined && filename === undefined ? null : placeOf(prefix ?? here, filename ?? stored.filename)
+    prefix === undefined && filename === undefined ? null : filePlacement(prefix ?? here, filename ?? stored.filename)
   const moved = place !== null && (place.path !== stored.path || place.filename !== stored.filename)
   if (moved) {
     allow('files:UpdateFileMetadata', { kind: fileKind, row: { ...stored, ...place } })
     await refuseHeld(tx, id)
   }
   if (metadata !== undefined || (moved && stored.metadata !== null))
-    await checkMetadata(services, tx, {
+    await checkAgainstSchema(services, tx, {
       project_id: stored.project_id,
       resource_type: 'file',
       path: place?.path ?? stored.path,
@@ -55,7 +55,7 @@ export async function changeFile(
 }
 
 /** Gives a file its bytes, or others. Raises FILE_HAS_DEPENDENTS, QUOTA_STORAGE_EXCEEDED. */
-export async function replaceContent(services: Services, tx: Tx, id: string, upload: Upload): Promise<FileRow> {
+export async function writeFileContent(services: Services, tx: Tx, id: string, upload: Upload): Promise<FileRow> {
   const stored = await takeFile(tx, id)
   await refuseHeld(tx, id)
   const { staged } = upload
@@ -68,7 +68,7 @@ export async function replaceContent(services: Services, tx: Tx, id: string, upl
   })
   const { size, sha256, storage, location } = staged
   const row = await setFileContent(tx, stored, { size, sha256, storage, location, content_type })
-  await stores(services).commit(tx, staged)
+  await storageBackends(services).commit(tx, staged)
   tx.emit(fileKind, 'updated', row)
   return row
 }

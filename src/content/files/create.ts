@@ -1,17 +1,17 @@
 import { checkStorage } from '../../control/quotas/storage.ts'
 import { parse } from '../../core/api/validate.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
-import { checkMetadata } from '../schemas/check.ts'
-import { type Staged, stores } from '../storage/stores.ts'
+import { checkAgainstSchema } from '../schemas/check.ts'
+import { type StagedUpload, storageBackends } from '../storage/backends.ts'
+import { filePlacement } from './file-path.ts'
 import { mediaTypeOf } from './media-type.ts'
 import { FileName, type FileRow } from './model.ts'
-import { placeOf } from './place.ts'
 import { insertFile } from './store.ts'
 import type { Upload } from './upload.ts'
 
 /** What a caller says of a new file. Undefined metadata was not sent. */
-export type Described = {
+export type FileDescription = {
   prefix?: string | null
   filename?: string
   content_type?: string | null
@@ -25,13 +25,19 @@ export type Described = {
 export async function createFile(
   services: Services,
   tx: Tx,
-  file: Described & { id: string; project_id: string; filename: string; size: number | null; content: Staged | null },
+  file: FileDescription & {
+    id: string
+    project_id: string
+    filename: string
+    size: number | null
+    content: StagedUpload | null
+  },
 ): Promise<FileRow> {
   const { id, project_id, content, metadata } = file
-  const place = placeOf(file.prefix, file.filename)
+  const place = filePlacement(file.prefix, file.filename)
   await checkStorage(services, project_id, file.size ?? 0, tx)
   if (metadata !== undefined)
-    await checkMetadata(services, tx, { project_id, resource_type: 'file', path: place.path, metadata })
+    await checkAgainstSchema(services, tx, { project_id, resource_type: 'file', path: place.path, metadata })
   const row = await insertFile(tx, {
     id,
     project_id,
@@ -44,12 +50,12 @@ export async function createFile(
     metadata: metadata ?? null,
     tags: file.tags ?? {},
   })
-  if (content) await stores(services).commit(tx, content)
+  if (content) await storageBackends(services).commit(tx, content)
   return row
 }
 
 /** The name of an uploaded file: as it is described, as its part is called, or its id. Raises VALIDATION_FAILED. */
-export const uploadedName = (described: Pick<Described, 'filename'>, upload: Upload): string =>
+export const uploadedName = (described: Pick<FileDescription, 'filename'>, upload: Upload): string =>
   described.filename ?? (upload.filename === null ? upload.fileId : parse(FileName, upload.filename, 'filename'))
 
 /** Makes a file of uploaded bytes. */
@@ -58,7 +64,7 @@ export async function createUploaded(
   tx: Tx,
   projectId: string,
   upload: Upload,
-  described: Described,
+  described: FileDescription,
 ): Promise<FileRow> {
   const { staged } = upload
   const filename = uploadedName(described, upload)

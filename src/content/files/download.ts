@@ -2,14 +2,14 @@ import { Readable } from 'node:stream'
 import { encodeExtended } from 'content-disposition'
 import rangeParser from 'range-parser'
 import { raise } from '../../core/api/errors.ts'
-import { namesTag } from '../../core/api/etag.ts'
-import { type Answer, answer, type Context, streamed } from '../../core/api/operation.ts'
+import { etagMatches } from '../../core/api/etag.ts'
+import { type Context, type OperationResult, result, streamResult } from '../../core/api/operation.ts'
 import type { Services } from '../../core/process/services.ts'
 import { signToken, verifyToken } from '../../identity/tokens.ts'
-import type { ByteRange } from '../storage/storage.ts'
-import { tooLarge } from '../storage/stores.ts'
-import { fileBytes, openFile, rowSince } from './bytes.ts'
+import type { ByteRange } from '../storage/backend.ts'
+import { raiseTooLarge } from '../storage/backends.ts'
 import { type FileRow, fileKind } from './model.ts'
+import { fileBytes, openFile, rowIfReplaced } from './read-file.ts'
 
 const TYPE = 'application/octet-stream'
 
@@ -51,11 +51,11 @@ const attachment = (filename: string): string => {
 }
 
 /** Answers the bytes of a file, some of them, or that the client has them. */
-export async function download({
+export async function sendFile({
   resource: file,
   services,
   request,
-}: Pick<Context<unknown, unknown, FileRow>, 'resource' | 'services' | 'request'>): Promise<Answer> {
+}: Pick<Context<unknown, unknown, FileRow>, 'resource' | 'services' | 'request'>): Promise<OperationResult> {
   const size = file.size ?? 0
   if (file.storage === null)
     return raise(fileKind.notFound, { message: 'The file has no content', meta: { id: file.id } })
@@ -68,17 +68,17 @@ export async function download({
     'X-Content-Type-Options': 'nosniff',
   }
   const { 'if-none-match': known, 'if-range': unlessChanged, range: asked } = request.headers
-  if (known !== undefined && namesTag(known, tag)) return answer(304, undefined, headers)
+  if (known !== undefined && etagMatches(known, tag)) return result(304, undefined, headers)
   const range = unlessChanged === undefined || unlessChanged === tag ? rangeOf(asked, size) : null
   const stream = await openFile(services, file, range ?? undefined)
   if (!stream) {
-    const now = await rowSince(services, file)
-    if (now) return download({ resource: now, services, request })
+    const now = await rowIfReplaced(services, file)
+    if (now) return sendFile({ resource: now, services, request })
     return raise(fileKind.notFound, { message: 'The content of the file is lost', meta: { id: file.id } })
   }
   const type = file.content_type ?? TYPE
-  if (!range) return streamed(type, stream, { ...headers, 'Content-Length': String(size) })
-  return streamed(
+  if (!range) return streamResult(type, stream, { ...headers, 'Content-Length': String(size) })
+  return streamResult(
     type,
     stream,
     {
@@ -114,15 +114,15 @@ async function* piecesOf(bytes: Buffer) {
  * Answers the bytes of a file in base64, with what they are, written as they are read. Raises REQUEST_REJECTED 413 above
  * FILES_INLINE_MAX_BYTES.
  */
-export async function downloadBase64(services: Services, file: FileRow): Promise<Answer> {
+export async function downloadBase64(services: Services, file: FileRow): Promise<OperationResult> {
   const { storage, size, filename, content_type } = file
   const maxBytes = services.config.FILES_INLINE_MAX_BYTES
-  if (storage !== null && size !== null && size > maxBytes) throw tooLarge(maxBytes)
+  if (storage !== null && size !== null && size > maxBytes) throw raiseTooLarge(maxBytes)
   const small = size !== null && size <= READ_AHEAD
   const bytes = small ? await fileBytes(services, file, size) : null
   const pieces = small ? bytes && piecesOf(bytes) : await openFile(services, file)
   if (!pieces || size === null) {
-    const now = await rowSince(services, file)
+    const now = await rowIfReplaced(services, file)
     if (now) return downloadBase64(services, now)
     return raise(fileKind.notFound, { message: 'The file has no content', meta: { id: file.id } })
   }
@@ -134,7 +134,7 @@ export async function downloadBase64(services: Services, file: FileRow): Promise
     yield tail
   }
   const length = head.length + 4 * Math.ceil(size / 3) + Buffer.byteLength(tail)
-  return streamed('application/json; charset=utf-8', Readable.from(body(), { objectMode: false }), {
+  return streamResult('application/json; charset=utf-8', Readable.from(body(), { objectMode: false }), {
     'Content-Length': String(length),
   })
 }

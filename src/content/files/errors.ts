@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const fileErrors = {
   FILE_HAS_DEPENDENTS: {
@@ -39,5 +39,5 @@ export const fileErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof fileErrors> {}
+  interface ErrorCodes extends CodesOf<typeof fileErrors> {}
 }

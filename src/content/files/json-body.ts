@@ -2,7 +2,7 @@ import type { Readable } from 'node:stream'
 import { getManyValues, isMany, none } from 'stream-chain/core'
 import { jsonParser, type parser } from 'stream-json/core/parser.js'
 import { stringer } from 'stream-json/core/stringer.js'
-import { AppError, invalid } from '../../core/api/errors.ts'
+import { AppError, raiseInvalid } from '../../core/api/errors.ts'
 import { parseJson } from '../../core/http/body.ts'
 
 type Token = parser.Token
@@ -133,7 +133,7 @@ export class JsonBody {
  * VALIDATION_FAILED.
  */
 export async function* decodeBase64(pieces: AsyncIterable<string>): AsyncGenerator<Buffer> {
-  const refuse = (): never => invalid({ code: 'INVALID_VALUE', path: 'content', message: 'must be base64' })
+  const refuse = (): never => raiseInvalid({ code: 'INVALID_VALUE', path: 'content', message: 'must be base64' })
   let digits = ''
   let padding = 0
   for await (const piece of pieces) {

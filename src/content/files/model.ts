@@ -3,13 +3,13 @@ import { raise } from '../../core/api/errors.ts'
 import { type Kind, kind, type Values } from '../../core/api/kind.ts'
 import { projectField, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
-import { checkStorable } from '../../core/api/validate.ts'
+import { storabilityProblem } from '../../core/api/validate.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { parseJson } from '../../core/http/body.ts'
-import { MetadataBag } from '../metadata.ts'
+import { ContentMetadata } from '../metadata.ts'
 import { directoryOf, leafOf, WritableDirectory } from '../paths.ts'
-import { dropBytes } from '../storage/stores.ts'
+import { deleteBytes } from '../storage/backends.ts'
 import { MediaType } from './media-type.ts'
 import { Upload } from './upload.ts'
 
@@ -55,12 +55,12 @@ export const fileColumns: Fragment = sql.fragment`t.id, t.project_id, t.path, t.
   (select d.id from documents d where d.file_id = t.id) as document_id, t.created_at, t.updated_at`
 
 /** Raises NAME_CONFLICT with `meta { path }`. */
-export const pathTaken = (path: string | null | undefined): never =>
+export const raisePathConflict = (path: string | null | undefined): never =>
   raise('NAME_CONFLICT', { message: 'Another file of the project has this path', meta: { path } })
 
 /** Drops the stored bytes of a file; a text goes with its document. */
-export const dropContent = async (tx: Tx, { storage, location }: FileRow): Promise<void> => {
-  if (storage !== null && storage !== 'text') await dropBytes(tx, { storage, location: location as string })
+export const deleteContent = async (tx: Tx, { storage, location }: FileRow): Promise<void> => {
+  if (storage !== null && storage !== 'text') await deleteBytes(tx, { storage, location: location as string })
 }
 
 export const fileKind: Kind<FileRow, 'created' | 'updated' | 'deleted'> = kind({
@@ -73,9 +73,9 @@ export const fileKind: Kind<FileRow, 'created' | 'updated' | 'deleted'> = kind({
   row: FileRow,
   columns: fileColumns,
   events: ['created', 'updated', 'deleted'],
-  unique: { files_path: ({ path }: Values<FileRow>) => pathTaken(path) },
+  unique: { files_path: ({ path }: Values<FileRow>) => raisePathConflict(path) },
   async remove(tx: Tx, row: FileRow) {
-    await dropContent(tx, row)
+    await deleteContent(tx, row)
     await fileKind.delete(tx, row.id)
     tx.emit(fileKind, 'deleted', row)
   },
@@ -121,13 +121,13 @@ export const FileName = z
 
 /** An object, or JSON text of one, for clients that have only fields of text. */
 const Metadata = z.union([
-  MetadataBag,
+  ContentMetadata,
   z
     .string()
     .transform((text, context): unknown => {
       try {
         const value: unknown = parseJson(text)
-        const problem = checkStorable(value)
+        const problem = storabilityProblem(value)
         if (!problem) return value
         context.addIssue({ code: 'custom', message: problem.message })
       } catch {
@@ -135,7 +135,7 @@ const Metadata = z.union([
       }
       return z.NEVER
     })
-    .pipe(MetadataBag),
+    .pipe(ContentMetadata),
 ])
 
 const target = {

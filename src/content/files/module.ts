@@ -1,9 +1,9 @@
 import { footprints } from '../../control/storage/footprint.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
-import { projectLeavings } from '../../identity/projects/delete.ts'
+import { projectDeleteHooks } from '../../identity/projects/delete.ts'
 import { fileFootprint } from '../footprint.ts'
-import { leaveProject } from '../storage/stores.ts'
+import { enqueueProjectBytes } from '../storage/backends.ts'
 import { fileErrors } from './errors.ts'
 import { fileKind } from './model.ts'
 import { fileOperations } from './operations.ts'
@@ -23,5 +23,5 @@ export default module('files', {
   operations: fileOperations,
   handlers: fileHandlers,
   schedules: fileSchedules,
-  extensions: [footprints.with(fileFootprint), projectLeavings.with(leaveProject)],
+  extensions: [footprints.with(fileFootprint), projectDeleteHooks.with(enqueueProjectBytes)],
 })

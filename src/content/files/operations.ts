@@ -4,17 +4,18 @@ import type { Config } from '../../config.ts'
 import { checkStorage } from '../../control/quotas/storage.ts'
 import { referencesTo } from '../../core/api/dependents.ts'
 import type { ErrorCode } from '../../core/api/errors.ts'
-import { filter, tagged } from '../../core/api/filters.ts'
+import { columnFilter, tagsFilter } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
-import { page, pageOf, pageOfArray, textFilter } from '../../core/api/lists.ts'
+import { pageOf, pageOfArray, pageResult, textFilter } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { tagOperations } from '../../core/api/tags.ts'
 import { sql } from '../../core/db/sql.ts'
 import { Directory, isReserved, listedBelow } from '../paths.ts'
-import { changeFile, checkRemoval, replaceContent } from './change.ts'
+import { changeFile, checkRemoval, writeFileContent } from './change.ts'
 import { createFile, createUploaded } from './create.ts'
-import { download, downloadBase64, holdsDownloadToken } from './download.ts'
+import { downloadBase64, holdsDownloadToken, sendFile } from './download.ts'
+import { requestedPath, requireWritable } from './file-path.ts'
 import { essenceOf, mediaTypeOf } from './media-type.ts'
 import {
   ContentUpload,
@@ -31,8 +32,7 @@ import {
   UploadToken,
   UploadTokenInput,
 } from './model.ts'
-import { requestedPath, requireWritable } from './place.ts'
-import { isForm, receiveBytes, receiveForm, receiveJson } from './receive.ts'
+import { isForm, receiveBytes, receiveForm, receiveJson } from './receive-upload.ts'
 import { issueToken, receiveByToken, uploadByToken } from './tokens.ts'
 
 const tag = 'Files'
@@ -88,7 +88,7 @@ const downloadFile = itemOperation(fileKind, {
   raises: ['FILE_STORAGE_MISCONFIGURED'],
   rejects: [416],
   internal: true,
-  run: download,
+  run: sendFile,
 })
 
 const downloadFileBase64 = itemOperation(fileKind, {
@@ -133,7 +133,7 @@ const replaceFileContent = itemOperation(fileKind, {
   answers: { 200: File },
   raises: ['FILE_HAS_DEPENDENTS', 'QUOTA_STORAGE_EXCEEDED', 'REQUEST_REJECTED', 'FILE_STORAGE_MISCONFIGURED'],
   run: async ({ resource, body, services, tx }) =>
-    fileKind.present(await replaceContent(services, tx, resource.id, body.file)),
+    fileKind.present(await writeFileContent(services, tx, resource.id, body.file)),
 })
 
 const updateFileMetadata = itemOperation(fileKind, {
@@ -166,7 +166,7 @@ const listFileDependents = itemOperation(fileKind, {
   run: async context => {
     const references = referencesTo(fileKind, context.resource.id)
     if (!references) return pageOfArray([], context.page)
-    return page<{ type: string; id: string }>(context, {
+    return pageResult<{ type: string; id: string }>(context, {
       columns: sql.fragment`r.type, r.id`,
       from: sql.fragment`${references} as r`,
       order: sql.fragment`r.type, r.id`,
@@ -180,17 +180,17 @@ export const fileOperations: Operation[] = [
   files.list({
     action: 'files:GetFile',
     filters: {
-      path_prefix: filter(Directory.optional().describe('Files at or below this directory'), path =>
+      path_prefix: columnFilter(Directory.optional().describe('Files at or below this directory'), path =>
         // Texts of messages, which are below the reserved root, are in no list.
         isReserved(path)
           ? sql.fragment`not exists (select 1 from documents d where d.file_id = t.id and d.kind = 'message')`
           : null,
       ),
-      content_type: filter(
+      content_type: columnFilter(
         textFilter.describe('Exact type; its parameters do not count'),
         type => sql.fragment`lower(trim(split_part(t.content_type, ';', 1))) = ${essenceOf(type)}`,
       ),
-      tags: tagged,
+      tags: tagsFilter,
     },
     where: ({ query }) => [listedBelow(sql.fragment`t.path`, query.path_prefix)],
   }),

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { dropContent, type FileRow, fileKind, pathTaken } from './model.ts'
+import { deleteContent, type FileRow, fileKind, raisePathConflict } from './model.ts'
 
 /** What a new file is made of. */
 export type NewFile = Pick<
@@ -22,7 +22,7 @@ export const fileInsert = (row: NewFile): Fragment => sql.fragment`
 /** Inserts a file. Raises NAME_CONFLICT with `meta { path }` when files_path has its path already. */
 export async function insertFile(tx: Queryable, row: NewFile): Promise<FileRow> {
   const made = await tx.maybeOne(fileKind.sql`${fileInsert(row)} returning ${fileKind.columns}`)
-  return made ?? pathTaken(row.path)
+  return made ?? raisePathConflict(row.path)
 }
 
 /** Gives a file other bytes, which are committed; those it had are dropped. */
@@ -31,7 +31,7 @@ export async function setFileContent(
   row: FileRow,
   bytes: Pick<FileRow, 'size' | 'content_type' | 'storage' | 'location'> & { sha256: Buffer },
 ): Promise<FileRow> {
-  await dropContent(tx, row)
+  await deleteContent(tx, row)
   return tx.one(fileKind.sql`
     update files t set size = ${bytes.size}, content_type = ${bytes.content_type}, sha256 = ${sql.binary(bytes.sha256)},
       storage = ${bytes.storage}, location = ${bytes.location}, updated_at = now()
@@ -40,7 +40,7 @@ export async function setFileContent(
 
 /** The bytes of a file are its document's text from now on, in UTF-8 whatever they were in; stored ones are dropped. */
 export async function setFileText(tx: Tx, row: FileRow, text: { size: number; sha256: Buffer }): Promise<FileRow> {
-  await dropContent(tx, row)
+  await deleteContent(tx, row)
   return tx.one(fileKind.sql`
     update files t set size = ${text.size}, sha256 = ${sql.binary(text.sha256)}, storage = 'text', location = null,
       content_type = regexp_replace(content_type, '\\s*;\\s*charset\\s*=[^;]*', '', 'i'), updated_at = now()
@@ -82,7 +82,7 @@ const token = sql.type(UploadTokenRow)
 const tokenColumns = sql.fragment`project_id, principal, prefix, filename, content_type, max_bytes, expires_at, used_at`
 
 export const insertUploadToken = (tx: Queryable, hash: Buffer, row: Omit<UploadTokenRow, 'used_at'>) =>
-  tx.query(statement`
+  tx.query(voidStatement`
     insert into upload_tokens (token_hash, project_id, principal, prefix, filename, content_type, max_bytes, expires_at)
     values (${sql.binary(hash)}, ${row.project_id}, ${jsonb(row.principal)}, ${row.prefix}, ${row.filename},
       ${row.content_type}, ${row.max_bytes}, ${row.expires_at}::timestamptz)`)
@@ -92,7 +92,7 @@ export const findUploadToken = (db: Queryable, hash: Buffer): Promise<UploadToke
     select ${tokenColumns} from upload_tokens where token_hash = ${sql.binary(hash)}`)
 
 /** Uses a token up; null when it is used or gone. Of two at once the second one waits for the first. */
-export const useUploadToken = (tx: Queryable, hash: Buffer, now: Date): Promise<UploadTokenRow | null> =>
+export const consumeUploadToken = (tx: Queryable, hash: Buffer, now: Date): Promise<UploadTokenRow | null> =>
   tx.maybeOne(token`
     update upload_tokens set used_at = ${now.toISOString()}::timestamptz
     where token_hash = ${sql.binary(hash)} and used_at is null
@@ -100,7 +100,7 @@ export const useUploadToken = (tx: Queryable, hash: Buffer, now: Date): Promise<
 
 /** Deletes tokens that were used or ran out before a time, by upload_tokens_ended; returns how many. */
 export const deleteEndedTokens = async (db: Queryable, before: Date): Promise<number> => {
-  const { rowCount } = await db.query(statement`
+  const { rowCount } = await db.query(voidStatement`
     delete from upload_tokens where least(expires_at, used_at) < ${before.toISOString()}::timestamptz`)
   return rowCount
 }

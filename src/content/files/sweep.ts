@@ -1,6 +1,6 @@
-import { every, handler } from '../../core/jobs/handler.ts'
-import { deleteQueue, projectDeleteQueue, stagedQueue, stores } from '../storage/stores.ts'
-import { SWEEP_SECONDS, sweepBlobs, sweepQueue } from '../storage/sweep.ts'
+import { handler, schedule } from '../../core/jobs/handler.ts'
+import { deleteQueue, projectDeleteQueue, stagedQueue, storageBackends } from '../storage/backends.ts'
+import { SWEEP_SECONDS, storageSweepQueue, sweepBlobs } from '../storage/cleanup.ts'
 import { deleteEndedTokens } from './store.ts'
 
 const TOKENS_KEPT_MS = 86_400_000
@@ -9,11 +9,11 @@ const TOKENS_KEPT_MS = 86_400_000
 export const fileHandlers = [
   ...[deleteQueue, projectDeleteQueue].map(queue =>
     handler(queue, queue === projectDeleteQueue ? { concurrency: 1 } : {}, async ({ objects }, { services }) => {
-      for (const object of objects) await stores(services).remove(object)
+      for (const object of objects) await storageBackends(services).remove(object)
     }),
   ),
-  handler(stagedQueue, {}, (message, { services }) => stores(services).abandon(message)),
-  handler(sweepQueue, { concurrency: 1 }, async (_message, { services, log, stopping }) => {
+  handler(stagedQueue, {}, (message, { services }) => storageBackends(services).abandon(message)),
+  handler(storageSweepQueue, { concurrency: 1 }, async (_message, { services, log, stopping }) => {
     const started = performance.now()
     const removed = await sweepBlobs(services, stopping)
     const tokens = await deleteEndedTokens(services.pool, new Date(services.clock.now().getTime() - TOKENS_KEPT_MS))
@@ -21,4 +21,4 @@ export const fileHandlers = [
   }),
 ]
 
-export const fileSchedules = [every('sweep file bytes', SWEEP_SECONDS, sweepQueue, {})]
+export const fileSchedules = [schedule('sweep file bytes', SWEEP_SECONDS, storageSweepQueue, {})]

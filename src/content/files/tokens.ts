@@ -1,20 +1,20 @@
 import { randomBytes } from 'node:crypto'
 import type { z } from 'zod'
 import { checkStorage } from '../../control/quotas/storage.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import type { Received, Receiving } from '../../core/api/operation.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { mayEver, permitted } from '../../core/iam/access.ts'
+import type { StreamedBody, StreamedRequest } from '../../core/api/operation.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { couldEverAllow, isAllowed } from '../../core/iam/access.ts'
 import { type Caller, principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import { createUploaded, uploadedName } from './create.ts'
+import { filePlacement } from './file-path.ts'
 import { type FileRow, fileKind, type TokenUpload, type UploadTokenInput } from './model.ts'
-import { placeOf } from './place.ts'
-import { isForm, receiveForm, receiveJson } from './receive.ts'
-import { findUploadToken, insertUploadToken, type UploadTokenRow, useUploadToken } from './store.ts'
+import { isForm, receiveForm, receiveJson } from './receive-upload.ts'
+import { consumeUploadToken, findUploadToken, insertUploadToken, type UploadTokenRow } from './store.ts'
 
 /** Grants to upload one file without a credential. */
 
@@ -31,12 +31,12 @@ export async function issueToken(
   const { config, clock } = services
   const { max_bytes = null, filename = null } = input
   if (max_bytes !== null && max_bytes > config.FILES_MAX_UPLOAD_BYTES)
-    invalid({
+    raiseInvalid({
       code: 'TOO_BIG',
       path: 'max_bytes',
       message: `must be at most ${config.FILES_MAX_UPLOAD_BYTES}`,
     })
-  if (filename !== null) placeOf(input.prefix, filename)
+  if (filename !== null) filePlacement(input.prefix, filename)
   const token = `upt_${randomBytes(32).toString('base64url')}`
   const seconds = input.expires_in_seconds ?? config.UPLOAD_TOKEN_TTL_SECONDS
   const expires_at = new Date(clock.now().getTime() + seconds * 1000).toISOString()
@@ -57,11 +57,11 @@ const unknownToken = (): never => raise('UPLOAD_TOKEN_NOT_FOUND')
 /** The issuer with the rights of this moment. Raises UPLOAD_TOKEN_NOT_FOUND when none could be enough. */
 async function issuerOf(services: Services, row: UploadTokenRow): Promise<Caller> {
   const caller = await callerForPrincipal(services, row.principal, row.project_id)
-  return caller && mayEver(caller, ACTION) ? caller : unknownToken()
+  return caller && couldEverAllow(caller, ACTION) ? caller : unknownToken()
 }
 
 /** Reads an upload by token in the name of who issued it; what can refuse it does before the body is read. */
-export async function receiveByToken(request: Receiving): Promise<Received> {
+export async function receiveByToken(request: StreamedRequest): Promise<StreamedBody> {
   const { services, params, req } = request
   const { config, clock, pool } = services
   const row = (await findUploadToken(pool, sha256Of(params.token))) ?? unknownToken()
@@ -96,9 +96,10 @@ export async function uploadByToken(
   body: z.output<typeof TokenUpload>,
 ): Promise<FileRow> {
   const upload = body.file ?? body.content
-  if (!upload) return invalid({ code: 'REQUIRED', path: 'file', message: 'is required; or content, in a JSON body' })
+  if (!upload)
+    return raiseInvalid({ code: 'REQUIRED', path: 'file', message: 'is required; or content, in a JSON body' })
   const hash = sha256Of(token)
-  const row = await useUploadToken(tx, hash, services.clock.now())
+  const row = await consumeUploadToken(tx, hash, services.clock.now())
   if (!row) return raise((await findUploadToken(tx, hash)) ? 'UPLOAD_TOKEN_USED' : 'UPLOAD_TOKEN_NOT_FOUND')
   const described = {
     prefix: row.prefix,
@@ -108,8 +109,8 @@ export async function uploadByToken(
     metadata: body.metadata,
     tags: body.tags,
   }
-  const { path } = placeOf(described.prefix, uploadedName(described, upload))
+  const { path } = filePlacement(described.prefix, uploadedName(described, upload))
   const target = { kind: fileKind, project_id: row.project_id, path, tags: body.tags ?? {}, requestTags: body.tags }
-  if (!permitted(caller, ACTION, target)) return unknownToken()
+  if (!isAllowed(caller, ACTION, target)) return unknownToken()
   return createUploaded(services, tx, row.project_id, upload, described)
 }

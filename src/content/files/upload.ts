@@ -1,18 +1,18 @@
-import type { Staged } from '../storage/stores.ts'
+import type { StagedUpload } from '../storage/backends.ts'
 
 /** Bytes that a request brought, staged. Shown as what they are to whoever compares requests; the rest is not for them. */
 export class Upload {
-  readonly #staged: Staged
+  readonly #staged: StagedUpload
   readonly #fileId: string
   readonly filename: string | null
   readonly type: string | null
-  constructor(staged: Staged, fileId: string, named: { filename: string | null; type: string | null }) {
+  constructor(staged: StagedUpload, fileId: string, named: { filename: string | null; type: string | null }) {
     this.#staged = staged
     this.#fileId = fileId
     this.filename = named.filename
     this.type = named.type
   }
-  get staged(): Staged {
+  get staged(): StagedUpload {
     return this.#staged
   }
   /** The id of the file that they become. */

@@ -2,18 +2,18 @@ import type { IncomingMessage } from 'node:http'
 import type { Request, Response } from 'express'
 import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
-import { operation, type Receiving } from '../../core/api/operation.ts'
-import { storableText } from '../../core/api/text.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { refusedByLayer } from '../../core/http/adapter.ts'
+import { operation, type StreamedRequest } from '../../core/api/operation.ts'
+import { storableText } from '../../core/api/storable-text.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { httpLayerError } from '../../core/http/adapter.ts'
 import { jsonReader } from '../../core/http/body.ts'
 import { verifyToken } from '../../identity/tokens.ts'
 import { documentKind } from '../documents/model.ts'
 import { lockDocument } from '../documents/store.ts'
 import { parsePages } from '../rules/pages.ts'
+import { failIngestion } from './fail-ingestion.ts'
 import { ingestionQueue } from './queue.ts'
-import { settleFailed } from './settle.ts'
-import { deliverPages, endOpen } from './store.ts'
+import { acceptPages, failAwaitingCallback } from './store.ts'
 
 const CallbackInput = z
   .object({
@@ -49,7 +49,7 @@ async function jsonOf(req: IncomingMessage, maxBytes: number): Promise<unknown> 
 function refused(error: unknown): AppError {
   if ((error as { type?: string }).type === 'entity.parse.failed')
     return new AppError('CONVERTER_OUTPUT_INVALID', { message: 'The body is not JSON' })
-  return refusedByLayer(error)
+  return httpLayerError(error)
 }
 
 /** What a converter posts, as pages or as its failure. Raises CONVERTER_OUTPUT_INVALID; a `pending` is no result. */
@@ -68,7 +68,7 @@ function resultOf(body: unknown, mostPages: number): CallbackInput {
 }
 
 /** The attempt that a token is for. Raises INGESTION_CALLBACK_INVALID_TOKEN. */
-async function attemptOf({ services, query, params }: Pick<Receiving, 'services' | 'query' | 'params'>) {
+async function attemptOf({ services, query, params }: Pick<StreamedRequest, 'services' | 'query' | 'params'>) {
   const claims = typeof query.token === 'string' ? await verifyToken(services, ['ingestion'], query.token) : null
   if (claims?.sub !== params.document_id || typeof claims?.attempt_id !== 'string')
     return raise('INGESTION_CALLBACK_INVALID_TOKEN')
@@ -76,7 +76,7 @@ async function attemptOf({ services, query, params }: Pick<Receiving, 'services'
 }
 
 /** Nothing of the body is read for who has no token, or for a document that is gone. */
-async function receive(request: Receiving) {
+async function receive(request: StreamedRequest) {
   await attemptOf(request)
   const { services, params, req } = request
   const { INGESTION_MAX_TEXT_BYTES, INGESTION_MAX_PAGES } = services.config
@@ -93,12 +93,12 @@ async function deliver(tx: Tx, documentId: string, attemptId: string, result: Ca
   const conflict = (): never => raise('INGESTION_CALLBACK_CONFLICT', { meta: { document_id: documentId } })
   if (document.status !== 'processing') conflict()
   if (result.status === 'failed') {
-    if (!(await endOpen(tx, documentId, attemptId))) conflict()
-    await settleFailed(tx, document, { code: 'CONVERTER_FAILED', message: result.message as string })
+    if (!(await failAwaitingCallback(tx, documentId, attemptId))) conflict()
+    await failIngestion(tx, document, { code: 'CONVERTER_FAILED', message: result.message as string })
     return
   }
   const pages = (result.pages ?? []).map(({ text, page_number }) => ({ number: page_number ?? null, text }))
-  if (!(await deliverPages(tx, documentId, attemptId, pages))) conflict()
+  if (!(await acceptPages(tx, documentId, attemptId, pages))) conflict()
   tx.send(ingestionQueue, { document_id: documentId, attempt_id: attemptId, project_id: document.project_id })
 }
 

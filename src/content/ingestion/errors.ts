@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const ingestionErrors = {
   CONVERSION_TIMEOUT: {
@@ -61,5 +61,5 @@ export const ingestionErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof ingestionErrors> {}
+  interface ErrorCodes extends CodesOf<typeof ingestionErrors> {}
 }

@@ -1,7 +1,7 @@
-import { type LongWork, resultOf, underWay } from '../../core/api/long-work.ts'
+import { type LongWork, longWorkResult, underWay } from '../../core/api/long-work.ts'
 import type { DocumentRow } from '../documents/model.ts'
 
-export const ingestionWork: LongWork<DocumentRow> = {
+export const ingestionLongWork: LongWork<DocumentRow> = {
   kind: 'document',
   read: 'getDocument',
   cancel: null,
@@ -10,6 +10,6 @@ export const ingestionWork: LongWork<DocumentRow> = {
     const message = `The document is ${status}`
     if (status === 'pending' || status === 'processing') return underWay(message)
     if (status === 'withdrawn') return { status: 'cancelled', message }
-    return { status: 'completed', message, result: resultOf(error, record) }
+    return { status: 'completed', message, result: longWorkResult(error, record) }
   },
 }

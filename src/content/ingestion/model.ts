@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { projectField } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { chunkFields } from '../chunks/model.ts'
-import { MetadataBag } from '../metadata.ts'
+import { ContentMetadata } from '../metadata.ts'
 import { WritableDirectory } from '../paths.ts'
 
 export const IngestInput = z
@@ -12,7 +12,7 @@ export const IngestInput = z
     path_prefix: WritableDirectory.nullish().describe('Directory that the file moves to; without it the file stays'),
     title: z.string().max(512).nullish().describe("Default: the file's name"),
     tags: TagInput.optional().describe('Tags of the document'),
-    metadata: MetadataBag.nullable()
+    metadata: ContentMetadata.nullable()
       .optional()
       .describe('Data of your own, checked by the metadata schema of the path'),
     ...chunkFields,

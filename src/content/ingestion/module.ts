@@ -2,12 +2,12 @@ import { longWork } from '../../core/api/long-work.ts'
 import { module } from '../../core/api/module.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
-import { stalledIngestion } from '../documents/hooks.ts'
+import { endStalledIngestion } from '../documents/ingestion-hooks.ts'
 import { ingestionErrors } from './errors.ts'
 import { ingestionHandlers, ingestionSchedules } from './handler.ts'
-import { ingestionWork } from './long-work.ts'
-import { ingestionOperations, withoutStalled } from './operations.ts'
-import { ingestions, oldestIngestion } from './store.ts'
+import { ingestionLongWork } from './long-work.ts'
+import { failIfStalled, ingestionOperations } from './operations.ts'
+import { ingestionWork, oldestIngestion } from './store.ts'
 
 export default module('ingestion', {
   errors: ingestionErrors,
@@ -15,9 +15,9 @@ export default module('ingestion', {
   handlers: ingestionHandlers,
   schedules: ingestionSchedules,
   extensions: [
-    longWork.with(ingestionWork),
-    leaseHolding.with(ingestions.endLeases),
-    stalledIngestion.with(withoutStalled),
+    longWork.with(ingestionLongWork),
+    leaseHolding.with(ingestionWork.endLeases),
+    endStalledIngestion.with(failIfStalled),
     waitingRows.with({ concern: 'ingestion', since: oldestIngestion }),
   ],
 })

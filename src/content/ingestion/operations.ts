@@ -4,12 +4,12 @@ import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import { booleanQuery } from '../../core/api/lists.ts'
 import {
-  type Answer,
-  answer,
   type Context,
   itemOperation,
   type Operation,
+  type OperationResult,
   operation,
+  result,
 } from '../../core/api/operation.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -17,11 +17,11 @@ import { Document, type DocumentRow, documentKind } from '../documents/model.ts'
 import { checkEmbeddingSpend } from '../embeddings/embedder.ts'
 import { fileKind } from '../files/model.ts'
 import { filePath, PathError } from '../paths.ts'
-import { admitAgain, admitFile } from './admit.ts'
 import { completeIngestionCallback } from './callback.ts'
+import { failStalledIngestion } from './fail-ingestion.ts'
 import { IngestInput, ReingestInput } from './model.ts'
-import { settleStalled } from './settle.ts'
-import { expectSettled, isSettled } from './wait.ts'
+import { restartIngestion, startIngestion } from './start-ingestion.ts'
+import { isDocumentSettled, subscribeSettled } from './wait.ts'
 
 const tag = 'Documents'
 
@@ -38,8 +38,8 @@ const WaitQuery = z.object({
 })
 
 /** A document without the ingestion that has stalled; for whoever shows it. */
-export const withoutStalled = async (services: Services, row: DocumentRow): Promise<DocumentRow> =>
-  (await settleStalled(services, row.id)) ? ((await documentKind.find(services.pool, row.id)) ?? row) : row
+export const failIfStalled = async (services: Services, row: DocumentRow): Promise<DocumentRow> =>
+  (await failStalledIngestion(services, row.id)) ? ((await documentKind.find(services.pool, row.id)) ?? row) : row
 
 /**
  * The path that a document would get of the file that a body names, for the first permission check; null where there
@@ -66,8 +66,8 @@ async function answerIngestion(
   { services, request, query }: Pick<Context<{ wait?: boolean }>, 'services' | 'request' | 'query'>,
   documentId: string,
   admit: () => Promise<DocumentRow>,
-): Promise<Answer> {
-  const expected = query.wait ? expectSettled(services, documentId) : null
+): Promise<OperationResult> {
+  const expected = query.wait ? subscribeSettled(services, documentId) : null
   let admitted: DocumentRow
   try {
     admitted = await admit()
@@ -75,7 +75,7 @@ async function answerIngestion(
     expected?.cancel()
     throw error
   }
-  if (!expected) return answer(202, documentKind.present(admitted))
+  if (!expected) return result(202, documentKind.present(admitted))
   return answerWaited({ services, request }, documentId, expected)
 }
 
@@ -83,14 +83,14 @@ async function answerIngestion(
 async function answerWaited(
   { services, request }: Pick<Context, 'services' | 'request'>,
   documentId: string,
-  expected = expectSettled(services, documentId),
-): Promise<Answer> {
+  expected = subscribeSettled(services, documentId),
+): Promise<OperationResult> {
   const document = await expected.wait({
     closed: request.closed,
     withinMs: services.config.SYNC_WAIT_SECONDS * 1000,
   })
   if (!document) return raise('RESOURCE_NOT_FOUND', { message: 'The document was deleted', meta: { id: documentId } })
-  return answer(isSettled(document) ? 201 : 202, documentKind.present(document))
+  return result(isDocumentSettled(document) ? 201 : 202, documentKind.present(document))
 }
 
 /** What an admission leaves for repeats. */
@@ -131,7 +131,7 @@ const ingestDocument = operation({
     await checkEmbeddingSpend(services, project as string)
     return answerIngestion(context, id, () =>
       services.write(async tx => {
-        const admitted = await admitFile(
+        const admitted = await startIngestion(
           { services, tx, caller, wait, allow },
           { ...body, id, project_id: project as string },
         )
@@ -167,7 +167,7 @@ const reingestDocument = itemOperation(documentKind, {
     await checkEmbeddingSpend(services, resource.project_id)
     return answerIngestion(context, resource.id, () =>
       services.write(async tx => {
-        const admitted = await admitAgain({ services, tx, caller, wait }, resource.id, body ?? {})
+        const admitted = await restartIngestion({ services, tx, caller, wait }, resource.id, body ?? {})
         context.record(tx, wait ? 201 : 202, recordedAs(admitted, wait))
         return admitted
       }),

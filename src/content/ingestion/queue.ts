@@ -5,7 +5,7 @@ import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
  * Wake-ups of ingestion attempts: the row of the attempt is the truth, so one message per attempt is enough. Failures
  * of an ingestion are counted on its row; retries of the queue are for what could not even be recorded.
  */
-export const ingestionQueue = entityMailbox('ingestion.document', {
+export const ingestionQueue = entityMailbox('ingestion.process', {
   message: z.object({ document_id: z.string(), attempt_id: z.string(), project_id: z.string() }),
   key: message => message.attempt_id,
   project: message => message.project_id,
@@ -26,4 +26,4 @@ export const ingestionSweep = workQueue('ingestion.sweep', {
 export const WAITED_PRIORITY = 10
 
 /** Tells of documents whose ingestion has settled: the document's id. */
-export const SETTLED_CHANNEL = 'muster_ingestions'
+export const DOCUMENT_SETTLED_CHANNEL = 'muster_ingestions'

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { attempts, type Claimed, type Named } from '../../core/jobs/attempt.ts'
-import { type ChunkSettings, chunkRecord, type Page, type PartialSettings } from '../chunks/model.ts'
+import { type WorkItemClaim, type WorkItemRef, workItemTable } from '../../core/jobs/work-item.ts'
+import { type ChunkSettings, chunkRecord, type PageText, type PartialSettings } from '../chunks/model.ts'
 import { DocumentRow } from '../documents/model.ts'
 
 /** What a worker needs to know of an attempt. */
@@ -11,11 +11,11 @@ const row = {
   allow_deferral: z.boolean(),
   settings: z.custom<PartialSettings>(),
   /** What a converter has answered or posted. */
-  pages: z.custom<Page[] | null>(),
+  pages: z.custom<PageText[] | null>(),
 }
 
 /** Attempts at ingesting a document; the table holds what is under way only. */
-export const ingestions = attempts({
+export const ingestionWork = workItemTable({
   table: 'ingestion_attempts',
   entity: 'document_id',
   owner: 'documents',
@@ -23,19 +23,19 @@ export const ingestions = attempts({
   waits: ['awaiting'],
 })
 
-export type Claim = Claimed & z.output<z.ZodObject<typeof row>>
+export type IngestionClaim = WorkItemClaim & z.output<z.ZodObject<typeof row>>
 
-const begun = sql.type(DocumentRow.extend({ claim: z.custom<Claim>() }))
+const begun = sql.type(DocumentRow.extend({ claim: z.custom<IngestionClaim>() }))
 
 /** Begins an attempt that nobody has claimed before: its claim, and the document as it is worked on. Null for any other. */
-export const beginFirst = async (
+export const claimFirst = async (
   db: Queryable,
-  named: Named,
+  named: WorkItemRef,
   leaseMs: number,
-): Promise<{ claim: Claim; document: DocumentRow } | null> => {
+): Promise<{ claim: IngestionClaim; document: DocumentRow } | null> => {
   const row = await db.maybeOne(begun`
     with locked as (select id from documents where id = ${named.entity} for update),
-    claimed as (${ingestions.firstClaim(named, leaseMs, 'locked')}),
+    claimed as (${ingestionWork.firstClaim(named, leaseMs, 'locked')}),
     begun as (
       update documents t set status = 'processing', chunk_count = 0, embedded_chunks = 0, total_chunks = null,
         total_pages = null, updated_at = now()
@@ -49,11 +49,11 @@ export const beginFirst = async (
 }
 
 /** Makes the attempt of a document, in place of the one it had: whoever works on that one finds itself superseded. */
-export const putAttempt = (
+export const replaceAttempt = (
   db: Queryable,
-  attempt: { document_id: string; id: string } & Pick<Claim, 'principal' | 'allow_deferral' | 'settings'>,
+  attempt: { document_id: string; id: string } & Pick<IngestionClaim, 'principal' | 'allow_deferral' | 'settings'>,
 ) =>
-  db.query(statement`
+  db.query(voidStatement`
     insert into ingestion_attempts (document_id, id, principal, allow_deferral, settings)
     values (${attempt.document_id}, ${attempt.id}, ${jsonb(attempt.principal)}, ${attempt.allow_deferral},
       ${jsonb(attempt.settings)})
@@ -62,38 +62,38 @@ export const putAttempt = (
       settings = excluded.settings, pages = null, heartbeat_at = null, created_at = now()`)
 
 /** Leaves an attempt to its converter's callback, which has so long. False when it is not held. */
-export const awaitCallback = (db: Queryable, claim: Claim, withinMs: number): Promise<boolean> =>
-  ingestions.set(db, claim, sql.fragment`state = 'awaiting', due_at = now() + ${withinMs} * interval '1 ms'`)
+export const awaitCallback = (db: Queryable, claim: IngestionClaim, withinMs: number): Promise<boolean> =>
+  ingestionWork.set(db, claim, sql.fragment`state = 'awaiting', due_at = now() + ${withinMs} * interval '1 ms'`)
 
 /**
  * Keeps what a converter has answered: a callback comes too late from here on, and another try does not ask again. False
  * when the attempt is not held.
  */
-export const keepPages = (db: Queryable, claim: Claim, pages: Page[]): Promise<boolean> =>
-  ingestions.set(db, claim, sql.fragment`pages = ${jsonb(pages)}`)
+export const storePages = (db: Queryable, claim: IngestionClaim, pages: PageText[]): Promise<boolean> =>
+  ingestionWork.set(db, claim, sql.fragment`pages = ${jsonb(pages)}`)
 
 /** Whether a callback is still welcome: the attempt is the live one, and nobody has delivered its pages. */
 const open = (documentId: string, id: string) =>
   sql.fragment`document_id = ${documentId} and id = ${id} and pages is null`
 
 /** Takes a converter's pages; whoever works on the attempt loses it. False when they come too late. */
-export const deliverPages = async (db: Queryable, documentId: string, id: string, pages: Page[]): Promise<boolean> =>
+export const acceptPages = async (db: Queryable, documentId: string, id: string, pages: PageText[]): Promise<boolean> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       update ingestion_attempts set state = 'queued', due_at = now(), pages = ${jsonb(pages)}
       where ${open(documentId, id)}`)
   ).rowCount === 1
 
 /** Ends an attempt whose converter gave up; false when that comes too late. */
-export const endOpen = async (db: Queryable, documentId: string, id: string): Promise<boolean> =>
-  (await db.query(statement`delete from ingestion_attempts where ${open(documentId, id)}`)).rowCount === 1
+export const failAwaitingCallback = async (db: Queryable, documentId: string, id: string): Promise<boolean> =>
+  (await db.query(voidStatement`delete from ingestion_attempts where ${open(documentId, id)}`)).rowCount === 1
 
 /** How much there is to do, and how the text is cut. */
 export type Totals = { total_pages: number; total_chunks: number } & ChunkSettings
 
 /** Records how much there is to do; the caller holds the attempt. */
 export const setTotals = (db: Queryable, documentId: string, totals: Totals) =>
-  db.query(statement`
+  db.query(voidStatement`
     update documents set total_pages = ${totals.total_pages}, total_chunks = ${totals.total_chunks},
       chunk_strategy = ${totals.chunk_strategy}, chunk_unit = ${totals.chunk_unit}, chunk_size = ${totals.chunk_size},
       chunk_overlap = ${totals.chunk_overlap}

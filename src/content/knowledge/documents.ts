@@ -1,21 +1,21 @@
 import { z } from 'zod'
 import { tagCondition } from '../../core/api/lists.ts'
-import { all, type Fragment, isOneOf, type Queryable, sql } from '../../core/db/sql.ts'
-import { facts } from '../../core/iam/caller.ts'
+import { allOf, equalsAny, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { principalFacts } from '../../core/iam/caller.ts'
 import { rowFilter } from '../../core/iam/row-filter.ts'
 import { metadataCondition } from '../documents/metadata-filter.ts'
 import { atOrBelow } from '../paths.ts'
-import { SOURCES } from '../vectors/store.ts'
+import { VECTOR_SOURCES } from '../vectors/store.ts'
 import { DocumentResult, type SearchInput } from './model.ts'
-import { ACTION, isGiven, type ReadOptions, type Scope, type Source } from './sources.ts'
+import { isPresent, type ReadOptions, SEARCH_ACTION, type SearchScope, type SearchSource } from './sources.ts'
 
 /** Chunks of documents that are ready, as a source of searches. All SQL about documents and their chunks is here. */
 
 /** What the caller and the request leave of the documents `d` of the projects searched; null leaves all, `none` nothing. */
-function narrowing({ caller, project }: Scope, request: SearchInput): Fragment | null | 'none' {
+function narrowing({ caller, project }: SearchScope, request: SearchInput): Fragment | null | 'none' {
   const permitted = rowFilter(
     caller.layers,
-    { action: ACTION, type: 'document', facts: facts(caller), projectId: project ?? undefined },
+    { action: SEARCH_ACTION, type: 'document', facts: principalFacts(caller), projectId: project ?? undefined },
     {
       project: sql.fragment`d.project_id`,
       id: sql.fragment`d.id`,
@@ -27,21 +27,21 @@ function narrowing({ caller, project }: Scope, request: SearchInput): Fragment |
   const { document_ids, document_paths, metadata, tags } = request
   const conditions = [
     permitted !== true && sql.fragment`(${permitted})`,
-    isGiven(document_ids) && sql.fragment`d.id = any(${sql.array(document_ids, 'text')})`,
-    isGiven(document_paths) &&
+    isPresent(document_ids) && sql.fragment`d.id = any(${sql.array(document_ids, 'text')})`,
+    isPresent(document_paths) &&
       sql.fragment`(${sql.join(
         document_paths.map(path => atOrBelow(sql.fragment`d.path`, path)),
         sql.fragment` or `,
       )})`,
-    isGiven(metadata) && metadataCondition(sql.fragment`d.metadata`, metadata),
+    isPresent(metadata) && metadataCondition(sql.fragment`d.metadata`, metadata),
     tagCondition(sql.fragment`d.tags`, tags),
   ].filter(condition => !!condition)
-  return conditions.length === 0 ? null : all(conditions)
+  return conditions.length === 0 ? null : allOf(conditions)
 }
 
 /** One project by equality: rows then come out of documents_project in its order, without a sort of all documents. */
 const inProjects = (projects: readonly string[] | null): Fragment | null =>
-  projects && isOneOf(sql.fragment`d.project_id`, projects)
+  projects && equalsAny(sql.fragment`d.project_id`, projects)
 
 const searchable = sql.fragment`d.kind = 'document' and d.status = 'ready'`
 
@@ -51,7 +51,7 @@ const searchable = sql.fragment`d.kind = 'document' and d.status = 'ready'`
  */
 const settled = (container: Fragment, projects: readonly string[] | null): Fragment =>
   sql.fragment`${container} not in (
-    select d.id from documents d where ${all([sql.fragment`d.status in ('pending', 'processing')`, inProjects(projects)])})`
+    select d.id from documents d where ${allOf([sql.fragment`d.status in ('pending', 'processing')`, inProjects(projects)])})`
 
 const SAMPLED_DOCUMENTS = 100
 
@@ -75,9 +75,9 @@ const row = sql.type(
   z.object({ ...DocumentResult.shape, created_at: z.string(), updated_at: z.string() }) as z.ZodType<DocumentResult>,
 )
 
-export const documentSource: Source = {
+export const documentSource: SearchSource = {
   type: 'document',
-  number: SOURCES.document,
+  number: VECTOR_SOURCES.document,
   resource: 'document',
   table: 'document_chunks',
   container: 'document_id',
@@ -90,7 +90,7 @@ export const documentSource: Source = {
     return {
       whole: false,
       filter: ({ container }) => sql.fragment`${container} in (
-        select d.id from documents d where ${all([searchable, inProjects(projects), narrowed])})`,
+        select d.id from documents d where ${allOf([searchable, inProjects(projects), narrowed])})`,
     }
   },
 
@@ -98,7 +98,7 @@ export const documentSource: Source = {
   sample: ({ projects, filter }) => sql.fragment`
     select c.tsv from (
       select d.id from documents d
-      where ${all([searchable, inProjects(projects), filter?.({ ref: sql.fragment`null::text`, container: sql.fragment`d.id`, owner: sql.fragment`''` })])}
+      where ${allOf([searchable, inProjects(projects), filter?.({ ref: sql.fragment`null::text`, container: sql.fragment`d.id`, owner: sql.fragment`''` })])}
       order by d.created_at desc, d.id desc limit ${SAMPLED_DOCUMENTS}
     ) d join document_chunks c on c.document_id = d.id and c.chunk_index = 0`,
 
@@ -123,7 +123,7 @@ export const documentSource: Source = {
 
 async function select(
   db: Queryable,
-  scope: Scope,
+  scope: SearchScope,
   request: SearchInput,
   { neighbors }: ReadOptions,
   query: { where: Fragment | null; order: Fragment },
@@ -132,5 +132,5 @@ async function select(
   if (narrowed === 'none') return []
   return db.any(row`
     select ${columns(neighbors)} from document_chunks c join documents d on d.id = c.document_id
-    where ${all([query.where, searchable, narrowed])} ${query.order}`)
+    where ${allOf([query.where, searchable, narrowed])} ${query.order}`)
 }

@@ -1,7 +1,7 @@
 /** A row as a channel found it. `key` names it over all sources. */
-export type Ranked = { key: string }
+export type RankedRow = { key: string }
 
-export type Fused = {
+export type FusedRow = {
   key: string
   score: number
   signals: { vector?: number; lexical?: number }
@@ -18,8 +18,8 @@ const DAY_MS = 24 * 60 * 60_000
  * @param options.changedAt of the rows whose age counts; without a half-life it is not looked at
  * @param options.similarity cosines, the last word on rows that are equal in everything else
  */
-export function fuse(
-  channels: { vector: readonly Ranked[]; lexical: readonly Ranked[] },
+export function fuseRankings(
+  channels: { vector: readonly RankedRow[]; lexical: readonly RankedRow[] },
   options: {
     k: number
     halfLifeDays: number
@@ -27,9 +27,9 @@ export function fuse(
     changedAt: ReadonlyMap<string, Date>
     similarity: ReadonlyMap<string, number>
   },
-): Fused[] {
+): FusedRow[] {
   const { k, halfLifeDays, now, changedAt, similarity } = options
-  const fused = new Map<string, Fused>()
+  const fused = new Map<string, FusedRow>()
   for (const channel of ['vector', 'lexical'] as const) {
     for (const [index, { key }] of channels[channel].entries()) {
       const row = fused.get(key) ?? { key, score: 0, signals: {} }

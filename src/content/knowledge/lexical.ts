@@ -1,9 +1,9 @@
+import { sendWithCommit } from '../../core/db/commit-piggyback.ts'
 import { inTransaction } from '../../core/db/pool.ts'
 import { setForTransaction } from '../../core/db/settings.ts'
-import { sendLast } from '../../core/db/transaction-edges.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Selection } from './sources.ts'
-import { type Hit, matchAll, matchSome, type Word } from './store.ts'
+import type { SourceSelection } from './sources.ts'
+import { type Hit, matchAnyWord, matchEveryWord, type Word } from './store.ts'
 
 /** Words of a question that are looked for one by one when no row has all of them. */
 const SOME_WORDS = 8
@@ -34,7 +34,7 @@ const DASHES = /(?<!\S)-+(?!\S)|-(?:[\s!&|()<]*-){2,}/g
  */
 export function lexicalHits(
   { config, pool }: Services,
-  selection: Selection,
+  selection: SourceSelection,
   asked: string,
   options: { wanted: number; depth: number },
 ): Promise<readonly Hit[]> {
@@ -48,14 +48,14 @@ export function lexicalHits(
       plan_cache_mode: 'force_custom_plan',
     })
     const textSearch = config.KNOWLEDGE_TEXT_SEARCH_CONFIG
-    const { hits, words } = await matchAll(db, selection, {
+    const { hits, words } = await matchEveryWord(db, selection, {
       textSearch,
       query,
       limit: depth,
       wanted: isExact ? 0 : wanted,
     })
     if (!words) return hits
-    const more = await sendLast(() => matchSome(db, selection, { words: rarest(words), limit: depth }))
+    const more = await sendWithCommit(() => matchAnyWord(db, selection, { words: rarest(words), limit: depth }))
     const known = new Set(hits.map(hit => hit.ref_id))
     const strong = more.filter(hit => hit.rank >= WEAK * more[0].rank && !known.has(hit.ref_id))
     return [...hits, ...strong].slice(0, depth)

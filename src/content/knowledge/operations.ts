@@ -1,8 +1,8 @@
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { documentKind } from '../documents/model.ts'
 import { SearchAnswer, SearchInput } from './model.ts'
-import { search } from './search.ts'
-import { ACTION } from './sources.ts'
+import { runSearch } from './search.ts'
+import { SEARCH_ACTION } from './sources.ts'
 
 const searchKnowledge = operation({
   id: 'searchKnowledge',
@@ -12,7 +12,7 @@ const searchKnowledge = operation({
   description:
     'Rows are ranked by reciprocal rank fusion of a vector and a lexical channel. Without a query the rows that the filters name are read in their own order. `rerank` needs `tools:CallTool` on the tool.',
   tag: 'Knowledge',
-  action: ACTION,
+  action: SEARCH_ACTION,
   alsoActions: ['tools:CallTool'],
   about: documentKind,
   reads: true,
@@ -20,7 +20,7 @@ const searchKnowledge = operation({
   answers: { 200: SearchAnswer },
   raises: ['AI_PROVIDER_ERROR', 'TOOL_NOT_FOUND', 'QUOTA_EXCEEDED'],
   run: ({ body, caller, project, request, services }) =>
-    search(services, { caller, project }, body, { ref: request.id, signal: request.closed }),
+    runSearch(services, { caller, project }, body, { ref: request.id, signal: request.closed }),
 })
 
 export const knowledgeOperations: Operation[] = [searchKnowledge]

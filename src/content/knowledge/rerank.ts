@@ -1,12 +1,12 @@
 import { z } from 'zod'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { requirePermitted } from '../../core/iam/access.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { findTool, toolRunners } from '../tools.ts'
 import type { Result } from './model.ts'
-import type { Scope } from './sources.ts'
+import type { SearchScope } from './sources.ts'
 
 const TIMEOUT_MS = 30_000
 
@@ -17,9 +17,17 @@ const Scores = z.array(z.object({ id: z.string(), score: z.number() }))
  * Its caller must be allowed to call it by itself.
  * @throws AppError VALIDATION_FAILED without a project, TOOL_NOT_FOUND, FORBIDDEN
  */
-export async function requireReranker({ pool }: Services, { project, caller }: Scope, toolId: string): Promise<void> {
+export async function requireReranker(
+  { pool }: Services,
+  { project, caller }: SearchScope,
+  toolId: string,
+): Promise<void> {
   if (project === null)
-    invalid({ code: 'REQUIRED', path: 'project_id', message: 'is required with rerank: tools belong to a project' })
+    raiseInvalid({
+      code: 'REQUIRED',
+      path: 'project_id',
+      message: 'is required with rerank: tools belong to a project',
+    })
   const tool = await findTool(pool, project, toolId)
   if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id: toolId } })
   requirePermitted(caller, 'tools:CallTool', { kind: kinds.get('tool'), row: { id: tool.id, project_id: project } })
@@ -31,7 +39,7 @@ const idOf = (result: Result): string => (result.source_type === 'document' ? re
  * Asks a tool for scores of the first rows and puts those first that it scored, the best score first; rows it did not
  * score keep their order behind them. Null when the tool failed or did not answer `[{ id, score }]`.
  */
-export async function rerank(
+export async function rerankResults(
   services: Services,
   results: readonly Result[],
   call: {

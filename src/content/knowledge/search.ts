@@ -1,16 +1,22 @@
 import { AppError, raise } from '../../core/api/errors.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { cosinesOf, ranked } from '../vectors/scan.ts'
+import { cosinesOf, sortByScore } from '../vectors/scan.ts'
 import { vectorsOfRefs } from '../vectors/store.ts'
-import { type Failed, lexicalChannel, type Question, type Row, vectorChannel } from './channels.ts'
-import { type Fused, fuse } from './fuse.ts'
+import { type FusedRow, fuseRankings } from './fuse.ts'
 import type { Result, SearchAnswer, SearchInput } from './model.ts'
-import { requireReranker, rerank } from './rerank.ts'
-import { type Scope, type Selection, selectionsOf } from './sources.ts'
+import { requireReranker, rerankResults } from './rerank.ts'
+import {
+  type ChannelFailure,
+  type ChannelRow,
+  type EmbeddedQuery,
+  lexicalChannel,
+  vectorChannel,
+} from './search-channels.ts'
+import { type SearchScope, type SourceSelection, selectionsOf } from './sources.ts'
 
 /** For whom a search is done. */
-export type Purpose = {
+export type SearchPurpose = {
   /** What the embedding of the query is recorded under: a request or a turn. */
   ref: string
   signal?: AbortSignal
@@ -26,11 +32,11 @@ export type Purpose = {
  * @throws AppError VALIDATION_FAILED and TOOL_NOT_FOUND for a reranker that cannot be asked; QUOTA_EXCEEDED; AI_PROVIDER_ERROR when the
  *   embedding provider failed and the words could not be searched either
  */
-export async function search(
+export async function runSearch(
   services: Services,
-  scope: Scope,
+  scope: SearchScope,
   request: SearchInput,
-  purpose: Purpose,
+  purpose: SearchPurpose,
 ): Promise<SearchAnswer> {
   if (request.rerank) await requireReranker(services, scope, request.rerank.tool_id)
   const selections = await selectionsOf(services, scope, request)
@@ -49,7 +55,7 @@ export async function search(
     vector: near.filter(row => row.cosine >= least).slice(0, depth),
     lexical: 'rows' in lexical ? lexical.rows : [],
   }
-  const rows = new Map<string, Row>([...channels.lexical, ...channels.vector].map(row => [row.key, row]))
+  const rows = new Map<string, ChannelRow>([...channels.lexical, ...channels.vector].map(row => [row.key, row]))
   const cosines = new Map(near.map(row => [row.key, row.cosine]))
   const fused = spread(
     await ranking(services, request, { channels, rows, cosines }),
@@ -68,7 +74,7 @@ export async function search(
     return [{ ...record, score, ...(cosine === undefined ? {} : { similarity_score: similarity(cosine) }), signals }]
   })
   const reordered = request.rerank
-    ? await rerank(services, results, {
+    ? await rerankResults(services, results, {
         ...request.rerank,
         project_id: scope.project as string,
         query,
@@ -85,7 +91,10 @@ export async function search(
 const similarity = (cosine: number): number => Math.round(Math.max(0, cosine) * 1e6) / 1e6
 
 /** Raises when no channel is left: what the provider failed with, else INTERNAL_ERROR. */
-function degradedChannels(vector: object | Failed, lexical: object | Failed): SearchAnswer['degraded_channels'] {
+function degradedChannels(
+  vector: object | ChannelFailure,
+  lexical: object | ChannelFailure,
+): SearchAnswer['degraded_channels'] {
   if ('failed' in vector && 'failed' in lexical) {
     if (vector.failed instanceof AppError) throw vector.failed
     raise('INTERNAL_ERROR', { cause: lexical.failed })
@@ -98,11 +107,11 @@ async function ranking(
   services: Services,
   request: SearchInput,
   found: {
-    channels: { vector: readonly Row[]; lexical: readonly Row[] }
-    rows: ReadonlyMap<string, Row>
+    channels: { vector: readonly ChannelRow[]; lexical: readonly ChannelRow[] }
+    rows: ReadonlyMap<string, ChannelRow>
     cosines: ReadonlyMap<string, number>
   },
-): Promise<Fused[]> {
+): Promise<FusedRow[]> {
   const { config, clock, pool } = services
   const halfLifeDays = request.recency_half_life_days ?? config.KNOWLEDGE_RECENCY_HALF_LIFE_DAYS
   const changedAt = new Map<string, Date>()
@@ -112,7 +121,7 @@ async function ranking(
       for (const [id, time] of (await read?.(pool, ids)) ?? []) changedAt.set(`${type}:${id}`, time)
     }
   }
-  return fuse(found.channels, {
+  return fuseRankings(found.channels, {
     k: request.rrf_k ?? config.KNOWLEDGE_RRF_K,
     halfLifeDays,
     now: clock.now(),
@@ -122,11 +131,15 @@ async function ranking(
 }
 
 /** At most so many rows of one document; the others move up. */
-function spread(fused: readonly Fused[], rows: ReadonlyMap<string, Row>, most: number | undefined): readonly Fused[] {
+function spread(
+  fused: readonly FusedRow[],
+  rows: ReadonlyMap<string, ChannelRow>,
+  most: number | undefined,
+): readonly FusedRow[] {
   if (most === undefined) return fused
   const taken = new Map<string, number>()
   return fused.filter(({ key }) => {
-    const { container_id, selection } = rows.get(key) as Row
+    const { container_id, selection } = rows.get(key) as ChannelRow
     if (selection.source.type !== 'document') return true
     const count = (taken.get(container_id) ?? 0) + 1
     taken.set(container_id, count)
@@ -134,22 +147,22 @@ function spread(fused: readonly Fused[], rows: ReadonlyMap<string, Row>, most: n
   })
 }
 
-function idsBySelection(rows: Iterable<Row>): Map<Selection, string[]> {
-  const ids = new Map<Selection, string[]>()
+function idsBySelection(rows: Iterable<ChannelRow>): Map<SourceSelection, string[]> {
+  const ids = new Map<SourceSelection, string[]>()
   for (const { selection, ref_id } of rows) ids.set(selection, [...(ids.get(selection) ?? []), ref_id])
   return ids
 }
 
-const rowsOf = (fused: readonly Fused[], rows: ReadonlyMap<string, Row>): Row[] =>
-  fused.map(({ key }) => rows.get(key) as Row)
+const rowsOf = (fused: readonly FusedRow[], rows: ReadonlyMap<string, ChannelRow>): ChannelRow[] =>
+  fused.map(({ key }) => rows.get(key) as ChannelRow)
 
 /** The records of ranked rows; a row that was deleted or hidden meanwhile is missing. */
 async function recordsOf(
   { pool }: Services,
-  scope: Scope,
+  scope: SearchScope,
   request: SearchInput,
-  fused: readonly Fused[],
-  rows: ReadonlyMap<string, Row>,
+  fused: readonly FusedRow[],
+  rows: ReadonlyMap<string, ChannelRow>,
 ): Promise<Map<string, Result>> {
   const read = await Promise.all(
     [...idsBySelection(rowsOf(fused, rows))].map(async ([{ source }, ids]) => {
@@ -163,24 +176,25 @@ async function recordsOf(
 /** Adds the cosines of rows that words alone have found. */
 async function addCosines(
   { pool }: Services,
-  { vector, space }: Question,
-  fused: readonly Fused[],
-  rows: ReadonlyMap<string, Row>,
+  { vector, space }: EmbeddedQuery,
+  fused: readonly FusedRow[],
+  rows: ReadonlyMap<string, ChannelRow>,
   cosines: Map<string, number>,
 ): Promise<void> {
   const unknown = rowsOf(fused, rows).filter(({ key }) => !cosines.has(key))
   for (const [{ source }, ref_ids] of idsBySelection(unknown)) {
     const found = await vectorsOfRefs(pool, { source: source.number, ref_ids, space_id: space.id })
-    for (const { ref_id, cosine } of ranked(cosinesOf(found, vector))) cosines.set(`${source.type}:${ref_id}`, cosine)
+    for (const { ref_id, cosine } of sortByScore(cosinesOf(found, vector)))
+      cosines.set(`${source.type}:${ref_id}`, cosine)
   }
 }
 
 /** Rows that a search without a query names, source after source. */
 async function listed(
   { pool }: Services,
-  scope: Scope,
+  scope: SearchScope,
   request: SearchInput,
-  selections: readonly Selection[],
+  selections: readonly SourceSelection[],
 ): Promise<Result[]> {
   const results: Result[] = []
   for (const { source } of selections) {

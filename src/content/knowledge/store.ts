@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { all, type Fragment, isOneOf, type Queryable, sql } from '../../core/db/sql.ts'
-import type { Selection } from './sources.ts'
+import { allOf, equalsAny, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import type { SourceSelection } from './sources.ts'
 
 /** Newest matches that are ranked; more rows are not read for a word that half the project holds. */
 const RANKED = 5000
@@ -41,9 +41,9 @@ const WORDS_WEIGHED = 64
  * where it has no second one. Of a smaller sample a word of few rows is no common one. Each row is read and stripped once, and
  * then asked for each word: to unnest the lexemes of all rows instead took four times as long.
  */
-export function matchAll(
+export function matchEveryWord(
   db: Queryable,
-  selection: Selection,
+  selection: SourceSelection,
   { textSearch, query, limit, wanted }: { textSearch: string; query: string; limit: number; wanted: number },
 ): Promise<z.output<typeof Found>> {
   const asked = sql.fragment`websearch_to_tsquery(${textSearch}::regconfig, ${query})`
@@ -81,9 +81,9 @@ const asks = (query: Fragment): Fragment => sql.fragment`querytree(${query}) not
  * instead, most of them stored out of line, took four times as long. One subquery for all of several words, which are rare:
  * one for each took three times as long to plan as to run. A single word may be common, and is planned as what it is.
  */
-export function matchSome(
+export function matchAnyWord(
   db: Queryable,
-  selection: Selection,
+  selection: SourceSelection,
   { words, limit }: { words: readonly string[]; limit: number },
 ): Promise<readonly Hit[]> {
   const size = sql.fragment`pg_column_size(c.tsv) as size`
@@ -108,12 +108,12 @@ export function matchSome(
  * The newest matches of a tsquery within what the search may see. By the gin index on tsv; a word that most rows hold by
  * (project_id, id) instead, from the newest on.
  */
-function matching({ source, projects, filter }: Selection, query: Fragment, columns: Fragment): Fragment {
+function matching({ source, projects, filter }: SourceSelection, query: Fragment, columns: Fragment): Fragment {
   const container = sql.identifier(['c', source.container])
   return sql.fragment`
     select c.id, ${container} as container_id, ${columns} from ${sql.identifier([source.table])} c
-    where ${all([
-      projects && isOneOf(sql.fragment`c.project_id`, projects),
+    where ${allOf([
+      projects && equalsAny(sql.fragment`c.project_id`, projects),
       sql.fragment`c.tsv @@ ${projects ? sql.fragment`(${tenants(projects)}::tsquery && ${query})` : query}`,
       filter?.({
         ref: sql.fragment`c.id`,

@@ -1,14 +1,14 @@
 import type { Services } from '../../core/process/services.ts'
-import { knownConfig } from '../chunks/store.ts'
+import { resolveTextSearchConfig } from '../chunks/store.ts'
 
 /** Whether the database has the text search configuration of KNOWLEDGE_TEXT_SEARCH_CONFIG. */
 export async function hasTextSearch({ config, pool }: Pick<Services, 'config' | 'pool'>): Promise<boolean> {
   const name = config.KNOWLEDGE_TEXT_SEARCH_CONFIG
-  return (await knownConfig(pool, name)) === name
+  return (await resolveTextSearchConfig(pool, name)) === name
 }
 
 /** Says in the log of a process that starts that its searches will do without words. */
-export async function tellMissingTextSearch(services: Pick<Services, 'config' | 'log' | 'pool'>): Promise<void> {
+export async function warnMissingTextSearch(services: Pick<Services, 'config' | 'log' | 'pool'>): Promise<void> {
   if (await hasTextSearch(services)) return
   services.log.error(
     { text_search_config: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG },

@@ -23,7 +23,7 @@ type Checking = { db: Queryable; project_id: string; allow: Context['allow'] }
  * @param stored null for a rule that does not exist yet
  * @throws INGESTION_RULE_VALIDATION_FAILED with `meta.problems`, TOOL_NOT_FOUND, FORBIDDEN
  */
-export async function checkRule(
+export async function checkIngestionRule(
   { db, project_id, allow }: Checking,
   rule: IngestionRulePatch,
   stored: IngestionRuleRow | null,

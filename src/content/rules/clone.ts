@@ -2,14 +2,14 @@ import { newId } from '../../core/api/ids.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
 import { ingestionRuleKind } from './model.ts'
-import { rulesOf } from './store.ts'
+import { listIngestionRules } from './store.ts'
 
 /** A rule cannot be without its converter: only those whose converter was copied come along. */
 export const ruleCloning: Cloneable = {
   name: 'ingestion_rules',
   after: ['agents', 'tools'],
   async copy(tx, from, to, ids, { caller }) {
-    for (const row of await rulesOf(tx, from)) {
+    for (const row of await listIngestionRules(tx, from)) {
       const converter = ids.get((row.tool_id ?? row.agent_id) as string)
       if (!converter) continue
       const copy = await ingestionRuleKind.insertUnlessTaken(tx, {

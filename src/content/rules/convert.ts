@@ -1,15 +1,15 @@
 import { definitionOf } from '../../core/api/authors.ts'
 import { AppError, type ErrorCode, type RecordedFailure } from '../../core/api/errors.ts'
-import { checkStorable } from '../../core/api/validate.ts'
+import { storabilityProblem } from '../../core/api/validate.ts'
 import { extensionPoint } from '../../core/declarations.ts'
-import { narrowed } from '../../core/iam/authority.ts'
+import { narrowAuthority } from '../../core/iam/authority.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Page } from '../chunks/model.ts'
-import { fileBytes } from '../files/bytes.ts'
+import type { PageText } from '../chunks/model.ts'
 import { downloadUrl } from '../files/download.ts'
-import { takeMemory, wholeLimit } from '../files/memory.ts'
 import type { FileRow } from '../files/model.ts'
+import { fileBytes } from '../files/read-file.ts'
+import { acquireReadMemory, maxWholeRead } from '../files/read-memory.ts'
 import { toolRunners } from '../tools.ts'
 import type { IngestionRuleRow } from './model.ts'
 import { parsePages } from './pages.ts'
@@ -28,7 +28,7 @@ export type Conversion = {
 
 /** What a converter made of a file; `pages` may be empty. */
 export type ConverterOutcome =
-  | { kind: 'pages'; pages: Page[] }
+  | { kind: 'pages'; pages: PageText[] }
   | { kind: 'pending' }
   | { kind: 'failed'; error: RecordedFailure }
 
@@ -70,20 +70,20 @@ const refused = (rule: IngestionRuleRow, reason: Reason, message: string): Conve
 
 /** A failure with its cause; of meta, which may quote what a stranger answered, only what the database can hold. */
 const caused = (rule: IngestionRuleRow, { code, message, meta }: RecordedFailure): ConverterOutcome =>
-  converterFailed(rule, message, { cause: { code, ...(meta && !checkStorable(meta) ? { meta } : {}) } })
+  converterFailed(rule, message, { cause: { code, ...(meta && !storabilityProblem(meta) ? { meta } : {}) } })
 
 /**
  * Has the converter of a rule turn a file into text, as who asked for it within the rights of the rule's author. Whatever a converter does is an outcome; it
  * throws for faults of our own, and the reason of the signal when that ends the call. A tool may be called again for an
  * attempt that was lost, under the same Idempotency-Key; an agent's generation is found again.
  */
-export async function convert(
+export async function convertFile(
   services: Services,
   rule: IngestionRuleRow,
   asked: Conversion,
 ): Promise<ConverterOutcome> {
   const started = performance.now()
-  const conversion = { ...asked, principal: narrowed(asked.principal, definitionOf(rule)) }
+  const conversion = { ...asked, principal: narrowAuthority(asked.principal, definitionOf(rule)) }
   const outcome = await (rule.agent_id === null ? byTool : byAgent)(services, rule, conversion)
   conversion.signal.throwIfAborted()
   services.log.info(
@@ -152,9 +152,9 @@ async function withBytes(
 ): Promise<ConverterOutcome> {
   const tooLarge = oversized(services, rule, file)
   if (tooLarge) return tooLarge
-  const release = await takeMemory(services, file.project_id, file.size ?? 0, signal)
+  const release = await acquireReadMemory(services, file.project_id, file.size ?? 0, signal)
   try {
-    const bytes = await fileBytes(services, file, wholeLimit(services.config))
+    const bytes = await fileBytes(services, file, maxWholeRead(services.config))
     if (!bytes) return named('RESOURCE_NOT_FOUND', 'The bytes of the file are lost')
     return await call({ data_base64: bytes.toString('base64') })
   } finally {
@@ -164,7 +164,7 @@ async function withBytes(
 
 /** Refuses a file that is larger than what goes into a call. */
 function oversized({ config }: Services, rule: IngestionRuleRow, { size }: FileRow): ConverterOutcome | null {
-  const limit = wholeLimit(config)
+  const limit = maxWholeRead(config)
   return size !== null && size > limit
     ? refused(rule, 'file_too_large_for_base64', `the file has ${size} bytes, of which ${limit} can be sent in base64`)
     : null

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const ruleErrors = {
   CONVERTER_FAILED: {
@@ -32,5 +32,5 @@ export const ruleErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof ruleErrors> {}
+  interface ErrorCodes extends CodesOf<typeof ruleErrors> {}
 }

@@ -4,7 +4,7 @@ import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
 import { CHUNK_STRATEGIES, CHUNK_UNITS, chunkFields } from '../chunks/model.ts'
-import { MetadataBag } from '../metadata.ts'
+import { ContentMetadata } from '../metadata.ts'
 import { Directory } from '../paths.ts'
 
 export const NATIVE_EXTRACTION = ['first', 'skip'] as const
@@ -18,14 +18,14 @@ export const IngestionRule = record('IngestionRule', {
   tool_id: z.string().nullable(),
   agent_id: z.string().nullable(),
   action: z.string().nullable(),
-  preset_parameters: MetadataBag.nullable(),
+  preset_parameters: ContentMetadata.nullable(),
   native_extraction: z.enum(NATIVE_EXTRACTION).describe('Whether the built-in extraction goes first'),
   file_delivery: z.enum(FILE_DELIVERY).describe('How the tool gets the file'),
   chunk_strategy: z.enum(CHUNK_STRATEGIES).nullable(),
   chunk_unit: z.enum(CHUNK_UNITS).nullable(),
   chunk_size: z.int().nullable(),
   chunk_overlap: z.int().nullable(),
-  metadata: MetadataBag.nullable(),
+  metadata: ContentMetadata.nullable(),
 })
 
 /** A value of a closed list, validated with the rest of the rule, whose failures have a code of their own. */
@@ -47,7 +47,7 @@ const fields = {
   tool_id: z.string().min(1).max(255).nullable().describe('Exactly one of tool_id and agent_id is set'),
   agent_id: z.string().min(1).max(255).nullable().describe('Agent that is given the file and answers its text'),
   action: z.string().min(1).max(255).nullable().describe('Operation of the tool; mcp and platform tools need one'),
-  preset_parameters: MetadataBag.nullable().describe(
+  preset_parameters: ContentMetadata.nullable().describe(
     'Merged into the input of the tool at its top level; not `file` and `callback`',
   ),
   native_extraction: oneOf(NATIVE_EXTRACTION).describe(
@@ -66,7 +66,7 @@ const fields = {
   chunk_overlap: whole(0, 99_999)
     .nullable()
     .describe(chunkFields.chunk_overlap.description as string),
-  metadata: MetadataBag.nullable().describe('Added to the metadata of the documents'),
+  metadata: ContentMetadata.nullable().describe('Added to the metadata of the documents'),
 }
 
 export const IngestionRulePatch = patchBody('IngestionRulePatch', fields, { enabled: false })
@@ -77,7 +77,7 @@ export const IngestionRuleInput = createBody('IngestionRuleInput', fields, ['con
   tool_id: 'tool_01k5p3vd7r9hj2x8m4qcw6tz0e',
 })
 
-export const ResolveInput = z
+export const ResolveRuleInput = z
   .strictObject({
     project_id: projectField,
     content_type: z.string().min(1).max(255).describe('Parameters and case do not matter'),
@@ -85,7 +85,7 @@ export const ResolveInput = z
   })
   .meta({ id: 'ResolveIngestionRuleInput', example: { content_type: 'application/pdf' } })
 
-export const Resolved = z
+export const ResolvedRule = z
   .object({
     rule_id: z.string().nullable(),
     native: z.boolean().describe('Whether the type needs no converter'),

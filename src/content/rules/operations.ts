@@ -1,9 +1,9 @@
 import { authorColumn } from '../../core/api/authors.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { checkRule } from './check.ts'
+import { checkIngestionRule } from './check.ts'
 import { isNative, matchRule } from './match.ts'
-import { IngestionRuleInput, IngestionRulePatch, ingestionRuleKind, Resolved, ResolveInput } from './model.ts'
+import { IngestionRuleInput, IngestionRulePatch, ingestionRuleKind, ResolvedRule, ResolveRuleInput } from './model.ts'
 
 const tag = 'Ingestion rules'
 const rules = resource(ingestionRuleKind, { path: '/ingestion-rules', tag })
@@ -24,8 +24,8 @@ const resolveIngestionRule = operation({
   tag,
   action: 'ingestion-rules:ListIngestionRules',
   creates: ingestionRuleKind,
-  body: ResolveInput,
-  answers: { 200: Resolved },
+  body: ResolveRuleInput,
+  answers: { 200: ResolvedRule },
   transaction: false,
   async run({ db, body, project }) {
     const { content_type, path } = body
@@ -43,7 +43,7 @@ export const ingestionRuleOperations: Operation[] = [
     raises: [...raises],
     alsoActions: ['tools:CallTool'],
     description: 'Naming a tool needs `tools:CallTool` on it.',
-    check: ({ tx, project, body, allow }) => checkRule({ db: tx, project_id: project, allow }, body, null),
+    check: ({ tx, project, body, allow }) => checkIngestionRule({ db: tx, project_id: project, allow }, body, null),
   }),
   resolveIngestionRule,
   rules.get(),
@@ -53,7 +53,8 @@ export const ingestionRuleOperations: Operation[] = [
     quiet: true,
     raises: [...raises],
     alsoActions: ['tools:CallTool'],
-    check: (next, { tx, stored, allow }) => checkRule({ db: tx, project_id: stored.project_id, allow }, next, stored),
+    check: (next, { tx, stored, allow }) =>
+      checkIngestionRule({ db: tx, project_id: stored.project_id, allow }, next, stored),
     // With what ingestion_rules_glob is over, which its refusal names.
     write(next, { tx, stored, caller }) {
       const changes = ingestionRuleKind.changes(stored, next)

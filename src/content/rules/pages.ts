@@ -1,6 +1,6 @@
 import { raise } from '../../core/api/errors.ts'
-import { storableText } from '../../core/api/text.ts'
-import type { Page } from '../chunks/model.ts'
+import { storableText } from '../../core/api/storable-text.ts'
+import type { PageText } from '../chunks/model.ts'
 
 /** The largest page number that a column holds. */
 const MAX_PAGE = 2_147_483_647
@@ -18,7 +18,7 @@ const isObject = (value: unknown): value is Record<string, unknown> =>
  * @param mostPages what no file has more of
  * @throws CONVERTER_OUTPUT_INVALID for anything else, with `meta.path`
  */
-export function parsePages(value: unknown, mostPages: number): Page[] {
+export function parsePages(value: unknown, mostPages: number): PageText[] {
   const pages = typeof value === 'string' ? [{ number: 1, text: value }] : pagesIn(value, mostPages)
   return pages
     .map(({ number, text }) => ({ number, text: storableText(text, '') }))

@@ -2,7 +2,7 @@ import type { Queryable } from '../../core/db/sql.ts'
 import { type IngestionRuleRow, ingestionRuleKind } from './model.ts'
 
 /** The rules of a project, oldest first (index ingestion_rules_project). */
-export const rulesOf = (db: Queryable, projectId: string): Promise<readonly IngestionRuleRow[]> =>
+export const listIngestionRules = (db: Queryable, projectId: string): Promise<readonly IngestionRuleRow[]> =>
   db.any(ingestionRuleKind.sql`select * from ingestion_rules where project_id = ${projectId} order by created_at, id`)
 
 /**

@@ -1,9 +1,9 @@
 import type { z } from 'zod'
 import { kinds } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { violations } from './check.ts'
+import { schemaViolations } from './check.ts'
 import type { MetadataAudit, MetadataSchemaRow } from './model.ts'
-import { governedBy } from './store.ts'
+import { listGoverned } from './store.ts'
 
 /** Rows that one statement reads, and those of them that are checked at once. */
 const BATCH = 200
@@ -30,13 +30,13 @@ export async function auditSchema(
   let scanned = 0
   let after: string | null = null
   for (;;) {
-    const rows = await governedBy(db, schema, after, BATCH)
+    const rows = await listGoverned(db, schema, after, BATCH)
     for (let at = 0; at < rows.length; at += PART) {
       const seen = rows.slice(at, at + PART).filter(row => allowed(READ[schema.resource_type], { kind, row }))
       let errors: (string | null)[]
       try {
         const given = seen.map(({ metadata }) => metadata)
-        errors = await violations(services, schema, given, signal)
+        errors = await schemaViolations(services, schema, given, signal)
       } catch (error) {
         if (!signal.aborted) throw error
         return { data, scanned }

@@ -1,8 +1,8 @@
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { SchemaError, type SchemaOf, type SchemaProblem, schemaChecks } from '../../core/json-schema/checks.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { MetadataSchemaRow, ResourceType } from './model.ts'
+import type { MetadataSchemaRow, SchemaResourceType } from './model.ts'
 import { governingSchema } from './store.ts'
 
 const MAX_MESSAGE = 2000
@@ -12,7 +12,7 @@ type Metadata = Record<string, unknown> | null | undefined
 /** A write to check: what would be stored under a normalized path; null metadata counts as an empty object. */
 export type MetadataWrite = {
   project_id: string
-  resource_type: ResourceType
+  resource_type: SchemaResourceType
   /** Null while the resource has none: nothing governs it. */
   path: string | null
   metadata: Metadata
@@ -31,7 +31,7 @@ const schemaOf = ({ project_id, schema }: Pick<MetadataSchemaRow, 'project_id' |
  * Refuses what is no usable schema, in the transaction that writes it.
  * @throws VALIDATION_FAILED, RunFirst
  */
-export async function checkUsable(
+export async function requireUsableSchema(
   services: Services,
   made: Pick<MetadataSchemaRow, 'project_id' | 'schema'>,
 ): Promise<void> {
@@ -39,7 +39,7 @@ export async function checkUsable(
     await schemaChecks(services).checkInTransaction(schemaOf(made))
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error
-    invalid({ code: 'INVALID_VALUE', path: 'schema', message: error.message })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'schema', message: error.message })
   }
 }
 
@@ -73,7 +73,7 @@ async function unlessUnusable<T>(find: Promise<T>, otherwise: (problem: SchemaPr
  * What is wrong with each of some values under a declaration; null where nothing is.
  * @throws SERVICE_NOT_READY, and the reason of `signal`
  */
-export async function violations(
+export async function schemaViolations(
   services: Services,
   schema: MetadataSchemaRow,
   given: readonly Metadata[],
@@ -88,7 +88,7 @@ export async function violations(
 }
 
 /** The declaration that governs a write; null when there is none. */
-export async function governing(
+export async function governingDeclaration(
   db: Queryable,
   { project_id, resource_type, path }: Omit<MetadataWrite, 'metadata'>,
 ): Promise<MetadataSchemaRow | null> {
@@ -100,8 +100,8 @@ export async function governing(
  * writes that send metadata, and for those that change the path; in the transaction of the write. One query.
  * @throws VALIDATION_FAILED, RunFirst
  */
-export async function checkMetadata(services: Services, tx: Queryable, write: MetadataWrite): Promise<void> {
-  const schema = await governing(tx, write)
+export async function checkAgainstSchema(services: Services, tx: Queryable, write: MetadataWrite): Promise<void> {
+  const schema = await governingDeclaration(tx, write)
   if (!schema) return
   const checks = schemaChecks(services)
   const problems = await unlessUnusable(

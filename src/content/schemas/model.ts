@@ -3,11 +3,11 @@ import { raise } from '../../core/api/errors.ts'
 import { kind, type Values } from '../../core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
 import { MAX_SCHEMA_BYTES } from '../../core/json-schema/model.ts'
-import { MetadataBag } from '../metadata.ts'
+import { ContentMetadata } from '../metadata.ts'
 import { Directory, WritableDirectory } from '../paths.ts'
 
 export const RESOURCE_TYPES = ['document', 'file'] as const
-export type ResourceType = (typeof RESOURCE_TYPES)[number]
+export type SchemaResourceType = (typeof RESOURCE_TYPES)[number]
 
 /** What the metadata of resources at or below a path must satisfy, as the wire shows it. */
 export const MetadataSchema = record('MetadataSchema', {
@@ -70,7 +70,7 @@ export const MetadataCheck = z
     project_id: projectField,
     path: Directory.describe('Where the resource would be'),
     resource_type: z.enum(RESOURCE_TYPES).default('document').describe('What would have the metadata'),
-    metadata: MetadataBag.nullish().describe('null is checked as an empty object'),
+    metadata: ContentMetadata.nullish().describe('null is checked as an empty object'),
   })
   .meta({ id: 'MetadataCheck', example: { path: '/help/returns.md', metadata: { audience: 'customers' } } })
 

@@ -3,7 +3,7 @@ import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { auditSchema } from './audit.ts'
-import { checkUsable, governing, violations } from './check.ts'
+import { governingDeclaration, requireUsableSchema, schemaViolations } from './check.ts'
 import {
   MetadataAudit,
   MetadataAuditInput,
@@ -32,8 +32,8 @@ const validateMetadata = operation({
   answers: { 200: MetadataVerdict },
   async run({ body, db, project, request, services }) {
     const { metadata, path, resource_type } = body
-    const schema = await governing(db, { project_id: project as string, resource_type, path })
-    const [error] = schema ? await violations(services, schema, [metadata], request.closed) : [null]
+    const schema = await governingDeclaration(db, { project_id: project as string, resource_type, path })
+    const [error] = schema ? await schemaViolations(services, schema, [metadata], request.closed) : [null]
     return {
       valid: error === null,
       resource_type,
@@ -56,7 +56,7 @@ export const metadataSchemaOperations: Operation[] = [
     description: 'Checked from now on when metadata is written or a path changes; stored metadata stays as it is.',
     body: MetadataSchemaInput,
     raises: ['NAME_CONFLICT'],
-    check: ({ body, project, services }) => checkUsable(services, { project_id: project, schema: body.schema }),
+    check: ({ body, project, services }) => requireUsableSchema(services, { project_id: project, schema: body.schema }),
   }),
   validateMetadata,
   schemas.get(),
@@ -80,7 +80,7 @@ export const metadataSchemaOperations: Operation[] = [
     quiet: true,
     raises: ['NAME_CONFLICT'],
     async check({ project_id }, { body, services }) {
-      if (body.schema !== undefined) await checkUsable(services, { project_id, schema: body.schema })
+      if (body.schema !== undefined) await requireUsableSchema(services, { project_id, schema: body.schema })
     },
     // With the type, which a refusal by metadata_schemas_selector names.
     write: ({ id, resource_type, path_prefix, schema }, { tx }) =>

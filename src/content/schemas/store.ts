@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { all, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { allOf, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { atOrBelow, outsideReserved } from '../paths.ts'
-import { type MetadataSchemaRow, metadataSchemaKind, type ResourceType } from './model.ts'
+import { type MetadataSchemaRow, metadataSchemaKind, type SchemaResourceType } from './model.ts'
 
 /** Every declaration of a project, oldest first (index metadata_schemas_project). */
 export const schemasOf = (db: Queryable, projectId: string): Promise<readonly MetadataSchemaRow[]> =>
@@ -14,7 +14,7 @@ export const schemasOf = (db: Queryable, projectId: string): Promise<readonly Me
 export const governingSchema = (
   db: Queryable,
   projectId: string,
-  resourceType: ResourceType,
+  resourceType: SchemaResourceType,
   prefixes: readonly string[],
 ): Promise<MetadataSchemaRow | null> =>
   db.maybeOne(metadataSchemaKind.sql`
@@ -33,7 +33,7 @@ const governed = sql.type(
   }),
 )
 
-const tables: Record<ResourceType, Fragment> = {
+const tables: Record<SchemaResourceType, Fragment> = {
   document: sql.fragment`documents t`,
   file: sql.fragment`files t`,
 }
@@ -42,11 +42,11 @@ const tables: Record<ResourceType, Fragment> = {
  * The next resources that a declaration governs in the order of their paths, those of a nested declaration left out
  * (indexes files_path and documents_path; each nested prefix is looked up in metadata_schemas_selector once).
  */
-export const governedBy = (db: Queryable, schema: MetadataSchemaRow, after: string | null, limit: number) =>
+export const listGoverned = (db: Queryable, schema: MetadataSchemaRow, after: string | null, limit: number) =>
   db.any(governed`
     select t.id, t.project_id, t.path, t.tags, t.metadata
     from ${tables[schema.resource_type]}
-    where ${all([
+    where ${allOf([
       sql.fragment`t.project_id = ${schema.project_id}`,
       sql.fragment`t.path is not null`,
       after !== null && sql.fragment`t.path > ${after}`,

@@ -3,7 +3,7 @@ import { createWriteStream } from 'node:fs'
 import { mkdir, open, readdir, rename, rm } from 'node:fs/promises'
 import path from 'node:path'
 import { pipeline } from 'node:stream/promises'
-import type { Backend } from './storage.ts'
+import type { StorageBackend } from './backend.ts'
 
 const TEMPORARY = '.tmp-'
 
@@ -20,7 +20,7 @@ async function syncDirectory(directory: string): Promise<void> {
 }
 
 /** Bytes in a directory of this host or of a volume that every process sees. */
-export function localBackend(root: string): Backend {
+export function localBackend(root: string): StorageBackend {
   const at = (location: string): string => path.join(root, location)
   const remove = (location: string): Promise<void> => rm(at(location), { force: true })
   return {

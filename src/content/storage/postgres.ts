@@ -1,8 +1,8 @@
 import { randomUUID } from 'node:crypto'
 import { Readable } from 'node:stream'
 import type { Services } from '../../core/process/services.ts'
-import { blocksOf } from './blocks.ts'
-import type { Backend, ByteRange } from './storage.ts'
+import type { ByteRange, StorageBackend } from './backend.ts'
+import { reblock } from './reblock.ts'
 import {
   blobChunk,
   blobFacts,
@@ -18,7 +18,7 @@ import {
  * Bytes in the database, in chunks. Each chunk is written and read by a statement of its own, so neither a slow sender
  * nor a slow reader holds a connection.
  */
-export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'config'>): Backend {
+export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'config'>): StorageBackend {
   async function* slices(id: string, first: readonly Buffer[], chunkBytes: number, { start, end }: ByteRange) {
     const from = Math.floor(start / chunkBytes)
     for (let seq = from; seq * chunkBytes <= end; seq++) {
@@ -39,7 +39,7 @@ export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'confi
     async write(source, id) {
       let seq = 0
       try {
-        for await (const block of blocksOf(source, config.FILE_BLOB_CHUNK_BYTES, 1)) {
+        for await (const block of reblock(source, config.FILE_BLOB_CHUNK_BYTES, 1)) {
           // Without its blob a chunk would be found by no sweep.
           if (seq === 0) await insertBlob(pool, id, block)
           else if (!(await insertChunk(pool, id, seq, block))) throw new Error('a blob was swept while it was written')

@@ -1,8 +1,8 @@
 import type { Readable } from 'node:stream'
 import type { CompletedPart, S3Client } from '@aws-sdk/client-s3'
 import type { Config } from '../../config.ts'
-import { blocksOf } from './blocks.ts'
-import type { Backend } from './storage.ts'
+import type { StorageBackend } from './backend.ts'
+import { reblock } from './reblock.ts'
 
 /** Up to this much is one PUT; above it, the size of the parts. */
 const PART_BYTES = 8 * 1024 * 1024
@@ -11,7 +11,7 @@ const CONNECT_TIMEOUT_MS = 10_000
 type Sdk = typeof import('@aws-sdk/client-s3')
 
 /** Bytes in a bucket of Amazon S3 or of a store that speaks its protocol. Credentials come from the AWS environment. */
-export function s3Backend(config: Config, bucket: string): Backend {
+export function s3Backend(config: Config, bucket: string): StorageBackend {
   let opened: Promise<{ sdk: Sdk; client: S3Client }> | undefined
   // Loaded at the first use: the package takes more memory than the rest of the application.
   const open = () => {
@@ -56,7 +56,7 @@ export function s3Backend(config: Config, bucket: string): Backend {
       try {
         // One block behind: only the last one knows whether it is the whole object.
         let held: Buffer | null = null
-        for await (const block of blocksOf(source, PART_BYTES, 2)) {
+        for await (const block of reblock(source, PART_BYTES, 2)) {
           if (held) await sendPart(held)
           held = block
         }

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
-import type { Location, StagedBytes } from './storage.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { Location, StagedBytes } from './backend.ts'
 
 const id = sql.type(z.object({ id: z.string() }))
 const facts = sql.type(z.object({ size: z.int(), chunk_bytes: z.int() }))
@@ -17,14 +17,14 @@ const unhurried = sql.fragment`set_config('synchronous_commit', 'off', true)`
 /** Starts a blob, with its first chunk when there is one. */
 export const insertBlob = (db: Queryable, id: string, first: Buffer | null) =>
   first === null
-    ? db.query(statement`insert into file_blobs (id) values (${id})`)
-    : db.query(statement`
+    ? db.query(voidStatement`insert into file_blobs (id) values (${id})`)
+    : db.query(voidStatement`
         with blob as (insert into file_blobs (id) values (${id}))
         insert into file_blob_chunks (blob_id, seq, bytes) select ${id}::uuid, 0, ${sql.binary(first)} from ${unhurried}`)
 
 /** Adds a chunk to a blob that is being staged; false when the blob is gone. */
 export const insertChunk = async (db: Queryable, id: string, seq: number, chunk: Buffer): Promise<boolean> => {
-  const { rowCount } = await db.query(statement`
+  const { rowCount } = await db.query(voidStatement`
     insert into file_blob_chunks (blob_id, seq, bytes)
     select b.id, ${seq}::integer, ${sql.binary(chunk)} from file_blobs b, ${unhurried} where b.id = ${id}`)
   return rowCount === 1
@@ -32,7 +32,7 @@ export const insertChunk = async (db: Queryable, id: string, seq: number, chunk:
 
 /** Writes blobs of one chunk each, committed from the start. */
 export const insertBlobs = (db: Queryable, blobs: readonly (StagedBytes & { held: Buffer })[]) =>
-  db.query(statement`
+  db.query(voidStatement`
     with blob as (
       select * from ${sql.unnest(
         blobs.map(({ location, size, sha256, held }) => [location, size, sha256, held]),
@@ -48,7 +48,7 @@ export const insertBlobs = (db: Queryable, blobs: readonly (StagedBytes & { held
  * Lengths are counted without reading the bytes.
  */
 export const commitBlobs = async (db: Queryable, staged: readonly StagedBytes[]): Promise<boolean> => {
-  const { rowCount } = await db.query(statement`
+  const { rowCount } = await db.query(voidStatement`
     update file_blobs b set state = 'committed', size = s.size, sha256 = decode(s.sha256, 'hex')
     from ${sql.unnest(
       staged.map(({ location, size, sha256 }) => [location, size, sha256.toString('hex')]),
@@ -82,26 +82,26 @@ export const blobChunk = async (db: Queryable, id: string, seq: number): Promise
 }
 
 export const deleteBlob = (db: Queryable, id: string) =>
-  db.query(statement`
+  db.query(voidStatement`
     with blob as (delete from file_blobs where id = ${id})
     delete from file_blob_chunks where blob_id = ${id}`)
 
 /** The same for many; by the primary keys. */
 export const deleteBlobs = (db: Queryable, ids: readonly string[]) =>
-  db.query(statement`
+  db.query(voidStatement`
     with gone as (select unnest(${sql.array([...ids], 'uuid')}) as id),
       blobs as (delete from file_blobs b using gone where b.id = gone.id)
     delete from file_blob_chunks c using gone where c.blob_id = gone.id`)
 
 /** Drops a blob that was not committed; one that was stays, whatever the caller has heard of its commit. */
 export const deleteStagedBlob = (db: Queryable, id: string) =>
-  db.query(statement`
+  db.query(voidStatement`
     with blob as (delete from file_blobs where id = ${id} and state = 'staging')
     delete from file_blob_chunks where blob_id = ${id}
       and not exists (select 1 from file_blobs where id = ${id} and state = 'committed')`)
 
 /** Blobs that nothing will ever name: staged before a time, by file_blobs_staging. */
-export const staleBlobs = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>
+export const listAbandonedUploads = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>
   db.anyFirst(id`
     select id from file_blobs where state = 'staging' and created_at < ${before.toISOString()}::timestamptz
     order by created_at limit ${limit}`)
@@ -110,7 +110,7 @@ export const staleBlobs = (db: Queryable, before: Date, limit: number): Promise<
  * Committed blobs without a file: those of deleted projects. Blob and file are committed in one transaction, so a
  * snapshot never has the one without the other. Joins all blobs with files_location: for a sweep.
  */
-export const unnamedBlobs = (db: Queryable, limit: number): Promise<readonly string[]> =>
+export const listOrphanedBlobs = (db: Queryable, limit: number): Promise<readonly string[]> =>
   db.anyFirst(id`
     select b.id from file_blobs b
     where b.state = 'committed' and not exists (select 1 from files f where f.location = b.id::text)
@@ -118,18 +118,18 @@ export const unnamedBlobs = (db: Queryable, limit: number): Promise<readonly str
 
 /** Deletes some chunks of a blob; returns how many went. */
 export const deleteChunks = async (db: Queryable, id: string, limit: number): Promise<number> => {
-  const { rowCount } = await db.query(statement`
+  const { rowCount } = await db.query(voidStatement`
     delete from file_blob_chunks where blob_id = ${id} and seq in
       (select seq from file_blob_chunks where blob_id = ${id} limit ${limit})`)
   return rowCount
 }
 
 /** Whether a file has its bytes at a location, by files_location. */
-export const isNamed = (db: Queryable, { storage, location }: Location): Promise<boolean> =>
+export const isReferenced = (db: Queryable, { storage, location }: Location): Promise<boolean> =>
   db.exists(one`select 1 from files where location = ${location} and storage = ${storage}`)
 
 /** Up to `limit` locations of a project outside of the database, behind a file's id; for the delete of the project. */
-export const outsideLocations = (
+export const listExternalLocations = (
   db: Queryable,
   projectId: string,
   after: string,

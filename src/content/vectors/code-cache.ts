@@ -2,22 +2,22 @@ import { setImmediate } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
 import { inTransaction } from '../../core/db/pool.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { codeBits, differences } from './codes.ts'
-import { memoryOf } from './memory.ts'
+import { codeBits, hammingDistances } from './codes.ts'
 import {
-  type Coded,
+  type CodedRows,
   type CodeScope,
+  fetchCodes,
   type KnownVectors,
   type NewVectors,
-  nextCodes,
-  openCodes,
-  readNews,
+  openCodeCursor,
+  readChangesSince,
   type Scan,
-  type Seen,
+  type ScanSnapshot,
 } from './store.ts'
-import { forgetVectors, makeRoom } from './vector-cache.ts'
+import { evictUntilFree, forgetVectors } from './vector-cache.ts'
+import { vectorMemory } from './vector-memory.ts'
 
 /**
  * The codes of projects that are searched again and again, kept in the process: what takes the database 50 ms of processor
@@ -25,7 +25,7 @@ import { forgetVectors, makeRoom } from './vector-cache.ts'
  * of transactions that `snapshot` could not see, so it sees what was committed before it began, as one that scans does. Searches ask at the same time and each takes in what it finds: whoever comes last, every row that its snapshot
  * saw is there.
  */
-export type Codes = Seen & {
+export type CachedCodes = ScanSnapshot & {
   scope: CodeScope
   /** Ids of vectors; 0 where one is gone. Longer than `rows`: new ones are taken in while there is room. */
   ids: Float64Array
@@ -38,7 +38,7 @@ export type Codes = Seen & {
 }
 
 type Cache = {
-  codes: LRUCache<string, Codes>
+  codes: LRUCache<string, CachedCodes>
   /** Scopes that were scanned: `once`, or `settled`: their codes are being read, or there was no room for them. */
   scanned: LRUCache<string, 'once' | 'settled'>
   /** The read that is under way and those that wait for it. */
@@ -58,8 +58,8 @@ const SLICE = 4096
 /** The event loop is let go after so long, for other requests and the search by words beside this one. */
 const SLICE_MS = 1
 
-const cacheOf = perProcess((services): Cache => {
-  const memory = memoryOf(services)
+const cacheOf = processSingleton((services): Cache => {
+  const memory = vectorMemory(services)
   const measure = () => {
     memory.codes = codes.calculatedSize
   }
@@ -84,16 +84,16 @@ const keyOf = ({ project, space, source }: CodeScope): string => `${project} ${s
 const roomFor = (rows: number): number => rows + Math.min(MOST_NEW, Math.ceil(rows / 10) + 1000)
 
 /** The codes of a scope, when this process keeps them: as they were when they were last followed. */
-export const keptCodes = (services: Services, scope: CodeScope): Codes | undefined =>
+export const cachedCodes = (services: Services, scope: CodeScope): CachedCodes | undefined =>
   cacheOf(services).codes.get(keyOf(scope))
 
 /** Sends one statement as a transaction of its own, with the settings of a scan. */
 export type Alone = <T>(send: (db: Queryable) => Promise<T>) => Promise<T>
 
 /** What codes held when a search compared them; others may take news in while it does. */
-export type Moment = Pick<Codes, 'snapshot' | 'rows'>
+export type CodeSnapshot = Pick<CachedCodes, 'snapshot' | 'rows'>
 
-export const momentOf = ({ snapshot, rows }: Codes): Moment => ({ snapshot, rows })
+export const codeSnapshot = ({ snapshot, rows }: CachedCodes): CodeSnapshot => ({ snapshot, rows })
 
 /**
  * Takes in what was committed since a moment. One round trip.
@@ -101,16 +101,17 @@ export const momentOf = ({ snapshot, rows }: Codes): Moment => ({ snapshot, rows
  * @returns what is new of those, and the rows whose codes were taken in; null when the codes are not as the database has
  *   them now, and were dropped
  */
-export async function followCodes(
+export async function refreshCodes(
   services: Services,
   alone: Alone,
-  codes: Codes,
-  { since, known, filter }: { since: Moment; known: KnownVectors; filter: Scan['filter'] },
+  codes: CachedCodes,
+  { since, known, filter }: { since: CodeSnapshot; known: KnownVectors; filter: Scan['filter'] },
 ): Promise<{ vectors: NewVectors; rows: readonly number[] } | null> {
   const limit = codes.ids.length - since.rows + 1
-  const news = await alone(db => readNews(db, codes.scope, { snapshot: since.snapshot, limit }, known, filter))
+  const news = await alone(db => readChangesSince(db, codes.scope, { snapshot: since.snapshot, limit }, known, filter))
   // On another server, or after a restart that may have restored a backup, transactions can have other numbers.
-  const rows = news.server === codes.server && news.codes.ids.length < limit ? await takeIn(codes, news.codes) : null
+  const rows =
+    news.server === codes.server && news.codes.ids.length < limit ? await mergeCodes(codes, news.codes) : null
   if (rows) {
     codes.snapshot = news.snapshot
     if (rows.some(row => row < since.rows)) forgetVectors(services, news.codes.ids)
@@ -121,7 +122,7 @@ export async function followCodes(
 }
 
 /** Codes that are no longer worth following; the next scan of their scope has them read anew. */
-export function dropCodes(services: Services, codes: Codes): void {
+export function dropCodes(services: Services, codes: CachedCodes): void {
   const { codes: kept, scanned } = cacheOf(services)
   const key = keyOf(codes.scope)
   if (kept.peek(key) !== codes) return
@@ -133,7 +134,7 @@ export function dropCodes(services: Services, codes: Codes): void {
  * Says that a scope was scanned that is worth keeping. The second time its codes are read, behind the search; one scope
  * after the other, so that reads hold one connection, and never more memory than the setting allows.
  */
-export function noteScan(services: Services, scope: CodeScope): void {
+export function recordScan(services: Services, scope: CodeScope): void {
   if (services.config.KNOWLEDGE_CODE_CACHE_BYTES === 0) return
   const cache = cacheOf(services)
   const key = keyOf(scope)
@@ -152,10 +153,10 @@ async function readAll(services: Services, scope: CodeScope): Promise<void> {
   const { codes: kept, scanned } = cacheOf(services)
   const bytes = codeBits(scope.space.dimensions) / 8
   const codes = await inTransaction(services.pool, async db => {
-    const { count, ...seen } = await openCodes(db, scope)
+    const { count, ...seen } = await openCodeCursor(db, scope)
     const room = roomFor(count)
-    if (!makeRoom(services, room * (Float64Array.BYTES_PER_ELEMENT + bytes))) return null
-    const read: Codes = {
+    if (!evictUntilFree(services, room * (Float64Array.BYTES_PER_ELEMENT + bytes))) return null
+    const read: CachedCodes = {
       ...seen,
       scope,
       ids: new Float64Array(room),
@@ -164,7 +165,7 @@ async function readAll(services: Services, scope: CodeScope): Promise<void> {
       rows: 0,
       hides: false,
     }
-    for (let part = await nextCodes(db); part.ids.length > 0; part = await nextCodes(db))
+    for (let part = await fetchCodes(db); part.ids.length > 0; part = await fetchCodes(db))
       append(read, part.ids, part.codes)
     return read
   })
@@ -172,12 +173,12 @@ async function readAll(services: Services, scope: CodeScope): Promise<void> {
   forgetVectors(services, codes.ids.subarray(0, codes.rows))
   kept.set(keyOf(scope), codes)
   // Searches have filled what was free while the codes were read.
-  makeRoom(services, 0)
+  evictUntilFree(services, 0)
   scanned.delete(keyOf(scope))
 }
 
 /** Takes in new codes, each row once; returns their rows, null when there is no room. */
-async function takeIn(codes: Codes, news: Coded): Promise<number[] | null> {
+async function mergeCodes(codes: CachedCodes, news: CodedRows): Promise<number[] | null> {
   if (news.ids.length === 0) return []
   const taken: number[] = []
   const codeAt = (index: number) => news.codes.subarray(index * codes.bytes, (index + 1) * codes.bytes)
@@ -205,7 +206,7 @@ async function takeIn(codes: Codes, news: Coded): Promise<number[] | null> {
   return taken
 }
 
-function append(codes: Codes, ids: readonly number[], bytes: Uint8Array): void {
+function append(codes: CachedCodes, ids: readonly number[], bytes: Uint8Array): void {
   codes.ids.set(ids, codes.rows)
   codes.codes.set(bytes, codes.rows * codes.bytes)
   codes.rows += ids.length
@@ -231,7 +232,7 @@ const GONE = 65_535
  * @param question `codeBytes` of it
  */
 export async function nearestCodes(
-  { ids, codes, rows: all }: Codes,
+  { ids, codes, rows: all }: CachedCodes,
   question: Uint8Array,
   limit: number,
 ): Promise<number[]> {
@@ -239,7 +240,7 @@ export async function nearestCodes(
   /** How many rows have each distance. */
   const having = new Uint32Array(question.length * 8 + 1)
   await inSlices(all, (from, to) => {
-    differences(codes, question, distances, { from, to })
+    hammingDistances(codes, question, distances, { from, to })
     for (let row = from; row < to; row++) {
       if (ids[row] === 0) distances[row] = GONE
       else having[distances[row]]++
@@ -258,6 +259,6 @@ export async function nearestCodes(
 }
 
 /** Leaves out rows whose vectors are gone from now on. */
-export function forget({ ids }: Codes, rows: readonly number[]): void {
+export function evictRows({ ids }: CachedCodes, rows: readonly number[]): void {
   for (const row of rows) ids[row] = 0
 }

@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto'
-import { CODES_AT, CODES_BYTES, differences as compare, DISTANCES_AT, memory, QUESTION_AT } from './differences-wasm.ts'
+import { CODES_AT, CODES_BYTES, differences as compare, DISTANCES_AT, memory, QUESTION_AT } from './hamming-wasm.ts'
 
 /**
  * Sign-bit codes of vectors (code version 1): the vector is rotated twice by random signs and a Walsh-Hadamard transform,
@@ -95,7 +95,7 @@ const shared = new Uint8Array(memory.buffer)
  * @param codes one after the other, each as long as the question's
  * @param distances takes the counts of the rows from `from` up to, without, `to`
  */
-export function differences(
+export function hammingDistances(
   codes: Uint8Array,
   question: Uint8Array,
   distances: Uint16Array,
@@ -123,7 +123,7 @@ let sums = new Float32Array(0)
  * @param rows which of them to estimate
  * @returns one estimate for each of `rows`; it grows with the cosine and means nothing else
  */
-export function estimates(vector: Float32Array, codes: Uint8Array, rows: readonly number[]): Float64Array {
+export function estimateCosines(vector: Float32Array, codes: Uint8Array, rows: readonly number[]): Float64Array {
   const coordinates = rotated(vector)
   const bytes = coordinates.length / 8
   if (sums.length < bytes * 256) sums = new Float32Array(bytes * 256)

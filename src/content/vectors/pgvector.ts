@@ -1,12 +1,12 @@
 import { z } from 'zod'
 import { ConfigError } from '../../config.ts'
-import { type Queryable, rawFragment, sql, statement } from '../../core/db/sql.ts'
-import { every, handler } from '../../core/jobs/handler.ts'
+import { type Queryable, rawFragment, sql, voidStatement } from '../../core/db/sql.ts'
+import { handler, schedule } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
-import { bitsOf } from './store.ts'
+import { bitType } from './store.ts'
 
 /**
  * The extension pgvector, where the server has it: an HNSW index over the same codes, one a space, that
@@ -45,7 +45,7 @@ export async function requireVectorIndex({ config, pool }: Services): Promise<vo
   )
 }
 
-const known = perProcess(() => new Map<number, { valid: boolean; until: number }>())
+const known = processSingleton(() => new Map<number, { valid: boolean; until: number }>())
 
 /** Whether the index of a space is complete; asked of the database every 30 seconds at most. */
 export async function hasIndex(services: Services, space: Pick<Space, 'id'>): Promise<boolean> {
@@ -75,24 +75,26 @@ export async function buildVectorIndex(services: Services): Promise<boolean> {
   if (!space) return false
   return pool.connect(async connection => {
     // A build takes as long as it takes, and it cannot run in a transaction that would hold the setting.
-    await connection.query(statement`set statement_timeout = 0`)
+    await connection.query(voidStatement`set statement_timeout = 0`)
     try {
       await dropUnused(connection, space.id)
       const state = await indexState(connection, space.id)
       if (state === true) return false
       if (state === false) {
         if (await isBuilding(connection)) return false
-        await connection.query(statement`drop index concurrently if exists ${sql.identifier([indexName(space.id)])}`)
+        await connection.query(
+          voidStatement`drop index concurrently if exists ${sql.identifier([indexName(space.id)])}`,
+        )
       }
       const started = performance.now()
-      await connection.query(statement`
+      await connection.query(voidStatement`
         create index concurrently ${sql.identifier([indexName(space.id)])} on knowledge_vectors
-        using hnsw ((code::${bitsOf(space.dimensions)}) bit_hamming_ops) where space_id = ${rawFragment(String(space.id))}`)
+        using hnsw ((code::${bitType(space.dimensions)}) bit_hamming_ops) where space_id = ${rawFragment(String(space.id))}`)
       known(services).delete(space.id)
       log.info({ space: space.id, ms: Math.round(performance.now() - started) }, 'vector index built')
       return true
     } finally {
-      await connection.query(statement`reset statement_timeout`)
+      await connection.query(voidStatement`reset statement_timeout`)
     }
   })
 }
@@ -108,11 +110,11 @@ async function dropUnused(db: Queryable, current: number): Promise<void> {
     join embedding_spaces s on c.relname = 'knowledge_vectors_hnsw_' || s.id
     where i.indrelid = 'knowledge_vectors'::regclass and s.id <> ${current}
       and not exists (select 1 from knowledge_vectors v where v.space_id = s.id)`)
-  for (const name of names) await db.query(statement`drop index concurrently if exists ${sql.identifier([name])}`)
+  for (const name of names) await db.query(voidStatement`drop index concurrently if exists ${sql.identifier([name])}`)
 }
 
 /** One build at a time in the whole deployment. */
-const buildQueue = entityMailbox('vector.index', {
+const buildQueue = entityMailbox('vector.build_index', {
   message: z.object({}),
   concern: 'ingestion',
   key: () => 'vectors',
@@ -124,4 +126,4 @@ export const indexHandler = handler(buildQueue, { concurrency: 1 }, (_message, {
   buildVectorIndex(services),
 )
 
-export const indexSchedule = every('build vector index', BUILD_EVERY_SECONDS, buildQueue, {})
+export const indexSchedule = schedule('build vector index', BUILD_EVERY_SECONDS, buildQueue, {})

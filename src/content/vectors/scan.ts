@@ -1,24 +1,24 @@
 import { Counter } from 'prom-client'
+import { sendWithCommit } from '../../core/db/commit-piggyback.ts'
 import { inTransaction } from '../../core/db/pool.ts'
 import { setForTransaction } from '../../core/db/settings.ts'
-import { sendLast } from '../../core/db/transaction-edges.ts'
 import type { Services } from '../../core/process/services.ts'
 import {
   type Alone,
-  type Codes,
+  type CachedCodes,
+  type CodeSnapshot,
+  cachedCodes,
+  codeSnapshot,
   dropCodes,
-  followCodes,
-  forget,
-  keptCodes,
-  type Moment,
-  momentOf,
+  evictRows,
   nearestCodes,
-  noteScan,
+  recordScan,
+  refreshCodes,
 } from './code-cache.ts'
-import { codeBytes, codeOf, estimates } from './codes.ts'
+import { codeBytes, codeOf, estimateCosines } from './codes.ts'
 import { hasIndex } from './pgvector.ts'
-import { type Scan, type Stored, scanCodes, searchIndex } from './store.ts'
-import { asking, cosineAt, keptNear, type Near, nearBy, nearOf } from './vector-cache.ts'
+import { type Scan, type StoredVector, scanCodes, searchIndex } from './store.ts'
+import { cosineAt, keptNear, pinVectors, type ScoredRow, scoreCached, scoreIds } from './vector-cache.ts'
 
 export const vectorSearches = new Counter({
   name: 'muster_vector_searches_total',
@@ -49,7 +49,7 @@ const LEAST_READ = 100
  * How candidates are read: how many at first, of how many of the nearest the database is asked whether they are as they are
  * kept, and whether those that are left can be left out.
  */
-type Reading = { first: number; sure: number; isEnough(estimate: number, found: readonly Near[]): boolean }
+type Reading = { first: number; sure: number; isEnough(estimate: number, found: readonly ScoredRow[]): boolean }
 
 /** Estimates of cosines err by 0.028 (one standard deviation, 2,048 bits), by more than this once in millions. */
 const MARGIN = 0.14
@@ -61,7 +61,7 @@ function readingOf(
 ): Reading {
   if (relevant === undefined) return { first: wanted, sure, isEnough: () => false }
   // What a row with the question's own code is estimated at stands for a cosine of 1.
-  const [one] = estimates(question, codeBytes(question), [0])
+  const [one] = estimateCosines(question, codeBytes(question), [0])
   let best = -1
   let seen = 0
   return {
@@ -99,39 +99,39 @@ export async function nearestRows(
     relevant,
     ...scope
   }: Omit<Scan, 'code'> & { vector: Float32Array; whole?: boolean; sure?: number; relevant?: number },
-): Promise<Near[]> {
+): Promise<ScoredRow[]> {
   const { config, pool } = services
   const wanted = Math.min(MOST_CANDIDATES, Math.max(LEAST_CANDIDATES, config.KNOWLEDGE_CANDIDATE_FACTOR * limit))
   const { projects, space, source, filter } = scope
   const reading = readingOf(vector, wanted, { sure, relevant })
   const indexed = await hasIndex(services, space)
   const keepable = whole && !indexed && projects?.length === 1 ? { project: projects[0], space, source } : null
-  const kept = keepable && keptCodes(services, keepable)
+  const kept = keepable && cachedCodes(services, keepable)
   const settings = settingsOf({ timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS, indexed: indexed ? wanted : null })
   const alone: Alone = send =>
     inTransaction(pool, async db => {
       // One plan for all: both read rows by their ids or by what is new, and would take three times as long to plan as to run.
       await setForTransaction(db, { ...settings, plan_cache_mode: 'force_generic_plan' })
-      return sendLast(() => send(db))
+      return sendWithCommit(() => send(db))
     })
   // Before a connection is taken; what has come meanwhile is taken in by the first statement.
   const looked = kept && (await lookAt(kept, vector, kept.hides ? ESTIMATED : estimatedOf(kept.rows, wanted)))
   const inMemory = looked && (await nearestKept(services, alone, looked, { vector, wanted, filter, reading }))
   if (inMemory) {
     vectorSearches.inc({ by: 'memory' })
-    return ranked(inMemory)
+    return sortByScore(inMemory)
   }
   const { found, by, scanned } = await inTransaction(pool, async db => {
     await setForTransaction(db, settings)
     const scan = { ...scope, code: codeOf(vector) }
     const near = indexed ? await searchIndex(db, { ...scan, limit: wanted }) : []
     const cosines = async (ids: readonly number[]) =>
-      [...(await nearOf(services, db, { ids, question: vector, filter: null })).values()].filter(row => row !== null)
+      [...(await scoreIds(services, db, { ids, question: vector, filter: null })).values()].filter(row => row !== null)
     // The index gives up in scopes that are a small part of it; they are small enough to be scanned.
     if (near.length === wanted) return { found: await cosines(near), by: 'index', scanned: 0 }
     const { ids, codes } = await scanCodes(db, { ...scan, limit: ESTIMATED })
     const nearest = byEstimate(codes, [...ids.keys()], vector)
-    const read: Near[] = []
+    const read: ScoredRow[] = []
     for (let at = 0; at < Math.min(wanted, nearest.rows.length) && !reading.isEnough(nearest.near[at], read); ) {
       const part = nearest.rows.slice(at, Math.min(wanted, at + reading.first))
       at += part.length
@@ -140,18 +140,18 @@ export async function nearestRows(
     return { found: read, by: 'scan', scanned: ids.length }
   })
   vectorSearches.inc({ by })
-  if (keepable && scanned === ESTIMATED) noteScan(services, keepable)
-  return ranked(found)
+  if (keepable && scanned === ESTIMATED) recordScan(services, keepable)
+  return sortByScore(found)
 }
 
 /** Rows with their estimates, the nearest first. */
 type Estimated = { rows: number[]; near: number[] }
 
 /** Codes that are kept, as they were at a moment, with the rows whose vectors are worth reading. */
-type Looked = { kept: Codes; moment: Moment; nearest: Estimated; limit: number }
+type Looked = { kept: CachedCodes; moment: CodeSnapshot; nearest: Estimated; limit: number }
 
-async function lookAt(kept: Codes, vector: Float32Array, limit: number): Promise<Looked> {
-  const moment = momentOf(kept)
+async function lookAt(kept: CachedCodes, vector: Float32Array, limit: number): Promise<Looked> {
+  const moment = codeSnapshot(kept)
   const rows = await nearestCodes(kept, codeBytes(vector), limit)
   return { kept, moment, nearest: byEstimate(kept.codes, rows, vector), limit }
 }
@@ -165,20 +165,20 @@ async function nearestKept(
   alone: Alone,
   { kept, moment, nearest: before, limit }: Looked,
   search: { vector: Float32Array; wanted: number; filter: Scan['filter']; reading: Reading },
-): Promise<Near[] | null> {
+): Promise<ScoredRow[] | null> {
   const { vector, wanted, filter, reading } = search
   const ids = before.rows.slice(0, reading.first).map(row => kept.ids[row])
   const unsure = keptNear(services, ids, vector)
-  const asked = asking(services, kept.hides ? ids : toCheck(ids, unsure, reading.sure))
-  const news = await followCodes(services, alone, kept, { since: moment, known: asked, filter })
+  const asked = pinVectors(services, kept.hides ? ids : toCheck(ids, unsure, reading.sure))
+  const news = await refreshCodes(services, alone, kept, { since: moment, known: asked, filter })
   if (!news) return null
-  const near = nearBy(services, asked, news.vectors, vector)
+  const near = scoreCached(services, asked, news.vectors, vector)
   const known = new Set(asked.ids)
   kept.hides = asked.ids.some(id => !near.get(id))
   if (kept.hides && known.size < ids.length) {
     // Where some are hidden, others are: none of them may take a place.
     const rest = ids.filter(id => !known.has(id))
-    const read = await alone(db => nearOf(services, db, { ids: rest, question: vector, filter }))
+    const read = await alone(db => scoreIds(services, db, { ids: rest, question: vector, filter }))
     for (const id of rest) known.add(id)
     for (const [id, place] of read) near.set(id, place)
   }
@@ -187,7 +187,7 @@ async function nearestKept(
     news.rows.length > MOST_MERGED
       ? (await lookAt(kept, vector, limit)).nearest
       : merged(before, byEstimate(kept.codes, news.rows, vector))
-  const found: Near[] = []
+  const found: ScoredRow[] = []
   const gone: number[] = []
   let enough = false
   for (let at = 0; at < nearest.rows.length && found.length < wanted && !enough; ) {
@@ -195,7 +195,7 @@ async function nearestKept(
     at += part.length
     const unknown = part.map(row => kept.ids[row]).filter(id => !known.has(id) && !unsure.has(id))
     const read =
-      unknown.length > 0 ? await alone(db => nearOf(services, db, { ids: unknown, question: vector, filter })) : null
+      unknown.length > 0 ? await alone(db => scoreIds(services, db, { ids: unknown, question: vector, filter })) : null
     for (const row of part) {
       const id = kept.ids[row]
       const place = known.has(id) ? near.get(id) : (unsure.get(id) ?? read?.get(id))
@@ -204,7 +204,7 @@ async function nearestKept(
     }
     enough = reading.isEnough(nearest.near[at], found)
   }
-  forget(kept, gone)
+  evictRows(kept, gone)
   if (enough || found.length >= wanted || nearest.rows.length < limit) return found.slice(0, wanted)
   if (limit < ESTIMATED) return nearestKept(services, alone, await lookAt(kept, vector, ESTIMATED), search)
   if (gone.length > 0) dropCodes(services, kept)
@@ -212,10 +212,10 @@ async function nearestKept(
 }
 
 /** Of candidates those that are not kept, and those of the rows that are the nearest by what is kept. */
-function toCheck(ids: readonly number[], kept: ReadonlyMap<number, Near>, rows: number): readonly number[] {
+function toCheck(ids: readonly number[], kept: ReadonlyMap<number, ScoredRow>, rows: number): readonly number[] {
   if (ids.length <= rows) return ids
   const nearest = new Set(
-    ranked(kept.values())
+    sortByScore(kept.values())
       .slice(0, rows)
       .map(({ ref_id }) => ref_id),
   )
@@ -243,7 +243,7 @@ function merged(before: Estimated, news: Estimated): Estimated {
 /** Rows by how near their codes are estimated to be to the question. */
 function byEstimate(codes: Uint8Array, rows: readonly number[], question: Float32Array): Estimated {
   if (rows.length === 0) return { rows: [], near: [] }
-  const near = estimates(question, codes, rows)
+  const near = estimateCosines(question, codes, rows)
   // A difference would be allocated at each comparison.
   const order = new Uint32Array(rows.length).map((_, index) => index)
   order.sort((left, right) => (near[right] > near[left] ? 1 : -1))
@@ -271,22 +271,22 @@ const settingsOf = (options: { timeoutMs: number; indexed: number | null }): Rec
 })
 
 /** Dot product of two vectors of length 1. */
-export const cosine = (left: Float32Array, right: Float32Array): number => cosineAt(left, 0, right)
+export const cosineSimilarity = (left: Float32Array, right: Float32Array): number => cosineAt(left, 0, right)
 
 /** The cosines of vectors that were read by themselves. */
-export function* cosinesOf(found: readonly Stored[], question: Float32Array): Generator<Near> {
+export function* cosinesOf(found: readonly StoredVector[], question: Float32Array): Generator<ScoredRow> {
   // Decoded one after the other into the same memory: an array for each was half of what a search cost this process.
   const vector = new Float32Array(question.length)
   const bytes = Buffer.from(vector.buffer)
   for (const { ref_id, container_id, vec } of found) {
     bytes.write(vec, 'base64')
-    yield { ref_id, container_id, cosine: cosine(vector, question) }
+    yield { ref_id, container_id, cosine: cosineSimilarity(vector, question) }
   }
 }
 
 /** Rows by cosine, then id; a row stands where its best segment does. */
-export function ranked(found: Iterable<Near>): Near[] {
-  const best = new Map<string, Near>()
+export function sortByScore(found: Iterable<ScoredRow>): ScoredRow[] {
+  const best = new Map<string, ScoredRow>()
   for (const near of found) {
     const known = best.get(near.ref_id)
     if (!known || known.cosine < near.cosine) best.set(near.ref_id, near)

@@ -1,11 +1,11 @@
 import { z } from 'zod'
-import { all, type Fragment, isOneOf, type Queryable, rawFragment, sql, statement } from '../../core/db/sql.ts'
+import { allOf, equalsAny, type Fragment, type Queryable, rawFragment, sql, voidStatement } from '../../core/db/sql.ts'
 import { isZero } from '../embeddings/local.ts'
 import { codeBits, codeOf } from './codes.ts'
 
 /** What a vector belongs to, as knowledge_vectors.source. */
-export const SOURCES = { document: 1, memory: 2 } as const
-export type SourceNumber = (typeof SOURCES)[keyof typeof SOURCES]
+export const VECTOR_SOURCES = { document: 1, memory: 2 } as const
+export type SourceNumber = (typeof VECTOR_SOURCES)[keyof typeof VECTOR_SOURCES]
 
 export type NewVector = {
   project_id: string
@@ -41,7 +41,7 @@ const bytesOf = (vector: Float32Array): string =>
  * nothing and not stored. The rows must differ in (source, ref_id, segment, space_id).
  */
 export async function insertVectors(db: Queryable, rows: readonly NewVector[]): Promise<void> {
-  if (rows.length > 0) await db.query(statement`${vectorInsert(rows)}`)
+  if (rows.length > 0) await db.query(voidStatement`${vectorInsert(rows)}`)
 }
 
 /** The statement of `insertVectors`, where a condition holds. */
@@ -97,8 +97,8 @@ export async function removeVectors(
 ): Promise<void> {
   await db.query(
     'container_id' in of
-      ? statement`delete from knowledge_vectors where container_id = ${of.container_id}`
-      : statement`delete from knowledge_vectors where source = ${of.source} and ref_id = any(${sql.array([...of.ref_ids], 'text')})`,
+      ? voidStatement`delete from knowledge_vectors where container_id = ${of.container_id}`
+      : voidStatement`delete from knowledge_vectors where source = ${of.source} and ref_id = any(${sql.array([...of.ref_ids], 'text')})`,
   )
 }
 
@@ -133,7 +133,7 @@ export type Scan = {
 }
 
 /** Rows by the ids of their vectors, with their codes, one after the other. */
-export type Coded = { ids: number[]; codes: Buffer }
+export type CodedRows = { ids: number[]; codes: Buffer }
 
 /** The bytes of a code, without the number of its bits in front. */
 const codeAsBytes = sql.fragment`substring(varbit_send(v.code) from 5)`
@@ -144,7 +144,7 @@ const coded = sql.fragment`string_agg(v.id::text, ',') as ids, encode(string_agg
 const Parts = z.object({ ids: z.string().nullable(), codes: z.string().nullable() })
 const parts = sql.type(Parts)
 
-const codedOf = ({ ids, codes }: z.output<typeof Parts>): Coded => ({
+const codedOf = ({ ids, codes }: z.output<typeof Parts>): CodedRows => ({
   ids: ids?.split(',').map(Number) ?? [],
   codes: Buffer.from(codes ?? '', 'base64'),
 })
@@ -155,7 +155,7 @@ const codedOf = ({ ids, codes }: z.output<typeof Parts>): Coded => ({
  * a number is compared where it is, while of a row with its code the sort copies 300 bytes before it compares, for every row
  * of the project.
  */
-export async function scanCodes(db: Queryable, scan: Scan): Promise<Coded> {
+export async function scanCodes(db: Queryable, scan: Scan): Promise<CodedRows> {
   return codedOf(
     await db.one(parts`
       with near as materialized (
@@ -174,10 +174,10 @@ export type CodeScope = { project: string; space: { id: number; dimensions: numb
  * What a read of codes could see, and of which run of which server: the numbers of transactions mean nothing on another one,
  * and after a crash those that had written nothing lasting are given out again.
  */
-const Seen = z.object({ snapshot: z.string(), server: z.string() })
-export type Seen = z.output<typeof Seen>
+const ScanSnapshot = z.object({ snapshot: z.string(), server: z.string() })
+export type ScanSnapshot = z.output<typeof ScanSnapshot>
 
-const state = sql.type(Seen.extend({ count: z.int() }))
+const state = sql.type(ScanSnapshot.extend({ count: z.int() }))
 const code = sql.type(z.object({ id: z.int(), code: z.string() }))
 const id = sql.type(z.object({ id: z.int() }))
 
@@ -193,18 +193,18 @@ const inScope = ({ project, space, source }: CodeScope): Fragment =>
  * Opens a transaction's cursor over the codes of a scope, for `nextCodes`; every part is of the same moment. By an
  * index-only scan of knowledge_vectors_scan, or through the table where the scope is a large part of it.
  */
-export async function openCodes(db: Queryable, scope: CodeScope): Promise<Seen & { count: number }> {
-  await db.query(statement`set transaction isolation level repeatable read, read only`)
+export async function openCodeCursor(db: Queryable, scope: CodeScope): Promise<ScanSnapshot & { count: number }> {
+  await db.query(voidStatement`set transaction isolation level repeatable read, read only`)
   const opened = await db.one(state`
     select ${seen}, (select count(*) from knowledge_vectors v where ${inScope(scope)}) as count`)
-  await db.query(statement`
+  await db.query(voidStatement`
     declare codes no scroll cursor for
     select v.id, encode(${codeAsBytes}, 'base64') as code from knowledge_vectors v where ${inScope(scope)}`)
   return opened
 }
 
 /** Some thousand codes of the open cursor; none at its end. */
-export async function nextCodes(db: Queryable): Promise<Coded> {
+export async function fetchCodes(db: Queryable): Promise<CodedRows> {
   const rows = await db.any(code`fetch 1000 from codes`)
   return {
     ids: rows.map(row => row.id),
@@ -214,18 +214,18 @@ export async function nextCodes(db: Queryable): Promise<Coded> {
 
 /** Nearest first by the HNSW index of the space (pgvector.ts); fewer when the index gave up before it had found enough. */
 export async function searchIndex(db: Queryable, scan: Scan): Promise<readonly number[]> {
-  const bits = bitsOf(scan.space.dimensions)
+  const bits = bitType(scan.space.dimensions)
   return db.anyFirst(id`
     select v.id from knowledge_vectors v where ${within(scan)}
     order by v.code::${bits} <~> ${scan.code}::${bits} limit ${scan.limit}`)
 }
 
 /** The type of codes; the length of a type is no parameter. */
-export const bitsOf = (dimensions: number): Fragment => rawFragment(`bit(${codeBits(dimensions)})`)
+export const bitType = (dimensions: number): Fragment => rawFragment(`bit(${codeBits(dimensions)})`)
 
 const within = ({ projects, space, source, filter }: Scan): Fragment =>
-  all([
-    projects && isOneOf(sql.fragment`v.project_id`, projects),
+  allOf([
+    projects && equalsAny(sql.fragment`v.project_id`, projects),
     sql.fragment`v.space_id = ${space.id} and v.source = ${source}`,
     filter?.(columns),
   ])
@@ -233,7 +233,7 @@ const within = ({ projects, space, source, filter }: Scan): Fragment =>
 const stored = sql.type(z.object({ ref_id: z.string(), container_id: z.string(), vec: z.string() }))
 
 /** A row and one vector of it, in base64: 400 of 1,024 dimensions take 9 ms that way, 16 ms as the driver reads bytea. */
-export type Stored = { ref_id: string; container_id: string; vec: string }
+export type StoredVector = { ref_id: string; container_id: string; vec: string }
 
 /** What a process knows of vectors: their ids, what wrote those that it keeps (`0` for others), and on which server. */
 export type KnownVectors = { ids: readonly number[]; written_in: readonly string[]; server: string }
@@ -269,7 +269,7 @@ export const readNewVectors = (db: Queryable, known: KnownVectors, filter: Scan[
   db.any(newVector`select v.*, (select ${serverRun}) as server from (${newVectors(known, filter)}) v`)
 
 const news = sql.type(
-  Parts.extend(Seen.shape).extend({ ...NewVectorRow.omit({ server: true }).shape, id: z.int().nullable() }),
+  Parts.extend(ScanSnapshot.shape).extend({ ...NewVectorRow.omit({ server: true }).shape, id: z.int().nullable() }),
 )
 
 /**
@@ -281,13 +281,13 @@ const news = sql.type(
  * 15 ms, this way 0.05). Rows whose transactions have numbers that this server has not given yet were restored from another
  * one; they are not new.
  */
-export async function readNews(
+export async function readChangesSince(
   db: Queryable,
   scope: CodeScope,
   { snapshot, limit }: { snapshot: string; limit: number },
   known: KnownVectors,
   filter: Scan['filter'],
-): Promise<{ codes: Coded; vectors: NewVectors } & Seen> {
+): Promise<{ codes: CodedRows; vectors: NewVectors } & ScanSnapshot> {
   const last = sql.fragment`${snapshot}::pg_snapshot`
   const rows = await db.many(news`
     select ${seen}, new.*, vectors.* from (
@@ -342,7 +342,7 @@ export function decodeVector(text: string): Float32Array {
 export const vectorsOfRefs = (
   db: Queryable,
   of: { source: SourceNumber; ref_ids: readonly string[]; space_id: number },
-): Promise<readonly Stored[]> =>
+): Promise<readonly StoredVector[]> =>
   db.any(stored`
     select v.ref_id, v.container_id, encode(v.vec, 'base64') as vec from knowledge_vectors v
     where v.source = ${of.source} and v.ref_id = any(${sql.array([...of.ref_ids], 'text')}) and v.space_id = ${of.space_id}`)

@@ -1,9 +1,9 @@
 import { LRUCache } from 'lru-cache'
 import type { Queryable } from '../../core/db/sql.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type Memory, memoryOf } from './memory.ts'
 import { type KnownVectors, type NewVectors, readNewVectors, type Scan } from './store.ts'
+import { type VectorMemory, vectorMemory } from './vector-memory.ts'
 
 /**
  * The vectors that searches lately compared, kept in the process: to read 400 of 1,024 dimensions anew costs the database
@@ -19,7 +19,7 @@ type Kept = {
   server: string
   /** How often it was told that vectors were written again. */
   rewrites: number
-  memory: Memory
+  memory: VectorMemory
 }
 
 /** A vector as a transaction wrote it: the block it is in and where. */
@@ -29,15 +29,15 @@ type Entry = { written_in: string; ref_id: string; container_id: string; block: 
 type Block = { values: Float32Array; length: number; ids: number[]; readers: number }
 
 /** A row and the cosine of one of its segments. */
-export type Near = { ref_id: string; container_id: string; cosine: number }
+export type ScoredRow = { ref_id: string; container_id: string; cosine: number }
 
 const BLOCK_BYTES = 1_048_576
 /** What an entry takes beside its vector. */
 const ENTRY_BYTES = 256
 const UNUSED_MS = 600_000
 
-const keptOf = perProcess((services): Kept => {
-  const memory = memoryOf(services)
+const keptOf = processSingleton((services): Kept => {
+  const memory = vectorMemory(services)
   const measure = () => {
     memory.vectors = blocks.calculatedSize
   }
@@ -65,7 +65,7 @@ const bytesOf = (block: Block): number => block.values.byteLength + ENTRY_BYTES 
  * Gives memory of vectors back until so much is free.
  * @returns whether it is
  */
-export const makeRoom = (services: Services, bytes: number): boolean => freed(keptOf(services), bytes)
+export const evictUntilFree = (services: Services, bytes: number): boolean => freed(keptOf(services), bytes)
 
 /** @param dropped takes the blocks that are no longer kept */
 function freed({ blocks, memory }: Kept, bytes: number, dropped: (Block | undefined)[] = []): boolean {
@@ -75,16 +75,16 @@ function freed({ blocks, memory }: Kept, bytes: number, dropped: (Block | undefi
 }
 
 /** Vectors that a search asks for, with those that are kept. */
-export type Asked = KnownVectors & {
+export type PinnedVectors = KnownVectors & {
   entries: readonly (Entry | undefined)[]
   blocks: ReadonlySet<Block>
   rewrites: number
 }
 
 /** How near the vectors that are kept are to a question, unless they were written again meanwhile, hidden or deleted. */
-export function keptNear(services: Services, ids: readonly number[], question: Float32Array): Map<number, Near> {
+export function keptNear(services: Services, ids: readonly number[], question: Float32Array): Map<number, ScoredRow> {
   const { vectors } = keptOf(services)
-  const near = new Map<number, Near>()
+  const near = new Map<number, ScoredRow>()
   for (const id of ids) {
     const entry = vectors.get(id)
     if (!entry) continue
@@ -102,7 +102,7 @@ export function forgetVectors(services: Services, ids: Iterable<number>): void {
 }
 
 /** What is kept of vectors. To be handed to `nearBy`, once: until then they stay in memory, kept or not. */
-export function asking(services: Services, ids: readonly number[]): Asked {
+export function pinVectors(services: Services, ids: readonly number[]): PinnedVectors {
   const { vectors, server, rewrites } = keptOf(services)
   const entries = ids.map(id => vectors.get(id))
   const blocks = new Set(entries.flatMap(entry => entry?.block ?? []))
@@ -114,18 +114,18 @@ export function asking(services: Services, ids: readonly number[]): Asked {
  * How near vectors are to a question, by what is kept and what the database says is new. Keeps what is new.
  * @returns the row and cosine of each; null for those that the filter hides; nothing for those that are gone
  */
-export function nearBy(
+export function scoreCached(
   services: Services,
-  { ids, entries, blocks, rewrites }: Asked,
+  { ids, entries, blocks, rewrites }: PinnedVectors,
   news: NewVectors,
   question: Float32Array,
-): Map<number, Near | null> {
+): Map<number, ScoredRow | null> {
   const kept = keptOf(services)
   if (news.length > 0 && news[0].server !== kept.server) {
     kept.blocks.clear()
     kept.server = news[0].server
   }
-  const near = new Map<number, Near | null>()
+  const near = new Map<number, ScoredRow | null>()
   const isNew = new Set(news.map(row => row.id))
   const used = new Set<Block>()
   for (let index = 0; index < ids.length; index++) {
@@ -154,13 +154,13 @@ export function nearBy(
 }
 
 /** How near vectors are to a question, as `nearBy`. One round trip. */
-export async function nearOf(
+export async function scoreIds(
   services: Services,
   db: Queryable,
   { ids, question, filter }: { ids: readonly number[]; question: Float32Array; filter: Scan['filter'] },
-): Promise<Map<number, Near | null>> {
-  const asked = asking(services, ids)
-  return nearBy(services, asked, await readNewVectors(db, asked, filter), question)
+): Promise<Map<number, ScoredRow | null>> {
+  const asked = pinVectors(services, ids)
+  return scoreCached(services, asked, await readNewVectors(db, asked, filter), question)
 }
 
 /** Where to keep a vector; null where there is no room for any. */

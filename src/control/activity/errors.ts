@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const activityErrors = {
   ACTIVITY_INVALID_CURSOR: {
@@ -8,5 +8,5 @@ export const activityErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof activityErrors> {}
+  interface ErrorCodes extends CodesOf<typeof activityErrors> {}
 }

@@ -7,7 +7,7 @@ export const SEVERITIES = ['info', 'warning', 'critical'] as const
 export type Severity = (typeof SEVERITIES)[number]
 
 /** What is recorded, with its severity unless the entry says another one. */
-export const KINDS = {
+export const ACTIVITY_KINDS = {
   action_executed: 'info',
   approval_created: 'info',
   approval_resolved: 'info',
@@ -20,16 +20,16 @@ export const KINDS = {
   tool_resolution_failed: 'warning',
   usage_quantity_invalid: 'warning',
 } as const satisfies Record<string, Severity>
-export type ActivityKind = keyof typeof KINDS
+export type ActivityKind = keyof typeof ACTIVITY_KINDS
 
-export const KIND_NAMES = Object.keys(KINDS) as [ActivityKind, ...ActivityKind[]]
+export const ACTIVITY_KIND_NAMES = Object.keys(ACTIVITY_KINDS) as [ActivityKind, ...ActivityKind[]]
 
 const reference = z.string().nullable()
 
 export const Activity = record(
   'ActivityEntry',
   {
-    kind: z.enum(KIND_NAMES).describe('What happened'),
+    kind: z.enum(ACTIVITY_KIND_NAMES).describe('What happened'),
     severity: z.enum(SEVERITIES).describe('How much it matters'),
     summary: z.string().describe('One line for people'),
     detail: z.record(z.string(), z.unknown()).nullable().describe('Facts by kind'),

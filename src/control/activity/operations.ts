@@ -1,11 +1,11 @@
 import { z } from 'zod'
-import { ndjson } from '../../core/api/ndjson.ts'
+import { ndjsonStream } from '../../core/api/ndjson.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
-import { followFeed } from './follow.ts'
+import { decodeCursor, encodeCursor } from './cursor.ts'
 import { Activity, type ActivityRow, activityEvents, activityKind } from './model.ts'
-import { cursorOf, positionOf } from './position.ts'
-import { ExportQuery, FeedQuery, StreamQuery, selectionOf } from './query.ts'
-import { databaseTime, entriesAfter, entriesBefore } from './store.ts'
+import { ActivityExportQuery, FeedQuery, StreamQuery, selectionOf } from './query.ts'
+import { activityAfter, entriesBefore, feedTime } from './store.ts'
+import { streamFeed } from './stream-feed.ts'
 
 const tag = 'Activity'
 const EXPORT_PAGE = 1000
@@ -35,10 +35,13 @@ const list = operation({
   async run(context) {
     const { cursor, limit } = context.query
     const selection = selectionOf(context)
-    const before = cursor === undefined ? null : positionOf(cursor)
+    const before = cursor === undefined ? null : decodeCursor(cursor)
     const rows = await entriesBefore(context.db, selection, before, limit + 1)
     const data = rows.slice(0, limit)
-    return { data: data.map(activityKind.present), next_cursor: rows.length > limit ? cursorOf(data[limit - 1]) : null }
+    return {
+      data: data.map(activityKind.present),
+      next_cursor: rows.length > limit ? encodeCursor(data[limit - 1]) : null,
+    }
   },
 })
 
@@ -53,19 +56,19 @@ const exportFeed = operation({
   action: 'activity:ExportActivity',
   lists: activityKind,
   paged: false,
-  query: ExportQuery,
+  query: ActivityExportQuery,
   answers: { 200: Activity },
   produces: 'application/x-ndjson',
   internal: true,
   async run(context) {
     const { services, query } = context
-    const started = await databaseTime(services.pool)
+    const started = await feedTime(services.pool)
     const to = query.to && query.to < new Date(started) ? query.to : new Date(started)
     const selection = selectionOf({ ...context, query: { ...query, to } })
-    return ndjson<ActivityRow>(
+    return ndjsonStream<ActivityRow>(
       context,
       {
-        read: (after, limit) => entriesAfter(services.pool, selection, after, limit),
+        read: (after, limit) => activityAfter(services.pool, selection, after, limit),
         pageSize: EXPORT_PAGE,
         present: activityKind.present,
       },
@@ -94,9 +97,9 @@ const stream = operation({
     const resumed = context.request.headers['last-event-id']
     const after =
       typeof resumed === 'string'
-        ? positionOf(resumed)
-        : { created_at: await databaseTime(context.services.pool), id: FIRST_ID }
-    return followFeed(context, selection, after)
+        ? decodeCursor(resumed)
+        : { created_at: await feedTime(context.services.pool), id: FIRST_ID }
+    return streamFeed(context, selection, after)
   },
 })
 

@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import { invalid } from '../../core/api/errors.ts'
-import { anyOf, between, parseTime, textFilter } from '../../core/api/lists.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
+import { enumListQuery, parseTime, textFilter, timeRangeCondition } from '../../core/api/lists.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { all, sql } from '../../core/db/sql.ts'
-import { KIND_NAMES, SEVERITIES } from './model.ts'
-import type { Selection } from './store.ts'
+import { allOf, sql } from '../../core/db/sql.ts'
+import { ACTIVITY_KIND_NAMES, SEVERITIES } from './model.ts'
+import type { FeedSelection } from './store.ts'
 
 const project = z
   .string()
@@ -12,8 +12,8 @@ const project = z
   .describe('Project whose feed is read; a credential that is bound to a project needs none')
 
 const filters = {
-  kind: anyOf(KIND_NAMES).describe('One `kind` or several, by repeating it'),
-  severity: anyOf(SEVERITIES).describe('One `severity` or several, by repeating it'),
+  kind: enumListQuery(ACTIVITY_KIND_NAMES).describe('One `kind` or several, by repeating it'),
+  severity: enumListQuery(SEVERITIES).describe('One `severity` or several, by repeating it'),
   agent_id: textFilter.describe('Exact match of `agent_id`'),
   generation_id: textFilter.describe('Exact match of `generation_id`'),
   orchestration_run_id: textFilter.describe('Exact match of `orchestration_run_id`'),
@@ -49,7 +49,7 @@ export const FeedQuery = z
       context.addIssue({ code: 'custom', path: ['offset'], message: 'must be left out: pages follow by cursor' })
   })
 
-export const ExportQuery = z.object({
+export const ActivityExportQuery = z.object({
   project_id: z.string().describe('Project whose feed is exported'),
   ...filters,
   ...bounds,
@@ -64,9 +64,9 @@ export function selectionOf({
   project,
   query,
   visible,
-}: Pick<Context<Filters>, 'project' | 'query' | 'visible'>): Selection {
+}: Pick<Context<Filters>, 'project' | 'query' | 'visible'>): FeedSelection {
   if (project === null)
-    return invalid({
+    return raiseInvalid({
       code: 'REQUIRED',
       path: 'project_id',
       message: 'is required with a credential that is bound to no project',
@@ -76,12 +76,12 @@ export function selectionOf({
     project,
     kinds: kind,
     severities: severity,
-    where: all([
+    where: allOf([
       visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows,
       agent_id !== undefined && sql.fragment`t.agent_id = ${agent_id}`,
       generation_id !== undefined && sql.fragment`t.generation_id = ${generation_id}`,
       orchestration_run_id !== undefined && sql.fragment`t.orchestration_run_id = ${orchestration_run_id}`,
-      between(sql.fragment`t.created_at`, { from: from ?? null, to: to ?? null }),
+      timeRangeCondition(sql.fragment`t.created_at`, { from: from ?? null, to: to ?? null }),
     ]),
   }
 }

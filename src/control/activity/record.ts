@@ -1,12 +1,12 @@
 import { Counter } from 'prom-client'
 import { newId } from '../../core/api/ids.ts'
-import type { Outgoing } from '../../core/db/write.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import type { Outbox } from '../../core/db/writer.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { WriteBehind } from '../../core/process/write-behind.ts'
-import { detailText, oneLine, plainId } from './line.ts'
-import { ACTIVITY_CHANNEL, type ActivityKind, activityKind, KINDS, type Severity } from './model.ts'
-import { entryRows, type NewEntry, writeEntries } from './store.ts'
+import { detailText, singleLine, storableId } from './entry-text.ts'
+import { ACTIVITY_CHANNEL, ACTIVITY_KINDS, type ActivityKind, activityKind, type Severity } from './model.ts'
+import { entryRows, type NewActivityEntry, writeEntries } from './store.ts'
 
 /** What is recorded of something that happened. Names, ids and outcomes: never arguments, results or secrets. */
 export type ActivityEntry = {
@@ -37,9 +37,9 @@ export const entriesDropped = new Counter({
   registers: [],
 })
 
-const bufferOf = perProcess(
+const bufferOf = processSingleton(
   ({ log, notifier, pool }) =>
-    new WriteBehind<NewEntry>({
+    new WriteBehind<NewActivityEntry>({
       what: 'activity entries',
       log,
       most: MOST,
@@ -55,17 +55,17 @@ const bufferOf = perProcess(
   buffer => buffer.close(),
 )
 
-const made = (entry: ActivityEntry): NewEntry => ({
+const made = (entry: ActivityEntry): NewActivityEntry => ({
   id: newId(activityKind.prefix),
   project_id: entry.project_id,
   kind: entry.kind,
-  severity: entry.severity ?? KINDS[entry.kind],
-  summary: oneLine(entry.summary),
+  severity: entry.severity ?? ACTIVITY_KINDS[entry.kind],
+  summary: singleLine(entry.summary),
   detail: detailText(entry.detail, DETAIL_BYTES),
-  orchestration_run_id: plainId(entry.orchestration_run_id),
-  agent_id: plainId(entry.agent_id),
-  generation_id: plainId(entry.generation_id),
-  ref_id: plainId(entry.ref_id),
+  orchestration_run_id: storableId(entry.orchestration_run_id),
+  agent_id: storableId(entry.agent_id),
+  generation_id: storableId(entry.generation_id),
+  ref_id: storableId(entry.ref_id),
 })
 
 /**
@@ -73,7 +73,7 @@ const made = (entry: ActivityEntry): NewEntry => ({
  * after the fact. Never throws and is never waited for; an entry that cannot be written is logged and counted. A process
  * that is killed loses what it had not written yet.
  */
-export function recordActivity(services: Pick<Services, 'state' | 'log'>, entry: ActivityEntry): void {
+export function recordActivityLater(services: Pick<Services, 'state' | 'log'>, entry: ActivityEntry): void {
   try {
     bufferOf(services).add(made(entry))
   } catch (error) {
@@ -83,7 +83,7 @@ export function recordActivity(services: Pick<Services, 'state' | 'log'>, entry:
 }
 
 /** Records what happened in the transaction of what mirrors it as an event: written with that exactly once, or not at all. */
-export function addActivity(outgoing: Pick<Outgoing, 'alongside' | 'notify'>, entry: ActivityEntry): void {
+export function recordActivityInTx(outgoing: Pick<Outbox, 'alongside' | 'notify'>, entry: ActivityEntry): void {
   const row = made(entry)
   outgoing.alongside(guard => entryRows([row], guard))
   outgoing.notify(ACTIVITY_CHANNEL, entry.project_id)

@@ -1,6 +1,6 @@
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
-import { deleteEntries } from './store.ts'
+import { deleteActivity } from './store.ts'
 
 const DAY_MS = 86_400_000
 
@@ -11,5 +11,5 @@ export async function pruneActivity(
 ): Promise<number> {
   if (config.ACTIVITY_RETENTION_DAYS === 0) return 0
   const before = new Date(clock.now().getTime() - config.ACTIVITY_RETENTION_DAYS * DAY_MS)
-  return inBatches(limit => deleteEntries(pool, before, limit), stopping)
+  return deleteInBatches(limit => deleteActivity(pool, before, limit), stopping)
 }

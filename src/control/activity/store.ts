@@ -1,12 +1,12 @@
 import { z } from 'zod'
-import { all, type Fragment, type Queryable, rawFragment, sql, statement } from '../../core/db/sql.ts'
+import { allOf, type Fragment, type Queryable, rawFragment, sql, voidStatement } from '../../core/db/sql.ts'
 import { type ActivityKind, type ActivityRow, activityKind, type Severity } from './model.ts'
 
 /** An entry before it is written; `detail` is JSON text, the database gives the time. */
-export type NewEntry = Omit<ActivityRow, 'created_at' | 'detail'> & { detail: string | null }
+export type NewActivityEntry = Omit<ActivityRow, 'created_at' | 'detail'> & { detail: string | null }
 
 /** The insert of entries where a condition holds. One that is written again, after a connection was lost, changes nothing. */
-export const entryRows = (entries: readonly NewEntry[], guard: Fragment): Fragment => sql.fragment`
+export const entryRows = (entries: readonly NewActivityEntry[], guard: Fragment): Fragment => sql.fragment`
   insert into activity_entries (id, project_id, kind, severity, summary, detail, orchestration_run_id, agent_id,
     generation_id, ref_id)
   select e.id, e.project_id, e.kind, e.severity, e.summary, e.detail::json, e.orchestration_run_id, e.agent_id,
@@ -20,7 +20,7 @@ export const entryRows = (entries: readonly NewEntry[], guard: Fragment): Fragme
 const projects = sql.type(z.object({ project_id: z.string() }))
 
 /** Writes entries; returns the projects whose feeds they are new in. */
-export const writeEntries = (db: Queryable, entries: readonly NewEntry[]): Promise<readonly string[]> =>
+export const writeEntries = (db: Queryable, entries: readonly NewActivityEntry[]): Promise<readonly string[]> =>
   db.anyFirst(projects`
     with written as (${entryRows(entries, sql.fragment`true`)}) select distinct project_id from written`)
 
@@ -28,7 +28,7 @@ export const writeEntries = (db: Queryable, entries: readonly NewEntry[]): Promi
 export type Position = Pick<ActivityRow, 'created_at' | 'id'>
 
 /** Which entries are read. `where` are further conditions over the alias `t`. */
-export type Selection = {
+export type FeedSelection = {
   project: string
   kinds?: readonly ActivityKind[]
   severities?: readonly Severity[]
@@ -39,11 +39,11 @@ const at = ({ created_at, id }: Position): Fragment => sql.fragment`(${created_a
 
 /** Entries of one kind, or of all. */
 function conditions(
-  { project, severities, where }: Selection,
+  { project, severities, where }: FeedSelection,
   kind: Fragment | null,
   bound: Fragment | null,
 ): Fragment {
-  return all([
+  return allOf([
     sql.fragment`t.project_id = ${project}`,
     kind && sql.fragment`t.kind = ${kind}`,
     severities && sql.fragment`t.severity = any(${sql.array([...severities], 'text')})`,
@@ -59,7 +59,7 @@ function conditions(
  * _generation and _run. Several kinds are read each by its index and merged: a condition on a list of kinds would read the
  * feed until enough of them came by. The bound in the text tells a prepared plan how few rows it is about.
  */
-function read(db: Queryable, selection: Selection, bound: Fragment | null, limit: number, newestFirst: boolean) {
+function read(db: Queryable, selection: FeedSelection, bound: Fragment | null, limit: number, newestFirst: boolean) {
   const order = newestFirst ? sql.fragment`t.created_at desc, t.id desc` : sql.fragment`t.created_at, t.id`
   const most = rawFragment(String(limit <= 101 ? 101 : 1001))
   const page = (kind: Fragment | null) => sql.fragment`
@@ -77,16 +77,16 @@ function read(db: Queryable, selection: Selection, bound: Fragment | null, limit
 /** The newest entries before a place (null: of all), newest first; at most 101. */
 export const entriesBefore = (
   db: Queryable,
-  selection: Selection,
+  selection: FeedSelection,
   before: Position | null,
   limit: number,
 ): Promise<readonly ActivityRow[]> =>
   read(db, selection, before && sql.fragment`(t.created_at, t.id) < ${at(before)}`, limit, true)
 
 /** The oldest entries after a place (null: of all), oldest first; at most 1,001. */
-export const entriesAfter = (
+export const activityAfter = (
   db: Queryable,
-  selection: Selection,
+  selection: FeedSelection,
   after: Position | null,
   limit: number,
 ): Promise<readonly ActivityRow[]> =>
@@ -95,7 +95,7 @@ export const entriesAfter = (
 const time = sql.type(z.object({ time: z.string() }))
 
 /** The time by the clock of the database, which gives entries theirs. */
-export const databaseTime = (db: Queryable): Promise<string> =>
+export const feedTime = (db: Queryable): Promise<string> =>
   db.oneFirst(time`select clock_timestamp()::timestamptz(3) as time`)
 
 /**
@@ -103,7 +103,7 @@ export const databaseTime = (db: Queryable): Promise<string> =>
  * time at which it was written, so what begins later cannot write an older one. A statement under way may be about to
  * write. What takes longer than ten seconds is not waited for.
  */
-export const settledUntil = (db: Queryable): Promise<string> =>
+export const committedUntil = (db: Queryable): Promise<string> =>
   db.oneFirst(time`
     select date_trunc('milliseconds', greatest(clock_timestamp() - interval '10 seconds', least(clock_timestamp(),
       min(case when a.backend_xid is not null then a.xact_start when a.state = 'active' then a.query_start end)))) as time
@@ -111,9 +111,9 @@ export const settledUntil = (db: Queryable): Promise<string> =>
     where a.datname = current_database() and a.backend_type = 'client backend' and a.pid <> pg_backend_pid()`)
 
 /** Deletes up to `limit` entries older than a time (index activity_entries_created). Returns how many. */
-export const deleteEntries = async (db: Queryable, before: Date, limit: number): Promise<number> =>
+export const deleteActivity = async (db: Queryable, before: Date, limit: number): Promise<number> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       delete from activity_entries where ctid = any (array(
         select ctid from activity_entries where created_at < ${before.toISOString()}::timestamptz
         order by created_at limit ${limit}))`)

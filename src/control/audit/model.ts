@@ -1,11 +1,11 @@
 import { z } from 'zod'
-import { equals, filter, filterSchema } from '../../core/api/filters.ts'
+import { columnFilter, equalsFilter, filterSchema } from '../../core/api/filters.ts'
 import { kind } from '../../core/api/kind.ts'
 import { parseTime, textFilter } from '../../core/api/lists.ts'
 import { prefix, sql } from '../../core/db/sql.ts'
 
 /** A line of the audit log as the wire shows it. */
-export const AuditEntry = z
+export const AuditRecord = z
   .object({
     id: z.string().describe('Id of the entry'),
     project_id: z.string().nullable().describe('null for global actions; survives the deletion of the project'),
@@ -70,15 +70,15 @@ const statuses = z
   )
   .optional() as unknown as z.ZodOptional<z.ZodArray<z.ZodInt>>
 
-export const filters = {
-  action: equals('action'),
-  principal_id: equals('principal_id'),
-  resource_public_id: equals('resource_public_id'),
-  resource_srn: filter(
+export const auditFilters = {
+  action: equalsFilter('action'),
+  principal_id: equalsFilter('principal_id'),
+  resource_public_id: equalsFilter('resource_public_id'),
+  resource_srn: columnFilter(
     textFilter.describe('Prefix of `resource_srn`; % and _ are literal'),
     text => sql.fragment`t.resource_srn like ${prefix(text)}`,
   ),
-  status: filter(
+  status: columnFilter(
     statuses.describe('One `status` or several, by repeating it'),
     chosen => sql.fragment`t.status = any(${sql.array(chosen, 'int4')})`,
   ),
@@ -90,7 +90,7 @@ const time = z
   .transform(value => parseTime(value) as Date)
   .optional()
 
-export const ExportQuery = filterSchema(filters).extend({
+export const AuditExportQuery = filterSchema(auditFilters).extend({
   from: time.describe('Entries created at this time or later'),
   to: time.describe('Entries created at this time or earlier'),
 })
@@ -103,5 +103,5 @@ export const auditEntryKind = kind({
   table: 'audit_entries',
   countKept: true,
   counted: false,
-  record: AuditEntry,
+  record: AuditRecord,
 })

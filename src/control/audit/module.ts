@@ -2,7 +2,7 @@ import { module } from '../../core/api/module.ts'
 import { readAudit } from '../../core/invoke/hooks.ts'
 import { auditEntryKind } from './model.ts'
 import { auditOperations } from './operations.ts'
-import { auditReadsDropped, readAuditOf } from './reads.ts'
+import { auditReadsDropped, readAuditOf } from './read-audit.ts'
 import { pruneAudit } from './retention.ts'
 import { sealHandler, sealSchedules } from './seal.ts'
 

@@ -1,14 +1,21 @@
 import type { AuditEntry as Entry } from '../../core/api/audit.ts'
-import { invalid } from '../../core/api/errors.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
 import { filterConditions } from '../../core/api/filters.ts'
-import { between } from '../../core/api/lists.ts'
-import { ndjson } from '../../core/api/ndjson.ts'
+import { timeRangeCondition } from '../../core/api/lists.ts'
+import { ndjsonStream } from '../../core/api/ndjson.ts'
 import { type Context, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { all, sql } from '../../core/db/sql.ts'
+import { allOf, sql } from '../../core/db/sql.ts'
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
-import { AuditEntry, auditEntryKind, ExportQuery, filters, Verification, VerificationQuery } from './model.ts'
-import { entriesAfter, GLOBAL_CHAIN } from './store.ts'
+import {
+  AuditExportQuery,
+  AuditRecord,
+  auditEntryKind,
+  auditFilters,
+  Verification,
+  VerificationQuery,
+} from './model.ts'
+import { auditEntriesAfter, GLOBAL_CHAIN } from './store.ts'
 import { verifierOf } from './verify.ts'
 
 const tag = 'Audit'
@@ -22,7 +29,7 @@ const EXPORT_PAGE = 500
 function namedProject({ project }: Pick<Context, 'project'>): string {
   return (
     project ??
-    invalid({
+    raiseInvalid({
       code: 'REQUIRED',
       path: 'project_id',
       message: 'is required with a credential that is bound to no project',
@@ -40,8 +47,8 @@ const exportEntries = operation({
   action: 'audit:ExportAuditEntries',
   lists: auditEntryKind,
   paged: false,
-  query: ExportQuery,
-  answers: { 200: AuditEntry },
+  query: AuditExportQuery,
+  answers: { 200: AuditRecord },
   produces: 'application/x-ndjson',
   internal: true,
   async run(context) {
@@ -49,15 +56,15 @@ const exportEntries = operation({
     const { query, services } = context
     const started = new Date()
     const to = query.to && query.to < started ? query.to : started
-    const where = all([
+    const where = allOf([
       context.visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows,
-      between(sql.fragment`t.created_at`, { from: query.from ?? null, to }),
-      ...filterConditions(filters, query),
+      timeRangeCondition(sql.fragment`t.created_at`, { from: query.from ?? null, to }),
+      ...filterConditions(auditFilters, query),
     ])
-    return ndjson<Entry>(
+    return ndjsonStream<Entry>(
       context,
       {
-        read: (after, limit) => entriesAfter(services.pool, where, after, limit),
+        read: (after, limit) => auditEntriesAfter(services.pool, where, after, limit),
         pageSize: EXPORT_PAGE,
         present: entry => auditEntryKind.present(entry),
       },
@@ -96,7 +103,7 @@ export const auditOperations: Operation[] = [
       'Entries are never changed or deleted by callers; a chain of hashes, which can be verified, holds them together.',
     action: 'audit:ListAuditEntries',
     pageSize: { default: 25, max: 200 },
-    filters,
+    filters: auditFilters,
     where: ({ caller, project }) => [project === null && !seesGlobal(caller) && sql.fragment`t.project_id is not null`],
   }),
   exportEntries,

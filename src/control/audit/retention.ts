@@ -1,7 +1,7 @@
 import { inTransaction } from '../../core/db/pool.ts'
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
-import { deleteEntries } from './store.ts'
+import { deleteAuditEntries } from './store.ts'
 
 const DAY_MS = 86_400_000
 
@@ -15,5 +15,5 @@ export async function pruneAudit(
 ): Promise<number> {
   if (config.AUDIT_RETENTION_DAYS === 0 || config.AUDIT_RETENTION_SWEEP_DISABLED) return 0
   const before = new Date(clock.now().getTime() - config.AUDIT_RETENTION_DAYS * DAY_MS)
-  return inBatches(limit => inTransaction(pool, tx => deleteEntries(tx, before, limit)), stopping)
+  return deleteInBatches(limit => inTransaction(pool, tx => deleteAuditEntries(tx, before, limit)), stopping)
 }

@@ -5,7 +5,7 @@ import type { AuditEntry } from '../../core/api/audit.ts'
 import { canonicalJson } from '../../core/api/canonical.ts'
 import { idFloor } from '../../core/api/ids.ts'
 import { inTransaction, type Pool } from '../../core/db/pool.ts'
-import { every, handler } from '../../core/jobs/handler.ts'
+import { handler, schedule } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { auditEntryKind } from './model.ts'
@@ -13,9 +13,9 @@ import {
   chainHeads,
   GLOBAL_CHAIN,
   insertSeals,
-  lastPass,
-  notePass,
-  notePassIfSealed,
+  lastSealingPass,
+  recordPassIfSealed,
+  recordSealingPass,
   type Seal,
   sealingState,
   tryLockChains,
@@ -45,11 +45,11 @@ const BUSY_MS = 50
 const LATE_MS = 120_000
 
 /** An entry as text that depends on its values only, whatever the order of the keys in its detail. */
-export const canonical = (entry: AuditEntry): string => canonicalJson(auditEntryKind.present(entry))
+export const canonicalEntry = (entry: AuditEntry): string => canonicalJson(auditEntryKind.present(entry))
 
 /** The hash of an entry behind the one of its predecessor. */
-export const hashOf = (previous: Buffer, entry: AuditEntry): Buffer =>
-  createHash('sha256').update(previous).update(canonical(entry)).digest()
+export const entryHash = (previous: Buffer, entry: AuditEntry): Buffer =>
+  createHash('sha256').update(previous).update(canonicalEntry(entry)).digest()
 
 const chainName = (entry: AuditEntry): string => entry.project_id ?? GLOBAL_CHAIN
 
@@ -71,7 +71,7 @@ async function sealPage(pool: Pool, scope: Scope): Promise<{ count: number; last
     const seals = entries.map((entry): Seal => {
       const chain = chainName(entry)
       const head = heads.get(chain) ?? { position: 0, hash: Buffer.alloc(0) }
-      const seal = { chain, entry_id: entry.id, position: head.position + 1, hash: hashOf(head.hash, entry) }
+      const seal = { chain, entry_id: entry.id, position: head.position + 1, hash: entryHash(head.hash, entry) }
       heads.set(chain, seal)
       return seal
     })
@@ -109,7 +109,7 @@ async function sealPages(
 const floorOf = (lastPass: string | null): string | null =>
   lastPass ? idFloor(auditEntryKind.prefix, new Date(new Date(lastPass).getTime() - LATE_MS)) : null
 
-const passFloor = async (pool: Pool): Promise<string | null> => floorOf(await lastPass(pool))
+const passFloor = async (pool: Pool): Promise<string | null> => floorOf(await lastSealingPass(pool))
 
 /**
  * Whether entries wait for a seal. Where none does, asking was a pass: a deployment in which nothing happens sends no
@@ -120,7 +120,7 @@ async function isPassDue({ pool }: Services): Promise<boolean> {
   const { passed_at, newest } = await sealingState(pool)
   const floor = floorOf(passed_at)
   if (newest === null || (floor !== null && newest < floor)) return false
-  return !(await notePassIfSealed(pool, floor, began))
+  return !(await recordPassIfSealed(pool, floor, began))
 }
 
 /**
@@ -131,7 +131,7 @@ export async function sealEntries(pool: Pool, options: { full: boolean; stopping
   const began = new Date()
   const floor = options.full ? null : await passFloor(pool)
   const sealed = await sealPages(pool, { floor }, options.stopping)
-  if (!options.stopping?.aborted) await notePass(pool, began)
+  if (!options.stopping?.aborted) await recordSealingPass(pool, began)
   return sealed
 }
 
@@ -153,6 +153,6 @@ export const sealHandler = handler(sealQueue, { concurrency: 1 }, ({ full }, { s
 )
 
 export const sealSchedules = [
-  every('seal audit entries', SEAL_SECONDS, sealQueue, { full: false }, isPassDue),
-  every('seal late audit entries', '37 3 * * *', sealQueue, { full: true }),
+  schedule('seal audit entries', SEAL_SECONDS, sealQueue, { full: false }, isPassDue),
+  schedule('seal late audit entries', '37 3 * * *', sealQueue, { full: true }),
 ]

@@ -1,14 +1,14 @@
 import { z } from 'zod'
 import type { AuditEntry as Entry } from '../../core/api/audit.ts'
 import { setForTransaction } from '../../core/db/settings.ts'
-import { all, type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { AuditEntry, auditEntryKind } from './model.ts'
+import { allOf, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { AuditRecord, auditEntryKind } from './model.ts'
 
 /**
  * Up to `limit` entries after one (null: from the first), oldest first. Indexes audit_entries_project and
  * audit_entries_created, read backwards.
  */
-export const entriesAfter = (
+export const auditEntriesAfter = (
   db: Queryable,
   where: Fragment,
   after: Pick<Entry, 'created_at' | 'id'> | null,
@@ -22,7 +22,7 @@ export const entriesAfter = (
 const readSwitch = sql.type(z.object({ id: z.string(), audit_reads_enabled: z.boolean() }))
 
 /** Whether reads of projects are audited, by project id; a project that is gone is left out. */
-export const readSwitches = (
+export const readAuditFlags = (
   db: Queryable,
   projectIds: string[],
 ): Promise<readonly { id: string; audit_reads_enabled: boolean }[]> =>
@@ -32,7 +32,7 @@ export const readSwitches = (
  * Deletes up to `limit` entries older than a time and marks their seals (index audit_entries_created). Only inside a
  * transaction: the switch that the append-only triggers ask for ends with it. Returns how many.
  */
-export async function deleteEntries(tx: Queryable, before: Date, limit: number): Promise<number> {
+export async function deleteAuditEntries(tx: Queryable, before: Date, limit: number): Promise<number> {
   await setForTransaction(tx, { 'muster.audit_retention': 'on' })
   const { rowCount } = await tx.query(sql.type(z.object({ id: z.string() }))`
     with gone as (
@@ -86,7 +86,7 @@ const chainOf = sql.fragment`coalesce(t.project_id, ${GLOBAL_CHAIN})`
 /** Entries without a seal: of one chain, or with ids from a floor on. Primary keys of both tables serve the anti-join. */
 function unsealed(scope: { chain?: string; floor?: string | null }): Fragment {
   const { chain, floor } = scope
-  return all([
+  return allOf([
     chain === GLOBAL_CHAIN && sql.fragment`t.project_id is null`,
     chain !== undefined && chain !== GLOBAL_CHAIN && sql.fragment`t.project_id = ${chain}`,
     floor ? sql.fragment`t.id >= ${floor}` : null,
@@ -144,7 +144,7 @@ export const chainHeads = (
       select position, hash from audit_seals where chain = c.chain order by position desc limit 1) as s`)
 
 export const insertSeals = (db: Queryable, seals: Seal[]): Promise<unknown> =>
-  db.query(statement`
+  db.query(voidStatement`
     insert into audit_seals (entry_id, chain, position, hash)
     select * from ${sql.unnest(
       seals.map(seal => [seal.entry_id, seal.chain, seal.position, seal.hash]),
@@ -154,7 +154,7 @@ export const insertSeals = (db: Queryable, seals: Seal[]): Promise<unknown> =>
 const sealed = Seal.omit({ chain: true }).extend({ pruned: z.boolean() })
 
 /** A seal with the columns of its entry, all of them null when the entry is missing. */
-const SealedEntry = z.union([sealed.extend(AuditEntry.shape), sealed.extend({ id: z.null() })])
+const SealedEntry = z.union([sealed.extend(AuditRecord.shape), sealed.extend({ id: z.null() })])
 export type SealedEntry = z.output<typeof SealedEntry>
 
 /**
@@ -183,25 +183,25 @@ export const sealHash = (db: Queryable, chain: string, position: number): Promis
   )
 
 /** Takes or renews the lease to verify a chain; false while another holder has it. */
-export const holdVerification = async (
+export const acquireVerificationLease = async (
   db: Queryable,
   chain: string,
   holder: string,
   seconds: number,
 ): Promise<boolean> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       insert into audit_verifications as v (chain, holder, held_until)
       values (${chain}, ${holder}, now() + make_interval(secs => ${seconds}))
       on conflict (chain) do update set holder = excluded.holder, held_until = excluded.held_until
         where v.holder = excluded.holder or v.held_until < now()`)
   ).rowCount > 0
 
-export const releaseVerification = (db: Queryable, chain: string, holder: string): Promise<unknown> =>
-  db.query(statement`delete from audit_verifications where chain = ${chain} and holder = ${holder}`)
+export const releaseVerificationLease = (db: Queryable, chain: string, holder: string): Promise<unknown> =>
+  db.query(voidStatement`delete from audit_verifications where chain = ${chain} and holder = ${holder}`)
 
 /** When the last complete sealing pass began; null before the first. */
-export const lastPass = (db: Queryable): Promise<string | null> =>
+export const lastSealingPass = (db: Queryable): Promise<string | null> =>
   db.maybeOneFirst(sql.type(z.object({ passed_at: z.string() }))`select passed_at from audit_sealing`)
 
 /** The last pass, and the newest entry there is. Primary keys of both tables serve it. */
@@ -213,8 +213,8 @@ export const sealingState = (db: Queryable): Promise<{ passed_at: string | null;
  * Notes a pass that found nothing to seal from an id on, in one statement with the search; returns whether it did. Where
  * entries are written all the time, the newest has no seal yet, and the search ends with it.
  */
-export async function notePassIfSealed(db: Queryable, floor: string | null, began: Date): Promise<boolean> {
-  const { rowCount } = await db.query(statement`
+export async function recordPassIfSealed(db: Queryable, floor: string | null, began: Date): Promise<boolean> {
+  const { rowCount } = await db.query(voidStatement`
     with waiting as materialized (
       select from audit_entries t where ${unsealed({ floor })} order by t.id desc limit 1)
     insert into audit_sealing (passed_at)
@@ -223,7 +223,7 @@ export async function notePassIfSealed(db: Queryable, floor: string | null, bega
   return rowCount > 0
 }
 
-export const notePass = (db: Queryable, began: Date): Promise<unknown> =>
-  db.query(statement`
+export const recordSealingPass = (db: Queryable, began: Date): Promise<unknown> =>
+  db.query(voidStatement`
     insert into audit_sealing (passed_at) values (${began.toISOString()}::timestamptz)
     on conflict (singleton) do update set passed_at = greatest(audit_sealing.passed_at, excluded.passed_at)`)

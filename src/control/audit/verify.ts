@@ -1,11 +1,11 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as pause } from 'node:timers/promises'
-import { regardless } from '../../core/db/tenancy.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { withoutTenantLimit } from '../../core/db/tenant-context.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Verification } from './model.ts'
-import { hashOf, sealChain } from './seal.ts'
-import { holdVerification, releaseVerification, sealHash, sealsAfter } from './store.ts'
+import { entryHash, sealChain } from './seal.ts'
+import { acquireVerificationLease, releaseVerificationLease, sealHash, sealsAfter } from './store.ts'
 
 /** Hashing a page of entries blocks the event loop for about 5 ms. */
 const PAGE = 250
@@ -48,7 +48,7 @@ function openVerifier({ pool }: Services) {
 
   function share(range: Range, key: string): Shared {
     const abandoned = new AbortController()
-    const verification = regardless(() =>
+    const verification = withoutTenantLimit(() =>
       byChain(range.chain, () => {
         if (waiting.get(key) === shared) waiting.delete(key)
         return verifyAlone(range, abandoned.signal)
@@ -61,7 +61,7 @@ function openVerifier({ pool }: Services) {
   /** Verifies under the lease of the chain. Throws the reason of `abandoned` when it aborts. */
   async function verifyAlone(range: Range, abandoned: AbortSignal): Promise<Verification> {
     const holder = randomUUID()
-    const hold = () => inTurn(() => holdVerification(pool, range.chain, holder, LEASE_SECONDS))
+    const hold = () => inTurn(() => acquireVerificationLease(pool, range.chain, holder, LEASE_SECONDS))
     for (;;) {
       abandoned.throwIfAborted()
       if (await hold()) break
@@ -71,7 +71,7 @@ function openVerifier({ pool }: Services) {
       await sealChain(pool, range.chain, abandoned, inTurn)
       return await check(range, abandoned, hold)
     } finally {
-      await inTurn(() => releaseVerification(pool, range.chain, holder))
+      await inTurn(() => releaseVerificationLease(pool, range.chain, holder))
     }
   }
 
@@ -90,7 +90,7 @@ function openVerifier({ pool }: Services) {
       const size = Math.min(PAGE, after + limit - checked)
       const seals = await inTurn(() => sealsAfter(pool, chain, checked, size))
       for (const seal of seals) {
-        const unchanged = seal.id === null ? seal.pruned : hashOf(previous, seal).equals(seal.hash)
+        const unchanged = seal.id === null ? seal.pruned : entryHash(previous, seal).equals(seal.hash)
         const intact = unchanged && seal.position === checked + 1
         checked++
         if (!intact) return { valid: false, checked, first_broken_id: seal.entry_id }
@@ -127,4 +127,4 @@ function openVerifier({ pool }: Services) {
  * Seals the new entries of a chain, then checks it. `chain` is a project id or `global`. A start position without a seal
  * is not valid: the end of the chain is missing.
  */
-export const verifierOf = perProcess(openVerifier)
+export const verifierOf = processSingleton(openVerifier)

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
-import { readEnvelope, StoredEnvelope } from '../../core/db/envelopes.ts'
+import { readEnvelope, StoredEnvelope } from '../../core/db/event-envelopes.ts'
 import { sql } from '../../core/db/sql.ts'
 import { Envelope } from '../webhooks/model.ts'
 

@@ -1,5 +1,5 @@
-import { invalid } from '../../core/api/errors.ts'
-import { equals, flag } from '../../core/api/filters.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
+import { equalsFilter, flagFilter } from '../../core/api/filters.ts'
 import { idFloor } from '../../core/api/ids.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
@@ -8,10 +8,10 @@ import { type EventType, eventTypes } from '../../core/db/events.ts'
 import { sql } from '../../core/db/sql.ts'
 import { factsLeftOut } from '../webhooks/facts.ts'
 import { deliveryKind, WebhookDelivery } from '../webhooks/model.ts'
-import { findVisible, wakeWorkers } from '../webhooks/operations.ts'
+import { findVisibleWebhook, notifyWorkers } from '../webhooks/operations.ts'
 import { insertDelivery } from '../webhooks/store.ts'
 import { EventFamily, eventKind, RedispatchInput } from './model.ts'
-import { keepText } from './store.ts'
+import { lockEventText } from './store.ts'
 
 const tag = 'Events'
 
@@ -60,10 +60,10 @@ export const eventOperations: Operation[] = [
       summary: 'List events as they are sent to webhooks',
       description: 'With the envelope as webhooks get it, whether or not any webhook subscribed.',
       filters: {
-        event: equals('name'),
-        resource_type: equals('resource_type'),
-        resource_id: equals('resource_id'),
-        custom: flag('custom'),
+        event: equalsFilter('name'),
+        resource_type: equalsFilter('resource_type'),
+        resource_id: equalsFilter('resource_id'),
+        custom: flagFilter('custom'),
       },
     }),
   ),
@@ -75,23 +75,23 @@ export const eventOperations: Operation[] = [
     body: RedispatchInput,
     answers: { 202: WebhookDelivery },
     async run({ tx, body, caller, resource }) {
-      const target = await findVisible(tx, caller, body.webhook_id)
+      const target = await findVisibleWebhook(tx, caller, body.webhook_id)
       if (target.project_id !== resource.project_id)
-        invalid({ code: 'INVALID_VALUE', path: 'webhook_id', message: 'must name a webhook of the same project' })
+        raiseInvalid({ code: 'INVALID_VALUE', path: 'webhook_id', message: 'must name a webhook of the same project' })
       const row = await insertDelivery(tx, {
         webhook_id: target.id,
         event_id: resource.id,
         event_type: resource.name,
-        envelope: await keepText(tx, resource.id),
+        envelope: await lockEventText(tx, resource.id),
         redelivery_of: null,
       })
       if (!row)
-        return invalid({
+        return raiseInvalid({
           code: 'INVALID_VALUE',
           path: 'webhook_id',
           message: 'has a delivery of this event, which can be redelivered',
         })
-      wakeWorkers(tx, target)
+      notifyWorkers(tx, target)
       return deliveryKind.present(row)
     },
   }),

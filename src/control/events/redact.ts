@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { packEnvelope, readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/envelopes.ts'
-import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { compressEnvelope, readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/event-envelopes.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 
 /** Content that leaves the events of resources. */
 export type Redaction = {
@@ -15,7 +15,7 @@ export type Redaction = {
 const holdsContent = (value: unknown): boolean => value != null && !(Array.isArray(value) && value.length === 0)
 
 /** Data without the values of fields. */
-export const withoutFields =
+export const redactFields =
   (...fields: readonly string[]): Redaction['without'] =>
   data => {
     const shown = fields.filter(field => holdsContent(data[field]))
@@ -65,7 +65,7 @@ export async function redactEvents(tx: Queryable, all: readonly Redaction[]): Pr
   for (const row of rows) {
     const text = redacted(readEnvelope(row), redactions)
     if (text === null) continue
-    const packed = row.packed && packEnvelope({ ...row, envelope: text })
+    const packed = row.packed && compressEnvelope({ ...row, envelope: text })
     events.push([row.id, packed ? null : text, packed, text])
   }
   const texts = kept.flatMap(({ event_id, envelope }): [string, string][] => {
@@ -74,7 +74,7 @@ export async function redactEvents(tx: Queryable, all: readonly Redaction[]): Pr
   })
   const written = [...events.map(([id, , , text]): [string, string] => [id, text]), ...texts]
   if (written.length === 0) return 0
-  await tx.query(statement`
+  await tx.query(voidStatement`
     with texts as (
       select * from ${sql.unnest(written, ['text', 'text'])} as n (id, envelope)),
     stored as (

@@ -1,6 +1,6 @@
 import { inTransaction } from '../../core/db/pool.ts'
 import type { Services } from '../../core/process/services.ts'
-import { deleteExpired, lockExpired } from './store.ts'
+import { deleteExpired, lockExpiredEvents } from './store.ts'
 
 const DAY_MS = 86_400_000
 const BATCH = 1000
@@ -16,7 +16,7 @@ export async function pruneEvents(services: Services, stopping?: AbortSignal): P
   let total = 0
   while (!stopping?.aborted) {
     const deleted = await inTransaction(services.pool, async db => {
-      const ids = await lockExpired(db, before, BATCH)
+      const ids = await lockExpiredEvents(db, before, BATCH)
       if (ids.length > 0) await deleteExpired(db, ids)
       return ids.length
     })

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { idFloor } from '../../core/api/ids.ts'
-import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/envelopes.ts'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/event-envelopes.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { eventKind } from './model.ts'
 
 const eventId = sql.type(z.object({ id: z.string() }))
@@ -9,15 +9,15 @@ const eventId = sql.type(z.object({ id: z.string() }))
 const stored = sql.type(StoredEnvelope)
 
 /** The text of an event that gets a delivery, as text from now on. The lock keeps a purge of its content apart. */
-export async function keepText(db: Queryable, id: string): Promise<string> {
+export async function lockEventText(db: Queryable, id: string): Promise<string> {
   const row = await db.one(stored`select ${storedEnvelope} from events where id = ${id} for no key update`)
   const text = readEnvelope(row)
-  if (row.packed) await db.query(statement`update events set envelope = ${text}, packed = null where id = ${id}`)
+  if (row.packed) await db.query(voidStatement`update events set envelope = ${text}, packed = null where id = ${id}`)
   return text
 }
 
 /** Locks up to `limit` dispatched events made before `before`, oldest first. By the primary key: ids rise with time. */
-export const lockExpired = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>
+export const lockExpiredEvents = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>
   db.anyFirst(eventId`
     select id from events where id < ${idFloor(eventKind.prefix, before)} and dispatched_at is not null
     order by id limit ${limit} for update skip locked`)
@@ -27,7 +27,7 @@ export const lockExpired = (db: Queryable, before: Date, limit: number): Promise
  * made again meanwhile waits for the lock and then holds its text. Served by webhook_deliveries_event.
  */
 export async function deleteExpired(db: Queryable, ids: readonly string[]): Promise<void> {
-  await db.query(statement`
+  await db.query(voidStatement`
     with gone as (delete from events where id = any (${sql.array([...ids], 'text')}) returning *)
     insert into retained_envelopes (event_id, project_id, resource_type, resource_id, envelope)
     select g.id, g.project_id, g.resource_type, g.resource_id, g.envelope from gone g

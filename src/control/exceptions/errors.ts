@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const exceptionErrors = {
   EXCEPTION_ALREADY_RESOLVED: {
@@ -15,5 +15,5 @@ export const exceptionErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof exceptionErrors> {}
+  interface ErrorCodes extends CodesOf<typeof exceptionErrors> {}
 }

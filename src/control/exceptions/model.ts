@@ -6,7 +6,7 @@ import { SEVERITIES, type Severity } from '../activity/model.ts'
 export const STATUSES = ['open', 'acknowledged', 'resolved'] as const
 
 /** What is filed, with its severity unless the filing says another one. */
-export const KINDS = {
+export const EXCEPTION_KINDS = {
   run_failed: 'critical',
   guardrail_tripwire: 'warning',
   approval_expired: 'warning',
@@ -19,9 +19,9 @@ export const KINDS = {
   webhook_failing: 'warning',
   formation_drift: 'warning',
 } as const satisfies Record<string, Severity>
-export type ExceptionKind = keyof typeof KINDS
+export type ExceptionKind = keyof typeof EXCEPTION_KINDS
 
-export const KIND_NAMES = Object.keys(KINDS) as [ExceptionKind, ...ExceptionKind[]]
+export const EXCEPTION_KIND_NAMES = Object.keys(EXCEPTION_KINDS) as [ExceptionKind, ...ExceptionKind[]]
 
 const DETAIL_BYTES = 16_384
 
@@ -32,7 +32,7 @@ const note = z.string().trim().min(1).max(2000).describe('What was found or done
 export const Exception = record('Exception', {
   status: z.enum(STATUSES).describe('`open`, `acknowledged` (somebody is on it), `resolved`'),
   severity,
-  kind: z.enum(KIND_NAMES).describe('What happened'),
+  kind: z.enum(EXCEPTION_KIND_NAMES).describe('What happened'),
   title: z.string().describe('One line for people'),
   detail: z.record(z.string(), z.unknown()).nullable().describe('Facts of the latest occurrence, by kind'),
   occurrence_count: z.int().describe('How often it happened since it was filed'),
@@ -74,7 +74,7 @@ export const ExceptionInput = z
   })
   .meta({ id: 'ExceptionInput', example: { title: 'Refunds cannot be booked', severity: 'warning' } })
 
-export const ResolveInput = z
+export const ResolveExceptionInput = z
   .strictObject({ note: note.nullable().optional() })
   .meta({ id: 'ResolveExceptionInput', example: { note: 'The ledger was down for an hour' } })
 

@@ -1,6 +1,6 @@
 import { module } from '../../core/api/module.ts'
 import { exceptionErrors } from './errors.ts'
-import { exceptionsDropped, filingHandler } from './file.ts'
+import { exceptionsDropped, filingHandler } from './file-exception.ts'
 import { exceptionKind } from './model.ts'
 import { exceptionOperations } from './operations.ts'
 import { reportExpiring } from './secret-expiry.ts'

@@ -1,16 +1,16 @@
 import { AppError, raise } from '../../core/api/errors.ts'
-import { equals, oneOf } from '../../core/api/filters.ts'
-import { answer, type Operation, operation } from '../../core/api/operation.ts'
+import { equalsFilter, oneOf } from '../../core/api/filters.ts'
+import { type Operation, operation, result } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { SEVERITIES } from '../activity/model.ts'
-import { fileNow } from './file.ts'
+import { fileExceptionNow } from './file-exception.ts'
 import {
+  EXCEPTION_KIND_NAMES,
   Exception,
   ExceptionInput,
   exceptionKind,
-  KIND_NAMES,
-  ResolveInput,
+  ResolveExceptionInput,
   ResolveManyInput,
   ResolveManyResult,
   STATUSES,
@@ -35,13 +35,13 @@ const create = operation({
   body: ExceptionInput,
   answers: { 200: Exception, 201: Exception },
   async run({ body, project, tx }) {
-    const { row, created } = await fileNow(tx, {
+    const { row, created } = await fileExceptionNow(tx, {
       ...body,
       project_id: project as string,
       kind: 'manual',
       dedup_key: body.dedup_key ?? null,
     })
-    return answer(created ? 201 : 200, exceptionKind.present(row))
+    return result(created ? 201 : 200, exceptionKind.present(row))
   },
 })
 
@@ -65,7 +65,7 @@ const acknowledge = exceptions.action('acknowledge', {
 const resolve = exceptions.action('resolve', {
   summary: 'Close an item',
   description: 'It is never opened again: when the matter recurs, a new item is filed.',
-  body: ResolveInput,
+  body: ResolveExceptionInput,
   bodyOptional: true,
   answers: { 200: Exception },
   raises: ['EXCEPTION_ALREADY_RESOLVED'],
@@ -119,9 +119,9 @@ export const exceptionOperations: Operation[] = [
     filters: {
       status: oneOf('status', STATUSES),
       severity: oneOf('severity', SEVERITIES),
-      kind: oneOf('kind', KIND_NAMES),
-      agent_id: equals('agent_id'),
-      orchestration_run_id: equals('orchestration_run_id'),
+      kind: oneOf('kind', EXCEPTION_KIND_NAMES),
+      agent_id: equalsFilter('agent_id'),
+      orchestration_run_id: equalsFilter('orchestration_run_id'),
     },
   }),
   create,

@@ -1,7 +1,7 @@
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
-import { takeExpiring } from '../../identity/secrets/store.ts'
-import { addException } from './file.ts'
+import { claimExpiring } from '../../identity/secrets/store.ts'
+import { fileExceptionInTx } from './file-exception.ts'
 
 /** How long before it expires a secret is reported. */
 const AHEAD_MS = 14 * 86_400_000
@@ -16,12 +16,12 @@ export const reportExpiring = (
 ): Promise<number> => {
   const now = clock.now()
   const before = new Date(now.getTime() + AHEAD_MS)
-  return inBatches(
+  return deleteInBatches(
     limit =>
       write(async tx => {
-        const secrets = await takeExpiring(tx, before, limit)
+        const secrets = await claimExpiring(tx, before, limit)
         for (const { id, project_id, name, expires_at } of secrets)
-          addException(tx, {
+          fileExceptionInTx(tx, {
             project_id,
             kind: 'secret_expiring',
             title: `Secret ${name} ${new Date(expires_at) <= now ? 'expired' : 'expires'} on ${expires_at.slice(0, 10)}`,

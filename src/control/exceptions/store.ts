@@ -2,7 +2,7 @@ import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { type ExceptionRow, exceptionKind } from './model.ts'
 
 /** An item to be, with what it is folded by; `detail` is JSON text. */
-export type Filing = Pick<
+export type ExceptionReport = Pick<
   ExceptionRow,
   | 'id'
   | 'project_id'
@@ -21,7 +21,7 @@ export type Filing = Pick<
  * their keys, so that two that file the same ones do not meet crosswise.
  * @returns the items as they stand; one that is new has the id it was given
  */
-export const fileRows = (db: Queryable, filings: readonly Filing[]): Promise<readonly ExceptionRow[]> =>
+export const fileRows = (db: Queryable, filings: readonly ExceptionReport[]): Promise<readonly ExceptionRow[]> =>
   db.any(exceptionKind.sql`
     insert into exceptions as t (id, project_id, severity, kind, title, detail, dedup_key, occurrence_count,
       orchestration_run_id, node_id, agent_id, guardrail_version)

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const quotaErrors = {
   QUOTA_CONFLICT: {
@@ -27,5 +27,5 @@ export const quotaErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof quotaErrors> {}
+  interface ErrorCodes extends CodesOf<typeof quotaErrors> {}
 }

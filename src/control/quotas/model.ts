@@ -5,30 +5,30 @@ import { patchBody, projectField, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { WINDOWS } from './windows.ts'
 
-export const SCOPES = ['project', 'api_key', 'agent', 'actor'] as const
+export const QUOTA_SCOPES = ['project', 'api_key', 'agent', 'actor'] as const
 export const METRICS = ['requests', 'tokens', 'cost_usd', 'storage_bytes'] as const
 export const MODES = ['enforce', 'monitor'] as const
 const METER_TYPES = ['llm_tokens', 'compute_execution', 'api_request', 'storage'] as const
 
-export type Scope = (typeof SCOPES)[number]
+export type QuotaScope = (typeof QUOTA_SCOPES)[number]
 export type Metric = (typeof METRICS)[number]
 
 /** Scopes that a metric can be capped for. */
-const scopesOf: Record<Metric, readonly Scope[]> = {
+const scopesOf: Record<Metric, readonly QuotaScope[]> = {
   requests: ['project', 'api_key'],
   tokens: ['project', 'agent', 'actor'],
   cost_usd: ['project', 'agent', 'actor'],
   storage_bytes: ['project'],
 }
 
-const Usage = z.object({
+const MeasuredUsage = z.object({
   window_key: z.string().describe('Name of the window, its start in UTC'),
   count: z.int().describe('Requests counted so far'),
   resets_at: z.string().describe('When the next window begins'),
 })
-export type Usage = z.output<typeof Usage>
+export type MeasuredUsage = z.output<typeof MeasuredUsage>
 
-const scope = z.enum(SCOPES).describe('What is capped: a project, key, agent or actor')
+const scope = z.enum(QUOTA_SCOPES).describe('What is capped: a project, key, agent or actor')
 const scopeRef = z
   .string()
   .nullable()
@@ -60,7 +60,9 @@ export const Quota = record('Quota', {
   on_unpriced: onUnpriced,
   warn_at: warnAt,
   reserve,
-  current_usage: Usage.nullable().describe('The running window of a requests quota; null in lists and otherwise'),
+  current_usage: MeasuredUsage.nullable().describe(
+    'The running window of a requests quota; null in lists and otherwise',
+  ),
 })
 
 /** The running window, measured now. */
@@ -106,7 +108,7 @@ export const limitProblem = (metric: Metric, value: number): string | null =>
   metric === 'cost_usd' || Number.isSafeInteger(value) ? null : `must be a whole number for ${metric}`
 
 /** Whether turns use what a quota counts, so that what they will use can be reserved. */
-export const reservable = ({ metric, meter_type }: { metric: Metric; meter_type?: string | null }): boolean =>
+export const isReservable = ({ metric, meter_type }: { metric: Metric; meter_type?: string | null }): boolean =>
   isSpend(metric) && (meter_type == null || meter_type === 'llm_tokens')
 
 export const RESERVABLE = 'belongs to tokens and to cost_usd of llm_tokens or of every meter'
@@ -145,7 +147,7 @@ export const QuotaInput = z
     if (scope === 'project' && quota.scope_ref) refuse('scope_ref', 'must be null for scope project')
     const problem = limitProblem(metric, quota.limit)
     if (problem) refuse('limit', problem)
-    if (quota.reserve && !reservable(quota)) refuse('reserve', RESERVABLE)
+    if (quota.reserve && !isReservable(quota)) refuse('reserve', RESERVABLE)
   })
   .meta({
     id: 'QuotaInput',

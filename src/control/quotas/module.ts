@@ -5,7 +5,7 @@ import { quotaErrors } from './errors.ts'
 import { quotaKind } from './model.ts'
 import { quotaOperations } from './operations.ts'
 import { pruneCounters } from './prune.ts'
-import { countRequest } from './requests.ts'
+import { countQuotaRequest } from './requests.ts'
 
 export default module('quotas', {
   tags: { Quotas: 'Limits on requests, tokens, cost and storage.' },
@@ -13,7 +13,7 @@ export default module('quotas', {
   kinds: [quotaKind],
   resourceTypes: [resourceType(quotaKind)],
   operations: quotaOperations,
-  extensions: [requestCounting.with(countRequest)],
+  extensions: [requestCounting.with(countQuotaRequest)],
   policyActions: [
     {
       action: 'quotas:MonitorBreach',

@@ -1,31 +1,31 @@
-import { invalid } from '../../core/api/errors.ts'
-import { equals, oneOf } from '../../core/api/filters.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
+import { equalsFilter, oneOf } from '../../core/api/filters.ts'
 import { isIdOf, kinds } from '../../core/api/kind.ts'
 import { itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { newestSnapshot } from '../storage/store.ts'
-import { announceQuotas } from './known.ts'
 import {
+  isReservable,
   isSpend,
   limitProblem,
   METRICS,
   MODES,
+  QUOTA_SCOPES,
   QuotaInput,
   QuotaPatch,
   type QuotaRow,
+  type QuotaScope,
   QuotaUsage,
   quotaKind,
   RESERVABLE,
-  reservable,
-  SCOPES,
-  type Scope,
 } from './model.ts'
-import { fullestIn, usedIn } from './spend-store.ts'
-import { countIn, deleteCountersOf } from './store.ts'
+import { invalidateQuotas } from './quota-cache.ts'
+import { fullestIn, measureUsage } from './spend-store.ts'
+import { deleteCountersOf, readCounter } from './store.ts'
 import { windowOf } from './windows.ts'
 
-const kindOfScope: Record<Exclude<Scope, 'project'>, string> = {
+const kindOfScope: Record<Exclude<QuotaScope, 'project'>, string> = {
   api_key: 'project_key',
   agent: 'agent',
   actor: 'actor',
@@ -35,27 +35,28 @@ const kindOfScope: Record<Exclude<Scope, 'project'>, string> = {
 async function checkScopeRef(
   db: Queryable,
   projectId: string,
-  { scope, scope_ref }: { scope: Scope; scope_ref?: string | null },
+  { scope, scope_ref }: { scope: QuotaScope; scope_ref?: string | null },
 ): Promise<void> {
   if (!scope_ref || scope === 'project') return
   const kind = kinds.get(kindOfScope[scope])
   const row = isIdOf(kind, scope_ref) ? await kind.find(db, scope_ref) : null
   if (row?.project_id !== projectId)
-    invalid({ code: 'NOT_FOUND', path: 'scope_ref', message: `names no ${scope} of the project` })
+    raiseInvalid({ code: 'NOT_FOUND', path: 'scope_ref', message: `names no ${scope} of the project` })
 }
 
 /** What a requests quota has counted in the running window; nothing for the other metrics. */
 async function withUsage(db: Queryable, row: QuotaRow, now: Date): Promise<QuotaRow> {
   const { key, resets_at } = windowOf(row.window, now)
   if (row.metric !== 'requests' || resets_at === null) return row
-  return { ...row, current_usage: { window_key: key, count: await countIn(db, row.id, key), resets_at } }
+  return { ...row, current_usage: { window_key: key, count: await readCounter(db, row.id, key), resets_at } }
 }
 
 /** What a quota has used in its running window, as far as it was measured. */
 async function observed(db: Queryable, quota: QuotaRow, now: Date) {
   if (isSpend(quota.metric)) {
     const window = windowOf(quota.window, now)
-    if (quota.scope !== 'actor' || quota.scope_ref !== null) return { window, value: await usedIn(db, quota, now) }
+    if (quota.scope !== 'actor' || quota.scope_ref !== null)
+      return { window, value: await measureUsage(db, quota, now) }
     const actors = await fullestIn(db, quota, now)
     return { window, value: actors[0]?.used ?? 0, actors }
   }
@@ -63,7 +64,7 @@ async function observed(db: Queryable, quota: QuotaRow, now: Date) {
   const window = windowOf(quota.window, snapshot ? new Date(snapshot.day) : now)
   return {
     window,
-    value: quota.metric === 'requests' ? await countIn(db, quota.id, window.key) : (snapshot?.bytes ?? null),
+    value: quota.metric === 'requests' ? await readCounter(db, quota.id, window.key) : (snapshot?.bytes ?? null),
   }
 }
 
@@ -84,15 +85,15 @@ export const quotaOperations: Operation[] = [
     async make({ body, project, tx }) {
       const on_unpriced = body.metric === 'cost_usd' ? (body.on_unpriced ?? 'block') : null
       const row = await quotaKind.insert(tx, { ...body, project_id: project, on_unpriced })
-      announceQuotas(tx, row.project_id)
+      invalidateQuotas(tx, row.project_id)
       return row
     },
   }),
   // Index quotas_project, or the primary key's order over all projects.
   quotas.list({
     filters: {
-      scope: oneOf('scope', SCOPES),
-      scope_ref: equals('scope_ref'),
+      scope: oneOf('scope', QUOTA_SCOPES),
+      scope_ref: equalsFilter('scope_ref'),
       metric: oneOf('metric', METRICS),
       mode: oneOf('mode', MODES),
     },
@@ -128,19 +129,19 @@ export const quotaOperations: Operation[] = [
     change(next) {
       const { limit, metric, on_unpriced, reserve } = next
       const problem = limitProblem(metric, limit)
-      if (problem) invalid({ code: 'INVALID_VALUE', path: 'limit', message: problem })
-      if (reserve && !reservable(next)) invalid({ code: 'INVALID_VALUE', path: 'reserve', message: RESERVABLE })
+      if (problem) raiseInvalid({ code: 'INVALID_VALUE', path: 'limit', message: problem })
+      if (reserve && !isReservable(next)) raiseInvalid({ code: 'INVALID_VALUE', path: 'reserve', message: RESERVABLE })
       if (metric === 'cost_usd') return { ...next, on_unpriced: on_unpriced ?? 'block' }
-      if (on_unpriced) invalid({ code: 'INVALID_VALUE', path: 'on_unpriced', message: 'belongs to cost_usd only' })
+      if (on_unpriced) raiseInvalid({ code: 'INVALID_VALUE', path: 'on_unpriced', message: 'belongs to cost_usd only' })
     },
-    changed: (row, { tx }) => announceQuotas(tx, row.project_id),
+    changed: (row, { tx }) => invalidateQuotas(tx, row.project_id),
   }),
   quotas.remove({
     summary: 'Delete a quota and its counters',
     description: 'What it capped is free at the next request.',
     async removed(row, { tx }) {
       await deleteCountersOf(tx, row.id)
-      announceQuotas(tx, row.project_id)
+      invalidateQuotas(tx, row.project_id)
     },
   }),
 ]

@@ -1,6 +1,6 @@
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
-import { deleteCounters, deleteOrphanedCounters } from './store.ts'
+import { deleteOrphanedCounters, deleteQuotaCounters } from './store.ts'
 
 const DAY_MS = 86_400_000
 const KEPT_DAYS = 40
@@ -11,6 +11,6 @@ export async function pruneCounters(
   stopping?: AbortSignal,
 ): Promise<number> {
   const before = new Date(clock.now().getTime() - KEPT_DAYS * DAY_MS)
-  const old = await inBatches(limit => deleteCounters(pool, before, limit), stopping)
-  return old + (await inBatches(limit => deleteOrphanedCounters(pool, limit), stopping))
+  const old = await deleteInBatches(limit => deleteQuotaCounters(pool, before, limit), stopping)
+  return old + (await deleteInBatches(limit => deleteOrphanedCounters(pool, limit), stopping))
 }

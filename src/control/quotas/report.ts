@@ -1,15 +1,15 @@
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
-import { outsideTransaction } from '../../core/db/pool.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { onSeparateConnection } from '../../core/db/pool.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type QuotaRow, quotaKind } from './model.ts'
-import { lockMarks, type Marks, type Measured, setMarks } from './store.ts'
+import { lockMarks, type QuotaMeasurement, type ReportedMarks, setMarks } from './store.ts'
 import type { Window } from './windows.ts'
 
 /** What a measurement gives reason to report; each is reported once per window. */
-export type Reasons = { exceeded: boolean; audited: boolean; fraction: number | null }
+export type ReportReasons = { exceeded: boolean; audited: boolean; fraction: number | null }
 
 /** A mark moves forward only: a process that lags behind must not report a past window again. */
 const reported = (mark: string | null, window: Window): boolean => mark !== null && mark >= window.key
@@ -18,7 +18,12 @@ const reported = (mark: string | null, window: Window): boolean => mark !== null
  * What is to be reported of a measured value that its marks do not name yet; null when there is nothing. `breached`
  * says whether the value breaks the limit, which is a matter of the metric.
  */
-export function reasonsFor(quota: Measured, window: Window, value: number, breached: boolean): Reasons | null {
+export function reportReasons(
+  quota: QuotaMeasurement,
+  window: Window,
+  value: number,
+  breached: boolean,
+): ReportReasons | null {
   const reached = quota.warn_at.filter(fraction => value >= fraction * quota.limit)
   const fraction = reached.length > 0 ? Math.max(...reached) : null
   const reasons = {
@@ -38,17 +43,17 @@ const warned = (marks: Pick<QuotaRow, 'warned_window_key' | 'warned_fraction'>, 
  * The marks move under the row's lock in the transaction that writes the reports, so concurrent breaches in any number
  * of processes report once.
  */
-export const report = (
+export const reportMeasurement = (
   services: Pick<Services, 'write' | 'clock'>,
-  quota: Measured,
+  quota: QuotaMeasurement,
   window: Window,
   values: { exceeded: number; warned: (fraction: number) => number },
-  reasons: Reasons,
+  reasons: ReportReasons,
 ): Promise<void> =>
   services.write(async tx => {
     const row = await lockMarks(tx, quota.id)
     if (!row) return
-    const marks: Marks = { ...row }
+    const marks: ReportedMarks = { ...row }
     if (reasons.exceeded && !reported(row.fired_window_key, window)) {
       marks.fired_window_key = window.key
       marks.last_fired_at = services.clock.now().toISOString()
@@ -69,31 +74,33 @@ export const report = (
   })
 
 /** The reports under way, by what they report. */
-const underWay = perProcess(() => new Set<string>())
+const underWay = processSingleton(() => new Set<string>())
 
 /**
  * Starts the report of what a measured value reaches, outside of the caller's transaction, which a refusal rolls back.
  * Nobody waits for it; one that is lost with its process is made at the next check.
  * @param observed what is compared with the limit; `used`, where that is more than was used, what is compared with warnings
  */
-export function reportReached(
+export function reportLater(
   services: Services,
-  quota: Measured,
+  quota: QuotaMeasurement,
   window: Window,
   { observed, breached, used = observed }: { observed: number; breached: boolean; used?: number },
 ): void {
-  const reasons = reasonsFor(quota, window, used, breached)
+  const reasons = reportReasons(quota, window, used, breached)
   if (!reasons) return
   const reports = underWay(services)
   const name = `${quota.id} ${window.key} ${JSON.stringify(reasons)}`
   if (reports.has(name)) return
   reports.add(name)
-  outsideTransaction(() => report(services, quota, window, { exceeded: observed, warned: () => used }, reasons))
+  onSeparateConnection(() =>
+    reportMeasurement(services, quota, window, { exceeded: observed, warned: () => used }, reasons),
+  )
     .catch(error => services.log.error({ err: error, quota_id: quota.id }, 'quota breach not reported'))
     .finally(() => reports.delete(name))
 }
 
-const facts = (quota: Measured, window: Window, observed: number) => ({
+const facts = (quota: QuotaMeasurement, window: Window, observed: number) => ({
   metric: quota.metric,
   meter_type: quota.meter_type,
   scope: quota.scope,
@@ -104,7 +111,7 @@ const facts = (quota: Measured, window: Window, observed: number) => ({
   observed_value: observed,
 })
 
-function emitExceeded(tx: Tx, measured: Measured, window: Window, observed: number): void {
+function emitExceeded(tx: Tx, measured: QuotaMeasurement, window: Window, observed: number): void {
   const { id: quota_id, project_id, mode } = measured
   const data = { quota_id, project_id, ...facts(measured, window, observed), mode }
   tx.emit(quotaKind, 'exceeded', measured, { data })
@@ -117,7 +124,7 @@ function emitWarned(tx: Tx, row: QuotaRow, window: Window, observed: number, fra
   tx.emit(quotaKind, 'warned', { ...row, current_usage: usage }, { extra })
 }
 
-function auditMonitored(tx: Tx, quota: Measured, window: Window, observed: number): void {
+function auditMonitored(tx: Tx, quota: QuotaMeasurement, window: Window, observed: number): void {
   tx.audit({
     id: newId('audit'),
     project_id: quota.project_id,

@@ -1,11 +1,11 @@
 import { Batcher } from '../../core/db/batcher.ts'
 import type { Caller } from '../../core/iam/caller.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { quotasOf } from './known.ts'
-import { mostSpecific, refuseExceeded } from './refuse.ts'
-import { reasonsFor, report } from './report.ts'
-import { addCounts, type Count, type KnownQuota } from './store.ts'
+import { quotasOf } from './quota-cache.ts'
+import { mostSpecific, refuseExceeded } from './quota-refusal.ts'
+import { reportMeasurement, reportReasons } from './report.ts'
+import { type Count, incrementCounters, type KnownQuota } from './store.ts'
 import { type Window, windowOf } from './windows.ts'
 
 /** One counted request: its ordinal in the window of every quota that counts it. */
@@ -32,7 +32,7 @@ export function openRequestQuotas(services: Services) {
         else sums.set(id, { window: windowOf(window, now), count: 1 })
       }
     }
-    const rows = await addCounts(
+    const rows = await incrementCounters(
       pool,
       [...sums].map(([quota_id, { window, count }]) => ({
         quota_id,
@@ -60,7 +60,7 @@ export function openRequestQuotas(services: Services) {
 
   /** Reports what a range of ordinals, from `first` to the quota's count, reached; null when there is nothing to say. */
   function reportRange(quota: Count, window: Window, first: number): Promise<void> | null {
-    const reasons = reasonsFor(quota, window, quota.count, quota.count > quota.limit)
+    const reasons = reportReasons(quota, window, quota.count, quota.count > quota.limit)
     if (!reasons) return null
     const name = `${quota.id} ${window.key} ${JSON.stringify(reasons)}`
     const running = reports.get(name)
@@ -69,7 +69,7 @@ export function openRequestQuotas(services: Services) {
       exceeded: Math.max(first, quota.limit + 1),
       warned: (fraction: number) => Math.max(first, Math.ceil(fraction * quota.limit)),
     }
-    const started = report(services, quota, window, values, reasons)
+    const started = reportMeasurement(services, quota, window, values, reasons)
       .catch(error => log.error({ err: error, quota_id: quota.id }, 'quota breach not reported'))
       .finally(() => reports.delete(name))
     reports.set(name, started)
@@ -96,8 +96,8 @@ export function openRequestQuotas(services: Services) {
   }
 }
 
-const requestQuotas = perProcess(openRequestQuotas, quotas => quotas.close())
+const requestQuotas = processSingleton(openRequestQuotas, quotas => quotas.close())
 
 /** Counts a request of a project key. Raises QUOTA_EXCEEDED. */
-export const countRequest = (services: Services, caller: Caller, projectId: string): Promise<void> =>
+export const countQuotaRequest = (services: Services, caller: Caller, projectId: string): Promise<void> =>
   requestQuotas(services).count(caller, projectId)

@@ -1,23 +1,23 @@
 import { z } from 'zod'
-import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
-import { type Fullest, fullestActors, Used, usedSince } from '../usage/sums.ts'
+import { type Fullest, fullestActors, SumsRow, usedSince } from '../usage/sums.ts'
 import type { QuotaRow } from './model.ts'
-import { Measured, measured } from './store.ts'
+import { measurementColumns, QuotaMeasurement } from './store.ts'
 import { WINDOWS, windowOf } from './windows.ts'
 
 /** Whose tokens and money work is about to use. */
-export type Spender = { project_id: string; agent_id: string | null; actor_id: string | null }
+export type SpendScope = { project_id: string; agent_id: string | null; actor_id: string | null }
 
 /**
  * How much work is under way whose usage is not written yet, as an expression: of a project, of one of its agents or
  * actors where the columns name one.
  */
-export const workUnderWay =
+export const activeWork =
   extensionPoint<(of: { project: Fragment; agent: Fragment; actor: Fragment }) => Fragment>('work under way')
 
-const Spend = Measured.extend({
-  ...Used.shape,
+const Spend = QuotaMeasurement.extend({
+  ...SumsRow.shape,
   on_unpriced: z.enum(['block', 'allow']).nullable(),
   reserve: z.boolean(),
   under_way: z.int(),
@@ -52,16 +52,16 @@ const SEARCHED = 1000
  * The tokens and cost_usd quotas that work counts in, measured, in one statement (indexes quotas_identity, usage_sums_pkey,
  * usage_events_project).
  */
-export const measureSpend = (db: Queryable, spender: Spender, now: Date): Promise<readonly Spend[]> => {
+export const measureSpend = (db: Queryable, spender: SpendScope, now: Date): Promise<readonly Spend[]> => {
   const { project_id, agent_id, actor_id } = spender
   const actor = sql.fragment`${actor_id}::text`
   const agentOf = sql.fragment`case when q.scope = 'agent' then q.scope_ref end`
   const actorOf = sql.fragment`case when q.scope = 'actor' then coalesce(q.scope_ref, ${actor}) end`
-  const counts = workUnderWay
+  const counts = activeWork
     .all()
     .map(count => count({ project: sql.fragment`q.project_id`, agent: agentOf, actor: actorOf }))
   return db.any(sql.type(Spend)`
-    select ${measured}, q.on_unpriced, q.reserve, u.*, coalesce(r.under_way, 0) as under_way, r.mean
+    select ${measurementColumns}, q.on_unpriced, q.reserve, u.*, coalesce(r.under_way, 0) as under_way, r.mean
     from quotas q cross join lateral (${usedBy(actor, now)}) u
     left join lateral (
       select ${counts.length === 0 ? sql.fragment`0` : sql.join(counts, sql.fragment` + `)} as under_way, (
@@ -87,13 +87,13 @@ export const measureSpend = (db: Queryable, spender: Spender, now: Date): Promis
  * Makes the starts of a project's work follow each other until the transaction ends, so that each sees the one before it
  * among what is under way.
  */
-export const lockStarts = (db: Queryable, projectId: string): Promise<unknown> =>
-  db.query(statement`select from pg_advisory_xact_lock(hashtextextended('quota starts ' || ${projectId}, 0))`)
+export const serializeStarts = (db: Queryable, projectId: string): Promise<unknown> =>
+  db.query(voidStatement`select from pg_advisory_xact_lock(hashtextextended('quota starts ' || ${projectId}, 0))`)
 
-const used = sql.type(Used)
+const used = sql.type(SumsRow)
 
 /** What a tokens or cost_usd quota has counted in its running window. */
-export async function usedIn(db: Queryable, quota: QuotaRow, now: Date): Promise<number> {
+export async function measureUsage(db: Queryable, quota: QuotaRow, now: Date): Promise<number> {
   const { tokens, cost_usd } = await db.one(used`
     select u.* from quotas q cross join lateral (${usedBy(sql.fragment`null::text`, now)}) u where q.id = ${quota.id}`)
   return quota.metric === 'tokens' ? tokens : cost_usd

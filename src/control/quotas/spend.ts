@@ -1,21 +1,21 @@
 import { LRUCache } from 'lru-cache'
 import { raise } from '../../core/api/errors.ts'
-import { outsideTransaction } from '../../core/db/pool.ts'
+import { onSeparateConnection } from '../../core/db/pool.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { requireRunnable } from '../../identity/projects/pause.ts'
-import { fileException } from '../exceptions/file.ts'
-import { isBlackout, type UnpricedRow, unpricedRows } from '../usage/sums.ts'
-import { quotasOf } from './known.ts'
+import { requireUnpaused } from '../../identity/projects/pause.ts'
+import { fileExceptionLater } from '../exceptions/file-exception.ts'
+import { isFullyUnpriced, type UnpricedRow, unpricedRows } from '../usage/sums.ts'
 import { isSpend } from './model.ts'
-import { mostSpecific, refuseExceeded } from './refuse.ts'
-import { reportReached } from './report.ts'
-import { lockStarts, measureSpend, type Spend, type Spender } from './spend-store.ts'
+import { quotasOf } from './quota-cache.ts'
+import { mostSpecific, refuseExceeded } from './quota-refusal.ts'
+import { reportLater } from './report.ts'
+import { measureSpend, type Spend, type SpendScope, serializeStarts } from './spend-store.ts'
 import type { KnownQuota } from './store.ts'
 import { type Window, windowOf } from './windows.ts'
 
-export type { Spender } from './spend-store.ts'
+export type { SpendScope } from './spend-store.ts'
 
 /** A measured quota: what is compared with its limit, and how that came out. */
 type Verdict = { quota: Spend; window: Window; breached: boolean }
@@ -34,7 +34,7 @@ type Metered = 'embedding' | 'tool_execution'
  */
 export async function checkSpend(
   services: Services,
-  spender: Spender,
+  spender: SpendScope,
   db: Queryable = services.pool,
   options: { again?: boolean; metered?: Metered } = {},
 ): Promise<void> {
@@ -44,12 +44,12 @@ export async function checkSpend(
   if (known?.every(quota => !countsCall(quota, metered))) return
   const orders = inTransaction && !options.again && !metered
   const lock = orders && known?.some(({ reserve }) => reserve)
-  if (lock) await lockStarts(db, spender.project_id)
+  if (lock) await serializeStarts(db, spender.project_id)
   const now = services.clock.now()
   let measured = await measureSpend(db, spender, now)
   if (orders && !lock && measured.some(({ reserve }) => reserve)) {
     // Nothing was known of the quotas yet.
-    await lockStarts(db, spender.project_id)
+    await serializeStarts(db, spender.project_id)
     measured = await measureSpend(db, spender, now)
   }
   const verdicts = measured
@@ -61,13 +61,13 @@ export async function checkSpend(
   const exceeded = mostSpecific(enforced.filter(({ breached }) => breached))
   const blackout = metered ? null : mostSpecific(enforced.filter(({ quota }) => isUnmeasurable(quota)))
   if (!exceeded && !blackout) return
-  if (!options.again && !metered) await requireRunnable(db, spender.project_id)
+  if (!options.again && !metered) await requireUnpaused(db, spender.project_id)
   if (exceeded) refuseExceeded(exceeded, now)
   if (blackout) await refuseUnmeasurable(db, blackout, spender)
 }
 
 /** Whether a turn of a project must be made in a transaction, in which what it will use is reserved. */
-export async function reservesSpend(services: Services, spender: Spender): Promise<boolean> {
+export async function requiresReservation(services: Services, spender: SpendScope): Promise<boolean> {
   return (await knownTo(services, spender, false))?.some(({ reserve }) => reserve) ?? false
 }
 
@@ -75,8 +75,8 @@ export async function reservesSpend(services: Services, spender: Spender): Promi
  * The quotas that count somebody's work. Null within a transaction when the process does not know them: it does not wait
  * there for another connection, and loads them for the next time.
  */
-async function knownTo(services: Services, spender: Spender, inTransaction: boolean): Promise<KnownQuota[] | null> {
-  const known = outsideTransaction(() => quotasOf(services, spender.project_id))
+async function knownTo(services: Services, spender: SpendScope, inTransaction: boolean): Promise<KnownQuota[] | null> {
+  const known = onSeparateConnection(() => quotasOf(services, spender.project_id))
   if (known instanceof Promise && inTransaction) {
     known.catch(error => services.log.error({ err: error }, 'quotas not read'))
     return null
@@ -84,7 +84,7 @@ async function knownTo(services: Services, spender: Spender, inTransaction: bool
   return (await known).filter(quota => isSpend(quota.metric) && counts(quota, spender))
 }
 
-function counts({ scope, scope_ref }: KnownQuota, { agent_id, actor_id }: Spender): boolean {
+function counts({ scope, scope_ref }: KnownQuota, { agent_id, actor_id }: SpendScope): boolean {
   if (scope === 'project') return true
   const spends = scope === 'agent' ? agent_id : actor_id
   return spends !== null && (scope_ref === null || scope_ref === spends)
@@ -111,7 +111,7 @@ function judge(
   const expected = reserves ? used + (quota.under_way + 1) * (quota.mean ?? 0) : used
   const unknown = reserves && quota.mean === null && quota.under_way > 0
   const breached = used >= quota.limit || expected > quota.limit || unknown
-  reportReached(services, quota, window, { observed: expected, used, breached: breached && !unknown })
+  reportLater(services, quota, window, { observed: expected, used, breached: breached && !unknown })
   return { quota, window, breached }
 }
 
@@ -120,13 +120,13 @@ const coversModels = ({ metric, meter_type }: Spend): boolean =>
   metric === 'cost_usd' && (meter_type === null || meter_type === 'llm_tokens')
 
 const isUnmeasurable = (quota: Spend): boolean =>
-  coversModels(quota) && quota.on_unpriced === 'block' && isBlackout(quota)
+  coversModels(quota) && quota.on_unpriced === 'block' && isFullyUnpriced(quota)
 
 const unpricedOf = (
   db: Queryable,
   { scope, scope_ref, project_id }: Spend,
   { start }: Window,
-  spender: Spender,
+  spender: SpendScope,
 ): Promise<readonly UnpricedRow[]> =>
   unpricedRows(db, {
     project_id,
@@ -135,7 +135,7 @@ const unpricedOf = (
     since: start,
   })
 
-async function refuseUnmeasurable(db: Queryable, { quota, window }: Verdict, spender: Spender): Promise<never> {
+async function refuseUnmeasurable(db: Queryable, { quota, window }: Verdict, spender: SpendScope): Promise<never> {
   const { id: quota_id, metric, limit } = quota
   const unpriced_rows = await unpricedOf(db, quota, window, spender)
   return raise('QUOTA_UNENFORCEABLE', { meta: { quota_id, metric, limit, window: quota.window, unpriced_rows } })
@@ -144,17 +144,17 @@ async function refuseUnmeasurable(db: Queryable, { quota, window }: Verdict, spe
 /** A quota whose usage is unpriced says so at every check; that often it need not be looked up and filed. */
 const FILED_EVERY_MS = 1000
 
-const filed = perProcess(() => new LRUCache<string, true>({ max: 1000, ttl: FILED_EVERY_MS }))
+const filed = processSingleton(() => new LRUCache<string, true>({ max: 1000, ttl: FILED_EVERY_MS }))
 
 /** Files the exception that usage of a window has no price. Nobody waits for it. */
-function fileUnpriced(services: Services, quota: Spend, window: Window, spender: Spender): void {
+function fileUnpriced(services: Services, quota: Spend, window: Window, spender: SpendScope): void {
   const recent = filed(services)
   if (recent.has(quota.id)) return
   recent.set(quota.id, true)
   const { project_id, metric, scope, scope_ref, meter_type, limit, metered, unpriced } = quota
-  outsideTransaction(async () => {
+  onSeparateConnection(async () => {
     const unpriced_rows = await unpricedOf(services.pool, quota, window, spender)
-    fileException(services, {
+    fileExceptionLater(services, {
       project_id,
       kind: 'quota_unpriced',
       title: 'A cost quota counts model calls that have no price',

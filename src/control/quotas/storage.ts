@@ -1,9 +1,9 @@
 import { raise } from '../../core/api/errors.ts'
-import { outsideTransaction } from '../../core/db/pool.ts'
+import { onSeparateConnection } from '../../core/db/pool.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
-import { quotasOf } from './known.ts'
-import { reportReached } from './report.ts'
+import { quotasOf } from './quota-cache.ts'
+import { reportLater } from './report.ts'
 import { storageQuotas } from './store.ts'
 import { windowOf } from './windows.ts'
 
@@ -21,7 +21,7 @@ export async function checkStorage(
   deltaBytes: number,
   db: Queryable = services.pool,
 ): Promise<void> {
-  const known = outsideTransaction(() => quotasOf(services, projectId))
+  const known = onSeparateConnection(() => quotasOf(services, projectId))
   if (known instanceof Promise) {
     // Loaded for the next write, without waiting; this one reads the quotas themselves.
     known.catch(error => services.log.error({ err: error }, 'quotas not read'))
@@ -30,7 +30,7 @@ export async function checkStorage(
     const observed = (bytes ?? 0) + deltaBytes
     const breached = observed > quota.limit
     const window = windowOf(quota.window, day === null ? services.clock.now() : new Date(day))
-    reportReached(services, quota, window, { observed, breached })
+    reportLater(services, quota, window, { observed, breached })
     if (breached && quota.mode === 'enforce')
       raise('QUOTA_STORAGE_EXCEEDED', {
         meta: { quota_id: quota.id, metric: quota.metric, limit: quota.limit, current_bytes: observed },

@@ -1,12 +1,12 @@
 import { z } from 'zod'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { METRICS, MODES, type QuotaRow, quotaKind, SCOPES } from './model.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { METRICS, MODES, QUOTA_SCOPES, type QuotaRow, quotaKind } from './model.ts'
 import { WINDOWS } from './windows.ts'
 
 const KnownQuota = z.object({
   id: z.string(),
   project_id: z.string(),
-  scope: z.enum(SCOPES),
+  scope: z.enum(QUOTA_SCOPES),
   scope_ref: z.string().nullable(),
   metric: z.enum(METRICS),
   window: z.enum(WINDOWS),
@@ -22,10 +22,10 @@ export const knownQuotas = (db: Queryable, projectIds: string[]): Promise<readon
     where project_id = any(${sql.array(projectIds, 'text')}) order by id`)
 
 /** A quota as it stood when something was measured against it. */
-export const Measured = z.object({
+export const QuotaMeasurement = z.object({
   id: z.string(),
   project_id: z.string(),
-  scope: z.enum(SCOPES),
+  scope: z.enum(QUOTA_SCOPES),
   scope_ref: z.string().nullable(),
   metric: z.enum(METRICS),
   window: z.enum(WINDOWS),
@@ -38,13 +38,13 @@ export const Measured = z.object({
   warned_window_key: z.string().nullable(),
   warned_fraction: z.number().nullable(),
 })
-export type Measured = z.output<typeof Measured>
+export type QuotaMeasurement = z.output<typeof QuotaMeasurement>
 
 /** Columns of a quota `q`. */
-export const measured = sql.fragment`q.id, q.project_id, q.scope, q.scope_ref, q.metric, q."window", q."limit", q.mode,
+export const measurementColumns = sql.fragment`q.id, q.project_id, q.scope, q.scope_ref, q.metric, q."window", q."limit", q.mode,
   q.meter_type, q.warn_at, q.fired_window_key, q.audited_window_key, q.warned_window_key, q.warned_fraction`
 
-const Count = Measured.extend({ count: z.int() })
+const Count = QuotaMeasurement.extend({ count: z.int() })
 /** A requests quota and its counter after it has counted. */
 export type Count = z.output<typeof Count>
 
@@ -53,7 +53,7 @@ export type Count = z.output<typeof Count>
  * deleted is left out. Rows are taken in the order of their ids, so two processes that count the same quotas wait for
  * each other instead of deadlocking; each waits for one statement of the other, never for a longer transaction.
  */
-export const addCounts = (
+export const incrementCounters = (
   db: Queryable,
   sums: { quota_id: string; window_key: string; window_start: string; count: number }[],
 ): Promise<readonly Count[]> =>
@@ -71,10 +71,10 @@ export const addCounts = (
       on conflict (quota_id, window_key) do update set count = c.count + excluded.count
       returning quota_id, count
     )
-    select ${measured}, counted.count
+    select ${measurementColumns}, counted.count
     from counted join asked q on q.id = counted.quota_id`)
 
-const StorageQuota = Measured.extend({ bytes: z.number().nullable(), day: z.string().nullable() })
+const StorageQuota = QuotaMeasurement.extend({ bytes: z.number().nullable(), day: z.string().nullable() })
 
 /**
  * The storage_bytes quotas of a project, each with the bytes and the UTC day of the project's newest snapshot, null
@@ -82,7 +82,7 @@ const StorageQuota = Measured.extend({ bytes: z.number().nullable(), day: z.stri
  */
 export const storageQuotas = (db: Queryable, projectId: string): Promise<readonly z.output<typeof StorageQuota>[]> =>
   db.any(sql.type(StorageQuota)`
-    select ${measured}, s.bytes, s.day
+    select ${measurementColumns}, s.bytes, s.day
     from quotas q
     left join lateral (
       select bytes, day from storage_snapshots where project_id = q.project_id order by day desc limit 1
@@ -93,7 +93,7 @@ export const storageQuotas = (db: Queryable, projectId: string): Promise<readonl
 const counted = sql.type(z.object({ count: z.int() }))
 
 /** What a quota has counted in a window (primary key of quota_counters). */
-export const countIn = async (db: Queryable, id: string, windowKey: string): Promise<number> =>
+export const readCounter = async (db: Queryable, id: string, windowKey: string): Promise<number> =>
   (await db.maybeOneFirst(
     counted`select count from quota_counters where quota_id = ${id} and window_key = ${windowKey}`,
   )) ?? 0
@@ -102,14 +102,14 @@ export const countIn = async (db: Queryable, id: string, windowKey: string): Pro
 export const lockMarks = (db: Queryable, id: string): Promise<QuotaRow | null> =>
   db.maybeOne(quotaKind.sql`select ${quotaKind.columns} from quotas t where t.id = ${id} for no key update`)
 
-export type Marks = Pick<
+export type ReportedMarks = Pick<
   QuotaRow,
   'fired_window_key' | 'last_fired_at' | 'audited_window_key' | 'warned_window_key' | 'warned_fraction'
 >
 
 /** Writes the marks of a quota whose lock is held; `updated_at` stays. */
-export const setMarks = (db: Queryable, id: string, marks: Marks): Promise<unknown> =>
-  db.query(statement`
+export const setMarks = (db: Queryable, id: string, marks: ReportedMarks): Promise<unknown> =>
+  db.query(voidStatement`
     update quotas set fired_window_key = ${marks.fired_window_key}, last_fired_at = ${marks.last_fired_at}::timestamptz,
       audited_window_key = ${marks.audited_window_key}, warned_window_key = ${marks.warned_window_key},
       warned_fraction = ${marks.warned_fraction}
@@ -117,12 +117,12 @@ export const setMarks = (db: Queryable, id: string, marks: Marks): Promise<unkno
 
 /** Deletes the counters of a quota (primary key of quota_counters). */
 export const deleteCountersOf = (db: Queryable, id: string): Promise<unknown> =>
-  db.query(statement`delete from quota_counters where quota_id = ${id}`)
+  db.query(voidStatement`delete from quota_counters where quota_id = ${id}`)
 
 /** Deletes up to `limit` counters of windows that began before a time (index quota_counters_start). Returns how many. */
-export const deleteCounters = async (db: Queryable, before: Date, limit: number): Promise<number> =>
+export const deleteQuotaCounters = async (db: Queryable, before: Date, limit: number): Promise<number> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       delete from quota_counters where (quota_id, window_key) in (
         select quota_id, window_key from quota_counters where window_start < ${before.toISOString()}::timestamptz
         order by window_start limit ${limit})`)
@@ -131,7 +131,7 @@ export const deleteCounters = async (db: Queryable, before: Date, limit: number)
 /** Deletes up to `limit` counters whose quota is gone: counted while it was deleted, or deleted with its project. */
 export const deleteOrphanedCounters = async (db: Queryable, limit: number): Promise<number> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       delete from quota_counters where (quota_id, window_key) in (
         select quota_id, window_key from quota_counters c
         where not exists (select 1 from quotas q where q.id = c.quota_id) limit ${limit})`)

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const retentionErrors = {
   CONTENT_ON_HOLD: {
@@ -10,5 +10,5 @@ export const retentionErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof retentionErrors> {}
+  interface ErrorCodes extends CodesOf<typeof retentionErrors> {}
 }

@@ -3,12 +3,12 @@ import { AppError } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { every, handler } from '../../core/jobs/handler.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { handler, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { projectKind } from '../../identity/projects/model.ts'
-import type { Counts } from './content.ts'
+import type { Counts } from './erasure.ts'
 
 /** Settings of a project that give something an end by days. */
 type Days = 'trace_content_retention_days' | 'trace_retention_days' | 'conversation_retention_days'
@@ -39,7 +39,7 @@ export function retentionSweep(name: string, run: (services: Services, stopping:
   })
   return {
     handler: handler(queue, { concurrency: 1 }, (_message, { services, stopping }) => run(services, stopping)),
-    schedule: every(
+    schedule: schedule(
       name,
       ({ CONTENT_RETENTION_SWEEP_DISABLED: disabled, CONTENT_RETENTION_SWEEP_INTERVAL_MS: ms }) =>
         disabled ? 0 : Math.ceil(ms / 1000),

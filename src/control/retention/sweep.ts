@@ -1,4 +1,4 @@
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { deleteHeartbeats, deleteIdempotencyKeys } from './store.ts'
 
@@ -10,7 +10,7 @@ const ago = ({ clock }: Pick<Services, 'clock'>, days: number): Date => new Date
 /** Deletes stored idempotency answers older than 24 h. Returns how many. */
 export const pruneIdempotencyKeys = (services: Services, stopping: AbortSignal): Promise<number> => {
   const before = ago(services, 1)
-  return inBatches(limit => deleteIdempotencyKeys(services.pool, before, limit), stopping)
+  return deleteInBatches(limit => deleteIdempotencyKeys(services.pool, before, limit), stopping)
 }
 
 /** Deletes heartbeats of worker processes that ended a week ago. Returns how many. */

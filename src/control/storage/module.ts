@@ -1,8 +1,8 @@
 import { module } from '../../core/api/module.ts'
-import { firstSnapshots, snapshotHandler, snapshotSchedule } from './snapshot.ts'
+import { initialSnapshots, snapshotHandler, snapshotSchedule } from './snapshot.ts'
 
 export default module('storage', {
   handlers: [snapshotHandler],
   schedules: [snapshotSchedule],
-  background: [firstSnapshots],
+  background: [initialSnapshots],
 })

@@ -1,11 +1,11 @@
 import { z } from 'zod'
-import { isProjectGone } from '../../core/db/sql.ts'
-import { type Background, every, handler } from '../../core/jobs/handler.ts'
-import { entityMailbox, message } from '../../core/jobs/queue.ts'
+import { isProjectDeleted } from '../../core/db/sql.ts'
+import { type BackgroundTask, handler, schedule } from '../../core/jobs/handler.ts'
+import { entityMailbox, queueMessage } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { recordUsage, type UsageDraft } from '../usage/meter.ts'
-import { priceBooks } from '../usage/prices-book.ts'
-import { projectsAfter, type Snapshot, takeSnapshot } from './store.ts'
+import { priceBooks } from '../usage/price-cache.ts'
+import { listProjectsAfter, measureProject, type StorageSnapshot } from './store.ts'
 
 /** Takes storage snapshots: of all projects, or of those that have none of the day yet. One message of each at a time. */
 export const snapshotQueue = entityMailbox('storage.snapshot', {
@@ -31,7 +31,7 @@ export async function snapshotProjects(
   let failed = 0
   let after = ''
   for (;;) {
-    const ids = await projectsAfter(pool, after, options.all ? null : day, PAGE)
+    const ids = await listProjectsAfter(pool, after, options.all ? null : day, PAGE)
     // Read at once, not by each project in its transaction.
     await priceBooks(services, ids)
     for (const id of ids) {
@@ -40,7 +40,7 @@ export async function snapshotProjects(
         await snapshotProject(services, id, day)
         measured++
       } catch (error) {
-        if (isProjectGone(error)) continue
+        if (isProjectDeleted(error)) continue
         failed++
         log.error({ err: error, project_id: id }, 'storage not measured')
       }
@@ -52,7 +52,7 @@ export async function snapshotProjects(
 
 const snapshotProject = (services: Services, projectId: string, day: string): Promise<void> =>
   services.write(async tx => {
-    const components = componentsOf(await takeSnapshot(tx, projectId, day))
+    const components = componentsOf(await measureProject(tx, projectId, day))
     if (components.length === 0) return
     const usage: UsageDraft = {
       idempotency_key: `storage:${projectId}:${day}`,
@@ -67,7 +67,7 @@ const snapshotProject = (services: Services, projectId: string, day: string): Pr
   })
 
 /** What is billed for a day; zero quantities are left out. */
-const componentsOf = ({ bytes, chunk_count }: Snapshot) =>
+const componentsOf = ({ bytes, chunk_count }: StorageSnapshot) =>
   [
     { component: 'gb_day', quantity: bytes / 1e9, unit: 'gb_day', billable: true },
     { component: 'chunk_count', quantity: chunk_count, unit: 'count', billable: true },
@@ -84,14 +84,14 @@ export const snapshotHandler = handler(
 )
 
 /** Projects are due once a UTC day; what failed or was made since is taken up an hour later. */
-export const snapshotSchedule = every('storage snapshots', '2 * * * *', snapshotQueue, { all: false })
+export const snapshotSchedule = schedule('storage snapshots', '2 * * * *', snapshotQueue, { all: false })
 
-export const firstSnapshots: Background = {
+export const initialSnapshots: BackgroundTask = {
   name: 'first storage snapshots',
   concern: 'snapshot',
   start({ log, queues }) {
     queues
-      .send([message(snapshotQueue, { all: true })])
+      .send([queueMessage(snapshotQueue, { all: true })])
       .catch(error => log.error({ err: error }, 'storage snapshots not asked for'))
     return undefined
   },

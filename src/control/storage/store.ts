@@ -2,8 +2,8 @@ import { z } from 'zod'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { footprintOf } from './footprint.ts'
 
-const Snapshot = z.object({ bytes: z.number(), chunk_count: z.number() })
-export type Snapshot = z.output<typeof Snapshot>
+const StorageSnapshot = z.object({ bytes: z.number(), chunk_count: z.number() })
+export type StorageSnapshot = z.output<typeof StorageSnapshot>
 
 /** Days that a snapshot is kept; quotas read the newest, usage keeps its own numbers. */
 const KEPT_DAYS = 40
@@ -12,8 +12,8 @@ const KEPT_DAYS = 40
  * Measures a project and keeps the result as its snapshot of a UTC day, in one statement; older ones than are kept go
  * with it (index storage_snapshots_pkey). What it reads of the contents is said where each part is registered.
  */
-export const takeSnapshot = (db: Queryable, projectId: string, day: string): Promise<Snapshot> =>
-  db.one(sql.type(Snapshot)`
+export const measureProject = (db: Queryable, projectId: string, day: string): Promise<StorageSnapshot> =>
+  db.one(sql.type(StorageSnapshot)`
     with dropped as (
       delete from storage_snapshots where project_id = ${projectId} and day < ${day}::date - ${KEPT_DAYS}::int
     )
@@ -27,7 +27,7 @@ export const takeSnapshot = (db: Queryable, projectId: string, day: string): Pro
  * The next projects in the order of their ids (indexes projects_pkey and storage_snapshots_pkey).
  * @param missing only those without a snapshot of this UTC day; null for all
  */
-export const projectsAfter = (
+export const listProjectsAfter = (
   db: Queryable,
   after: string,
   missing: string | null,

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const usageErrors = {
   PRICE_IN_EFFECT: {
@@ -10,5 +10,5 @@ export const usageErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof usageErrors> {}
+  interface ErrorCodes extends CodesOf<typeof usageErrors> {}
 }

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { equals, type Filters, filter, oneOf } from '../../core/api/filters.ts'
+import { columnFilter, equalsFilter, type Filters, oneOf } from '../../core/api/filters.ts'
 import { textFilter } from '../../core/api/lists.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
@@ -14,22 +14,22 @@ export const orchestrationRuns = extensionPoint<(orchestrationId: string) => Fra
  * theirs, usage_events_project the others within a project.
  */
 export const usageFilters = {
-  session_id: equals('session_id'),
-  actor_id: equals('actor_id'),
-  agent_id: equals('agent_id'),
-  ai_provider_id: equals('ai_provider_id'),
-  orchestration_run_id: equals('orchestration_run_id'),
-  orchestration_id: filter(textFilter.describe('Runs that the orchestration started itself'), id => {
+  session_id: equalsFilter('session_id'),
+  actor_id: equalsFilter('actor_id'),
+  agent_id: equalsFilter('agent_id'),
+  ai_provider_id: equalsFilter('ai_provider_id'),
+  orchestration_run_id: equalsFilter('orchestration_run_id'),
+  orchestration_id: columnFilter(textFilter.describe('Runs that the orchestration started itself'), id => {
     const runs = orchestrationRuns.only()?.(id)
     return runs ? sql.fragment`t.orchestration_run_id in (${runs})` : sql.fragment`false`
   }),
-  generation_id: equals('generation_id'),
-  trace_id: equals('trace_id'),
+  generation_id: equalsFilter('generation_id'),
+  trace_id: equalsFilter('trace_id'),
   meter_type: oneOf('meter_type', METER_TYPES),
-  model: equals('model'),
-  source: equals('source'),
-  trigger_id: equals('trigger_id'),
-  action_id: equals('action_id'),
+  model: equalsFilter('model'),
+  source: equalsFilter('source'),
+  trigger_id: equalsFilter('trigger_id'),
+  action_id: equalsFilter('action_id'),
 } satisfies Filters
 
 /** What every list takes. */

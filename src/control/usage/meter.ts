@@ -1,40 +1,40 @@
 import { Counter } from 'prom-client'
-import { outsideTransaction } from '../../core/db/pool.ts'
+import { onSeparateConnection } from '../../core/db/pool.ts'
 import { sql } from '../../core/db/sql.ts'
-import { outsideTenancy } from '../../core/db/tenancy.ts'
-import type { Outgoing, Tx } from '../../core/db/write.ts'
-import { message } from '../../core/jobs/queue.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { withoutTenant } from '../../core/db/tenant-context.ts'
+import type { Outbox, Tx } from '../../core/db/writer.ts'
+import { queueMessage } from '../../core/jobs/queue.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { WriteBehind } from '../../core/process/write-behind.ts'
-import { addActivity, recordActivity } from '../activity/record.ts'
-import type { UsageDraft } from './draft.ts'
+import { recordActivityInTx, recordActivityLater } from '../activity/record.ts'
 import { countUsage } from './metrics.ts'
-import { type Rated, rateUsage } from './rate.ts'
+import { type PricedUsage, priceUsage } from './price-usage.ts'
 import { usageRows } from './store.ts'
 import { thresholdQueue } from './threshold-queue.ts'
+import type { UsageDraft } from './usage-draft.ts'
 
-export type { Attribution, TokenCounts, UsageComponent, UsageDraft } from './draft.ts'
-export { estimatedTokens, tokenComponents } from './draft.ts'
+export type { Attribution, TokenCounts, UsageComponent, UsageDraft } from './usage-draft.ts'
+export { estimatedTokens, tokenComponents } from './usage-draft.ts'
 
 /** Writes rated usage with what it is part of, and what follows from it: it costs no round trip of its own. */
-export function addUsage(outgoing: Outgoing, rated: readonly Rated[]): void {
+export function recordUsageInTx(outgoing: Outbox, rated: readonly PricedUsage[]): void {
   if (rated.length === 0) return
   outgoing.alongside(guard => usageRows(rated, guard))
   followUsage(outgoing, rated)
 }
 
-function followUsage(outgoing: Outgoing, rated: readonly Rated[]): void {
+function followUsage(outgoing: Outbox, rated: readonly PricedUsage[]): void {
   outgoing.afterCommit(() => countUsage(rated))
   for (const project_id of watchedOf(rated)) outgoing.send(thresholdQueue, { project_id })
-  for (const { invalid } of rated) for (const entry of invalid) addActivity(outgoing, entry)
+  for (const { invalid } of rated) for (const entry of invalid) recordActivityInTx(outgoing, entry)
 }
 
 /** What follows from usage that a statement without an outbox has written. */
-export function followUsageLater(services: Services, rated: readonly Rated[]): void {
+export function checkThresholdsLater(services: Services, rated: readonly PricedUsage[]): void {
   countUsage(rated)
-  for (const { invalid } of rated) for (const entry of invalid) recordActivity(services, entry)
-  const messages = watchedOf(rated).map(project_id => message(thresholdQueue, { project_id }))
+  for (const { invalid } of rated) for (const entry of invalid) recordActivityLater(services, entry)
+  const messages = watchedOf(rated).map(project_id => queueMessage(thresholdQueue, { project_id }))
   if (messages.length > 0)
     services.queues
       .send(messages)
@@ -42,7 +42,7 @@ export function followUsageLater(services: Services, rated: readonly Rated[]): v
 }
 
 /** Projects with thresholds. */
-const watchedOf = (rated: readonly Rated[]): string[] => [
+const watchedOf = (rated: readonly PricedUsage[]): string[] => [
   ...new Set(rated.flatMap(({ row, watched }) => (watched ? [row.project_id] : []))),
 ]
 
@@ -51,12 +51,12 @@ const watchedOf = (rated: readonly Rated[]): string[] => [
  * what it raises, which never fails its work.
  */
 export async function recordUsage(services: Services, drafts: readonly UsageDraft[], tx?: Tx): Promise<void> {
-  const rated = await rateUsage(services, drafts, tx)
-  if (tx) addUsage(tx, rated)
+  const rated = await priceUsage(services, drafts, tx)
+  if (tx) recordUsageInTx(tx, rated)
   else await writeUsage(services, rated)
 }
 
-async function writeUsage(services: Services, rated: readonly Rated[]): Promise<void> {
+async function writeUsage(services: Services, rated: readonly PricedUsage[]): Promise<void> {
   if (rated.length === 0) return
   const always = sql.fragment`true`
   const ctes = [sql.fragment`used as (${usageRows(rated, always)})`]
@@ -67,7 +67,7 @@ async function writeUsage(services: Services, rated: readonly Rated[]): Promise<
 }
 
 /** Usage that waits to be written, rated or, while the database is away, not yet. */
-type Waiting = { rated: Rated } | { draft: UsageDraft }
+type Waiting = { rated: PricedUsage } | { draft: UsageDraft }
 
 /** Most that waits: 20 MB. */
 const MOST = 20_000
@@ -93,7 +93,7 @@ function openBuffer(services: Services) {
     async write(waiting) {
       const rated = waiting.flatMap(item => ('rated' in item ? item.rated : []))
       const drafts = waiting.flatMap(item => ('draft' in item ? item.draft : []))
-      await writeUsage(services, [...rated, ...(await rateUsage(services, drafts))])
+      await writeUsage(services, [...rated, ...(await priceUsage(services, drafts))])
     },
     dropped: count => usageDropped.inc(count),
   })
@@ -102,7 +102,7 @@ function openBuffer(services: Services) {
   /** Rates at once: what quantities are computed from, which may be megabytes, does not wait. */
   async function take(drafts: readonly UsageDraft[]): Promise<void> {
     try {
-      const rated = await outsideTransaction(() => outsideTenancy(() => rateUsage(services, drafts)))
+      const rated = await onSeparateConnection(() => withoutTenant(() => priceUsage(services, drafts)))
       for (const one of rated) buffer.add({ rated: one })
     } catch (error) {
       log.warn({ err: error }, 'usage not priced yet')
@@ -123,7 +123,7 @@ function openBuffer(services: Services) {
 }
 
 /** Usage of this process that waits to be written. */
-export const usageBuffer = perProcess(openBuffer, buffer => buffer.close())
+export const usageBuffer = processSingleton(openBuffer, buffer => buffer.close())
 
 /**
  * Records usage of work that has no transaction: it is written with other such within a few hundredths of a second. Never

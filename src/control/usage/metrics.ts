@@ -1,6 +1,6 @@
 import { Counter } from 'prom-client'
 import { modelLabels } from '../../core/process/label-values.ts'
-import type { Rated } from './rate.ts'
+import type { PricedUsage } from './price-usage.ts'
 
 export const tokensTotal = new Counter({
   name: 'muster_tokens_total',
@@ -17,7 +17,7 @@ export const costTotal = new Counter({
 })
 
 /** Counts usage that has been written. */
-export function countUsage(rated: readonly Rated[]): void {
+export function countUsage(rated: readonly PricedUsage[]): void {
   for (const { row, quantities, cost_usd } of rated) {
     const [meter_type, provider, name] = [row.meter_type, row.provider, row.model].map(String)
     const model = modelLabels.of(provider, name, row.project_id)

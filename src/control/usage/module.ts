@@ -10,7 +10,7 @@ import { priceOperations } from './prices-operations.ts'
 import { projectPriceType } from './prices-resource-type.ts'
 import { reportOperations } from './reports.ts'
 import { meterRequest } from './requests.ts'
-import { foldSums, pruneSums } from './sums.ts'
+import { compactSums, pruneSums } from './sums.ts'
 import { thresholdHandlers, thresholdOperations, thresholdSchedules } from './thresholds.ts'
 import { thresholdKind } from './thresholds-model.ts'
 
@@ -29,6 +29,6 @@ export default module('usage', {
   metrics: [usageDropped, tokensTotal, costTotal],
   sweeps: [
     { name: 'usage sums', when: '26 3 * * *', run: pruneSums },
-    { name: 'usage shards', when: '29 3 * * *', run: foldSums },
+    { name: 'usage shards', when: '29 3 * * *', run: compactSums },
   ],
 })

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { timeOrDateInput } from '../../core/api/lists.ts'
 import { record } from '../../core/api/record.ts'
-import { sql, statement } from '../../core/db/sql.ts'
+import { sql, voidStatement } from '../../core/db/sql.ts'
 import { expressionProblem } from '../../core/expressions/evaluate.ts'
 import { METER_TYPES } from './model.ts'
 
@@ -49,7 +49,7 @@ export const priceKind = kind({
   ],
   record: Price,
   removeAll: (tx, ids) =>
-    tx.query(statement`delete from prices where id = any(${sql.array([...ids], 'text')})`) as never,
+    tx.query(voidStatement`delete from prices where id = any(${sql.array([...ids], 'text')})`) as never,
 })
 export type PriceRow = z.output<typeof priceKind.row>
 

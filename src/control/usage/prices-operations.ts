@@ -1,10 +1,10 @@
 import type { z } from 'zod'
 import { type ErrorCode, raise } from '../../core/api/errors.ts'
-import { etagOf, namesTag } from '../../core/api/etag.ts'
-import { equals, filterConditions, filterSchema } from '../../core/api/filters.ts'
+import { etagMatches, etagOf } from '../../core/api/etag.ts'
+import { equalsFilter, filterConditions, filterSchema } from '../../core/api/filters.ts'
 import { isIdOf, type Kind, type KindRow } from '../../core/api/kind.ts'
-import { page, pageOf } from '../../core/api/lists.ts'
-import { answer, type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { pageOf, pageResult } from '../../core/api/lists.ts'
+import { type Context, itemOperation, type Operation, operation, result } from '../../core/api/operation.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import { projectKind } from '../../identity/projects/model.ts'
 import { globalScope, pricedProviders, projectScope, putPrices, removePrice } from './prices.ts'
@@ -21,12 +21,12 @@ import { findPrice } from './prices-store.ts'
 
 const tag = 'Prices'
 
-const filters = { provider: equals('provider'), model: equals('model') }
+const filters = { provider: equalsFilter('provider'), model: equalsFilter('model') }
 const PriceQuery = filterSchema(filters)
 
 /** A page of the prices of a scope, newest first (indexes prices_identity, prices_project, prices_provider). */
 const pricePage = (context: Pick<Context<any>, 'db' | 'page' | 'query'>, scope: Fragment) =>
-  page<PriceRow>(context, {
+  pageResult<PriceRow>(context, {
     columns: priceKind.columns,
     from: sql.fragment`prices t`,
     rows: scope,
@@ -47,7 +47,7 @@ const putAndShow = async (
 ): Promise<z.output<typeof Prices>> => shown(await putPrices(tx, services, rows)) as never
 
 /** List, put and delete of the prices that belong to rows of a kind. `rows` makes them of a body. */
-export function pricesOf<Row extends KindRow, B extends z.ZodType>(
+export function priceOperationsFor<Row extends KindRow, B extends z.ZodType>(
   kind: Kind<Row, any>,
   at: {
     noun: string
@@ -182,12 +182,12 @@ export const priceOperations: Operation[] = [
       const price = priceKind.present(row ?? raise('RESOURCE_NOT_FOUND', { meta: { id } }))
       const tag = etagOf(JSON.stringify(price))
       const known = request.headers['if-none-match']
-      return known !== undefined && namesTag(known, tag)
-        ? answer(304, undefined, { ETag: tag })
-        : answer(200, price, { ETag: tag })
+      return known !== undefined && etagMatches(known, tag)
+        ? result(304, undefined, { ETag: tag })
+        : result(200, price, { ETag: tag })
     },
   }),
-  ...pricesOf(projectKind, {
+  ...priceOperationsFor(projectKind, {
     noun: 'Project',
     words: 'a project',
     path: '/projects/{project_id}/prices',

@@ -1,7 +1,7 @@
-import { inlineSchema, type Json } from '../../core/api/flatten.ts'
+import { inlineSchema, type JsonObject } from '../../core/api/flatten.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { type PriceInput, type PriceRow, ProjectPriceInput, ProjectPricesInput, priceKind } from './prices-model.ts'
-import { refusedPrice } from './prices-store.ts'
+import { findBackdatedPrice } from './prices-store.ts'
 
 /**
  * Prices of a project in templates. Receipts name a price once it is in force, so that it is neither changed nor deleted: a
@@ -15,10 +15,10 @@ const soon = (now: Date): string => new Date(now.getTime() + LEAD_MS).toISOStrin
 const isInForce = ({ effective_from }: PriceRow): boolean => Date.parse(effective_from) <= Date.now()
 
 const schema = inlineSchema(ProjectPriceInput)
-const properties = schema.properties as Record<string, Json>
+const properties = schema.properties as Record<string, JsonObject>
 const identity = ['provider', 'model', 'component', 'resource']
 
-const pricesOf = (price: Json): Json => ({ prices: [price] })
+const pricesOf = (price: JsonObject): JsonObject => ({ prices: [price] })
 
 export const projectPriceType = resourceType<PriceRow>(priceKind, {
   name: 'project_price',
@@ -35,13 +35,13 @@ export const projectPriceType = resourceType<PriceRow>(priceKind, {
     arguments: ({ effective_from = new Date().toISOString(), ...price }) => pricesOf({ ...price, effective_from }),
     shown: record => record,
   },
-  made: ({ prices }) => (prices as Json[])[0],
+  made: ({ prices }) => (prices as JsonObject[])[0],
   async complete({ clock }, db, price) {
     if (price.effective_from !== undefined) return price
     const now = clock.now()
     const { prices } = ProjectPricesInput.parse(pricesOf({ ...price, effective_from: now.toISOString() }))
     const asked = { resource: null, quantity: null, ...prices[0], ai_provider_id: null } as PriceInput
-    const isPriced = (await refusedPrice(db, [asked], now)) !== null
+    const isPriced = (await findBackdatedPrice(db, [asked], now)) !== null
     return { ...price, effective_from: isPriced ? soon(now) : now.toISOString() }
   },
   changing(row, changed) {

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
-import { counting, type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { type PriceInput, type PriceRow, priceKind } from './prices-model.ts'
 
 /** A price as uses are rated by it: times as milliseconds, exact numbers as text. */
@@ -47,7 +47,7 @@ export const readBooks = (db: Queryable, projectIds: readonly string[], now: Dat
 
 /** Keeps others from writing prices of the same projects until the transaction ends; '' for those of all projects. */
 export const lockPrices = (tx: Queryable, projectIds: readonly string[]) =>
-  tx.query(counting`
+  tx.query(countStatement`
     select count(pg_advisory_xact_lock(hashtextextended('prices ' || p.id, 0))) as count
     from (select id from ${sql.unnest(
       [...projectIds].sort().map(id => [id]),
@@ -67,7 +67,7 @@ const given = (rows: readonly PriceInput[]): Fragment => sql.fragment`
  * null when there is none. By the later of two clocks, so that one that is behind changes nothing that was used (index
  * prices_identity).
  */
-export const refusedPrice = (db: Queryable, rows: readonly PriceInput[], now: Date): Promise<number | null> =>
+export const findBackdatedPrice = (db: Queryable, rows: readonly PriceInput[], now: Date): Promise<number | null> =>
   db.maybeOneFirst(sql.type(Refused)`
     select n.position from ${given(rows)},
       lateral (select greatest(${now.toISOString()}::timestamptz, clock_timestamp()) as now) at
@@ -109,7 +109,7 @@ export const identityOf = (row: Omit<PriceInput, 'meter_type' | 'unit' | 'unit_p
 
 /** How many prices of a project are in force or to come (index prices_identity). */
 export const countPrices = (db: Queryable, projectId: string | null, now: Date): Promise<number> =>
-  db.oneFirst(counting`
+  db.oneFirst(countStatement`
     select count(*) as count from (${followed(sql.fragment`${projectId}::text`)}) r
     where r.followed is null or r.followed > ${now.toISOString()}::timestamptz`)
 
@@ -129,6 +129,6 @@ export const deletePrice = async (
   )
   if (!row) return null
   const later = sql.fragment`greatest(${now.toISOString()}::timestamptz, clock_timestamp())`
-  const { rowCount } = await db.query(statement`delete from prices where id = ${id} and effective_from > ${later}`)
+  const { rowCount } = await db.query(voidStatement`delete from prices where id = ${id} and effective_from > ${later}`)
   return rowCount > 0 ? row : 'in_effect'
 }

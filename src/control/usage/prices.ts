@@ -2,13 +2,13 @@ import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { isIdOf, kinds } from '../../core/api/kind.ts'
 import { requireAll } from '../../core/api/references.ts'
-import { announce } from '../../core/db/notified-cache.ts'
+import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
-import { GLOBAL, usageChannel } from './prices-book.ts'
+import { GLOBAL, usageChannel } from './price-cache.ts'
 import { type PriceInput, type PriceRow, priceKind } from './prices-model.ts'
-import { countPrices, deletePrice, identityOf, lockPrices, refusedPrice, writePrices } from './prices-store.ts'
+import { countPrices, deletePrice, findBackdatedPrice, identityOf, lockPrices, writePrices } from './prices-store.ts'
 
 /** Prices of one project, or of all projects, that are in force or to come: what a process keeps in memory of them. */
 const MAX_LIVE = 10_000
@@ -44,14 +44,14 @@ export async function putPrices(tx: Tx, services: Services, rows: readonly Price
   const keys = projects.map(id => id ?? GLOBAL)
   await lockPrices(tx, keys)
   const now = services.clock.now()
-  const position = await refusedPrice(tx, rows, now)
+  const position = await findBackdatedPrice(tx, rows, now)
   if (position !== null)
     refuse(rows[position], position, 'effective_from', 'must be in the future: a price for the same is in force')
   const written = await writePrices(tx, rows)
   for (const project of projects)
     if ((await countPrices(tx, project, now)) > MAX_LIVE)
       refuse(rows[0], 0, '', `at most ${MAX_LIVE} prices may be in force or to come`)
-  for (const key of keys) announce(tx, usageChannel, key)
+  for (const key of keys) invalidateOnCommit(tx, usageChannel, key)
   return written
 }
 
@@ -75,7 +75,7 @@ export async function removePrice(tx: Tx, services: Services, id: string, scope:
   const removed = isIdOf(priceKind, id) ? await deletePrice(tx, id, scope, services.clock.now()) : null
   if (removed === null) raise('RESOURCE_NOT_FOUND', { meta: { id } })
   if (removed === 'in_effect') raise('PRICE_IN_EFFECT', { meta: { id } })
-  announce(tx, usageChannel, removed.project_id ?? GLOBAL)
+  invalidateOnCommit(tx, usageChannel, removed.project_id ?? GLOBAL)
 }
 
 const PricedProvider = z.object({ id: z.string(), project_id: z.string(), provider: z.string() })

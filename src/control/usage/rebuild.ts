@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { all, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { allOf, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 
 const Day = z.object({ project_id: z.string(), day: z.string() })
 
@@ -11,7 +11,7 @@ export const usageDays = (
   db.any(sql.type(Day)`
     select distinct u.project_id, to_char(u.at at time zone 'UTC', 'YYYY-MM-DD') as day from (
       select project_id, created_at as at from usage_events union all select project_id, hour from usage_rollups) u
-    where ${all([
+    where ${allOf([
       project !== null && sql.fragment`u.project_id = ${project}`,
       from && sql.fragment`u.at >= ${from.toISOString()}::timestamptz`,
       to && sql.fragment`u.at <= ${to.toISOString()}::timestamptz`,
@@ -28,7 +28,7 @@ const KEPT = sql.fragment`now() - interval '39 days'`
  * Whether the sums of a span are what its events add up to, in one snapshot: events, tokens and cost of each hour, project,
  * agent and actor, and of each hour and what reports group by.
  */
-export const sumsHold = async (db: Queryable, { project_id, from, to }: Span): Promise<boolean> =>
+export const sumsMatchEvents = async (db: Queryable, { project_id, from, to }: Span): Promise<boolean> =>
   !(await db.exists(sql.type(z.object({ wrong: z.int() }))`
     with events as (
       select e.*, date_trunc('hour', e.created_at, 'UTC') as hour from usage_events e
@@ -66,9 +66,9 @@ export const sumsHold = async (db: Queryable, { project_id, from, to }: Span): P
 /** Adds up a span again. What writes usage waits meanwhile: else an event could be counted twice, or not. */
 export async function rebuildSums(tx: Queryable, { project_id, from, to }: Span): Promise<void> {
   const [start, end] = [from.toISOString(), to.toISOString()]
-  await tx.query(statement`lock table usage_events in share row exclusive mode`)
+  await tx.query(voidStatement`lock table usage_events in share row exclusive mode`)
   for (const table of ['usage_sums', 'usage_rollups'])
-    await tx.query(statement`
+    await tx.query(voidStatement`
       delete from ${sql.identifier([table])} where project_id = ${project_id} and hour >= ${start}::timestamptz and hour < ${end}::timestamptz`)
   await tx.query(sql.type(z.object({ added: z.unknown() }))`
     select add_usage(array_agg(e)) as added from usage_events e

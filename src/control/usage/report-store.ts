@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { between } from '../../core/api/lists.ts'
-import { all, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { timeRangeCondition } from '../../core/api/lists.ts'
+import { allOf, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { type UsageRow, usageKind } from './model.ts'
 
 const HOUR_MS = 3_600_000
@@ -40,7 +40,7 @@ export type Interval = (typeof INTERVALS)[number]
 const ROLLED_FILTERS = ['agent_id', 'ai_provider_id', 'meter_type', 'model', 'source']
 
 /** Which usage a report is about. */
-export type Selection = {
+export type UsageSelection = {
   /** Null for every project. */
   project: string | null
   from: Date | null
@@ -113,15 +113,15 @@ function split(span: Span): { hours: Span | null; edges: Span[] } {
 }
 
 /** The events of a selection. */
-const rowsOf = (selection: Selection): Fragment =>
-  all([
+const rowsOf = (selection: UsageSelection): Fragment =>
+  allOf([
     ofProject(selection),
-    between(sql.fragment`t.created_at`, selection),
+    timeRangeCondition(sql.fragment`t.created_at`, selection),
     ...Object.values(selection.filters),
     selection.visible,
   ])
 
-const fromEvents = (selection: Selection, span: Span): Fragment => sql.fragment`
+const fromEvents = (selection: UsageSelection, span: Span): Fragment => sql.fragment`
   select t.project_id, t.created_at as at, t.meter_type, t.model, t.ai_provider_id, t.agent_id, t.source, t.publisher_project_id,
     t.orchestration_run_id, t.actor_id, t.session_id, t.trigger_id, t.action_id, p.*
   from usage_events t cross join lateral usage_parts(t.components, t.cost_usd) p
@@ -131,13 +131,13 @@ const fromEvents = (selection: Selection, span: Span): Fragment => sql.fragment`
  * The roll-ups of a selection by the columns that are read. Adding up first costs a third of working out the key or the
  * interval of each row.
  */
-function fromRollups(selection: Selection, { from, to }: Span, columns: readonly string[]): Fragment {
+function fromRollups(selection: UsageSelection, { from, to }: Span, columns: readonly string[]): Fragment {
   const named = [...columns.filter(name => name !== 'at'), 'component', 'unit'].map(name => sql.identifier(['t', name]))
   const kept = columns.includes('at') ? [sql.fragment`t.hour`, ...named] : named
   return sql.fragment`
     select ${columns.includes('at') ? sql.fragment`t.hour as at, ` : sql.fragment``}${sql.join(named, sql.fragment`, `)}, ${sumsOf('t')}
     from usage_rollups t
-    where ${all([
+    where ${allOf([
       ofProject(selection),
       from && sql.fragment`t.hour >= ${from.toISOString()}::timestamptz`,
       to && sql.fragment`t.hour < ${to.toISOString()}::timestamptz`,
@@ -146,14 +146,14 @@ function fromRollups(selection: Selection, { from, to }: Span, columns: readonly
     group by ${sql.join(kept, sql.fragment`, `)}`
 }
 
-const ofProject = ({ project }: Selection): Fragment | null =>
+const ofProject = ({ project }: UsageSelection): Fragment | null =>
   project === null ? null : sql.fragment`t.project_id = ${project}`
 
 /**
  * What is selected, added up by a key, an AI provider and a time: of whole hours out of the roll-ups, where these know what is
  * asked for, by the primary key of usage_rollups; the rest out of events, by usage_events_project or the index of a filter.
  */
-function facts(selection: Selection, group: GroupBy | null, interval: Interval | null): Fragment {
+function facts(selection: UsageSelection, group: GroupBy | null, interval: Interval | null): Fragment {
   const { key, columns, rolled } = group === null ? EVERYTHING : DIMENSIONS[group]
   const known =
     rolled && selection.visible === null && Object.keys(selection.filters).every(name => ROLLED_FILTERS.includes(name))
@@ -196,9 +196,9 @@ const Bucket = Sums.extend({
 export type Bucket = z.output<typeof Bucket>
 
 /** A page of buckets, dearest first, and the sums over all of them with how many there are, in one statement. */
-export async function aggregate(
+export async function aggregateEvents(
   db: Queryable,
-  selection: Selection,
+  selection: UsageSelection,
   group: GroupBy | null,
   page: { limit: number; offset: number },
 ): Promise<{ totals: Sums; groups: readonly Bucket[]; total: number }> {
@@ -238,9 +238,9 @@ export type Point = z.output<typeof Point>
  * The sums of each interval of UTC that has usage, and of its groups, in the order of time: at most `limit` rows, so that
  * one more than wanted says that there are too many.
  */
-export const series = (
+export const usageSeries = (
   db: Queryable,
-  selection: Selection,
+  selection: UsageSelection,
   interval: Interval,
   group: GroupBy | null,
   limit: number,
@@ -257,7 +257,7 @@ export const series = (
     order by s.start, s.whole desc, cost_usd desc nulls last, s.key, s.ai_provider_id limit ${limit}`)
 
 /** How many different ones of what the events name there are. */
-export const Distinct = z
+export const DistinctCounts = z
   .object({
     generations: z.int().describe('Turns'),
     traces: z.int().describe('Traces'),
@@ -270,8 +270,8 @@ export const Distinct = z
   .describe('How many different ones the events name; what names none does not count')
 
 /** It reads every event of the selection: the roll-ups do not know. */
-export const distinct = (db: Queryable, selection: Selection): Promise<z.output<typeof Distinct>> =>
-  db.one(sql.type(Distinct)`
+export const countDistinct = (db: Queryable, selection: UsageSelection): Promise<z.output<typeof DistinctCounts>> =>
+  db.one(sql.type(DistinctCounts)`
     select count(distinct t.generation_id) as generations, count(distinct t.trace_id) as traces,
       count(distinct t.orchestration_run_id) as orchestration_runs, count(distinct t.agent_id) as agents,
       count(distinct t.actor_id) as actors, count(distinct t.session_id) as sessions, count(distinct t.ai_provider_id) as ai_providers
@@ -279,9 +279,9 @@ export const distinct = (db: Queryable, selection: Selection): Promise<z.output<
     where ${rowsOf(selection)}`)
 
 /** Events of a selection behind one, oldest first (index usage_events_project). */
-export const eventsAfter = (
+export const usageEventsAfter = (
   db: Queryable,
-  selection: Selection,
+  selection: UsageSelection,
   after: UsageRow | null,
   limit: number,
 ): Promise<readonly UsageRow[]> =>
@@ -292,7 +292,7 @@ export const eventsAfter = (
     order by t.created_at, t.id limit ${limit}`)
 
 /** All events of a selection, oldest first: of one generation or run (indexes usage_events_generation, usage_events_run). */
-export const eventsOf = (db: Queryable, selection: Selection): Promise<readonly UsageRow[]> =>
+export const eventsOf = (db: Queryable, selection: UsageSelection): Promise<readonly UsageRow[]> =>
   db.any(usageKind.sql`
     select ${usageKind.columns} from usage_events t where ${rowsOf(selection)} order by t.created_at, t.id`)
 

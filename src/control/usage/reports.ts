@@ -1,29 +1,29 @@
 import { z } from 'zod'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { type Filters, filterSchema } from '../../core/api/filters.ts'
 import { isIdOf, kinds } from '../../core/api/kind.ts'
 import { pageOf, parsePage, parseTime } from '../../core/api/lists.ts'
-import { ndjson } from '../../core/api/ndjson.ts'
+import { ndjsonStream } from '../../core/api/ndjson.ts'
 import { type Context, type Operation, operation } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { isAdmin } from '../../core/iam/caller.ts'
 import { usageFilters, usageQuery } from './filters.ts'
 import { METER_TYPES, RatedComponent, UsageEvent, type UsageRow, usageKind } from './model.ts'
 import {
-  aggregate,
+  aggregateEvents,
+  countDistinct,
   DIMENSIONS,
-  Distinct,
-  distinct,
-  eventsAfter,
+  DistinctCounts,
   eventsOf,
   type GroupBy,
   INTERVALS,
   type Interval,
   type Point,
   projectOfEvents,
-  type Selection,
   type Sums,
-  series,
+  type UsageSelection,
+  usageEventsAfter,
+  usageSeries,
 } from './report-store.ts'
 import { UsageTotals } from './totals.ts'
 
@@ -92,7 +92,7 @@ const time = z
   .transform(value => parseTime(value) as Date)
 
 /** The conditions of the filters that a query uses, by their names. */
-const conditionsOf = (query: Record<string, unknown>): Selection['filters'] =>
+const conditionsOf = (query: Record<string, unknown>): UsageSelection['filters'] =>
   Object.fromEntries(
     Object.entries(usageFilters as Filters).flatMap(([name, { where }]) => {
       const condition = query[name] === undefined ? null : where(query[name] as never)
@@ -104,9 +104,9 @@ const conditionsOf = (query: Record<string, unknown>): Selection['filters'] =>
 function selectionOf(
   { caller, project, query, visible }: Pick<Context, 'caller' | 'project' | 'query' | 'visible'>,
   { from, to, across = false }: { from: Date | null; to: Date | null; across?: boolean },
-): Selection {
+): UsageSelection {
   if (project === null && !(across && isAdmin(caller)))
-    invalid({
+    raiseInvalid({
       code: 'REQUIRED',
       path: 'project_id',
       message: 'is required with a credential that is bound to no project',
@@ -129,7 +129,9 @@ const Aggregate = z
     filters: z
       .record(z.string(), z.union([z.string(), z.array(z.string())]).nullable())
       .describe('Every filter; null where it is not set'),
-    totals: Figures.extend({ distinct: Distinct.optional() }).describe('Of all that is selected, never of a page'),
+    totals: Figures.extend({ distinct: DistinctCounts.optional() }).describe(
+      'Of all that is selected, never of a page',
+    ),
     groups: pageOf(Group).describe('The same by group, a page of them'),
   })
   .meta({ id: 'UsageAggregate' })
@@ -176,14 +178,14 @@ const aggregateUsage = operation({
     const { group_by = null, include } = query
     const page = parsePage(query, PAGE)
     const selection = selectionOf(context, { ...page, across: group_by === 'project' })
-    const { totals, groups, total } = await aggregate(db, selection, group_by, page)
+    const { totals, groups, total } = await aggregateEvents(db, selection, group_by, page)
     return {
       project_id: selection.project,
       from: page.from?.toISOString() ?? null,
       to: page.to?.toISOString() ?? null,
       group_by,
       filters: echoed(query),
-      totals: { ...figuresOf(totals), ...(include ? { distinct: await distinct(db, selection) } : {}) },
+      totals: { ...figuresOf(totals), ...(include ? { distinct: await countDistinct(db, selection) } : {}) },
       groups: {
         data: groups.map(group => ({ key: group.key, ai_provider_id: group.ai_provider_id, ...figuresOf(group) })),
         total,
@@ -214,7 +216,7 @@ function startsOf(interval: Interval, from: Date, to: Date): string[] {
   const starts: string[] = []
   for (let start = startOf[interval](from); start <= to; start = nextOf[interval](start)) {
     if (starts.length === MAX_POINTS)
-      invalid({ code: 'TOO_BIG', path: 'interval', message: `must give at most ${MAX_POINTS} points` })
+      raiseInvalid({ code: 'TOO_BIG', path: 'interval', message: `must give at most ${MAX_POINTS} points` })
     starts.push(start.toISOString())
   }
   return starts
@@ -273,9 +275,9 @@ const timeseries = operation({
     const starts = startsOf(interval, from, to)
     const selection = selectionOf(context, { from, to })
     const most = MAX_POINTS + MAX_GROUPS
-    const points = await series(context.db, selection, interval, group_by, most + 1)
+    const points = await usageSeries(context.db, selection, interval, group_by, most + 1)
     if (points.length > most)
-      invalid({
+      raiseInvalid({
         code: 'TOO_BIG',
         path: 'group_by',
         message: `must give at most ${MAX_GROUPS} groups: narrow the bounds or the filters`,
@@ -321,10 +323,10 @@ const exportEvents = operation({
     const started = new Date()
     const to = query.to && query.to < started ? query.to : started
     const selection = selectionOf(context, { from: query.from ?? null, to })
-    return ndjson<UsageRow>(
+    return ndjsonStream<UsageRow>(
       context,
       {
-        read: (after, limit) => eventsAfter(services.pool, selection, after, limit),
+        read: (after, limit) => usageEventsAfter(services.pool, selection, after, limit),
         pageSize: EXPORT_PAGE,
         present: event => usageKind.present(event),
       },
@@ -392,7 +394,7 @@ const receipt = operation({
     const { db, query, allowed } = context
     const { generation_id, orchestration_run_id } = query
     if ((generation_id === undefined) === (orchestration_run_id === undefined))
-      invalid({
+      raiseInvalid({
         code: 'INVALID_VALUE',
         path: 'generation_id',
         message: 'exactly one of generation_id and orchestration_run_id is required',
@@ -408,7 +410,7 @@ const receipt = operation({
       filters: conditionsOf({ [column]: id }),
     }
     const [{ totals, groups }, events] = [
-      await aggregate(db, selection, 'meter_type', { limit: METER_TYPES.length, offset: 0 }),
+      await aggregateEvents(db, selection, 'meter_type', { limit: METER_TYPES.length, offset: 0 }),
       await eventsOf(db, selection),
     ]
     return {

@@ -1,9 +1,9 @@
 import { randomBytes } from 'node:crypto'
 import type { Caller } from '../../core/iam/caller.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { UsageDraft } from './draft.ts'
 import { recordUsageLater, usageBuffer } from './meter.ts'
+import type { UsageDraft } from './usage-draft.ts'
 
 /**
  * Counts requests of project keys in memory and records them at intervals, one use a project and key: a process that is
@@ -54,7 +54,7 @@ function openRequestMeter(services: Services) {
   }
 }
 
-const requestMeter = perProcess(openRequestMeter, meter => meter.close())
+const requestMeter = processSingleton(openRequestMeter, meter => meter.close())
 
 /** Counts one request of a project key, refused or not. */
 export function meterRequest(services: Services, caller: Caller, projectId: string): void {

@@ -1,8 +1,8 @@
 import { type Fragment, sql } from '../../core/db/sql.ts'
-import type { Rated } from './rate.ts'
+import type { PricedUsage } from './price-usage.ts'
 
 /** The insert of usage where a condition holds. A repeat under the same key changes nothing (index usage_events_key). */
-export const usageRows = (rated: readonly Rated[], guard: Fragment): Fragment => sql.fragment`
+export const usageRows = (rated: readonly PricedUsage[], guard: Fragment): Fragment => sql.fragment`
   insert into usage_events (id, project_id, idempotency_key, meter_type, provider, model, ai_provider_id, agent_id,
     generation_id, trace_id, orchestration_run_id, node_id, tool_id, tool_action, actor_id, session_id, trigger_id, action_id,
     source, publisher_project_id, cost_usd, tokens, components)
@@ -17,5 +17,5 @@ export const usageRows = (rated: readonly Rated[], guard: Fragment): Fragment =>
   on conflict (idempotency_key) do nothing`
 
 /** The same as a part of a statement that goes on behind it; nothing without usage. */
-export const usagePart = (rated: readonly Rated[], guard: Fragment): Fragment =>
+export const usagePart = (rated: readonly PricedUsage[], guard: Fragment): Fragment =>
   rated.length > 0 ? sql.fragment`used as (${usageRows(rated, guard)}),` : sql.fragment``

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 
 const HOUR_MS = 3_600_000
@@ -14,7 +14,7 @@ const SETTLED_HOURS = 2
 const FOLDED_DAYS = 7
 
 /** What a project, an agent or an actor used. `metered`, `priced` and `unpriced` count model calls other than embeddings. */
-export const Used = z.object({
+export const SumsRow = z.object({
   events: z.int(),
   tokens: z.int(),
   cost_usd: z.number(),
@@ -22,13 +22,13 @@ export const Used = z.object({
   priced: z.int(),
   unpriced: z.int(),
 })
-export type Used = z.output<typeof Used>
+export type SumsRow = z.output<typeof SumsRow>
 
 /** So many model calls without one price among them say that nothing is known of what they cost. */
 const BLACKOUT = 3
 
 /** Whether usage is unpriced as a whole, so that its cost says nothing. Usage that is priced in part has a cost. */
-export const isBlackout = ({ metered, priced }: Pick<Used, 'metered' | 'priced'>): boolean =>
+export const isFullyUnpriced = ({ metered, priced }: Pick<SumsRow, 'metered' | 'priced'>): boolean =>
   metered >= BLACKOUT && priced === 0
 
 /**
@@ -96,8 +96,8 @@ export const usedWithin = (
   projectId: string,
   since: readonly Date[],
   meter: string | null,
-): Promise<readonly Used[]> =>
-  db.any(sql.type(Used)`
+): Promise<readonly SumsRow[]> =>
+  db.any(sql.type(SumsRow)`
     select u.* from unnest(${sql.array(
       since.map(time => time.toISOString()),
       'timestamptz',
@@ -111,7 +111,7 @@ export const usedWithin = (
     })}) u order by w.n`)
 
 const usedInRun = sql.type(
-  Used.pick({ tokens: true, cost_usd: true, metered: true, priced: true }).extend({ tool_calls: z.int() }),
+  SumsRow.pick({ tokens: true, cost_usd: true, metered: true, priced: true }).extend({ tool_calls: z.int() }),
 )
 
 /** What a run has used so far, without runs that it started; `tool_calls` are uses of tools. By usage_events_run. */
@@ -119,7 +119,7 @@ export const usedByRun = (
   db: Queryable,
   projectId: string,
   runId: string,
-): Promise<Pick<Used, 'tokens' | 'cost_usd' | 'metered' | 'priced'> & { tool_calls: number }> =>
+): Promise<Pick<SumsRow, 'tokens' | 'cost_usd' | 'metered' | 'priced'> & { tool_calls: number }> =>
   db.one(usedInRun`
     select coalesce(sum(e.tokens), 0)::int8 as tokens, coalesce(sum(e.cost_usd), 0) as cost_usd,
       count(*) filter (where ${isModelUse}) as metered, count(*) filter (where ${isModelUse} and e.cost_usd is not null) as priced,
@@ -155,7 +155,7 @@ export const unpricedRows = (
 const removed = sql.type(z.object({ count: z.int() }))
 
 /** Folds what concurrent transactions added up apart, hour by hour, so that reading does not get slower. Returns how many rows went. */
-export async function foldSums(
+export async function compactSums(
   { clock, pool }: Pick<Services, 'clock' | 'pool'>,
   stopping: AbortSignal,
 ): Promise<number> {
@@ -174,10 +174,10 @@ export const pruneSums = (
   stopping: AbortSignal,
 ): Promise<number> => {
   const before = new Date(clock.now().getTime() - KEPT_DAYS * DAY_MS)
-  return inBatches(
+  return deleteInBatches(
     async limit =>
       (
-        await pool.query(statement`
+        await pool.query(voidStatement`
           delete from usage_sums where (project_id, scope, ref, hour, meter_type, shard) in (
             select project_id, scope, ref, hour, meter_type, shard from usage_sums where hour < ${before.toISOString()}::timestamptz order by hour limit ${limit})`)
       ).rowCount,

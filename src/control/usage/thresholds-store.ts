@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { counting, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { countStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { usedSince } from './sums.ts'
 import { thresholdKind } from './thresholds-model.ts'
 
@@ -47,8 +47,10 @@ export const compareThresholds = (
 
 /** How many thresholds a project has; until the transaction ends nobody else counts them. Index usage_thresholds_project. */
 export const countThresholds = async (tx: Queryable, projectId: string): Promise<number> => {
-  await tx.query(statement`select from pg_advisory_xact_lock(hashtextextended('usage thresholds ' || ${projectId}, 0))`)
-  return tx.oneFirst(counting`select count(*) as count from usage_thresholds where project_id = ${projectId}`)
+  await tx.query(
+    voidStatement`select from pg_advisory_xact_lock(hashtextextended('usage thresholds ' || ${projectId}, 0))`,
+  )
+  return tx.oneFirst(countStatement`select count(*) as count from usage_thresholds where project_id = ${projectId}`)
 }
 
 const Watching = z.object({ project_id: z.string() })

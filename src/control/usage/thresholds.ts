@@ -1,12 +1,12 @@
 import { z } from 'zod'
-import { invalid } from '../../core/api/errors.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { announce } from '../../core/db/notified-cache.ts'
-import { every, handler } from '../../core/jobs/handler.ts'
-import { message, workQueue } from '../../core/jobs/queue.ts'
+import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
+import { handler, schedule } from '../../core/jobs/handler.ts'
+import { queueMessage, workQueue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
-import { usageChannel } from './prices-book.ts'
+import { usageChannel } from './price-cache.ts'
 import { thresholdQueue } from './threshold-queue.ts'
 import { type ThresholdRow, thresholdKind, UsageThresholdInput } from './thresholds-model.ts'
 import { compareThresholds, countThresholds, projectsToRearm } from './thresholds-store.ts'
@@ -31,9 +31,9 @@ export const thresholdOperations: Operation[] = [
     body: UsageThresholdInput,
     async make({ tx, body, project }) {
       if ((await countThresholds(tx, project)) >= MAX_THRESHOLDS)
-        invalid({ code: 'LIMIT_REACHED', path: '', message: `a project has at most ${MAX_THRESHOLDS} thresholds` })
+        raiseInvalid({ code: 'LIMIT_REACHED', path: '', message: `a project has at most ${MAX_THRESHOLDS} thresholds` })
       const row = await thresholdKind.insert(tx, { ...body, project_id: project })
-      announce(tx, usageChannel, project)
+      invalidateOnCommit(tx, usageChannel, project)
       return row
     },
   }),
@@ -42,7 +42,7 @@ export const thresholdOperations: Operation[] = [
   thresholds.get({ action: names.read }),
   thresholds.remove({
     action: names.write,
-    removed: (row, { tx }) => announce(tx, usageChannel, row.project_id),
+    removed: (row, { tx }) => invalidateOnCommit(tx, usageChannel, row.project_id),
   }),
 ]
 
@@ -68,7 +68,7 @@ async function compare(services: Services, project_id: string): Promise<void> {
 }
 
 /** Compares again for those that have fired, as a value falls without any usage. */
-const rearmQueue = workQueue('usage.thresholds.rearm', {
+const rearmQueue = workQueue('usage.rearm_thresholds', {
   message: z.object({}),
   concern: 'delivery',
   retry: { limit: 0 },
@@ -78,10 +78,10 @@ export const thresholdHandlers = [
   handler(thresholdQueue, {}, ({ project_id }, { services }) => compare(services, project_id)),
   handler(rearmQueue, { concurrency: 1 }, async (_message, { services }) => {
     const projects = await projectsToRearm(services.pool)
-    await services.queues.send(projects.map(project_id => message(thresholdQueue, { project_id })))
+    await services.queues.send(projects.map(project_id => queueMessage(thresholdQueue, { project_id })))
   }),
 ]
 
 const REARM_SECONDS = 60
 
-export const thresholdSchedules = [every('usage thresholds', REARM_SECONDS, rearmQueue, {})]
+export const thresholdSchedules = [schedule('usage thresholds', REARM_SECONDS, rearmQueue, {})]

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import type { TokenCounts } from './draft.ts'
+import type { TokenCounts } from './usage-draft.ts'
 
 /** Tokens of a step, a turn, an aggregate. `input_tokens` = uncached + cached + cache writes. */
 export const UsageTotals = z
@@ -14,10 +14,10 @@ export const UsageTotals = z
   })
   .meta({ id: 'UsageTotals' })
 
-export type Usage = z.infer<typeof UsageTotals>
+export type UsageSums = z.infer<typeof UsageTotals>
 
 /** What a provider counted, as the wire's totals; cost is known only once prices are applied. */
-export const totalsOf = (counts: TokenCounts): Usage => ({
+export const totalsOf = (counts: TokenCounts): UsageSums => ({
   cost_usd: null,
   input_tokens: counts.input_tokens + counts.cached_tokens + counts.cache_write_tokens,
   uncached_input_tokens: counts.input_tokens,
@@ -28,7 +28,7 @@ export const totalsOf = (counts: TokenCounts): Usage => ({
 })
 
 /** The same the other way round. */
-export const countsOf = ({ uncached_input_tokens, ...totals }: Usage): TokenCounts => ({
+export const countsOf = ({ uncached_input_tokens, ...totals }: UsageSums): TokenCounts => ({
   input_tokens: uncached_input_tokens,
   cached_tokens: totals.cached_tokens,
   cache_write_tokens: totals.cache_write_tokens,
@@ -37,10 +37,10 @@ export const countsOf = ({ uncached_input_tokens, ...totals }: Usage): TokenCoun
 })
 
 /** The sum over the steps that were answered; null when none was counted. */
-export function sumUsage(steps: readonly { usage: Usage | null }[]): Usage | null {
-  const counted = steps.filter(step => step.usage !== null).map(step => step.usage as Usage)
+export function sumUsage(steps: readonly { usage: UsageSums | null }[]): UsageSums | null {
+  const counted = steps.filter(step => step.usage !== null).map(step => step.usage as UsageSums)
   if (counted.length === 0) return null
-  const sum = (key: Exclude<keyof Usage, 'cost_usd'>) => counted.reduce((total, usage) => total + usage[key], 0)
+  const sum = (key: Exclude<keyof UsageSums, 'cost_usd'>) => counted.reduce((total, usage) => total + usage[key], 0)
   return {
     cost_usd: null,
     input_tokens: sum('input_tokens'),

@@ -1,9 +1,9 @@
 import { createHmac } from 'node:crypto'
-import { firstBytes, storableText } from '../../core/api/text.ts'
+import { storableText, truncateBytes } from '../../core/api/storable-text.ts'
 import type { EgressOutcome } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ClaimedDelivery } from './delivery-store.ts'
-import { MAX_ATTEMPTS, sealedFor } from './model.ts'
+import { MAX_ATTEMPTS, sealedForWebhook } from './model.ts'
 
 /** Bytes of an answer that are kept. */
 const ANSWER_BYTES = 1024
@@ -12,7 +12,7 @@ const FIRST_BACKOFF_MS = 1000
 const JITTER = 0.25
 
 /** What one attempt came to: what is recorded, and what the log says of it. */
-export type Outcome = {
+export type DeliveryAttemptOutcome = {
   decision: 'done' | 'retry' | 'failed' | 'closed' | 'returned'
   status: 'queued' | 'completed' | 'failed'
   status_code: number | null
@@ -25,7 +25,7 @@ export type Outcome = {
 }
 
 /** Refused before anything was sent: no retry, attempts unchanged. */
-const closed = (reason: string): Outcome => ({
+const closed = (reason: string): DeliveryAttemptOutcome => ({
   decision: 'closed',
   status: 'failed',
   status_code: null,
@@ -35,7 +35,7 @@ const closed = (reason: string): Outcome => ({
 })
 
 /** Given back untouched. */
-export const returned: Outcome = {
+export const requeuedOutcome: DeliveryAttemptOutcome = {
   decision: 'returned',
   status: 'queued',
   status_code: null,
@@ -48,14 +48,14 @@ export const returned: Outcome = {
  * `t=<unix seconds>,v1=<hex>`: HMAC-SHA256 over `<t>.<body>`, one `v1` for each secret.
  * @param secrets the secret strings; their UTF-8 bytes are the keys
  */
-export function signature(secrets: readonly string[], body: string | Buffer, now: Date): string {
+export function signDelivery(secrets: readonly string[], body: string | Buffer, now: Date): string {
   const t = Math.floor(now.getTime() / 1000)
   const parts = secrets.map(secret => `v1=${createHmac('sha256', secret).update(`${t}.`).update(body).digest('hex')}`)
   return `t=${t},${parts.join(',')}`
 }
 
 /** Time until the next attempt after `attempts` failed ones: 1 s, then 2 s, plus up to a quarter. */
-export const backoff = (attempts: number): number =>
+export const retryDelayMs = (attempts: number): number =>
   FIRST_BACKOFF_MS * 2 ** (attempts - 1) * (1 + Math.random() * JITTER)
 
 /**
@@ -63,12 +63,12 @@ export const backoff = (attempts: number): number =>
  * a fault of ours is a failed attempt. `signal` cuts it off, and it is given back when it has to wait so long that it
  * could end after `until` (performance.now); it then counts for nothing.
  */
-export async function attempt(
+export async function attemptDelivery(
   services: Services,
   delivery: ClaimedDelivery,
   until: number,
   signal: AbortSignal,
-): Promise<Outcome> {
+): Promise<DeliveryAttemptOutcome> {
   try {
     return await send(services, delivery, until, signal)
   } catch (error) {
@@ -82,9 +82,9 @@ async function send(
   delivery: ClaimedDelivery,
   until: number,
   signal: AbortSignal,
-): Promise<Outcome> {
+): Promise<DeliveryAttemptOutcome> {
   const { config, clock, egress, secrets, log } = services
-  const sealed = sealedFor(delivery.webhook_id, delivery.project_id)
+  const sealed = sealedForWebhook(delivery.webhook_id, delivery.project_id)
   const opened = secrets.open(delivery.sealed_secret, sealed)
   if (!opened.ok) return closed('the secret of the webhook cannot be decrypted')
   const keys = [opened.value]
@@ -103,7 +103,7 @@ async function send(
       [`${prefix}Event`]: delivery.event_type,
       [`${prefix}Delivery`]: delivery.id,
       [`${prefix}Event-Id`]: delivery.event_id,
-      [`${prefix}Signature`]: signature(keys, delivery.envelope, now),
+      [`${prefix}Signature`]: signDelivery(keys, delivery.envelope, now),
     },
     body: delivery.envelope,
     tenant: delivery.project_id,
@@ -120,19 +120,19 @@ async function send(
   return outcomeOf(outcome, delivery.attempts + 1, signal)
 }
 
-function outcomeOf(outcome: EgressOutcome, attempts: number, signal: AbortSignal): Outcome {
+function outcomeOf(outcome: EgressOutcome, attempts: number, signal: AbortSignal): DeliveryAttemptOutcome {
   if (outcome.kind === 'blocked') return closed(`blocked by the egress rule: ${outcome.reason}`)
   if (outcome.kind === 'failed' && (outcome.reason === 'busy' || (outcome.reason === 'aborted' && signal.aborted)))
-    return returned
+    return requeuedOutcome
   const answered =
     outcome.kind === 'answer'
-      ? { status_code: outcome.status, response_body: storableText(firstBytes(outcome.body, ANSWER_BYTES)) }
+      ? { status_code: outcome.status, response_body: storableText(truncateBytes(outcome.body, ANSWER_BYTES)) }
       : { status_code: outcome.status ?? null, response_body: oneLine(`${outcome.reason}: ${outcome.message}`) }
   if (outcome.kind === 'answer' && outcome.status >= 200 && outcome.status < 300)
     return { decision: 'done', status: 'completed', counted: true, retry_ms: null, ...answered }
   return attempts < MAX_ATTEMPTS
-    ? { decision: 'retry', status: 'queued', counted: true, retry_ms: backoff(attempts), ...answered }
+    ? { decision: 'retry', status: 'queued', counted: true, retry_ms: retryDelayMs(attempts), ...answered }
     : { decision: 'failed', status: 'failed', counted: true, retry_ms: null, ...answered }
 }
 
-const oneLine = (text: string): string => firstBytes(storableText(text).replace(/\s+/g, ' '), ANSWER_BYTES)
+const oneLine = (text: string): string => truncateBytes(storableText(text).replace(/\s+/g, ' '), ANSWER_BYTES)

@@ -1,13 +1,20 @@
 import { randomUUID } from 'node:crypto'
 import { HOLDER } from '../../core/process/holder.ts'
 import type { Services } from '../../core/process/services.ts'
-import { attempt, type Outcome, returned } from './deliver.ts'
-import { report } from './delivery-report.ts'
+import { disableFailing } from './auto-disable.ts'
+import { attemptDelivery, type DeliveryAttemptOutcome, requeuedOutcome } from './deliver.ts'
+import { logAttempt } from './delivery-report.ts'
+import { DeliveryScheduler, type LeasedDelivery, type WebhookLane } from './delivery-scheduler.ts'
 import { countSlots } from './delivery-slots.ts'
-import { type ClaimRequest, claimDue, type Grant, type Settlement, settle, type Target } from './delivery-store.ts'
-import { recordFailures } from './failing.ts'
-import { type Lane, Lanes, type Leased } from './lanes.ts'
-import { SLOTS } from './store.ts'
+import {
+  type ClaimGrant,
+  claimDue,
+  type DeliveryClaimRequest,
+  type DeliveryOutcome,
+  recordOutcomes,
+  type WebhookTarget,
+} from './delivery-store.ts'
+import { SLOTS_PER_WEBHOOK } from './store.ts'
 
 /** Deliveries claimed ahead of their slot: what a webhook's receiver takes in this time, at most this many. */
 const AHEAD_MS = 250
@@ -20,9 +27,9 @@ const SETTLE_BATCH = 500
 const RETRY_MS = [50, 200, 1000, 3000]
 
 /** `ms` is null for one that was given back without an attempt. */
-type Ended = Leased & { outcome: Outcome; ms: number | null }
+type Ended = LeasedDelivery & { outcome: DeliveryAttemptOutcome; ms: number | null }
 
-type LaneClaim = { lane: Lane; rows: number; slots: number }
+type LaneClaim = { lane: WebhookLane; rows: number; slots: number }
 
 /**
  * Sends what is due. The rows are the work: the loop is woken for webhooks with due deliveries, claims these with the slots
@@ -39,11 +46,11 @@ type LaneClaim = { lane: Lane; rows: number; slots: number }
 export class DeliveryLoop {
   readonly #services: Services
   readonly #holder = `${HOLDER}:${randomUUID()}`
-  readonly #lanes: Lanes
+  readonly #lanes: DeliveryScheduler
   readonly #abort = new AbortController()
   readonly #retries = new Set<NodeJS.Timeout>()
   #ended: Ended[] = []
-  #releases: { lane: Lane; slot: number }[] = []
+  #releases: { lane: WebhookLane; slot: number }[] = []
   #claiming = false
   #settling = false
   #settleTimer: NodeJS.Timeout | null = null
@@ -57,7 +64,7 @@ export class DeliveryLoop {
 
   constructor(services: Services) {
     this.#services = services
-    this.#lanes = new Lanes(services.config.PROJECT_WORKER_SHARE)
+    this.#lanes = new DeliveryScheduler(services.config.PROJECT_WORKER_SHARE)
     this.#uncount = countSlots(() => this.#lanes.slots)
   }
 
@@ -67,14 +74,14 @@ export class DeliveryLoop {
   }
 
   /** These webhooks may have deliveries due. */
-  wake(targets: Iterable<Target>): void {
+  wake(targets: Iterable<WebhookTarget>): void {
     if (this.#closed) return
     for (const target of targets) this.#lanes.open(target).due = true
     this.#claimSoon()
   }
 
   /** A webhook changed: what waits here for a slot is read anew before it is sent. */
-  reload(target: Target): void {
+  reload(target: WebhookTarget): void {
     const lane = this.#lanes.find(target.webhook_id)
     if (lane?.claiming) lane.stale = true
     if (lane) this.#giveBack(lane)
@@ -133,7 +140,7 @@ export class DeliveryLoop {
         const claims = this.#laneClaims()
         if (claims.length === 0) break
         const asked = performance.now()
-        let grants: Map<string, Grant>
+        let grants: Map<string, ClaimGrant>
         try {
           grants = await claimDue(pool, this.#holder, claims.map(toRequest), config.WEBHOOK_LEASE_MS)
           this.#claimFailures = 0
@@ -158,7 +165,7 @@ export class DeliveryLoop {
 
   /** Which webhooks claim, and how much. */
   #laneClaims(): LaneClaim[] {
-    const open: Lane[] = []
+    const open: WebhookLane[] = []
     for (const lane of this.#lanes.all()) {
       if (!lane.due || lane.claiming || lane.releasing) continue
       if (lane.slots.length > 0 && this.#lanes.yields(lane)) this.#release(lane)
@@ -179,7 +186,7 @@ export class DeliveryLoop {
     return claims
   }
 
-  #granted(lane: Lane, grant: Grant | undefined, rows: number, until: number): void {
+  #granted(lane: WebhookLane, grant: ClaimGrant | undefined, rows: number, until: number): void {
     lane.claiming = false
     this.#lanes.setSlots(lane, grant?.slots ?? [])
     lane.slotsUntil = until
@@ -195,7 +202,7 @@ export class DeliveryLoop {
   /* Sending: as many at once as slots are held. */
 
   /** Starts what waits. `fresh`: claim and slots were granted just now. */
-  #start(lane: Lane, fresh: boolean): void {
+  #start(lane: WebhookLane, fresh: boolean): void {
     const { WEBHOOK_TIMEOUT_MS } = this.#services.config
     while (lane.queue.length > 0 && lane.running < lane.slots.length) {
       // An attempt that begins now might outlive the lease of its claim or of its slot.
@@ -203,32 +210,32 @@ export class DeliveryLoop {
         this.#giveBack(lane)
         break
       }
-      void this.#send(lane, lane.queue.shift() as Leased)
+      void this.#send(lane, lane.queue.shift() as LeasedDelivery)
     }
     if (lane.due) this.#claimSoon()
   }
 
-  async #send(lane: Lane, leased: Leased): Promise<void> {
+  async #send(lane: WebhookLane, leased: LeasedDelivery): Promise<void> {
     lane.running += 1
     this.#inFlight += 1
     const started = performance.now()
     const until = Math.min(leased.until, lane.slotsUntil)
-    const outcome = await attempt(this.#services, leased.delivery, until, this.#abort.signal)
+    const outcome = await attemptDelivery(this.#services, leased.delivery, until, this.#abort.signal)
     const ms = performance.now() - started
     lane.running -= 1
     this.#inFlight -= 1
     lane.answerMs = lane.answerMs === null ? ms : lane.answerMs * 0.8 + ms * 0.2
     this.#ended.push({ ...leased, outcome, ms })
-    if (lane.queue.length > SLOTS + 2 * aheadOf(lane)) this.#giveBack(lane)
+    if (lane.queue.length > SLOTS_PER_WEBHOOK + 2 * aheadOf(lane)) this.#giveBack(lane)
     this.#start(lane, false)
     this.#release(lane)
     this.#settleSoon(this.#ended.length >= SETTLE_BATCH)
   }
 
   /** Puts what waits for a slot back as it was. */
-  #giveBack(lane: Lane): void {
+  #giveBack(lane: WebhookLane): void {
     if (lane.queue.length === 0) return
-    for (const leased of lane.queue) this.#ended.push({ ...leased, outcome: returned, ms: null })
+    for (const leased of lane.queue) this.#ended.push({ ...leased, outcome: requeuedOutcome, ms: null })
     lane.queue = []
     lane.due = true
     this.#release(lane)
@@ -236,7 +243,7 @@ export class DeliveryLoop {
   }
 
   /** Gives back the slots there is nothing to send through, unless a claim is about to fill them; ends a lane without work. */
-  #release(lane: Lane): void {
+  #release(lane: WebhookLane): void {
     if (lane.claiming || lane.releasing) return
     if (lane.due && !this.#closed && !this.#lanes.yields(lane)) {
       this.#claimSoon()
@@ -273,7 +280,7 @@ export class DeliveryLoop {
     const releases = this.#releases.splice(0)
     let retryMs = 0
     try {
-      const settled = await settle(
+      const settled = await recordOutcomes(
         pool,
         this.#holder,
         ended.map(toSettlement),
@@ -282,7 +289,7 @@ export class DeliveryLoop {
       this.#settleFailures = 0
       this.#released(releases)
       this.#settled(ended, settled)
-      await recordFailures(
+      await disableFailing(
         this.#services,
         ended.filter(item => settled.has(item.delivery.id)),
       ).catch(error => log.error({ err: error }, 'failures of webhooks not counted'))
@@ -293,7 +300,7 @@ export class DeliveryLoop {
       const now = performance.now()
       const keeps = (item: Ended) => item.until > now && !(this.#closed && this.#settleFailures > RETRY_MS.length)
       for (const item of ended)
-        if (item.ms !== null && !keeps(item)) report(log, item.delivery, item.outcome, item.ms, 'lost')
+        if (item.ms !== null && !keeps(item)) logAttempt(log, item.delivery, item.outcome, item.ms, 'lost')
       this.#ended.unshift(...ended.filter(keeps))
       if (this.#closed && this.#settleFailures > RETRY_MS.length) this.#released(releases)
       else this.#releases.unshift(...releases)
@@ -310,13 +317,13 @@ export class DeliveryLoop {
       const recorded = settled.has(delivery.id)
       if (recorded && outcome.decision === 'returned') this.wake([delivery])
       if (item.ms === null) continue
-      report(this.#services.log, delivery, outcome, item.ms, recorded ? outcome.decision : 'lost')
+      logAttempt(this.#services.log, delivery, outcome, item.ms, recorded ? outcome.decision : 'lost')
       if (recorded && outcome.retry_ms !== null) this.#wakeIn(outcome.retry_ms, delivery)
     }
   }
 
   /** The slots are free for everybody now. Who found none before may have left something: claim again. */
-  #released(releases: readonly { lane: Lane; slot: number }[]): void {
+  #released(releases: readonly { lane: WebhookLane; slot: number }[]): void {
     for (const { lane, slot } of releases) {
       this.#lanes.takeSlot(lane, slot)
       lane.releasing = false
@@ -328,7 +335,7 @@ export class DeliveryLoop {
   }
 
   /** The sweep would find a retry too, seconds late. */
-  #wakeIn(ms: number, target: Target): void {
+  #wakeIn(ms: number, target: WebhookTarget): void {
     if (this.#closed) return
     const timer = setTimeout(() => {
       this.#retries.delete(timer)
@@ -339,17 +346,19 @@ export class DeliveryLoop {
 }
 
 /** How many deliveries are worth claiming ahead for a webhook whose receiver answers as fast as it does. */
-const aheadOf = (lane: Lane): number =>
-  lane.answerMs === null ? 0 : Math.min(AHEAD_MAX, Math.floor((SLOTS * AHEAD_MS) / Math.max(lane.answerMs, 1)))
+const aheadOf = (lane: WebhookLane): number =>
+  lane.answerMs === null
+    ? 0
+    : Math.min(AHEAD_MAX, Math.floor((SLOTS_PER_WEBHOOK * AHEAD_MS) / Math.max(lane.answerMs, 1)))
 
-const toRequest = ({ lane, rows, slots }: LaneClaim): ClaimRequest => ({
+const toRequest = ({ lane, rows, slots }: LaneClaim): DeliveryClaimRequest => ({
   webhook_id: lane.webhook_id,
   rows,
   slots,
   held: lane.slots,
 })
 
-const toSettlement = ({ delivery, outcome }: Ended): Settlement => ({
+const toSettlement = ({ delivery, outcome }: Ended): DeliveryOutcome => ({
   id: delivery.id,
   webhook_id: delivery.webhook_id,
   claim: delivery.claim,

@@ -1,9 +1,9 @@
 import { Counter } from 'prom-client'
 import type { Logger } from '../../core/process/log.ts'
-import type { Outcome } from './deliver.ts'
+import type { DeliveryAttemptOutcome } from './deliver.ts'
 import type { ClaimedDelivery } from './delivery-store.ts'
 
-export const attempts = new Counter({
+export const deliveryAttempts = new Counter({
   name: 'muster_deliveries_total',
   help: 'Webhook delivery attempts by outcome',
   labelNames: ['outcome'],
@@ -14,14 +14,14 @@ export const attempts = new Counter({
  * Counts an attempt and writes its one line.
  * @param decision `lost`: it was made, and meanwhile the delivery was given to another worker
  */
-export function report(
+export function logAttempt(
   log: Logger,
   delivery: ClaimedDelivery,
-  outcome: Outcome,
+  outcome: DeliveryAttemptOutcome,
   ms: number,
-  decision: Outcome['decision'] | 'lost',
+  decision: DeliveryAttemptOutcome['decision'] | 'lost',
 ): void {
-  attempts.inc({ outcome: decision })
+  deliveryAttempts.inc({ outcome: decision })
   const line = {
     delivery_id: delivery.id,
     webhook_id: delivery.webhook_id,

@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
-import { all, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { allOf, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { DispatchedEvent, eventSubscribers } from './event-subscribers.ts'
 import { envelopeOf } from './model.ts'
-import { DispatchedEvent, eventSubscribers } from './subscribers.ts'
 
 const Subscriber = z.object({
   id: z.string(),
@@ -14,11 +14,11 @@ const Subscriber = z.object({
 /** A webhook as far as matching needs it. `policy` is the document; null with a `policy_id` means that it is gone. */
 export type Subscriber = z.output<typeof Subscriber>
 
-const Target = z.object({ webhook_id: z.string(), project_id: z.string() })
-export type Target = z.output<typeof Target>
+const WebhookTarget = z.object({ webhook_id: z.string(), project_id: z.string() })
+export type WebhookTarget = z.output<typeof WebhookTarget>
 
 const id = sql.type(z.object({ id: z.string() }))
-const target = sql.type(Target)
+const target = sql.type(WebhookTarget)
 
 const undispatched = sql.fragment`e.dispatched_at is null and not e.dispatch_deferred`
 
@@ -110,7 +110,7 @@ export async function finishDispatch(
   db: Queryable,
   eventIds: readonly string[],
   pairs: readonly { event_id: string; webhook_id: string }[],
-): Promise<readonly Target[]> {
+): Promise<readonly WebhookTarget[]> {
   return db.any(target`
     with marked as (
       update events set dispatched_at = now() where id = any (${sql.array([...eventIds], 'text')})
@@ -151,7 +151,7 @@ const queuedWebhooks: Fragment = sql.fragment`
     )`
 
 /** Webhooks that have deliveries due without a live lease. */
-export async function webhooksWithDue(db: Queryable): Promise<readonly Target[]> {
+export async function webhooksWithDue(db: Queryable): Promise<readonly WebhookTarget[]> {
   return db.any(target`
     ${queuedWebhooks}
     select w.id as webhook_id, w.project_id from queued q join webhooks w on w.id = q.webhook_id
@@ -174,7 +174,7 @@ export const oldestDelivery: Fragment = sql.fragment`least(
       order by t.next_attempt_at, t.id limit 1) d))`
 
 /** What a worker claims for one webhook: at most `rows` deliveries and `slots` more slots than it holds. */
-export type ClaimRequest = { webhook_id: string; rows: number; slots: number; held: readonly number[] }
+export type DeliveryClaimRequest = { webhook_id: string; rows: number; slots: number; held: readonly number[] }
 
 const ClaimedDelivery = z.object({
   id: z.string(),
@@ -193,7 +193,7 @@ const ClaimedDelivery = z.object({
 /** A delivery that is ours until its lease ends, with what is needed to send it. Secrets are still sealed. */
 export type ClaimedDelivery = z.output<typeof ClaimedDelivery>
 
-export type Grant = { webhook_id: string; slots: number[]; deliveries: ClaimedDelivery[] }
+export type ClaimGrant = { webhook_id: string; slots: number[]; deliveries: ClaimedDelivery[] }
 
 // Without a delivery a row says which slots are held.
 const grantRow = sql.type(
@@ -218,9 +218,9 @@ const grantRow = sql.type(
 export async function claimDue(
   db: Queryable,
   holder: string,
-  requests: readonly ClaimRequest[],
+  requests: readonly DeliveryClaimRequest[],
   leaseMs: number,
-): Promise<Map<string, Grant>> {
+): Promise<Map<string, ClaimGrant>> {
   const lease = sql.fragment`now() + make_interval(secs => ${leaseMs / 1000})`
   const rows = await db.any(grantRow`
     with request as (
@@ -271,7 +271,7 @@ export async function claimDue(
     left join held h on h.webhook_id = r.webhook_id
     left join claimed c on c.webhook_id = r.webhook_id
     order by c.next_attempt_at, c.id`)
-  const grants = new Map<string, Grant>()
+  const grants = new Map<string, ClaimGrant>()
   for (const { slots, ...row } of rows) {
     let grant = grants.get(row.webhook_id)
     if (!grant) {
@@ -287,7 +287,7 @@ export async function claimDue(
  * What became of a claim. `settled: false` gives the delivery back untouched. `counted` adds a finished attempt;
  * `retry_ms` says when the next one is due, null when there is none.
  */
-export type Settlement = {
+export type DeliveryOutcome = {
   id: string
   webhook_id: string
   claim: number
@@ -304,10 +304,10 @@ export type Settlement = {
  * Each outcome is guarded by its claim: a worker that was paused past its lease changes nothing, and neither
  * does the same outcome written twice because the first result was lost. Returns the deliveries it recorded.
  */
-export async function settle(
+export async function recordOutcomes(
   db: Queryable,
   holder: string,
-  outcomes: readonly Settlement[],
+  outcomes: readonly DeliveryOutcome[],
   releases: readonly { webhook_id: string; slot: number }[],
 ): Promise<Set<string>> {
   const well = [...new Set(outcomes.filter(item => item.status === 'completed').map(item => item.webhook_id))]
@@ -376,8 +376,11 @@ export async function countFailures(
 }
 
 /** Ends the leases of processes that are gone, of deliveries and of slots; the webhooks that have them. */
-export const endLeases = (db: Queryable, isGone: (holder: Fragment) => Fragment): Promise<readonly Target[]> => {
-  const held = all([sql.fragment`lease_expires_at > now()`, isGone(sql.fragment`split_part(holder, ':', 1)`)])
+export const expireDeliveryLeases = (
+  db: Queryable,
+  isGone: (holder: Fragment) => Fragment,
+): Promise<readonly WebhookTarget[]> => {
+  const held = allOf([sql.fragment`lease_expires_at > now()`, isGone(sql.fragment`split_part(holder, ':', 1)`)])
   return db.any(target`
     with slots as (
       update webhook_slots set lease_expires_at = now() where ${held} returning webhook_id),

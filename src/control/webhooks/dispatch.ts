@@ -1,16 +1,16 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { isTransient } from '../../core/db/database-errors.ts'
-import { dispatchQueue } from '../../core/db/write.ts'
+import { eventDispatchQueue } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import {
   deferDispatch,
   finishDispatch,
   markWithoutSubscribers,
   readUndispatched,
-  type Target,
+  type WebhookTarget,
 } from './delivery-store.ts'
+import { eventSubscribers } from './event-subscribers.ts'
 import { matchEvents } from './matching.ts'
-import { eventSubscribers } from './subscribers.ts'
 
 /** Most events and deliveries of one transaction of the dispatcher; an event alone may have more deliveries. */
 const BATCH = 200
@@ -28,7 +28,7 @@ const UNAVAILABLE_MS = 500
 export async function dispatchEvents(
   services: Services,
   which: { next: readonly string[] } | { ids: readonly string[] },
-): Promise<{ events: number; targets: readonly Target[] }> {
+): Promise<{ events: number; targets: readonly WebhookTarget[] }> {
   return services.write(async tx => {
     const { events, webhooks } = await readUndispatched(tx, which)
     if (events.length === 0) return { events: 0, targets: [] }
@@ -42,7 +42,7 @@ export async function dispatchEvents(
 /** Sends the next events to a queue, each alone, with retries and dead letters. */
 async function defer(services: Services): Promise<void> {
   await services.write(async tx => {
-    for (const event_id of await deferDispatch(tx, BATCH)) tx.send(dispatchQueue, { event_id })
+    for (const event_id of await deferDispatch(tx, BATCH)) tx.send(eventDispatchQueue, { event_id })
   })
 }
 
@@ -54,7 +54,7 @@ export type Dispatcher = {
 }
 
 /** Runs dispatch in this process whenever it is woken; `deliver` gets the webhooks with something new to send. */
-export function createDispatcher(services: Services, deliver: (targets: readonly Target[]) => void): Dispatcher {
+export function createDispatcher(services: Services, deliver: (targets: readonly WebhookTarget[]) => void): Dispatcher {
   let closed = false
   let woken = false
   let running: Promise<void> | null = null

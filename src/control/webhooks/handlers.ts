@@ -1,15 +1,15 @@
 import type { Fragment } from '../../core/db/sql.ts'
-import { DISPATCH_CHANNEL, dispatchQueue, type Tx } from '../../core/db/write.ts'
-import { type Background, handler } from '../../core/jobs/handler.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { DISPATCH_CHANNEL, eventDispatchQueue, type Tx } from '../../core/db/writer.ts'
+import { type BackgroundTask, handler } from '../../core/jobs/handler.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { DeliveryLoop } from './delivery-loop.ts'
-import { endLeases, type Target, webhooksWithDue } from './delivery-store.ts'
+import { expireDeliveryLeases, type WebhookTarget, webhooksWithDue } from './delivery-store.ts'
 import { createDispatcher, dispatchEvents } from './dispatch.ts'
 import { payloadTarget, WEBHOOK_CHANNEL, webhookPayload } from './model.ts'
 
 /** Wakes the loop of this process for webhooks, and other workers when it has no slot left. */
-function deliver(services: Services, targets: readonly Target[]): void {
+function deliver(services: Services, targets: readonly WebhookTarget[]): void {
   const loop = loopOf(services)
   const others = loop.full
   loop.wake(targets)
@@ -23,9 +23,9 @@ function deliver(services: Services, targets: readonly Target[]): void {
     )
 }
 
-const loopOf = perProcess(services => new DeliveryLoop(services))
+const loopOf = processSingleton(services => new DeliveryLoop(services))
 
-export const dispatchHandler = handler(dispatchQueue, {}, async ({ event_id }, { services }) => {
+export const dispatchHandler = handler(eventDispatchQueue, {}, async ({ event_id }, { services }) => {
   deliver(services, (await dispatchEvents(services, { ids: [event_id] })).targets)
 })
 
@@ -33,7 +33,7 @@ export const dispatchHandler = handler(dispatchQueue, {}, async ({ event_id }, {
  * Dispatch and delivery of events in this process. Both are woken after the commit that made the work, and search for
  * it every WEBHOOK_SWEEP_INTERVAL_MS.
  */
-export const deliveries: Background = {
+export const deliveryQueueStats: BackgroundTask = {
   name: 'webhook deliveries',
   concern: 'delivery',
   start(services) {
@@ -76,6 +76,6 @@ export const deliveries: Background = {
 
 /** Has the deliveries of workers that are gone sent by others. */
 export async function endDeliveryLeases(tx: Tx, isGone: (holder: Fragment) => Fragment): Promise<void> {
-  for (const { webhook_id, project_id } of await endLeases(tx, isGone))
+  for (const { webhook_id, project_id } of await expireDeliveryLeases(tx, isGone))
     tx.notify(WEBHOOK_CHANNEL, webhookPayload(webhook_id, project_id))
 }

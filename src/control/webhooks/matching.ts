@@ -1,11 +1,11 @@
 import { srn } from '../../core/api/kind.ts'
 import { eventAliases, patternMatches } from '../../core/db/events.ts'
 import { eventAllowed } from '../../core/iam/event-gate.ts'
-import type { Tags } from '../../core/iam/match.ts'
+import type { TagConditions } from '../../core/iam/match.ts'
 import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
 import type { Logger } from '../../core/process/log.ts'
 import type { Subscriber } from './delivery-store.ts'
-import type { DispatchedEvent } from './subscribers.ts'
+import type { DispatchedEvent } from './event-subscribers.ts'
 
 /**
  * Which webhooks want which events: pattern, then policy. One that cannot be evaluated is left out and logged; the
@@ -56,11 +56,11 @@ function gateAllows(
         'policy of a webhook does not parse: it denies',
       )
   }
-  return gateShows(gate, event, event.tags)
+  return policyAllowsEvent(gate, event, event.tags)
 }
 
 /** Whether a policy lets its subscriber see an event. `tags` are those of its data, whatever they are. */
-export const gateShows = (gate: CompiledDocument, event: DispatchedEvent, tags: unknown): boolean =>
+export const policyAllowsEvent = (gate: CompiledDocument, event: DispatchedEvent, tags: unknown): boolean =>
   eventAllowed(gate, {
     name: event.name,
     aliases: eventAliases(event.name),
@@ -70,7 +70,7 @@ export const gateShows = (gate: CompiledDocument, event: DispatchedEvent, tags: 
   })
 
 /** Tags of event data; data has whatever shape its resource has. */
-function tagsOf(value: unknown): Tags | null {
+function tagsOf(value: unknown): TagConditions | null {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) return null
   return Object.fromEntries(
     Object.entries(value).filter((entry): entry is [string, string] => typeof entry[1] === 'string'),

@@ -90,7 +90,7 @@ export const WebhookInput = createBody(
 
 export const WebhookPatch = patchBody('WebhookPatch', fields, { events: ['sessions.*', 'generations.failed'] })
 
-export const RotateSecretInput = z
+export const RotateWebhookSecretInput = z
   .strictObject({
     overlap_seconds: z
       .int()
@@ -115,7 +115,11 @@ export const webhookKind = kind({
 export type WebhookRow = z.output<typeof webhookKind.row>
 
 /** The row a webhook's secrets are sealed for. */
-export const sealedFor = (id: string, projectId: string) => ({ kind: 'webhook_secret', id, project_id: projectId })
+export const sealedForWebhook = (id: string, projectId: string) => ({
+  kind: 'webhook_secret',
+  id,
+  project_id: projectId,
+})
 
 export const webhookSecrets = ['sealed_secret', 'previous_sealed_secret'].map(column =>
   sealedColumn({ table: 'webhooks', column, kind: 'webhook_secret' }),

@@ -1,12 +1,12 @@
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
-import { eventConsumers } from '../../core/db/write.ts'
+import { subscriberConditions } from '../../core/db/writer.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
-import { attempts } from './delivery-report.ts'
+import { deliveryAttempts } from './delivery-report.ts'
 import { deliverySlots } from './delivery-slots.ts'
 import { hasWebhook, oldestDelivery } from './delivery-store.ts'
-import { deliveries, dispatchHandler, endDeliveryLeases } from './handlers.ts'
+import { deliveryQueueStats, dispatchHandler, endDeliveryLeases } from './handlers.ts'
 import { deliveryKind, webhookKind, webhookSecrets } from './model.ts'
 import { webhookOperations } from './operations.ts'
 import { pruneDeliveries } from './retention.ts'
@@ -22,13 +22,13 @@ export default module('webhooks', {
   ],
   operations: webhookOperations,
   handlers: [dispatchHandler],
-  background: [deliveries],
+  background: [deliveryQueueStats],
   extensions: [
     leaseHolding.with(endDeliveryLeases),
-    eventConsumers.with(hasWebhook),
+    subscriberConditions.with(hasWebhook),
     waitingRows.with({ concern: 'delivery', since: oldestDelivery }),
   ],
   sealedColumns: webhookSecrets,
-  metrics: [attempts, deliverySlots],
+  metrics: [deliveryAttempts, deliverySlots],
   sweeps: [{ name: 'webhook deliveries', when: '41 3 * * *', run: pruneDeliveries }],
 })

@@ -1,15 +1,15 @@
 import { z } from 'zod'
-import { invalid, raise } from '../../core/api/errors.ts'
-import { equals, filterConditions, filterSchema, flag, oneOf } from '../../core/api/filters.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { equalsFilter, filterConditions, filterSchema, flagFilter, oneOf } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf, srn } from '../../core/api/kind.ts'
-import { keptCount, page, pageOf, parseTime } from '../../core/api/lists.ts'
+import { maintainedCount, pageOf, pageResult, parseTime } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { makeEvent } from '../../core/db/events.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { sees } from '../../core/iam/access.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { canSeeProject } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { addressProblems } from '../../core/net/refused-address.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -20,8 +20,8 @@ import {
   deliveryStatuses,
   RedeliverInput,
   RedeliverResult,
-  RotateSecretInput,
-  sealedFor,
+  RotateWebhookSecretInput,
+  sealedForWebhook,
   WEBHOOK_CHANNEL,
   WebhookDelivery,
   WebhookInput,
@@ -32,8 +32,15 @@ import {
   webhookKind,
   webhookPayload,
 } from './model.ts'
-import { newSecret } from './secret.ts'
-import { countLocked, insertDelivery, insertWebhook, redeliverAll, redeliverable, rotateSecret } from './store.ts'
+import { newWebhookSecret } from './secret.ts'
+import {
+  countLockedWebhooks,
+  insertDelivery,
+  insertRedeliveries,
+  insertWebhook,
+  isRedeliverable,
+  rotateWebhookSecret,
+} from './store.ts'
 
 const tag = 'Webhooks'
 const MAX_REDELIVERIES = 1000
@@ -43,7 +50,7 @@ const gone = (id: string): never => raise('RESOURCE_NOT_FOUND', { meta: { id } }
 type Named = { id: string; project_id: string }
 
 /** Has workers send what is due of a webhook, once the transaction commits. */
-export const wakeWorkers = (tx: Tx, row: Named): void =>
+export const notifyWorkers = (tx: Tx, row: Named): void =>
   tx.notify(WEBHOOK_CHANNEL, webhookPayload(row.id, row.project_id))
 
 /** Has workers read a webhook anew with the commit: what they have claimed by its old address, secret and state is not sent. */
@@ -51,13 +58,13 @@ const reloadWebhook = (tx: Tx, row: Named): void =>
   tx.invalidate(WEBHOOK_CHANNEL, webhookPayload(row.id, row.project_id))
 
 /** The webhook a query or body names; one that the caller may not know of does not exist. */
-export async function findVisible(db: Queryable, caller: Caller, id: string): Promise<WebhookRow> {
+export async function findVisibleWebhook(db: Queryable, caller: Caller, id: string): Promise<WebhookRow> {
   const row = isIdOf(webhookKind, id) ? await webhookKind.find(db, id) : null
-  return row && sees(caller, row.project_id) ? row : gone(id)
+  return row && canSeeProject(caller, row.project_id) ? row : gone(id)
 }
 
 function secretOf({ secrets }: Services, { id, project_id, sealed_secret }: WebhookRow): string {
-  const opened = secrets.open(sealed_secret, sealedFor(id, project_id))
+  const opened = secrets.open(sealed_secret, sealedForWebhook(id, project_id))
   return opened.ok ? opened.value : raise('SECRET_NOT_DECRYPTABLE', { meta: { id } })
 }
 
@@ -70,7 +77,7 @@ const change = (method: 'patch' | 'put'): Operation =>
     raises: ['POLICY_NOT_FOUND'],
     check(_next, { body, stored, services }) {
       const problems = addressProblems(services, 'url', body.url, stored.url)
-      if (problems.length > 0) invalid(problems)
+      if (problems.length > 0) raiseInvalid(problems)
     },
     // A webhook that is switched on starts with a clean record.
     change: (next, { body }) => (body.active ? { ...next, failures: 0, failing_since: null } : next),
@@ -95,8 +102,8 @@ const deliveries = resource(deliveryKind, { path: '/webhook-deliveries', tag, pa
 
 const deliveryFilters = {
   status: oneOf('status', deliveryStatuses),
-  event_type: equals('event_type'),
-  event_id: equals('event_id'),
+  event_type: equalsFilter('event_type'),
+  event_id: equalsFilter('event_id'),
 }
 
 const listDeliveries = operation({
@@ -114,14 +121,14 @@ const listDeliveries = operation({
   answers: { 200: pageOf(WebhookDelivery) },
   async run(context) {
     const { query } = context
-    const owner = await findVisible(context.db, context.caller, query.webhook_id)
+    const owner = await findVisibleWebhook(context.db, context.caller, query.webhook_id)
     context.allow('webhooks:ListWebhookDeliveries', { kind: webhookKind, row: owner })
     // Index webhook_deliveries_webhook; by event webhook_deliveries_event.
-    return page<DeliveryRow>(context, {
+    return pageResult<DeliveryRow>(context, {
       columns: deliveryKind.columns,
       from: sql.fragment`webhook_deliveries t`,
       rows: sql.fragment`t.webhook_id = ${owner.id}`,
-      kept: keptCount(deliveryKind.table, owner.id),
+      kept: maintainedCount(deliveryKind.table, owner.id),
       filters: [
         context.project !== null && context.project !== owner.project_id && sql.fragment`false`,
         ...filterConditions(deliveryFilters, query),
@@ -146,19 +153,19 @@ const redeliverMany = operation({
   body: RedeliverInput,
   answers: { 202: RedeliverResult },
   async run({ tx, body, caller, allow, audit }) {
-    const owner = await findVisible(tx, caller, body.webhook_id)
+    const owner = await findVisibleWebhook(tx, caller, body.webhook_id)
     audit.project_id = owner.project_id
     audit.resource_public_id = owner.id
     audit.resource_srn = srn(owner.project_id, webhookKind.name, owner.id)
     allow('webhooks:RedeliverWebhookDelivery', { kind: webhookKind, row: owner })
-    const ids = await redeliverable(
+    const ids = await isRedeliverable(
       tx,
       { ...body, from: parseTime(body.from), to: parseTime(body.to) },
       MAX_REDELIVERIES,
     )
     if (ids.length === 0) return { count: 0 }
-    const count = await redeliverAll(tx, ids)
-    wakeWorkers(tx, owner)
+    const count = await insertRedeliveries(tx, ids)
+    notifyWorkers(tx, owner)
     return { count }
   },
 })
@@ -173,20 +180,20 @@ export const webhookOperations: Operation[] = [
     secretAnswer: true,
     async make({ tx, body, project, services }) {
       const problems = addressProblems(services, 'url', body.url)
-      if (problems.length > 0) invalid(problems)
+      if (problems.length > 0) raiseInvalid(problems)
       const limit = services.config.WEBHOOK_MAX_PER_PROJECT
-      if ((await countLocked(tx, project)) >= limit)
-        invalid({ code: 'LIMIT_REACHED', path: '', message: `a project has at most ${limit} webhooks` })
+      if ((await countLockedWebhooks(tx, project)) >= limit)
+        raiseInvalid({ code: 'LIMIT_REACHED', path: '', message: `a project has at most ${limit} webhooks` })
       const id = newId(webhookKind.prefix)
       // The clock of event timestamps: what happened before does not concern the webhook.
       const created_at = new Date().toISOString()
-      const sealed_secret = services.secrets.seal(newSecret(), sealedFor(id, project))
+      const sealed_secret = services.secrets.seal(newWebhookSecret(), sealedForWebhook(id, project))
       return insertWebhook(tx, { ...body, id, project_id: project, sealed_secret, created_at, updated_at: created_at })
     },
     show: (row, { services }) => ({ secret: secretOf(services, row) }),
   }),
   // webhooks_project
-  webhooks.list({ filters: { active: flag('active') } }),
+  webhooks.list({ filters: { active: flagFilter('active') } }),
   webhooks.get(),
   change('patch'),
   change('put'),
@@ -202,14 +209,14 @@ export const webhookOperations: Operation[] = [
     summary: 'Replace the secret',
     description:
       'Signs from the next attempt on. For `overlap_seconds` the signature header carries a second `v1` made with the old secret.',
-    body: RotateSecretInput,
+    body: RotateWebhookSecretInput,
     bodyOptional: true,
     answers: { 200: WebhookWithSecret },
     secretAnswer: true,
     async run({ tx, body, resource, services }) {
-      const secret = newSecret()
-      const sealed = services.secrets.seal(secret, sealedFor(resource.id, resource.project_id))
-      const row = (await rotateSecret(tx, resource.id, sealed, body?.overlap_seconds ?? 0)) ?? gone(resource.id)
+      const secret = newWebhookSecret()
+      const sealed = services.secrets.seal(secret, sealedForWebhook(resource.id, resource.project_id))
+      const row = (await rotateWebhookSecret(tx, resource.id, sealed, body?.overlap_seconds ?? 0)) ?? gone(resource.id)
       tx.emit(webhookKind, 'secret_rotated', row)
       reloadWebhook(tx, row)
       return { ...webhookKind.present(row), secret }
@@ -230,7 +237,7 @@ export const webhookOperations: Operation[] = [
           envelope: event.envelope,
           redelivery_of: null,
         })) ?? gone(resource.id)
-      wakeWorkers(tx, resource)
+      notifyWorkers(tx, resource)
       return deliveryKind.present(row)
     },
   }),
@@ -245,7 +252,7 @@ export const webhookOperations: Operation[] = [
     answers: { 202: WebhookDelivery },
     async run({ tx, resource }) {
       const row = (await insertDelivery(tx, { ...resource, redelivery_of: resource.id })) ?? gone(resource.id)
-      wakeWorkers(tx, { id: row.webhook_id, project_id: row.project_id })
+      notifyWorkers(tx, { id: row.webhook_id, project_id: row.project_id })
       return deliveryKind.present(row)
     },
   }),

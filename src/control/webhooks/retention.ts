@@ -1,6 +1,6 @@
 import { inTransaction } from '../../core/db/pool.ts'
 import type { Services } from '../../core/process/services.ts'
-import { deleteFinished, deleteUnsent, lockUnsent } from './store.ts'
+import { deleteFinished, deleteOrphanedTexts, lockOrphanedTexts } from './store.ts'
 
 const DAY_MS = 86_400_000
 const BATCH = 1000
@@ -27,8 +27,8 @@ export async function pruneDeliveries(services: Services, stopping?: AbortSignal
 async function pruneEnvelopes({ pool }: Services, stopping?: AbortSignal): Promise<void> {
   for (let after: string | undefined = ''; after !== undefined && !stopping?.aborted; )
     after = await inTransaction(pool, async db => {
-      const ids = await lockUnsent(db, after as string, BATCH)
-      if (ids.length > 0) await deleteUnsent(db, ids)
+      const ids = await lockOrphanedTexts(db, after as string, BATCH)
+      if (ids.length > 0) await deleteOrphanedTexts(db, ids)
       return ids.at(BATCH - 1)
     })
 }

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const actorErrors = {
   ACTOR_HAS_MESSAGES: {
@@ -20,5 +20,5 @@ export const actorErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof actorErrors> {}
+  interface ErrorCodes extends CodesOf<typeof actorErrors> {}
 }

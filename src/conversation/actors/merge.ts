@@ -1,19 +1,19 @@
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import { moveTurnsOfActor } from '../../execution/generations/store.ts'
 import { moveMemories } from '../../memory/memories/ownership.ts'
 import { type ActorRow, actorKind } from './model.ts'
-import { refuseWhilePurged } from './purge.ts'
-import { moveActor } from './store.ts'
+import { requireNotPurging } from './purge.ts'
+import { reassignActor } from './store.ts'
 
 /** What else names an actor that is deleted lets go of it. */
-export const actorEnds = extensionPoint<(tx: Tx, actor: ActorRow) => Promise<void>>('ends of actors')
+export const actorDeleteHooks = extensionPoint<(tx: Tx, actor: ActorRow) => Promise<void>>('ends of actors')
 
 /** Moves what else names an actor; raises what forbids the merge. */
-export const actorMoves = extensionPoint<(tx: Tx, from: ActorRow, to: ActorRow) => Promise<void>>('actor moves')
+export const actorMergeHooks = extensionPoint<(tx: Tx, from: ActorRow, to: ActorRow) => Promise<void>>('actor moves')
 
 /**
  * Gives everything of one actor to another of the same project and deletes it.
@@ -22,7 +22,7 @@ export const actorMoves = extensionPoint<(tx: Tx, from: ActorRow, to: ActorRow) 
  */
 export async function mergeActor(tx: Tx, source: ActorRow, intoId: string, allow: Context['allow']): Promise<object> {
   if (intoId === source.id)
-    invalid({ code: 'INVALID_VALUE', path: 'into_actor_id', message: 'must name another actor' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'into_actor_id', message: 'must name another actor' })
   const rows = new Map<string, ActorRow>()
   // In the order of their ids, so that two merges of one pair wait for each other instead of deadlocking.
   for (const id of [source.id, intoId].sort()) {
@@ -34,11 +34,11 @@ export async function mergeActor(tx: Tx, source: ActorRow, intoId: string, allow
   const to = rows.get(intoId)
   if (!to || to.project_id !== from.project_id) raise('ACTOR_NOT_FOUND', { meta: { id: intoId } })
   allow('actors:UpdateActor', { kind: actorKind, row: to })
-  await refuseWhilePurged(tx, from.id, to.id)
-  for (const move of actorMoves.all()) await move(tx, from, to)
+  await requireNotPurging(tx, from.id, to.id)
+  for (const move of actorMergeHooks.all()) await move(tx, from, to)
   await moveMemories(tx, from.id, to.id)
   await moveTurnsOfActor(tx, from.id, to.id)
-  await moveActor(tx, from.id, to.id)
+  await reassignActor(tx, from.id, to.id)
   await actorKind.delete(tx, from.id)
   tx.emit(actorKind, 'deleted', from)
   tx.emit(actorKind, 'updated', to)

@@ -6,12 +6,12 @@ import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 
 /** Names: 1 to 255 characters after trimming. */
-export const Name = z.string().trim().min(1).max(255)
+export const ActorName = z.string().trim().min(1).max(255)
 
 const link = z.string().min(1).max(255)
 
 const fields = {
-  name: Name.describe('Name to show'),
+  name: ActorName.describe('Name to show'),
   external_id: link
     .nullable()
     .describe(

@@ -1,15 +1,15 @@
 import { raise } from '../../core/api/errors.ts'
-import { contains, equals, filter, tagged } from '../../core/api/filters.ts'
+import { columnFilter, containsFilter, equalsFilter, tagsFilter } from '../../core/api/filters.ts'
 import { textFilter } from '../../core/api/lists.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { deleteMemoriesOf } from '../../memory/memories/ownership.ts'
 import { refuseForOne } from '../../memory/reach.ts'
-import { actorEnds, mergeActor } from './merge.ts'
+import { findOrCreateActor } from './find-or-create.ts'
+import { actorDeleteHooks, mergeActor } from './merge.ts'
 import { Actor, ActorInput, ActorMerge, ActorPatch, actorKind } from './model.ts'
-import { obtainActor } from './obtain.ts'
-import { askPurge, PurgeAccepted, refuseWhilePurged } from './purge.ts'
+import { PurgeAccepted, requestPurge, requireNotPurging } from './purge.ts'
 import { countMessages } from './store.ts'
 
 const actors = resource(actorKind, { path: '/actors', tag: 'Actors' })
@@ -33,23 +33,23 @@ export const actorOperations: Operation[] = [
     make({ body, project, tx, audit }) {
       const fields = { ...body, project_id: project }
       // A formation deletes what it has created, so it takes no actor that was there before.
-      return audit.detail.surface === 'formation' ? actorKind.insert(tx, fields) : obtainActor(tx, fields)
+      return audit.detail.surface === 'formation' ? actorKind.insert(tx, fields) : findOrCreateActor(tx, fields)
     },
   }),
   // actors_project serves the order; actors_external_id, actors_agent and actors_tags their filters.
   actors.list({
     filters: {
-      external_id: equals('external_id'),
-      name: contains('name'),
-      agent_id: equals('agent_id'),
-      chat_id: equals('chat_id'),
+      external_id: equalsFilter('external_id'),
+      name: containsFilter('name'),
+      agent_id: equalsFilter('agent_id'),
+      chat_id: equalsFilter('chat_id'),
       // conversation_messages_actor
-      conversation_id: filter(
+      conversation_id: columnFilter(
         textFilter.describe('Actors with a message in the conversation'),
         id => sql.fragment`exists (select 1 from conversation_messages m
           where m.actor_id = t.id and m.conversation_id = ${id})`,
       ),
-      tags: tagged,
+      tags: tagsFilter,
     },
   }),
   actors.get(),
@@ -69,11 +69,11 @@ export const actorOperations: Operation[] = [
     // A message that names the actor takes a share of its row, which is locked here.
     async check(row, { audit, tx }) {
       const { id } = row
-      await refuseWhilePurged(tx, id)
+      await requireNotPurging(tx, id)
       const message_count = await countMessages(tx, id)
       if (message_count > 0) raise('ACTOR_HAS_MESSAGES', { meta: { message_count } })
       audit.detail.counts = await deleteMemoriesOf(tx, id)
-      for (const end of actorEnds.all()) await end(tx, row)
+      for (const end of actorDeleteHooks.all()) await end(tx, row)
     },
   }),
   ...actors.tags(),
@@ -98,6 +98,6 @@ export const actorOperations: Operation[] = [
     action: 'actors:PurgeActorContent',
     answers: { 202: PurgeAccepted },
     raises: ['CONTENT_ON_HOLD'],
-    run: ({ tx, caller, resource }) => askPurge(tx, caller, resource.id),
+    run: ({ tx, caller, resource }) => requestPurge(tx, caller, resource.id),
   }),
 ]

@@ -1,35 +1,35 @@
 import { z } from 'zod'
-import { type Counts, type EndUserPurge, endUserContent } from '../../control/retention/content.ts'
-import { requireNoHold } from '../../control/retention/hold.ts'
+import { type Counts, type EndUserPurge, endUserContent } from '../../control/retention/erasure.ts'
+import { requireNoLegalHold } from '../../control/retention/legal-hold.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import { sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { type Caller, principalRecord } from '../../core/iam/caller.ts'
+import { handler, type JobContext, schedule } from '../../core/jobs/handler.ts'
+import { entityMailbox, queueMessage, workQueue } from '../../core/jobs/queue.ts'
 import {
-  claimOrWait,
-  type Hold,
+  type ActiveClaim,
+  type AttemptOutcome,
+  claimOrReschedule,
   type Lease,
-  leaseOf,
-  type Outcome,
-  sweepAttempts,
-  workOn,
-} from '../../core/jobs/attempt.ts'
-import { every, handler, type JobContext } from '../../core/jobs/handler.ts'
-import { entityMailbox, message, workQueue } from '../../core/jobs/queue.ts'
-import { fault } from '../../core/process/fault.ts'
+  leaseTimings,
+  processClaim,
+  sweepWorkItems,
+} from '../../core/jobs/work-item.ts'
+import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type ActorRow, actorKind } from './model.ts'
 import {
   actorPurges,
   addToCounts,
-  askForPurge,
-  databaseTime,
   endPurge,
   endUserOf,
+  findActivePurge,
+  insertPurge,
   type Purge,
-  purgeOf,
+  purgeTime,
   stampOf,
 } from './purge-store.ts'
 
@@ -51,14 +51,14 @@ const purgeQueue = entityMailbox('actor.purge', {
   leaseSeconds: 60,
 })
 
-const purgeSweep = workQueue('actor.purge-sweep', {
+const purgeSweep = workQueue('actor.sweep_purges', {
   message: z.object({}),
   concern: 'snapshot',
   retry: { limit: 0 },
   leaseSeconds: 60,
 })
 
-const leaseFor = ({ config }: Services): Lease => leaseOf(config.GENERATION_LEASE_SECONDS * 1000)
+const leaseFor = ({ config }: Services): Lease => leaseTimings(config.GENERATION_LEASE_SECONDS * 1000)
 /** Until turns that were called off have ended. */
 const BUSY_MS = 2000
 /** Until a legal hold is asked after again. */
@@ -68,17 +68,17 @@ const LONGEST_RETRY_MS = 3_600_000
 const QUIET_SECONDS = 5
 
 /** Raises ACTOR_HAS_MESSAGES while content of one of these actors is being erased. */
-export async function refuseWhilePurged(tx: Tx, ...actorIds: readonly string[]): Promise<void> {
-  const job_id = await purgeOf(tx, actorIds)
+export async function requireNotPurging(tx: Tx, ...actorIds: readonly string[]): Promise<void> {
+  const job_id = await findActivePurge(tx, actorIds)
   if (job_id !== null)
     raise('ACTOR_HAS_MESSAGES', { message: 'Content of the actor is being erased', meta: { job_id } })
 }
 
 /** Asks for the erasure. While one is under way, that is the answer. Raises CONTENT_ON_HOLD. */
-export async function askPurge(tx: Tx, caller: Caller, actorId: string): Promise<{ job_id: string }> {
+export async function requestPurge(tx: Tx, caller: Caller, actorId: string): Promise<{ job_id: string }> {
   const { id, project_id } = await actorKind.lock(tx, actorId)
-  await requireNoHold(tx, project_id)
-  const job = await askForPurge(tx, id, principalRecord(caller))
+  await requireNoLegalHold(tx, project_id)
+  const job = await insertPurge(tx, id, principalRecord(caller))
   if (job.asked) tx.send(purgeQueue, { actor_id: id, job_id: job.id, project_id })
   return { job_id: job.id }
 }
@@ -87,19 +87,21 @@ export const purgeHandlers = [
   handler(purgeQueue, { leaseSeconds: config => config.GENERATION_LEASE_SECONDS }, workOnPurge),
   handler(purgeSweep, { concurrency: 1 }, (_message, { services, stopping }) =>
     // Never given up: what was asked for has to happen.
-    sweepAttempts(services.pool, {
+    sweepWorkItems(services.pool, {
       attempts: actorPurges,
       quietSeconds: QUIET_SECONDS,
       stopping,
       wake: due =>
         services.queues.send(
-          due.map(({ entity, id, project_id }) => message(purgeQueue, { actor_id: entity, job_id: id, project_id })),
+          due.map(({ entity, id, project_id }) =>
+            queueMessage(purgeQueue, { actor_id: entity, job_id: id, project_id }),
+          ),
         ),
     }),
   ),
 ]
 
-export const purgeSchedules = [every('actor.purge-sweep', 60, purgeSweep, {})]
+export const purgeSchedules = [schedule('actor.sweep_purges', 60, purgeSweep, {})]
 
 async function workOnPurge(job: PurgeMessage, context: JobContext): Promise<void> {
   const { services } = context
@@ -107,12 +109,12 @@ async function workOnPurge(job: PurgeMessage, context: JobContext): Promise<void
     const actor = await actorKind.find(tx, job.actor_id, true)
     if (!actor) return null
     const named = { entity: job.actor_id, id: job.job_id }
-    const claim = await claimOrWait(tx, actorPurges, named, leaseFor(services), purgeQueue, job)
+    const claim = await claimOrReschedule(tx, actorPurges, named, leaseFor(services), purgeQueue, job)
     return claim === null || claim === 'held' ? null : { actor, claim }
   })
   if (!taken) return
   const { actor, claim } = taken
-  await workOn(context, {
+  await processClaim(context, {
     what: 'purge of an actor',
     ids: { actor_id: actor.id, job_id: claim.id, project_id: actor.project_id },
     attempts: actorPurges,
@@ -137,9 +139,9 @@ async function later(
   { id, project_id }: ActorRow,
   claim: Purge,
   delayMs: number,
-  outcome: Outcome,
+  outcome: AttemptOutcome,
   failed = false,
-): Promise<Outcome> {
+): Promise<AttemptOutcome> {
   await services.write(async tx => {
     if (!(await actorPurges.requeue(tx, claim, { delayMs, failed }))) return
     const job = { actor_id: id, job_id: claim.id, project_id }
@@ -152,7 +154,7 @@ async function later(
  * Two passes: a turn that began during the first may have read what was still there, so the second erases what was made
  * until the first one's end.
  */
-async function erase(services: Services, actor: ActorRow, hold: Hold<Purge>): Promise<Outcome> {
+async function erase(services: Services, actor: ActorRow, hold: ActiveClaim<Purge>): Promise<AttemptOutcome> {
   const { claim } = hold
   const purge: Omit<EndUserPurge, 'until'> = {
     services,
@@ -163,23 +165,23 @@ async function erase(services: Services, actor: ActorRow, hold: Hold<Purge>): Pr
       const counts = await hold.write(async tx => {
         // First: a worker that comes after waits for the row of the attempt until this is over.
         await hold.guard(tx)
-        await requireNoHold(tx, actor.project_id)
+        await requireNoLegalHold(tx, actor.project_id)
         const erased = await work(tx)
         await addToCounts(tx, actor.id, erased)
         return erased
       })
-      await fault(services, 'content_erased')
+      await injectFault(services, 'content_erased')
       return counts
     },
   }
   for (let { until } = claim; ; ) {
     const last = until !== null
-    const at: string = until ?? (await databaseTime(services.pool))
+    const at: string = until ?? (await purgeTime(services.pool))
     for (const content of endUserContent.all())
       if ((await content.erase({ ...purge, until: at })) === 'busy')
         return later(services, actor, claim, BUSY_MS, { outcome: 'busy' })
     if (last) break
-    until = await databaseTime(services.pool)
+    until = await purgeTime(services.pool)
     const reached = until
     await hold.write(async tx => {
       await hold.guard(tx)

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { type ActorRow, actorKind } from './model.ts'
 
 /** The actor of an external id, kept from being deleted until the transaction ends; by actors_external_id. */
@@ -15,8 +15,8 @@ export const countMessages = (db: Queryable, id: string): Promise<number> =>
   db.oneFirst(count`select count(*) from conversation_messages where actor_id = ${id}`)
 
 /** Gives everything of this area that names one actor to another. */
-export const moveActor = (db: Queryable, from: string, to: string) =>
-  db.query(statement`
+export const reassignActor = (db: Queryable, from: string, to: string) =>
+  db.query(voidStatement`
     with messages as (update conversation_messages set actor_id = ${to} where actor_id = ${from}),
       turns as (update conversation_turns set actor_id = ${to} where actor_id = ${from}),
       deleted_messages as (

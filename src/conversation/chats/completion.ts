@@ -1,23 +1,23 @@
 import { checkSpend } from '../../control/quotas/spend.ts'
-import { AppError, invalid, problemsText, raise, recordedFailure } from '../../core/api/errors.ts'
+import { AppError, problemsText, raise, raiseInvalid, recordedFailure } from '../../core/api/errors.ts'
 import { eventStream } from '../../core/api/event-stream.ts'
 import { newId } from '../../core/api/ids.ts'
-import { type Answer, answer, type Context } from '../../core/api/operation.ts'
+import { type Context, type OperationResult, result } from '../../core/api/operation.ts'
 import type { Services } from '../../core/process/services.ts'
 import { outputProblems } from '../../execution/agents/schema.ts'
-import { type OpenMessage, withDocuments } from '../../execution/generations/documents.ts'
-import { admitFiles, attachFiles, readFiles } from '../../execution/generations/files.ts'
-import { readObject, withoutFence } from '../../execution/generations/output.ts'
-import { checkSize, MAX_MESSAGES_BYTES } from '../../execution/generations/run.ts'
-import type { ModelAnswer, ModelMessage, ModelRequest } from '../../execution/providers/exchange.ts'
-import { requireRunnable } from '../../identity/projects/pause.ts'
-import { complete, modelOf, type Target } from './complete.ts'
+import { parseStructuredOutput, stripCodeFence } from '../../execution/generations/loop/structured-output.ts'
+import { checkSize, MAX_MESSAGES_BYTES } from '../../execution/generations/request/generate-request.ts'
+import { type OpenMessage, withDocuments } from '../../execution/generations/request/message-documents.ts'
+import { admitFiles, attachFiles, readFiles } from '../../execution/generations/request/message-files.ts'
+import type { ModelAnswer, ModelMessage, ModelRequest } from '../../execution/providers/model-messages.ts'
+import { requireUnpaused } from '../../identity/projects/pause.ts'
 import { openMessages } from './messages.ts'
 import { chatKind } from './model.ts'
-import { findTarget, requireCallable } from './target.ts'
-import { type CompletionBody, completionFrames, completionOf } from './wire.ts'
+import { type CompletionBody, completionFrames, completionOf } from './openai-format.ts'
+import { type CompletionTarget, modelOf, runCompletion } from './run-completion.ts'
+import { findTarget, requireCallableChat } from './target.ts'
 
-export const ACTION = 'chats:CreateChatCompletion'
+export const COMPLETE_ACTION = 'chats:CreateChatCompletion'
 
 /** How long a stream waits for news of its own. */
 const QUIET_MS = 60_000
@@ -25,21 +25,21 @@ const QUIET_MS = 60_000
 type Completing = Context<Record<string, never>, CompletionBody>
 
 /** One completion, whole or as a stream; whatever refuses it does so before a stream begins. */
-export async function createCompletion(context: Completing): Promise<Answer> {
+export async function createCompletion(context: Completing): Promise<OperationResult> {
   const { body, services, request } = context
   const sent = openMessages(body)
   checkSize(sent)
   const { target, chat } = await findTarget(services.pool, context.caller, body)
   const { project_id } = target
   Object.assign(context.audit, { project_id, resource_public_id: chat?.id ?? null })
-  context.allow(ACTION, chat ? { kind: chatKind, row: chat } : { kind: chatKind, project_id })
+  context.allow(COMPLETE_ACTION, chat ? { kind: chatKind, row: chat } : { kind: chatKind, project_id })
   const schema = body.response_format?.type === 'json_schema' ? body.response_format.json_schema.schema : null
   if (schema && body.stream) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
   // Compiles it: an answer that cannot be checked would be paid for in vain.
   if (schema) await outputProblems(services, project_id, schema, null, request.closed)
   const messages = await messagesOf(context, project_id, sent)
-  await requireCallable(services, target)
-  const { trace_content_mode } = await requireRunnable(services.pool, project_id)
+  await requireCallableChat(services, target)
+  const { trace_content_mode } = await requireUnpaused(services.pool, project_id)
   await checkSpend(services, { project_id, agent_id: null, actor_id: null })
   const asked: Omit<ModelRequest, 'signal' | 'messages'> = {
     system: (body.instructions ?? chat?.instructions) || null,
@@ -54,7 +54,7 @@ export async function createCompletion(context: Completing): Promise<Answer> {
   }
   const ask = (signal: AbortSignal, onDelta?: (text: string) => void) =>
     withFiles(services, project_id, messages, signal, read =>
-      complete(services, target, { ...asked, messages: read, signal, ...(onDelta && { onDelta }) }),
+      runCompletion(services, target, { ...asked, messages: read, signal, ...(onDelta && { onDelta }) }),
     )
   const head = { id: newId('chatcmpl'), created: Math.floor(Date.now() / 1000) }
   if (body.stream) return streamCompletion(context, target, head, onDelta => ask(request.closed, onDelta))
@@ -63,12 +63,12 @@ export async function createCompletion(context: Completing): Promise<Answer> {
   const given = await ask(signal)
   if (schema && given.tool_calls.length === 0) {
     await requireObject(services, project_id, given, schema, signal)
-    given.text = withoutFence(given.text)
+    given.text = stripCodeFence(given.text)
   }
-  const done = answer(200, completionOf(head, given))
+  const done = result(200, completionOf(head, given))
   // Content that is not to be stored is not kept for a repeat either.
   return trace_content_mode === 'none'
-    ? { ...done, kept: answer(200, completionOf(head, { ...given, text: '', tool_calls: [] })) }
+    ? { ...done, kept: result(200, completionOf(head, { ...given, text: '', tool_calls: [] })) }
     : done
 }
 
@@ -104,12 +104,12 @@ async function withFiles<T>(
 function toolsOf({ tools = [], tool_choice }: CompletionBody): Pick<ModelRequest, 'tools' | 'tool_choice'> {
   const names = new Set(tools.map(tool => tool.function.name))
   if (names.size < tools.length)
-    invalid({ code: 'INVALID_VALUE', path: 'tools', message: 'must not name a tool twice' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'tools', message: 'must not name a tool twice' })
   const forced = typeof tool_choice === 'object' ? tool_choice.function.name : null
   if (forced !== null && !names.has(forced))
-    invalid({ code: 'INVALID_VALUE', path: 'tool_choice.function.name', message: 'names none of the tools' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'tool_choice.function.name', message: 'names none of the tools' })
   if (tool_choice === 'required' && tools.length === 0)
-    invalid({ code: 'INVALID_VALUE', path: 'tool_choice', message: 'needs tools' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'tool_choice', message: 'needs tools' })
   return {
     tools: tools.map(({ function: { name, description = '', parameters } }) => ({
       name,
@@ -133,7 +133,7 @@ async function requireObject(
   schema: object,
   signal: AbortSignal,
 ): Promise<void> {
-  const read = await readObject(services, projectId, { text, schema, signal })
+  const read = await parseStructuredOutput(services, projectId, { text, schema, signal })
   if (!read.ok)
     raise('OUTPUT_SCHEMA_VALIDATION_FAILED', {
       message: `The answer of the model is not what was asked for: ${problemsText(read.problems)}`,
@@ -144,10 +144,10 @@ async function requireObject(
 /** The stream of a completion. The provider is left when the client leaves. */
 function streamCompletion(
   context: Completing,
-  target: Target,
+  target: CompletionTarget,
   head: { id: string; created: number },
   ask: (onDelta: (text: string) => void) => Promise<ModelAnswer>,
-): Answer {
+): OperationResult {
   const { services, body } = context
   let model = modelOf(target)
   const frames = completionFrames(head, () => model)

@@ -1,7 +1,7 @@
-import { invalid, type Problem, raise } from '../../core/api/errors.ts'
-import { storableValue } from '../../core/api/text.ts'
-import type { OpenMessage } from '../../execution/generations/documents.ts'
-import type { CompletionBody, WireMessage } from './wire.ts'
+import { type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
+import { storableValue } from '../../core/api/storable-text.ts'
+import type { OpenMessage } from '../../execution/generations/request/message-documents.ts'
+import type { CompletionBody, WireMessage } from './openai-format.ts'
 
 /**
  * The messages of a request as a model is asked with them.
@@ -12,7 +12,7 @@ export function openMessages({ messages }: Pick<CompletionBody, 'messages'>): Op
   const problems: Problem[] = []
   const called = new Map<string, string>()
   const opened = messages.map((message, index) => open(message, `messages[${index}]`, called, problems))
-  if (problems.length > 0) invalid(problems)
+  if (problems.length > 0) raiseInvalid(problems)
   requireResults(messages)
   return opened
 }
@@ -20,7 +20,7 @@ export function openMessages({ messages }: Pick<CompletionBody, 'messages'>): Op
 /** Refuses calls without results right behind them, and results without calls: each provider refuses them in its own way. */
 function requireResults(messages: readonly WireMessage[]): void {
   let open = new Set<string>()
-  const wrong = (path: string, message: string) => invalid({ code: 'INVALID_VALUE', path, message })
+  const wrong = (path: string, message: string) => raiseInvalid({ code: 'INVALID_VALUE', path, message })
   for (const [index, message] of messages.entries()) {
     if (message.role === 'tool') {
       if (!open.delete(message.tool_call_id))

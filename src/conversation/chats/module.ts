@@ -1,10 +1,10 @@
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
-import { defaultRouteInheritors } from '../../identity/projects/default-route.ts'
+import { defaultRouteInheritors } from '../../identity/projects/default-model-route.ts'
 import { chatErrors } from './errors.ts'
 import { chatKind } from './model.ts'
 import { chatOperations } from './operations.ts'
-import { inheritingChats } from './store.ts'
+import { listDefaultRouteChats } from './store.ts'
 
 export default module('chats', {
   tags: { Chats: 'Single completions by a model, in the format of the OpenAI API.' },
@@ -12,5 +12,5 @@ export default module('chats', {
   kinds: [chatKind],
   resourceTypes: [resourceType(chatKind)],
   operations: chatOperations,
-  extensions: [defaultRouteInheritors.with(inheritingChats)],
+  extensions: [defaultRouteInheritors.with(listDefaultRouteChats)],
 })

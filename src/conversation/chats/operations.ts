@@ -1,17 +1,17 @@
-import { contains, equals } from '../../core/api/filters.ts'
+import { containsFilter, equalsFilter } from '../../core/api/filters.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { checkBinding } from '../../execution/agents/operations.ts'
-import { ACTION, createCompletion } from './completion.ts'
+import { COMPLETE_ACTION, createCompletion } from './completion.ts'
 import { ChatInput, ChatPatch, chatKind } from './model.ts'
-import { Completion, CompletionInput, completionEvents } from './wire.ts'
+import { ChatCompletion, CompletionInput, completionEvents } from './openai-format.ts'
 
 const tag = 'Chats'
 const chats = resource(chatKind, { path: '/chats', tag })
 
 export const chatOperations: Operation[] = [
   // chats_project serves the order, chats_ai_provider its filter.
-  chats.list({ filters: { name: contains('name'), ai_provider_id: equals('ai_provider_id') } }),
+  chats.list({ filters: { name: containsFilter('name'), ai_provider_id: equalsFilter('ai_provider_id') } }),
   chats.create({
     description: 'Without a provider the project needs a default model route, by which its completions go then.',
     body: ChatInput,
@@ -36,11 +36,11 @@ export const chatOperations: Operation[] = [
     description:
       'A client of that API works with the base URL of this one. The target is a chat or an AI provider, named by its field or by `model`. Nothing is kept of what is said. With `stream` pieces come as `data:` lines that end with `[DONE]`; a failure ends them with an `error` in its place.',
     tag,
-    action: ACTION,
+    action: COMPLETE_ACTION,
     alsoActions: ['documents:GetDocument', 'files:DownloadFile'],
     about: chatKind,
     body: CompletionInput,
-    answers: { 200: Completion },
+    answers: { 200: ChatCompletion },
     stream: completionEvents,
     raises: [
       'SYSTEM_MESSAGE_NOT_ALLOWED',

@@ -2,22 +2,25 @@ import { z } from 'zod'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { defaultRouteOf, type LoadedRoute, loadedRoute } from '../../execution/model-routes/store.ts'
 import { aiProviderKind, type ProviderRow } from '../../execution/providers/model.ts'
-import type { Inheritors } from '../../identity/projects/default-route.ts'
+import type { DefaultRouteUsers } from '../../identity/projects/default-model-route.ts'
 import { type ChatRow, chatKind } from './model.ts'
 
 /** Chats that go by the default route of their project (index chats_inheriting). */
-export const inheritingChats: Inheritors = {
+export const listDefaultRouteChats: DefaultRouteUsers = {
   kind: 'chat',
   ids: project => sql.fragment`select id from chats where project_id = ${project} and ai_provider_id is null`,
 }
 
 /** What answers: a provider, or a route without one. */
-export type Served = { provider: ProviderRow | null; route: LoadedRoute | null }
+export type ServedTarget = { provider: ProviderRow | null; route: LoadedRoute | null }
 
 const servedChat = sql.type(chatKind.row.extend({ provider: z.custom<ProviderRow>().nullable(), route: loadedRoute }))
 
 /** A chat with what its completions go to, in one statement; null when there is none. */
-export async function findServedChat(db: Queryable, id: string): Promise<{ chat: ChatRow; served: Served } | null> {
+export async function findServedChat(
+  db: Queryable,
+  id: string,
+): Promise<{ chat: ChatRow; served: ServedTarget } | null> {
   const row = await db.maybeOne(servedChat`
     select c.*, to_jsonb(pr) as provider,
       case when c.ai_provider_id is null then ${defaultRouteOf(sql.fragment`c.project_id`)} end as route

@@ -1,24 +1,24 @@
-import { deleteMessageTexts, lockMessageTexts } from '../../content/documents/message.ts'
-import { redactEvents, withoutFields } from '../../control/events/redact.ts'
+import { deleteMessageTexts, lockMessageTexts } from '../../content/documents/message-text.ts'
+import { redactEvents, redactFields } from '../../control/events/redact.ts'
 import {
   type Counts,
+  contentUnavailable,
   type EndUser,
-  type EndUserContent,
+  type EndUserContentEraser,
   type EndUserPurge,
-  eraseFound,
-  type TurnContent,
-  unavailable,
-} from '../../control/retention/content.ts'
-import { eraseAnswers } from '../../core/api/idempotency.ts'
+  eraseInBatches,
+  type TurnContentEraser,
+} from '../../control/retention/erasure.ts'
+import { eraseStoredResponses } from '../../core/api/idempotency.ts'
 import { sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
-import { deletedMessagesOf, forgetMessages } from './deleted.ts'
+import { deletedMessagesOf, deleteTombstones } from './deleted-messages.ts'
 import { messageEvents } from './model.ts'
 import { eraseHistory, eraseMessages, messagesOfEndUser } from './store.ts'
 
 /** The calls that a reply was made with go with its turn; its text belongs to the conversation. */
-export const historyContent: TurnContent = {
+export const historyContent: TurnContentEraser = {
   erase: async (tx, turns) => ({
     counts: {
       message_histories: await eraseHistory(
@@ -35,14 +35,14 @@ export const historyContent: TurnContent = {
  * text that a fork shares is gone there, too. Documents that messages name stay. Of messages that were deleted before, what
  * events still say goes.
  */
-export const messageContent: EndUserContent = {
+export const messageContent: EndUserContentEraser = {
   async erase(purge) {
     const { endUser, until, read } = purge
-    await eraseFound(
+    await eraseInBatches(
       limit => messagesOfEndUser(read, endUser, until, limit),
       found => erase(purge, found),
     )
-    await eraseFound(
+    await eraseInBatches(
       limit => deletedMessagesOf(read, endUser.id, limit),
       found => eraseDeleted(purge, found),
     )
@@ -60,11 +60,11 @@ const erase = ({ services, endUser, write }: EndUserPurge, documentIds: readonly
 
 const eraseDeleted = ({ services, endUser, write }: EndUserPurge, documentIds: readonly string[]) =>
   write(async tx => {
-    await forgetMessages(tx, endUser.id, documentIds)
+    await deleteTombstones(tx, endUser.id, documentIds)
     return eraseCopies(tx, services, endUser, documentIds)
   })
 
-const without = withoutFields('content', 'metadata')
+const without = redactFields('content', 'metadata')
 
 /** What events and kept answers say of messages. */
 const eraseCopies = async (
@@ -74,5 +74,5 @@ const eraseCopies = async (
   documentIds: readonly string[],
 ): Promise<Counts> => ({
   events: await redactEvents(tx, [{ resource_type: messageEvents.name, ids: documentIds, without }]),
-  kept_answers: await eraseAnswers(tx, services, project_id, documentIds, unavailable()),
+  kept_answers: await eraseStoredResponses(tx, services, project_id, documentIds, contentUnavailable()),
 })

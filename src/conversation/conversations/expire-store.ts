@@ -1,12 +1,12 @@
 import { z } from 'zod'
-import { isTurnHeld } from '../../control/retention/content.ts'
+import { isTurnHeld } from '../../control/retention/erasure.ts'
 import type { ExpiringProject } from '../../control/retention/expire.ts'
-import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { type ConversationRow, conversationKind } from './model.ts'
 
-const Expired = z.object({ id: z.string(), created_at: z.string(), message_count: z.int() })
-export type Expired = z.output<typeof Expired>
-const expired = sql.type(Expired)
+const ExpiredConversation = z.object({ id: z.string(), created_at: z.string(), message_count: z.int() })
+export type ExpiredConversation = z.output<typeof ExpiredConversation>
+const expired = sql.type(ExpiredConversation)
 
 /**
  * Whether a conversation `t` is past a time, and nothing in it runs or is waited for. By conversation_turns_open and
@@ -24,9 +24,9 @@ const isIdle = (cutoff: string): Fragment => sql.fragment`
 export const deletableConversations = (
   db: Queryable,
   { id, cutoff }: ExpiringProject,
-  after: Expired | null,
+  after: ExpiredConversation | null,
   limit: number,
-): Promise<readonly Expired[]> =>
+): Promise<readonly ExpiredConversation[]> =>
   db.any(expired`
     select t.id, t.created_at, t.message_count from conversations t
     where t.project_id = ${id} and t.created_at < ${cutoff}::timestamptz
@@ -35,13 +35,13 @@ export const deletableConversations = (
     order by t.created_at, t.id limit ${limit}`)
 
 /** Locks those of some conversations that can still be deleted; what others hold is left to the next sweep. */
-export async function lockExpired(
+export async function lockExpiredConversations(
   tx: Queryable,
   { cutoff }: ExpiringProject,
   ids: readonly string[],
 ): Promise<readonly ConversationRow[]> {
   const some = sql.array([...ids], 'text')
-  await tx.query(statement`
+  await tx.query(voidStatement`
     select from conversations where id = any(${some}) order by id for update skip locked`)
   // In a statement behind the locks: a turn that came meanwhile is seen.
   return tx.any(conversationKind.sql`

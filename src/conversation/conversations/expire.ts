@@ -1,4 +1,4 @@
-import { addCounts, type Counts } from '../../control/retention/content.ts'
+import { type Counts, sumCounts } from '../../control/retention/erasure.ts'
 import {
   auditExpiry,
   type ExpiringProject,
@@ -7,12 +7,12 @@ import {
   sweepProjects,
   togetherOrApart,
 } from '../../control/retention/expire.ts'
-import { requireNoHold } from '../../control/retention/hold.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { fault } from '../../core/process/fault.ts'
+import { requireNoLegalHold } from '../../control/retention/legal-hold.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sessionHooks } from '../turns/hooks.ts'
-import { deletableConversations, type Expired, lockExpired } from './expire-store.ts'
+import { deletableConversations, type ExpiredConversation, lockExpiredConversations } from './expire-store.ts'
 import { removeConversation } from './store.ts'
 
 /** The end of conversations by the retention of their project (`conversation_retention_days`). */
@@ -37,12 +37,12 @@ export const { handler: expiryHandler, schedule: expirySchedule } = retentionSwe
 async function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal): Promise<Counts> {
   const { pool } = services
   let done: Counts = {}
-  const find = (after: Expired | null) => deletableConversations(pool, project, after, PAGE)
+  const find = (after: ExpiredConversation | null) => deletableConversations(pool, project, after, PAGE)
   await inPages(stopping, { size: PAGE, find }, async found => {
     for (const ids of parts(found)) {
       const counts = await togetherOrApart(services, ids, (tx, some) => expire(tx, services, project, some))
-      done = addCounts(done, ...counts)
-      await fault(services, 'conversations_expired')
+      done = sumCounts(done, ...counts)
+      await injectFault(services, 'conversations_expired')
       if (stopping.aborted) return
     }
   })
@@ -50,7 +50,7 @@ async function expireProject(services: Services, project: ExpiringProject, stopp
 }
 
 /** Divides conversations by their messages. */
-function parts(found: readonly Expired[]): string[][] {
+function parts(found: readonly ExpiredConversation[]): string[][] {
   const divided: string[][] = []
   let messages = Number.POSITIVE_INFINITY
   for (const { id, message_count } of found) {
@@ -66,8 +66,8 @@ function parts(found: readonly Expired[]): string[][] {
 
 /** Deletes conversations as their route does, with the sessions that they belong to. */
 async function expire(tx: Tx, services: Services, project: ExpiringProject, ids: readonly string[]): Promise<Counts> {
-  await requireNoHold(tx, project.id)
-  const conversations = await lockExpired(tx, project, ids)
+  await requireNoLegalHold(tx, project.id)
+  const conversations = await lockExpiredConversations(tx, project, ids)
   for (const conversation of conversations) {
     if (conversation.session_id !== null) await sessionHooks.only()?.remove(tx, conversation.session_id)
     await removeConversation(tx, conversation)

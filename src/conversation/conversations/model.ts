@@ -6,7 +6,7 @@ import { TagInput } from '../../core/api/tags.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
 import { eventSource } from '../../core/db/events.ts'
 import { KnowledgeOverlay } from '../../execution/agents/knowledge.ts'
-import { Name } from '../actors/model.ts'
+import { ActorName } from '../actors/model.ts'
 
 export const CONVERSATION_STATUSES = ['open', 'closed'] as const
 export const MESSAGE_ROLES = ['user', 'assistant'] as const
@@ -14,7 +14,7 @@ export const MESSAGE_ROLES = ['user', 'assistant'] as const
 const link = z.string().min(1).max(255)
 
 const fields = {
-  name: Name.nullable().describe('Name to show'),
+  name: ActorName.nullable().describe('Name to show'),
   status: z.enum(CONVERSATION_STATUSES).describe('A label for you: a closed conversation still takes messages'),
   actor_id: link.nullable().describe('Owner; not the same as authorship'),
 }
@@ -66,13 +66,13 @@ export const ConversationPatch = patchBody(
 export const MessageText = z.string().min(1).max(262_144)
 
 /** What a message says; a body has exactly one of the two. */
-export const saidFields = {
+export const messageSourceFields = {
   message: MessageText.optional().describe('The text'),
   document_id: link.optional().describe('A document of the project whose text the message has, instead of message'),
 }
-export const saysOne = (body: { message?: string; document_id?: string }): boolean =>
+export const hasExactlyOneSource = (body: { message?: string; document_id?: string }): boolean =>
   (body.message === undefined) !== (body.document_id === undefined)
-export const SAYS_ONE = 'exactly one of message and document_id is required'
+export const ONE_SOURCE_MESSAGE = 'exactly one of message and document_id is required'
 
 export const idempotencyKey = z
   .string()
@@ -83,7 +83,7 @@ export const idempotencyKey = z
 
 export const MessageInput = z
   .strictObject({
-    ...saidFields,
+    ...messageSourceFields,
     // A system entry has a code of its own, so it is let through to be named.
     role: z.enum([...MESSAGE_ROLES, 'system']).describe('Whose side it is on; `system` is refused'),
     actor_id: link.nullish().describe('The actor that wrote it'),
@@ -96,7 +96,7 @@ export const MessageInput = z
     metadata: MetadataBag.nullish().describe('Data of your own, shown to the model'),
     idempotency_key: idempotencyKey,
   })
-  .refine(saysOne, SAYS_ONE)
+  .refine(hasExactlyOneSource, ONE_SOURCE_MESSAGE)
   .meta({ id: 'ConversationMessageInput', example: { role: 'user', message: 'Where is my order 1042?' } })
 
 export const MessagePatch = z

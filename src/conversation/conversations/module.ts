@@ -1,13 +1,13 @@
-import { endUserContent, turnContent } from '../../control/retention/content.ts'
+import { endUserContent, turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
-import { mailboxes } from '../../execution/generations/abort.ts'
-import { continueInMailbox, retryInMailbox } from '../turns/generate.ts'
+import { mailboxHooks } from '../../execution/generations/request/cancel-turn.ts'
+import { enqueueContinuation, enqueueRetry } from '../turns/generate.ts'
 import { turnHandlers, turnSchedules } from '../turns/handler.ts'
-import { endInMailbox, resumeInMailbox } from '../turns/mailbox.ts'
+import { enqueueResumed, settleMailboxTurn } from '../turns/mailbox.ts'
 import { oldestQueuedTurn } from '../turns/store.ts'
-import { pruneDeleted } from './deleted.ts'
+import { pruneDeleted } from './deleted-messages.ts'
 import { historyContent, messageContent } from './erase.ts'
 import { EXPIRE_CONVERSATIONS, expiryHandler, expirySchedule } from './expire.ts'
 import { conversationKind, messageEvents } from './model.ts'
@@ -33,11 +33,11 @@ export default module('conversations', {
     turnContent.with(historyContent),
     endUserContent.with(messageContent),
     waitingRows.with({ concern: 'generation', since: oldestQueuedTurn }),
-    mailboxes.with({
-      end: endInMailbox,
-      retry: retryInMailbox,
-      resume: resumeInMailbox,
-      continue: continueInMailbox,
+    mailboxHooks.with({
+      end: settleMailboxTurn,
+      retry: enqueueRetry,
+      resume: enqueueResumed,
+      continue: enqueueContinuation,
     }),
   ],
 })

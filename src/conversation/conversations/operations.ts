@@ -1,20 +1,20 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { contains, equals, filter, oneOf, tagged } from '../../core/api/filters.ts'
+import { columnFilter, containsFilter, equalsFilter, oneOf, tagsFilter } from '../../core/api/filters.ts'
 import { kinds } from '../../core/api/kind.ts'
-import { anyOf, pageOf, textFilter } from '../../core/api/lists.ts'
-import { ndjson } from '../../core/api/ndjson.ts'
-import { answer, itemOperation, type Operation } from '../../core/api/operation.ts'
+import { enumListQuery, pageOf, textFilter } from '../../core/api/lists.ts'
+import { ndjsonStream } from '../../core/api/ndjson.ts'
+import { itemOperation, type Operation, result } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
-import { WaitQuery } from '../../execution/generations/answer.ts'
-import { spendRefusals } from '../../execution/generations/create.ts'
-import { turnWaiting } from '../../execution/generations/events.ts'
+import { spendRefusals } from '../../execution/generations/request/create.ts'
+import { WaitQuery } from '../../execution/generations/request/respond.ts'
+import { turnWaiting } from '../../execution/generations/streams/events.ts'
 import { actorKind } from '../actors/model.ts'
-import { generate, generateAgain } from '../turns/generate.ts'
+import { generateAgain, generateInConversation } from '../turns/generate.ts'
 import { sessionHooks } from '../turns/hooks.ts'
-import { clearMailbox, gone, openSession } from '../turns/mailbox.ts'
-import { AcceptedTurn, conversationTurnEvents, TurnResult } from '../turns/result.ts'
+import { clearMailbox, conversationDeletedFailure, openSession } from '../turns/mailbox.ts'
+import { AcceptedReply, conversationTurnEvents, TurnResult } from '../turns/result.ts'
 import {
   CONVERSATION_STATUSES,
   ConversationInput,
@@ -32,10 +32,10 @@ import {
   findMessage,
   findMessageByKey,
   listMessages as listRows,
+  messageSource,
   messagesAfter,
   removeConversation,
   removeMessage,
-  saidBy,
   setMessageMetadata,
 } from './store.ts'
 
@@ -58,7 +58,7 @@ const deleteConversation = itemOperation(conversationKind, {
     const session =
       stored.session_id === null ? null : ((await sessionHooks.only()?.load(tx, stored.session_id)) ?? null)
     if (session) allow('sessions:DeleteSession', { kind: kinds.get('session'), row: session.row })
-    await clearMailbox(tx, services, stored, gone(stored.id))
+    await clearMailbox(tx, services, stored, conversationDeletedFailure(stored.id))
     if (session) await sessionHooks.only()?.remove(tx, session.id)
     await removeConversation(tx, stored)
   },
@@ -80,7 +80,7 @@ const listMessages = itemOperation(conversationKind, {
   action: 'conversations:GetConversation',
   paged: true,
   query: z.object({
-    role: anyOf(MESSAGE_ROLES).describe('One role or several, by repeating it'),
+    role: enumListQuery(MESSAGE_ROLES).describe('One role or several, by repeating it'),
     actor_id: textFilter.describe('Exact match of `actor_id`'),
     after_position: position.describe('Only messages behind this position'),
     before_position: position.describe('Only messages before this position'),
@@ -111,11 +111,11 @@ const addMessage = itemOperation(conversationKind, {
       // A repeat gets the first message whatever its body says.
       const first =
         body.idempotency_key === undefined ? null : await findMessageByKey(tx, owner.id, body.idempotency_key)
-      if (first) return answer(200, first)
+      if (first) return result(200, first)
       raise('ACTOR_NOT_FOUND', { meta: { id: body.actor_id } })
     }
     const { message, created } = await appendMessage(tx, owner, {
-      ...saidBy(body, allow),
+      ...messageSource(body, allow),
       role: body.role,
       actor_id: body.actor_id ?? null,
       metadata: body.metadata,
@@ -123,7 +123,7 @@ const addMessage = itemOperation(conversationKind, {
       idempotency_key: body.idempotency_key,
     })
     if (created && session) await sessionHooks.only()?.stored(tx, session.id, message)
-    return answer(created ? 201 : 200, message)
+    return result(created ? 201 : 200, message)
   },
 })
 
@@ -173,15 +173,15 @@ export const conversationOperations: Operation[] = [
   // conversations_project serves the order; conversations_actor, conversations_tags and conversation_messages_actor filters.
   conversations.list({
     filters: {
-      actor_id: filter(
+      actor_id: columnFilter(
         textFilter.describe('Conversations with a message of the actor'),
         id => sql.fragment`exists (select 1 from conversation_messages m
           where m.actor_id = ${id} and m.conversation_id = t.id)`,
       ),
-      owner_actor_id: equals('actor_id'),
+      owner_actor_id: equalsFilter('actor_id'),
       status: oneOf('status', CONVERSATION_STATUSES),
-      name: contains('name'),
-      tags: tagged,
+      name: containsFilter('name'),
+      tags: tagsFilter,
     },
   }),
   conversations.get(),
@@ -202,7 +202,7 @@ export const conversationOperations: Operation[] = [
     internal: true,
     async run(context) {
       const { services, resource } = context
-      return ndjson<MessageRow>(context, {
+      return ndjsonStream<MessageRow>(context, {
         read: (last, limit) => messagesAfter(services.pool, resource.id, last?.position ?? -1, limit),
         pageSize: EXPORT_PAGE,
         present: message => message,
@@ -218,7 +218,7 @@ export const conversationOperations: Operation[] = [
     action: 'conversations:GenerateConversationMessage',
     query: WaitQuery,
     body: GenerateMessageInput,
-    answers: { 202: AcceptedTurn, 200: TurnResult },
+    answers: { 202: AcceptedReply, 200: TurnResult },
     stream: conversationTurnEvents,
     waiting: turnWaiting(false),
     transaction: false,
@@ -240,7 +240,7 @@ export const conversationOperations: Operation[] = [
       'GENERATION_FAILED',
       ...spendRefusals,
     ],
-    run: generate,
+    run: generateInConversation,
     again: generateAgain,
   }),
 ]

@@ -4,16 +4,16 @@ import {
   lockMessageTexts,
   messageTextJoin,
   messageTextParts,
-} from '../../content/documents/message.ts'
+} from '../../content/documents/message-text.ts'
 import { documentKind } from '../../content/documents/model.ts'
-import type { EndUser } from '../../control/retention/content.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
+import type { EndUser } from '../../control/retention/erasure.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import { page } from '../../core/api/lists.ts'
+import { pageResult } from '../../core/api/lists.ts'
 import type { Context, Page } from '../../core/api/operation.ts'
-import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { remembered } from './deleted.ts'
+import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { rememberDeletedCtes } from './deleted-messages.ts'
 import { ConversationMessage, type ConversationRow, conversationKind, type MessageRow, messageEvents } from './model.ts'
 
 const message = sql.type(ConversationMessage)
@@ -28,13 +28,16 @@ export const lockConversation = (tx: Queryable, id: string): Promise<Conversatio
   conversationKind.find(tx, id, true)
 
 /** What a message says: a text of its own, or that of a document which the caller may read. */
-export type Said = { content: string } | { document_id: string; allow: Context['allow'] }
+export type MessageSource = { content: string } | { document_id: string; allow: Context['allow'] }
 
 /** What the body of a message says; it has one of the two. */
-export const saidBy = (body: { message?: string; document_id?: string }, allow: Context['allow']): Said =>
+export const messageSource = (
+  body: { message?: string; document_id?: string },
+  allow: Context['allow'],
+): MessageSource =>
   body.document_id === undefined ? { content: body.message as string } : { document_id: body.document_id, allow }
 
-export type MessageDraft = Said & {
+export type MessageDraft = MessageSource & {
   role: MessageRow['role']
   actor_id: string | null
   agent_id?: string | null
@@ -82,7 +85,7 @@ const shareDocument = (tx: Queryable, owner: ConversationRow, id: string) =>
 async function takeText(
   tx: Queryable,
   owner: ConversationRow,
-  { document_id, allow }: Extract<Said, { document_id: string }>,
+  { document_id, allow }: Extract<MessageSource, { document_id: string }>,
 ): Promise<string> {
   const row = await shareDocument(tx, owner, document_id)
   if (!row) return raise(documentKind.notFound, { meta: { id: document_id } })
@@ -94,7 +97,11 @@ async function takeText(
     })
   return (
     row.content ||
-    invalid({ code: 'INVALID_STATE', path: 'document_id', message: `names a document without text (${row.status})` })
+    raiseInvalid({
+      code: 'INVALID_STATE',
+      path: 'document_id',
+      message: `names a document without text (${row.status})`,
+    })
   )
 }
 
@@ -188,9 +195,9 @@ export const listMessages = (context: { db: Queryable; page: Page }, conversatio
 export const messagePage = <Row>(
   context: { db: Queryable; page: Page },
   conversationId: string,
-  query: Pick<Parameters<typeof page<Row>>[1], 'columns' | 'from' | 'filters'>,
+  query: Pick<Parameters<typeof pageResult<Row>>[1], 'columns' | 'from' | 'filters'>,
 ) =>
-  page<Row>(context, {
+  pageResult<Row>(context, {
     ...query,
     rows: sql.fragment`m.conversation_id = ${conversationId}`,
     kept: sql.fragment`coalesce((select message_count from conversations where id = ${conversationId}), 0)`,
@@ -238,11 +245,11 @@ export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: 
   const row = await findMessage(tx, owner.id, documentId)
   if (!row) return false
   const texts = await lockMessageTexts(tx, sql.fragment`select ${documentId}::text`)
-  await tx.query(statement`
+  await tx.query(voidStatement`
     with gone as (
       delete from conversation_messages where conversation_id = ${owner.id} and document_id = ${documentId}
       returning actor_id, document_id),
-    ${remembered(owner)}
+    ${rememberDeletedCtes(owner)}
     update conversations set message_count = message_count - 1, updated_at = now() where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, inUse)
   tx.emit(messageEvents, 'deleted', { id: documentId, project_id: owner.project_id }, { data: row })
@@ -258,10 +265,10 @@ export async function removeConversation(tx: Tx, owner: ConversationRow): Promis
     tx,
     sql.fragment`select m.document_id from conversation_messages m where m.conversation_id = ${owner.id}`,
   )
-  await tx.query(statement`
+  await tx.query(voidStatement`
     with gone as (
       delete from conversation_messages where conversation_id = ${owner.id} returning actor_id, document_id),
-    ${remembered(owner)}
+    ${rememberDeletedCtes(owner)}
     delete from conversations where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, inUse)
   tx.emit(conversationKind, 'deleted', owner)
@@ -270,7 +277,7 @@ export async function removeConversation(tx: Tx, owner: ConversationRow): Promis
 /** Takes the calls of replies away from them. By conversation_messages_generation. */
 export const eraseHistory = async (tx: Queryable, generationIds: readonly string[]): Promise<number> =>
   (
-    await tx.query(statement`
+    await tx.query(voidStatement`
       update conversation_messages set history = null
       where generation_id = any(${sql.array([...generationIds], 'text')}) and history is not null`)
   ).rowCount
@@ -305,7 +312,7 @@ export const eraseMessages = async (
   documentIds: readonly string[],
 ): Promise<number> =>
   (
-    await tx.query(statement`
+    await tx.query(voidStatement`
       update conversation_messages m set metadata = null, history = null
       from conversations c where c.id = m.conversation_id and c.project_id = ${projectId}
         and m.document_id = any(${sql.array([...documentIds], 'text')})`)

@@ -1,6 +1,6 @@
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
-import { callOff, mailboxState } from '../turns/mailbox.ts'
+import { endCancelledTurns, mailboxState } from '../turns/mailbox.ts'
 import { findSession, sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
 
@@ -10,6 +10,6 @@ export async function cancelSession(tx: Tx, services: Services, id: string): Pro
   const { running, queued } = await mailboxState(tx, session.conversation_id)
   const turns = [...(running ? [running] : []), ...queued.filter(turn => turn.kind === 'auto')]
   if (turns.length === 0) return session
-  await callOff(tx, services, turns)
+  await endCancelledTurns(tx, services, turns)
   return (await findSession(tx, id)) ?? session
 }

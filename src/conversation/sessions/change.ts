@@ -6,13 +6,13 @@ import { replacedTags } from '../../core/api/tags.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { checkOverlay, type SessionKnowledge } from '../../execution/agents/knowledge.ts'
 import { findAgent } from '../../execution/agents/model.ts'
-import { requireSole } from './create.ts'
+import { requireSingleSession } from './create.ts'
 import { expireLocked } from './expire.ts'
 import { sessionKind } from './kind.ts'
 import type { SessionPatch, SessionRow } from './model.ts'
-import { failureOf } from './state.ts'
+import { sessionFailure } from './session-locks.ts'
 import { lockPair, type SessionChange, updateSession } from './store.ts'
-import { cancelIdleAuto, clearTurns } from './turns.ts'
+import { cancelDelayedAutoTurn, clearTurns } from './turns.ts'
 
 type Patch = z.output<typeof SessionPatch>
 
@@ -55,8 +55,8 @@ export async function changeSession(
     change.reopened = true
   }
   if (change.status === 'closed')
-    await clearTurns(tx, services, session, failureOf('SESSION_CLOSED', undefined, { session_id: session.id }))
-  else if (change.auto_generate === false) await cancelIdleAuto(tx, services, session)
+    await clearTurns(tx, services, session, sessionFailure('SESSION_CLOSED', undefined, { session_id: session.id }))
+  else if (change.auto_generate === false) await cancelDelayedAutoTurn(tx, services, session)
   const next = await updateSession(tx, session.id, change)
   tx.emit(sessionKind, 'updated', next)
   if (change.status === 'closed') tx.emit(sessionKind, 'closed', next)
@@ -78,5 +78,5 @@ async function checkKnowledge(
 async function requireReopenable(tx: Context['tx'], session: SessionRow): Promise<void> {
   if (session.actor_id === null) return
   const agent = await findAgent(tx, session.agent_id)
-  if (agent?.single_session_per_actor) await requireSole(tx, session.agent_id, session.actor_id)
+  if (agent?.single_session_per_actor) await requireSingleSession(tx, session.agent_id, session.actor_id)
 }

@@ -1,18 +1,18 @@
 import type { z } from 'zod'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { sees } from '../../core/iam/access.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { canSeeProject } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { checkOverlay } from '../../execution/agents/knowledge.ts'
 import { type AgentRow, agentKind, findAgent } from '../../execution/agents/model.ts'
 import { grantingShares } from '../../execution/shares/grants.ts'
+import { findOrCreateActor } from '../actors/find-or-create.ts'
 import { actorKind } from '../actors/model.ts'
-import { obtainActor } from '../actors/obtain.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
 import { expireLocked } from './expire.ts'
 import { findSession, sessionKind } from './kind.ts'
@@ -45,7 +45,8 @@ export async function projectOfAgent(
 ): Promise<string | null> {
   if (typeof body.agent_id !== 'string') return null
   const agent = await findAgent(db, body.agent_id)
-  if (!agent || !sees(caller, agent.project_id)) return raise('AGENT_NOT_FOUND', { meta: { id: body.agent_id } })
+  if (!agent || !canSeeProject(caller, agent.project_id))
+    return raise('AGENT_NOT_FOUND', { meta: { id: body.agent_id } })
   return agent.project_id
 }
 
@@ -55,7 +56,7 @@ export async function projectOfAgent(
  * conversation is taken, which is the order everywhere.
  * @throws SINGLE_SESSION_CONFLICT with `meta { session_id }`
  */
-export async function requireSole(tx: Tx, agentId: string, actorId: string): Promise<void> {
+export async function requireSingleSession(tx: Tx, agentId: string, actorId: string): Promise<void> {
   await lockPair(tx, agentId, actorId)
   const open = await openSessionsOf(tx, agentId, actorId)
   const overdue = open.filter(session => session.status === 'expired').map(session => session.id)
@@ -87,8 +88,8 @@ export function emitCreated(tx: Tx, session: SessionRow, conversation: Conversat
 /** Refuses an agent that is not one of the project; who may know of it gets to know what is wrong. */
 async function refuseAgent(db: Queryable, caller: Caller, id: string): Promise<never> {
   const elsewhere = caller.project_id === null ? await findAgent(db, id) : null
-  if (elsewhere && sees(caller, elsewhere.project_id))
-    invalid({ code: 'INVALID_VALUE', path: 'project_id', message: 'is not the project of the agent' })
+  if (elsewhere && canSeeProject(caller, elsewhere.project_id))
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'project_id', message: 'is not the project of the agent' })
   return raise('AGENT_NOT_FOUND', { meta: { id } })
 }
 
@@ -112,12 +113,12 @@ export async function createSession(
   let actor_id = body.actor_id ?? null
   if (body.actor) {
     context.allow('actors:CreateActor', { kind: actorKind, project_id })
-    const made = await obtainActor(tx, { ...body.actor, project_id })
+    const made = await findOrCreateActor(tx, { ...body.actor, project_id })
     if (!('existing' in made)) tx.emit(actorKind, 'created', made)
     actor_id = 'existing' in made ? made.existing.id : made.id
   } else if (actor_id !== null && !(await actorKind.reference(tx, actor_id, project_id)))
     raise('ACTOR_NOT_FOUND', { meta: { id: actor_id } })
-  if (agent.single_session_per_actor && actor_id !== null) await requireSole(tx, agent.id, actor_id)
+  if (agent.single_session_per_actor && actor_id !== null) await requireSingleSession(tx, agent.id, actor_id)
   const { session, conversation } = await addSession(tx, {
     project_id,
     agent_id: agent.id,

@@ -1,11 +1,11 @@
-import { withoutFields } from '../../control/events/redact.ts'
-import type { TurnContent } from '../../control/retention/content.ts'
+import { redactFields } from '../../control/events/redact.ts'
+import type { TurnContentEraser } from '../../control/retention/erasure.ts'
 import { sessionKind } from './kind.ts'
 
-const without = withoutFields('error', 'required_action')
+const without = redactFields('error', 'required_action')
 
 /** What events of sessions say of turns: why they failed, which calls their clients were asked for. */
-export const sessionContent: TurnContent = {
+export const sessionContent: TurnContentEraser = {
   async erase(_tx, turns) {
     const sessions = new Set(turns.flatMap(({ session_id }) => session_id ?? []))
     const ids = new Set(turns.map(({ id }) => id))

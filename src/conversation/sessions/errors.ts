@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const sessionErrors = {
   SESSION_CLOSED: {
@@ -21,5 +21,5 @@ export const sessionErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof sessionErrors> {}
+  interface ErrorCodes extends CodesOf<typeof sessionErrors> {}
 }

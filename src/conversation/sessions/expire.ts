@@ -1,11 +1,11 @@
 import { z } from 'zod'
-import type { Tx } from '../../core/db/write.ts'
-import { every, handler } from '../../core/jobs/handler.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { handler, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
-import { type Expiring, lockFree, overdueSessions, writeExpiry } from './store.ts'
+import { type ExpiringSession, overdueSessions, tryLockSessions, writeExpiry } from './store.ts'
 
 /**
  * Writes the expiry of overdue sessions down, with its event; the caller holds their conversations' locks. A session
@@ -25,13 +25,13 @@ const BATCH = 100
  */
 async function sweepExpired(services: Services, stop: AbortSignal): Promise<number> {
   let count = 0
-  let after: Expiring | null = null
+  let after: ExpiringSession | null = null
   while (!stop.aborted) {
-    const found: readonly Expiring[] = await overdueSessions(services.pool, after, BATCH)
+    const found: readonly ExpiringSession[] = await overdueSessions(services.pool, after, BATCH)
     if (found.length === 0) break
     after = found[found.length - 1]
     count += await services.write(async tx => {
-      const locked = await lockFree(
+      const locked = await tryLockSessions(
         tx,
         found.map(session => session.id),
       )
@@ -41,16 +41,21 @@ async function sweepExpired(services: Services, stop: AbortSignal): Promise<numb
   return count
 }
 
-const sessionExpiryQueue = workQueue('session-expiry', {
+const sessionExpiryQueue = workQueue('session.expire', {
   message: z.object({}),
   concern: 'generation',
   retry: { limit: 0 },
 })
 
 /** Expires sessions past their time, one message every SESSION_SWEEP_SECONDS in the whole deployment. */
-export const expiryHandler = handler(sessionExpiryQueue, { concurrency: 1 }, async (_message, context) => {
+export const sessionExpiryHandler = handler(sessionExpiryQueue, { concurrency: 1 }, async (_message, context) => {
   const expired = await sweepExpired(context.services, context.stopping)
   if (expired > 0) context.log.info({ expired }, 'sessions expired')
 })
 
-export const expirySchedule = every('session-expiry', config => config.SESSION_SWEEP_SECONDS, sessionExpiryQueue, {})
+export const sessionExpirySchedule = schedule(
+  'session.expire',
+  config => config.SESSION_SWEEP_SECONDS,
+  sessionExpiryQueue,
+  {},
+)

@@ -1,7 +1,7 @@
 import type { z } from 'zod'
-import { invalid } from '../../core/api/errors.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { addSession, emitCreated, sessionAgent } from './create.ts'
 import { sessionKind } from './kind.ts'
 import type { ForkInput, SessionRow } from './model.ts'
@@ -24,7 +24,7 @@ export async function forkSession(
   if (agentId !== parent.agent_id) await sessionAgent(tx, parent.project_id, agentId)
   const until = input.fork_at_position ?? null
   if (until !== null && !(await hasMessageAt(tx, parent.conversation_id, until)))
-    invalid({ code: 'INVALID_VALUE', path: 'fork_at_position', message: 'is not the position of a message' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'fork_at_position', message: 'is not the position of a message' })
   const { session, conversation } = await addSession(tx, {
     project_id: parent.project_id,
     agent_id: agentId,

@@ -1,17 +1,17 @@
 import type { z } from 'zod'
-import { invalid, raise } from '../../core/api/errors.ts'
-import type { Answer, Context } from '../../core/api/operation.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import type { Context, OperationResult } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { checkOverlay } from '../../execution/agents/knowledge.ts'
-import { admitTurn } from '../../execution/generations/admit.ts'
-import { answerTurn, madeStatus, turnMode } from '../../execution/generations/answer.ts'
-import { callOff, cancelTurns, enqueueTurn, mailboxState, refuseOwn } from '../turns/mailbox.ts'
+import { admitTurn } from '../../execution/generations/request/admission.ts'
+import { createdStatus, respondWithTurn, responseMode } from '../../execution/generations/request/respond.ts'
+import { cancelTurns, endCancelledTurns, enqueueTurn, mailboxState, refuseSelfWait } from '../turns/mailbox.ts'
 import type { TurnRow } from '../turns/store.ts'
 import type { ON_BUSY, SessionGenerateInput, SessionRow } from './model.ts'
-import { INTERRUPTED, lockBoth, ROLLED_BACK, requireOpen } from './state.ts'
-import { countTakeover } from './store.ts'
+import { INTERRUPTED, lockSessionAndConversation, ROLLED_BACK, requireOpen } from './session-locks.ts'
+import { incrementTakeovers } from './store.ts'
 import { turnContext, turnInput } from './turns.ts'
 
 type OnBusy = (typeof ON_BUSY)[number]
@@ -25,25 +25,25 @@ const MAX_WAITING = 20
  * @throws SESSION_CLOSED, SESSION_EXPIRED, GENERATION_ALREADY_IN_PROGRESS with `meta { generation_id }`,
  * OUTPUT_SCHEMA_STREAMING_UNSUPPORTED, PROJECT_PAUSED; with `wait` what the turn failed with
  */
-export async function generate(
+export async function generateInSession(
   context: Pick<
     Context<{ wait?: boolean }, z.output<typeof SessionGenerateInput> | undefined, SessionRow>,
     'services' | 'allow' | 'caller' | 'body' | 'query' | 'resource' | 'request' | 'record' | 'recheck' | 'origin'
   >,
-): Promise<Answer> {
+): Promise<OperationResult> {
   const { services, caller, query, resource, request } = context
   const body = context.body ?? {}
-  const mode = turnMode(body.stream, query.wait)
-  refuseOwn(context.origin, resource.conversation_id)
+  const mode = responseMode(body.stream, query.wait)
+  refuseSelfWait(context.origin, resource.conversation_id)
   const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-  return answerTurn(context, mode, async generation_id => {
+  return respondWithTurn(context, mode, async generation_id => {
     const { trace_id } = await services.write(async tx => {
-      const { session, conversation } = await lockBoth(tx, resource)
+      const { session, conversation } = await lockSessionAndConversation(tx, resource)
       requireOpen(session)
       const agent = await admitTurn(tx, services, { ...session, session_id: session.id })
       if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
       if (conversation.message_count === 0)
-        invalid({ code: 'INVALID_VALUE', path: '', message: 'the session has no messages' })
+        raiseInvalid({ code: 'INVALID_VALUE', path: '', message: 'the session has no messages' })
       if (body.knowledge_config)
         await checkOverlay(
           { tx, allow: context.allow },
@@ -52,7 +52,7 @@ export async function generate(
           body.knowledge_config,
           session.knowledge_config,
         )
-      await makeWay(tx, services, session, body.on_busy ?? 'reject', {
+      await resolveBusyMode(tx, services, session, body.on_busy ?? 'reject', {
         at: request.receivedAt,
         takeovers: resource.takeovers,
       })
@@ -64,7 +64,7 @@ export async function generate(
         streamed: mode === 'stream',
         origin: context.origin,
       })
-      context.record(tx, madeStatus(mode), { made: { generation_id } })
+      context.record(tx, createdStatus(mode), { made: { generation_id } })
       return enqueueTurn(tx, services, conversation, { kind: 'turn', input })
     })
     return { session_id: resource.id, generation_id, trace_id }
@@ -76,7 +76,7 @@ export async function generate(
  * new one answers for: an automatic turn that still waits out its delay, an aborted turn.
  * @param asked when the request came in, and the takeovers it found then
  */
-async function makeWay(
+async function resolveBusyMode(
   tx: Tx,
   services: Services,
   session: SessionRow,
@@ -93,11 +93,11 @@ async function makeWay(
       const later = session.takeovers !== asked.takeovers || new Date(first.created_at) > asked.at
       if (first.abort || later) busyWith(first)
       await cancelTurns(tx, services, [first], onBusy === 'interrupt' ? INTERRUPTED : ROLLED_BACK)
-      await countTakeover(tx, session.id)
+      await incrementTakeovers(tx, session.id)
     }
   }
   const idle = queued.filter(turn => turn.kind === 'auto' && !turn.due)
-  if (idle.length > 0) await callOff(tx, services, idle)
+  if (idle.length > 0) await endCancelledTurns(tx, services, idle)
 }
 
 const busyWith = ({ generation_id }: TurnRow): never =>

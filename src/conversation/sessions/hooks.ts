@@ -1,13 +1,13 @@
 import { raise } from '../../core/api/errors.ts'
 import { sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { ActorRow } from '../actors/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
 import type { SessionHooks, SettledTurn } from '../turns/hooks.ts'
 import { findSession, sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
-import { INTERRUPTED } from './state.ts'
-import { moveSessions, pairConflict, touchSession } from './store.ts'
+import { INTERRUPTED } from './session-locks.ts'
+import { findPairConflict, moveSessions, touchSession } from './store.ts'
 import { turnContext } from './turns.ts'
 
 /** A session out of jsonb, whose turn has ended since. */
@@ -37,7 +37,7 @@ async function keepText(tx: Tx, session: SessionRow, turn: SettledTurn): Promise
 }
 
 /** What the turns of conversations ask of the sessions they belong to. */
-export const hooks: SessionHooks = {
+export const sessionTurnHooks: SessionHooks = {
   json: sql.fragment`(
     select to_jsonb(s) from (select ${sessionKind.columns} from sessions t where t.id = c.session_id) s)`,
   async load(db, sessionId) {
@@ -88,7 +88,7 @@ export const hooks: SessionHooks = {
 
 /** Gives the sessions of an actor to another. Raises SINGLE_SESSION_CONFLICT. */
 export async function moveActorSessions(tx: Tx, from: ActorRow, to: ActorRow): Promise<void> {
-  const conflict = await pairConflict(tx, from.id, to.id)
+  const conflict = await findPairConflict(tx, from.id, to.id)
   if (conflict) raise('SINGLE_SESSION_CONFLICT', { meta: { session_id: conflict } })
   await moveSessions(tx, from.id, to.id)
 }

@@ -1,6 +1,6 @@
 import { kind } from '../../core/api/kind.ts'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { lockConversation, removeConversation } from '../conversations/store.ts'
 import { Session, type SessionRow, sessionHidden } from './model.ts'
 
@@ -9,10 +9,10 @@ const openTurns = sql.fragment`from conversation_turns q
   where q.conversation_id = t.conversation_id and q.state in ('queued', 'running')`
 
 /** Past its time to live, with nothing that waits or runs, and not written down yet. */
-export const overdue = sql.fragment`t.status = 'open' and t.expires_at < now() and not exists (select 1 ${openTurns})`
+export const overdueCondition = sql.fragment`t.status = 'open' and t.expires_at < now() and not exists (select 1 ${openTurns})`
 
 /** The status in force. */
-export const effectiveStatus = sql.fragment`case when ${overdue} then 'expired' else t.status end`
+export const sessionStatus = sql.fragment`case when ${overdueCondition} then 'expired' else t.status end`
 
 export const sessionKind = kind({
   name: 'session',
@@ -25,7 +25,7 @@ export const sessionKind = kind({
   record: Session,
   hidden: sessionHidden,
   computed: {
-    status: effectiveStatus,
+    status: sessionStatus,
     generating_at: sql.fragment`(select q.started_at ${openTurns} and q.state = 'running')`,
     queued_turns: sql.fragment`(select count(*) ${openTurns} and q.state = 'queued')`,
     stored_status: sql.fragment`t.status`,
@@ -59,7 +59,7 @@ export const sessionKind = kind({
  */
 export async function findSession(db: Queryable, id: string, lock = false): Promise<SessionRow | null> {
   if (lock)
-    await db.query(statement`
+    await db.query(voidStatement`
       select from conversations c where c.id = (select s.conversation_id from sessions s where s.id = ${id}) for update`)
   return db.maybeOne(sessionKind.sql`select ${sessionKind.columns} from sessions t where t.id = ${id}`)
 }

@@ -1,20 +1,20 @@
 import type { z } from 'zod'
-import { textIsThere } from '../../content/documents/message.ts'
-import { unavailable } from '../../control/retention/content.ts'
+import { documentExists } from '../../content/documents/message-text.ts'
+import { contentUnavailable } from '../../control/retention/erasure.ts'
 import { raise } from '../../core/api/errors.ts'
-import type { KeptWhile, Made } from '../../core/api/idempotency.ts'
+import type { Made, ReplayCondition } from '../../core/api/idempotency.ts'
 import { newId } from '../../core/api/ids.ts'
-import { type Answer, answer, type Context } from '../../core/api/operation.ts'
+import { type Context, type OperationResult, result } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
-import { whileContentKept } from '../../execution/generations/purge.ts'
-import { type EndedTurn, expectTurn, raiseFailure } from '../../execution/generations/wait.ts'
+import { replayWhileContentKept } from '../../execution/generations/erase/purge.ts'
+import { raiseFailure, subscribeTurn, type TurnEndState } from '../../execution/generations/request/wait-for-turn.ts'
 import type { MessageRow } from '../conversations/model.ts'
-import { appendMessage, findMessage, saidBy } from '../conversations/store.ts'
-import { coalesceAuto, refuseOwn } from '../turns/mailbox.ts'
+import { appendMessage, findMessage, messageSource } from '../conversations/store.ts'
+import { mergeAutoTurn, refuseSelfWait } from '../turns/mailbox.ts'
 import type { SessionMessageInput, SessionRow } from './model.ts'
-import { lockBoth, requireOpen } from './state.ts'
-import { noteRequestedTurn, requestedTurn, touchSession } from './store.ts'
+import { lockSessionAndConversation, requireOpen } from './session-locks.ts'
+import { recordRequestedTurn, requestedTurn, touchSession } from './store.ts'
 import { turnContext, turnInput } from './turns.ts'
 
 type Send = Pick<
@@ -28,11 +28,11 @@ type Send = Pick<
  * that turn is over.
  * @throws SESSION_CLOSED, SESSION_EXPIRED; what refuses a document (appendMessage); with `wait` what the turn failed with
  */
-export async function sendMessage(context: Send): Promise<Answer> {
+export async function sendMessage(context: Send): Promise<OperationResult> {
   const { services, query, request } = context
   const turnId = newId('gen')
   // Listens before the turn exists, so that its end is not missed and need not be looked for.
-  const expected = query.wait ? expectTurn(services, turnId) : null
+  const expected = query.wait ? subscribeTurn(services, turnId) : null
   try {
     const stored = await storeMessage(context, turnId)
     const { generation_id, delayed } = stored
@@ -41,7 +41,7 @@ export async function sendMessage(context: Send): Promise<Answer> {
     const ended =
       generation_id === turnId
         ? await expected.wait({ closed, running: true })
-        : await expectTurn(services, generation_id).wait({ closed })
+        : await subscribeTurn(services, generation_id).wait({ closed })
     return answerOf(stored, ended)
   } finally {
     expected?.cancel()
@@ -49,25 +49,25 @@ export async function sendMessage(context: Send): Promise<Answer> {
 }
 
 /** Answers a repeat for a message that a first request had stored when it was lost. */
-export async function sendMessageAgain(context: Send, made: Made): Promise<Answer> {
+export async function sendMessageAgain(context: Send, made: Made): Promise<OperationResult> {
   const { services, query, request, resource } = context
   const { document_id, ...stored } = made as Omit<Stored, 'message'> & { document_id: string }
   const message = await findMessage(services.pool, resource.conversation_id, document_id)
   if (!message) return raise('RESOURCE_NOT_FOUND', { message: 'The message is gone', meta: { id: document_id } })
   const { generation_id, delayed } = stored
   const waits = query.wait && generation_id !== null && !delayed
-  const ended = waits ? await expectTurn(services, generation_id).wait({ closed: request.closed }) : null
+  const ended = waits ? await subscribeTurn(services, generation_id).wait({ closed: request.closed }) : null
   return answerOf({ message, ...stored }, ended)
 }
 
 type Stored = { message: MessageRow; created: boolean; delayed: boolean; generation_id: string | null }
 
 /** The answer of a stored message, with the reply of a turn that was waited for. Raises what the turn failed with. */
-function answerOf({ message, created, generation_id }: Stored, ended: EndedTurn | null): Answer {
+function answerOf({ message, created, generation_id }: Stored, ended: TurnEndState | null): OperationResult {
   if (ended?.failure) raiseFailure(ended)
   const reply = ended?.result ?? null
   const { role, content, document_id, position, created_at } = message
-  const given = answer(created ? 201 : 200, {
+  const given = result(created ? 201 : 200, {
     role,
     content,
     document_id,
@@ -80,11 +80,11 @@ function answerOf({ message, created, generation_id }: Stored, ended: EndedTurn 
 }
 
 /** The message, and the turn whose reply the answer shows, may be erased before the answer is kept for repeats. */
-function whileSaid(documentId: string, generationId: string | null): KeptWhile {
-  const said = textIsThere(documentId)
-  if (generationId === null) return { holds: said, refusal: unavailable }
-  const { holds } = whileContentKept(generationId)
-  return { holds: sql.fragment`${holds} and ${said}`, refusal: unavailable }
+function whileSaid(documentId: string, generationId: string | null): ReplayCondition {
+  const said = documentExists(documentId)
+  if (generationId === null) return { holds: said, refusal: contentUnavailable }
+  const { holds } = replayWhileContentKept(generationId)
+  return { holds: sql.fragment`${holds} and ${said}`, refusal: contentUnavailable }
 }
 
 /** Stores the message; a turn that it asks for, when there is none to answer it, gets the id given. */
@@ -92,11 +92,11 @@ function storeMessage(context: Send, turnId: string): Promise<Stored> {
   const { services, caller, body, resource } = context
   const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
   return services.write(async tx => {
-    const { session, conversation } = await lockBoth(tx, resource)
+    const { session, conversation } = await lockSessionAndConversation(tx, resource)
     requireOpen(session)
-    if (session.auto_generate && context.query.wait) refuseOwn(context.origin, conversation.id)
+    if (session.auto_generate && context.query.wait) refuseSelfWait(context.origin, conversation.id)
     const stored = await appendMessage(tx, conversation, {
-      ...saidBy(body, context.allow),
+      ...messageSource(body, context.allow),
       role: 'user',
       actor_id: session.actor_id,
       idempotency_key: body.idempotency_key,
@@ -117,12 +117,12 @@ function storeMessage(context: Send, turnId: string): Promise<Stored> {
       streamed: false,
       origin: context.origin,
     })
-    const { generation_id } = await coalesceAuto(tx, services, conversation, {
+    const { generation_id } = await mergeAutoTurn(tx, services, conversation, {
       input,
       not_before: delayed ? new Date(Date.now() + (session.message_delay_seconds as number) * 1000) : undefined,
     })
     if (body.idempotency_key !== undefined)
-      await noteRequestedTurn(tx, { conversation_id: conversation.id, document_id, generation_id })
+      await recordRequestedTurn(tx, { conversation_id: conversation.id, document_id, generation_id })
     return ending(generation_id)
   })
 }

@@ -3,14 +3,21 @@ import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
 import { KnowledgeOverlay, SessionKnowledge } from '../../execution/agents/knowledge.ts'
-import { ToolOutputs } from '../../execution/generations/tool-outputs.ts'
-import { Name } from '../actors/model.ts'
-import { idempotencyKey, OVERLAY_SAID, SAYS_ONE, saidFields, saysOne, turnFields } from '../conversations/model.ts'
+import { ToolOutputs } from '../../execution/generations/request/tool-outputs.ts'
+import { ActorName } from '../actors/model.ts'
+import {
+  hasExactlyOneSource,
+  idempotencyKey,
+  messageSourceFields,
+  ONE_SOURCE_MESSAGE,
+  OVERLAY_SAID,
+  turnFields,
+} from '../conversations/model.ts'
 import { TurnResult } from '../turns/result.ts'
 
 export const SESSION_STATUSES = ['open', 'closed', 'expired'] as const
 
-const name = Name.nullable().describe('Name to show')
+const name = ActorName.nullable().describe('Name to show')
 const settings = {
   name,
   auto_generate: z.boolean().describe('Every message asks for a turn'),
@@ -96,7 +103,7 @@ export const SessionInput = createBody(
     actor: z
       .strictObject({
         external_id: reference.describe('Your id of the end user'),
-        name: Name.describe('Name of an actor that is made'),
+        name: ActorName.describe('Name of an actor that is made'),
       })
       .describe('The end user, found by external_id or made'),
     ...settings,
@@ -133,11 +140,11 @@ export const ForkInput = patchBody('SessionForkInput', {
 
 export const SessionMessageInput = z
   .strictObject({
-    ...saidFields,
+    ...messageSourceFields,
     tool_context: turnFields.tool_context,
     idempotency_key: idempotencyKey,
   })
-  .refine(saysOne, SAYS_ONE)
+  .refine(hasExactlyOneSource, ONE_SOURCE_MESSAGE)
   .meta({ id: 'SessionMessageInput' })
 
 export const ON_BUSY = ['reject', 'queue', 'interrupt', 'rollback'] as const

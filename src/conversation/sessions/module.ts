@@ -1,12 +1,12 @@
-import { turnContent } from '../../control/retention/content.ts'
+import { turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
-import { actorMoves } from '../actors/merge.ts'
+import { actorMergeHooks } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
 import { sessionContent } from './erase.ts'
 import { sessionErrors } from './errors.ts'
-import { expiryHandler, expirySchedule } from './expire.ts'
-import { hooks, moveActorSessions } from './hooks.ts'
+import { sessionExpiryHandler, sessionExpirySchedule } from './expire.ts'
+import { moveActorSessions, sessionTurnHooks } from './hooks.ts'
 import { sessionKind } from './kind.ts'
 import { sessionOperations } from './operations.ts'
 
@@ -23,7 +23,11 @@ export default module('sessions', {
     }),
   ],
   operations: sessionOperations,
-  handlers: [expiryHandler],
-  schedules: [expirySchedule],
-  extensions: [turnContent.with(sessionContent), sessionHooks.with(hooks), actorMoves.with(moveActorSessions)],
+  handlers: [sessionExpiryHandler],
+  schedules: [sessionExpirySchedule],
+  extensions: [
+    turnContent.with(sessionContent),
+    sessionHooks.with(sessionTurnHooks),
+    actorMergeHooks.with(moveActorSessions),
+  ],
 })

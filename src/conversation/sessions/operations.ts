@@ -1,26 +1,26 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { contains, equals, filter, tagged } from '../../core/api/filters.ts'
+import { columnFilter, containsFilter, equalsFilter, tagsFilter } from '../../core/api/filters.ts'
 import type { Kind } from '../../core/api/kind.ts'
-import { anyOf, listTable, pageOf } from '../../core/api/lists.ts'
+import { enumListQuery, listTable, pageOf } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
-import { answerTurnAgain, turnMode, WaitQuery } from '../../execution/generations/answer.ts'
-import { spendRefusals } from '../../execution/generations/create.ts'
-import { turnWaiting } from '../../execution/generations/events.ts'
 import { generationKind } from '../../execution/generations/model.ts'
-import { turnFailures } from '../../execution/generations/run.ts'
-import { submitToolOutputs, submittedAgain } from '../../execution/generations/tool-outputs.ts'
+import { spendRefusals } from '../../execution/generations/request/create.ts'
+import { turnFailures } from '../../execution/generations/request/generate-request.ts'
+import { answerTurnAgain, responseMode, WaitQuery } from '../../execution/generations/request/respond.ts'
+import { submitToolOutputs, submittedAgain } from '../../execution/generations/request/tool-outputs.ts'
+import { turnWaiting } from '../../execution/generations/streams/events.ts'
 import { messagePage } from '../conversations/store.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
-import { AcceptedTurn, conversationTurnEvents, TurnResult } from '../turns/result.ts'
+import { AcceptedReply, conversationTurnEvents, TurnResult } from '../turns/result.ts'
 import { cancelSession } from './cancel.ts'
 import { changeSession } from './change.ts'
 import { createSession, projectOfAgent } from './create.ts'
 import { forkSession } from './fork.ts'
-import { generate } from './generate.ts'
+import { generateInSession } from './generate.ts'
 import { sessionKind } from './kind.ts'
 import { sendMessage, sendMessageAgain } from './message.ts'
 import {
@@ -36,7 +36,7 @@ import {
   type SessionRow,
   SessionToolOutputs,
 } from './model.ts'
-import { failureOf } from './state.ts'
+import { sessionFailure } from './session-locks.ts'
 import { messageColumns, messageTables, statusCondition } from './store.ts'
 
 const tag = 'Sessions'
@@ -84,7 +84,7 @@ const listMessages = itemOperation(sessionKind, {
   tag,
   action: 'sessions:ListSessionMessages',
   paged: true,
-  query: z.object({ role: anyOf(['user', 'assistant']).describe('One role or several, by repeating it') }),
+  query: z.object({ role: enumListQuery(['user', 'assistant']).describe('One role or several, by repeating it') }),
   answers: { 200: pageOf(SessionMessage) },
   run: context =>
     messagePage<z.output<typeof SessionMessage>>(context, context.resource.conversation_id, {
@@ -120,11 +120,14 @@ export const sessionOperations: Operation[] = [
   // sessions_project serves the order; sessions_agent, sessions_actor and sessions_tags their filters.
   sessions.list({
     filters: {
-      agent_id: equals('agent_id'),
-      actor_id: equals('actor_id'),
-      status: filter(anyOf(SESSION_STATUSES).describe('One status or several, by repeating it'), statusCondition),
-      name: contains('name'),
-      tags: tagged,
+      agent_id: equalsFilter('agent_id'),
+      actor_id: equalsFilter('actor_id'),
+      status: columnFilter(
+        enumListQuery(SESSION_STATUSES).describe('One status or several, by repeating it'),
+        statusCondition,
+      ),
+      name: containsFilter('name'),
+      tags: tagsFilter,
     },
   }),
   sessions.get(),
@@ -137,7 +140,7 @@ export const sessionOperations: Operation[] = [
         tx,
         services,
         { id: conversation_id, project_id },
-        failureOf('RESOURCE_NOT_FOUND', undefined, { id }),
+        sessionFailure('RESOURCE_NOT_FOUND', undefined, { id }),
       ),
   }),
   listMessages,
@@ -181,7 +184,7 @@ export const sessionOperations: Operation[] = [
     query: WaitQuery,
     body: SessionGenerateInput,
     bodyOptional: true,
-    answers: { 202: AcceptedTurn, 200: TurnResult },
+    answers: { 202: AcceptedReply, 200: TurnResult },
     stream: conversationTurnEvents,
     waiting: turnWaiting(false),
     raises: [
@@ -199,9 +202,9 @@ export const sessionOperations: Operation[] = [
       'SESSION_CLOSED',
       'SESSION_EXPIRED',
     ],
-    run: generate,
+    run: generateInSession,
     again: (context, made) =>
-      answerTurnAgain(context, turnMode(context.body?.stream, context.query.wait), made, {
+      answerTurnAgain(context, responseMode(context.body?.stream, context.query.wait), made, {
         session_id: context.resource.id,
       }),
   }),
@@ -215,7 +218,7 @@ export const sessionOperations: Operation[] = [
     transaction: false,
     query: WaitQuery,
     body: SessionToolOutputs,
-    answers: { 202: AcceptedTurn, 200: TurnResult },
+    answers: { 202: AcceptedReply, 200: TurnResult },
     stream: conversationTurnEvents,
     waiting: turnWaiting(true),
     raises: [

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { messageTextJoin } from '../../content/documents/message.ts'
-import { all, type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import type { Outgoing } from '../../core/db/write.ts'
-import { effectiveStatus, overdue, sessionKind } from './kind.ts'
+import { messageTextJoin } from '../../content/documents/message-text.ts'
+import { allOf, type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { Outbox } from '../../core/db/writer.ts'
+import { overdueCondition, sessionKind, sessionStatus } from './kind.ts'
 import type { SessionRow, SessionStatus } from './model.ts'
 
 const { columns } = sessionKind
@@ -10,10 +10,10 @@ const session = sql.type(z.object({ id: z.string() }))
 const generation = sql.type(z.object({ id: z.string().nullable() }))
 const counted = sql.type(z.object({ message_count: z.int() }))
 
-const Expiring = z.object({ id: z.string(), expires_at: z.string() })
+const ExpiringSession = z.object({ id: z.string(), expires_at: z.string() })
 /** A session with the time that it expires at. */
-export type Expiring = z.output<typeof Expiring>
-const expiring = sql.type(Expiring)
+export type ExpiringSession = z.output<typeof ExpiringSession>
+const expiring = sql.type(ExpiringSession)
 
 /** What a new session is made of. */
 export type SessionValues = Pick<
@@ -90,7 +90,7 @@ export function updateSession(db: Queryable, id: string, change: SessionChange):
 }
 
 /** Notes a user message. The conversation's lock may have been long in coming, hence the clock instead of now(). */
-export const touchSession = (tx: Outgoing, id: string): void =>
+export const touchSession = (tx: Outbox, id: string): void =>
   tx.alongside(
     guard => sql.fragment`
     update sessions t set last_activity_at = c.at, expires_at = ${expiry(sql.fragment`c.at`, sql.fragment`t.inactivity_ttl_seconds`)}
@@ -100,28 +100,32 @@ export const touchSession = (tx: Outgoing, id: string): void =>
 /** Writes down the expiry of those among the sessions that are overdue; the caller holds their conversations' locks. */
 export const writeExpiry = (db: Queryable, ids: readonly string[]): Promise<readonly SessionRow[]> =>
   db.any(sessionKind.sql`
-    update sessions t set status = 'expired', updated_at = now() where t.id = any(${sql.array([...ids], 'text')}) and ${overdue}
+    update sessions t set status = 'expired', updated_at = now() where t.id = any(${sql.array([...ids], 'text')}) and ${overdueCondition}
     returning ${columns}`)
 
 /** Overdue sessions after a given one, oldest first (index sessions_expiry). */
-export const overdueSessions = (db: Queryable, after: Expiring | null, limit: number): Promise<readonly Expiring[]> =>
+export const overdueSessions = (
+  db: Queryable,
+  after: ExpiringSession | null,
+  limit: number,
+): Promise<readonly ExpiringSession[]> =>
   db.any(expiring`
     select t.id, t.expires_at from sessions t
-    where ${all([
-      overdue,
+    where ${allOf([
+      overdueCondition,
       after && sql.fragment`(t.expires_at, t.id) > (${after.expires_at}::timestamptz, ${after.id})`,
     ])}
     order by t.expires_at, t.id limit ${limit}`)
 
 /** Takes the locks of the sessions' conversations that are free; returns those sessions. */
-export const lockFree = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
+export const tryLockSessions = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
   db.anyFirst(session`
     select s.id from conversations c join sessions s on s.conversation_id = c.id
     where s.id = any(${sql.array([...ids], 'text')}) order by c.id for update of c skip locked`)
 
 /** Holds one agent and end user together until the transaction ends, so that two creates cannot both find no session. */
 export const lockPair = (db: Queryable, agentId: string, actorId: string): Promise<unknown> =>
-  db.query(statement`select from pg_advisory_xact_lock(hashtextextended(${`session ${agentId} ${actorId}`}, 0))`)
+  db.query(voidStatement`select from pg_advisory_xact_lock(hashtextextended(${`session ${agentId} ${actorId}`}, 0))`)
 
 /** Sessions of the pair that are written as open (index sessions_actor). */
 export const openSessionsOf = (db: Queryable, agentId: string, actorId: string): Promise<readonly SessionRow[]> =>
@@ -137,7 +141,7 @@ export const messageTables = sql.fragment`conversation_messages m ${messageTextJ
 
 /** Whether a conversation has a message at a position (constraint conversation_messages_position). */
 export const hasMessageAt = (db: Queryable, conversationId: string, position: number): Promise<boolean> =>
-  db.exists(statement`
+  db.exists(voidStatement`
     select from conversation_messages where conversation_id = ${conversationId} and position = ${position}`)
 
 /** Copies the messages up to a position, or all: same texts, no idempotency keys. Returns how many there are. */
@@ -157,11 +161,11 @@ export const copyMessages = (
     update conversations set message_count = (select count(*) from copied) where id = ${copy.to} returning message_count`)
 
 /** Remembers which turn a message with an idempotency key asked for. */
-export const noteRequestedTurn = (
+export const recordRequestedTurn = (
   db: Queryable,
   message: { conversation_id: string; document_id: string; generation_id: string },
 ): Promise<unknown> =>
-  db.query(statement`
+  db.query(voidStatement`
     update conversation_messages set requested_generation_id = ${message.generation_id}
     where conversation_id = ${message.conversation_id} and document_id = ${message.document_id}`)
 
@@ -170,19 +174,19 @@ export const requestedTurn = (db: Queryable, conversationId: string, documentId:
     select requested_generation_id as id from conversation_messages
     where conversation_id = ${conversationId} and document_id = ${documentId}`)
 
-export const countTakeover = (db: Queryable, id: string): Promise<unknown> =>
-  db.query(statement`update sessions set takeovers = takeovers + 1 where id = ${id}`)
+export const incrementTakeovers = (db: Queryable, id: string): Promise<unknown> =>
+  db.query(voidStatement`update sessions set takeovers = takeovers + 1 where id = ${id}`)
 
 /** A status among the effective ones. */
 export const statusCondition = (statuses: readonly SessionStatus[] | undefined): Fragment | null =>
-  statuses ? sql.fragment`${effectiveStatus} = any(${sql.array([...statuses], 'text')})` : null
+  statuses ? sql.fragment`${sessionStatus} = any(${sql.array([...statuses], 'text')})` : null
 
 /** An open session of one end user whose agent allows one only, when the other end user has an open one with it too. */
-export const pairConflict = (db: Queryable, from: string, to: string): Promise<string | null> =>
+export const findPairConflict = (db: Queryable, from: string, to: string): Promise<string | null> =>
   db.maybeOneFirst(session`
     with open as (
       select t.id, t.agent_id, t.actor_id from sessions t
-      where t.actor_id in (${from}, ${to}) and ${effectiveStatus} = 'open'
+      where t.actor_id in (${from}, ${to}) and ${sessionStatus} = 'open'
     )
     select kept.id from open moved join open kept on kept.agent_id = moved.agent_id
       join agents a on a.id = kept.agent_id and a.single_session_per_actor
@@ -190,4 +194,4 @@ export const pairConflict = (db: Queryable, from: string, to: string): Promise<s
 
 /** Gives the sessions of one end user to another. */
 export const moveSessions = (db: Queryable, from: string, to: string): Promise<unknown> =>
-  db.query(statement`update sessions set actor_id = ${to}, updated_at = now() where actor_id = ${from}`)
+  db.query(voidStatement`update sessions set actor_id = ${to}, updated_at = now() where actor_id = ${from}`)

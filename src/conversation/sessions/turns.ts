@@ -1,13 +1,13 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { mergeContext, type ToolContext } from '../../core/api/tool-context.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { type Caller, principalRecord } from '../../core/iam/caller.ts'
 import type { Origin } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { KnowledgeOverlay } from '../../execution/agents/knowledge.ts'
-import { nestedIn, type TurnInput } from '../../execution/generations/create.ts'
+import { nestedTurnFields, type TurnInput } from '../../execution/generations/request/create.ts'
 import { lockConversation } from '../conversations/store.ts'
-import { callOff, clearMailbox, mailboxState } from '../turns/mailbox.ts'
+import { clearMailbox, endCancelledTurns, mailboxState } from '../turns/mailbox.ts'
 import type { SessionRow } from './model.ts'
 
 /**
@@ -50,7 +50,7 @@ export const turnInput = (
   permission: { action: 'sessions:SendSessionMessage', kind: 'session', id: session.id },
   streamed: turn.streamed,
   shape: 'conversation',
-  ...nestedIn(turn.origin),
+  ...nestedTurnFields(turn.origin),
 })
 
 /** Cancels what waits and aborts what runs; all of it ends with the failure. */
@@ -65,8 +65,8 @@ export async function clearTurns(
 }
 
 /** Cancels a queued automatic turn whose delay is not over. */
-export async function cancelIdleAuto(tx: Tx, services: Services, session: SessionRow): Promise<void> {
+export async function cancelDelayedAutoTurn(tx: Tx, services: Services, session: SessionRow): Promise<void> {
   const { queued } = await mailboxState(tx, session.conversation_id)
   const idle = queued.filter(turn => turn.kind === 'auto' && !turn.due)
-  if (idle.length > 0) await callOff(tx, services, idle)
+  if (idle.length > 0) await endCancelledTurns(tx, services, idle)
 }

@@ -1,11 +1,11 @@
 import { z } from 'zod'
 import { RecordedFailure } from '../../core/api/errors.ts'
-import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import type { Outgoing } from '../../core/db/write.ts'
+import { jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { Outbox } from '../../core/db/writer.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 
 /** A turn of a conversation that a chat answers: one completion, without a generation. */
-export type ChatTurn = { conversation_id: string; seq: number }
+export type ChatTurnPayload = { conversation_id: string; seq: number }
 
 /** What it is asked with, and what came of it once it has ended. */
 const Payload = z.object({
@@ -17,7 +17,7 @@ const Payload = z.object({
     .optional(),
 })
 export type ChatPayload = z.output<typeof Payload>
-export type ChatEnd = NonNullable<ChatPayload['ended']>
+export type ChatOutcome = NonNullable<ChatPayload['ended']>
 
 const payload = sql.type(z.object({ payload: Payload }))
 const place = sql.type(z.object({ seq: z.int() }))
@@ -35,20 +35,20 @@ export const insertChatTurn = (
     returning seq`)
 
 /** What a turn was asked with and what came of it, by the primary key; null when its conversation is gone. */
-export const chatPayload = (db: Queryable, { conversation_id, seq }: ChatTurn): Promise<ChatPayload | null> =>
+export const chatPayload = (db: Queryable, { conversation_id, seq }: ChatTurnPayload): Promise<ChatPayload | null> =>
   db.maybeOneFirst(payload`
     select payload from conversation_turns where conversation_id = ${conversation_id} and seq = ${seq}`)
 
 /** Notes what came of a turn. Under the conversation's row lock. */
-export const noteChatEnd = (db: Queryable, { conversation_id, seq }: ChatTurn, ended: ChatEnd) =>
-  db.query(statement`
+export const recordChatOutcome = (db: Queryable, { conversation_id, seq }: ChatTurnPayload, ended: ChatOutcome) =>
+  db.query(voidStatement`
     update conversation_turns set payload = payload || ${jsonb({ ended })}
     where conversation_id = ${conversation_id} and seq = ${seq}`)
 
 /** Announces turns of chats that have ended. */
 export const CHAT_TURN_CHANNEL = 'muster_chat_turns'
 
-export const chatTurnName = ({ conversation_id, seq }: ChatTurn): string => `${conversation_id} ${seq}`
+export const chatTurnName = ({ conversation_id, seq }: ChatTurnPayload): string => `${conversation_id} ${seq}`
 
-export const announceChatEnd = (outgoing: Outgoing, turn: ChatTurn): void =>
+export const notifyChatSettled = (outgoing: Outbox, turn: ChatTurnPayload): void =>
   outgoing.notify(CHAT_TURN_CHANNEL, chatTurnName(turn))

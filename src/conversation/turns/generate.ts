@@ -1,22 +1,27 @@
 import type { z } from 'zod'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Made } from '../../core/api/idempotency.ts'
 import { isIdOf } from '../../core/api/kind.ts'
-import type { Answer, Context } from '../../core/api/operation.ts'
+import type { Context, OperationResult } from '../../core/api/operation.ts'
 import { callerContext, mergeContext } from '../../core/api/tool-context.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { checkOverlay } from '../../execution/agents/knowledge.ts'
-import type { Mailboxes } from '../../execution/generations/abort.ts'
-import { admitTurn } from '../../execution/generations/admit.ts'
-import { answerTurn, answerTurnAgain, madeStatus, turnMode } from '../../execution/generations/answer.ts'
-import { nestedIn } from '../../execution/generations/create.ts'
+import { admitTurn } from '../../execution/generations/request/admission.ts'
+import type { Mailboxes } from '../../execution/generations/request/cancel-turn.ts'
+import { nestedTurnFields } from '../../execution/generations/request/create.ts'
+import {
+  answerTurnAgain,
+  createdStatus,
+  respondWithTurn,
+  responseMode,
+} from '../../execution/generations/request/respond.ts'
 import { actorKind } from '../actors/model.ts'
 import type { ConversationRow, GenerateMessageInput } from '../conversations/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
-import { answerChat, askChat } from './chat-ask.ts'
-import { callOff, enqueueTurn, mailboxState, openSession, refuseOwn } from './mailbox.ts'
+import { answerChat, createChatTurn } from './create-chat-turn.ts'
+import { endCancelledTurns, enqueueTurn, mailboxState, openSession, refuseSelfWait } from './mailbox.ts'
 import { speakerOf } from './store.ts'
 
 type Body = z.output<typeof GenerateMessageInput>
@@ -28,20 +33,21 @@ type Generate = Context<{ wait?: boolean }, Body, ConversationRow>
  * @throws AGENT_NOT_FOUND, ACTOR_NOT_FOUND, PROJECT_PAUSED, SESSION_CLOSED, SESSION_EXPIRED,
  * GENERATION_ALREADY_IN_PROGRESS; a failed turn that was waited for raises its own code
  */
-export async function generate(context: Generate): Promise<Answer> {
+export async function generateInConversation(context: Generate): Promise<OperationResult> {
   const { body, query, services, resource } = context
-  const mode = turnMode(body.stream, query.wait)
-  refuseOwn(context.origin, resource.id)
+  const mode = responseMode(body.stream, query.wait)
+  refuseSelfWait(context.origin, resource.id)
   const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
   const chat = await chatOf(context)
   if (chat !== null) {
-    if (body.knowledge_config) invalid({ code: 'INVALID_VALUE', path: 'knowledge_config', message: 'is for agents' })
-    return askChat(context, mode, chat)
+    if (body.knowledge_config)
+      raiseInvalid({ code: 'INVALID_VALUE', path: 'knowledge_config', message: 'is for agents' })
+    return createChatTurn(context, mode, chat)
   }
-  return answerTurn(context, mode, async generation_id => {
+  return respondWithTurn(context, mode, async generation_id => {
     const { trace_id } = await services.write(async tx => {
       const turn = await ask(tx, context, { generation_id, stream: mode === 'stream', sent })
-      context.record(tx, madeStatus(mode), { made: { generation_id } })
+      context.record(tx, createdStatus(mode), { made: { generation_id } })
       return turn
     })
     return { conversation_id: resource.id, generation_id, trace_id }
@@ -49,9 +55,9 @@ export async function generate(context: Generate): Promise<Answer> {
 }
 
 /** Answers a repeat for a turn that a first request had asked for when it was lost. */
-export async function generateAgain(context: Generate, made: Made): Promise<Answer> {
+export async function generateAgain(context: Generate, made: Made): Promise<OperationResult> {
   const { body, query, resource } = context
-  const mode = turnMode(body.stream, query.wait)
+  const mode = responseMode(body.stream, query.wait)
   if (typeof made.seq === 'number') return answerChat(context, mode, { conversation_id: resource.id, seq: made.seq })
   return answerTurnAgain(context, mode, made, { conversation_id: resource.id })
 }
@@ -71,7 +77,7 @@ async function ask(
   if (!conversation) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
   const session = conversation.session_id === null ? null : await admitSession(tx, conversation, agent_id)
   if (conversation.message_count === 0)
-    invalid({ code: 'INVALID_VALUE', path: '', message: 'the conversation has no messages' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: '', message: 'the conversation has no messages' })
   if (body.knowledge_config)
     await checkOverlay({ tx, allow }, agent, project_id, body.knowledge_config, session?.knowledge_config)
   if (session) await takePlace(tx, services, conversation)
@@ -95,7 +101,7 @@ async function ask(
       },
       streamed: turn.stream,
       shape: 'conversation',
-      ...nestedIn(origin),
+      ...nestedTurnFields(origin),
     },
   })
 }
@@ -108,7 +114,7 @@ async function takePlace(tx: Tx, services: Services, conversation: ConversationR
   const { running, queued } = await mailboxState(tx, conversation.id)
   const busy = running ?? queued.find(waiting => waiting.due)
   if (busy) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: busy.generation_id } })
-  await callOff(
+  await endCancelledTurns(
     tx,
     services,
     queued.filter(waiting => waiting.kind === 'auto'),
@@ -116,7 +122,7 @@ async function takePlace(tx: Tx, services: Services, conversation: ConversationR
 }
 
 /** Runs a failed turn again: it takes its place in the mailbox as one asked for now, by the same speaker. */
-export const retryInMailbox: Mailboxes['retry'] = async (tx, services, failed, input) => {
+export const enqueueRetry: Mailboxes['retry'] = async (tx, services, failed, input) => {
   const conversation = await lockConversation(tx, failed.conversation_id as string)
   if (!conversation) return raise('RESOURCE_NOT_FOUND', { meta: { id: failed.conversation_id } })
   const session = await openSession(tx, conversation)
@@ -137,7 +143,7 @@ export const retryInMailbox: Mailboxes['retry'] = async (tx, services, failed, i
  * Carries on in a conversation: its opening, a message of nobody, and a turn that answers it, by whoever spoke in the turn
  * that it follows.
  */
-export const continueInMailbox: Mailboxes['continue'] = async (tx, services, conversationId, opening, input) => {
+export const enqueueContinuation: Mailboxes['continue'] = async (tx, services, conversationId, opening, input) => {
   const conversation = await lockConversation(tx, conversationId)
   if (!conversation) return raise('RESOURCE_NOT_FOUND', { meta: { id: conversationId } })
   const session = await openSession(tx, conversation)
@@ -164,10 +170,14 @@ async function answering(tx: Tx, projectId: string, body: Body): Promise<string>
   if (body.actor_id != null && !actor) raise('ACTOR_NOT_FOUND', { meta: { id: body.actor_id } })
   const agentId = body.agent_id ?? actor?.agent_id
   if (agentId == null)
-    invalid({ code: 'INVALID_VALUE', path: 'actor_id', message: 'the actor is linked to nothing that answers' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'actor_id', message: 'the actor is linked to nothing that answers' })
   const linked = actor?.agent_id ?? actor?.chat_id ?? null
   if (body.agent_id != null && linked !== null && linked !== body.agent_id)
-    invalid({ code: 'INVALID_VALUE', path: 'actor_id', message: 'the actor is linked to another agent, or to a chat' })
+    raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: 'actor_id',
+      message: 'the actor is linked to another agent, or to a chat',
+    })
   return agentId
 }
 
@@ -175,6 +185,6 @@ async function answering(tx: Tx, projectId: string, body: Body): Promise<string>
 async function admitSession(tx: Tx, conversation: ConversationRow, agentId: string) {
   const session = await openSession(tx, conversation)
   if (session && session.agent_id !== agentId)
-    invalid({ code: 'INVALID_VALUE', path: 'agent_id', message: 'only the agent of the session answers here' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'agent_id', message: 'only the agent of the session answers here' })
   return session
 }

@@ -1,17 +1,17 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
 import type { RecordedFailure } from '../../core/api/errors.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { every, HandBack, handler, type JobContext } from '../../core/jobs/handler.ts'
-import { message, workQueue } from '../../core/jobs/queue.ts'
-import { fault } from '../../core/process/fault.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { handler, type JobContext, RequeueError, schedule } from '../../core/jobs/handler.ts'
+import { queueMessage, workQueue } from '../../core/jobs/queue.ts'
+import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
-import { executeTurn } from '../../execution/generations/turn.ts'
+import { executeTurn } from '../../execution/generations/loop/execute-turn.ts'
 import { lockConversation } from '../conversations/store.ts'
-import { replyByChat } from './chat-reply.ts'
+import { executeChatTurn } from './execute-chat-turn.ts'
 import { cancelTurns, conversationQueue, endTurnsLeft, wakeConversation } from './mailbox.ts'
 import { preparePrompt } from './prompt.ts'
-import { type Picked, refusalOf, sessionOf, turnSource } from './source.ts'
+import { type PickedTurn, sessionOf, sessionRefusal, turnSource } from './source.ts'
 import {
   deletedConversations,
   endTurns,
@@ -43,7 +43,7 @@ const endOf: Record<string, Extract<TurnState, 'done' | 'failed'> | undefined> =
  * is due; then a wake-up is on its way for the next one that waits for its time. `deleted` when the conversation is. Because the choice is made under the
  * conversation's lock, no wake-up is lost.
  */
-async function takeTurn(tx: Tx, conversationId: string): Promise<Picked | 'deleted' | null> {
+async function pickTurn(tx: Tx, conversationId: string): Promise<PickedTurn | 'deleted' | null> {
   const conversation = await lockConversation(tx, conversationId)
   if (!conversation) return 'deleted'
   for (;;) {
@@ -67,7 +67,7 @@ async function takeTurn(tx: Tx, conversationId: string): Promise<Picked | 'delet
     }
     const prompt = await preparePrompt(tx, conversation, turn)
     const session = await sessionOf(tx, conversation)
-    const refuse = refusalOf(conversation, session)
+    const refuse = sessionRefusal(conversation, session)
     const attempt = turn.attempt + 1
     const taken = turn.chat_id === null ? turn : { ...turn, attempt }
     return { conversation, turn: taken, session, prompt: refuse ? { refuse } : prompt }
@@ -75,15 +75,15 @@ async function takeTurn(tx: Tx, conversationId: string): Promise<Picked | 'delet
 }
 
 /** Gives back a turn that was taken and did not start, because its project was paused in between. */
-const untake = (services: Services, { conversation, turn }: Picked) =>
+const requeue = (services: Services, { conversation, turn }: PickedTurn) =>
   services.write(async tx => {
     if (await lockConversation(tx, conversation.id)) await requeueTurn(tx, turn)
   })
 
 /** Runs a turn that was taken, by an agent or by a chat. */
-function runTurn(services: Services, picked: Picked, context: JobContext) {
-  if (picked.turn.chat_id !== null) return replyByChat(services, picked, context)
-  const { signal, stopping, log, aside, complete } = context
+function runTurn(services: Services, picked: PickedTurn, context: JobContext) {
+  if (picked.turn.chat_id !== null) return executeChatTurn(services, picked, context)
+  const { signal, stopping, log, releaseSlotWhile: aside, complete } = context
   const source = turnSource(picked, complete)
   return executeTurn(services, picked.turn.generation_id, { signal, stopping, log, aside, source })
 }
@@ -93,17 +93,17 @@ async function drain(services: Services, conversationId: string, context: JobCon
   const { signal, stopping } = context
   for (;;) {
     if (signal.aborted) return
-    if (stopping.aborted) throw new HandBack('the worker stops')
-    const picked = await services.write(tx => takeTurn(tx, conversationId))
+    if (stopping.aborted) throw new RequeueError('the worker stops')
+    const picked = await services.write(tx => pickTurn(tx, conversationId))
     if (!picked) return
     if (picked === 'deleted') return endTurnsLeft(services, conversationId, stopping)
-    await fault(services, 'turn_taken')
+    await injectFault(services, 'turn_taken')
     const log = context.log.child({ conversation_id: conversationId, seq: picked.turn.seq })
     const outcome = await runTurn(services, picked, { ...context, log })
     if (outcome === 'settled' && picked.alone) return
-    if (outcome === 'handed_back') throw new HandBack('the turn goes on elsewhere')
+    if (outcome === 'handed_back') throw new RequeueError('the turn goes on elsewhere')
     if (outcome === 'waiting') {
-      await untake(services, picked)
+      await requeue(services, picked)
       return
     }
     if (outcome === 'lost') {
@@ -117,7 +117,7 @@ async function drain(services: Services, conversationId: string, context: JobCon
 }
 
 /** Whether a turn that this worker does not own goes on elsewhere; one that was cancelled at its start does not. */
-const stillOpen = (services: Services, conversationId: string, picked: Picked): Promise<boolean> =>
+const stillOpen = (services: Services, conversationId: string, picked: PickedTurn): Promise<boolean> =>
   services.write(async tx => {
     if (!(await lockConversation(tx, conversationId))) return false
     const turn = await nextTurn(tx, conversationId)
@@ -151,7 +151,7 @@ const QUIET_SECONDS = 5
  */
 async function sweep({ pool, queues }: Services): Promise<void> {
   const wake = (found: readonly { conversation_id: string; project_id: string }[]) =>
-    queues.send(found.map(named => message(conversationQueue, named)))
+    queues.send(found.map(named => queueMessage(conversationQueue, named)))
   await wake(await deletedConversations(pool, SWEEP_PAGE))
   let after = ''
   for (;;) {
@@ -177,5 +177,5 @@ export const turnHandlers = [
 ]
 
 export const turnSchedules = [
-  every('conversation.sweep', config => config.CONVERSATION_SWEEP_SECONDS, conversationSweep, {}),
+  schedule('conversation.sweep', config => config.CONVERSATION_SWEEP_SECONDS, conversationSweep, {}),
 ]

@@ -2,7 +2,7 @@ import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { KindRow } from '../../core/api/kind.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import type { Fragment, Queryable } from '../../core/db/sql.ts'
-import type { Outgoing, Tx } from '../../core/db/write.ts'
+import type { Outbox, Tx } from '../../core/db/writer.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { SessionKnowledge } from '../../execution/agents/knowledge.ts'
 import type { MessageRow } from '../conversations/model.ts'
@@ -48,7 +48,7 @@ export type SessionHooks = {
   /** The session of a conversation `c` as jsonb, for a statement that reads something else. */
   json: Fragment
   load: (db: Queryable, sessionId: string) => Promise<SessionFacts | null>
-  started: (outgoing: Outgoing, session: SessionFacts, turn: { generation_id: string; trace_id: string }) => void
+  started: (outgoing: Outbox, session: SessionFacts, turn: { generation_id: string; trace_id: string }) => void
   settled: (tx: Tx, sessionId: string, turn: SettledTurn) => Promise<void>
   /** A message was added by the routes of conversations. */
   stored: (tx: Tx, sessionId: string, message: MessageRow) => Promise<void>

@@ -2,30 +2,30 @@ import { z } from 'zod'
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Fragment, Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Origin } from '../../core/invoke/call.ts'
-import { HandBack } from '../../core/jobs/handler.ts'
+import { RequeueError } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
-import { abortTurn, CANCELLED, type Mailboxes } from '../../execution/generations/abort.ts'
-import { takeTurn } from '../../execution/generations/admit.ts'
-import { amendTurn } from '../../execution/generations/amend.ts'
-import { placeTurn, priorityOf, type TurnInput } from '../../execution/generations/create.ts'
 import { generationKind } from '../../execution/generations/model.ts'
+import { consumeShareForTurn } from '../../execution/generations/request/admission.ts'
+import { abortTurn, CANCELLED, type Mailboxes } from '../../execution/generations/request/cancel-turn.ts'
+import { createTurnWithoutWakeUp, priorityOf, type TurnInput } from '../../execution/generations/request/create.ts'
+import { updatePendingTurn } from '../../execution/generations/request/update-pending-turn.ts'
 import type { ConversationRow } from '../conversations/model.ts'
 import { lockConversation } from '../conversations/store.ts'
-import { announceChatEnd, noteChatEnd } from './chat-turn.ts'
+import { notifyChatSettled, recordChatOutcome } from './chat-turn.ts'
 import { sessionHooks } from './hooks.ts'
 import {
   type AgentTurn,
-  addPlace,
-  autoWaits,
   endTurns,
   firstTurns,
-  moveTurn,
-  newPlace,
+  hasQueuedAutoTurn,
+  insertMailboxTurn,
+  mailboxTurnCte,
   openTurnOf,
   openTurns,
+  rescheduleTurn,
   speakerOf,
   type TurnRow,
   turnsLeft,
@@ -35,7 +35,7 @@ import {
  * Wake-ups of conversations. A worker that dies costs a try, and one message may carry many turns, so the tries are
  * many; what a single turn may cost is bounded by its own attempts.
  */
-export const conversationQueue = entityMailbox('conversation', {
+export const conversationQueue = entityMailbox('conversation.process', {
   message: z.object({ conversation_id: z.string(), project_id: z.string() }),
   concern: 'generation',
   key: message => message.conversation_id,
@@ -52,7 +52,7 @@ export const wakeConversation = (
 ): void =>
   tx.send(conversationQueue, { conversation_id: conversation.id, project_id: conversation.project_id }, options)
 
-export type Asked = {
+export type EnqueuedTurn = {
   kind: 'turn' | 'auto' | 'continuation'
   input: TurnInput
   /** The actor that the agent speaks as. */
@@ -62,7 +62,7 @@ export type Asked = {
 }
 
 /** A turn that another waits for goes before those that nobody waits for. */
-const wakeUpOf = (services: Services, { input, not_before }: Pick<Asked, 'input' | 'not_before'>) => ({
+const wakeUpOf = (services: Services, { input, not_before }: Pick<EnqueuedTurn, 'input' | 'not_before'>) => ({
   ...(not_before ? { startAfter: not_before } : {}),
   ...(input.initiator_generation_id == null ? {} : { priority: priorityOf(services, input) }),
 })
@@ -82,7 +82,7 @@ export async function enqueueTurn(
   tx: Tx,
   services: Services,
   conversation: ConversationRow,
-  asked: Asked,
+  asked: EnqueuedTurn,
 ): Promise<{ generation_id: string; trace_id: string }> {
   wakeConversation(tx, conversation, wakeUpOf(services, asked))
   const { generation_id, trace_id } = await place(tx, services, conversation, asked)
@@ -90,7 +90,7 @@ export async function enqueueTurn(
 }
 
 /** Writes a turn with its place in the mailbox. */
-function place(tx: Tx, services: Services, conversation: ConversationRow, asked: Asked, unless?: Fragment) {
+function place(tx: Tx, services: Services, conversation: ConversationRow, asked: EnqueuedTurn, unless?: Fragment) {
   const { input } = asked
   const generation_id = input.generation_id ?? newId(generationKind.prefix)
   const turn = {
@@ -100,7 +100,7 @@ function place(tx: Tx, services: Services, conversation: ConversationRow, asked:
     conversation_id: conversation.id,
     session_id: conversation.session_id,
   }
-  const row = newPlace({
+  const row = mailboxTurnCte({
     conversation_id: conversation.id,
     kind: asked.kind,
     generation_id,
@@ -109,7 +109,7 @@ function place(tx: Tx, services: Services, conversation: ConversationRow, asked:
     principal_id: input.authority.id,
     not_before: asked.not_before ?? null,
   })
-  return placeTurn(tx, services, turn, { unless, ctes: [row] })
+  return createTurnWithoutWakeUp(tx, services, turn, { unless, ctes: [row] })
 }
 
 export type MailboxState = { running: TurnRow | null; queued: TurnRow[] }
@@ -128,11 +128,11 @@ export async function mailboxState(db: Queryable, conversationId: string): Promi
  * the new keys of tool_context and runs as the newest message's principal; else a new one. Under
  * lockConversation.
  */
-export async function coalesceAuto(
+export async function mergeAutoTurn(
   tx: Tx,
   services: Services,
   conversation: ConversationRow,
-  asked: Omit<Asked, 'kind'>,
+  asked: Omit<EnqueuedTurn, 'kind'>,
 ): Promise<{ generation_id: string; trace_id: string }> {
   wakeConversation(tx, conversation, wakeUpOf(services, asked))
   const { made, publisher_project_id, ...ids } = await place(
@@ -140,7 +140,7 @@ export async function coalesceAuto(
     services,
     conversation,
     { input: { ...asked.input, automatic: true }, not_before: asked.not_before, kind: 'auto' },
-    autoWaits(conversation.id),
+    hasQueuedAutoTurn(conversation.id),
   )
   if (made) {
     if (publisher_project_id !== null) await takeAuto(tx, services, conversation, { ...ids, publisher_project_id })
@@ -150,8 +150,8 @@ export async function coalesceAuto(
   const waiting = queued.find(turn => turn.kind === 'auto') as AgentTurn
   const { authority, tool_context } = asked.input
   const permission = asked.input.permission ?? permissionOf(conversation)
-  await amendTurn(tx, services, waiting.generation_id, { authority, permission, tool_context })
-  await moveTurn(tx, waiting, {
+  await updatePendingTurn(tx, services, waiting.generation_id, { authority, permission, tool_context })
+  await rescheduleTurn(tx, waiting, {
     not_before: asked.not_before ?? null,
     principal_type: authority.type,
     principal_id: authority.id,
@@ -172,7 +172,7 @@ async function takeAuto(
   const turn = await openTurnOf(tx, generation_id)
   if (!turn) return
   try {
-    await takeTurn(tx, services, project_id, { id: turn.agent_id, project_id: publisher_project_id })
+    await consumeShareForTurn(tx, services, project_id, { id: turn.agent_id, project_id: publisher_project_id })
   } catch (error) {
     if (!(error instanceof AppError) || error.status >= 500) throw error
     await cancelTurns(tx, services, [turn], error.recorded())
@@ -193,9 +193,9 @@ export async function cancelTurns(
   for (const turn of turns) {
     if (turn.chat_id !== null) {
       // Whoever runs it finds that it has ended.
-      await noteChatEnd(tx, turn, { error: failure })
+      await recordChatOutcome(tx, turn, { error: failure })
       await endTurns(tx, turn.conversation_id, [turn.seq], turn.state === 'running' ? 'failed' : 'cancelled')
-      announceChatEnd(tx, turn)
+      notifyChatSettled(tx, turn)
       continue
     }
     const outcome = await abortTurn(tx, services, turn.generation_id, failure, options)
@@ -216,14 +216,14 @@ export async function cancelTurns(
 }
 
 /** Ends turns that somebody called off, or that another turn answers for. Under lockConversation. */
-export const callOff = (tx: Tx, services: Services, turns: readonly TurnRow[]): Promise<void> =>
+export const endCancelledTurns = (tx: Tx, services: Services, turns: readonly TurnRow[]): Promise<void> =>
   cancelTurns(tx, services, turns, CANCELLED, { stop_reason: 'cancelled' })
 
 /**
  * Ends a turn with its place in the mailbox; false when no mailbox holds it. One whose conversation was deleted ends at once:
  * its worker may have been lost.
  */
-export const endInMailbox: Mailboxes['end'] = async (tx, services, generation, failure, options) => {
+export const settleMailboxTurn: Mailboxes['end'] = async (tx, services, generation, failure, options) => {
   const conversation = await lockConversation(tx, generation.conversation_id as string)
   if (!conversation) {
     await abortTurn(tx, services, generation.id, failure, { ...options, force: true })
@@ -256,17 +256,18 @@ export async function clearMailbox(
 /** Ends what is left of the turns of a conversation that was deleted, by the worker that has its mailbox. */
 export async function endTurnsLeft(services: Services, conversationId: string, stopping: AbortSignal): Promise<void> {
   for (let left = true; left; ) {
-    if (stopping.aborted) throw new HandBack('the worker stops')
+    if (stopping.aborted) throw new RequeueError('the worker stops')
     left = await services.write(async tx => {
       const ids = await turnsLeft(tx, conversationId, AT_ONCE)
-      for (const id of ids) await abortTurn(tx, services, id, gone(conversationId), { force: true })
+      for (const id of ids)
+        await abortTurn(tx, services, id, conversationDeletedFailure(conversationId), { force: true })
       return ids.length === AT_ONCE
     })
   }
 }
 
 /** The failure of turns whose conversation was deleted. */
-export const gone = (conversationId: string): RecordedFailure => ({
+export const conversationDeletedFailure = (conversationId: string): RecordedFailure => ({
   code: 'RESOURCE_NOT_FOUND',
   message: 'The conversation was deleted',
   meta: { id: conversationId },
@@ -276,7 +277,7 @@ export const gone = (conversationId: string): RecordedFailure => ({
  * Refuses a turn that would wait for the one that asks for it.
  * @throws GENERATION_ALREADY_IN_PROGRESS
  */
-export function refuseOwn(origin: Origin | null, conversationId: string): void {
+export function refuseSelfWait(origin: Origin | null, conversationId: string): void {
   if (origin?.conversations.includes(conversationId))
     raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: origin.generation_id } })
 }
@@ -291,13 +292,13 @@ export async function openSession(tx: Tx, conversation: ConversationRow) {
 }
 
 /** Puts a paused turn whose calls its client has made at the end of its mailbox. Raises SESSION_CLOSED, SESSION_EXPIRED. */
-export const resumeInMailbox: Mailboxes['resume'] = async (tx, generation, principal) => {
+export const enqueueResumed: Mailboxes['resume'] = async (tx, generation, principal) => {
   const conversation = await lockConversation(tx, generation.conversation_id as string)
   if (!conversation) return raise('GENERATION_NOT_FOUND', { meta: { id: generation.id } })
   await openSession(tx, conversation)
   return async () => {
     wakeConversation(tx, conversation)
-    await addPlace(tx, {
+    await insertMailboxTurn(tx, {
       conversation_id: conversation.id,
       kind: 'tool_outputs',
       generation_id: generation.id,

@@ -1,8 +1,8 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { ModelMessage } from '../../execution/providers/exchange.ts'
+import type { ModelMessage } from '../../execution/providers/model-messages.ts'
 import type { ConversationRow } from '../conversations/model.ts'
-import { type PromptFacts, type SeenMessage, type TurnRow, takePrompt } from './store.ts'
+import { type PromptFacts, type SeenMessage, startTurnWithPrompt, type TurnRow } from './store.ts'
 
 export type Prompt = { messages: ModelMessage[]; system_extra: string[] }
 
@@ -16,7 +16,7 @@ export async function preparePrompt(
   turn: TurnRow,
 ): Promise<Prompt | { refuse: RecordedFailure }> {
   const listener = conversation.actor_id
-  const facts = await takePrompt(tx, turn, listener)
+  const facts = await startTurnWithPrompt(tx, turn, listener)
   if (facts.answers === null)
     return {
       refuse:

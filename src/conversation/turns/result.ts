@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { turnEvents } from '../../execution/generations/events.ts'
+import { turnEvents } from '../../execution/generations/streams/events.ts'
 import { ConversationMessage } from '../conversations/model.ts'
 
 /** What a caller that waits for a turn gets, and what ends its stream. */
@@ -19,7 +19,7 @@ export const TurnResult = z
 export const conversationTurnEvents = turnEvents('ConversationTurn', TurnResult)
 
 /** The answer of a turn that nobody waits for, or that took longer than its caller was made to wait. */
-export const AcceptedTurn = z
+export const AcceptedReply = z
   .object({
     status: z.literal('accepted'),
     session_id: z.string().optional(),

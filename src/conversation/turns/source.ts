@@ -1,17 +1,17 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { sql } from '../../core/db/sql.ts'
-import type { Outgoing, Tx } from '../../core/db/write.ts'
-import type { TurnSource } from '../../execution/generations/source.ts'
+import type { Outbox, Tx } from '../../core/db/writer.ts'
+import type { TurnSource } from '../../execution/generations/loop/turn-owner.ts'
 import { actorKind } from '../actors/model.ts'
 import { type ConversationRow, messageEvents } from '../conversations/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
 import { type SessionFacts, sessionHooks } from './hooks.ts'
-import { gone } from './mailbox.ts'
+import { conversationDeletedFailure } from './mailbox.ts'
 import type { Prompt } from './prompt.ts'
 import { endedTurns, endTurns, type OpenTurn, openTurnOf, type TurnRow } from './store.ts'
 
 /** A turn of the mailbox that is about to run, with its prompt unless an earlier attempt has kept it. */
-export type Picked = {
+export type PickedTurn = {
   conversation: ConversationRow
   turn: TurnRow
   /** Null without one, or when the prompt is kept. */
@@ -25,7 +25,7 @@ export const sessionOf = async (tx: Tx, { session_id }: ConversationRow): Promis
   (session_id !== null && (await sessionHooks.only()?.load(tx, session_id))) || null
 
 /** What refuses a turn whose session does not take turns any more. */
-export function refusalOf({ session_id }: ConversationRow, session: SessionFacts | null): RecordedFailure | null {
+export function sessionRefusal({ session_id }: ConversationRow, session: SessionFacts | null): RecordedFailure | null {
   if (session_id === null || session?.status === 'open') return null
   if (session?.status === 'expired')
     return { code: 'SESSION_EXPIRED', message: 'The session expired before its turn started' }
@@ -36,7 +36,7 @@ export function refusalOf({ session_id }: ConversationRow, session: SessionFacts
  * What a conversation adds to a turn: its prompt, the state of its row, the reply and where it goes. `complete` completes
  * the message of the mailbox with the end of its last turn.
  */
-export function turnSource(picked: Picked, complete: (outgoing: Outgoing) => void): TurnSource {
+export function turnSource(picked: PickedTurn, complete: (outgoing: Outbox) => void): TurnSource {
   let held: { conversation: ConversationRow; turn: OpenTurn } | null = null
   return {
     async prepare() {
@@ -57,9 +57,9 @@ export function turnSource(picked: Picked, complete: (outgoing: Outgoing) => voi
       const speaks = picked.turn.actor_id !== null
       if (speaks) await actorKind.reference(tx, picked.turn.actor_id as string, picked.conversation.project_id)
       const conversation = await lockConversation(tx, picked.conversation.id)
-      if (!conversation) return gone(picked.conversation.id)
+      if (!conversation) return conversationDeletedFailure(picked.conversation.id)
       const turn = await openTurnOf(tx, generation.id)
-      if (!turn) return gone(picked.conversation.id)
+      if (!turn) return conversationDeletedFailure(picked.conversation.id)
       held = { conversation, turn }
       picked.alone = turn.alone
       return turn.abort

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { messageTextJoin } from '../../content/documents/message.ts'
-import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { messageTextJoin } from '../../content/documents/message-text.ts'
+import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { AbortRequest, GENERATION_STATUSES } from '../../execution/generations/model.ts'
 import { sessionHooks } from './hooks.ts'
 
@@ -73,11 +73,11 @@ type NewPlace = {
 }
 
 /** Adds a turn at the end, as a part of the statement that makes its generation; under the conversation's row lock. */
-export const newPlace = (row: NewPlace): Fragment => sql.fragment`
+export const mailboxTurnCte = (row: NewPlace): Fragment => sql.fragment`
   place as (${placeInsert(row)} having exists (select 1 from runnable))`
 
 /** The same for a generation that there is already. */
-export const addPlace = (db: Queryable, row: NewPlace) => db.query(statement`${placeInsert(row)}`)
+export const insertMailboxTurn = (db: Queryable, row: NewPlace) => db.query(voidStatement`${placeInsert(row)}`)
 
 const placeInsert = (row: NewPlace): Fragment => sql.fragment`
     insert into conversation_turns (conversation_id, seq, kind, generation_id, actor_id, principal_type, principal_id, not_before)
@@ -86,7 +86,7 @@ const placeInsert = (row: NewPlace): Fragment => sql.fragment`
     from conversation_turns where conversation_id = ${row.conversation_id}`
 
 /** Whether an automatic turn waits in a conversation. By conversation_turns_open. */
-export const autoWaits = (conversationId: string): Fragment => sql.fragment`
+export const hasQueuedAutoTurn = (conversationId: string): Fragment => sql.fragment`
   exists (select from conversation_turns
     where conversation_id = ${conversationId} and state = 'queued' and kind = 'auto')`
 
@@ -107,7 +107,7 @@ export const firstTurns = (db: Queryable, conversationId: string, limit: number)
  * Turns of a conversation that was deleted which are not at their end. Reads generation_work, which has those that are not.
  */
 export const turnsLeft = (db: Queryable, conversationId: string, limit: number): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+  db.anyFirst(idStatement`
     select g.id from generation_work w join generations g on g.id = w.generation_id
     where g.conversation_id = ${conversationId} order by g.id limit ${limit}`)
 
@@ -138,7 +138,7 @@ export const openTurnOf = (db: Queryable, generationId: string): Promise<OpenTur
 const takenTurnRow = sql.type(ChatTurn.extend({ alone: z.boolean() }))
 
 /** A turn of a chat as the worker that took it holds it; null when another took it since, or it was ended. */
-export const takenTurn = (
+export const findClaimedChatTurn = (
   db: Queryable,
   { conversation_id, seq, attempt }: Pick<TurnRow, 'conversation_id' | 'seq' | 'attempt'>,
 ) =>
@@ -155,13 +155,13 @@ export const speakerOf = (db: Queryable, generationId: string): Promise<string |
 
 /** Marks a turn that goes on as running; its generation has been in progress since it was asked to. */
 export const startTurn = (db: Queryable, { conversation_id, seq }: { conversation_id: string; seq: number }) =>
-  db.query(statement`
+  db.query(voidStatement`
     update conversation_turns set state = 'running', started_at = now()
     where conversation_id = ${conversation_id} and seq = ${seq} and state = 'queued'`)
 
 /** Marks a running turn that has not started as queued again. */
 export const requeueTurn = (db: Queryable, { conversation_id, seq }: { conversation_id: string; seq: number }) =>
-  db.query(statement`
+  db.query(voidStatement`
     update conversation_turns set state = 'queued', started_at = null
     where conversation_id = ${conversation_id} and seq = ${seq} and state = 'running'`)
 
@@ -176,15 +176,15 @@ export const endedTurns = (
     and state in ('queued', 'running')`
 
 export const endTurns = (db: Queryable, ...which: Parameters<typeof endedTurns>) =>
-  db.query(statement`${endedTurns(...which)}`)
+  db.query(voidStatement`${endedTurns(...which)}`)
 
 /** Moves a queued turn in time and to another principal. */
-export const moveTurn = (
+export const rescheduleTurn = (
   db: Queryable,
   { conversation_id, seq }: { conversation_id: string; seq: number },
   to: { not_before: Date | null; principal_type: string; principal_id: string },
 ) =>
-  db.query(statement`
+  db.query(voidStatement`
     update conversation_turns set not_before = ${to.not_before?.toISOString() ?? null}::timestamptz,
       principal_type = ${to.principal_type}, principal_id = ${to.principal_id}
     where conversation_id = ${conversation_id} and seq = ${seq}`)
@@ -251,7 +251,7 @@ const promptFacts = sql.type(PromptFacts)
  * jsonb ends at 256 MB.
  * @param listenerId whom it speaks to
  */
-export const takePrompt = (
+export const startTurnWithPrompt = (
   db: Queryable,
   turn: Pick<TurnRow, 'conversation_id' | 'seq' | 'agent_id' | 'chat_id' | 'actor_id'>,
   listenerId: string | null,

@@ -1,5 +1,5 @@
 import type { Caller } from '../iam/caller.ts'
-import { storableText } from './text.ts'
+import { storableText } from './storable-text.ts'
 
 /** One line of the audit log. */
 export type AuditEntry = {
@@ -31,7 +31,7 @@ export type AuditDraft = {
 }
 
 /** Text of a request as an entry keeps it: its first `max` characters, without what the database cannot hold. */
-export const kept = (text: string, max = 200): string => storableText(text.slice(0, max))
+export const auditText = (text: string, max = 200): string => storableText(text.slice(0, max))
 
 /** The entry's detail: what the caller's credential adds, then what the request gathered; null when empty. */
 export function auditDetail(draft: AuditDraft, caller: Caller): Record<string, unknown> | null {

@@ -12,7 +12,7 @@ const MOST_WORDS = 4
 export type Command = { id: string; words: readonly string[] }
 
 /** The commands of the process, by the ids of their operations. */
-export const commands = declarations<Command>('command of operation', ({ id }) => id)
+export const workerCommands = declarations<Command>('command of operation', ({ id }) => id)
 
 /** How a list is paged; null for any other operation. */
 export function pagingOf({ paged, answers }: Operation): 'offset' | 'cursor' | null {

@@ -2,7 +2,7 @@ import { isDeepStrictEqual } from 'node:util'
 import { z } from 'zod'
 import { wirePath } from './validate.ts'
 
-export const Change = z
+export const FieldChange = z
   .object({
     path: z.string(),
     op: z.enum(['added', 'removed', 'changed']).describe('What happened to the path'),
@@ -12,11 +12,11 @@ export const Change = z
     after: z.unknown().describe('Null for what was removed'),
   })
   .meta({ id: 'Change' })
-export type Change = { path: string; op: 'added' | 'removed' | 'changed'; before: unknown; after: unknown }
+export type FieldChange = { path: string; op: 'added' | 'removed' | 'changed'; before: unknown; after: unknown }
 
 /** The answer of every compare route. */
 export const Comparison = z
-  .object({ from: z.int(), to: z.int(), changes: z.array(Change).describe('What differs, by path') })
+  .object({ from: z.int(), to: z.int(), changes: z.array(FieldChange).describe('What differs, by path') })
   .meta({ id: 'Comparison' })
 
 const isObject = (value: unknown): value is Record<string, unknown> =>
@@ -36,10 +36,15 @@ const MAX_PATH_CHARS = 8 * 1024 * 1024
  * A Map is an object the order of whose keys counts: where both sides have some in another order, it is `changed` from the
  * list of these keys to the same list in the new order.
  */
-export const changesBetween = (before: unknown, after: unknown): Change[] =>
+export const changesBetween = (before: unknown, after: unknown): FieldChange[] =>
   changesAt(before, after, [], { chars: MAX_PATH_CHARS })
 
-function changesAt(before: unknown, after: unknown, path: readonly PropertyKey[], left: { chars: number }): Change[] {
+function changesAt(
+  before: unknown,
+  after: unknown,
+  path: readonly PropertyKey[],
+  left: { chars: number },
+): FieldChange[] {
   const keys = keysOf(before, after)
   if (keys) {
     const chars = path.reduce<number>((sum, key) => sum + String(key).length + 2, 8) * keys.length
@@ -76,7 +81,7 @@ function entryChanges(
   key: Key,
   path: readonly PropertyKey[],
   left: { chars: number },
-): Change[] {
+): FieldChange[] {
   const at = [...path, key]
   const was = entryOf(before, key)
   const is = entryOf(after, key)
@@ -87,7 +92,7 @@ function entryChanges(
 
 type Ordered = ReadonlyMap<unknown, unknown>
 
-function reordered(before: Ordered, after: Ordered, path: readonly PropertyKey[]): Change[] {
+function reordered(before: Ordered, after: Ordered, path: readonly PropertyKey[]): FieldChange[] {
   const was = [...before.keys()].filter(key => after.has(key))
   const is = [...after.keys()].filter(key => before.has(key))
   return isDeepStrictEqual(was, is) ? [] : [{ path: wirePath(path), op: 'changed', before: was, after: is }]

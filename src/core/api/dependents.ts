@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { all, type Fragment, identifying, type Queryable, sql } from '../db/sql.ts'
-import type { Tx } from '../db/write.ts'
+import { allOf, type Fragment, idStatement, type Queryable, sql } from '../db/sql.ts'
+import type { Tx } from '../db/writer.ts'
 import { countsText, type ErrorCode, raise } from './errors.ts'
 import { type Kind, type KindRow, kinds, type Reference } from './kind.ts'
 
@@ -27,18 +27,18 @@ type Level = {
 const SAMPLE = 5
 
 /** The condition that a row names one of the ids that a subquery gives. */
-export function namesOf({ column, many, where, among }: Reference, ids: Fragment): Fragment {
+export function referenceCondition({ column, many, where, among }: Reference, ids: Fragment): Fragment {
   const named = many
     ? sql.fragment`${sql.identifier([column])} && array(${ids})`
     : sql.fragment`${sql.identifier([column])} in (${ids})`
-  return all([named, where, among && sql.fragment`id in (${among(ids)})`])
+  return allOf([named, where, among && sql.fragment`id in (${among(ids)})`])
 }
 
 /** The same of rows that count for the delete of what they name: not those of projects that it was granted to. */
 function bindsTo(reference: Reference, ids: Fragment): Fragment {
-  if (!reference.grantable) return namesOf(reference, ids)
+  if (!reference.grantable) return referenceCondition(reference, ids)
   const target = sql.identifier([kinds.get(reference.kind).table])
-  return sql.fragment`${namesOf(reference, ids)} and project_id in (select o.project_id from ${target} o where o.id in (${ids}))`
+  return sql.fragment`${referenceCondition(reference, ids)} and project_id in (select o.project_id from ${target} o where o.id in (${ids}))`
 }
 
 /**
@@ -124,7 +124,7 @@ export async function takenByForce(db: Queryable, target: Pick<Kind, 'name'>, id
   )
   const ids: string[] = []
   for (const { kind, where } of going)
-    ids.push(...(await db.anyFirst(identifying`select id from ${sql.identifier([kind.table])} where ${where}`)))
+    ids.push(...(await db.anyFirst(idStatement`select id from ${sql.identifier([kind.table])} where ${where}`)))
   return ids
 }
 
@@ -146,7 +146,7 @@ export async function refuseDependents(
   const taken: { kind: Kind; ids: readonly string[]; letGo: Reference['letGo'] }[] = []
   for (const { kind, where, letGo } of going) {
     const ids = await tx.anyFirst(
-      identifying`select id from ${sql.identifier([kind.table])} where ${where} order by id for update`,
+      idStatement`select id from ${sql.identifier([kind.table])} where ${where} order by id for update`,
     )
     taken.push({ kind, ids, letGo })
   }
@@ -222,7 +222,7 @@ export function referencesTo(target: Pick<Kind, 'name'>, id: string): Fragment |
       .map(
         reference => sql.fragment`select ${kind.name}::text as type, id,
             ${reference.field?.(sql.fragment`${id}::text`) ?? sql.fragment`${reference.column}::text`} as field
-          from ${sql.identifier([kind.table])} where ${namesOf(reference, sql.fragment`select ${id}::text`)}`,
+          from ${sql.identifier([kind.table])} where ${referenceCondition(reference, sql.fragment`select ${id}::text`)}`,
       ),
   )
   return parts.length === 0 ? null : sql.fragment`(${sql.join(parts, sql.fragment` union all `)})`

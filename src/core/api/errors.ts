@@ -10,7 +10,7 @@ export type ErrorEntry = { status: number; description: string; message?: string
 export type ErrorTable = Record<string, ErrorEntry>
 
 /** The codes of a table, as a type. */
-export type Codes<T> = { [Code in keyof T]: true }
+export type CodesOf<T> = { [Code in keyof T]: true }
 
 /** What the pipeline itself raises, and what no module owns. */
 export const coreErrors = {
@@ -91,7 +91,7 @@ export const coreErrors = {
  * Every code that can be raised or recorded. A module adds those of its own table, so that a code nobody declares does not
  * compile. Append-only: a code keeps its name and its status for ever.
  */
-export interface ErrorCodes extends Codes<typeof coreErrors> {}
+export interface ErrorCodes extends CodesOf<typeof coreErrors> {}
 
 export type ErrorCode = keyof ErrorCodes
 
@@ -202,7 +202,7 @@ export function raise(code: ErrorCode, options: ConstructorParameters<typeof App
 }
 
 /** SERVICE_NOT_READY: what is not ready, by check, and when to try again. */
-export const notReady = (
+export const serviceNotReady = (
   checks: Record<string, string>,
   { retryAfterSeconds, ...more }: { retryAfterSeconds?: number; message?: string; cause?: unknown } = {},
 ): AppError =>
@@ -226,7 +226,7 @@ export const countsText = (counts: Record<string, number>): string =>
     .join(', ')
 
 /** Raises VALIDATION_FAILED with its problems; the message names the first. */
-export function invalid(problems: Problem | Problem[]): never {
+export function raiseInvalid(problems: Problem | Problem[]): never {
   const items = Array.isArray(problems) ? problems : [problems]
   const first = items[0]
   throw new AppError('VALIDATION_FAILED', {

@@ -4,5 +4,5 @@ import { createHash } from 'node:crypto'
 export const etagOf = (text: string): string => `W/"${createHash('sha1').update(text).digest('base64url')}"`
 
 /** Whether an If-Match or If-None-Match header names a tag: `*`, or the tag somewhere in its list. */
-export const namesTag = (header: string, tag: string): boolean =>
+export const etagMatches = (header: string, tag: string): boolean =>
   header.trim() === '*' || header.split(',').some(item => item.trim() === tag)

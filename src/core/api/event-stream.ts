@@ -1,6 +1,6 @@
 import { Readable } from 'node:stream'
 import { AppError, type RecordedFailure } from './errors.ts'
-import { type Answer, type Context, streamed } from './operation.ts'
+import { type Context, type OperationResult, streamResult } from './operation.ts'
 
 /** What a stream of events is made of. */
 export type StreamSource = {
@@ -30,8 +30,8 @@ export const eventStream = (
   context: Pick<Context, 'services' | 'request' | 'recheck'>,
   source: StreamSource,
   headers?: Record<string, string>,
-): Answer =>
-  streamed('text/event-stream', Readable.from(follow(context, source), { objectMode: false }), {
+): OperationResult =>
+  streamResult('text/event-stream', Readable.from(follow(context, source), { objectMode: false }), {
     'Cache-Control': 'no-store',
     ...headers,
   })

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { invalid, type Problem } from './errors.ts'
+import { type Problem, raiseInvalid } from './errors.ts'
 import type { Operation } from './operation.ts'
 import { pathDescription, pathNames, queryFields } from './parameters.ts'
 
@@ -8,7 +8,7 @@ import { pathDescription, pathNames, queryFields } from './parameters.ts'
  * or the query has already is `body_<name>` in the body.
  */
 
-export type Json = Record<string, unknown>
+export type JsonObject = Record<string, unknown>
 
 export type FlatField = {
   /** Name in the flat object. */
@@ -18,14 +18,14 @@ export type FlatField = {
   field: string
   required: boolean
   /** JSON Schema without references. */
-  schema: Json
+  schema: JsonObject
 }
 
 export type FlatCall = {
   /** By their names. */
   fields: ReadonlyMap<string, FlatField>
   /** Schema of the properties that a body may have beside the fields; false where it may have none. */
-  others: Json | boolean
+  others: JsonObject | boolean
 }
 
 const BODY = 'body_'
@@ -39,7 +39,7 @@ const unnamed = {
 } as unknown as typeof z.globalRegistry
 
 /** The JSON Schema of what a caller sends, without references. */
-export function inlineSchema(type: z.core.$ZodType): Json {
+export function inlineSchema(type: z.core.$ZodType): JsonObject {
   const { $schema: _draft, ...schema } = z.toJSONSchema(type, {
     io: 'input',
     unrepresentable: 'any',
@@ -53,11 +53,11 @@ export function inlineSchema(type: z.core.$ZodType): Json {
       for (const key of Object.keys(jsonSchema)) delete jsonSchema[key as keyof typeof jsonSchema]
       Object.assign(jsonSchema, inlineSchema(named), own)
     },
-  }) as Json
+  }) as JsonObject
   return schema
 }
 
-type ObjectForm = { properties: Record<string, Json>; required: string[]; others: Json | boolean }
+type ObjectForm = { properties: Record<string, JsonObject>; required: string[]; others: JsonObject | boolean }
 
 const NOTHING: ObjectForm = { properties: {}, required: [], others: false }
 
@@ -66,7 +66,7 @@ function either(forms: ObjectForm[]): ObjectForm {
   const names = [...new Set(forms.flatMap(({ properties }) => Object.keys(properties)))]
   return {
     properties: Object.fromEntries(
-      names.map((name): [string, Json] => {
+      names.map((name): [string, JsonObject] => {
         const schemas = forms.map(({ properties }) => properties[name]).filter(schema => schema !== undefined)
         const distinct = [...new Map(schemas.map(schema => [JSON.stringify(schema), schema])).values()]
         return [name, distinct.length === 1 ? distinct[0] : { anyOf: distinct }]
@@ -87,15 +87,15 @@ function both(forms: ObjectForm[]): ObjectForm {
 }
 
 /** A root schema as one object. */
-function objectForm(schema: Json): ObjectForm {
+function objectForm(schema: JsonObject): ObjectForm {
   const own: ObjectForm = {
-    properties: (schema.properties as Record<string, Json> | undefined) ?? {},
+    properties: (schema.properties as Record<string, JsonObject> | undefined) ?? {},
     required: (schema.required as string[] | undefined) ?? [],
-    others: (schema.additionalProperties as Json | boolean | undefined) ?? false,
+    others: (schema.additionalProperties as JsonObject | boolean | undefined) ?? false,
   }
-  const parts = (schema.allOf as Json[] | undefined)?.map(objectForm) ?? []
+  const parts = (schema.allOf as JsonObject[] | undefined)?.map(objectForm) ?? []
   const forms = [schema.anyOf, schema.oneOf].flatMap(union =>
-    union ? [either((union as Json[]).map(objectForm))] : [],
+    union ? [either((union as JsonObject[]).map(objectForm))] : [],
   )
   return parts.length + forms.length === 0 ? own : both([own, ...parts, ...forms])
 }
@@ -134,7 +134,7 @@ function flatCall(operation: Operation): FlatCall {
 }
 
 /** The JSON Schema of a flat call. `without`: fields that are not offered, of the query or the body. */
-export function flatSchema({ fields, others }: FlatCall, without: readonly string[] = []): Json {
+export function flatSchema({ fields, others }: FlatCall, without: readonly string[] = []): JsonObject {
   const offered = [...fields.values()].filter(({ in: part, field }) => part === 'path' || !without.includes(field))
   const required = offered.filter(each => each.required).map(({ name }) => name)
   return {
@@ -188,7 +188,7 @@ export function unflatten(
       if (value !== null && value !== undefined) query[field.field] = queryValue(value)
     } else body[field?.field ?? unprefixed(call, name)] = value
   }
-  if (problems.length > 0) invalid(problems)
+  if (problems.length > 0) raiseInvalid(problems)
   const bodiless = !operation.body || (operation.bodyOptional && Object.keys(body).length === 0)
   return { params, query, body: bodiless ? undefined : body }
 }

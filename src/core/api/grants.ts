@@ -2,7 +2,7 @@ import type { Queryable } from '../db/sql.ts'
 import { extensionPoint } from '../declarations.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Kind, KindRow } from './kind.ts'
-import type { Grant, Operation } from './operation.ts'
+import type { Operation, TargetGrant } from './operation.ts'
 
 /** A call about a row of another project than the one that acts. */
 export type GrantRequest = {
@@ -17,18 +17,18 @@ export type GrantRequest = {
 /**
  * How rows of some kinds reach other projects than their own. Rows of other kinds reach none.
  */
-export type Granting = {
+export type GrantSource = {
   kinds: readonly string[]
   /**
    * The grant that a call goes by. `refused`: the project may know of the row, but not do this with it
    * (API_KEY_PROJECT_SCOPE). `hidden`: as if the row did not exist. `none`: as if the acting project had not been named.
    */
-  grant(db: Queryable, request: GrantRequest): Promise<Grant | 'refused' | 'hidden' | 'none'>
+  grant(db: Queryable, request: GrantRequest): Promise<TargetGrant | 'refused' | 'hidden' | 'none'>
   /** Those of the ids that a project may name although their rows are of others; they stay so until the transaction ends. */
   among(db: Queryable, kind: string, projectId: string, ids: readonly string[]): Promise<readonly string[]>
 }
 
-export const grantings = extensionPoint<Granting>('rows that reach other projects')
+export const grantSources = extensionPoint<GrantSource>('rows that reach other projects')
 
-export const grantingOf = (kind: string): Granting | undefined =>
-  grantings.all().find(({ kinds }) => kinds.includes(kind))
+export const grantSourceOf = (kind: string): GrantSource | undefined =>
+  grantSources.all().find(({ kinds }) => kinds.includes(kind))

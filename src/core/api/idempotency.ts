@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { sqlStateOf } from '../db/database-errors.ts'
-import { type Fragment, jsonb, type Queryable, sql, statement } from '../db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../db/sql.ts'
 import type { Services } from '../process/services.ts'
 import { sealedColumn } from '../secrets/sealed.ts'
 import type { SecretBox } from '../secrets/secretbox.ts'
@@ -12,7 +12,12 @@ export type IdempotencyKey = { credential_id: string; project_id: string | null;
 export type IdempotencyClaim = IdempotencyKey & { claim: string }
 
 /** The answer that a first request got. */
-export type Kept = { status: number; body: unknown; headers: Record<string, string>; project_id: string | null }
+export type StoredResponse = {
+  status: number
+  body: unknown
+  headers: Record<string, string>
+  project_id: string | null
+}
 
 /**
  * What an operation has committed ahead of its answer: the ids that the answer is made of, as `again` reads them. No content:
@@ -58,11 +63,11 @@ type Asked = Omit<IdempotencyKey, 'project_id'> & { request: string }
  * neither for a first request. A claim is made again without effect. Raises IDEMPOTENCY_KEY_REUSED for another body and
  * IDEMPOTENCY_IN_PROGRESS while the first request runs.
  */
-export async function claimIdempotency(
+export async function claimIdempotencyKey(
   db: Queryable,
   { secrets }: Pick<Services, 'secrets'>,
   request: IdempotencyClaim & { request: string },
-): Promise<{ kept: Kept | null; made: Made | null }> {
+): Promise<{ kept: StoredResponse | null; made: Made | null }> {
   const { credential_id, project_id, path, key, claim } = request
   // Keyed: a request may hold a secret value, which a plain hash would let anyone with the table guess at.
   const hash = secrets.fingerprint(request.request)
@@ -95,7 +100,11 @@ export async function claimIdempotency(
  * The answer kept for a request; null when there is none and the first request is lost. Raises IDEMPOTENCY_KEY_REUSED for
  * another body and IDEMPOTENCY_IN_PROGRESS while the first request runs.
  */
-export async function keptAnswer(db: Queryable, secrets: SecretBox, request: Asked): Promise<Kept | null> {
+export async function findStoredResponse(
+  db: Queryable,
+  secrets: SecretBox,
+  request: Asked,
+): Promise<StoredResponse | null> {
   const found = await findKey(db, secrets, request)
   if (!found) return null
   if (found.status !== null) return openKept(secrets, request, found)
@@ -116,7 +125,11 @@ async function findKey(db: Queryable, secrets: SecretBox, { credential_id, path,
   return found
 }
 
-function openKept(secrets: SecretBox, request: Asked, { project_id, status, sealed_body, ...kept }: Found): Kept {
+function openKept(
+  secrets: SecretBox,
+  request: Asked,
+  { project_id, status, sealed_body, ...kept }: Found,
+): StoredResponse {
   let body = kept.body ?? undefined
   if (sealed_body !== null) {
     const opened = secrets.open(sealed_body, sealFor({ ...request, project_id }))
@@ -132,7 +145,7 @@ function openKept(secrets: SecretBox, request: Asked, { project_id, status, seal
 /** Renews the leases of claims. Rows that a transaction holds are left out: it is about to settle them. */
 export async function renewClaims(db: Queryable, claims: readonly IdempotencyClaim[]): Promise<void> {
   const rows = claims.map(({ credential_id, path, key, claim }) => [credential_id, path, key, claim])
-  await db.query(statement`
+  await db.query(voidStatement`
     with live as (
       select k.credential_id, k.path, k.key
       from ${sql.unnest(rows, ['text', 'text', 'text', 'text'])} as c (credential_id, path, key, claim)
@@ -168,7 +181,7 @@ export const keepWithChange =
 
 /** Notes what a request is about to do outside of the database. Raises IDEMPOTENCY_IN_PROGRESS when its claim was lost. */
 export async function noteMade(db: Queryable, claim: IdempotencyClaim, made: Made): Promise<void> {
-  const { rowCount } = await db.query(statement`
+  const { rowCount } = await db.query(voidStatement`
     update idempotency_keys set made = ${jsonb(made)} where ${isClaimed(claim)}`)
   if (rowCount === 0) throw inProgress()
 }
@@ -180,7 +193,7 @@ const sealFor = (claim: IdempotencyKey) => ({
 })
 
 /** Answers that show a secret. */
-export const keptAnswers = sealedColumn({
+export const sealedResponses = sealedColumn({
   table: 'idempotency_keys',
   column: 'sealed_body',
   kind: 'idempotency',
@@ -191,17 +204,17 @@ const isClaimed = ({ credential_id, path, key, claim }: IdempotencyClaim): Fragm
   credential_id = ${credential_id} and path = ${path} and key = ${key} and claim = ${claim} and status is null`
 
 /** A condition in SQL over what an answer shows: where it does not hold, repeats get the refusal in its place. */
-export type KeptWhile = { holds: Fragment; refusal: () => AppError }
+export type ReplayCondition = { holds: Fragment; refusal: () => AppError }
 
 /**
  * Keeps the answer for repeats; an answer that holds a secret is sealed. Returns whether the claim was still held. A condition
  * is asked in the statement that keeps it.
  */
-export async function keepAnswer(
+export async function storeResponse(
   db: Queryable,
   { secrets, config }: Pick<Services, 'secrets' | 'config'>,
   claim: IdempotencyClaim,
-  given: { status: number; body?: unknown; headers?: Record<string, string>; keptWhile?: KeptWhile },
+  given: { status: number; body?: unknown; headers?: Record<string, string>; keptWhile?: ReplayCondition },
   secret: boolean,
 ): Promise<boolean> {
   const { status, headers, keptWhile } = given
@@ -213,15 +226,15 @@ export async function keepAnswer(
       ${answer}, 1 where ${keptWhile.holds}
       union all select ${refused(config, keptWhile.refusal())}, 2 order by 4 limit 1`
     : sql.fragment`${answer}, 1`
-  const { rowCount } = await db.query(statement`
+  const { rowCount } = await db.query(voidStatement`
     update idempotency_keys set status = k.its_status, body = k.its_body, sealed_body = ${sealed}, headers = k.its_headers
     from (${kept}) k (its_status, its_body, its_headers, choice) where ${isClaimed(claim)}`)
   return rowCount > 0
 }
 
 /** The same in the transaction of what is answered for. Raises IDEMPOTENCY_IN_PROGRESS when the claim was lost. */
-export async function keepInTransaction(...args: Parameters<typeof keepAnswer>): Promise<void> {
-  if (!(await keepAnswer(...args))) throw inProgress()
+export async function keepInTransaction(...args: Parameters<typeof storeResponse>): Promise<void> {
+  if (!(await storeResponse(...args))) throw inProgress()
 }
 
 /** A refusal as it is kept: its status, body and headers. */
@@ -232,14 +245,14 @@ const refused = ({ DOCS_BASE_URL }: Services['config'], refusal: AppError): Frag
  * Puts a refusal in the place of the kept answers of a project that name one of these ids, so that a repeat neither shows
  * them nor does the work again. Returns how many there were. By idempotency_keys_named.
  */
-export async function eraseAnswers(
+export async function eraseStoredResponses(
   db: Queryable,
   { config }: Pick<Services, 'config'>,
   projectId: string,
   ids: readonly string[],
   refusal: AppError,
 ): Promise<number> {
-  const { rowCount } = await db.query(statement`
+  const { rowCount } = await db.query(voidStatement`
     update idempotency_keys set (status, body, headers) = (select ${refused(config, refusal)})
     where body is not null and ${NAMED} ?| ${sql.array([...ids], 'text')} and project_id = ${projectId}
       and body -> 'error' ->> 'code' is distinct from ${refusal.code}`)
@@ -252,12 +265,12 @@ const NAMED = sql.fragment`jsonb_path_query_array(body,
 
 /** Forgets a claim: the next request with the key is a first one. */
 export async function forgetIdempotency(db: Queryable, claim: IdempotencyClaim): Promise<void> {
-  await db.query(statement`delete from idempotency_keys where ${isClaimed(claim)}`)
+  await db.query(voidStatement`delete from idempotency_keys where ${isClaimed(claim)}`)
 }
 
 /** Ends the lease of a claim: the next request with the key answers for what this one has made, or is a first one. */
-export async function releaseIdempotency(db: Queryable, claim: IdempotencyClaim): Promise<void> {
-  await db.query(statement`
+export async function releaseIdempotencyKey(db: Queryable, claim: IdempotencyClaim): Promise<void> {
+  await db.query(voidStatement`
     with forgotten as (delete from idempotency_keys where ${isClaimed(claim)} and made is null)
     update idempotency_keys set leased_until = now() - interval '1 second' where ${isClaimed(claim)} and made is not null`)
 }

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { parseJson } from '../http/body.ts'
 
 /** A field that is also taken as JSON text; what is no JSON is left to the schema behind it. */
-export const orJsonText = <T extends z.ZodType>(schema: T) =>
+export const jsonOrJsonText = <T extends z.ZodType>(schema: T) =>
   z.preprocess(value => {
     if (typeof value !== 'string') return value
     try {

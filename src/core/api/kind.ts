@@ -3,7 +3,7 @@ import { UniqueIntegrityConstraintViolationError, type ValueExpression } from 's
 import { z } from 'zod'
 import type { EventSource } from '../db/events.ts'
 import { type Fragment, type Queryable, sql } from '../db/sql.ts'
-import type { Tx } from '../db/write.ts'
+import type { Tx } from '../db/writer.ts'
 import { declarations } from '../declarations.ts'
 import { type ErrorCode, raise } from './errors.ts'
 import { newId } from './ids.ts'
@@ -90,7 +90,7 @@ export type Kind<Row extends KindRow = KindRow, Event extends string = string> =
   /** Policies name a row by its parent too: either name may allow, either may deny. */
   parent?: Parent
   /** Resource names are those of the parent when the kind has none of its own (deliveries: their webhook). */
-  authorize?: (row: Row) => Named
+  authorize?: (row: Row) => NamedRow
   /** Deletes one row with what follows from it, its delete event first of all; for forced deletes of what it names. */
   remove?: (tx: Tx, row: Row) => Promise<void>
   /** The same for many rows at once, of kinds without a delete event. */
@@ -101,7 +101,7 @@ export type Kind<Row extends KindRow = KindRow, Event extends string = string> =
 export type Parent = { kind: string; column: string }
 
 /** What policies name a row by in place of itself: its parent, whose tags count where they are given. */
-export type Named = { type: string; id: string; tags?: Record<string, string> | null }
+export type NamedRow = { type: string; id: string; tags?: Record<string, string> | null }
 
 /** Definitions keep an author; what runs by itself acts as one. */
 type AuthorColumn = 'author' | 'authority'
@@ -145,7 +145,7 @@ type Naming<Row extends KindRow, Event extends string> = {
   lockFirst?: (db: Queryable, id: string) => Promise<unknown>
   path?: (row: Row) => string | null
   parent?: Parent & { column: keyof Row }
-  authorize?: (row: Row) => Named
+  authorize?: (row: Row) => NamedRow
   remove?: (tx: Tx, row: Row) => Promise<void>
   removeAll?: Kind<Row>['removeAll']
 }
@@ -279,7 +279,7 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
       Object.fromEntries(
         writable.flatMap(name => (isDeepStrictEqual(before[name], after[name]) ? [] : [[name, after[name]]])),
       ),
-    present: declaration.present ?? (row => picked(row, shown)),
+    present: declaration.present ?? (row => pickFields(row, shown)),
     path: declaration.path,
     parent: declaration.parent,
     authorize: declaration.authorize,
@@ -290,7 +290,7 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
 }) as never
 
 /** Some fields of a row, in the order of their names. */
-export function picked(row: Record<string, any>, names: readonly string[]): object {
+export function pickFields(row: Record<string, any>, names: readonly string[]): object {
   const record: Record<string, unknown> = {}
   for (const name of names) record[name] = row[name]
   return record

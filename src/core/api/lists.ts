@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { all, counting, type Fragment, jsonb, type Queryable, rawFragment, sql } from '../db/sql.ts'
-import { invalid, type Problem } from './errors.ts'
+import { allOf, countStatement, type Fragment, jsonb, type Queryable, rawFragment, sql } from '../db/sql.ts'
+import { type Problem, raiseInvalid } from './errors.ts'
 import type { Context, Page } from './operation.ts'
 
 /** The envelope of every list. */
@@ -10,7 +10,7 @@ export const pageOf = <T extends z.ZodType>(item: T) =>
 export type PageBody<T> = { data: T[]; total: number; limit: number; offset: number }
 
 /** A repeatable enum filter; its values are ORed. An unknown or empty value is refused. */
-export const anyOf = <const T extends readonly [string, ...string[]]>(values: T) =>
+export const enumListQuery = <const T extends readonly [string, ...string[]]>(values: T) =>
   z
     .preprocess(
       (value, context) => {
@@ -75,7 +75,7 @@ export function parsePage(query: Record<string, unknown>, size: { default: numbe
   const offset = whole('offset', 0, 0)
   const from = time('from')
   const to = time('to')
-  if (problems.length > 0) invalid(problems)
+  if (problems.length > 0) raiseInvalid(problems)
   return { limit, offset, from, to }
 }
 
@@ -103,9 +103,9 @@ export const timeInput = ofTime(z.iso.datetime({ offset: true }), 'must be an IS
 export const timeOrDateInput = ofTime(z.string(), 'must be one ISO 8601 time')
 
 /** Inclusive bounds on a time column; null without any. */
-export const between = (column: Fragment, { from, to }: Pick<Page, 'from' | 'to'>): Fragment | null =>
+export const timeRangeCondition = (column: Fragment, { from, to }: Pick<Page, 'from' | 'to'>): Fragment | null =>
   from || to
-    ? all([
+    ? allOf([
         from && sql.fragment`${column} >= ${from.toISOString()}::timestamptz`,
         to && sql.fragment`${column} <= ${to.toISOString()}::timestamptz`,
       ])
@@ -115,7 +115,7 @@ export const between = (column: Fragment, { from, to }: Pick<Page, 'from' | 'to'
  * What `row_counts` says of a table: how many rows a project has in it (of deliveries a webhook), or without one all of
  * them. Exact in the statement that reads the rows.
  */
-export const keptCount = (table: string, scope: string | null): Fragment => sql.fragment`(
+export const maintainedCount = (table: string, scope: string | null): Fragment => sql.fragment`(
   select coalesce(sum(c.count), 0)::bigint from row_counts c
   where c.table_name = ${table} and ${scope === null ? sql.fragment`true` : sql.fragment`c.scope = ${scope}`})`
 
@@ -123,7 +123,7 @@ export const keptCount = (table: string, scope: string | null): Fragment => sql.
 const DEEP_OFFSET = 10_000
 
 /** Bytes of large rows that one answer shows, beside a row that is larger alone. */
-export const MOST_BYTES = 16 * 1024 * 1024
+export const MAX_PAGE_BYTES = 16 * 1024 * 1024
 
 /** Rows that may be read beyond the page at next to no cost. */
 const NEAR = 1_000
@@ -135,7 +135,7 @@ const NEAR_TEXT = rawFragment(String(NEAR))
  * until the last one is counted: up to five times the cost). With a `key`, an index that has the order finds the page, and
  * rows are read whole only for it. With `bytes` of a row the page is cut to what one answer may show, and `limit` says so.
  */
-export async function page<Row>(
+export async function pageResult<Row>(
   context: { db: Queryable; page: Page },
   query: {
     columns: Fragment
@@ -159,8 +159,8 @@ export async function page<Row>(
   const { limit, offset } = context.page
   const { from, rows: listed, kept, time, order, key, bytes } = query
   const columns = bytes ? sql.fragment`${query.columns}, ${bytes} as page_bytes` : query.columns
-  const filters = [...(query.filters ?? []), time && between(time, context.page)]
-  const where = all([listed, ...filters])
+  const filters = [...(query.filters ?? []), time && timeRangeCondition(time, context.page)]
+  const where = allOf([listed, ...filters])
   const known = !filters.some(Boolean) && kept
   const count = known || sql.fragment`(select count(*) from ${from} where ${where})`
   const bounds = sql.fragment`where ${where} order by ${order} limit`
@@ -180,7 +180,7 @@ export async function page<Row>(
     page_before?: number
   })[]
   const beyond = rows.length === 0 && offset > 0
-  const total = beyond ? await context.db.oneFirst(counting`select ${count} as count`) : rows[0]?.page_total
+  const total = beyond ? await context.db.oneFirst(countStatement`select ${count} as count`) : rows[0]?.page_total
   const data = rows.map(({ page_total: _total, page_bytes: _bytes, page_before: _before, ...row }) =>
     query.present(row as unknown as Row),
   )
@@ -209,7 +209,7 @@ const fitting = (select: Fragment): Fragment => sql.fragment`
   select * from (
     select p.*, sum(p.page_bytes) over (rows between unbounded preceding and 1 preceding) as page_before
     from (${select}) p) q
-  where coalesce(page_before, 0) < ${MOST_BYTES}::bigint`
+  where coalesce(page_before, 0) < ${MAX_PAGE_BYTES}::bigint`
 
 /** A page of values that are already in memory. */
 export function pageOfArray<T>(items: readonly T[], { limit, offset }: Page): PageBody<T> {
@@ -242,11 +242,11 @@ export function listTable<Row>(
     ...(query.tags ? { tags: sql.fragment`t.tags` } : {}),
     ...(query.path ? { path: sql.fragment`t.path` } : {}),
   })
-  return page<Row>(context, {
+  return pageResult<Row>(context, {
     columns: query.columns ?? sql.fragment`t.*`,
     from: sql.fragment`${sql.identifier([table])} t`,
     rows: query.only ? sql.fragment`${visible.rows} and ${query.only}` : visible.rows,
-    kept: countKept && visible.all && keptCount(table, context.project),
+    kept: countKept && visible.all && maintainedCount(table, context.project),
     filters,
     time: sql.fragment`t.created_at`,
     order: query.order ?? sql.fragment`t.created_at desc, t.id desc`,

@@ -44,7 +44,7 @@ export type WorkState = {
 export type WorkResult = { body: unknown } | { failure: RecordedFailure }
 
 /** What a caller that waited gets of work that is over. */
-export const resultOf = (failure: RecordedFailure | null | undefined, body: unknown): WorkResult =>
+export const longWorkResult = (failure: RecordedFailure | null | undefined, body: unknown): WorkResult =>
   failure ? { failure } : { body }
 
 /** Work that is under way, with what it waits for. */
@@ -81,14 +81,14 @@ export type LongWork<Row extends WorkRow = any> = {
 export const longWork = extensionPoint<LongWork>('long work')
 
 /** The long work that an id is of. */
-export const workOf = (id: string): LongWork | undefined =>
+export const longWorkOf = (id: string): LongWork | undefined =>
   longWork.all().find(({ kind }) => isIdOf(kinds.get(kind), id))
 
 const Revision = z.object({ id: z.string(), revision: z.string() })
 
 /** What changes with each write of the records of long work, by id: one statement per kind. Those that are gone are missing. */
 export async function revisionsOf(db: Queryable, ids: readonly string[]): Promise<ReadonlyMap<string, string>> {
-  const byKind = Map.groupBy(new Set(ids), id => workOf(id)?.kind)
+  const byKind = Map.groupBy(new Set(ids), id => longWorkOf(id)?.kind)
   const found = new Map<string, string>()
   for (const [kind, members] of byKind) {
     if (kind === undefined) continue

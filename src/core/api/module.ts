@@ -1,14 +1,14 @@
 import type { Metric } from 'prom-client'
 import { type EventSource, eventTypes, eventTypesOf } from '../db/events.ts'
-import { type Extension, fillExtensions } from '../declarations.ts'
+import { type Extension, registerExtensions } from '../declarations.ts'
 import { type PlannedNames, type PolicyAction, plannedNames, policyActions } from '../iam/catalogue.ts'
-import type { Background, Handler, Schedule } from '../jobs/handler.ts'
+import type { BackgroundTask, Handler, Schedule } from '../jobs/handler.ts'
 import { queues } from '../jobs/queue.ts'
 import { type Sweep, scheduleOf, sweeps } from '../jobs/sweeps.ts'
 import { registry } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type SealedColumn, sealedColumns } from '../secrets/sealed.ts'
-import { commands, commandsOf } from './commands.ts'
+import { commandsOf, workerCommands } from './commands.ts'
 import { type ErrorTable, errorTable } from './errors.ts'
 import { type Kind, kinds } from './kind.ts'
 import { type Operation, operations, operationTags } from './operation.ts'
@@ -30,7 +30,7 @@ export type Module = {
   handlers?: readonly Handler[]
   schedules?: readonly Schedule[]
   sweeps?: readonly Sweep[]
-  background?: readonly Background[]
+  background?: readonly BackgroundTask[]
   sealedColumns?: readonly SealedColumn[]
   /** What /metrics prints of the module, made with `registers: []`. */
   metrics?: readonly Metric[]
@@ -71,22 +71,22 @@ export function loadModules(modules: readonly Module[]): void {
   operations.fill(all('operations') as Operation[])
   resourceTypes.fill(all('resourceTypes') as ResourceType[])
   operationTags.fill(modules.flatMap(({ tags = {} }) => Object.entries(tags)))
-  commands.fill(commandsOf(operations.all()))
+  workerCommands.fill(commandsOf(operations.all()))
   queues.fill((all('handlers') as Handler[]).map(({ queue }) => queue))
   sweeps.fill(all('sweeps') as Sweep[])
   sealedColumns.fill(all('sealedColumns') as SealedColumn[])
   policyActions.fill(all('policyActions') as PolicyAction[])
   plannedNames.fill(modules.flatMap(({ planned }) => planned ?? []))
   for (const metric of all('metrics') as Metric[]) registry.registerMetric(metric)
-  fillExtensions(all('extensions') as Extension[])
+  registerExtensions(all('extensions') as Extension[])
   loaded = modules
 }
 
 /** What a worker process of some concerns runs. */
-export function workOf(concerns: readonly string[]): {
+export function workForConcerns(concerns: readonly string[]): {
   handlers: Handler[]
   schedules: Schedule[]
-  background: Background[]
+  background: BackgroundTask[]
 } {
   const here = ({ concern }: { concern: string }) => concerns.includes(concern)
   return {
@@ -99,7 +99,7 @@ export function workOf(concerns: readonly string[]): {
 }
 
 /** Everything that is known by name, to compare processes with. */
-export const knownNames = (): Record<string, string[]> => ({
+export const declaredNames = (): Record<string, string[]> => ({
   modules: loaded.map(({ name }) => name),
   kinds: kinds.all().map(({ name }) => name),
   operations: operations.all().map(({ id }) => id),

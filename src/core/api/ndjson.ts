@@ -1,5 +1,5 @@
 import { Readable } from 'node:stream'
-import { type Answer, type Context, streamed } from './operation.ts'
+import { type Context, type OperationResult, streamResult } from './operation.ts'
 
 type Lines<Row> = {
   /** Reads the rows after one (null: from the first), at most `pageSize`; fewer end the answer. */
@@ -13,12 +13,12 @@ type Lines<Row> = {
  * its rights in the meantime gets no further page. A failure half way breaks the answer off, without the newline that ends
  * a whole one.
  */
-export function ndjson<Row>(
+export function ndjsonStream<Row>(
   context: Pick<Context, 'services' | 'recheck'>,
   lines: Lines<Row>,
   headers?: Record<string, string>,
-): Answer {
-  return streamed('application/x-ndjson', Readable.from(chunks(context, lines), { objectMode: false }), headers)
+): OperationResult {
+  return streamResult('application/x-ndjson', Readable.from(chunks(context, lines), { objectMode: false }), headers)
 }
 
 async function* chunks<Row>(

@@ -3,7 +3,7 @@ import type { Readable } from 'node:stream'
 import { z } from 'zod'
 import type { Config } from '../../config.ts'
 import type { Queryable } from '../db/sql.ts'
-import type { Outgoing, Tx } from '../db/write.ts'
+import type { Outbox, Tx } from '../db/writer.ts'
 import { declarations } from '../declarations.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { RowColumns, VisibleRows } from '../iam/row-filter.ts'
@@ -11,7 +11,7 @@ import type { Origin, RequestFacts } from '../invoke/call.ts'
 import type { Services } from '../process/services.ts'
 import type { AuditDraft } from './audit.ts'
 import type { ErrorCode } from './errors.ts'
-import type { KeptWhile, Made } from './idempotency.ts'
+import type { Made, ReplayCondition } from './idempotency.ts'
 import type { Kind, KindRow } from './kind.ts'
 import type { EventStream } from './streams.ts'
 
@@ -19,7 +19,7 @@ import type { EventStream } from './streams.ts'
 export type Page = { limit: number; offset: number; from: Date | null; to: Date | null }
 
 /** An answer with a status or headers of its own. */
-export type Answer = {
+export type OperationResult = {
   status: number
   body?: unknown
   /** The body as JSON, where it was written out already. */
@@ -28,26 +28,26 @@ export type Answer = {
   stream?: Readable
   contentType?: string
   /** What a repeat with the same Idempotency-Key gets instead: for an answer that must not be kept. */
-  kept?: Answer
+  kept?: OperationResult
   /** What has to hold when the answer is kept for such repeats. */
-  keptWhile?: KeptWhile
+  keptWhile?: ReplayCondition
 }
 
 const ANSWER = Symbol('answer')
-export const answer = (status: number, body?: unknown, headers?: Record<string, string>): Answer =>
-  ({ [ANSWER]: true, status, body, headers }) as Answer
+export const result = (status: number, body?: unknown, headers?: Record<string, string>): OperationResult =>
+  ({ [ANSWER]: true, status, body, headers }) as OperationResult
 /** An answer whose body is streamed: server-sent events, NDJSON, bytes of a file. */
-export const streamed = (
+export const streamResult = (
   contentType: string,
   stream: Readable,
   headers?: Record<string, string>,
   status = 200,
-): Answer => ({ [ANSWER]: true, status, stream, contentType, headers }) as unknown as Answer
-export const isAnswer = (value: unknown): value is Answer =>
+): OperationResult => ({ [ANSWER]: true, status, stream, contentType, headers }) as unknown as OperationResult
+export const isOperationResult = (value: unknown): value is OperationResult =>
   typeof value === 'object' && value !== null && ANSWER in value
 
 /** A request whose operation reads the body itself, before it is given to the operation. */
-export type Receiving = {
+export type StreamedRequest = {
   req: IncomingMessage
   params: Record<string, string>
   query: Record<string, unknown>
@@ -63,7 +63,7 @@ export type Receiving = {
 }
 
 /** A body that was read as a stream: its fields, and what is held outside of the request's memory. */
-export type Received = {
+export type StreamedBody = {
   body: Record<string, unknown>
   /** Called once at the end of the request, whatever became of it: drops what the operation did not take over. */
   discard(): Promise<void>
@@ -81,7 +81,7 @@ export type AllowTarget = {
 }
 
 /** What lets a call act on a row of another project. */
-export type Grant = {
+export type TargetGrant = {
   /** The project that acts: the call is decided, counted and audited there. */
   project_id: string
   /** The row as the operation gets it. */
@@ -100,7 +100,7 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   /** The one project the request was authorised for; null on lists over several and on global resources. */
   project: string | null
   /** By what the operation acts on a row of another project; null on a row of its own. */
-  grant: Grant | null
+  grant: TargetGrant | null
   page: Page
   /** On lists: the rows the caller may see, over the columns given. */
   visible(columns: RowColumns): VisibleRows
@@ -123,12 +123,12 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
    * Writes the request's audit entry with a change that `run` makes itself, and what a repeat with the same Idempotency-Key
    * gets. Raises IDEMPOTENCY_IN_PROGRESS, at the commit, when another request has claimed the key.
    */
-  record(outgoing: Outgoing, status: number, given: Recorded): void
+  record(outgoing: Outbox, status: number, given: RecordedCall): void
   /**
    * Notes for repeats, which `again` answers, what `run` has made so far, with the change `outgoing`; without one, what it is
    * about to do outside of the database.
    */
-  noteMade(made: Made, outgoing?: Outgoing): Promise<void>
+  noteMade(made: Made, outgoing?: Outbox): Promise<void>
   /** Names the effect of the request to others: the same for its repeats; null without an Idempotency-Key. */
   effectKey(): string | null
   /** For writes that change tags: the action must be allowed with the resulting tags too. */
@@ -139,18 +139,18 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
  * What a change that an operation makes itself leaves for repeats: the answer, where it is known, or what `again` makes it of.
  * `id` is what the audit entry is about, where that is not the item.
  */
-export type Recorded = { id?: string } & ({ body: unknown } | { made: Made })
+export type RecordedCall = { id?: string } & ({ body: unknown } | { made: Made })
 
 /** How an operation's permission is decided: by policy, by the admin role, by ownership in its own code, for any credential, or not at all. */
 export type Gate = 'policy' | 'admin' | 'owner' | 'any' | 'public'
 
 /** What the owner gate decides: `hide` answers like an id that does not exist. */
-export type Verdict = 'allow' | 'forbid' | 'hide'
+export type GateVerdict = 'allow' | 'forbid' | 'hide'
 
 export type Method = 'get' | 'post' | 'put' | 'patch' | 'delete'
 
 /** How a client waits for long work: it reads `poll` until the status is one of those. */
-export type Waiting = {
+export type WaitingGrant = {
   /** Whether the operation waits unless it is told. */
   default: boolean
   done: readonly string[]
@@ -204,7 +204,7 @@ export type Operation = {
   /** Events that it answers with; on request where the body has a field `stream`. */
   stream?: EventStream
   /** Of work that goes on in the background: what its record says, and what reads that. */
-  waiting?: Waiting
+  waiting?: WaitingGrant
   /** Operation that checks the same body and writes nothing. */
   checkedBy?: string
   raises: ErrorCode[]
@@ -215,7 +215,7 @@ export type Operation = {
   /** The body may name a project; its schema says so. */
   namesProject: boolean
   /** Reads a body that is not JSON, or not only: an upload. `body` then checks the fields it gives. */
-  receive?: (request: Receiving) => Promise<Received>
+  receive?: (request: StreamedRequest) => Promise<StreamedBody>
   /** Media types of the body; JSON without it. */
   consumes: readonly string[]
   /** Largest JSON body; default HTTP_JSON_LIMIT_BYTES. */
@@ -223,16 +223,16 @@ export type Operation = {
   /** Longest time that the body takes at a public gate; default HTTP_ANONYMOUS_BODY_TIMEOUT_MS. */
   bodyTimeMs?: (config: Config) => number
   /** A credential of the operation's own, in the query: where it holds, no bearer is asked for and nothing is audited. */
-  pass?: (request: Pick<Receiving, 'params' | 'query' | 'services'>) => Promise<boolean>
+  pass?: (request: Pick<StreamedRequest, 'params' | 'query' | 'services'>) => Promise<boolean>
   /**
    * Creates that are authorised as on a row that a field of the body names: its project is theirs, its name and tags are
    * those that policies see. An id that names nothing the caller may know of is left to `run`, in another project than it.
    */
-  under?: Under
+  under?: ParentRoute
   /** Resolves the project of a create out of the raw body when it follows from a referenced id. */
   projectOf?: (body: Record<string, unknown>, db: Queryable, caller: Caller) => Promise<string | null>
   /** The decision of the owner gate, before the body is read. Without it `run` decides. `surface` is that of the call. */
-  decide?: (caller: Caller, row: KindRow | undefined, surface: string) => Verdict
+  decide?: (caller: Caller, row: KindRow | undefined, surface: string) => GateVerdict
   /** False: `run` opens its own transactions through `services.write`. */
   transaction: boolean
   /** Changes nothing, whatever its method: it has no transaction and is audited where reads are. */
@@ -259,7 +259,7 @@ export type Operation = {
   again: ((context: Context<never, never, never, never>, made: Made) => Promise<unknown>) | null
 }
 
-export type Under = { kind: Kind<any, any>; field: string }
+export type ParentRoute = { kind: Kind<any, any>; field: string }
 
 /**
  * Long work by the kind of its record. `field` names it in the answer, or in what is made of the answer of a caller that waits.
@@ -267,7 +267,7 @@ export type Under = { kind: Kind<any, any>; field: string }
  */
 export type Starts = { kind: string; field: string; bounded?: true }
 
-export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = {
+export type OperationBase<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = {
   id: string
   method: Method
   path: string
@@ -285,7 +285,7 @@ export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefi
   produces?: string
   alsoProduces?: Operation['alsoProduces']
   stream?: EventStream
-  waiting?: Waiting
+  waiting?: WaitingGrant
   checkedBy?: string
   receive?: Operation['receive']
   consumes?: readonly string[]
@@ -320,9 +320,9 @@ type Runs<Q extends z.ZodType | undefined, B extends z.ZodType | undefined, R, P
 type Shaped =
   | {
       creates: Kind<any>
-      decide?(caller: Caller, row: KindRow | undefined, surface: string): Verdict
+      decide?(caller: Caller, row: KindRow | undefined, surface: string): GateVerdict
       projectOf?: Operation['projectOf']
-      under?: Under
+      under?: ParentRoute
       pathOf?: Operation['pathOf']
     }
   | { lists: Kind<any> }
@@ -345,12 +345,12 @@ export function itemOperation<
   P = undefined,
 >(
   target: Kind<Row, any>,
-  declaration: Common<Q, B> &
+  declaration: OperationBase<Q, B> &
     Runs<Q, B, Row, P> & {
       param?: string
       find?: Kind<Row>['find']
       joined?: boolean
-      decide?(caller: Caller, row: Row, surface: string): Verdict
+      decide?(caller: Caller, row: Row, surface: string): GateVerdict
     },
 ): Operation {
   return {
@@ -372,7 +372,7 @@ export function operation<
   Q extends z.ZodType | undefined = undefined,
   B extends z.ZodType | undefined = undefined,
   P = undefined,
->(declaration: Common<Q, B> & Runs<Q, B, undefined, P> & Shaped): Operation {
+>(declaration: OperationBase<Q, B> & Runs<Q, B, undefined, P> & Shaped): Operation {
   const common = {
     ...base(declaration),
     param: null,
@@ -406,7 +406,7 @@ export function operation<
   }
 }
 
-function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>) {
+function base(declaration: OperationBase<z.ZodType | undefined, z.ZodType | undefined>) {
   const gate = declaration.gate ?? 'policy'
   const reads = declaration.reads ?? declaration.method === 'get'
   if (gate === 'policy' && !declaration.action) throw new Error(`operation ${declaration.id} declares no action`)

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { type Queryable, sql } from '../db/sql.ts'
 import { raise } from './errors.ts'
-import { grantingOf } from './grants.ts'
+import { grantSourceOf } from './grants.ts'
 import { inProject, isIdOf, type Kind, kinds } from './kind.ts'
 
 const named = sql.type(z.object({ id: z.string() }))
@@ -40,7 +40,7 @@ export async function requireAll(
           where t.id = any(${sql.array(possible, 'text')}) and ${inProject(target, projectId)} for key share of t`)
   const others = grantable && projectId !== null ? possible.filter(id => !found.includes(id)) : []
   const granted =
-    others.length > 0 ? await grantingOf(target.name)?.among(db, target.name, projectId as string, others) : []
+    others.length > 0 ? await grantSourceOf(target.name)?.among(db, target.name, projectId as string, others) : []
   const missing = ids.filter(id => !found.includes(id) && !granted?.includes(id))
   if (missing.length > 0) raise(target.missing, { meta: { id: missing[0], missing } })
 }

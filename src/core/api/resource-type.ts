@@ -2,12 +2,12 @@ import type { Queryable } from '../db/sql.ts'
 import { declarations } from '../declarations.ts'
 import type { Services } from '../process/services.ts'
 import type { Problem } from './errors.ts'
-import type { Json } from './flatten.ts'
+import type { JsonObject } from './flatten.ts'
 import type { Kind, KindRow } from './kind.ts'
-import { pascal } from './resource.ts'
+import { toPascalCase } from './resource.ts'
 
 /** A call of an operation with flat arguments. */
-export type FlatArguments = { operation: string; args: Json }
+export type FlatArguments = { operation: string; args: JsonObject }
 
 /** Source of an attribute that the record of a resource does not show. */
 export type Attribute =
@@ -47,25 +47,25 @@ export type ResourceType<Row extends KindRow = any> = {
   writeOnly: readonly string[]
   attributes: Readonly<Record<string, Attribute>>
   /** Values of omitted properties, which an export leaves out; in addition to defaults of the schema. */
-  defaults: Json
+  defaults: JsonObject
   /** Arguments of every delete. */
-  deleteWith: Json
+  deleteWith: JsonObject
   /** Properties with another form than the arguments. */
   translate?: {
     /** JSON Schema by property, and the names of the required ones. */
-    properties: Readonly<Record<string, Json>>
+    properties: Readonly<Record<string, JsonObject>>
     required: readonly string[]
     /** Converts properties to arguments. */
-    arguments(properties: Json): Json
+    arguments(properties: JsonObject): JsonObject
     /** Converts a record to properties. */
-    shown(record: Json): Json
+    shown(record: JsonObject): JsonObject
   }
   /** Problems of properties beyond their schemas, without access to the database; paths begin with a property. */
-  check?: (properties: Json) => readonly Problem[]
+  check?: (properties: JsonObject) => readonly Problem[]
   /** Finds a resource where a plain read of the table does not do. */
   find?: (db: Queryable, id: string) => Promise<Row | null>
   /** The record of a row; default that of the kind. */
-  present?: (row: Row) => Json
+  present?: (row: Row) => JsonObject
   /** Whether an export includes a resource; default true. */
   exported?: (row: Row) => boolean
   /** Ids of resources that are created and deleted with this one, which an export leaves out. */
@@ -73,11 +73,11 @@ export type ResourceType<Row extends KindRow = any> = {
   /** Write-only properties for which a resource has a value; default all. */
   hides?: (row: Row) => readonly string[]
   /** The record in the answer of `create` and `changing`; default the answer. */
-  made?: (answer: Json) => Json
+  made?: (answer: JsonObject) => JsonObject
   /** Adds defaults that depend on stored data to the properties of a create. */
-  complete?: (services: Services, db: Queryable, properties: Json) => Promise<Json>
+  complete?: (services: Services, db: Queryable, properties: JsonObject) => Promise<JsonObject>
   /** The call that changes properties where it is not `update`. */
-  changing?: (row: Row, changed: Json) => FlatArguments
+  changing?: (row: Row, changed: JsonObject) => FlatArguments
   /** The call that deletes a resource where it is not `delete`; null where the resource stays. */
   deleting?: (row: Row) => FlatArguments | null
 }
@@ -90,7 +90,7 @@ export function resourceType<Row extends KindRow>(
   kind: Kind<Row, any>,
   given: Partial<ResourceType<Row>> = {},
 ): ResourceType<Row> {
-  const noun = pascal(kind.name)
+  const noun = toPascalCase(kind.name)
   return {
     name: kind.name,
     aliases: [],

@@ -6,16 +6,16 @@ import { refuseDependents, removeRow } from './dependents.ts'
 import type { ErrorCode } from './errors.ts'
 import { type Filters, filterConditions, filterSchema } from './filters.ts'
 import type { Made } from './idempotency.ts'
-import { type Kind, type KindRow, picked, selectList, type Values } from './kind.ts'
+import { type Kind, type KindRow, pickFields, selectList, type Values } from './kind.ts'
 import { booleanQuery, listTable, pageOf } from './lists.ts'
 import {
-  answer,
-  type Common,
   type Context,
+  type GateVerdict,
   itemOperation,
   type Operation,
+  type OperationBase,
   operation,
-  type Verdict,
+  result,
 } from './operation.ts'
 import type { Tags } from './record.ts'
 import { requireReferences } from './references.ts'
@@ -44,15 +44,15 @@ type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> 
   }
 
 /** The same of an operation on one row, which may be its owner's. */
-type ItemOverrides<Row> = Overrides & { decide?: (caller: Caller, row: Row, surface: string) => Verdict }
+type ItemOverrides<Row> = Overrides & { decide?: (caller: Caller, row: Row, surface: string) => GateVerdict }
 
 type QueryContext<B = undefined, R = undefined> = Context<Record<string, never>, B, R>
 
 /** A row that was there already, for a create that finds: answered with 200 and without an event. */
-export type Existing<Row> = { existing: Row }
+export type ExistingRow<Row> = { existing: Row }
 
 /** `memory_store` as `MemoryStore`. */
-export const pascal = (name: string): string =>
+export const toPascalCase = (name: string): string =>
   name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
 const camel = (name: string): string => name.replace(/[-_]([a-z])/g, (_match, letter: string) => letter.toUpperCase())
 const withArticle = (noun: string): string => `${/^[aeio]/.test(noun) ? 'an' : 'a'} ${noun}`
@@ -81,8 +81,8 @@ export function resource<Row extends KindRow, Event extends string>(
 ) {
   const { path, tag, complete = async row => row } = at
   const module = at.module ?? path.split('/')[1]
-  const noun = at.noun ?? pascal(kind.name)
-  const nouns = at.nouns ?? pascal(kind.plural)
+  const noun = at.noun ?? toPascalCase(kind.name)
+  const nouns = at.nouns ?? toPascalCase(kind.plural)
   const words = kind.name.replaceAll('_', ' ')
   const param = at.param ?? `${kind.name}_id`
   const item = `${path}/{${param}}`
@@ -131,7 +131,7 @@ export function resource<Row extends KindRow, Event extends string>(
             filters: [...filterConditions(filters, context.query), ...(where?.(context) ?? [])],
             order: order?.(context),
             bytes,
-            present: entry ? row => picked(row, names) : present,
+            present: entry ? row => pickFields(row, names) : present,
           }),
       })
     },
@@ -166,7 +166,7 @@ export function resource<Row extends KindRow, Event extends string>(
         Pick<Partial<Operation>, 'pathOf' | 'projectOf' | 'gate' | 'consumes' | 'receive'> & {
           body: B
           check?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<void> | void
-          make?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<Row | Existing<Row>>
+          make?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<Row | ExistingRow<Row>>
           /** What the answer shows beside the record, such as a secret. */
           show?: (row: Row, context: QueryContext<z.output<B>>) => object | Promise<object>
         },
@@ -192,7 +192,7 @@ export function resource<Row extends KindRow, Event extends string>(
           const made = make
             ? await make(context as never)
             : await kind.insert(tx, { ...values, ...authorOf(kind, context.caller), project_id: project as never })
-          if ('existing' in made) return answer(200, present(await complete(made.existing as Row, context)))
+          if ('existing' in made) return result(200, present(await complete(made.existing as Row, context)))
           const row = await complete(made, context)
           if (emits('created')) tx.emit(kind, 'created' as Event, row)
           return { ...present(row), ...(await show?.(row, context as never)) }
@@ -368,11 +368,11 @@ export function resource<Row extends KindRow, Event extends string>(
     /** POST to `<item>/<name>`: what else can be done with one. */
     action<Q extends z.ZodType | undefined = undefined, B extends z.ZodType | undefined = undefined>(
       name: string,
-      overrides: Partial<Common<Q, B>> &
-        Pick<Common<Q, B>, 'summary' | 'answers'> & {
+      overrides: Partial<OperationBase<Q, B>> &
+        Pick<OperationBase<Q, B>, 'summary' | 'answers'> & {
           find?: Kind<Row>['find']
           joined?: boolean
-          decide?: (caller: Caller, row: Row, surface: string) => Verdict
+          decide?: (caller: Caller, row: Row, surface: string) => GateVerdict
           run(context: ActionContext<Q, B, Row>): Promise<unknown>
           again?(context: ActionContext<Q, B, Row>, made: Made): Promise<unknown>
         },
@@ -384,7 +384,7 @@ export function resource<Row extends KindRow, Event extends string>(
         path: `${item}/${name}`,
         param,
         tag,
-        action: `${module}:${pascal(verb)}${noun}`,
+        action: `${module}:${toPascalCase(verb)}${noun}`,
         ...overrides,
       } as never)
     },

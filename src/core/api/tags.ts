@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import type { Tx } from '../db/write.ts'
+import type { Tx } from '../db/writer.ts'
 import type { Caller } from '../iam/caller.ts'
-import { invalid, raise } from './errors.ts'
+import { raise, raiseInvalid } from './errors.ts'
 import type { Kind, KindRow } from './kind.ts'
 import { itemOperation, type Operation } from './operation.ts'
 import { TagBag, type Tags } from './record.ts'
@@ -51,7 +51,7 @@ function mergedTags(stored: Tags, sent: Record<string, string | null>): Tags {
     Object.entries({ ...stored, ...sent }).filter((entry): entry is [string, string] => entry[1] !== null),
   )
   if (Object.keys(merged).filter(name => !name.startsWith(RESERVED)).length > MAX_TAGS)
-    invalid({ code: 'INVALID_VALUE', path: '', message: `must hold at most ${MAX_TAGS} keys after the merge` })
+    raiseInvalid({ code: 'INVALID_VALUE', path: '', message: `must hold at most ${MAX_TAGS} keys after the merge` })
   return merged
 }
 

@@ -1,5 +1,5 @@
 import type { z } from 'zod'
-import { invalid, type Problem } from './errors.ts'
+import { type Problem, raiseInvalid } from './errors.ts'
 
 /** `['messages', 0, 'role']` becomes `messages[0].role`. */
 export function wirePath(path: readonly PropertyKey[], prefix = ''): string {
@@ -21,7 +21,7 @@ const absentAt = (value: unknown, path: readonly PropertyKey[]): boolean =>
 const OF_ABSENT: readonly string[] = ['invalid_type', 'invalid_value', 'invalid_union']
 
 /** A zod error as the wire's problems, at most 100; a refused key is named by its own path. `value` is what was parsed. */
-export function problemsOf(issues: readonly Issue[], value: unknown, prefix = ''): Problem[] {
+export function problemsFromIssues(issues: readonly Issue[], value: unknown, prefix = ''): Problem[] {
   const problems = issues.slice(0, MAX_PROBLEMS).flatMap((issue): Problem[] => {
     if (issue.code === 'unrecognized_keys') {
       return issue.keys.slice(0, MAX_PROBLEMS).map(key => ({
@@ -108,16 +108,16 @@ const wordsOf = (issue: z.core.$ZodRawIssue): string =>
   (wordings[issue.code as Issue['code']] as (issue: unknown) => string)(issue)
 
 /** What is wrong with a value by its schema, at most 100 problems; nothing when it fits. */
-export function refusals(schema: z.ZodType, value: unknown, prefix = ''): Problem[] {
+export function validationProblems(schema: z.ZodType, value: unknown, prefix = ''): Problem[] {
   const result = schema.safeParse(value, { error: wordsOf })
-  return result.success ? [] : problemsOf(result.error.issues, value, prefix)
+  return result.success ? [] : problemsFromIssues(result.error.issues, value, prefix)
 }
 
 /** Parses a value with its schema; raises VALIDATION_FAILED with every problem. */
 export function parse<T>(schema: z.ZodType<T>, value: unknown, prefix = ''): T {
   const result = schema.safeParse(value, { error: wordsOf })
   if (result.success) return result.data
-  return invalid(problemsOf(result.error.issues, value, prefix))
+  return raiseInvalid(problemsFromIssues(result.error.issues, value, prefix))
 }
 
 const MAX_DEPTH = 64
@@ -126,12 +126,12 @@ const MAX_DEPTH = 64
  * What no schema says and the database cannot hold: NUL characters and half surrogate pairs in any string or key,
  * and nesting that would exhaust the stack. Walks without recursion.
  */
-export function checkStorable(value: unknown): Problem | null {
+export function storabilityProblem(value: unknown): Problem | null {
   const stack: { value: unknown; path: string; depth: number }[] = [{ value, path: '', depth: 0 }]
   while (stack.length > 0) {
     const item = stack.pop() as { value: unknown; path: string; depth: number }
     if (typeof item.value === 'string') {
-      if (!storable(item.value))
+      if (!isStorable(item.value))
         return { code: 'INVALID_STRING', path: item.path, message: 'holds a NUL character or half a surrogate pair' }
     } else if (typeof item.value === 'number') {
       if (!Number.isFinite(item.value))
@@ -144,7 +144,7 @@ export function checkStorable(value: unknown): Problem | null {
           stack.push({ value: item.value[index], path: `${item.path}[${index}]`, depth: item.depth + 1 })
       } else {
         for (const key of Object.keys(item.value)) {
-          if (!storable(key))
+          if (!isStorable(key))
             return {
               code: 'INVALID_STRING',
               path: item.path,
@@ -163,4 +163,4 @@ export function checkStorable(value: unknown): Problem | null {
 }
 
 /** Whether PostgreSQL can hold a string. */
-export const storable = (text: string): boolean => !text.includes('\0') && text.isWellFormed()
+export const isStorable = (text: string): boolean => !text.includes('\0') && text.isWellFormed()

@@ -1,11 +1,11 @@
 import { z } from 'zod'
-import { type Queryable, sql, statement } from '../db/sql.ts'
+import { type Queryable, sql, voidStatement } from '../db/sql.ts'
 import { type Caller, type PrincipalRecord, principalRecord } from '../iam/caller.ts'
 import { Author, type Authored, definitionOf } from './authors.ts'
 import { Comparison, changesBetween } from './compare.ts'
 import { newId } from './ids.ts'
 import { type Kind, selectList } from './kind.ts'
-import { page, pageOf, textFilter } from './lists.ts'
+import { pageOf, pageResult, textFilter } from './lists.ts'
 import { itemOperation, type Operation, type Page } from './operation.ts'
 import { noVersion, versionNumber, versionQuery } from './versions.ts'
 
@@ -20,22 +20,22 @@ export type ArchivedVersion = {
 }
 
 /** By whom a version is made, and what it is called; a copy is by the author who copies, and names no user. */
-export type Making = { created_by: string | null; author: PrincipalRecord | null; label?: string | null }
+export type VersionAuthor = { created_by: string | null; author: PrincipalRecord | null; label?: string | null }
 
 /** A version that a request makes. */
-export const madeBy = (caller: Caller, label?: string): Making => ({
+export const madeBy = (caller: Caller, label?: string): VersionAuthor => ({
   created_by: caller.user.id,
   author: principalRecord(caller),
   label,
 })
 
 /** A version that a clone of a project makes. */
-export const copiedBy = (caller: Caller): Making => ({ created_by: null, author: principalRecord(caller) })
+export const copiedBy = (caller: Caller): VersionAuthor => ({ created_by: null, author: principalRecord(caller) })
 
 const authored = sql.type(z.object({ author: Author }))
 
 /** A row that counts its versions. */
-export type Versioned = Authored & { version: number }
+export type VersionedRow = Authored & { version: number }
 
 /**
  * The append-only versions of a kind: a table with a unique index of owner and version.
@@ -81,7 +81,7 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
     },
 
     /** A version of a row, default the live one, as what narrows the rights of what is made of it. */
-    async definition(db: Queryable, row: Pick<Versioned, 'id' | 'version' | 'author'>, version = row.version) {
+    async definition(db: Queryable, row: Pick<VersionedRow, 'id' | 'version' | 'author'>, version = row.version) {
       const { id } = row
       return definitionOf({ id, author: version === row.version ? row.author : await authorOf(db, id, version) })
     },
@@ -96,14 +96,14 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
         author: author && JSON.stringify(author),
       })
       const parts = <T>(of: (entry: [string, unknown]) => T) => sql.join(entries.map(of) as never[], sql.fragment`, `)
-      return db.query(statement`
+      return db.query(voidStatement`
         insert into ${table} (${parts(([name]) => sql.identifier([name]))})
         values (${parts(([, value]) => value as string)})`)
     },
 
     /** A page of versions, newest first: the unique index serves filter and order. */
     list: (db: Queryable, bounds: Page, id: string, label?: string) =>
-      page<Row>(
+      pageResult<Row>(
         { db, page: bounds },
         {
           columns,
@@ -122,7 +122,7 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
      * What changed from one version to another; without numbers, from the one before the newest to the newest. Raises
      * RESOURCE_NOT_FOUND for a number that does not exist.
      */
-    async compare(db: Queryable, row: Versioned, asked: { from?: number; to?: number }) {
+    async compare(db: Queryable, row: VersionedRow, asked: { from?: number; to?: number }) {
       const to = asked.to ?? row.version
       const from = asked.from ?? Math.max(1, to - 1)
       const found = new Map((await find(db, row.id, [from, to])).map(version => [version.version, version]))
@@ -139,7 +139,7 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
 }
 
 /** The operations that read the versions of a kind: list, compare and one by its number. */
-export function versionOperations<Row extends Versioned>(
+export function versionOperations<Row extends VersionedRow>(
   kind: Kind<Row, any>,
   at: {
     /** Path of the list of the kind. */

@@ -1,7 +1,7 @@
 import { LRUCache } from 'lru-cache'
 import { z } from 'zod'
 import { type Queryable, sql } from '../db/sql.ts'
-import { perProcess } from '../process/per-process.ts'
+import { processSingleton } from '../process/process-singleton.ts'
 import type { Services } from '../process/services.ts'
 import { Author } from './authors.ts'
 
@@ -20,7 +20,7 @@ export function versionCache<Config, Made extends object>(declaration: {
   make: (config: Config, author: z.output<typeof Author>) => Made
 }): (services: Services, db: Queryable, id: string, version: number) => Promise<Made | null> {
   const { table, owner, most, make } = declaration
-  const keptOf = perProcess(() => new LRUCache<string, Made>({ maxSize: most }))
+  const keptOf = processSingleton(() => new LRUCache<string, Made>({ maxSize: most }))
   return async (services, db, id, version) => {
     const kept = keptOf(services)
     const key = `${id} ${version}`

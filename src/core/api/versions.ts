@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { invalid, raise } from './errors.ts'
+import { raise, raiseInvalid } from './errors.ts'
 
 /** A version number in a query; absent is the caller's default. */
 export const versionQuery = z
@@ -12,7 +12,7 @@ export const versionQuery = z
 export function versionNumber(text: string): number {
   const number = Number(text)
   if (!/^\d{1,9}$/.test(text) || number < 1)
-    invalid({ code: 'INVALID_VALUE', path: 'version', message: 'must be a positive integer' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'version', message: 'must be a positive integer' })
   return number
 }
 

@@ -1,6 +1,6 @@
 import { connect } from 'node:net'
 import { onPending, type PendingStatement, pendingStatements } from './pg-client.ts'
-import { outsideTenancy } from './tenancy.ts'
+import { withoutTenant } from './tenant-context.ts'
 
 const PERIOD_MS = 250
 /** How long a server is given to take a cancellation. */
@@ -26,7 +26,7 @@ export function cancelAbandoned(): { close(): void } {
     if (!some) stop()
   }
   const ignore = onPending(() => {
-    timer ??= outsideTenancy(() => setInterval(look, PERIOD_MS)).unref()
+    timer ??= withoutTenant(() => setInterval(look, PERIOD_MS)).unref()
   })
   return {
     close() {

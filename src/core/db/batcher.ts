@@ -1,6 +1,6 @@
 import { setImmediate } from 'node:timers/promises'
-import { uncaused } from './causation.ts'
-import { outsideTenancy } from './tenancy.ts'
+import { withoutTenant } from './tenant-context.ts'
+import { withoutTriggerChain } from './trigger-chain.ts'
 
 /**
  * Micro-batching: what is added while a batch is under way is carried out together as the next one. An idle batcher
@@ -22,7 +22,7 @@ export class Batcher<T, R> {
     return new Promise((resolve, reject) => {
       this.waiting.push({ item, resolve, reject })
       // A batch is of all who wait for it, for whatever cause.
-      this.running ??= outsideTenancy(() => uncaused(() => this.drain()))
+      this.running ??= withoutTenant(() => withoutTriggerChain(() => this.drain()))
     })
   }
 

@@ -1,10 +1,10 @@
 import { randomUUID } from 'node:crypto'
 import pg from 'pg'
 import { type Config, ConfigError } from '../../config.ts'
-import { perProcess } from '../process/per-process.ts'
+import { processSingleton } from '../process/process-singleton.ts'
 import type { Services } from '../process/services.ts'
 import { sqlStateOf } from './database-errors.ts'
-import { destroy } from './notify.ts'
+import { destroyConnection } from './notify.ts'
 import { sessionSettings } from './pool.ts'
 
 /** SQLSTATE of a prepared statement that is not there, and of one that is there already. */
@@ -56,7 +56,7 @@ export async function requireConnections(config: Pick<Config, 'DATABASE_URL' | '
     const listener = await connect({ connectionString: config.DATABASE_LISTEN_URL })
     if (!(await hears(listener, first))) throw new ConfigError('DATABASE_LISTEN_URL', UNHEARD)
   } finally {
-    for (const client of open) destroy(client)
+    for (const client of open) destroyConnection(client)
   }
 }
 
@@ -93,7 +93,7 @@ async function hears(listener: pg.Client, sender: pg.Client): Promise<boolean> {
 const TRUST_MS = 15_000
 
 /** Resolves when a notification of this process to itself has arrived. */
-export const hearsItself = perProcess(({ notifications, notifier }: Services) => {
+export const hearsItself = processSingleton(({ notifications, notifier }: Services) => {
   const channel = `muster_self_${randomUUID()}`
   let heardAt = Number.NEGATIVE_INFINITY
   const waiting: (() => void)[] = []

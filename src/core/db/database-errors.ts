@@ -25,14 +25,14 @@ import {
 export type DatabaseErrorKind = 'unavailable' | 'timeout' | 'fault'
 
 /** Thrown for work that an unresponsive server would never have answered. */
-export class DatabaseSilentError extends Error {
+export class DatabaseUnresponsiveError extends Error {
   constructor() {
     super('the database does not answer')
   }
 }
 
 const UNAVAILABLE = [
-  DatabaseSilentError,
+  DatabaseUnresponsiveError,
   BackendTerminatedError,
   BackendTerminatedUnexpectedlyError,
   ConnectionError,

@@ -1,6 +1,6 @@
 import { newId } from '../api/ids.ts'
 import { declarations } from '../declarations.ts'
-import { currentChain } from './causation.ts'
+import { currentTriggerChain } from './trigger-chain.ts'
 
 /**
  * What emits events: a kind, or another thing that has an id and a project. Events are named `<plural>.<verb>` unless
@@ -111,7 +111,7 @@ export function makeEvent<Row extends EventRow>(
   const project_id = row.project_id as string
   const resource = { resource_type: source.name, resource_id: row.id }
   const envelope = JSON.stringify({ id, event: name, project_id, ...resource, data, timestamp })
-  const chain = currentChain()
+  const chain = currentTriggerChain()
   const causation = chain.length > 0 ? chain : undefined
   return { id, project_id, name, ...resource, envelope, created_at: timestamp, causation }
 }

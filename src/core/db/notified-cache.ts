@@ -1,6 +1,6 @@
 import { Batcher } from './batcher.ts'
 import type { Notifications } from './notify.ts'
-import type { Tx } from './write.ts'
+import type { Tx } from './writer.ts'
 
 const open = new Map<string, Set<NotifiedCache<any>>>()
 
@@ -101,7 +101,7 @@ export class NotifiedCache<V extends {}> {
  * Announces that a key of a channel's caches changes in this transaction: other processes drop it at the commit, this
  * one before the answer goes out.
  */
-export function announce(tx: Pick<Tx, 'invalidate' | 'afterCommit'>, channel: string, key: string): void {
+export function invalidateOnCommit(tx: Pick<Tx, 'invalidate' | 'afterCommit'>, channel: string, key: string): void {
   tx.invalidate(channel, key)
   tx.afterCommit(() => {
     for (const cache of open.get(channel) ?? []) cache.drop(key)

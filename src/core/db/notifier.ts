@@ -3,9 +3,9 @@ import pg from 'pg'
 import './pg-client.ts'
 import type { Logger } from '../process/log.ts'
 import { databaseErrorKind } from './database-errors.ts'
-import { destroy } from './notify.ts'
+import { destroyConnection } from './notify.ts'
 import { retryPause } from './retry.ts'
-import { outsideTenancy } from './tenancy.ts'
+import { withoutTenant } from './tenant-context.ts'
 
 /** A wake-up for the processes that listen on a channel. It may be lost: whoever listens polls as well. */
 export type Notice = { channel: string; payload: string }
@@ -49,7 +49,7 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
   let closed = false
 
   const drop = () => {
-    if (client) destroy(client)
+    if (client) destroyConnection(client)
     client = undefined
   }
 
@@ -112,7 +112,7 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
   return {
     notify(...notices) {
       for (const notice of notices) if (waiting.size < MOST) waiting.set(`${notice.channel} ${notice.payload}`, notice)
-      if (waiting.size > 0 && !closed) draining ??= outsideTenancy(drain)
+      if (waiting.size > 0 && !closed) draining ??= withoutTenant(drain)
     },
     async close() {
       closing.abort()
@@ -120,7 +120,7 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
       closed = true
       const target = client
       client = undefined
-      if (target && draining) destroy(target)
+      if (target && draining) destroyConnection(target)
       else await target?.end().catch(() => {})
     },
   }

@@ -2,7 +2,7 @@ import pg from 'pg'
 import type { Logger } from 'pino'
 
 /** Ends a subscription. `ready` resolves when PostgreSQL confirmed the LISTEN: what is notified later arrives. */
-export type Unlisten = (() => void) & { ready: Promise<void> }
+export type Unsubscribe = (() => void) & { ready: Promise<void> }
 
 export type Notifications = {
   /**
@@ -14,7 +14,7 @@ export type Notifications = {
     channel: string,
     handler: (payload: string) => void,
     options?: { onReconnect?: () => void; onDown?: () => void },
-  ): Unlisten
+  ): Unsubscribe
   /** False while the connection is down. */
   healthy(): boolean
   /** Whether the server answers on this connection in time; false while it is down. */
@@ -68,7 +68,7 @@ export async function openNotifications(options: {
     client = undefined
     clearTimeout(timer)
     // A half-open connection never answers an orderly end.
-    destroy(target)
+    destroyConnection(target)
     if (closed) return
     log.warn({ err: error }, 'notifications down')
     call(() => options.onDown?.(error))
@@ -119,7 +119,7 @@ export async function openNotifications(options: {
         if (!names.includes(name)) await next.query(`listen ${pg.escapeIdentifier(name)}`)
     } catch (error) {
       if (client === next) client = undefined
-      destroy(next)
+      destroyConnection(next)
       throw error
     }
     backoff = FIRST_BACKOFF_MS
@@ -195,7 +195,7 @@ export async function openNotifications(options: {
 }
 
 /** Cuts the socket: `end` waits for the server, which never answers on a lost connection. */
-export function destroy(client: pg.Client): void {
+export function destroyConnection(client: pg.Client): void {
   client.on('error', () => {})
   const { connection } = client as unknown as { connection?: { stream?: { destroy(): void } } }
   connection?.stream?.destroy()

@@ -1,7 +1,7 @@
 import pg from 'pg'
+import { isBeginPending, preparedPlanFor } from './commit-piggyback.ts'
 import { markDriverError } from './database-errors.ts'
-import { abandonmentNow } from './tenancy.ts'
-import { isHeld, planOf } from './transaction-edges.ts'
+import { abandonmentNow } from './tenant-context.ts'
 
 /**
  * Changes to the client of pg that hold for every client of a process that imports this file.
@@ -46,10 +46,10 @@ export const pendingStatements = (): IterableIterator<PendingStatement> => pendi
 function queryWithCallback(this: pg.Client, config: unknown, values?: unknown, callback?: unknown): unknown {
   const isSubmitted = typeof (config as { submit?: unknown } | null)?.submit === 'function'
   if (isSubmitted || typeof values === 'function' || callback) {
-    if (isHeld(this)) throw new Error('A transaction begins with a statement that is a text')
+    if (isBeginPending(this)) throw new Error('A transaction begins with a statement that is a text')
     return query.call(this, config, values, callback)
   }
-  const plan = planOf(this, config as string | { text: string }, values)
+  const plan = preparedPlanFor(this, config as string | { text: string }, values)
   if (plan && 'answer' in plan) return Promise.resolve(plan.answer)
   // A client has one statement under way; what is queued behind it waits for the same answer.
   if (!pending.has(this)) pending.set(this, { client: this, since: performance.now(), isAbandoned: abandonmentNow() })

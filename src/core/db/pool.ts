@@ -8,13 +8,13 @@ import {
 } from 'slonik'
 import type { z } from 'zod'
 import './pg-client.ts'
-import type { Executor } from '../jobs/queue.ts'
+import type { SqlExecutor } from '../jobs/queue.ts'
 import type { PoolUse } from '../process/metrics.ts'
-import { DatabaseSilentError } from './database-errors.ts'
-import { createPreparer, METHODS, planIsStale } from './prepare.ts'
-import type { SilenceWatch } from './silence.ts'
+import { DatabaseUnresponsiveError } from './database-errors.ts'
+import { createPreparer, planIsStale, STATEMENT_METHODS } from './prepared-statements.ts'
+import type { ServerWatchdog } from './server-watchdog.ts'
 import { type Queryable, rawQuery } from './sql.ts'
-import { TenantGate, tenancyNow } from './tenancy.ts'
+import { currentTenant, TenantLimiter } from './tenant-context.ts'
 
 export type Pool = DatabasePool
 
@@ -50,7 +50,7 @@ export type PoolOptions = {
   prepare?: boolean
   /** Most connections that the work of one tenant holds at once; the rest of it waits. */
   perTenant?: number
-  silence?: SilenceWatch
+  silence?: ServerWatchdog
   /** Called once per round trip. For benchmarks and query-count tests. */
   onRoundTrip?: (text: string) => void
 }
@@ -62,7 +62,7 @@ const holding = new AsyncLocalStorage<{ open: boolean } | undefined>()
  * Starts work on connections of its own from within a transaction. Only for work that the transaction does not wait for:
  * to wait for a second connection while holding one is what locks a process up.
  */
-export const outsideTransaction = <T>(work: () => T): T => holding.run(undefined, work)
+export const onSeparateConnection = <T>(work: () => T): T => holding.run(undefined, work)
 
 /** Refuses to take a connection where one is held. */
 const secondConnectionCheck: Interceptor = {
@@ -94,7 +94,7 @@ function noting(pool: Pool): Pool {
 }
 
 /** What stands before the connections of guarded pools. */
-const gates = new WeakMap<Pool, { gate: TenantGate; connections: number }>()
+const gates = new WeakMap<Pool, { gate: TenantLimiter; connections: number }>()
 
 /** How the connections of a pool are used. */
 export function poolUse(pool: Pool): PoolUse {
@@ -112,7 +112,7 @@ export function poolUse(pool: Pool): PoolUse {
 /** The pool with what stands before its connections: a tenant's part of them, and a server that may be silent. */
 function guarded(pool: Pool, { connections, perTenant, silence }: PoolOptions): Pool {
   if (!silence || perTenant === undefined) return pool
-  const gate = new TenantGate(perTenant)
+  const gate = new TenantLimiter(perTenant)
   let running = 0
   // On the path of every statement, so that nothing is put around the promise of one that has a connection at once.
   const start = (work: (begun: () => void) => Promise<unknown>, tenant?: string): Promise<unknown> => {
@@ -126,14 +126,14 @@ function guarded(pool: Pool, { connections, perTenant, silence }: PoolOptions): 
     return outcome
   }
   const run = (work: (begun: () => void) => Promise<unknown>): Promise<unknown> => {
-    if (silence.isSilent()) return Promise.reject(new DatabaseSilentError())
-    const tenancy = tenancyNow()
+    if (silence.isSilent()) return Promise.reject(new DatabaseUnresponsiveError())
+    const tenancy = currentTenant()
     if (!tenancy) return start(work)
     const turn = gate.enter(tenancy)
     return turn ? turn.then(() => start(work, tenancy.tenant)) : start(work, tenancy.tenant)
   }
   const guards = Object.create(pool) as Pool
-  for (const method of METHODS) {
+  for (const method of STATEMENT_METHODS) {
     const send = pool[method].bind(pool) as (query: unknown) => Promise<unknown>
     Object.assign(guards, { [method]: (query: unknown) => run(() => send(query)) })
   }
@@ -225,7 +225,7 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
 }
 
 /** Lets pg-boss run its statements on a connection of ours, so that a message commits with what caused it. */
-export const executor = (db: Queryable): Executor => ({
+export const sqlExecutor = (db: Queryable): SqlExecutor => ({
   executeSql: async (text, values = []) => {
     const result = await db.query(rawQuery(text, values))
     return { rows: result.rows as unknown[] as never[] }
@@ -236,7 +236,7 @@ export const executor = (db: Queryable): Executor => ({
  * Thrown in a transaction by what must not wait while a connection is held: the transaction is rolled back, the work is
  * done, and the transaction is run again.
  */
-export class RunFirst extends Error {
+export class RerunAfter extends Error {
   readonly work: () => Promise<unknown>
   constructor(work: () => Promise<unknown>) {
     super('The transaction waits for work that is done outside of it')
@@ -248,7 +248,7 @@ export class RunFirst extends Error {
 const MAX_RUNS = 200
 
 /** Whether an error asks for its transaction to be run again, once it is rolled back. */
-export const asksForRerun = (error: unknown): boolean => error instanceof RunFirst || planIsStale(error)
+export const isRerunRequest = (error: unknown): boolean => error instanceof RerunAfter || planIsStale(error)
 
 /**
  * Runs `work` in one transaction. An error rolls back and is thrown on; the connection survives it (Slonik
@@ -260,8 +260,8 @@ export async function inTransaction<T>(pool: Pool, work: (connection: Transactio
       return await transaction(pool, work)
     } catch (error) {
       // After a stale plan the statements have new names.
-      if (runs === MAX_RUNS || !asksForRerun(error)) throw error
-      if (error instanceof RunFirst) await error.work()
+      if (runs === MAX_RUNS || !isRerunRequest(error)) throw error
+      if (error instanceof RerunAfter) await error.work()
     }
   }
 }

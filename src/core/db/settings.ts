@@ -1,6 +1,6 @@
 import { z } from 'zod'
+import { sendAhead } from './commit-piggyback.ts'
 import { type Queryable, sql } from './sql.ts'
-import { sendAhead } from './transaction-edges.ts'
 
 const set = sql.type(z.object({ set_config: z.string() }))
 

@@ -10,13 +10,13 @@ import { z } from 'zod'
 export const sql = createSqlTag()
 
 /** A statement that gives no rows. */
-export const statement = sql.type(z.strictObject({}))
+export const voidStatement = sql.type(z.strictObject({}))
 
 /** A statement that gives one row, `count`. */
-export const counting = sql.type(z.strictObject({ count: z.int() }))
+export const countStatement = sql.type(z.strictObject({ count: z.int() }))
 
 /** A statement that gives ids. */
-export const identifying = sql.type(z.strictObject({ id: z.string() }))
+export const idStatement = sql.type(z.strictObject({ id: z.string() }))
 
 /** Anything statements can be sent through: the pool, one connection, or a transaction. */
 export type Queryable = Pick<
@@ -47,13 +47,13 @@ export const substring = (text: string): string => `%${text.replace(/[\\%_]/g, m
 export const prefix = (text: string): string => `${text.replace(/[\\%_]/g, match => `\\${match}`)}%`
 
 /** Conditions joined by `and`; none is `true`. */
-export const all = (conditions: (Fragment | null | undefined | false)[]): Fragment => {
+export const allOf = (conditions: (Fragment | null | undefined | false)[]): Fragment => {
   const present = conditions.filter(condition => !!condition) as Fragment[]
   return present.length === 0 ? sql.fragment`true` : sql.fragment`${sql.join(present, sql.fragment` and `)}`
 }
 
 /** Whether a text is one of some values; plain `=` for one, so that the planner sees the simplest form there is. */
-export const isOneOf = (column: Fragment, values: readonly string[]): Fragment =>
+export const equalsAny = (column: Fragment, values: readonly string[]): Fragment =>
   values.length === 1
     ? sql.fragment`${column} = ${values[0]}`
     : sql.fragment`${column} = any(${sql.array([...values], 'text')})`
@@ -66,9 +66,9 @@ export const jsonb = (value: unknown): Fragment =>
  * Whether a statement failed because a row that it names, or a row that names it, came or went meanwhile.
  * @param column by which the row is named; default any
  */
-export const isReferenceLost = (error: unknown, column?: string): boolean =>
+export const isForeignKeyViolation = (error: unknown, column?: string): boolean =>
   error instanceof ForeignKeyIntegrityConstraintViolationError &&
   (column === undefined || (error.constraint ?? '').endsWith(`_${column}_fkey`))
 
 /** Whether a statement failed because the project it writes for was deleted meanwhile. */
-export const isProjectGone = (error: unknown): boolean => isReferenceLost(error, 'project_id')
+export const isProjectDeleted = (error: unknown): boolean => isForeignKeyViolation(error, 'project_id')

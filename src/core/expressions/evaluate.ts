@@ -3,7 +3,7 @@
  * bounded: it reads nothing but its root, and what it may cost is counted, because it runs on the event loop.
  */
 
-import { holdsText } from '../api/text.ts'
+import { holdsText } from '../api/storable-text.ts'
 
 /** An expression, or its result, is beyond what one may cost. */
 export class ExpressionError extends Error {}
@@ -61,7 +61,7 @@ const nestsDeeper = (value: unknown, levels: number): boolean =>
 export function evaluate(
   expression: unknown,
   root: unknown,
-  spent: Spent = nothingSpent(),
+  spent: EvaluationBudget = freshBudget(),
   strictness: Strictness = 'coercing',
 ): unknown {
   const result = copied(new Evaluation(spent, strictness).value(expression, root))
@@ -77,22 +77,22 @@ export function evaluate(
 export type Strictness = 'coercing' | 'typed' | 'present'
 
 /** What evaluations have cost, where several share one budget. */
-export type Spent = { applications: number; volume: number }
+export type EvaluationBudget = { applications: number; volume: number }
 
-export const nothingSpent = (): Spent => ({ applications: 0, volume: 0 })
+export const freshBudget = (): EvaluationBudget => ({ applications: 0, volume: 0 })
 
 /** A budget of which but a share is left, for expressions that are evaluated thousands of times together. */
-export const mostlySpent = (left: number): Spent => ({
+export const reducedBudget = (left: number): EvaluationBudget => ({
   applications: Math.floor(MAX_APPLICATIONS * (1 - left)),
   volume: Math.floor(MAX_VOLUME * (1 - left)),
 })
 
 /** An evaluation and what it has spent. */
 class Evaluation {
-  readonly #spent: Spent
+  readonly #spent: EvaluationBudget
   readonly #strictness: Strictness
 
-  constructor(spent: Spent, strictness: Strictness) {
+  constructor(spent: EvaluationBudget, strictness: Strictness) {
     this.#spent = spent
     this.#strictness = strictness
   }
@@ -209,14 +209,15 @@ export const truthy = (value: unknown): boolean => (Array.isArray(value) ? value
 const HIDDEN = ['__proto__', 'prototype', 'constructor']
 
 /** A name that no path can read. */
-export const isHidden = (name: string): boolean => HIDDEN.includes(name)
+export const isReservedName = (name: string): boolean => HIDDEN.includes(name)
 
 /** What stands at a dotted path; null when something on the way is missing. */
 export function readPath(root: unknown, path: string): unknown {
   if (path === '') return root
   let found = root
   for (const segment of path.split('.')) {
-    if (typeof found !== 'object' || found === null || isHidden(segment) || !Object.hasOwn(found, segment)) return null
+    if (typeof found !== 'object' || found === null || isReservedName(segment) || !Object.hasOwn(found, segment))
+      return null
     found = (found as Record<string, unknown>)[segment]
   }
   return found ?? null
@@ -303,7 +304,7 @@ const OVER_ELEMENTS: Record<string, Operator> = {
 }
 
 /** Whether the second argument of an operator is evaluated for each element, with that as its root. */
-export const isOverElements = (name: string): boolean => Object.hasOwn(OVER_ELEMENTS, name)
+export const iteratesElements = (name: string): boolean => Object.hasOwn(OVER_ELEMENTS, name)
 
 const OPERATORS: Record<string, Operator> = {
   ...OVER_ELEMENTS,

@@ -1,4 +1,4 @@
-import { ExpressionError, evaluate, nothingSpent } from './evaluate.ts'
+import { ExpressionError, evaluate, freshBudget } from './evaluate.ts'
 
 /** What a mapping may come to, and what refuses it. */
 type Bounds = {
@@ -18,7 +18,7 @@ export function evaluateMapping(
   root: unknown,
   { bytes, tooLarge, failed }: Bounds,
 ): Record<string, unknown> {
-  const spent = nothingSpent()
+  const spent = freshBudget()
   let left = bytes
   return Object.fromEntries(
     Object.entries(mapping ?? {}).map(([key, expression]) => {

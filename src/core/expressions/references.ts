@@ -1,7 +1,7 @@
-import { isObject, isOverElements, listOf, operationOf } from './evaluate.ts'
+import { isObject, iteratesElements, listOf, operationOf } from './evaluate.ts'
 
 /** One place of an expression that reads its root. */
-export type Reading = {
+export type RootRead = {
   /** Null for a path that is computed. */
   path: string | null
   by: 'var' | 'missing'
@@ -14,14 +14,14 @@ export type Reading = {
 const ORDERING = ['<', '<=', '>', '>=']
 
 /** Every place where an expression reads its root, of whatever branch. */
-export function readingsOf(expression: unknown): Reading[] {
-  const readings: Reading[] = []
+export function rootReadsOf(expression: unknown): RootRead[] {
+  const readings: RootRead[] = []
   collect(expression, false, readings)
   return readings
 }
 
 /** Into one list: to copy those of each level into the next costs more than to find them. */
-function collect(expression: unknown, ordered: boolean, readings: Reading[]): void {
+function collect(expression: unknown, ordered: boolean, readings: RootRead[]): void {
   const operation = operationOf(expression)
   if (!operation) {
     if (typeof expression !== 'object' || expression === null) return
@@ -31,13 +31,13 @@ function collect(expression: unknown, ordered: boolean, readings: Reading[]): vo
   const [name, given] = operation
   if (name === 'preserve') return
   const args = listOf(given)
-  const add = (by: Reading['by'], path: unknown, defaulted = false) =>
+  const add = (by: RootRead['by'], path: unknown, defaulted = false) =>
     readings.push({ path: pathOf(path), by, defaulted, ordered })
   if (name === 'var') add('var', args.length === 0 ? '' : args[0], args.length > 1)
   if (name === 'missing') for (const path of args.flatMap(listOf)) add('missing', path)
   if (name === 'missing_some') for (const path of args.slice(1).flatMap(listOf)) add('missing', path)
   // The second argument of these reads elements, not the root.
-  const inside = isOverElements(name) ? args.filter((_arg, index) => index !== 1) : args
+  const inside = iteratesElements(name) ? args.filter((_arg, index) => index !== 1) : args
   const isOrdering = ordered || ORDERING.includes(name)
   for (const item of inside) collect(item, isOrdering, readings)
 }
@@ -49,7 +49,7 @@ function pathOf(value: unknown): string | null {
 }
 
 /** The paths of the root that an expression names literally, each as often as it does. */
-export const pathsOf = (expression: unknown): string[] => readingsOf(expression).flatMap(({ path }) => path ?? [])
+export const pathsOf = (expression: unknown): string[] => rootReadsOf(expression).flatMap(({ path }) => path ?? [])
 
 /** The keys of objects that look like an operator and are none, wherever they would be evaluated. */
 export function unknownOperators(expression: unknown): string[] {

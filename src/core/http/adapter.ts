@@ -5,21 +5,21 @@ import express, { type Express, type NextFunction, type Request, type Response, 
 import passport from 'passport'
 import { Strategy as BearerStrategy } from 'passport-http-bearer'
 import { AppError, errorBody, raise } from '../api/errors.ts'
-import type { Answer, Operation } from '../api/operation.ts'
-import { inTenancy } from '../db/tenancy.ts'
+import type { Operation, OperationResult } from '../api/operation.ts'
+import { withTenant } from '../db/tenant-context.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Call, RequestFacts } from '../invoke/call.ts'
 import { authentication, countRequest, type Proof } from '../invoke/hooks.ts'
 import { type Invocation, openInvocation } from '../invoke/invocation.ts'
-import { carryOut } from '../invoke/invoke.ts'
-import { refusalOf } from '../invoke/refusal.ts'
-import { loggedPath } from '../process/log.ts'
-import { requestDuration, requests } from '../process/metrics.ts'
+import { executeInvocation } from '../invoke/invoke.ts'
+import { toRefusal } from '../invoke/refusal-mapping.ts'
+import { redactedPath } from '../process/log.ts'
+import { httpRequests, requestDuration } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { countAnonymous } from './anonymous-bodies.ts'
-import { CLIENT_GONE, dropBody, jsonReader, UNKNOWN_BODY_BYTES, unauthorizedBody } from './body.ts'
-import { type Exchange, type Mount, mounts } from './mounts.ts'
-import { boundBody, boundReader, requestIdOf } from './server.ts'
+import { anonymousBodyError, CLIENT_GONE, jsonReader, rejectBody, UNKNOWN_BODY_BYTES } from './body.ts'
+import { type Mount, type MountExchange, mounts } from './mounts.ts'
+import { limitBodyTime, limitReaderStall, requestIdOf } from './server.ts'
 
 /** A request with what the first middleware noted. */
 type Wire = Request & { requestId: string; startedAt: number }
@@ -147,7 +147,7 @@ export function createHttp(
   app.use('/api/v1', (req: Request, _res: Response, next: NextFunction) => {
     resolve(req)
       .then(async caller => {
-        if (!caller) throw unauthorizedBody(req)
+        if (!caller) throw anonymousBodyError(req)
         if (caller.credential.type === 'api_key' && caller.project_id)
           await countRequest(services, caller, caller.project_id)
         raise('RESOURCE_NOT_FOUND', { message: `No route ${req.method} ${req.baseUrl}${req.path}` })
@@ -168,9 +168,9 @@ export function createHttp(
     res: Response,
     { route, operation, caller }: { route: string; operation?: string; caller?: Caller },
   ) {
-    const refused = refusedByLayer(error)
+    const refused = httpLayerError(error)
     if (refused.code === 'INTERNAL_ERROR' && config.ERROR_LOGS_ENABLED) {
-      const path = loggedPath(req.path)
+      const path = redactedPath(req.path)
       const err = refused.cause ?? error
       log.error({ request_id: req.requestId, method: req.method, path, operation, err }, 'request failed')
     }
@@ -184,7 +184,7 @@ export function createHttp(
     for (const [name, value] of Object.entries(refused.headers ?? {})) res.setHeader(name, value)
     if (refused.code === 'UNAUTHORIZED' && !res.hasHeader('WWW-Authenticate'))
       res.setHeader('WWW-Authenticate', 'Bearer')
-    dropBody(req, res)
+    rejectBody(req, res)
     end(req, res, refused.status, text, { route, caller, level: isSilent ? 'debug' : 'info' })
   }
 
@@ -201,13 +201,13 @@ export function createHttp(
 
   function done(req: Wire, status: number, { route, caller, noted, level = 'info' }: Line) {
     const ms = performance.now() - req.startedAt
-    requests.inc({ method: req.method, route, status: String(status) })
+    httpRequests.inc({ method: req.method, route, status: String(status) })
     requestDuration.observe({ method: req.method, route, status: String(status) }, ms / 1000)
     log[level](
       {
         request_id: req.requestId,
         method: req.method,
-        path: loggedPath(req.originalUrl),
+        path: redactedPath(req.originalUrl),
         status,
         ms: Math.round(ms * 10) / 10,
         principal_id: caller?.principal.id,
@@ -252,7 +252,7 @@ export function createHttp(
     return async (req, res) => {
       let caller: Caller | undefined
       const noted: Record<string, unknown> = {}
-      const exchange: Exchange = {
+      const exchange: MountExchange = {
         req,
         res,
         request: factsOf(req, res),
@@ -263,9 +263,9 @@ export function createHttp(
           return found
         },
         async readJson() {
-          if (!caller) throw unauthorizedBody(req)
+          if (!caller) throw anonymousBodyError(req)
           const totalMs = config.HTTP_BODY_TIMEOUT_MS
-          boundBody(req, { totalMs, idleMs: Math.min(config.HTTP_IDLE_TIMEOUT_MS, totalMs) })
+          limitBodyTime(req, { totalMs, idleMs: Math.min(config.HTTP_IDLE_TIMEOUT_MS, totalMs) })
           await read(req, res)
           return req.body === '' ? undefined : req.body
         },
@@ -296,10 +296,10 @@ export function createHttp(
       if (operation.method === 'get') return identify
       const startedAt = performance.now()
       const caller = open ? null : await identify()
-      const refused = open || caller ? null : unauthorizedBody(req)
+      const refused = open || caller ? null : anonymousBodyError(req)
       if (refused && (operation.receive || refused.code !== 'UNAUTHORIZED')) throw refused
       const totalMs = caller ? knownMs : openMs
-      boundBody(req, { totalMs, idleMs: Math.min(config.HTTP_IDLE_TIMEOUT_MS, totalMs) })
+      limitBodyTime(req, { totalMs, idleMs: Math.min(config.HTTP_IDLE_TIMEOUT_MS, totalMs) })
       if (!operation.receive) {
         const reader = refused ? readUnknown : read
         const count = caller ? undefined : countAnonymous(services, `address ${req.ip}`, closedSignal(res))
@@ -318,12 +318,12 @@ export function createHttp(
       try {
         const identify = await readBody(req, res)
         invocation = openInvocation(services, operation, callOf(req, res, identify))
-        const given = await carryOut(invocation)
+        const given = await executeInvocation(invocation)
         if (given.stream && req.method !== 'HEAD') {
           // What a stream reads counts as its project's work; it is not given up for having to wait.
           const tenancy = { ...invocation.tenancy, patienceMs: Number.POSITIVE_INFINITY }
           const { caller } = invocation
-          return inTenancy(tenancy, () => sendStream(req, res, given, { route: operation.path, caller }))
+          return withTenant(tenancy, () => sendStream(req, res, given, { route: operation.path, caller }))
         }
         given.stream?.destroy()
         if (given.contentType) res.setHeader('Content-Type', given.contentType)
@@ -337,13 +337,13 @@ export function createHttp(
     }
   }
 
-  function sendStream(req: Wire, res: Response, given: Answer, line: Line): void {
+  function sendStream(req: Wire, res: Response, given: OperationResult, line: Line): void {
     res.statusCode = given.status
     res.setHeader('Content-Type', given.contentType as string)
     for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)
     res.flushHeaders()
-    boundReader(res, config.HTTP_IDLE_TIMEOUT_MS)
-    pipeline(given.stream as NonNullable<Answer['stream']>, res, error => {
+    limitReaderStall(res, config.HTTP_IDLE_TIMEOUT_MS)
+    pipeline(given.stream as NonNullable<OperationResult['stream']>, res, error => {
       // A client that leaves closes the answer early; anything else is a failure after the status went out.
       if (error && error.code !== 'ERR_STREAM_PREMATURE_CLOSE' && config.ERROR_LOGS_ENABLED)
         log.error({ request_id: req.requestId, route: line.route, err: error }, 'answer broken off')
@@ -354,8 +354,8 @@ export function createHttp(
 }
 
 /** What was thrown where a body is read, as a catalogued error: a body that cannot be read, a refusal of the HTTP layer. */
-export function refusedByLayer(error: unknown): AppError {
-  const known = refusalOf(error)
+export function httpLayerError(error: unknown): AppError {
+  const known = toRefusal(error)
   if (known) return known
   const layer = error as { type?: string; status?: number; statusCode?: number; expose?: boolean; message?: string }
   const status = layer.status ?? layer.statusCode

@@ -1,5 +1,5 @@
-import { notReady } from '../api/errors.ts'
-import { perProcess } from '../process/per-process.ts'
+import { serviceNotReady } from '../api/errors.ts'
+import { processSingleton } from '../process/process-singleton.ts'
 import type { Services } from '../process/services.ts'
 
 /** One sender holds at most this part of the memory, so that others find some left. */
@@ -32,7 +32,7 @@ class AnonymousBodies {
   }
 }
 
-const bodies = perProcess(({ config }) => new AnonymousBodies(config.HTTP_ANONYMOUS_BODIES_BYTES))
+const bodies = processSingleton(({ config }) => new AnonymousBodies(config.HTTP_ANONYMOUS_BODIES_BYTES))
 
 /** Counts the bytes of one body as they arrive. Throws SERVICE_NOT_READY. */
 export type CountBytes = (bytes: number) => void
@@ -48,7 +48,7 @@ export function countAnonymous(services: Services, sender: string, closed: Abort
   return bytes => {
     if (closed.aborted) return
     if (!memory.take(sender, bytes))
-      throw notReady(
+      throw serviceNotReady(
         { bodies: 'busy' },
         { message: 'Too many bodies of requests without a bearer credential are arriving', retryAfterSeconds: 1 },
       )

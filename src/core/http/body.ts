@@ -1,6 +1,6 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import express, { type Request, type RequestHandler, type Response } from 'express'
-import { AppError, invalid } from '../api/errors.ts'
+import { AppError, raiseInvalid } from '../api/errors.ts'
 import type { CountBytes } from './anonymous-bodies.ts'
 
 /** What a request without a valid credential may send at most, in bytes. */
@@ -21,7 +21,7 @@ const CLOSING = [0x5d, 0x7d]
  * Bounds what JSON may cost before it is parsed: at most 64 levels and 50,000 values, unless said otherwise. Reads the
  * bytes once; 10 MB take about 20 ms. Raises VALIDATION_FAILED.
  */
-export function boundJson(bytes: Uint8Array, most = MAX_VALUES): void {
+export function limitJson(bytes: Uint8Array, most = MAX_VALUES): void {
   let depth = 0
   let values = 1
   let quoted = false
@@ -35,15 +35,15 @@ export function boundJson(bytes: Uint8Array, most = MAX_VALUES): void {
     else if (OPENING.includes(byte)) {
       values++
       if (++depth > MAX_DEPTH)
-        invalid({ code: 'TOO_DEEP', path: '', message: `is nested deeper than ${MAX_DEPTH} levels` })
+        raiseInvalid({ code: 'TOO_DEEP', path: '', message: `is nested deeper than ${MAX_DEPTH} levels` })
     } else if (CLOSING.includes(byte)) depth--
-    if (values > most) invalid({ code: 'TOO_MANY_VALUES', path: '', message: `holds more than ${most} values` })
+    if (values > most) raiseInvalid({ code: 'TOO_MANY_VALUES', path: '', message: `holds more than ${most} values` })
   }
 }
 
 /** The value of JSON text that came within a body or a query. Raises VALIDATION_FAILED as boundJson; throws for what is no JSON. */
 export function parseJson(text: string): unknown {
-  boundJson(Buffer.from(text))
+  limitJson(Buffer.from(text))
   return JSON.parse(text)
 }
 
@@ -82,7 +82,7 @@ const parser = (limit: number): RequestHandler =>
           status: 415,
           message: `unsupported charset "${encoding.toUpperCase()}"`,
         })
-      boundJson(bytes)
+      limitJson(bytes)
     },
   })
 
@@ -90,7 +90,7 @@ const parser = (limit: number): RequestHandler =>
 export const CLIENT_GONE = new AppError('REQUEST_REJECTED', { status: 400, message: 'The client went away' })
 
 /** Refuses a body that came without a credential: 413 where it declares more than such a body may have. */
-export function unauthorizedBody(req: IncomingMessage): AppError {
+export function anonymousBodyError(req: IncomingMessage): AppError {
   return declaredLength(req) > UNKNOWN_BODY_BYTES ? tooLarge() : new AppError('UNAUTHORIZED')
 }
 
@@ -102,7 +102,7 @@ const tooLarge = () => new AppError('REQUEST_REJECTED', { status: 413, message: 
  * Ends the connection behind an answer that is given without the body. No more than 64 KiB of it are taken; the client may
  * still read the answer for a second, which node, closing at once with bytes unread, would take from it by a reset.
  */
-export function dropBody(req: IncomingMessage, res: ServerResponse): void {
+export function rejectBody(req: IncomingMessage, res: ServerResponse): void {
   if (req.complete) return
   const { socket } = req
   res.setHeader('Connection', 'close')

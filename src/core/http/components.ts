@@ -1,14 +1,15 @@
 import { z } from 'zod'
 import { fieldDescription } from '../api/field-descriptions.ts'
 
-export type Json = Record<string, unknown>
+export type SchemaNode = Record<string, unknown>
 
-const isObject = (value: unknown): value is Json => typeof value === 'object' && value !== null && !Array.isArray(value)
+const isObject = (value: unknown): value is SchemaNode =>
+  typeof value === 'object' && value !== null && !Array.isArray(value)
 
 const SCHEMAS = '#/components/schemas/'
 
 /** What a JSON Schema says of every value of its kind, and so says nothing. */
-const isPlain = (key: string, value: unknown, schema: Json): boolean =>
+const isPlain = (key: string, value: unknown, schema: SchemaNode): boolean =>
   (key === 'minimum' && value === Number.MIN_SAFE_INTEGER) ||
   (key === 'maximum' && value === Number.MAX_SAFE_INTEGER) ||
   (key === 'pattern' && typeof schema.format === 'string') ||
@@ -19,11 +20,11 @@ const isPlain = (key: string, value: unknown, schema: Json): boolean =>
  * alike. Examples that are declared beside schemas stay in them as `example` until `published` leaves them out.
  */
 export class Components {
-  readonly schemas: Record<string, Json> = {}
-  readonly #made = new WeakMap<z.ZodType, Partial<Record<'input' | 'output', Json>>>()
+  readonly schemas: Record<string, SchemaNode> = {}
+  readonly #made = new WeakMap<z.ZodType, Partial<Record<'input' | 'output', SchemaNode>>>()
 
   /** The JSON Schema of a zod type; named types (`.meta({ id })`) are components and referred to. */
-  schema(type: z.ZodType, io: 'input' | 'output'): Json {
+  schema(type: z.ZodType, io: 'input' | 'output'): SchemaNode {
     const made = this.#made.get(type) ?? {}
     this.#made.set(type, made)
     made[io] ??= this.#convert(type, io)
@@ -31,29 +32,29 @@ export class Components {
   }
 
   /** Adds a component unless there is one of the name, and refers to it. */
-  named(name: string, schema: Json): Json {
+  named(name: string, schema: SchemaNode): SchemaNode {
     this.schemas[name] ??= schema
     return { $ref: `${SCHEMAS}${name}` }
   }
 
   /** The schema that a reference leads to; any other schema itself. */
-  resolve(schema: Json): Json {
+  resolve(schema: SchemaNode): SchemaNode {
     return typeof schema.$ref === 'string' && schema.$ref.startsWith(SCHEMAS)
       ? this.resolve({ ...this.schemas[schema.$ref.slice(SCHEMAS.length)] })
       : schema
   }
 
-  #convert(type: z.ZodType, io: 'input' | 'output'): Json {
+  #convert(type: z.ZodType, io: 'input' | 'output'): SchemaNode {
     const schema = z.toJSONSchema(type, {
       io,
       unrepresentable: 'any',
       reused: 'inline',
       target: 'draft-2020-12',
-    }) as Json
+    }) as SchemaNode
     const { $schema: _draft, $defs = {}, ...root } = schema
-    const definitions = $defs as Record<string, Json>
+    const definitions = $defs as Record<string, SchemaNode>
     // What callers send is described at its declaration, where tools read it too.
-    const describe = (name: string, field: Json) =>
+    const describe = (name: string, field: SchemaNode) =>
       io === 'output' && !isDescribed(field, definitions) ? fieldDescription(name) : null
     for (const [name, definition] of Object.entries(definitions)) this.named(name, tidy(definition, describe))
     const name = root.id as string | undefined
@@ -63,10 +64,10 @@ export class Components {
 }
 
 /** Whether a schema says what it is about, itself or where it refers to. */
-function isDescribed(schema: Json, definitions: Record<string, Json>): boolean {
+function isDescribed(schema: SchemaNode, definitions: Record<string, SchemaNode>): boolean {
   const { description, $ref, anyOf, oneOf, allOf } = schema
   const target = typeof $ref === 'string' ? definitions[$ref.slice($ref.lastIndexOf('/') + 1)] : undefined
-  const parts = [target, anyOf, oneOf, allOf].flat() as (Json | undefined)[]
+  const parts = [target, anyOf, oneOf, allOf].flat() as (SchemaNode | undefined)[]
   return description !== undefined || parts.some(part => part !== undefined && isDescribed(part, definitions))
 }
 
@@ -74,16 +75,16 @@ function isDescribed(schema: Json, definitions: Record<string, Json>): boolean {
  * A schema as the document has it: references to components, without names and without limits that say nothing. `describe`
  * gives fields a description that have none.
  */
-function tidy(schema: Json, describe: (name: string, field: Json) => string | null): Json {
+function tidy(schema: SchemaNode, describe: (name: string, field: SchemaNode) => string | null): SchemaNode {
   const field = (name: string, value: unknown): unknown => {
     const description = isObject(value) ? describe(name, value) : null
     const walked = walk(value, false)
-    return description ? { ...(walked as Json), description } : walked
+    return description ? { ...(walked as SchemaNode), description } : walked
   }
   const walk = (node: unknown, isMap: boolean): unknown => {
     if (Array.isArray(node)) return node.map(each => walk(each, false))
     if (!isObject(node)) return node
-    const out: Json = {}
+    const out: SchemaNode = {}
     for (const [key, value] of Object.entries(node)) {
       if (isMap) out[key] = field(key, value)
       else if (key === 'id' && typeof value === 'string') continue
@@ -93,17 +94,18 @@ function tidy(schema: Json, describe: (name: string, field: Json) => string | nu
     }
     return out
   }
-  return walk(schema, false) as Json
+  return walk(schema, false) as SchemaNode
 }
 
 /** A schema without what only examples are made of. */
-export function published(schema: unknown, isMap = false): unknown {
-  if (Array.isArray(schema)) return schema.map(each => published(each))
+export function publishedComponents(schema: unknown, isMap = false): unknown {
+  if (Array.isArray(schema)) return schema.map(each => publishedComponents(each))
   if (!isObject(schema)) return schema
-  const out: Json = {}
+  const out: SchemaNode = {}
   for (const [key, value] of Object.entries(schema)) {
     if (!isMap && key === 'example') continue
-    out[key] = !isMap && ['default', 'const', 'enum'].includes(key) ? value : published(value, key === 'properties')
+    out[key] =
+      !isMap && ['default', 'const', 'enum'].includes(key) ? value : publishedComponents(value, key === 'properties')
   }
   return out
 }
@@ -115,9 +117,9 @@ const pascal = (text: string): string =>
   text.replace(/(^|[^A-Za-z0-9]+)([A-Za-z0-9])/g, (_match, _gap, letter: string) => letter.toUpperCase())
 
 /** Makes a component of each schema that is there several times, named after where it is first. */
-export function withoutRepeats(schemas: Record<string, Json>): Record<string, Json> {
+export function withoutRepeats(schemas: Record<string, SchemaNode>): Record<string, SchemaNode> {
   const counts = new Map<string, number>()
-  const eachSchema = (value: unknown, isMap: boolean, visit: (schema: Json, text: string) => void): void => {
+  const eachSchema = (value: unknown, isMap: boolean, visit: (schema: SchemaNode, text: string) => void): void => {
     if (Array.isArray(value)) for (const each of value) eachSchema(each, false, visit)
     if (!isObject(value)) return
     if (!isMap && !value.$ref) visit(value, JSON.stringify(value))
@@ -128,7 +130,7 @@ export function withoutRepeats(schemas: Record<string, Json>): Record<string, Js
     for (const [key, value] of Object.entries(schema))
       eachSchema(value, key === 'properties', (_schema, text) => counts.set(text, (counts.get(text) ?? 0) + 1))
   const names = new Map<string, string>()
-  const made: Record<string, Json> = {}
+  const made: Record<string, SchemaNode> = {}
   const replaced = (value: unknown, isMap: boolean, path: string): unknown => {
     if (Array.isArray(value)) return value.map(each => replaced(each, false, path))
     if (!isObject(value)) return value
@@ -145,7 +147,7 @@ export function withoutRepeats(schemas: Record<string, Json>): Record<string, Js
     }
     return inner(value, isMap, path)
   }
-  const inner = (value: Json, isMap: boolean, path: string): Json =>
+  const inner = (value: SchemaNode, isMap: boolean, path: string): SchemaNode =>
     Object.fromEntries(
       Object.entries(value).map(([key, item]) => [
         key,
@@ -154,7 +156,7 @@ export function withoutRepeats(schemas: Record<string, Json>): Record<string, Js
           : replaced(item, !isMap && key === 'properties', isMap ? `${path}${pascal(key)}` : path),
       ]),
     )
-  const all = Object.entries(schemas).map(([name, schema]): [string, Json] => [name, inner(schema, false, name)])
+  const all = Object.entries(schemas).map(([name, schema]): [string, SchemaNode] => [name, inner(schema, false, name)])
   return Object.fromEntries([...all, ...Object.entries(made)])
 }
 
@@ -165,12 +167,12 @@ const REFERENCE = /"#\/components\/(schemas|responses)\/([^"]+)"/g
  * finds repeats within 32 KiB only.
  */
 export function inOrderOfUse(
-  schemas: Record<string, Json>,
-  { paths, responses }: { paths: Json; responses: Record<string, Json> },
-): Record<string, Json> {
-  const parts: Record<string, Record<string, Json>> = { schemas, responses }
+  schemas: Record<string, SchemaNode>,
+  { paths, responses }: { paths: SchemaNode; responses: Record<string, SchemaNode> },
+): Record<string, SchemaNode> {
+  const parts: Record<string, Record<string, SchemaNode>> = { schemas, responses }
   const used = new Set<string>()
-  const ordered: Record<string, Json> = {}
+  const ordered: Record<string, SchemaNode> = {}
   const visit = (part: unknown): void => {
     for (const [reference, place, name] of JSON.stringify(part).matchAll(REFERENCE)) {
       if (used.has(reference)) continue

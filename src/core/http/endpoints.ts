@@ -2,16 +2,16 @@ import { timingSafeEqual } from 'node:crypto'
 import { promisify } from 'node:util'
 import { brotliCompress, constants, gzip } from 'node:zlib'
 import type { Express, Request, Response } from 'express'
-import { AppError, errorBody, errorDocument, notReady } from '../api/errors.ts'
-import { etagOf, namesTag } from '../api/etag.ts'
+import { AppError, errorBody, errorDocument, serviceNotReady } from '../api/errors.ts'
+import { etagMatches, etagOf } from '../api/etag.ts'
 import type { Operation } from '../api/operation.ts'
 import { migrationNames } from '../db/migrate.ts'
 import { poolUse } from '../db/pool.ts'
 import { waitingRowAges } from '../jobs/waiting-rows.ts'
-import { collectProcess, registry, reportPool, reportQueues, reportWaitingRows } from '../process/metrics.ts'
+import { collectProcess, registry, reportPool, reportWaitingRows, setQueueDepthSource } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { sha256Of } from '../secrets/digest.ts'
-import { allOk, type Checks, readiness } from './health.ts'
+import { allHealthy, type Checks, readinessHandler } from './health.ts'
 import { openApiDocument } from './openapi.ts'
 import { errorPage, permissionPage, referencePage } from './pages.ts'
 
@@ -46,7 +46,7 @@ export function mountDocuments(
       res.setHeader('ETag', made.tag)
       res.setHeader('Cache-Control', 'max-age=60')
       const known = req.headers['if-none-match']
-      if (known !== undefined && namesTag(known, made.tag)) return void res.status(304).end()
+      if (known !== undefined && etagMatches(known, made.tag)) return void res.status(304).end()
       res.setHeader('Content-Type', type)
       if (type.startsWith('text/html'))
         res.setHeader(
@@ -86,12 +86,12 @@ export function mountHealth(
   app.get('/healthz', (_req: Request, res: Response) => void res.json({ status: 'ok' }))
   app.get('/readyz', (_req: Request, res: Response) => {
     const ready = (checks: Checks) => {
-      if (allOk(checks)) return void res.json({ status: 'ok', checks })
-      const error = notReady(checks)
+      if (allHealthy(checks)) return void res.json({ status: 'ok', checks })
+      const error = serviceNotReady(checks)
       res.status(error.status).json(errorBody(error, config.DOCS_BASE_URL))
     }
     if (state.draining()) return ready({ process: 'shutting down' })
-    void readiness(services, migrationCount).then(checks => ready({ ...checks, ...state.extra?.() }))
+    void readinessHandler(services, migrationCount).then(checks => ready({ ...checks, ...state.extra?.() }))
   })
   mountMetrics(app, services)
 }
@@ -103,7 +103,7 @@ const same = (left: string, right: string): boolean => timingSafeEqual(sha256Of(
 function mountMetrics(app: Express, services: Services): void {
   const { config } = services
   collectProcess()
-  reportQueues(() => services.queues.stats())
+  setQueueDepthSource(() => services.queues.stats())
   reportWaitingRows(() => waitingRowAges(services.pool))
   reportPool(() => poolUse(services.pool))
   app.get('/metrics', (req: Request, res: Response) => {

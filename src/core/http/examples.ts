@@ -1,6 +1,6 @@
 import { kinds } from '../api/kind.ts'
-import { pascal } from '../api/resource.ts'
-import type { Components, Json } from './components.ts'
+import { toPascalCase } from '../api/resource.ts'
+import type { Components, SchemaNode } from './components.ts'
 
 /**
  * Examples of bodies, out of the schemas themselves: what a schema or a field declares (`.meta({ example })`), else a value
@@ -59,10 +59,10 @@ const EMPTY = /^(error|last_error|failure)$|_redacted_|^(deleted|archived|cancel
 
 export const exampleId = (prefix: string): string => `${prefix}_${SUFFIX}`
 
-const hasBranches = (schema: Json): Json[] | null =>
-  (schema.anyOf as Json[] | undefined) ?? (schema.oneOf as Json[] | undefined) ?? null
+const hasBranches = (schema: SchemaNode): SchemaNode[] | null =>
+  (schema.anyOf as SchemaNode[] | undefined) ?? (schema.oneOf as SchemaNode[] | undefined) ?? null
 
-const isNull = (schema: Json): boolean => schema.type === 'null'
+const isNull = (schema: SchemaNode): boolean => schema.type === 'null'
 
 type Place = {
   form: 'sent' | 'answered'
@@ -96,16 +96,16 @@ export class Examples {
    * An example of what a caller sends: what is required, and what has an example of its own. Of a body that requires nothing
    * and has none, its first field.
    */
-  sent(schema: Json): unknown {
+  sent(schema: SchemaNode): unknown {
     return this.#of(schema, { form: 'sent', name: '', owner: '', depth: 0 })
   }
 
   /** An example of what is answered: with every field. `owner`: the kind that it is about. */
-  answered(schema: Json, owner = ''): unknown {
+  answered(schema: SchemaNode, owner = ''): unknown {
     return this.#of(schema, { form: 'answered', name: '', owner, depth: 0 })
   }
 
-  #of(schema: Json, at: Place): unknown {
+  #of(schema: SchemaNode, at: Place): unknown {
     const { $ref } = schema
     if (typeof $ref === 'string') {
       const { example = schema.example } = schema
@@ -126,7 +126,7 @@ export class Examples {
       return this.#of(branch, at)
     }
     if (Array.isArray(schema.allOf)) {
-      const parts = (schema.allOf as Json[]).map(part => this.#of(part, at))
+      const parts = (schema.allOf as SchemaNode[]).map(part => this.#of(part, at))
       return parts.length === 1 ? parts[0] : Object.assign({}, ...parts)
     }
     const types = [schema.type ?? []].flat() as string[]
@@ -141,10 +141,10 @@ export class Examples {
     return VALUES[at.name] ?? {}
   }
 
-  #object(schema: Json, at: Place): unknown {
-    const properties = (schema.properties ?? {}) as Record<string, Json>
+  #object(schema: SchemaNode, at: Place): unknown {
+    const properties = (schema.properties ?? {}) as Record<string, SchemaNode>
     const required = (schema.required ?? []) as string[]
-    const declared = (schema.example ?? {}) as Json
+    const declared = (schema.example ?? {}) as SchemaNode
     const names = Object.keys(properties)
     if (names.length === 0) return declared
     const isShown = (name: string): boolean => {
@@ -164,7 +164,7 @@ export class Examples {
   }
 
   /** Whether a field that may be null is null in an answer: failures, ends, and what is not a plain value. */
-  #isLeftNull(branches: Json[], { form, name }: Place): boolean {
+  #isLeftNull(branches: SchemaNode[], { form, name }: Place): boolean {
     if (form === 'sent') return false
     const isPlain = branches.some(each => {
       const { type, enum: values, const: value } = this.#components.resolve(each)
@@ -178,7 +178,7 @@ export class Examples {
     return EMPTY.test(name) || (!isPlain && !branches.some(each => this.#hasExample(each)))
   }
 
-  #hasExample(schema: Json): boolean {
+  #hasExample(schema: SchemaNode): boolean {
     return (
       schema.example !== undefined ||
       (hasBranches(schema) ?? []).some(each => this.#hasExample(each)) ||
@@ -186,16 +186,16 @@ export class Examples {
     )
   }
 
-  #array(schema: Json, at: Place): unknown {
+  #array(schema: SchemaNode, at: Place): unknown {
     if (at.depth >= DEEPEST) return []
-    const items = (schema.items ?? {}) as Json
+    const items = (schema.items ?? {}) as SchemaNode
     const length = Math.max(1, Number(schema.minItems ?? 1))
     return Array.from({ length }, () =>
       this.#of(items, { ...at, name: at.name.replace(/s$/, ''), depth: at.depth + 1 }),
     )
   }
 
-  #text(schema: Json, { name, owner }: Place): unknown {
+  #text(schema: SchemaNode, { name, owner }: Place): unknown {
     if (typeof schema.default === 'string') return schema.default
     if (schema.format === 'date-time' || /_(at|until)$/.test(name) || name === 'time') return TIME
     if (schema.format === 'date') return TIME.slice(0, 10)
@@ -220,11 +220,11 @@ export class Examples {
 
   /** The kind that a component is about: `AgentWithWarnings` is about agents. */
   #kindNamed(component: string): string | null {
-    return this.#prefixes.find(([name]) => component.startsWith(pascal(name)))?.[0] ?? null
+    return this.#prefixes.find(([name]) => component.startsWith(toPascalCase(name)))?.[0] ?? null
   }
 }
 
-function number(schema: Json, name: string): unknown {
+function number(schema: SchemaNode, name: string): unknown {
   if (typeof schema.default === 'number') return schema.default
   const least = Number(schema.minimum ?? Number(schema.exclusiveMinimum ?? -1) + 1)
   const most = Number(schema.maximum ?? schema.exclusiveMaximum ?? Number.POSITIVE_INFINITY)

@@ -1,9 +1,9 @@
 import type { RequestListener, Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
-import { errorBody, notReady } from '../api/errors.ts'
+import { errorBody, serviceNotReady } from '../api/errors.ts'
 import { hearsItself, LOST_STATEMENT } from '../db/connections.ts'
 import { sqlStateOf } from '../db/database-errors.ts'
-import { counting, type Queryable, statement } from '../db/sql.ts'
+import { countStatement, type Queryable, voidStatement } from '../db/sql.ts'
 import type { Services } from '../process/services.ts'
 import { requestIdOf } from './server.ts'
 
@@ -34,7 +34,7 @@ const PROBE_SECONDS = 15
  * disk is found by the write, which every process tries until one succeeds.
  */
 const probeWrite = (db: Queryable) =>
-  db.query(statement`
+  db.query(voidStatement`
     update write_probe set written_at = now() where written_at < now() - ${PROBE_SECONDS} * interval '1 s'`)
 
 const withBudget = async (check: () => Promise<string>): Promise<string> => {
@@ -52,7 +52,7 @@ const withBudget = async (check: () => Promise<string>): Promise<string> => {
 }
 
 /** The checks of /readyz. `expectedMigrations` is the number of files in sql/. */
-export async function readiness(services: Services, expectedMigrations: number): Promise<Checks> {
+export async function readinessHandler(services: Services, expectedMigrations: number): Promise<Checks> {
   const { notifications, pool } = services
   const [database, migrations, queue, notified] = await Promise.all([
     withBudget(async () => {
@@ -60,11 +60,11 @@ export async function readiness(services: Services, expectedMigrations: number):
       return 'ok'
     }),
     withBudget(async () => {
-      const done = await pool.oneFirst(counting`select count(*) from migrations`)
+      const done = await pool.oneFirst(countStatement`select count(*) from migrations`)
       return done >= expectedMigrations ? 'ok' : `${expectedMigrations - done} migrations are missing`
     }),
     withBudget(async () => {
-      await pool.query(counting`select count(*) from pgboss.queue`)
+      await pool.query(countStatement`select count(*) from pgboss.queue`)
       return 'ok'
     }),
     withBudget(async () => {
@@ -76,7 +76,7 @@ export async function readiness(services: Services, expectedMigrations: number):
   return { database, migrations, queue, storage: database, notifications: notified }
 }
 
-export const allOk = (checks: Checks): boolean => Object.values(checks).every(result => result === 'ok')
+export const allHealthy = (checks: Checks): boolean => Object.values(checks).every(result => result === 'ok')
 
 const HEALTH_PATH = /^\/(healthz|readyz|metrics)(\?|$)/
 
@@ -84,13 +84,13 @@ const HEALTH_PATH = /^\/(healthz|readyz|metrics)(\?|$)/
  * Stands before an application so that its process can leave without dropping a request. After `drain` requests in
  * flight go on, new ones are refused with SERVICE_NOT_READY, and health is still answered, so that a balancer sees why.
  */
-export function createGate(handler: RequestListener, docsBaseUrl: string) {
+export function createDrainGate(handler: RequestListener, docsBaseUrl: string) {
   let inFlight = 0
   let drained: (() => void) | undefined
   const listener: RequestListener = (req, res) => {
     if (HEALTH_PATH.test(req.url ?? '')) return handler(req, res)
     if (drained) {
-      const error = notReady({ process: 'shutting down' })
+      const error = serviceNotReady({ process: 'shutting down' })
       res.writeHead(error.status, {
         'Content-Type': 'application/json; charset=utf-8',
         'X-Request-Id': requestIdOf(req),

@@ -6,7 +6,7 @@ import type { RequestFacts } from '../invoke/call.ts'
 import type { Services } from '../process/services.ts'
 
 /** One request of a mount. What `serve` throws is answered in the error shape. */
-export type Exchange = {
+export type MountExchange = {
   req: Request
   res: Response
   request: RequestFacts
@@ -25,7 +25,7 @@ export type Exchange = {
 /** An endpoint beside the operations that speaks a protocol of its own, for all HTTP methods of its path. */
 export type Mount = {
   path: string
-  serve(services: Services, exchange: Exchange): Promise<void>
+  serve(services: Services, exchange: MountExchange): Promise<void>
 }
 
 export const mounts = extensionPoint<Mount>('mounts')

@@ -5,7 +5,7 @@ import { type ErrorCode, errorDocument, errorEntry } from '../api/errors.ts'
 import { flatten } from '../api/flatten.ts'
 import { type Operation, operationTags } from '../api/operation.ts'
 import { fieldsOf, pathDescription, pathNames, queryFields } from '../api/parameters.ts'
-import { Components, inOrderOfUse, type Json, published, withoutRepeats } from './components.ts'
+import { Components, inOrderOfUse, publishedComponents, type SchemaNode, withoutRepeats } from './components.ts'
 import { Examples } from './examples.ts'
 
 /** `/openapi.json`, out of the registry of operations alone. docs/api.md says what its extensions mean. */
@@ -87,8 +87,8 @@ const EVENTS = 'text/event-stream'
 class Shared {
   readonly components = new Components()
   readonly examples = new Examples(this.components)
-  readonly parameters: Record<string, Json> = {}
-  readonly responses: Record<string, Json> = {}
+  readonly parameters: Record<string, SchemaNode> = {}
+  readonly responses: Record<string, SchemaNode> = {}
   readonly commands: ReadonlyMap<string, readonly string[]>
 
   constructor(operations: readonly Operation[]) {
@@ -96,7 +96,7 @@ class Shared {
   }
 
   /** Refers to a parameter, which is a component under its place and name. */
-  parameter(parameter: Json & { name: string; in: string }): Json {
+  parameter(parameter: SchemaNode & { name: string; in: string }): SchemaNode {
     const text = JSON.stringify(parameter)
     for (let count = 1; ; count++) {
       const name = `${parameter.in}.${parameter.name}${count === 1 ? '' : `.${count}`}`
@@ -106,7 +106,7 @@ class Shared {
   }
 
   /** The refusals of a status, which differ by their codes alone. */
-  refusal(status: number): Json {
+  refusal(status: number): SchemaNode {
     const name = `E${status}`
     const codes = [...COMMON_CODES].filter(code => errorEntry(code).status === status)
     this.responses[name] ??= {
@@ -118,7 +118,7 @@ class Shared {
   }
 }
 
-function parametersOf(operation: Operation, shared: Shared): Json[] {
+function parametersOf(operation: Operation, shared: Shared): SchemaNode[] {
   const { method, gate } = operation
   const fields = Object.entries(queryFields(operation)).filter(([name]) => !pathNames(operation).includes(name))
   return [
@@ -163,11 +163,11 @@ const IF_MATCH = {
   description: 'ETag that was read; the request is refused when the record has changed since.',
 }
 
-function bodyOf(operation: Operation, { components, examples }: Shared): Json | null {
+function bodyOf(operation: Operation, { components, examples }: Shared): SchemaNode | null {
   const { body, bodyOptional, consumes } = operation
   if (!body) return null
   const bytes = { schema: { type: 'string', format: 'binary' }, example: 'bytes of the file' }
-  const content = consumes.map((type): [string, Json] => {
+  const content = consumes.map((type): [string, SchemaNode] => {
     if (!describesFields(type)) return [type, bytes]
     const schema = components.schema(body, 'input')
     return [type, { schema, example: examples.sent(schema) }]
@@ -176,11 +176,11 @@ function bodyOf(operation: Operation, { components, examples }: Shared): Json | 
 }
 
 /** The content of an answer, by media types. */
-function contentOf(operation: Operation, status: number, shared: Shared): Json | null {
+function contentOf(operation: Operation, status: number, shared: Shared): SchemaNode | null {
   const { answers, produces, alsoProduces = {}, stream, kind } = operation
   const { components, examples } = shared
   const type = answers[status]
-  const content: Json = {}
+  const content: SchemaNode = {}
   if (type) {
     const schema = listing(operation, components.schema(type, 'output'), components)
     content[produces === NDJSON ? NDJSON : 'application/json'] = {
@@ -204,7 +204,7 @@ function contentOf(operation: Operation, status: number, shared: Shared): Json |
 }
 
 /** The schema of any event of a stream: a component of its own, which tells its events apart by their names. */
-function eventSchema({ name, events }: NonNullable<Operation['stream']>, components: Components): Json {
+function eventSchema({ name, events }: NonNullable<Operation['stream']>, components: Components): SchemaNode {
   const named = events.map(event => [event.shape.event.value, components.schema(event, 'output')] as const)
   return components.named(name, {
     oneOf: named.map(([, schema]) => schema),
@@ -216,7 +216,7 @@ function eventSchema({ name, events }: NonNullable<Operation['stream']>, compone
 }
 
 /** The schema of a list with the columns that a table shows. */
-function listing(operation: Operation, schema: Json, components: Components): Json {
+function listing(operation: Operation, schema: SchemaNode, components: Components): SchemaNode {
   if (!pagingOf(operation)) return schema
   const columns = columnsOf(operation, components.resolve(schema), components)
   return columns.length > 0 ? { ...schema, 'x-columns': columns } : schema
@@ -253,10 +253,10 @@ const TELLING = [
 ]
 const MOST_COLUMNS = 6
 
-function columnsOf({ kind }: Operation, list: Json, components: Components): readonly string[] {
-  const data = (list.properties as Record<string, Json> | undefined)?.data
-  const item = components.resolve((data?.items ?? {}) as Json)
-  const shown = Object.keys((item.properties ?? {}) as Json)
+function columnsOf({ kind }: Operation, list: SchemaNode, components: Components): readonly string[] {
+  const data = (list.properties as Record<string, SchemaNode> | undefined)?.data
+  const item = components.resolve((data?.items ?? {}) as SchemaNode)
+  const shown = Object.keys((item.properties ?? {}) as SchemaNode)
   if (kind?.listed?.every(name => shown.includes(name))) return kind.listed
   const telling = TELLING.filter(name => shown.includes(name))
   return [...telling, ...shown.filter(name => !telling.includes(name))].slice(
@@ -269,11 +269,11 @@ function columnsOf({ kind }: Operation, list: Json, components: Components): rea
  * The flat call of an operation with a body. The schema of a field is there where no parameter, and no property of the body,
  * of that name has it.
  */
-function flatOf(operation: Operation, body: Json | null, { components }: Shared): Json[] | null {
+function flatOf(operation: Operation, body: SchemaNode | null, { components }: Shared): SchemaNode[] | null {
   const call = body && flatten(operation)
   if (!call) return null
-  const sent = (body.content as Record<string, { schema: Json }>)['application/json']?.schema
-  const properties = (sent && (components.resolve(sent).properties as Json | undefined)) ?? {}
+  const sent = (body.content as Record<string, { schema: SchemaNode }>)['application/json']?.schema
+  const properties = (sent && (components.resolve(sent).properties as SchemaNode | undefined)) ?? {}
   return [...call.fields.values()].map(({ name, in: part, field, required, schema }) => ({
     name,
     in: part,
@@ -283,7 +283,7 @@ function flatOf(operation: Operation, body: Json | null, { components }: Shared)
 }
 
 /** What clients and command lines need to know beside the request. */
-function extensions(operation: Operation, shared: Shared): Json {
+function extensions(operation: Operation, shared: Shared): SchemaNode {
   const { id, body, query, stream, aliasOf, checkedBy, waiting } = operation
   const sends = (name: string) => (name in fieldsOf(body) ? 'body' : name in fieldsOf(query) ? 'query' : null)
   const command = shared.commands.get(id)
@@ -309,12 +309,12 @@ function extensions(operation: Operation, shared: Shared): Json {
   }
 }
 
-function describe(operation: Operation, shared: Shared): Json {
+function describe(operation: Operation, shared: Shared): SchemaNode {
   const parameters = parametersOf(operation, shared)
   const body = bodyOf(operation, shared)
   const flat = flatOf(operation, body, shared)
   const refusals = refusalsOf(operation)
-  const responses: Json = {}
+  const responses: SchemaNode = {}
   for (const status of Object.keys(operation.answers).map(Number)) {
     const content = contentOf(operation, status, shared)
     responses[status] = { description: STATUSES[status], ...(content ? { content } : {}) }
@@ -357,15 +357,15 @@ const errorSchema = () => ({
 })
 
 /** Makes components of the answers that several operations have, named after their schemas, and returns them. */
-function shareResponses(described: readonly Json[]): Record<string, Json> {
-  const seen = new Map<string, [Json, string][]>()
-  for (const { responses } of described as { responses: Record<string, Json> }[])
+function shareResponses(described: readonly SchemaNode[]): Record<string, SchemaNode> {
+  const seen = new Map<string, [SchemaNode, string][]>()
+  for (const { responses } of described as { responses: Record<string, SchemaNode> }[])
     for (const [status, response] of Object.entries(responses))
       if (!response.$ref) {
         const text = JSON.stringify(response)
         seen.set(text, [...(seen.get(text) ?? []), [responses, status]])
       }
-  const components: Record<string, Json> = {}
+  const components: Record<string, SchemaNode> = {}
   for (const [text, places] of seen) {
     if (places.length === 1) continue
     const named = /"\$ref":"#\/components\/schemas\/(\w+)"/.exec(text)?.[1] ?? 'Done'
@@ -382,10 +382,10 @@ export function openApiDocument(
   operations: readonly Operation[],
   config: Pick<Config, 'DOCS_BASE_URL'>,
   version: string,
-): Json {
+): SchemaNode {
   const shared = new Shared(operations)
   shared.components.named('Error', errorSchema())
-  const paths: Record<string, Json> = {}
+  const paths: Record<string, SchemaNode> = {}
   for (const operation of operations) {
     const path = `/api/v1${operation.path}`
     paths[path] ??= {}
@@ -393,7 +393,7 @@ export function openApiDocument(
   }
   const { parameters, components } = shared
   const responses = {
-    ...shareResponses(Object.values(paths).flatMap(path => Object.values(path)) as Json[]),
+    ...shareResponses(Object.values(paths).flatMap(path => Object.values(path)) as SchemaNode[]),
     ...shared.responses,
   }
   return {
@@ -421,10 +421,13 @@ export function openApiDocument(
       },
       parameters,
       responses,
-      schemas: inOrderOfUse(withoutRepeats(published(components.schemas, true) as Record<string, Json>), {
-        paths,
-        responses,
-      }),
+      schemas: inOrderOfUse(
+        withoutRepeats(publishedComponents(components.schemas, true) as Record<string, SchemaNode>),
+        {
+          paths,
+          responses,
+        },
+      ),
     },
     'x-error-codes': errorDocument(config.DOCS_BASE_URL),
   }

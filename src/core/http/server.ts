@@ -9,7 +9,7 @@ import {
 } from 'node:http'
 import type { Socket } from 'node:net'
 import { AppError, errorBody } from '../api/errors.ts'
-import { type Logger, withoutCredentials } from '../process/log.ts'
+import { type Logger, redactCredentials } from '../process/log.ts'
 
 /** Statuses of what node's parser refuses; anything else is 400. */
 const STATUS_OF: Record<string, number> = {
@@ -26,7 +26,7 @@ const REQUEST_ID = /^[\x21-\x7e]{1,128}$/
 /** The request's own id when the client sent a usable one that is no credential, else a new one. */
 export function requestIdOf(req: IncomingMessage): string {
   const sent = req.headers['x-request-id']
-  return typeof sent === 'string' && REQUEST_ID.test(sent) && withoutCredentials(sent) === sent ? sent : randomUUID()
+  return typeof sent === 'string' && REQUEST_ID.test(sent) && redactCredentials(sent) === sent ? sent : randomUUID()
 }
 
 /**
@@ -96,7 +96,7 @@ const LOOKS = 4
  * request that never ends: 408, and the connection is closed. Both bounds are met up to a quarter of `idleMs`. One look
  * would not do: it may fall into the moment between the end of a pause of ours and the next bytes.
  */
-export function boundBody(req: IncomingMessage, { totalMs, idleMs }: { totalMs: number; idleMs: number }): void {
+export function limitBodyTime(req: IncomingMessage, { totalMs, idleMs }: { totalMs: number; idleMs: number }): void {
   const { socket } = req
   const started = performance.now()
   let read = socket.bytesRead
@@ -117,7 +117,7 @@ export function boundBody(req: IncomingMessage, { totalMs, idleMs }: { totalMs: 
 }
 
 /** Closes the connection of a reader that lets an answer wait for longer than `idleMs`. */
-export function boundReader(res: ServerResponse, idleMs: number): void {
+export function limitReaderStall(res: ServerResponse, idleMs: number): void {
   res.setTimeout(idleMs, () => {
     // An answer that has nothing to say for a while waits for us.
     if (res.writableNeedDrain) res.destroy()

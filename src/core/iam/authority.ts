@@ -1,4 +1,4 @@
-import type { Bound, Decided, Definition, MemoryBound, PrincipalRecord, PrincipalRef } from './caller.ts'
+import type { Bound, CallerDefinition, CallerFacts, MemoryBound, PrincipalRecord, PrincipalRef } from './caller.ts'
 
 /**
  * Whose rights the effects of definitions have. What somebody starts acts as the starter, bound to the project; within what
@@ -10,7 +10,7 @@ import type { Bound, Decided, Definition, MemoryBound, PrincipalRecord, Principa
  * The authority of what definitions do that work of this authority led to: within the rights of their authors, what narrowed
  * those when they wrote, and the boundaries of agents. A definition whose author is the principal adds nothing.
  */
-export function narrowed(record: PrincipalRecord, ...definitions: readonly Definition[]): PrincipalRecord {
+export function narrowAuthority(record: PrincipalRecord, ...definitions: readonly CallerDefinition[]): PrincipalRecord {
   const added = definitions.flatMap(({ id: of, author, boundary, memory }): Bound[] => [
     ...(author === undefined || (author && isSame(author, record))
       ? []
@@ -77,7 +77,7 @@ export const withMemoryOf = (record: PrincipalRecord, memory: MemoryBound): Prin
 export const isBounded = ({ bounds = [] }: PrincipalRecord): boolean => bounds.some(({ kind }) => kind === 'boundary')
 
 /** What narrows a principal, as part of the name of an answer that is kept for it. */
-export const boundsName = ({ bounds = [], run }: Pick<Decided, 'bounds' | 'run'>): string =>
+export const boundsName = ({ bounds = [], run }: Pick<CallerFacts, 'bounds' | 'run'>): string =>
   [...bounds.map(nameOf), run?.policy_id ?? ''].join(',')
 
 /** What narrows an authority beside its principal. */

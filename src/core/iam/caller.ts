@@ -65,7 +65,7 @@ export type PrincipalRecord = PrincipalRef & {
 }
 
 /** Something that a tenant wrote and that acts when it is used: a tool, an agent, an orchestration. */
-export type Definition = {
+export type CallerDefinition = {
   id: string
   /**
    * Principal of the last write that changed what it does; null when it is not known, which allows nothing. Absent where it
@@ -81,35 +81,36 @@ export type Definition = {
 export type TriggerScope = { type: 'trigger'; id: string; policy_id: string | null; chain: readonly string[] }
 
 /** As much of a caller as decisions are made by. */
-export type Decided = Pick<Caller, 'principal' | 'layers' | 'bounds' | 'starters' | 'run'> & {
+export type CallerFacts = Pick<Caller, 'principal' | 'layers' | 'bounds' | 'starters' | 'run'> & {
   credential: Pick<Caller['credential'], 'type' | 'id'>
   project_id?: string | null
 }
 
 /** Whose rights work has that the caller starts. What narrows the caller narrows it too, at any depth. */
-export const principalRecord = (caller: Decided): PrincipalRecord => ({
+export const principalRecord = (caller: CallerFacts): PrincipalRecord => ({
   ...caller.principal,
   via: scopeOf(caller),
   ...(caller.bounds?.length ? { bounds: caller.bounds } : {}),
   ...(caller.starters?.length ? { starters: caller.starters } : {}),
 })
 
-function scopeOf({ credential, run }: Decided): PrincipalRecord['via'] {
+function scopeOf({ credential, run }: CallerFacts): PrincipalRecord['via'] {
   if (run && run.trigger_id !== null)
     return { type: 'trigger', id: run.trigger_id, policy_id: run.policy_id, chain: run.chain }
   return credential.type === 'oauth_token' ? { type: 'oauth_grant', id: credential.id } : null
 }
 
 /** The triggers that led to work of an authority. */
-export const chainOf = ({ via }: PrincipalRecord): readonly string[] => (via?.type === 'trigger' ? via.chain : [])
+export const triggerChainOf = ({ via }: PrincipalRecord): readonly string[] =>
+  via?.type === 'trigger' ? via.chain : []
 
-export const facts = (caller: Decided): PrincipalFacts => ({
+export const principalFacts = (caller: CallerFacts): PrincipalFacts => ({
   principal_id: caller.principal.id,
   principal_type: caller.principal.type,
   credential_type: caller.credential.type,
 })
 
 /** Whether work that was started earlier makes the call, in somebody's name. */
-export const isMachine = ({ credential }: Pick<Decided, 'credential'>): boolean => credential.type === 'run'
+export const isBackgroundWork = ({ credential }: Pick<CallerFacts, 'credential'>): boolean => credential.type === 'run'
 
 export const isAdmin = (caller: Caller): boolean => caller.user.role === 'admin'

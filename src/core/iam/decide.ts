@@ -4,12 +4,12 @@
  */
 import {
   type MatchContext,
-  matches,
   matchesAction,
-  type Name,
+  type NamePattern,
   type PrincipalFacts,
   parseNames,
-  type Tags,
+  statementMatches,
+  type TagConditions,
 } from './match.ts'
 import type { CompiledDocument, CompiledStatement } from './policy.ts'
 
@@ -29,9 +29,9 @@ export type DecisionRequest = {
   /** type segment of the target, for ResourceType conditions */
   type: string
   /** tags of the resource; several sets when each of them has to be allowed (stored and resulting, container and own) */
-  resourceTags?: Tags | null | readonly (Tags | null)[]
+  resourceTags?: TagConditions | null | readonly (TagConditions | null)[]
   /** tags in the request body, on create and tag writes */
-  requestTags?: Tags
+  requestTags?: TagConditions
   facts: PrincipalFacts
 }
 
@@ -52,28 +52,28 @@ export function refusingLayer(layers: readonly Layer[], request: DecisionRequest
   return layers.find(layer => names === null || !layerDecides(layer, names, request)) ?? null
 }
 
-const layerDecides = (layer: Layer, names: readonly Name[], request: DecisionRequest): boolean =>
+const layerDecides = (layer: Layer, names: readonly NamePattern[], request: DecisionRequest): boolean =>
   tagSetsOf(request).every(tags => layerAllows(layer, request.action, names, request, tags))
 
 /** The tag sets that a decision is about, one at least. */
-export function tagSetsOf({ resourceTags }: DecisionRequest): readonly (Tags | null | undefined)[] {
-  if (!Array.isArray(resourceTags)) return [resourceTags as Tags | null | undefined]
+export function tagSetsOf({ resourceTags }: DecisionRequest): readonly (TagConditions | null | undefined)[] {
+  if (!Array.isArray(resourceTags)) return [resourceTags as TagConditions | null | undefined]
   return resourceTags.length > 0 ? resourceTags : [undefined]
 }
 
 function layerAllows(
   layer: Layer,
   action: string,
-  names: readonly Name[],
+  names: readonly NamePattern[],
   context: MatchContext,
-  resourceTags: Tags | null | undefined,
+  resourceTags: TagConditions | null | undefined,
 ): boolean {
   let allowed = false
   for (const document of layer.documents) {
     if (!document.valid) return false
     for (const statement of document.statements) {
       if (!statement.deny && allowed) continue
-      if (!matches(statement, action, names, context, resourceTags)) continue
+      if (!statementMatches(statement, action, names, context, resourceTags)) continue
       if (statement.deny) return false
       allowed = true
     }

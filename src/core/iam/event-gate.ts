@@ -1,4 +1,4 @@
-import { type MatchContext, matches, parseNames, type Tags } from './match.ts'
+import { type MatchContext, parseNames, statementMatches, type TagConditions } from './match.ts'
 import type { CompiledDocument } from './policy.ts'
 
 /**
@@ -8,7 +8,7 @@ import type { CompiledDocument } from './policy.ts'
  */
 export function eventAllowed(
   document: CompiledDocument,
-  event: { name: string; aliases?: readonly string[]; srn: string; type: string; tags: Tags | null },
+  event: { name: string; aliases?: readonly string[]; srn: string; type: string; tags: TagConditions | null },
 ): boolean {
   const names = parseNames([event.srn])
   if (!document.valid || !names) return false
@@ -16,7 +16,7 @@ export function eventAllowed(
   let allowed = false
   for (const statement of document.statements) {
     const matched = [event.name, ...(event.aliases ?? [])].some(name =>
-      matches(statement, name, names, context, event.tags),
+      statementMatches(statement, name, names, context, event.tags),
     )
     if (!matched) continue
     if (statement.deny) return false

@@ -1,5 +1,5 @@
 import { type DecisionRequest, type Layer, tagSetsOf } from './decide.ts'
-import { type MatchContext, matches, type Name, parseNames, type Tags } from './match.ts'
+import { type MatchContext, type NamePattern, parseNames, statementMatches, type TagConditions } from './match.ts'
 import { canonicalType } from './names.ts'
 
 export type LayerExplanation = {
@@ -28,16 +28,16 @@ export function explain(layers: readonly Layer[], request: DecisionRequest): Lay
 function explainLayer(
   layer: Layer,
   action: string,
-  names: readonly Name[],
+  names: readonly NamePattern[],
   context: MatchContext,
-  tags: Tags | null | undefined,
+  tags: TagConditions | null | undefined,
 ): LayerExplanation {
   const { kind } = layer
   let explanation: LayerExplanation = { kind, decision: 'none', document_index: null, statement_index: null }
   for (const [document_index, document] of layer.documents.entries()) {
     if (!document.valid) return { kind, decision: 'deny', document_index, statement_index: null }
     for (const statement of document.statements) {
-      if (!matches(statement, action, names, context, tags)) continue
+      if (!statementMatches(statement, action, names, context, tags)) continue
       const decision = statement.deny ? 'deny' : 'allow'
       if (statement.deny) return { kind, decision, document_index, statement_index: statement.index }
       if (explanation.decision === 'none')

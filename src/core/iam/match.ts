@@ -4,7 +4,7 @@ import type { CompiledStatement, Condition, ResourcePattern } from './policy.ts'
 
 /** How one statement of a policy matches one request. */
 
-export type Tags = Readonly<Record<string, string>>
+export type TagConditions = Readonly<Record<string, string>>
 
 /** What principal conditions are compared with. */
 export type PrincipalFacts = {
@@ -14,14 +14,14 @@ export type PrincipalFacts = {
 }
 
 /** A resource name, `srn:<project>:<type>:<id>`, in its segments. */
-export type Name = { project: string; type: string; id: string }
+export type NamePattern = { project: string; type: string; id: string }
 
 /** What conditions are compared with, but for the tags of the resource; without `facts` no principal condition holds. */
-export type MatchContext = { type: string; requestTags?: Tags; facts: PrincipalFacts | null }
+export type MatchContext = { type: string; requestTags?: TagConditions; facts: PrincipalFacts | null }
 
 /** Parsed names, or null when one is not a name: nothing can be allowed on that. */
-export function parseNames(names: readonly string[]): Name[] | null {
-  const parsed: Name[] = []
+export function parseNames(names: readonly string[]): NamePattern[] | null {
+  const parsed: NamePattern[] = []
   for (const name of names) {
     const segments = splitName(name)
     if (!segments) return null
@@ -37,12 +37,12 @@ export function matchesAction(statement: CompiledStatement, action: string): boo
 }
 
 /** Whether a statement applies to an action on a resource that has one or more names. */
-export function matches(
+export function statementMatches(
   statement: CompiledStatement,
   action: string,
-  names: readonly Name[],
+  names: readonly NamePattern[],
   context: MatchContext,
-  resourceTags: Tags | null | undefined,
+  resourceTags: TagConditions | null | undefined,
 ): boolean {
   if (!matchesAction(statement, action) || !matchesResource(statement, names)) return false
   for (const condition of statement.conditions) {
@@ -53,20 +53,20 @@ export function matches(
   return true
 }
 
-function matchesResource(statement: CompiledStatement, names: readonly Name[]): boolean {
+function matchesResource(statement: CompiledStatement, names: readonly NamePattern[]): boolean {
   if (statement.resources === null) return true
   for (const pattern of statement.resources) for (const name of names) if (matchesName(pattern, name)) return true
   return false
 }
 
-function matchesName(pattern: ResourcePattern, name: Name): boolean {
+function matchesName(pattern: ResourcePattern, name: NamePattern): boolean {
   if (pattern.project !== null && pattern.project !== name.project) return false
   if (pattern.type !== null && pattern.type !== name.type) return false
   if (pattern.path !== null) return name.id.startsWith('/') && globMatches(pattern.path, name.id)
   return pattern.id === null || pattern.id === name.id
 }
 
-function tagValue(tags: Tags | null | undefined, key: string): string | undefined {
+function tagValue(tags: TagConditions | null | undefined, key: string): string | undefined {
   return tags && Object.hasOwn(tags, key) ? tags[key] : undefined
 }
 

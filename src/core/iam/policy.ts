@@ -1,4 +1,4 @@
-import { firstChars } from '../api/text.ts'
+import { truncateChars } from '../api/storable-text.ts'
 import { compileGlob, type Glob } from './glob.ts'
 import { canonicalActions, canonicalType, type KnownActions, splitName } from './names.ts'
 
@@ -120,7 +120,7 @@ function isObject(value: unknown): value is Record<string, unknown> {
 
 function quoted(value: unknown): string {
   const text = JSON.stringify(value) ?? String(value)
-  return text.length > 100 ? `${firstChars(text, 100)}...` : text
+  return text.length > 100 ? `${truncateChars(text, 100)}...` : text
 }
 
 /** Reads a document: with a catalogue it checks the vocabulary and the limits too, without one only the grammar. */

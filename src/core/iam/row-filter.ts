@@ -1,5 +1,5 @@
 import { type FragmentSqlToken, sql } from 'slonik'
-import { isOneOf, jsonb } from '../db/sql.ts'
+import { equalsAny, jsonb } from '../db/sql.ts'
 import type { Layer } from './decide.ts'
 import { globToLike } from './glob.ts'
 import { conditionHolds, constantValue, matchesAction, type PrincipalFacts } from './match.ts'
@@ -206,18 +206,18 @@ function resourceFilter(
   if (anywhere.every) return true
   const whole = [...byProject].filter(([, rows]) => rows.every).map(([project]) => project)
   return any([
-    whole.length > 0 && isOneOf(columns.project, whole),
+    whole.length > 0 && equalsAny(columns.project, whole),
     namedRowsFilter(anywhere, columns),
     ...[...byProject]
       .filter(([, rows]) => !rows.every)
-      .map(([project, rows]) => all([isOneOf(columns.project, [project]), namedRowsFilter(rows, columns)])),
+      .map(([project, rows]) => all([equalsAny(columns.project, [project]), namedRowsFilter(rows, columns)])),
   ])
 }
 
 function namedRowsFilter({ ids, parents, paths }: NamedRows, columns: RowColumns): Filter {
   return any([
-    ids.length > 0 && isOneOf(columns.id, ids),
-    parents.length > 0 && columns.parent !== undefined && isOneOf(columns.parent, parents),
+    ids.length > 0 && equalsAny(columns.id, ids),
+    parents.length > 0 && columns.parent !== undefined && equalsAny(columns.parent, parents),
     paths.length > 0 &&
       columns.path !== undefined &&
       sql.fragment`${columns.path} like any(${sql.array(paths, 'text')})`,
@@ -236,5 +236,5 @@ function tagTest({ tag, globs, equals }: Condition, tags: FragmentSqlToken): Fra
   const value = sql.fragment`(${tags} ->> ${tag}::text)`
   return globs.length > 0
     ? sql.fragment`${value} like any(${sql.array(globs.map(globToLike), 'text')})`
-    : isOneOf(value, equals)
+    : equalsAny(value, equals)
 }

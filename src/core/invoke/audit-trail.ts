@@ -1,26 +1,26 @@
-import { type AuditEntry, auditDetail, kept } from '../api/audit.ts'
+import { type AuditEntry, auditDetail, auditText } from '../api/audit.ts'
 import type { AppError } from '../api/errors.ts'
 import { newId } from '../api/ids.ts'
-import type { Answer } from '../api/operation.ts'
+import type { OperationResult } from '../api/operation.ts'
 import { Batcher } from '../db/batcher.ts'
-import { causedBy, currentChain } from '../db/causation.ts'
 import { isTransient } from '../db/database-errors.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
-import { isProjectGone, sql } from '../db/sql.ts'
-import { inTenancy } from '../db/tenancy.ts'
-import { perProcess } from '../process/per-process.ts'
+import { isProjectDeleted, sql } from '../db/sql.ts'
+import { withTenant } from '../db/tenant-context.ts'
+import { currentTriggerChain, withTriggerChain } from '../db/trigger-chain.ts'
+import { processSingleton } from '../process/process-singleton.ts'
 import type { Services } from '../process/services.ts'
 import { readAudit } from './hooks.ts'
-import { type Invocation, PATIENCE_MS } from './invocation.ts'
+import { type Invocation, MAX_REQUEST_WAIT_MS } from './invocation.ts'
 
 /** Step: the audit entry of a call. Exactly one, once a decision was taken. */
 
-export function createdId({ operation }: Invocation, given: Answer): string | null {
+export function createdId({ operation }: Invocation, given: OperationResult): string | null {
   const id = (given.body as { id?: unknown } | null | undefined)?.id
   return operation.shape === 'create' && typeof id === 'string' ? id : null
 }
 
-export function entryOf(inv: Invocation, status: number, createdId: string | null): AuditEntry | null {
+export function auditEntry(inv: Invocation, status: number, createdId: string | null): AuditEntry | null {
   const { audit, caller, decided } = inv
   const { id, ip, userAgent } = inv.call.request
   if (!decided || !caller || audit.counted) return null
@@ -30,8 +30,8 @@ export function entryOf(inv: Invocation, status: number, createdId: string | nul
     principal_type: caller.principal.type,
     principal_id: caller.principal.id,
     action: audit.action,
-    resource_srn: audit.resource_srn && kept(audit.resource_srn, 512),
-    resource_public_id: audit.resource_public_id ? kept(audit.resource_public_id) : createdId,
+    resource_srn: audit.resource_srn && auditText(audit.resource_srn, 512),
+    resource_public_id: audit.resource_public_id ? auditText(audit.resource_public_id) : createdId,
     status,
     request_id: id,
     ip,
@@ -42,7 +42,7 @@ export function entryOf(inv: Invocation, status: number, createdId: string | nul
 }
 
 /** Names, without their values, the fields an update set that the record shows otherwise now. */
-export function noteChanges(inv: Invocation, body: unknown, given: Answer): void {
+export function recordChangedFields(inv: Invocation, body: unknown, given: OperationResult): void {
   const { method, kind } = inv.operation
   const row = inv.resource
   if ((method !== 'patch' && method !== 'put') || !kind || !row || typeof body !== 'object' || body === null) return
@@ -66,7 +66,7 @@ type Caused = { entry: AuditEntry; chain: readonly string[] }
 /** Each with its event, in one statement that is a transaction of its own. */
 const writeEntries = ({ writeOne }: Services, entries: readonly Caused[]): Promise<unknown> =>
   writeOne(outgoing => {
-    for (const { entry, chain } of entries) causedBy(chain, () => outgoing.audit(entry))
+    for (const { entry, chain } of entries) withTriggerChain(chain, () => outgoing.audit(entry))
     return { ctes: [], guard: always, columns: sql.fragment`1 as written` }
   })
 
@@ -75,7 +75,7 @@ const writeEntries = ({ writeOne }: Services, entries: readonly Caused[]): Promi
  * together: a statement of its own for each was a third of what a call of a tool cost the database. Projects do not wait for
  * each other: the delete of one locks out its entries alone.
  */
-const entryWriter = perProcess(services => {
+const entryWriter = processSingleton(services => {
   const writers = new Map<string | null, Batcher<Caused, unknown>>()
 
   async function writeAll(entries: Caused[]): Promise<unknown[]> {
@@ -87,7 +87,7 @@ const entryWriter = perProcess(services => {
       if (entries.length > 1 && !isTransient(error))
         return (await Promise.all(entries.map(entry => writeAll([entry])))).flat()
       // The entry's event cannot be written for a project that is gone; the entry can, as one of the deployment.
-      if (!isProjectGone(error)) return entries.map(() => error)
+      if (!isProjectDeleted(error)) return entries.map(() => error)
       const [{ entry, chain }] = entries
       return writeAll([{ entry: { ...entry, project_id: null }, chain }])
     }
@@ -95,11 +95,11 @@ const entryWriter = perProcess(services => {
 
   return async (entry: AuditEntry): Promise<void> => {
     const { project_id } = entry
-    const tenancy = { tenant: project_id, patienceMs: PATIENCE_MS }
-    const write = (entries: Caused[]) => inTenancy(tenancy, () => writeAll(entries))
+    const tenancy = { tenant: project_id, patienceMs: MAX_REQUEST_WAIT_MS }
+    const write = (entries: Caused[]) => withTenant(tenancy, () => writeAll(entries))
     const writer = writers.get(project_id) ?? new Batcher(write, { max: TOGETHER })
     writers.set(project_id, writer)
-    const failure = await writer.add({ entry, chain: currentChain() })
+    const failure = await writer.add({ entry, chain: currentTriggerChain() })
     if (!writer.busy) writers.delete(project_id)
     if (failure !== null) throw failure
   }
@@ -111,7 +111,7 @@ const AUDIT_PATIENCE_MS = 5000
 /** Writes the entry of a call whose operation holds no transaction of the pipeline's. A failure is logged, no more. */
 async function recordEntry(inv: Invocation, status: number, createdId: string | null): Promise<void> {
   const { services, call } = inv
-  const entry = inv.recorded ? null : entryOf(inv, status, createdId)
+  const entry = inv.recorded ? null : auditEntry(inv, status, createdId)
   inv.recorded = true
   if (!entry) return
   if (call.tx) return call.tx.audit(entry)
@@ -126,7 +126,7 @@ async function recordRead(inv: Invocation, project: string | null, status: numbe
   if (!project || !inv.decided) return
   const reads = readAudit.only()?.(inv.services)
   if (!reads || !(await reads.enabledFor(project))) return
-  const entry = entryOf(inv, status, null)
+  const entry = auditEntry(inv, status, null)
   if (entry) reads.record(entry)
 }
 
@@ -140,9 +140,9 @@ async function noteRead(inv: Invocation, project: string | null, status: number)
 }
 
 /** The entry of a call that was carried out. */
-export const recordGiven = (inv: Invocation, given: Answer): Promise<void> =>
+export const auditResult = (inv: Invocation, given: OperationResult): Promise<void> =>
   inv.operation.reads ? noteRead(inv, inv.project, given.status) : recordEntry(inv, given.status, createdId(inv, given))
 
 /** A refused or failed call leaves its entry before the answer goes out. */
-export const recordRefusal = (inv: Invocation, error: AppError): Promise<void> =>
+export const auditRefusal = (inv: Invocation, error: AppError): Promise<void> =>
   inv.operation.reads ? noteRead(inv, inv.audit.project_id, error.status) : recordEntry(inv, error.status, null)

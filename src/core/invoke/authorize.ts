@@ -1,29 +1,37 @@
-import { invalid, raise } from '../api/errors.ts'
+import { raise, raiseInvalid } from '../api/errors.ts'
 import { isIdOf, type Kind, type KindRow } from '../api/kind.ts'
-import type { Under } from '../api/operation.ts'
+import type { ParentRoute } from '../api/operation.ts'
 import {
-  adminGate,
-  forbid,
+  canSeeProject,
+  couldEverAllow,
   grantsAllow,
+  isAllowed,
   listAllowed,
-  listedAs,
-  listsSomewhere,
-  mayEver,
-  permitted,
+  listAllowedAnywhere,
+  listTargetOf,
+  type PolicyTarget,
+  passesAdminGate,
+  raiseForbidden,
   requirePermitted,
-  sees,
-  type Target,
   targetName,
 } from '../iam/access.ts'
 import type { Caller } from '../iam/caller.ts'
 import { requireStorable } from './input.ts'
 import type { Invocation } from './invocation.ts'
-import { enterProject, findItem, itemId, keepToProject, loadItem, namedProject, projectExists } from './resolve.ts'
+import {
+  enterProject,
+  findItem,
+  itemId,
+  loadItem,
+  projectExists,
+  requestedProject,
+  requireCredentialProject,
+} from './resolve.ts'
 
 /** Step: may the caller do this? Finds the item or the project on the way. Raises FORBIDDEN and what hides a resource. */
 export async function authorize(inv: Invocation, caller: Caller): Promise<void> {
   const { operation, audit } = inv
-  keepToProject(inv, caller)
+  requireCredentialProject(inv, caller)
   if (operation.gate === 'any') {
     inv.decided = operation.action !== null
     if (operation.shape === 'item') await loadItem(inv, caller)
@@ -35,11 +43,11 @@ export async function authorize(inv: Invocation, caller: Caller): Promise<void> 
   if (operation.gate === 'owner') {
     audit.resource_srn = operation.kind ? targetName({ kind, project_id: caller.project_id }) : null
     // What its user owns is not what a token was consented to.
-    if (!grantsAllow(caller, action)) forbid(caller, action)
+    if (!grantsAllow(caller, action)) raiseForbidden(caller, action)
     operation.admit?.(caller, inv.call.params)
     if (operation.shape === 'item') await loadItem(inv, caller)
     const verdict = operation.decide?.(caller, inv.resource, inv.call.surface) ?? 'allow'
-    if (verdict !== 'allow') forbid(null, action)
+    if (verdict !== 'allow') raiseForbidden(null, action)
     return
   }
   operation.admit?.(caller, inv.call.params)
@@ -50,16 +58,16 @@ export async function authorize(inv: Invocation, caller: Caller): Promise<void> 
 }
 
 /** Refuses a caller that no resource could be allowed to; for uploads, before their body is read. */
-export async function refuseNever(inv: Invocation, caller: Caller): Promise<void> {
+export async function refuseIfNeverAllowed(inv: Invocation, caller: Caller): Promise<void> {
   const { operation, audit } = inv
   const action = operation.action as string
-  if (mayEver(caller, action)) return
+  if (couldEverAllow(caller, action)) return
   inv.decided = true
-  const named = operation.receive ? undefined : namedProject(inv)
+  const named = operation.receive ? undefined : requestedProject(inv)
   const project = named !== undefined && (await projectExists(inv, named)) ? named : caller.project_id
   audit.project_id = project
   audit.resource_srn = operation.kind ? targetName({ kind: operation.kind, project_id: project }) : null
-  forbid(caller, action)
+  raiseForbidden(caller, action)
 }
 
 async function authorizeAdmin(inv: Invocation, caller: Caller, action: string, kind: Kind | null): Promise<void> {
@@ -68,20 +76,20 @@ async function authorizeAdmin(inv: Invocation, caller: Caller, action: string, k
   if (kind) audit.resource_srn = id ? `srn:*:${kind.name}:${id}` : targetName({ kind })
   if (kind && id) audit.resource_public_id = id
   const row = id ? ({ id, project_id: null } as KindRow) : undefined
-  if (!adminGate(caller, action, kind ? { kind, row } : null)) forbid(null, action)
+  if (!passesAdminGate(caller, action, kind ? { kind, row } : null)) raiseForbidden(null, action)
   if (operation.shape === 'item') await loadItem(inv, caller)
 }
 
 async function authorizeItem(inv: Invocation, caller: Caller, action: string, kind: Kind): Promise<void> {
   const { audit } = inv
   const id = itemId(inv)
-  if (!mayEver(caller, action)) {
+  if (!couldEverAllow(caller, action)) {
     audit.resource_public_id = id
     // The answer is the same for every id; the entry of a refused change says what it was about.
     const row = inv.operation.reads ? null : await findItem(inv)
     audit.project_id = row?.project_id ?? caller.project_id
     audit.resource_srn = row ? targetName({ kind, row }) : `srn:${caller.project_id ?? '*'}:${kind.name}:${id}`
-    forbid(caller, action)
+    raiseForbidden(caller, action)
   }
   audit.resource_srn = `srn:${caller.project_id ?? '*'}:${kind.name}:${id}`
   const row = await loadItem(inv, caller)
@@ -90,18 +98,18 @@ async function authorizeItem(inv: Invocation, caller: Caller, action: string, ki
 
 async function authorizeCreate(inv: Invocation, caller: Caller, action: string, kind: Kind): Promise<void> {
   const { operation, audit } = inv
-  await refuseNever(inv, caller)
+  await refuseIfNeverAllowed(inv, caller)
   const body = (inv.body ?? {}) as Record<string, unknown>
   const parent = operation.under && (await findParent(inv, caller, operation.under, body))
   if (parent) return authorizeUnder(inv, caller, action, parent)
   if (operation.under) return authorizeList(inv, caller, action, operation.under.kind)
-  let project = namedProject(inv) ?? caller.project_id
+  let project = requestedProject(inv) ?? caller.project_id
   if (project === null && operation.projectOf) {
     requireStorable(inv)
     project = await operation.projectOf(body, inv.db, caller)
   }
   if (project === null)
-    return invalid({
+    return raiseInvalid({
       code: 'REQUIRED',
       path: 'project_id',
       message: 'is required with a credential that is bound to no project',
@@ -111,9 +119,9 @@ async function authorizeCreate(inv: Invocation, caller: Caller, action: string, 
   audit.resource_srn = targetName({ kind, project_id: project })
   audit.project_id = project
   const target = { kind, project_id: project, path, tags: tags ?? {}, requestTags: tags }
-  if (!permitted(caller, action, target)) {
+  if (!isAllowed(caller, action, target)) {
     if (!(await projectExists(inv, project))) audit.project_id = null
-    forbid(caller, action, target)
+    raiseForbidden(caller, action, target)
   }
   // A bound credential lives only as long as its project (foreign key), so only a named one is looked up.
   if (caller.project_id === null && !(await projectExists(inv, project))) {
@@ -127,16 +135,16 @@ async function authorizeCreate(inv: Invocation, caller: Caller, action: string, 
 async function findParent(
   inv: Invocation,
   caller: Caller,
-  { kind, field }: Under,
+  { kind, field }: ParentRoute,
   body: Record<string, unknown>,
-): Promise<Target | null> {
+): Promise<PolicyTarget | null> {
   const id = body[field]
   if (typeof id !== 'string' || !isIdOf(kind, id)) return null
   const row = await kind.find(inv.db, id)
-  return row && sees(caller, row.project_id) ? { kind, row } : null
+  return row && canSeeProject(caller, row.project_id) ? { kind, row } : null
 }
 
-function authorizeUnder(inv: Invocation, caller: Caller, action: string, target: Target): void {
+function authorizeUnder(inv: Invocation, caller: Caller, action: string, target: PolicyTarget): void {
   const project = target.row?.project_id ?? null
   inv.audit.resource_srn = targetName(target)
   inv.audit.project_id = project
@@ -146,13 +154,14 @@ function authorizeUnder(inv: Invocation, caller: Caller, action: string, target:
 
 async function authorizeList(inv: Invocation, caller: Caller, action: string, kind: Kind | null): Promise<void> {
   const { audit } = inv
-  const project = namedProject(inv) ?? caller.project_id
-  await refuseNever(inv, caller)
+  const project = requestedProject(inv) ?? caller.project_id
+  await refuseIfNeverAllowed(inv, caller)
   if (project === null) {
-    if (kind && kind.name !== 'project' && !listsSomewhere(caller, action, listedAs(kind))) forbid(caller, action)
+    if (kind && kind.name !== 'project' && !listAllowedAnywhere(caller, action, listTargetOf(kind)))
+      raiseForbidden(caller, action)
     return
   }
-  if (!listAllowed(caller, action, listedAs(kind), project)) forbid(caller, action)
+  if (!listAllowed(caller, action, listTargetOf(kind), project)) raiseForbidden(caller, action)
   if (caller.project_id === null && !(await projectExists(inv, project)))
     raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
   enterProject(inv, project)

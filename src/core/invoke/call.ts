@@ -2,11 +2,11 @@ import type { IncomingHttpHeaders, IncomingMessage } from 'node:http'
 import { Readable } from 'node:stream'
 import type { Made } from '../api/idempotency.ts'
 import { newId } from '../api/ids.ts'
-import type { Tx } from '../db/write.ts'
+import type { Tx } from '../db/writer.ts'
 import type { Caller } from '../iam/caller.ts'
 
 /** What a call came through. Audit entries name every surface but REST. */
-export type Surface = 'rest' | 'mcp' | 'platform_tool' | 'formation' | 'trigger' | 'cli'
+export type CallSurface = 'rest' | 'mcp' | 'platform_tool' | 'formation' | 'trigger' | 'cli'
 
 export type RequestFacts = {
   id: string
@@ -38,7 +38,7 @@ export type Origin = {
 
 /** One call of an operation, whatever surface it came through. */
 export type Call = {
-  surface: Surface
+  surface: CallSurface
   /** Who calls; asked again behind an upload, which may take longer than the rights of who began it. Null is 401. */
   identify(): Promise<Caller | null>
   params: Record<string, string>
@@ -72,7 +72,7 @@ const never = new AbortController().signal
 /** A call in the name of a known caller, for surfaces without a request of their own. */
 export function callAs(
   caller: Caller,
-  surface: Exclude<Surface, 'rest'>,
+  surface: Exclude<CallSurface, 'rest'>,
   input: {
     params?: Record<string, string>
     query?: Record<string, unknown>

@@ -15,11 +15,13 @@ export type Proof = {
 }
 
 /** What a credential came with; `proof` where its scheme is DPoP. */
-export type Presented = { ip: string | null; proof?: Proof }
+export type PresentedCredential = { ip: string | null; proof?: Proof }
 
 /** Resolves a token; null is 401. */
 export const authentication =
-  extensionPoint<(services: Services, token: string, presented: Presented) => Promise<Caller | null>>('authentication')
+  extensionPoint<(services: Services, token: string, presented: PresentedCredential) => Promise<Caller | null>>(
+    'authentication',
+  )
 
 /** Counts one request of a project key in a project: for its quotas, for what it is billed. Raises QUOTA_EXCEEDED. */
 export const requestCounting =

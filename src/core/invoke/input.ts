@@ -1,15 +1,15 @@
 import { createHash } from 'node:crypto'
-import { invalid, raise } from '../api/errors.ts'
+import { raise, raiseInvalid } from '../api/errors.ts'
 import { keepWithChange, noteMade } from '../api/idempotency.ts'
 import type { Kind, KindRow } from '../api/kind.ts'
 import { parsePage } from '../api/lists.ts'
 import type { Context } from '../api/operation.ts'
-import { checkStorable, parse } from '../api/validate.ts'
+import { parse, storabilityProblem } from '../api/validate.ts'
 import { sql } from '../db/sql.ts'
-import type { Tx } from '../db/write.ts'
-import { forbid, listedAs, permitted, requirePermitted, targetName, visibleRows } from '../iam/access.ts'
+import type { Tx } from '../db/writer.ts'
+import { isAllowed, listTargetOf, raiseForbidden, requirePermitted, targetName, visibleRows } from '../iam/access.ts'
 import type { Caller } from '../iam/caller.ts'
-import { entryOf } from './audit-trail.ts'
+import { auditEntry } from './audit-trail.ts'
 import type { Invocation } from './invocation.ts'
 
 /** Step: what the call says, checked; and all of it together, as the operation gets it. */
@@ -30,24 +30,24 @@ export function requireStorable({ call, body, operation }: Invocation): void {
     judges.length === 0
       ? call.query
       : Object.fromEntries(Object.entries(call.query).filter(([name]) => !judges.includes(name)))
-  const problem = checkStorable(query) ?? checkStorable(body)
-  if (problem) invalid(problem)
+  const problem = storabilityProblem(query) ?? storabilityProblem(body)
+  if (problem) raiseInvalid(problem)
 }
 
 function parsedBody({ operation, body }: Invocation): unknown {
   if (operation.body) {
     if (body !== undefined) return parse(operation.body, body)
-    if (!operation.bodyOptional) invalid({ code: 'REQUIRED', path: '', message: 'a JSON body is required' })
+    if (!operation.bodyOptional) raiseInvalid({ code: 'REQUIRED', path: '', message: 'a JSON body is required' })
     return undefined
   }
   const unknown = Object.keys((body as object | undefined) ?? {})
   if (unknown.length > 0)
-    invalid(unknown.map(path => ({ code: 'UNKNOWN_PROPERTY', path, message: 'is not a known property' })))
+    raiseInvalid(unknown.map(path => ({ code: 'UNKNOWN_PROPERTY', path, message: 'is not a known property' })))
   return undefined
 }
 
 /** Checks query and body and puts together what the operation gets. Raises VALIDATION_FAILED. */
-export function contextOf(
+export function operationContext(
   inv: Invocation,
   recheck: () => Promise<void>,
 ): Context<unknown, unknown, KindRow | undefined> {
@@ -60,11 +60,11 @@ export function contextOf(
   const query = operation.query ? parse(operation.query, call.query) : {}
   const body = parsedBody(inv)
   const check: Context['allowed'] = (action, target) => {
-    const allowed = permitted(caller, action, { ...target, requestTags: target.tags })
+    const allowed = isAllowed(caller, action, { ...target, requestTags: target.tags })
     audit.additional_checks.push({ action, resource: targetName(target), allowed })
     return allowed
   }
-  const listed = { action: operation.action as string, ...listedAs(operation.kind), project: inv.project }
+  const listed = { action: operation.action as string, ...listTargetOf(operation.kind), project: inv.project }
   const parent = operation.kind?.parent && {
     parent: sql.fragment`${sql.identifier(['t', operation.kind.parent.column])}`,
   }
@@ -88,12 +88,12 @@ export function contextOf(
     origin: call.origin ?? null,
     recheck,
     allow: (action, target) => {
-      if (!check(action, target)) forbid(caller, action, target)
+      if (!check(action, target)) raiseForbidden(caller, action, target)
     },
     allowed: check,
     record: (outgoing, status, given) => {
       if (operation.secretAnswer && 'body' in given) throw new Error(`${operation.id} would keep its answer unsealed`)
-      const entry = entryOf(inv, status, given.id ?? null)
+      const entry = auditEntry(inv, status, given.id ?? null)
       if (entry) outgoing.audit(entry)
       if (inv.idempotency) outgoing.alongside(keepWithChange(inv.idempotency, { status, ...given }))
       outgoing.afterCommit(() => {

@@ -1,9 +1,9 @@
 import type { AuditDraft } from '../api/audit.ts'
 import type { IdempotencyClaim, Made } from '../api/idempotency.ts'
 import type { KindRow } from '../api/kind.ts'
-import type { Grant, Operation, Received } from '../api/operation.ts'
+import type { Operation, StreamedBody, TargetGrant } from '../api/operation.ts'
 import type { Queryable } from '../db/sql.ts'
-import type { Tenancy } from '../db/tenancy.ts'
+import type { TenantContext } from '../db/tenant-context.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Services } from '../process/services.ts'
 import type { Call } from './call.ts'
@@ -17,7 +17,7 @@ export type Invocation = {
   readonly db: Queryable
   readonly audit: AuditDraft
   /** Whose part of the connections the call takes from. */
-  readonly tenancy: Tenancy
+  readonly tenancy: TenantContext
   caller: Caller | undefined
   /** An authorization decision was taken, so that there is an audit entry. */
   decided: boolean
@@ -26,11 +26,11 @@ export type Invocation = {
   /** The row of an item operation. */
   resource: KindRow | undefined
   /** By what the row of another project was reached. */
-  grant: Grant | null
+  grant: TargetGrant | null
   /** The one project the call is about; null on lists over several and on global resources. */
   project: string | null
   body: unknown
-  received: Received | null
+  received: StreamedBody | null
   /** The claim of the call's key, with what a first request that was lost has made. */
   idempotency: (IdempotencyClaim & { made: Made | null }) | null
   /** The answer was kept with the change that it is about. */
@@ -40,7 +40,7 @@ export type Invocation = {
 }
 
 /** How long a call waits while others of its project hold all the connections that the project may have. */
-export const PATIENCE_MS = 10_000
+export const MAX_REQUEST_WAIT_MS = 10_000
 
 export function openInvocation(services: Services, operation: Operation, call: Call): Invocation {
   return {
@@ -56,7 +56,7 @@ export function openInvocation(services: Services, operation: Operation, call: C
       additional_checks: [],
       detail: call.surface === 'rest' ? {} : { surface: call.surface },
     },
-    tenancy: { tenant: null, patienceMs: PATIENCE_MS },
+    tenancy: { tenant: null, patienceMs: MAX_REQUEST_WAIT_MS },
     caller: undefined,
     decided: false,
     recorded: false,

@@ -1,7 +1,7 @@
 import { type IdempotencyClaim, LEASE_SECONDS, renewClaims } from '../api/idempotency.ts'
-import { outsideTransaction } from '../db/pool.ts'
-import { outsideTenancy } from '../db/tenancy.ts'
-import { perProcess } from '../process/per-process.ts'
+import { onSeparateConnection } from '../db/pool.ts'
+import { withoutTenant } from '../db/tenant-context.ts'
+import { processSingleton } from '../process/process-singleton.ts'
 
 /** Of three renewals in a row two may fail. */
 const BEAT_MS = (LEASE_SECONDS * 1000) / 4
@@ -10,7 +10,7 @@ const BEAT_MS = (LEASE_SECONDS * 1000) / 4
  * The claims of requests that this process carries out. Their leases are renewed in one statement; a request that ends
  * between two beats costs none.
  */
-export const heldClaims = perProcess(
+export const heldClaims = processSingleton(
   services => {
     const held = new Map<string, IdempotencyClaim>()
     let timer: NodeJS.Timeout | null = null
@@ -32,7 +32,7 @@ export const heldClaims = perProcess(
       hold(claim: IdempotencyClaim): void {
         held.set(claim.claim, claim)
         // The timer is no part of the request that starts it.
-        timer ??= outsideTenancy(() => outsideTransaction(() => setInterval(beat, BEAT_MS))).unref()
+        timer ??= withoutTenant(() => onSeparateConnection(() => setInterval(beat, BEAT_MS))).unref()
       },
       drop({ claim }: IdempotencyClaim): void {
         held.delete(claim)

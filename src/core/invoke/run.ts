@@ -1,22 +1,22 @@
 import { AppError, raise } from '../api/errors.ts'
-import { etagOf, namesTag } from '../api/etag.ts'
+import { etagMatches, etagOf } from '../api/etag.ts'
 import { keepInTransaction, type Made } from '../api/idempotency.ts'
 import type { Kind, KindRow } from '../api/kind.ts'
-import { type Answer, answer, type Context, isAnswer } from '../api/operation.ts'
+import { type Context, isOperationResult, type OperationResult, result } from '../api/operation.ts'
 import { isDatabaseError } from '../db/database-errors.ts'
-import { isProjectGone, isReferenceLost } from '../db/sql.ts'
-import { inTenancy } from '../db/tenancy.ts'
-import type { Tx } from '../db/write.ts'
-import { fault } from '../process/fault.ts'
-import { createdId, entryOf, noteChanges, recordGiven } from './audit-trail.ts'
+import { isForeignKeyViolation, isProjectDeleted } from '../db/sql.ts'
+import { withTenant } from '../db/tenant-context.ts'
+import type { Tx } from '../db/writer.ts'
+import { injectFault } from '../process/fault-injection.ts'
+import { auditEntry, auditResult, createdId, recordChangedFields } from './audit-trail.ts'
+import { endLease, REPLAYED, storeOperationResult } from './idempotent-replay.ts'
 import type { Invocation } from './invocation.ts'
-import { endLease, keepGiven, REPLAYED } from './repeat.ts'
 
 /** Step: the operation itself, in a transaction with its events, its messages and its audit entry. */
 
 type AnyContext = Context<unknown, unknown, KindRow | undefined>
 
-export async function run(inv: Invocation, context: AnyContext): Promise<Answer> {
+export async function run(inv: Invocation, context: AnyContext): Promise<OperationResult> {
   const { operation, call } = inv
   if (inv.idempotency?.made) return answerAgain(inv, context, inv.idempotency.made)
   if (operation.prepare) context.prepared = (await operation.prepare(context as never)) as never
@@ -24,7 +24,7 @@ export async function run(inv: Invocation, context: AnyContext): Promise<Answer>
   if (call.surface === 'mcp' && !operation.reads && call.request.closed.aborted) throw callerGone()
   if (operation.transaction) {
     const given = await runInTransaction(inv, context)
-    await fault(inv.services, 'request_carried_out')
+    await injectFault(inv.services, 'request_carried_out')
     endLease(inv)
     return conditional(inv, given)
   }
@@ -32,9 +32,9 @@ export async function run(inv: Invocation, context: AnyContext): Promise<Answer>
     throw new Error(`operation ${operation.id} has transactions of its own and cannot be part of another`)
   const work = async () => operation.run(context as never)
   const given = asAnswer(inv, await (operation.reads && !call.tx ? whileAwaited(inv, work) : work()))
-  await fault(inv.services, 'request_carried_out')
-  await recordGiven(inv, given)
-  await keepGiven(inv, given)
+  await injectFault(inv.services, 'request_carried_out')
+  await auditResult(inv, given)
+  await storeOperationResult(inv, given)
   return conditional(inv, given)
 }
 
@@ -50,7 +50,7 @@ async function whileAwaited<T>({ tenancy, call: { request } }: Invocation, work:
   // The signal is made when it is asked for, which is done for statements that are slow.
   const isAbandoned = () => request.closed.aborted
   try {
-    return await inTenancy({ ...tenancy, isAbandoned }, work)
+    return await withTenant({ ...tenancy, isAbandoned }, work)
   } catch (error) {
     if (!isDatabaseError(error) || !isAbandoned()) throw error
     throw callerGone(error)
@@ -58,44 +58,44 @@ async function whileAwaited<T>({ tenancy, call: { request } }: Invocation, work:
 }
 
 /** Answers in place of a first request that was lost behind its commit. */
-async function answerAgain(inv: Invocation, context: AnyContext, made: Made): Promise<Answer> {
+async function answerAgain(inv: Invocation, context: AnyContext, made: Made): Promise<OperationResult> {
   const { operation, audit } = inv
   if (!operation.again) throw new Error(`operation ${operation.id} has made something that it cannot answer for`)
   audit.detail.idempotency_replayed = true
   const given = asAnswer(inv, await operation.again(context as never, made))
   const marked = { ...given, headers: { ...given.headers, ...REPLAYED } }
-  await recordGiven(inv, marked)
-  await keepGiven(inv, given)
+  await auditResult(inv, marked)
+  await storeOperationResult(inv, given)
   return marked
 }
 
-function asAnswer({ operation: { answers, shape } }: Invocation, result: unknown): Answer {
-  if (isAnswer(result)) return result
+function asAnswer({ operation: { answers, shape } }: Invocation, value: unknown): OperationResult {
+  if (isOperationResult(value)) return value
   // Keys that are numbers come in their order, whatever the order they were written in.
   const status = shape === 'create' && answers[201] !== undefined ? 201 : Number(Object.keys(answers)[0])
-  return answer(status, result)
+  return result(status, value)
 }
 
 /** Runs the operation; once more when another call deleted what it names between its checks and its writes. */
-async function runInTransaction(inv: Invocation, context: AnyContext): Promise<Answer> {
+async function runInTransaction(inv: Invocation, context: AnyContext): Promise<OperationResult> {
   try {
     return await runOnce(inv, context)
   } catch (error) {
-    if (!isReferenceLost(error) || isProjectGone(error)) throw error
-    if (await isResourceGone(inv)) throw error
+    if (!isForeignKeyViolation(error) || isProjectDeleted(error)) throw error
+    if (await isResourceDeleted(inv)) throw error
     return await runOnce(inv, context)
   }
 }
 
-export async function isResourceGone({ operation, resource, db }: Invocation): Promise<boolean> {
+export async function isResourceDeleted({ operation, resource, db }: Invocation): Promise<boolean> {
   const { kind, shape } = operation
   return shape === 'item' && !!kind && !!resource && !(await kind.find(db, resource.id))
 }
 
-async function runOnce(inv: Invocation, context: AnyContext): Promise<Answer> {
+async function runOnce(inv: Invocation, context: AnyContext): Promise<OperationResult> {
   const { operation, services, audit, call } = inv
   const noted = { checks: audit.additional_checks.length, detail: { ...audit.detail } }
-  const work = async (tx: Tx): Promise<Answer> => {
+  const work = async (tx: Tx): Promise<OperationResult> => {
     // A transaction may be run again after a serialization failure; what it noted is noted anew.
     audit.additional_checks.length = noted.checks
     audit.detail = { ...noted.detail }
@@ -103,8 +103,8 @@ async function runOnce(inv: Invocation, context: AnyContext): Promise<Answer> {
     context.db = tx
     await checkIfMatch(inv, tx)
     const given = asAnswer(inv, await operation.run(context as never))
-    noteChanges(inv, context.body, given)
-    const entry = entryOf(inv, given.status, createdId(inv, given))
+    recordChangedFields(inv, context.body, given)
+    const entry = auditEntry(inv, given.status, createdId(inv, given))
     if (entry) tx.audit(entry)
     if (inv.idempotency)
       await keepInTransaction(tx, services, inv.idempotency, given.kept ?? given, operation.secretAnswer)
@@ -121,11 +121,11 @@ async function checkIfMatch({ operation, call, resource }: Invocation, tx: Tx): 
   if (ifMatch === undefined || operation.shape !== 'item' || ['get', 'post'].includes(operation.method)) return
   const kind = operation.kind as Kind
   const row = await kind.lock(tx, (resource as KindRow).id)
-  if (!namesTag(ifMatch, etagOf(JSON.stringify(kind.present(row))))) raise('PRECONDITION_FAILED')
+  if (!etagMatches(ifMatch, etagOf(JSON.stringify(kind.present(row))))) raise('PRECONDITION_FAILED')
 }
 
 /** Adds the tag of a record that was read; 304 for a client that already has it. */
-function conditional({ operation, call, resource, grant }: Invocation, given: Answer): Answer {
+function conditional({ operation, call, resource, grant }: Invocation, given: OperationResult): OperationResult {
   const { method, shape, paged } = operation
   if (method !== 'get' || shape !== 'item' || paged || given.status !== 200 || given.stream) return given
   // The tag would tell of changes that another project is not shown.
@@ -138,7 +138,7 @@ function conditional({ operation, call, resource, grant }: Invocation, given: An
   const tag = etagOf(record)
   const headers = { ...given.headers, ETag: tag }
   // An answer that adds a measured value to the record is worth sending although the record is the same.
-  if (text === record && call.ifNoneMatch !== undefined && namesTag(call.ifNoneMatch, tag))
-    return answer(304, undefined, headers)
-  return { ...answer(200, given.body, headers), text }
+  if (text === record && call.ifNoneMatch !== undefined && etagMatches(call.ifNoneMatch, tag))
+    return result(304, undefined, headers)
+  return { ...result(200, given.body, headers), text }
 }

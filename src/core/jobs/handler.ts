@@ -1,6 +1,6 @@
 import type { Config } from '../../config.ts'
 import type { Fragment } from '../db/sql.ts'
-import type { Outgoing } from '../db/write.ts'
+import type { Outbox } from '../db/writer.ts'
 import type { Logger } from '../process/log.ts'
 import type { Services } from '../process/services.ts'
 import type { Queue } from './queue.ts'
@@ -27,21 +27,21 @@ export type JobContext = {
    * Completes the message with the change that ends its work, in place of a statement afterwards. What is left for the
    * handler must not fail. Not for batches.
    */
-  complete(outgoing: Outgoing): void
+  complete(outgoing: Outbox): void
   /**
    * Does work that waits for other messages to be handled: meanwhile the slot is free for those, or they could wait for
    * this one for ever.
    */
-  aside<T>(work: () => Promise<T>): Promise<T>
+  releaseSlotWhile<T>(work: () => Promise<T>): Promise<T>
   /**
    * Takes a slot of another queue for work of a project that would else be a message of it; what is returned gives it back.
    * Null where this process has none free.
    */
-  takeSlot(queue: Queue<any>, project: string): (() => void) | null
+  tryAcquireSlot(queue: Queue<any>, project: string): (() => void) | null
 }
 
 /** Thrown by a handler to give its message back; the attempt does not count. By a worker that stops it is tried again at once. */
-export class HandBack extends Error {}
+export class RequeueError extends Error {}
 
 export type Handler = {
   queue: Queue<any>
@@ -103,7 +103,7 @@ export type Schedule = {
  * without any worker are skipped, and those at which `dueIf` does not hold: every worker asks. A condition in SQL is asked
  * in one statement with those of the schedules that have the same instants.
  */
-export function every<M extends object>(
+export function schedule<M extends object>(
   name: string,
   when: Schedule['when'],
   queue: Queue<M>,
@@ -114,7 +114,7 @@ export function every<M extends object>(
 }
 
 /** Work of a worker process that is no queue: a loop over rows, or what has to be done once at its start. */
-export type Background = {
+export type BackgroundTask = {
   name: string
   /** Which worker process runs it (WORKER_KINDS). */
   concern: string

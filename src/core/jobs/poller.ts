@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from '../process/services.ts'
-import { type Waiting, waiting } from './claims.ts'
-import type { QueueLoop } from './queue-loop.ts'
+import { type QueueBacklog, readBacklog } from './message-claims.ts'
+import type { QueueConsumer } from './queue-consumer.ts'
 
 /**
  * The floor under notifications: polls all queues of the process with one statement, and wakes the loops that have
@@ -11,7 +11,7 @@ import type { QueueLoop } from './queue-loop.ts'
  */
 export class QueuePoller {
   readonly #services: Pick<Services, 'queues' | 'log'>
-  readonly #loops: ReadonlyMap<string, QueueLoop>
+  readonly #loops: ReadonlyMap<string, QueueConsumer>
   readonly #pollMs: number
   readonly #idleMs: number
   readonly #hears: () => boolean
@@ -22,11 +22,11 @@ export class QueuePoller {
 
   constructor(options: {
     services: Pick<Services, 'queues' | 'log'>
-    loops: ReadonlyMap<string, QueueLoop>
+    loops: ReadonlyMap<string, QueueConsumer>
     pollMs: number
     idleMs: number
     /** Whether notifications arrive. */
-    hears: () => boolean
+    notificationsHealthy: () => boolean
     onPoll?: () => unknown
   }) {
     this.#services = options.services
@@ -35,7 +35,7 @@ export class QueuePoller {
     // A lease that begins after one poll is known with the next, before it ends.
     const leases = [...options.loops.values()].map(({ queue }) => queue.leaseSeconds * 1000)
     this.#idleMs = Math.max(options.pollMs, Math.min(options.idleMs, ...leases))
-    this.#hears = options.hears
+    this.#hears = options.notificationsHealthy
     this.#onPoll = options.onPoll
   }
 
@@ -78,9 +78,9 @@ export class QueuePoller {
     }
   }
 
-  async #poll(): Promise<Waiting[]> {
+  async #poll(): Promise<QueueBacklog[]> {
     const served = [...this.#loops.values()].map(({ queue }) => queue)
-    const found = await waiting(this.#services.queues.db, served)
+    const found = await readBacklog(this.#services.queues.db, served)
     if (this.#stopped.signal.aborted) return []
     for (const { name, due, expired } of found) {
       if (due) this.#loops.get(name)?.claimNow()

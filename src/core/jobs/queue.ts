@@ -2,8 +2,8 @@ import { createHash } from 'node:crypto'
 import { type ConstructorOptions, PgBoss } from 'pg-boss'
 import type { Logger } from 'pino'
 import type { z } from 'zod'
-import { currentChain } from '../db/causation.ts'
 import type { Notice, Notifier } from '../db/notifier.ts'
+import { currentTriggerChain } from '../db/trigger-chain.ts'
 import { declarations } from '../declarations.ts'
 
 /**
@@ -14,7 +14,7 @@ import { declarations } from '../declarations.ts'
  * When a failed message is tried again. `limit` is the number of retries after the first try; with `backoff` the delay
  * doubles from `delaySeconds` (at least 1), with jitter, up to `maxDelaySeconds`.
  */
-export type Retry = { limit: number; delaySeconds: number; backoff: boolean; maxDelaySeconds?: number }
+export type QueueRetry = { limit: number; delaySeconds: number; backoff: boolean; maxDelaySeconds?: number }
 
 export type Queue<M extends object> = {
   name: string
@@ -23,7 +23,7 @@ export type Queue<M extends object> = {
   policy: 'standard' | 'stately'
   key?: (message: M) => string
   project?: (message: M) => string | undefined
-  retry: Retry
+  retry: QueueRetry
   /** A message whose handler was silent for this long is given to another worker. */
   leaseSeconds: number
   /** Which worker process handles it (WORKER_KINDS). */
@@ -35,7 +35,7 @@ type QueueOptions<M extends object> = {
   concern: string
   /** The project whose share of slots the message counts against. */
   project?: (message: M) => string | undefined
-  retry?: Partial<Retry>
+  retry?: Partial<QueueRetry>
   leaseSeconds?: number
 }
 
@@ -45,7 +45,7 @@ export const isSentAnew = ({ retry }: Pick<Queue<any>, 'retry'>): boolean => ret
 /** Every queue of the process. */
 export const queues = declarations<Queue<any>>('queue', ({ name }) => name)
 
-const defaultRetry: Retry = { limit: 2, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 }
+const defaultRetry: QueueRetry = { limit: 2, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 }
 
 function declare<M extends object>(queue: Queue<M>): Queue<M> {
   if (!/^[\w./-]+$/.test(queue.name)) throw new Error(`queue name ${queue.name}: letters, digits, _ . / - only`)
@@ -77,14 +77,14 @@ export function entityMailbox<M extends object>(
 }
 
 /** What SQL is run with: the caller's transaction, or a pool. Parameters are `$1`, `$2`, ... */
-export type Executor = { executeSql(text: string, values?: unknown[]): Promise<{ rows: any[] }> }
+export type SqlExecutor = { executeSql(text: string, values?: unknown[]): Promise<{ rows: any[] }> }
 
 /**
  * One message to send. `startAfter` in the future delays it. A message with an `id` (a uuid) is stored once however
  * often it is sent, for as long as finished messages are kept. Of due messages those of a higher `priority` (default 0)
  * are handled first.
  */
-export type Message = {
+export type QueueMessage = {
   queue: Queue<any>
   data: object
   startAfter?: Date
@@ -98,16 +98,16 @@ export type Message = {
 const CHAIN = 'causation_chain'
 
 /** The triggers that led to a stored message. */
-export const chainOfMessage = (data: object): readonly string[] | undefined =>
+export const messageTriggerChain = (data: object): readonly string[] | undefined =>
   (data as Record<string, readonly string[] | undefined>)[CHAIN]
 
 /** Builds a message with its data checked against the queue's type. */
-export function message<M extends object>(
+export function queueMessage<M extends object>(
   queue: Queue<M>,
   data: M,
-  options: Omit<Message, 'queue' | 'data'> = {},
-): Message {
-  return { queue, data, chain: currentChain(), ...options }
+  options: Omit<QueueMessage, 'queue' | 'data'> = {},
+): QueueMessage {
+  return { queue, data, chain: currentTriggerChain(), ...options }
 }
 
 export type QueueStats = {
@@ -140,7 +140,7 @@ export type DeadLetter = {
  * jobs as text; `stored` is the cte whose rows are the messages that were stored, with their `start_after`. Workers of
  * `queue` are to be woken after the commit where one of them is due (`wakeChannel`).
  */
-export type SendPart = { queue: string; before: string; jobs: string; after: string; stored: string }
+export type SendCte = { queue: string; before: string; jobs: string; after: string; stored: string }
 
 /**
  * What pg-boss 12.35 sends for an insert into a queue that notifies: its first cte is taken, without the notification of the
@@ -152,20 +152,20 @@ const INSERT =
 export type Queues = {
   boss: PgBoss
   /** pg-boss's pool, for statements of claims.ts. */
-  db: Executor
+  db: SqlExecutor
   /** Runs `work` in one transaction of that pool; rolls back and rethrows when it throws. */
-  transaction<T>(work: (executor: Executor) => Promise<T>): Promise<T>
+  transaction<T>(work: (executor: SqlExecutor) => Promise<T>): Promise<T>
   /**
    * Sends messages, one statement per queue, and wakes workers. A message of an entity mailbox whose key already has a waiting
    * one is dropped without an error: the handler of the waiting one will see the rows.
    * @throws ZodError when data does not fit the queue's schema.
    */
-  send(messages: Message[]): Promise<void>
+  send(messages: QueueMessage[]): Promise<void>
   /**
    * The same as part of a transaction, which then sends the notices that are returned: nothing is sent if it rolls back. Run
    * it at READ COMMITTED: at a stricter level PostgreSQL reports a key that has a waiting message as a serialization failure.
    */
-  insert(executor: Executor, messages: Message[]): Promise<Notice[]>
+  insert(executor: SqlExecutor, messages: QueueMessage[]): Promise<Notice[]>
   /** Has workers claim messages of a queue (`now`), or find out when the next one is due (`later`). */
   wake(queue: string, when: 'now' | 'later'): void
   /**
@@ -173,7 +173,7 @@ export type Queues = {
    * `delayedChannel` of what `isDueSoon`. Null when pg-boss builds its insert in a way that is not known here: send the
    * messages then.
    */
-  parts(messages: Message[]): Promise<SendPart[] | null>
+  parts(messages: QueueMessage[]): Promise<SendCte[] | null>
   stats(): Promise<QueueStats[]>
   deadLetters: {
     /** Newest first. */
@@ -200,11 +200,11 @@ export const delayedChannel = 'muster_delayed'
 export const IDLE_POLL_MS = 5_000
 
 /** Whether workers have to be told of a message with a delay: one that may be due before each of them has polled again. */
-export const isDueSoon = ({ startAfter }: Pick<Message, 'startAfter'>): boolean =>
+export const isDueSoon = ({ startAfter }: Pick<QueueMessage, 'startAfter'>): boolean =>
   startAfter !== undefined && startAfter.getTime() - Date.now() < 3 * IDLE_POLL_MS
 
 /** Name of the queue that keeps the messages of a queue that failed for good. */
-export const deadName = (name: string) => `${name}.dead`
+export const deadLetterQueue = (name: string) => `${name}.dead`
 
 /**
  * The key a message is stored under. A delayed wake-up of an entity has a key of its own, so that it never hides an
@@ -216,7 +216,7 @@ function singletonKey(queue: Queue<any>, data: object, startAfter: Date | undefi
   return startAfter ? `${key}@${startAfter.getTime()}` : key
 }
 
-function toJob(message: Message) {
+function toJob(message: QueueMessage) {
   // Whether its time has come is for the clock of the database: by that of a process that is ahead, an entity whose time
   // has not come would be woken again and again.
   const { queue, id, priority, startAfter, chain } = message
@@ -231,7 +231,7 @@ function toJob(message: Message) {
   }
 }
 
-function byQueue(messages: Message[]): [string, ReturnType<typeof toJob>[]][] {
+function byQueue(messages: QueueMessage[]): [string, ReturnType<typeof toJob>[]][] {
   const groups = new Map<string, ReturnType<typeof toJob>[]>()
   for (const message of messages) {
     const jobs = groups.get(message.queue.name)
@@ -308,7 +308,7 @@ export async function openQueues(options: {
     : null
   const db = boss.getDb()
 
-  const transaction = async <T>(work: (executor: Executor) => Promise<T>): Promise<T> => {
+  const transaction = async <T>(work: (executor: SqlExecutor) => Promise<T>): Promise<T> => {
     const handle = await db.beginTransaction!()
     try {
       const result = await work(handle.db)
@@ -320,7 +320,7 @@ export async function openQueues(options: {
     }
   }
 
-  const insert = async (executor: Executor, messages: Message[]): Promise<Notice[]> => {
+  const insert = async (executor: SqlExecutor, messages: QueueMessage[]): Promise<Notice[]> => {
     const parts = await partsOf(messages)
     const due: string[] = []
     if (!parts) for (const [name, jobs] of byQueue(messages)) await boss.insert(name, jobs, { db: executor })
@@ -342,10 +342,10 @@ export async function openQueues(options: {
     notifier.notify({ channel: when === 'now' ? wakeChannel : delayedChannel, payload })
 
   const partsOf: Queues['parts'] = async messages => {
-    const parts: SendPart[] = []
+    const parts: SendCte[] = []
     for (const [index, [name, jobs]] of byQueue(messages).entries()) {
       let caught: { text: string; values: unknown[] } | null = null
-      const catcher: Executor = {
+      const catcher: SqlExecutor = {
         executeSql: async (text, values = []) => {
           caught = { text, values }
           return { rows: [] }
@@ -377,7 +377,7 @@ export async function openQueues(options: {
 
     async stats() {
       const known = queues.all()
-      const { rows } = await db.executeSql(statsSql, [known.flatMap(({ name }) => [name, deadName(name)])])
+      const { rows } = await db.executeSql(statsSql, [known.flatMap(({ name }) => [name, deadLetterQueue(name)])])
       const byName = new Map(rows.map(row => [row.name as string, row]))
       return known.map(({ name, concern }) => {
         const { waiting, delayed, active, oldest_seconds } = byName.get(name)
@@ -387,7 +387,7 @@ export async function openQueues(options: {
           waiting,
           delayed,
           active,
-          dead: byName.get(deadName(name)).waiting,
+          dead: byName.get(deadLetterQueue(name)).waiting,
           oldest_seconds,
         }
       })
@@ -396,11 +396,11 @@ export async function openQueues(options: {
     deadLetters: {
       async list({ queue, limit = 100 } = {}) {
         const names = queue
-          ? [deadName(queue)]
+          ? [deadLetterQueue(queue)]
           : queues
               .all()
               .map(queue => queue.name)
-              .map(deadName)
+              .map(deadLetterQueue)
         const { rows } = await db.executeSql(
           `select ${deadLetterColumns} from ${schema}.job_common j
            where j.name = any($1) and j.state < 'active' order by j.created_on desc limit $2`,
@@ -412,7 +412,7 @@ export async function openQueues(options: {
         const names = queues
           .all()
           .map(queue => queue.name)
-          .map(deadName)
+          .map(deadLetterQueue)
         const { rows } = await db.executeSql(
           `select ${deadLetterColumns} from ${schema}.job_common j where j.name = any($1) and j.id = $2`,
           [names, id],
@@ -420,7 +420,10 @@ export async function openQueues(options: {
         return rows[0] ?? null
       },
       async replay({ queue, ids, limit }) {
-        const moved = await boss.redrive(deadName(queue), { ...(ids ? { ids } : {}), ...(limit ? { limit } : {}) })
+        const moved = await boss.redrive(deadLetterQueue(queue), {
+          ...(ids ? { ids } : {}),
+          ...(limit ? { limit } : {}),
+        })
         if (moved > 0) wake(queue, 'now')
         return moved
       },
@@ -468,7 +471,7 @@ function storedOptions(queue: Queue<any>, retentionDays: number) {
     // A message waits for as long as it takes: no worker for weeks must not lose work.
     retentionSeconds: 365 * daysInSeconds,
     deleteAfterSeconds: retentionDays * daysInSeconds,
-    deadLetter: isSentAnew(queue) ? null : deadName(queue.name),
+    deadLetter: isSentAnew(queue) ? null : deadLetterQueue(queue.name),
     notify: true,
   }
 }
@@ -500,8 +503,8 @@ export async function createQueuesInDatabase(
     const existing = new Map((await boss.getQueues()).map(queue => [queue.name, queue]))
     for (const queue of queues.all()) {
       const dead = { retentionSeconds: deadLetterDays * daysInSeconds, deleteAfterSeconds: daysInSeconds }
-      if (existing.has(deadName(queue.name))) await boss.updateQueue(deadName(queue.name), dead)
-      else await boss.createQueue(deadName(queue.name), dead)
+      if (existing.has(deadLetterQueue(queue.name))) await boss.updateQueue(deadLetterQueue(queue.name), dead)
+      else await boss.createQueue(deadLetterQueue(queue.name), dead)
 
       const stored = storedOptions(queue, retentionDays)
       const present = existing.get(queue.name)

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { declarations } from '../declarations.ts'
 import type { Services } from '../process/services.ts'
-import { every, handler, type Schedule } from './handler.ts'
+import { handler, type Schedule, schedule } from './handler.ts'
 import { workQueue } from './queue.ts'
 
 /** Deletion of what is past its time, or another daily duty. Idempotent: a second one at the same time does no harm. */
@@ -23,7 +23,7 @@ const BATCH = 5000
  * @param remove deletes at most `limit` rows in a transaction of its own, and returns how many
  * @param batch rows of one transaction; fewer where each takes many others along
  */
-export async function inBatches(
+export async function deleteInBatches(
   remove: (limit: number) => Promise<number>,
   stopping: AbortSignal | undefined,
   batch = BATCH,
@@ -38,7 +38,7 @@ export async function inBatches(
 }
 
 /** A part of a sweep by itself: what fails in it is logged with `ids`, and keeps nothing from what is swept beside it. */
-export const apart = (
+export const isolateFailures = (
   { log }: Pick<Services, 'log'>,
   ids: Record<string, unknown>,
   work: () => Promise<unknown>,
@@ -48,19 +48,24 @@ export const apart = (
     error => log.error({ err: error, ...ids }, 'part of a sweep failed'),
   )
 
-export const sweepQueue = workQueue('retention.sweep', {
+export const retentionSweepQueue = workQueue('retention.sweep', {
   message: z.object({ sweep: z.string() }),
   concern: 'snapshot',
   retry: { limit: 5, delaySeconds: 30, backoff: true, maxDelaySeconds: 1800 },
 })
 
-export const sweepHandler = handler(sweepQueue, { concurrency: 1 }, async (message, { services, log, stopping }) => {
-  // A message of another release may name a sweep that this one no longer has.
-  const sweep = sweeps.find(message.sweep)
-  if (!sweep) return
-  const started = performance.now()
-  const removed = await sweep.run(services, stopping)
-  log.info({ sweep: sweep.name, removed, ms: Math.round(performance.now() - started) }, 'sweep done')
-})
+export const sweepHandler = handler(
+  retentionSweepQueue,
+  { concurrency: 1 },
+  async (message, { services, log, stopping }) => {
+    // A message of another release may name a sweep that this one no longer has.
+    const sweep = sweeps.find(message.sweep)
+    if (!sweep) return
+    const started = performance.now()
+    const removed = await sweep.run(services, stopping)
+    log.info({ sweep: sweep.name, removed, ms: Math.round(performance.now() - started) }, 'sweep done')
+  },
+)
 
-export const scheduleOf = ({ name, when }: Sweep): Schedule => every(`sweep ${name}`, when, sweepQueue, { sweep: name })
+export const scheduleOf = ({ name, when }: Sweep): Schedule =>
+  schedule(`sweep ${name}`, when, retentionSweepQueue, { sweep: name })

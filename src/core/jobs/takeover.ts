@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { type Fragment, sql, statement } from '../db/sql.ts'
-import type { Tx } from '../db/write.ts'
+import { type Fragment, sql, voidStatement } from '../db/sql.ts'
+import type { Tx } from '../db/writer.ts'
 import { extensionPoint } from '../declarations.ts'
-import { HOLDER, hasEnded, type ProcessIdentity } from '../process/holder.ts'
+import { HOLDER, hasProcessEnded, type ProcessIdentity } from '../process/holder.ts'
 import type { Services } from '../process/services.ts'
 import { delayedChannel, queues } from './queue.ts'
 
@@ -74,7 +74,7 @@ export class Heartbeat {
   async end(): Promise<void> {
     await this.#underWay
     await this.#services.pool.query(
-      statement`delete from worker_heartbeats where instance_id = ${this.#worker.instance}`,
+      voidStatement`delete from worker_heartbeats where instance_id = ${this.#worker.instance}`,
     )
   }
 
@@ -90,7 +90,7 @@ export class Heartbeat {
     const others = Beats.parse(rows)
     this.#beatAt = asked
     const isGone = ({ neighbour, pid, pid_started, silent }: z.output<typeof Beat>) =>
-      (neighbour && pid !== null && pid_started !== null && hasEnded({ pid, started: pid_started })) ||
+      (neighbour && pid !== null && pid_started !== null && hasProcessEnded({ pid, started: pid_started })) ||
       (silent && asked - this.#steadySince > silentMs)
     const left = others.filter(isGone).map(({ holder }) => holder)
     if (left.length === 0) return

@@ -9,7 +9,7 @@ import type { Services } from '../process/services.ts'
 import type { Handler, Schedule } from './handler.ts'
 import { QueuePoller } from './poller.ts'
 import { delayedChannel, IDLE_POLL_MS, wakeChannel } from './queue.ts'
-import { QueueLoop } from './queue-loop.ts'
+import { QueueConsumer } from './queue-consumer.ts'
 
 export type Workers = {
   /** Messages being handled. */
@@ -44,20 +44,20 @@ export async function startWorkers(options: {
   const stopping = new AbortController()
 
   const hears = () => listen?.healthy() ?? false
-  const loops = new Map<string, QueueLoop>()
+  const loops = new Map<string, QueueConsumer>()
   for (const handler of handlers) {
     const { name } = handler.queue
     if (loops.has(name)) throw new Error(`queue ${name} has two handlers`)
     loops.set(
       name,
-      new QueueLoop({
+      new QueueConsumer({
         services,
         handler,
         stopping: stopping.signal,
         slots: slotsOf(handler, services.config) ?? options.concurrency,
         projectShare: options.projectShare ?? 1,
-        hears,
-        takeSlotOf: (queue, project) => loops.get(queue.name)?.takeSlot(project) ?? null,
+        notificationsHealthy: hears,
+        takeSlotOf: (queue, project) => loops.get(queue.name)?.tryAcquireSlot(project) ?? null,
       }),
     )
   }
@@ -68,7 +68,7 @@ export async function startWorkers(options: {
     loops,
     pollMs: options.pollMs ?? 1000,
     idleMs: options.idleMs ?? IDLE_POLL_MS,
-    hears,
+    notificationsHealthy: hears,
     onPoll: options.onPoll,
   })
   const unlisten = [

@@ -1,10 +1,17 @@
 import { hash } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
-import { RunFirst } from '../db/pool.ts'
+import { RerunAfter } from '../db/pool.ts'
 import type { Logger } from '../process/log.ts'
-import { perProcess } from '../process/per-process.ts'
-import { MAX_SCHEMA_BYTES, SchemaError, type SchemaProblem, type SchemaRules, timedOut, unchecked } from './model.ts'
-import { type SchemaOutcome, SchemaThreads } from './threads.ts'
+import { processSingleton } from '../process/process-singleton.ts'
+import { type SchemaOutcome, SchemaWorkerPool } from './check-worker-pool.ts'
+import {
+  MAX_SCHEMA_BYTES,
+  noVerdictProblem,
+  SchemaError,
+  type SchemaProblem,
+  type SchemaRules,
+  timeoutProblem,
+} from './model.ts'
 
 export { SchemaError, type SchemaProblem, type SchemaRules } from './model.ts'
 
@@ -30,14 +37,14 @@ const QUICK_MS = 10
  * loop. Schemas that were refused are remembered.
  */
 export class SchemaChecks {
-  readonly #threads: SchemaThreads
+  readonly #threads: SchemaWorkerPool
   /** By schema: why it was refused, or what checking a value took lately, in ms of the processor. */
   readonly #schemas = new LRUCache<string, { refused: string } | { checkMs: number }>({ max: 5000 })
   /** Verdicts for transactions that are run again. */
   readonly #verdicts = new LRUCache<string, SchemaProblem[]>({ max: 5000, ttl: 60_000 })
 
   constructor(options: { threads: number; log: Logger }) {
-    this.#threads = new SchemaThreads(options)
+    this.#threads = new SchemaWorkerPool(options)
   }
 
   /**
@@ -67,7 +74,7 @@ export class SchemaChecks {
    * @throws SchemaError, RunFirst
    */
   async checkInTransaction(schema: SchemaOf): Promise<void> {
-    if (!this.#known(schema, keyOf(schema))) throw new RunFirst(() => this.check(schema).catch(expected))
+    if (!this.#known(schema, keyOf(schema))) throw new RerunAfter(() => this.check(schema).catch(expected))
   }
 
   /** `problems` of one value, in the same way. */
@@ -80,7 +87,7 @@ export class SchemaChecks {
     if (verdict) return verdict
     const find = async () => (await this.#problems(schema, key, [text]))[0]
     if (known && known.checkMs <= QUICK_MS && this.#threads.isReady({ project: schema.project, key })) return find()
-    throw new RunFirst(async () => {
+    throw new RerunAfter(async () => {
       try {
         this.#verdicts.set(id, await find())
       } catch (error) {
@@ -111,7 +118,8 @@ export class SchemaChecks {
     while (found.length < values.length) {
       const next = values.slice(found.length)
       const tooLarge = next.findIndex(({ length }) => length > MAX_VALUE_LENGTH)
-      if (tooLarge === 0) found.push([unchecked('size', `is larger than ${MAX_VALUE_LENGTH} characters of JSON`)])
+      if (tooLarge === 0)
+        found.push([noVerdictProblem('size', `is larger than ${MAX_VALUE_LENGTH} characters of JSON`)])
       else found.push(...(await this.#run(schema, key, tooLarge > 0 ? next.slice(0, tooLarge) : next, options)))
     }
     return found
@@ -131,7 +139,9 @@ export class SchemaChecks {
       throw new SchemaError(refused)
     }
     if ('broke' in outcome)
-      return [[outcome.broke === 'time' ? timedOut() : unchecked('memory', 'takes too much memory to check')]]
+      return [
+        [outcome.broke === 'time' ? timeoutProblem() : noVerdictProblem('memory', 'takes too much memory to check')],
+      ]
     const { problems, checkMs } = outcome as Extract<SchemaOutcome, { problems: unknown }>
     // One slow value counts for some time.
     const known = this.#schemas.get(key)
@@ -157,7 +167,7 @@ function expected(error: unknown): void {
 }
 
 /** The checks of a process. */
-export const schemaChecks = perProcess(
+export const schemaChecks = processSingleton(
   ({ config, log }) => new SchemaChecks({ threads: config.SCHEMA_THREADS, log }),
   checks => checks.close(),
 )

@@ -22,6 +22,7 @@ export const MAX_SCHEMA_BYTES = 64 * 1024
 export const CHECK_MS = 50
 
 /** The problem of a value for which there is no verdict. */
-export const unchecked = (keyword: string, message: string): SchemaProblem => ({ keyword, pointer: '', message })
+export const noVerdictProblem = (keyword: string, message: string): SchemaProblem => ({ keyword, pointer: '', message })
 
-export const timedOut = (): SchemaProblem => unchecked('timeout', `takes longer than ${CHECK_MS} ms to check`)
+export const timeoutProblem = (): SchemaProblem =>
+  noVerdictProblem('timeout', `takes longer than ${CHECK_MS} ms to check`)

@@ -2,15 +2,15 @@ import { Ajv, type AnySchema, type Options, type ValidateFunction } from 'ajv'
 import { Ajv2020 } from 'ajv/dist/2020.js'
 import addFormats from 'ajv-formats'
 import { LRUCache } from 'lru-cache'
-import { limited, OutOfTime, Starved } from './limit.ts'
+import { CpuStarved, CpuTimeExceeded, runWithCpuLimit } from './cpu-limit.ts'
 import {
   CHECK_MS,
   MAX_SCHEMA_BYTES,
+  noVerdictProblem,
   SchemaError,
   type SchemaProblem,
   type SchemaRules,
-  timedOut,
-  unchecked,
+  timeoutProblem,
 } from './model.ts'
 import { compilePattern } from './patterns.ts'
 
@@ -105,11 +105,12 @@ export class CompiledSchemas {
       // What was interrupted may be left half-way.
       const key = keyOf(project, text, rules)
       this.#drop(key)
-      if (error instanceof OutOfTime) {
+      if (error instanceof CpuTimeExceeded) {
         this.#slow.set(key, true)
-        return [timedOut()]
+        return [timeoutProblem()]
       }
-      if (error instanceof RangeError) return [unchecked('recursion', 'leads the schema into itself without end')]
+      if (error instanceof RangeError)
+        return [noVerdictProblem('recursion', 'leads the schema into itself without end')]
       throw error
     }
     const errors = validate.errors ?? []
@@ -165,13 +166,13 @@ const keyOf = (project: string, text: string, { strict }: SchemaRules): string =
 
 /** Throws OutOfTime, Starved, RangeError. */
 function run(compiled: Compiled, value: unknown): boolean {
-  const check = () => limited(CHECK_MS, () => compiled.validate(value) as boolean)
+  const check = () => runWithCpuLimit(CHECK_MS, () => compiled.validate(value) as boolean)
   const { fresh } = compiled
   compiled.fresh = false
   try {
     return check()
   } catch (error) {
-    if (!fresh || !(error instanceof OutOfTime)) throw error
+    if (!fresh || !(error instanceof CpuTimeExceeded)) throw error
     return check()
   }
 }
@@ -198,7 +199,7 @@ function compile(schema: Record<string, unknown>, rules: SchemaRules): Made {
   try {
     return compileAs('2020-12', schema, rules)
   } catch (error) {
-    if (!(error instanceof SchemaError) || error.cause instanceof OutOfTime) throw error
+    if (!(error instanceof SchemaError) || error.cause instanceof CpuTimeExceeded) throw error
     // Tuples in the form of draft-07 are only valid in that.
     return compileAs('07', schema, rules)
   }
@@ -207,7 +208,7 @@ function compile(schema: Record<string, unknown>, rules: SchemaRules): Made {
 function compileAs(draft: Draft, schema: Record<string, unknown>, { strict }: SchemaRules): Made {
   const check = metaSchema(draft)
   try {
-    return limited(COMPILE_MS, () => {
+    return runWithCpuLimit(COMPILE_MS, () => {
       if (!check(schema)) {
         const [{ instancePath, message }] = check.errors ?? [{ instancePath: '', message: undefined }]
         throw new SchemaError(`schema is invalid: ${instancePath || '(root)'} ${message ?? 'is not valid'}`)
@@ -234,9 +235,9 @@ function compileAs(draft: Draft, schema: Record<string, unknown>, { strict }: Sc
       return { validate, weight }
     })
   } catch (error) {
-    if (error instanceof SchemaError || error instanceof Starved) throw error
+    if (error instanceof SchemaError || error instanceof CpuStarved) throw error
     const reason =
-      error instanceof OutOfTime
+      error instanceof CpuTimeExceeded
         ? 'takes too long to compile'
         : error instanceof RangeError
           ? 'is nested too deeply'

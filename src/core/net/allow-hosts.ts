@@ -5,7 +5,7 @@ import ipaddr from 'ipaddr.js'
 type Address = ipaddr.IPv4 | ipaddr.IPv6
 
 /** The address a connection would really reach: IPv4-mapped and NAT64 forms unwrapped, the zone dropped. Null if none. */
-export function unwrapped(address: string): Address | null {
+export function unwrapHostname(address: string): Address | null {
   const bare = address.replace(/%.*$/, '')
   if (!isIP(bare)) return null
   const parsed = ipaddr.parse(bare)
@@ -59,7 +59,7 @@ export function parseAllowHosts(list: string): AllowHosts {
     const bad = () => new Error(`"${raw.trim()}" is not a host, host:port, *.suffix, IP or CIDR`)
     const [base, bits, ...rest] = entry.split('/')
     if (bits !== undefined) {
-      const address = unwrapped(base)
+      const address = unwrapHostname(base)
       const width = isIP(base) === 6 ? 128 : 32
       const length = Number(bits)
       if (!address || rest.length > 0 || !/^\d+$/.test(bits) || length > width) throw bad()
@@ -72,7 +72,7 @@ export function parseAllowHosts(list: string): AllowHosts {
     if (!host) throw bad()
     const port = portText === undefined ? null : Number(portText)
     if (port !== null && (port < 1 || port > 65_535)) throw bad()
-    const address = unwrapped(host.replace(/^\[|\]$/g, ''))
+    const address = unwrapHostname(host.replace(/^\[|\]$/g, ''))
     if (address) {
       ranges.push({ range: [address, address.kind() === 'ipv6' ? 128 : 32], port })
       continue

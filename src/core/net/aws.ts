@@ -9,7 +9,7 @@ let provider: (() => Promise<AwsKeys & { expiration?: Date }>) | undefined
  * files, a web identity token, the container's endpoint, the instance's. Null when none has. Kept until shortly before
  * they expire; those that do not are read each time.
  */
-export async function deploymentKeys(): Promise<AwsKeys | null> {
+export async function deploymentAwsKeys(): Promise<AwsKeys | null> {
   // Loaded at the first use: 12 MB.
   const { defaultProvider } = await import('@aws-sdk/credential-provider-node')
   provider ??= defaultProvider({

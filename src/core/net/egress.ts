@@ -4,9 +4,9 @@
  */
 import { isIP } from 'node:net'
 import { buildConnector, FormData, Headers, Pool, fetch as undiciFetch } from 'undici'
-import { isPublic, parseAllowHosts, unwrapped } from './allow-hosts.ts'
-import { ACCEPT_ENCODING, type BodyLimits, limitBody } from './bounded.ts'
-import { type LookupOptions, type Resolve, sharedLookups } from './resolver.ts'
+import { isPublic, parseAllowHosts, unwrapHostname } from './allow-hosts.ts'
+import { ACCEPT_ENCODING, type BodyLimits, limitBody } from './limited-body.ts'
+import { coalescedLookups, type LookupOptions, type Resolve } from './resolver.ts'
 
 export type EgressOptions = {
   /** comma list of `host`, `host:port`, `*.suffix`, IP or CIDR that may be reached although not public */
@@ -139,7 +139,7 @@ const CREDENTIAL_HEADERS = ['authorization', 'cookie', 'proxy-authorization']
  */
 export function createEgress(options: EgressOptions): Egress {
   const allowed = parseAllowHosts(options.allowHosts)
-  const lookup = sharedLookups(options.resolve)
+  const lookup = coalescedLookups(options.resolve)
   const pools = new Pools(options)
 
   /** Checks a URL by the rule and pins it to the addresses its host has now. */
@@ -176,7 +176,7 @@ export function createEgress(options: EgressOptions): Egress {
   }
 
   function mayReach(address: string, port: number): boolean {
-    const parsed = unwrapped(address)
+    const parsed = unwrapHostname(address)
     return parsed !== null && (isPublic(parsed) || allowed.address(parsed, port))
   }
 

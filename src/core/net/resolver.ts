@@ -139,7 +139,7 @@ export type LookupOptions = {
  * Shares running lookups and caches their results. Above its limit a project waits for its own lookups only; a lookup is
  * shared once it runs, never while it waits for its project's turn.
  */
-export function sharedLookups(resolve: Resolve): (hostname: string, options: LookupOptions) => Promise<string[]> {
+export function coalescedLookups(resolve: Resolve): (hostname: string, options: LookupOptions) => Promise<string[]> {
   const known = new LRUCache<string, Promise<string[]>>({ max: CACHE_SIZE, ttl: ANSWER_MS })
   const limits = new LRUCache<string, LimitFunction>({ max: CACHE_SIZE })
 

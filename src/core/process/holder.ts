@@ -28,7 +28,7 @@ export function ownIdentity(): ProcessIdentity | null {
 }
 
 /** Whether a process of this host has ended; its number may be that of another one by now. */
-export function hasEnded({ pid, started }: Pick<ProcessIdentity, 'pid' | 'started'>): boolean {
+export function hasProcessEnded({ pid, started }: Pick<ProcessIdentity, 'pid' | 'started'>): boolean {
   try {
     process.kill(pid, 0)
   } catch (error) {

@@ -46,10 +46,10 @@ function redacted(object: Record<string, unknown>, depth = 0): Record<string, un
 /** The form of credentials, to hide those that turn up where none belongs: in a path, in a message. */
 const CREDENTIAL = /\b(sk[_-]|whsec_|ort_|upt_|rcb_|eyJ)[\w.-]{8,}/g
 
-export const withoutCredentials = (text: string): string => text.replace(CREDENTIAL, '$1[redacted]')
+export const redactCredentials = (text: string): string => text.replace(CREDENTIAL, '$1[redacted]')
 
 /** A request's path as a log line shows it: without its query, and without credentials. */
-export const loggedPath = (url: string): string => withoutCredentials(url.split('?', 1)[0])
+export const redactedPath = (url: string): string => redactCredentials(url.split('?', 1)[0])
 
 /**
  * What is shown of an error. Errors of the database hold rows, errors of model calls hold requests and answers: of
@@ -63,7 +63,7 @@ function shownError(error: unknown): unknown {
   return Object.fromEntries(
     SHOWN.filter(name => all[name] !== undefined).map(name => [
       name,
-      typeof all[name] === 'string' ? withoutCredentials(all[name]) : all[name],
+      typeof all[name] === 'string' ? redactCredentials(all[name]) : all[name],
     ]),
   )
 }

@@ -5,7 +5,7 @@ export const registry = new Registry()
 
 const registers = [registry]
 
-export const requests = new Counter({
+export const httpRequests = new Counter({
   name: 'muster_requests_total',
   help: 'HTTP requests answered',
   labelNames: ['method', 'route', 'status'],
@@ -20,7 +20,7 @@ export const requestDuration = new Histogram({
   registers,
 })
 
-export const attempts = new Counter({
+export const messageAttempts = new Counter({
   name: 'muster_attempts_total',
   help: 'Attempts at messages by what became of them: done, retry, dead, handed_back',
   labelNames: ['queue', 'outcome'],
@@ -91,7 +91,7 @@ const depths = databaseSource<Depth>()
 const ages = databaseSource<{ concern: string; seconds: number }>()
 
 /** Sets the source of the queue gauges. */
-export const reportQueues = depths.set
+export const setQueueDepthSource = depths.set
 
 /** Sets the source of the age of rows that wait for a worker without a message. */
 export const reportWaitingRows = ages.set

@@ -5,7 +5,7 @@ import type { Logger } from './log.ts'
 const ECHO_MS = 500
 
 /** Calls `first` on the first SIGTERM, SIGINT or SIGHUP and `again` on every later one. */
-export function onStop(first: (signal: NodeJS.Signals) => void, again: () => void): void {
+export function onShutdownSignal(first: (signal: NodeJS.Signals) => void, again: () => void): void {
   let askedAt: number | undefined
   const asked = (signal: NodeJS.Signals) => {
     if (askedAt === undefined) {
@@ -17,7 +17,7 @@ export function onStop(first: (signal: NodeJS.Signals) => void, again: () => voi
 }
 
 /** What `load` gives; ends the process with a line on stderr when the configuration cannot be used. */
-export function configured<T>(load: () => T): T {
+export function loadConfigOrExit<T>(load: () => T): T {
   try {
     return load()
   } catch (error) {
@@ -31,7 +31,7 @@ export function configured<T>(load: () => T): T {
  * Runs a program until SIGTERM, SIGINT or SIGHUP, then stops it once and exits 0; exits 1 when it cannot start or stop.
  * A second signal ends the process at once.
  */
-export async function untilStopped(log: Logger, start: () => Promise<{ stop(): Promise<void> }>): Promise<void> {
+export async function runUntilShutdown(log: Logger, start: () => Promise<{ stop(): Promise<void> }>): Promise<void> {
   process.on('unhandledRejection', error => log.error({ err: error }, 'unhandled rejection'))
   let running: { stop(): Promise<void> } | undefined
   const stop = (signal: NodeJS.Signals) => {
@@ -45,7 +45,7 @@ export async function untilStopped(log: Logger, start: () => Promise<{ stop(): P
       },
     )
   }
-  onStop(stop, () => process.exit(1))
+  onShutdownSignal(stop, () => process.exit(1))
   try {
     running = await start()
   } catch (error) {

@@ -1,8 +1,8 @@
-import { currentChain, uncaused } from '../db/causation.ts'
 import { isTransient } from '../db/database-errors.ts'
-import { outsideTransaction } from '../db/pool.ts'
-import { isProjectGone } from '../db/sql.ts'
-import { outsideTenancy } from '../db/tenancy.ts'
+import { onSeparateConnection } from '../db/pool.ts'
+import { isProjectDeleted } from '../db/sql.ts'
+import { withoutTenant } from '../db/tenant-context.ts'
+import { currentTriggerChain, withoutTriggerChain } from '../db/trigger-chain.ts'
 import type { Logger } from './log.ts'
 
 /** Rounds without any success, while the database answers, after which what waits at the front is dropped. */
@@ -50,7 +50,7 @@ export class WriteBehind<T> {
       this.#options.dropped(1)
       return
     }
-    this.#buffer.push({ item, chain: currentChain() })
+    this.#buffer.push({ item, chain: currentTriggerChain() })
     this.#writeLater(this.#options.gatherMs)
   }
 
@@ -70,7 +70,7 @@ export class WriteBehind<T> {
     if (this.#closed || this.#timer || this.#writing) return
     const { batch, gatherMs, retryMs } = this.#options
     // The buffer holds work of all tenants, whosever came first and for what cause, and waits for nobody's transaction.
-    const apart = <R>(work: () => R): R => outsideTransaction(() => outsideTenancy(() => uncaused(work)))
+    const apart = <R>(work: () => R): R => onSeparateConnection(() => withoutTenant(() => withoutTriggerChain(work)))
     this.#timer = apart(() =>
       setTimeout(() => {
         this.#timer = undefined
@@ -102,8 +102,8 @@ export class WriteBehind<T> {
       }
       const refused = await this.#writeAlone(items)
       if (refused === null) return false
-      if (refused.length < items.length || ++this.#rounds >= MAX_ROUNDS || refused.every(isProjectGone)) {
-        const faults = refused.filter(reason => !isProjectGone(reason))
+      if (refused.length < items.length || ++this.#rounds >= MAX_ROUNDS || refused.every(isProjectDeleted)) {
+        const faults = refused.filter(reason => !isProjectDeleted(reason))
         if (faults.length > 0) log.error({ err: faults[0], items: faults.length }, `${what} not written`)
         this.#options.dropped(refused.length)
         return done()

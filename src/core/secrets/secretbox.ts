@@ -26,7 +26,7 @@ export type SealedFor = { kind: string; id: string; project_id: string | null }
  */
 export type OpenFailure = 'malformed' | 'unknown_key' | 'not_authentic'
 
-export type Opened<T> = { ok: true; value: T } | { ok: false; reason: OpenFailure }
+export type OpenedSecret<T> = { ok: true; value: T } | { ok: false; reason: OpenFailure }
 
 export type SecretBox = {
   /** id of the key that seals */
@@ -34,9 +34,9 @@ export type SecretBox = {
   /** Encrypts under the current key with a fresh IV. */
   seal(plaintext: string | Buffer, aad: SealedFor): string
   /** Decrypts with whichever configured key sealed. Never throws for the stored text. */
-  open(sealed: string, aad: SealedFor): Opened<string>
+  open(sealed: string, aad: SealedFor): OpenedSecret<string>
   /** The same for what is no text. */
-  openBytes(sealed: string, aad: SealedFor): Opened<Buffer>
+  openBytes(sealed: string, aad: SealedFor): OpenedSecret<Buffer>
   /** Id of the key that sealed, or null for a text that is not sealed. */
   keyIdOf(sealed: string): string | null
   /** Whether a reencryption has to rewrite this text: it is not sealed under the current key. */

@@ -1,16 +1,16 @@
 import { checkStorage } from '../../control/quotas/storage.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type DatasetItemInput, type DatasetRow, datasetItemKind, datasetKind } from './model.ts'
-import { addToCount, insertItems, type NewItem, type Source } from './store.ts'
+import { addToCount, type DatasetSource, insertDatasetItems, type NewItem } from './store.ts'
 
 /** What an item says, and where it comes from. */
-export type Draft = DatasetItemInput & Partial<Source>
+export type Draft = DatasetItemInput & Partial<DatasetSource>
 
 /** What an item takes. */
-export const bytesOf = ({ input, expected_output = null, metadata = null }: DatasetItemInput): number =>
+export const itemBytes = ({ input, expected_output = null, metadata = null }: DatasetItemInput): number =>
   Buffer.byteLength(JSON.stringify(input)) +
   (expected_output === null ? 0 : Buffer.byteLength(expected_output)) +
   (metadata === null ? 0 : Buffer.byteLength(JSON.stringify(metadata)))
@@ -22,8 +22,12 @@ export const MAX_ITEM_BYTES = 4 * 1024 * 1024
 export function checkItem(item: DatasetItemInput, path = ''): void {
   if (item.input.some(({ role }) => role === 'system'))
     raise('SYSTEM_MESSAGE_NOT_ALLOWED', path ? { meta: { path } } : {})
-  if (bytesOf(item) > MAX_ITEM_BYTES)
-    invalid({ code: 'TOO_BIG', path: path === '' ? 'input' : path, message: 'must be at most 4 MiB with all it says' })
+  if (itemBytes(item) > MAX_ITEM_BYTES)
+    raiseInvalid({
+      code: 'TOO_BIG',
+      path: path === '' ? 'input' : path,
+      message: 'must be at most 4 MiB with all it says',
+    })
 }
 
 /** An item as it is written. */
@@ -42,21 +46,21 @@ export const newItem = ({
   source_generation_id,
   source_conversation_id,
   source_actor_id,
-  bytes: bytesOf({ input, expected_output, metadata }),
+  bytes: itemBytes({ input, expected_output, metadata }),
 })
 
 /**
  * Makes room for items, or for what an item grows by, in a dataset whose row the caller holds, and counts it in.
  * @throws VALIDATION_FAILED for more than DATASET_MAX_ITEMS or DATASET_MAX_BYTES, QUOTA_STORAGE_EXCEEDED
  */
-export async function makeRoom(
+export async function reserveCapacity(
   tx: Tx,
   services: Services,
   dataset: DatasetRow,
   added: { count: number; bytes: number },
 ): Promise<void> {
   const { DATASET_MAX_ITEMS: mostItems, DATASET_MAX_BYTES: mostBytes } = services.config
-  const refuse = (message: string) => invalid({ code: 'LIMIT_REACHED', path: '', message })
+  const refuse = (message: string) => raiseInvalid({ code: 'LIMIT_REACHED', path: '', message })
   if (added.count > 0 && dataset.item_count + added.count > mostItems)
     refuse(`a dataset has at most ${mostItems} items`)
   if (added.bytes > 0 && dataset.item_bytes + added.bytes > mostBytes)
@@ -66,14 +70,14 @@ export async function makeRoom(
 }
 
 /** Makes room for items under the lock of their dataset. Raises RESOURCE_NOT_FOUND and what makeRoom does. */
-export async function admitItems(
+export async function lockAndReserve(
   tx: Tx,
   services: Services,
   datasetId: string,
   { count, bytes }: { count: number; bytes: number },
 ): Promise<DatasetRow> {
   const dataset = await datasetKind.lock(tx, datasetId)
-  await makeRoom(tx, services, dataset, { count, bytes })
+  await reserveCapacity(tx, services, dataset, { count, bytes })
   return dataset
 }
 
@@ -86,7 +90,7 @@ export async function addItems(
 ): Promise<NewItem[]> {
   const items = drafts.map(newItem)
   const bytes = items.reduce((sum, item) => sum + item.bytes, 0)
-  const dataset = await admitItems(tx, services, datasetId, { count: items.length, bytes })
-  await insertItems(tx, dataset, items)
+  const dataset = await lockAndReserve(tx, services, datasetId, { count: items.length, bytes })
+  await insertDatasetItems(tx, dataset, items)
   return items
 }

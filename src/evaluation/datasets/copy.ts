@@ -2,23 +2,23 @@ import type { z } from 'zod'
 import { messagesAfter } from '../../conversation/conversations/store.ts'
 import { sessionKind } from '../../conversation/sessions/kind.ts'
 import type { SessionRow } from '../../conversation/sessions/model.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { sees } from '../../core/iam/access.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { canSeeProject } from '../../core/iam/access.ts'
 import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
-import { readSteps } from '../../execution/generations/trace-file.ts'
-import { addItems, bytesOf, checkItem, type Draft, MAX_ITEM_BYTES } from './add.ts'
+import { readSteps } from '../../execution/generations/traces/file.ts'
+import { addItems, checkItem, type Draft, itemBytes, MAX_ITEM_BYTES } from './add.ts'
 import {
   type DatasetItemRow,
   type DatasetRow,
   datasetItemKind,
   type FromGenerationInput,
   type FromSessionInput,
-  type ItemMessage,
+  type ItemTurnMessage,
 } from './model.ts'
-import { heldTurns, holdTexts } from './store.ts'
+import { holdTexts, lockTurns } from './store.ts'
 
 /**
  * Items copied from what turns and sessions said. A copy stays as it is, whatever becomes of its original, until the content of
@@ -40,19 +40,20 @@ async function readableTurn({
 }: Copying<z.output<typeof FromGenerationInput>>): Promise<GenerationRow> {
   const { generation_id } = body
   const turn = isIdOf(generationKind, generation_id) ? await generationKind.find(services.pool, generation_id) : null
-  if (!turn || !sees(caller, turn.project_id)) return raise('GENERATION_NOT_FOUND', { meta: { id: generation_id } })
+  if (!turn || !canSeeProject(caller, turn.project_id))
+    return raise('GENERATION_NOT_FOUND', { meta: { id: generation_id } })
   allow('generations:GetGeneration', { kind: generationKind, row: turn })
   if (turn.project_id !== dataset.project_id)
-    invalid({ code: 'INVALID_VALUE', path: 'generation_id', message: 'names a turn of another project' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'generation_id', message: 'names a turn of another project' })
   return turn
 }
 
 /** Raises GENERATION_NOT_COMPLETED, GENERATION_CONTENT_UNAVAILABLE for a turn that there is nothing to copy of. */
-function requireContent({ id, status, content_mode, content_redacted_at, input }: GenerationRow): ItemMessage[] {
+function requireContent({ id, status, content_mode, content_redacted_at, input }: GenerationRow): ItemTurnMessage[] {
   if (status !== 'completed') raise('GENERATION_NOT_COMPLETED', { meta: { generation_id: id, status } })
   if (content_mode === 'none' || content_redacted_at !== null || !input?.length)
     return raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { generation_id: id } })
-  return input as ItemMessage[]
+  return input as ItemTurnMessage[]
 }
 
 /** The answer of a turn: the text of its last step that has one. */
@@ -94,7 +95,7 @@ const MOST_INPUT = 500
 /** Messages of a session that are read: behind the last reply there may be others. */
 const MOST_READ = 2 * MOST_INPUT
 
-type Reply = { input: ItemMessage[]; reply: string; generation_id: string | null }
+type Reply = { input: ItemTurnMessage[]; reply: string; generation_id: string | null }
 
 /**
  * Replies of a session, each with what was said before it, and the documents of all that was read; null for a session whose last replies have more before them than an
@@ -104,7 +105,7 @@ async function repliesOf(
   { services }: Pick<Context, 'services'>,
   { conversation_id }: SessionRow,
 ): Promise<{ replies: Reply[]; documents: string[] } | null> {
-  const said: ItemMessage[] = []
+  const said: ItemTurnMessage[] = []
   const replies: Reply[] = []
   const documents: string[] = []
   let bytes = 0
@@ -143,10 +144,11 @@ export async function copySession(
   const { services, resource, caller, allow, body } = context
   const { session_id, replies: wanted, metadata = null } = body
   const session = isIdOf(sessionKind, session_id) ? await sessionKind.find(services.pool, session_id) : null
-  if (!session || !sees(caller, session.project_id)) return raise('RESOURCE_NOT_FOUND', { meta: { id: session_id } })
+  if (!session || !canSeeProject(caller, session.project_id))
+    return raise('RESOURCE_NOT_FOUND', { meta: { id: session_id } })
   for (const action of ['sessions:GetSession', 'sessions:ListSessionMessages'])
     allow(action, { kind: sessionKind, row: session })
-  const refuse = (message: string) => invalid({ code: 'INVALID_VALUE', path: 'session_id', message })
+  const refuse = (message: string) => raiseInvalid({ code: 'INVALID_VALUE', path: 'session_id', message })
   if (session.project_id !== resource.project_id) refuse('names a session of another project')
   const found = await repliesOf(context, session)
   if (!found) return refuse('names a session with more than 500 messages or 4 MiB before a reply')
@@ -167,7 +169,7 @@ export async function copySession(
   let bytes = 0
   for (const draft of drafts) {
     checkItem(draft)
-    bytes += bytesOf(draft)
+    bytes += itemBytes(draft)
     if (bytes > MOST_COPIED) refuse('names a session whose replies make items of more than 32 MiB')
   }
   return services.write(async (tx: Tx) => {
@@ -184,7 +186,7 @@ export async function copySession(
 /** Items of turns that were deleted name none. */
 async function existing(tx: Tx, drafts: readonly Draft[]): Promise<Draft[]> {
   const named = drafts.flatMap(({ source_generation_id }) => source_generation_id ?? [])
-  const there = new Set(named.length === 0 ? [] : await heldTurns(tx, named))
+  const there = new Set(named.length === 0 ? [] : await lockTurns(tx, named))
   return drafts.map(draft =>
     draft.source_generation_id && !there.has(draft.source_generation_id)
       ? { ...draft, source_generation_id: null }

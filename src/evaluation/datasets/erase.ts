@@ -1,11 +1,11 @@
-import { type EndUserContent, eraseFound, unavailable } from '../../control/retention/content.ts'
-import { eraseAnswers } from '../../core/api/idempotency.ts'
+import { contentUnavailable, type EndUserContentEraser, eraseInBatches } from '../../control/retention/erasure.ts'
+import { eraseStoredResponses } from '../../core/api/idempotency.ts'
 import { addToCount, deleteItems, itemsOfEndUser, lockDatasets } from './store.ts'
 
 /** Items that were copied from what an end user said or was answered are deleted; those of callers' own stay. */
-export const itemContent: EndUserContent = {
+export const itemContent: EndUserContentEraser = {
   async erase({ services, read, write, endUser, until }) {
-    await eraseFound(
+    await eraseInBatches(
       limit => itemsOfEndUser(read, endUser, until, limit),
       found =>
         write(async tx => {
@@ -17,7 +17,7 @@ export const itemContent: EndUserContent = {
             await addToCount(tx, dataset_id, { count: -count, bytes: -bytes })
           return {
             dataset_items: gone.reduce((sum, { count }) => sum + count, 0),
-            kept_answers: await eraseAnswers(tx, services, endUser.project_id, ids, unavailable()),
+            kept_answers: await eraseStoredResponses(tx, services, endUser.project_id, ids, contentUnavailable()),
           }
         }),
     )

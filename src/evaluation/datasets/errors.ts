@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const datasetErrors = {
   GENERATION_NOT_COMPLETED: {
@@ -10,5 +10,5 @@ export const datasetErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof datasetErrors> {}
+  interface ErrorCodes extends CodesOf<typeof datasetErrors> {}
 }

@@ -3,7 +3,7 @@ import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { metadataBag } from '../../core/api/metadata.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
-import { statement } from '../../core/db/sql.ts'
+import { voidStatement } from '../../core/db/sql.ts'
 
 /** A dataset is a list of examples: what an agent is asked, what it should say, and what groups and scorers go by. */
 
@@ -41,7 +41,7 @@ const Message = z.strictObject({
     .union([z.string(), z.array(Part).min(1).max(256)])
     .describe('Text, or parts as messages of turns have them'),
 })
-export type ItemMessage = z.output<typeof Message>
+export type ItemTurnMessage = z.output<typeof Message>
 
 /** Characters of an answer that an item expects. */
 const MAX_EXPECTED = 1_048_576
@@ -104,7 +104,7 @@ export const FromSessionInput = z
 /** Items of one import as JSON. */
 const MAX_IMPORTED = 500
 
-export const ImportInput = z
+export const DatasetImportInput = z
   .strictObject({
     items: z
       .array(DatasetItemInput)
@@ -114,7 +114,7 @@ export const ImportInput = z
   })
   .meta({ id: 'DatasetImportInput' })
 
-export const Imported = z
+export const ImportResult = z
   .object({
     created: z.int().describe('How many items were made'),
     ids: z.array(z.string()).describe('IDs of the new items, in order'),
@@ -130,7 +130,7 @@ export const datasetItemKind = kind({
   hidden: { project_id: z.string(), bytes: z.int() },
   // Its writers count it in the dataset.
   lockFirst: (db, id) =>
-    db.query(statement`
+    db.query(voidStatement`
       select from datasets where id = (select i.dataset_id from dataset_items i where i.id = ${id}) for update`),
   authorize: ({ dataset_id }) => ({ type: 'dataset', id: dataset_id }),
 })

@@ -1,6 +1,6 @@
-import { endUserContent } from '../../control/retention/content.ts'
+import { endUserContent } from '../../control/retention/erasure.ts'
 import { footprints } from '../../control/storage/footprint.ts'
-import { actorMoves } from '../../conversation/actors/merge.ts'
+import { actorMergeHooks } from '../../conversation/actors/merge.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { itemContent } from './erase.ts'
@@ -18,6 +18,6 @@ export default module('datasets', {
   extensions: [
     footprints.with(datasetFootprint),
     endUserContent.with(itemContent),
-    actorMoves.with((tx, from, to) => moveItems(tx, from.id, to.id).then(() => {})),
+    actorMergeHooks.with((tx, from, to) => moveItems(tx, from.id, to.id).then(() => {})),
   ],
 })

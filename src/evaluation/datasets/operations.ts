@@ -1,12 +1,12 @@
 import { raise } from '../../core/api/errors.ts'
-import { contains } from '../../core/api/filters.ts'
-import { page, pageOf } from '../../core/api/lists.ts'
-import { answer, type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
+import { containsFilter } from '../../core/api/filters.ts'
+import { pageOf, pageResult } from '../../core/api/lists.ts'
+import { type Context, itemOperation, type Operation, result } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
-import { addItems, bytesOf, checkItem, makeRoom } from './add.ts'
+import { addItems, checkItem, itemBytes, reserveCapacity } from './add.ts'
 import { copySession, copyTurn } from './copy.ts'
-import { removeDataset } from './ends.ts'
+import { removeDataset } from './delete-hooks.ts'
 import {
   DatasetInput,
   DatasetItem,
@@ -18,7 +18,7 @@ import {
   datasetKind,
   FromGenerationInput,
   FromSessionInput,
-  Imported,
+  ImportResult,
 } from './model.ts'
 import { addToCount } from './store.ts'
 import { transferOperations } from './transfer.ts'
@@ -63,10 +63,10 @@ const putItem = {
     checkItem(next)
     // Its lock is held: whoever changes an item takes it first.
     const dataset = await datasetKind.find(tx, stored.dataset_id)
-    const bytes = bytesOf(next) - stored.bytes
-    if (dataset && bytes !== 0) await makeRoom(tx, services, dataset, { count: 0, bytes })
+    const bytes = itemBytes(next) - stored.bytes
+    if (dataset && bytes !== 0) await reserveCapacity(tx, services, dataset, { count: 0, bytes })
   },
-  change: (next: DatasetItemRow) => ({ ...next, bytes: bytesOf(next) }),
+  change: (next: DatasetItemRow) => ({ ...next, bytes: itemBytes(next) }),
 }
 
 export const datasetOperations: Operation[] = [
@@ -78,7 +78,7 @@ export const datasetOperations: Operation[] = [
       datasetKind.insert(tx, { ...body, description: body.description ?? null, project_id: project }),
   }),
   // datasets_project serves the order.
-  datasets.list({ filters: { name: contains('name') } }),
+  datasets.list({ filters: { name: containsFilter('name') } }),
   datasets.get(),
   datasets.update({ ...putDataset, method: 'put', id: 'putDataset' }),
   datasets.update(putDataset),
@@ -98,7 +98,7 @@ export const datasetOperations: Operation[] = [
     answers: { 200: pageOf(DatasetItem) },
     // Index dataset_items_dataset.
     run: context =>
-      page<DatasetItemRow>(context, {
+      pageResult<DatasetItemRow>(context, {
         columns: datasetItemKind.columns,
         from: sql.fragment`dataset_items t`,
         rows: sql.fragment`t.dataset_id = ${context.resource.id}`,
@@ -125,7 +125,7 @@ export const datasetOperations: Operation[] = [
     async run({ tx, services, resource: dataset, body }) {
       checkItem(body)
       const [{ id }] = await addItems(tx, services, dataset.id, [body])
-      return answer(201, datasetItemKind.present((await datasetItemKind.find(tx, id)) as DatasetItemRow))
+      return result(201, datasetItemKind.present((await datasetItemKind.find(tx, id)) as DatasetItemRow))
     },
   }),
   itemOperation(datasetKind, {
@@ -147,7 +147,7 @@ export const datasetOperations: Operation[] = [
       'QUOTA_STORAGE_EXCEEDED',
     ],
     transaction: false,
-    run: async context => answer(201, datasetItemKind.present(await copyTurn(context))),
+    run: async context => result(201, datasetItemKind.present(await copyTurn(context))),
   }),
   itemOperation(datasetKind, {
     id: 'createDatasetItemsFromSession',
@@ -160,10 +160,10 @@ export const datasetOperations: Operation[] = [
     action: WRITES,
     alsoActions: ['sessions:GetSession', 'sessions:ListSessionMessages'],
     body: FromSessionInput,
-    answers: { 201: Imported },
+    answers: { 201: ImportResult },
     raises: ['RESOURCE_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED'],
     transaction: false,
-    run: async context => answer(201, await copySession(context)),
+    run: async context => result(201, await copySession(context)),
   }),
   ...transferOperations,
   items.get({

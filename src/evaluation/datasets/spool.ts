@@ -3,12 +3,12 @@ import { type FileHandle, mkdtemp, open, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { Transform } from 'node:stream'
-import { AppError, invalid, type Problem, raise } from '../../core/api/errors.ts'
-import type { Received, Receiving } from '../../core/api/operation.ts'
-import { breather } from '../../core/process/breathe.ts'
-import { bytesOf } from './add.ts'
+import { AppError, type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
+import type { StreamedBody, StreamedRequest } from '../../core/api/operation.ts'
+import { eventLoopYielder } from '../../core/process/event-loop.ts'
+import { itemBytes } from './add.ts'
+import { type ItemFormat, linesOf, MEDIA_TYPES, parseRows, UnreadableFile } from './item-files.ts'
 import type { DatasetItemInput } from './model.ts'
-import { type Format, linesOf, MEDIA_TYPES, rowsOf, Unreadable } from './rows.ts'
 
 /** Problems of a file that an answer lists. */
 const MOST_PROBLEMS = 100
@@ -43,7 +43,7 @@ export class Spool {
   }
 }
 
-const formatOf = (type: string | undefined): Format => {
+const formatOf = (type: string | undefined): ItemFormat => {
   const essence = (type ?? '').split(';')[0].trim().toLowerCase()
   if (essence === MEDIA_TYPES.csv) return 'csv'
   if (['application/x-ndjson', 'application/jsonl', 'application/x-jsonlines'].includes(essence)) return 'jsonl'
@@ -58,7 +58,7 @@ const formatOf = (type: string | undefined): Format => {
  * waits for the sender. Lists what is wrong by line and field.
  * @throws VALIDATION_FAILED, REQUEST_REJECTED
  */
-export async function receiveItems({ req, services, closed }: Receiving): Promise<Received> {
+export async function receiveItems({ req, services, closed }: StreamedRequest): Promise<StreamedBody> {
   const format = formatOf(req.headers['content-type'])
   if ((req.headers['content-encoding'] ?? 'identity') !== 'identity')
     raise('REQUEST_REJECTED', { status: 415, message: 'A file of items is read as it is sent: do not encode the body' })
@@ -80,18 +80,18 @@ export async function receiveItems({ req, services, closed }: Receiving): Promis
   try {
     req.pipe(bounded)
     const problems: Problem[] = []
-    const breathe = breather()
+    const breathe = eventLoopYielder()
     let rows = 0
     let count = 0
     let bytes = 0
     let held = ''
     try {
-      for await (const row of rowsOf(bounded, format)) {
+      for await (const row of parseRows(bounded, format)) {
         await breathe()
         if ('problems' in row) problems.push(...row.problems)
         else {
           count++
-          bytes += bytesOf(row.item)
+          bytes += itemBytes(row.item)
           held += `${JSON.stringify(row.item)}\n`
           if (held.length >= HELD_CHARS) {
             await out.appendFile(held)
@@ -99,7 +99,7 @@ export async function receiveItems({ req, services, closed }: Receiving): Promis
           }
         }
         if (++rows > maxItems)
-          invalid({
+          raiseInvalid({
             code: 'LIMIT_REACHED',
             path: `lines[${row.line}]`,
             message: `a file has at most ${maxItems} rows, as many as a dataset has items, blank ones included`,
@@ -107,11 +107,11 @@ export async function receiveItems({ req, services, closed }: Receiving): Promis
         if (problems.length >= MOST_PROBLEMS) break
       }
     } catch (error) {
-      if (!(error instanceof Unreadable)) throw error
+      if (!(error instanceof UnreadableFile)) throw error
       problems.push(error.problem)
     }
-    if (problems.length > 0) invalid(problems.slice(0, MOST_PROBLEMS))
-    if (count === 0) invalid({ code: 'REQUIRED', path: '', message: 'the file has no items' })
+    if (problems.length > 0) raiseInvalid(problems.slice(0, MOST_PROBLEMS))
+    if (count === 0) raiseInvalid({ code: 'REQUIRED', path: '', message: 'the file has no items' })
     await out.appendFile(held)
     return { body: { file: new Spool(out, { count, bytes, sha256: hash.digest('hex') }) }, discard }
   } catch (error) {

@@ -1,27 +1,28 @@
 import { z } from 'zod'
-import type { EndUser } from '../../control/retention/content.ts'
-import { MOST_BYTES } from '../../core/api/lists.ts'
-import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { turnsOfEndUser } from '../../execution/generations/purge-store.ts'
+import type { EndUser } from '../../control/retention/erasure.ts'
+import { MAX_PAGE_BYTES } from '../../core/api/lists.ts'
+import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { turnsOfEndUser } from '../../execution/generations/erase/purge-store.ts'
 import { type DatasetItemRow, type DatasetRow, datasetItemKind } from './model.ts'
 
 /** What an item was copied from: a turn, a conversation, and the end user that they belong to. */
-export type Source = {
+export type DatasetSource = {
   source_generation_id: string | null
   source_conversation_id: string | null
   source_actor_id: string | null
 }
 
 /** An item to be written. */
-export type NewItem = Pick<DatasetItemRow, 'id' | 'input' | 'expected_output' | 'metadata' | 'bytes'> & Partial<Source>
+export type NewItem = Pick<DatasetItemRow, 'id' | 'input' | 'expected_output' | 'metadata' | 'bytes'> &
+  Partial<DatasetSource>
 
 /** Adds items of one dataset, whose row the caller holds, in one statement. */
-export const insertItems = (
+export const insertDatasetItems = (
   db: Queryable,
   { id, project_id }: Pick<DatasetRow, 'id' | 'project_id'>,
   items: readonly NewItem[],
 ) =>
-  db.query(statement`
+  db.query(voidStatement`
     insert into dataset_items (id, project_id, dataset_id, input, expected_output, metadata, bytes, source_generation_id,
       source_conversation_id, source_actor_id)
     select i.id, ${project_id}, ${id}, i.input, i.expected_output, i.metadata, i.bytes, i.source_generation_id,
@@ -31,7 +32,7 @@ export const insertItems = (
 
 /** Counts items of a dataset, and their bytes, in or out. */
 export const addToCount = (db: Queryable, datasetId: string, { count, bytes }: { count: number; bytes: number }) =>
-  db.query(statement`
+  db.query(voidStatement`
     update datasets set item_count = item_count + ${count}, item_bytes = item_bytes + ${bytes} where id = ${datasetId}`)
 
 /** Items of a dataset in their order, behind one, as many as are read at once. By dataset_items_dataset. */
@@ -50,7 +51,7 @@ export const itemsAfter = (
           where i.dataset_id = ${datasetId}
             ${after ? sql.fragment`and (i.created_at, i.id) > (${after.created_at}::timestamptz, ${after.id})` : sql.fragment``}
           order by i.created_at, i.id limit ${limit}) as next) as added
-      where upto - bytes < ${MOST_BYTES})
+      where upto - bytes < ${MAX_PAGE_BYTES})
     order by t.created_at, t.id`)
 
 /** What items of datasets take, by dataset_items_project. */
@@ -59,12 +60,12 @@ export const datasetFootprint = (project: Fragment) => ({
 })
 
 /** Those of some turns that exist, kept from being deleted until the transaction ends. By the primary key. */
-export const heldTurns = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
-  db.anyFirst(identifying`select id from generations where id = any(${sql.array([...ids], 'text')}) for key share`)
+export const lockTurns = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`select id from generations where id = any(${sql.array([...ids], 'text')}) for key share`)
 
 /** Keeps the texts of messages from being deleted until the transaction ends; false where one is gone. By the primary key. */
 export const holdTexts = async (db: Queryable, documentIds: readonly string[]): Promise<boolean> => {
-  const held = await db.anyFirst(identifying`
+  const held = await db.anyFirst(idStatement`
     select id from documents where id = any(${sql.array([...documentIds], 'text')}) for key share`)
   return held.length === documentIds.length
 }
@@ -98,7 +99,7 @@ const removed = sql.type(z.strictObject({ dataset_id: z.string(), count: z.int()
 
 /** Locks datasets in the order of their ids. */
 export const lockDatasets = (db: Queryable, ids: readonly string[]) =>
-  db.query(statement`
+  db.query(voidStatement`
     select from datasets where id = any(${sql.array([...ids], 'text')}) order by id for update`)
 
 /** Deletes items; returns how many of each dataset went, and their bytes. */
@@ -110,4 +111,4 @@ export const deleteItems = (db: Queryable, ids: readonly string[]) =>
 
 /** Gives items to another actor. By dataset_items_source_actor. */
 export const moveItems = (db: Queryable, from: string, to: string) =>
-  db.query(statement`update dataset_items set source_actor_id = ${to} where source_actor_id = ${from}`)
+  db.query(voidStatement`update dataset_items set source_actor_id = ${to} where source_actor_id = ${from}`)

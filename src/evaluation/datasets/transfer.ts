@@ -1,13 +1,20 @@
 import { Readable } from 'node:stream'
 import { z } from 'zod'
-import { MOST_BYTES } from '../../core/api/lists.ts'
-import { answer, type Context, itemOperation, type Operation, streamed } from '../../core/api/operation.ts'
-import { addItems, admitItems, bytesOf, checkItem, newItem } from './add.ts'
+import { MAX_PAGE_BYTES } from '../../core/api/lists.ts'
+import { type Context, itemOperation, type Operation, result, streamResult } from '../../core/api/operation.ts'
+import { addItems, checkItem, itemBytes, lockAndReserve, newItem } from './add.ts'
 import { inBatches } from './batches.ts'
-import { DatasetItemLine, type DatasetItemRow, type DatasetRow, datasetKind, Imported, ImportInput } from './model.ts'
-import { csvHeader, csvLines, FORMATS, jsonLine, MEDIA_TYPES } from './rows.ts'
+import { csvHeader, csvLines, ITEM_FORMATS, jsonLine, MEDIA_TYPES } from './item-files.ts'
+import {
+  DatasetImportInput,
+  DatasetItemLine,
+  type DatasetItemRow,
+  type DatasetRow,
+  datasetKind,
+  ImportResult,
+} from './model.ts'
 import { receiveItems, Spool } from './spool.ts'
-import { insertItems, itemsAfter } from './store.ts'
+import { insertDatasetItems, itemsAfter } from './store.ts'
 
 /** Items of a dataset in bulk, in and out. */
 
@@ -33,11 +40,11 @@ async function importFile({
   resource,
   body: { file },
 }: Context<unknown, z.output<typeof FileInput>, DatasetRow>): Promise<{ created: number; ids: string[] }> {
-  const dataset = await admitItems(tx, services, resource.id, file)
+  const dataset = await lockAndReserve(tx, services, resource.id, file)
   const ids: string[] = []
-  for await (const batch of inBatches(file.items(), BATCH, bytesOf)) {
+  for await (const batch of inBatches(file.items(), BATCH, itemBytes)) {
     const items = batch.map(newItem)
-    await insertItems(tx, dataset, items)
+    await insertDatasetItems(tx, dataset, items)
     for (const { id } of items) ids.push(id)
   }
   return { created: ids.length, ids }
@@ -46,7 +53,7 @@ async function importFile({
 /** The items of a dataset as pieces of a file; pages are read as the client takes them. */
 async function* exported(
   { services, resource, recheck }: Pick<Context<unknown, undefined, DatasetRow>, 'services' | 'resource' | 'recheck'>,
-  format: (typeof FORMATS)[number],
+  format: (typeof ITEM_FORMATS)[number],
 ): AsyncGenerator<string> {
   if (format === 'csv') yield csvHeader
   let last: DatasetItemRow | null = null
@@ -55,7 +62,7 @@ async function* exported(
     if (items.length === 0) return
     for (const one of items) yield format === 'csv' ? csvLines([one]) : `${JSON.stringify(jsonLine(one))}\n`
     const bytes = items.reduce((total, item) => total + item.bytes, 0)
-    if (items.length < BATCH && bytes < MOST_BYTES) return
+    if (items.length < BATCH && bytes < MAX_PAGE_BYTES) return
     last = items[items.length - 1]
     await recheck()
   }
@@ -70,14 +77,14 @@ export const transferOperations: Operation[] = [
     description: 'The whole body is checked before anything is stored.',
     tag,
     action: 'evaluations:CreateDataset',
-    body: ImportInput,
+    body: DatasetImportInput,
     bodyLimit: () => 32 * 1024 * 1024,
-    answers: { 201: Imported },
+    answers: { 201: ImportResult },
     raises: ['SYSTEM_MESSAGE_NOT_ALLOWED', 'QUOTA_STORAGE_EXCEEDED'],
     async run({ tx, services, resource, body }) {
       for (const [index, item] of body.items.entries()) checkItem(item, `items[${index}].input`)
       const items = await addItems(tx, services, resource.id, body.items)
-      return answer(201, { created: items.length, ids: items.map(({ id }) => id) })
+      return result(201, { created: items.length, ids: items.map(({ id }) => id) })
     },
   }),
   itemOperation(datasetKind, {
@@ -92,10 +99,10 @@ export const transferOperations: Operation[] = [
     consumes: [MEDIA_TYPES.csv, MEDIA_TYPES.jsonl],
     receive: receiveItems,
     body: FileInput,
-    answers: { 201: Imported },
+    answers: { 201: ImportResult },
     raises: ['QUOTA_STORAGE_EXCEEDED', 'REQUEST_REJECTED'],
     internal: true,
-    run: async context => answer(201, await importFile(context)),
+    run: async context => result(201, await importFile(context)),
   }),
   itemOperation(datasetKind, {
     id: 'exportDatasetItems',
@@ -106,14 +113,16 @@ export const transferOperations: Operation[] = [
       'What an import of files takes. In CSV a text that programs for tables would take for a formula begins with an apostrophe, which an import takes off again.',
     tag,
     action: 'evaluations:ListDatasets',
-    query: z.object({ format: z.enum(FORMATS).default('jsonl').describe('`csv` or `jsonl`, which is the default') }),
+    query: z.object({
+      format: z.enum(ITEM_FORMATS).default('jsonl').describe('`csv` or `jsonl`, which is the default'),
+    }),
     answers: { 200: DatasetItemLine },
     produces: MEDIA_TYPES.jsonl,
     alsoProduces: { [MEDIA_TYPES.csv]: `${csvHeader}Where is my order 1042?,It left on Monday.,{}\r\n` },
     internal: true,
     async run(context) {
       const { format } = context.query
-      return streamed(MEDIA_TYPES[format], Readable.from(exported(context, format), { objectMode: false }), {
+      return streamResult(MEDIA_TYPES[format], Readable.from(exported(context, format), { objectMode: false }), {
         'Content-Disposition': `attachment; filename="${context.resource.id}.${format}"`,
       })
     },

@@ -1,6 +1,6 @@
 import type { EvalRunRow } from './model.ts'
-import { mcnemar, wilson } from './statistics.ts'
-import type { Outcome } from './store.ts'
+import { mcnemarTest, wilsonInterval } from './statistics.ts'
+import type { ItemOutcome } from './store.ts'
 
 /** Figures of a run. Items that ended with an error are in none of them. */
 
@@ -11,10 +11,10 @@ type Figures = { mean: number; pass_rate: number }
 
 const share = (part: number, whole: number): number | null => (whole === 0 ? null : part / whole)
 
-const countPassed = (outcomes: readonly Outcome[]): number => outcomes.filter(({ passed }) => passed).length
+const countPassed = (outcomes: readonly ItemOutcome[]): number => outcomes.filter(({ passed }) => passed).length
 
 /** Means and shares by scorer, in the order in which scorers are met. */
-function scorersOf(outcomes: readonly Outcome[]): Map<string, Figures> {
+function scorersOf(outcomes: readonly ItemOutcome[]): Map<string, Figures> {
   const sums = new Map<string, { score: number; passed: number; count: number }>()
   for (const { scores } of outcomes)
     for (const { scorer, score, passed } of scores) {
@@ -29,13 +29,13 @@ function scorersOf(outcomes: readonly Outcome[]): Map<string, Figures> {
   )
 }
 
-function figuresOf(outcomes: readonly Outcome[]) {
+function figuresOf(outcomes: readonly ItemOutcome[]) {
   const passed = countPassed(outcomes)
   return {
     scorers: Object.fromEntries(scorersOf(outcomes)),
     pass_rate: share(passed, outcomes.length),
     scored_item_count: outcomes.length,
-    pass_rate_interval: wilson(passed, outcomes.length),
+    pass_rate_interval: wilsonInterval(passed, outcomes.length),
   }
 }
 
@@ -58,7 +58,7 @@ function grouped<T>(
   return { groups, ungrouped_item_count: entries.length - shown }
 }
 
-type Pair = { here: Outcome; there: Outcome }
+type Pair = { here: ItemOutcome; there: ItemOutcome }
 
 /** How items that both runs scored differ. */
 function comparison(pairs: readonly Pair[]) {
@@ -78,7 +78,7 @@ function comparison(pairs: readonly Pair[]) {
     compared_item_count: pairs.length,
     pass_rate_delta: none ? null : (countPassed(here) - countPassed(there)) / pairs.length,
     flipped: { improved, regressed },
-    p_value: none ? null : mcnemar(improved, regressed),
+    p_value: none ? null : mcnemarTest(improved, regressed),
     scorers: Object.fromEntries(scorers),
   }
 }
@@ -89,8 +89,8 @@ const ofGroups = <T>(groups: ReadonlyMap<string, T[]>, figures: (group: readonly
 /** A run compared with an earlier one, over the items that both have scored. */
 function againstBaseline(
   run: Pick<EvalRunRow, 'group_by'>,
-  here: readonly Outcome[],
-  baseline: { run_id: string; outcomes: readonly Outcome[] },
+  here: readonly ItemOutcome[],
+  baseline: { run_id: string; outcomes: readonly ItemOutcome[] },
 ) {
   const there = new Map(baseline.outcomes.filter(({ errored }) => !errored).map(each => [each.item_id, each]))
   const pairs = here.flatMap(each => {
@@ -110,10 +110,10 @@ function againstBaseline(
 }
 
 /** What came of a run as a whole. */
-export function aggregate(
+export function aggregateScores(
   run: Pick<EvalRunRow, 'group_by'>,
-  outcomes: readonly Outcome[],
-  baseline: { run_id: string; outcomes: readonly Outcome[] } | null,
+  outcomes: readonly ItemOutcome[],
+  baseline: { run_id: string; outcomes: readonly ItemOutcome[] } | null,
 ) {
   const scored = outcomes.filter(({ errored }) => !errored)
   const { groups, ungrouped_item_count } = grouped(scored, ({ label }) => label)

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { invalid } from '../../core/api/errors.ts'
-import { booleanQuery, page, pageOf } from '../../core/api/lists.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
+import { booleanQuery, pageOf, pageResult } from '../../core/api/lists.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { EvalRow } from '../evals/model.ts'
@@ -29,13 +29,13 @@ const Compared = z
   })
   .meta({ id: 'EvalComparedItem' })
 
-export const Comparison = pageOf(Compared)
+export const EvalComparison = pageOf(Compared)
 
 /** The ids that a query names. Raises VALIDATION_FAILED. */
 function namedRuns(text: string): string[] {
   const ids = [...new Set(text.split(',').map(id => id.trim()))].filter(id => id !== '')
   if (ids.length < 1 || ids.length > MOST_RUNS)
-    invalid({ code: 'INVALID_VALUE', path: 'runs', message: `must name 1 to ${MOST_RUNS} runs` })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'runs', message: `must name 1 to ${MOST_RUNS} runs` })
   return ids
 }
 
@@ -47,9 +47,10 @@ export async function compareRuns(
   const ids = namedRuns(query.runs)
   const found = await runsById(db, resource.id, ids)
   const missing = ids.find(id => !found.includes(id))
-  if (missing !== undefined) invalid({ code: 'NOT_FOUND', path: 'runs', message: `${missing} is no run of the eval` })
+  if (missing !== undefined)
+    raiseInvalid({ code: 'NOT_FOUND', path: 'runs', message: `${missing} is no run of the eval` })
   // By the unique index of runs and items.
-  const items = await page<{ item_id: string; changed: boolean }>(context, {
+  const items = await pageResult<{ item_id: string; changed: boolean }>(context, {
     columns: sql.fragment`c.item_id, c.changed`,
     from: sql.fragment`(
       select t.item_id, sum(t.bytes) as bytes,

@@ -1,15 +1,15 @@
 import { AppError, type ErrorCode, raise } from '../../core/api/errors.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { evaluate } from '../../core/expressions/evaluate.ts'
-import { HandBack } from '../../core/jobs/handler.ts'
+import { RequeueError } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
+import { insertDecisions, waitForDecision } from '../../execution/deciders/create-decisions.ts'
 import { inputTexts } from '../../execution/deciders/input.ts'
-import { isSettled } from '../../execution/deciders/model.ts'
-import { endOfDecision, insertDecisions } from '../../execution/deciders/request.ts'
+import { isDecisionSettled } from '../../execution/deciders/model.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { ScorerOf } from '../evals/scorers.ts'
 import { type OpenItem, type PinnedDecider, runPermission, type Score } from './model.ts'
-import { factsOf, requireScore, scoreOf, unscored } from './score.ts'
+import { factsOf, requireScore, scoreOf, unscoredResult } from './score.ts'
 
 /**
  * Has a decider say what an answer is worth, in the name of who started the run: one decision, which a later worker finds.
@@ -30,16 +30,16 @@ export async function scoreByDecider(
 ): Promise<Score> {
   const { known, keep, signal, stopping } = options
   const id = known ?? (await request(services, scorer, item, keep))
-  const decision = await endOfDecision(
+  const decision = await waitForDecision(
     services,
     id,
     AbortSignal.any([signal, stopping]),
     services.config.GENERATION_MAX_SECONDS * 1000,
   )
   signal.throwIfAborted()
-  if (!decision) throw unscored('The decision is gone')
-  if (!isSettled(decision))
-    throw stopping.aborted ? new HandBack('the worker stops') : unscored('The decision takes too long')
+  if (!decision) throw unscoredResult('The decision is gone')
+  if (!isDecisionSettled(decision))
+    throw stopping.aborted ? new RequeueError('the worker stops') : unscoredResult('The decision takes too long')
   if (decision.status === 'failed') {
     const { code, message, meta } = decision.error ?? { code: 'EVAL_SCORING_FAILED', message: 'The decision failed' }
     throw new AppError(code as ErrorCode, { message, meta: { ...meta, decision_id: id } })

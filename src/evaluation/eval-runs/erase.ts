@@ -1,20 +1,20 @@
 import {
-  addCounts,
-  type EndUserContent,
+  contentUnavailable,
+  type EndUserContentEraser,
   type EndUserPurge,
-  type TurnContent,
-  unavailable,
-} from '../../control/retention/content.ts'
+  sumCounts,
+  type TurnContentEraser,
+} from '../../control/retention/erasure.ts'
 import { AppError } from '../../core/api/errors.ts'
-import { eraseAnswers } from '../../core/api/idempotency.ts'
+import { eraseStoredResponses } from '../../core/api/idempotency.ts'
 import { eraseDecisions } from '../../execution/deciders/erase.ts'
-import { cancelTurnLeft } from '../../execution/generations/abort.ts'
-import { purgeTraces } from '../../execution/generations/purge.ts'
-import { finish } from './finish.ts'
+import { purgeTraces } from '../../execution/generations/erase/purge.ts'
+import { cancelTurnIfActive } from '../../execution/generations/request/cancel-turn.ts'
 import { decisionsOfResults, eraseOutputs, eraseResults, lockOpen, resultsOfEndUser, tracesOfResults } from './store.ts'
+import { storeEvalResult } from './store-result.ts'
 
 /** What a turn answered to an item goes with the content of the turn; scores and verdict stay. */
-export const resultContent: TurnContent = {
+export const resultContent: TurnContentEraser = {
   async erase(tx, turns) {
     const count = await eraseOutputs(
       tx,
@@ -31,7 +31,7 @@ const BATCH = 50
  * Results of items that were copied from an end user keep their scores and verdicts alone; with them goes the content of the
  * turns that answered them, and of those by which deciders judged them. Items that are under way fail.
  */
-export const copiedResults: EndUserContent = {
+export const copiedResults: EndUserContentEraser = {
   async erase(purge) {
     const { read, endUser, until } = purge
     let busy = false
@@ -49,10 +49,10 @@ export const copiedResults: EndUserContent = {
 /** Ends items that have no result yet; a turn that runs is called off, and its worker ends the item. */
 const endOpen = ({ services, write }: EndUserPurge, ids: readonly string[]) =>
   write(async tx => {
-    const error = unavailable().recorded()
+    const error = contentUnavailable().recorded()
     for (const item of await lockOpen(tx, ids)) {
-      if (item.state === 'asked') await cancelTurnLeft(tx, services, item.generation_id as string)
-      else if (item.state !== 'done') await finish(tx, item, item.state, { output: null, scores: [], error })
+      if (item.state === 'asked') await cancelTurnIfActive(tx, services, item.generation_id as string)
+      else if (item.state !== 'done') await storeEvalResult(tx, item, item.state, { output: null, scores: [], error })
     }
     return {}
   })
@@ -70,10 +70,10 @@ async function eraseTogether(purge: EndUserPurge, ids: readonly string[]): Promi
       const roots = await tracesOfResults(tx, done, decisions)
       const { counts } =
         roots.length > 0 ? await purgeTraces(tx, services, endUser.project_id, roots, by) : { counts: {} }
-      const eval_results = await eraseResults(tx, done, unavailable().recorded())
-      const kept_answers = await eraseAnswers(tx, services, endUser.project_id, done, unavailable())
+      const eval_results = await eraseResults(tx, done, contentUnavailable().recorded())
+      const kept_answers = await eraseStoredResponses(tx, services, endUser.project_id, done, contentUnavailable())
       const decided = await eraseDecisions(tx, decisions)
-      return addCounts({ ...counts, eval_results, decisions: 0 }, decided, { kept_answers })
+      return sumCounts({ ...counts, eval_results, decisions: 0 }, decided, { kept_answers })
     })
     return !left
   } catch (error) {

@@ -1,9 +1,9 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const evalErrors = {
   EVAL_SCORING_FAILED: { status: 422, description: 'A scorer failed without a code of its own' },
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof evalErrors> {}
+  interface ErrorCodes extends CodesOf<typeof evalErrors> {}
 }

@@ -1,4 +1,4 @@
-import { type LongWork, resultOf, underWay } from '../../core/api/long-work.ts'
+import { type LongWork, longWorkResult, underWay } from '../../core/api/long-work.ts'
 import { type EvalRunRow, evalRunKind, isLive } from './model.ts'
 
 export const evalRunWork: LongWork<EvalRunRow> = {
@@ -15,6 +15,6 @@ export const evalRunWork: LongWork<EvalRunRow> = {
     if (isLive(row))
       return { ...underWay(message), progress: { done: completed_count + errored_count, total: item_count } }
     if (status === 'canceled') return { status: 'cancelled', message }
-    return { status: 'completed', message, result: resultOf(error, record) }
+    return { status: 'completed', message, result: longWorkResult(error, record) }
   },
 }

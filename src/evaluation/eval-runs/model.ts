@@ -8,7 +8,7 @@ import { sql } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 import type { Question } from '../../execution/deciders/questions.ts'
-import { askedMessages, type ItemMessage } from '../datasets/model.ts'
+import { askedMessages, type ItemTurnMessage } from '../datasets/model.ts'
 import { Scorer } from '../evals/scorers.ts'
 
 /** A run asks one version of an agent every item of a dataset and has the scorers judge the answers. */
@@ -17,7 +17,7 @@ const id = z.string().min(1).max(255)
 const time = z.iso.datetime().nullable()
 const anObject = z.record(z.string(), z.unknown())
 
-export const RUN_STATUSES = ['queued', 'running', 'completed', 'failed', 'canceled'] as const
+export const EVAL_RUN_STATUSES = ['queued', 'running', 'completed', 'failed', 'canceled'] as const
 
 const runFields = {
   eval_id: z.string(),
@@ -27,7 +27,7 @@ const runFields = {
     .record(z.string(), z.int())
     .nullable()
     .describe('Versions of the deciders that were pinned, by the names of their scorers; null without such scorers'),
-  status: z.enum(RUN_STATUSES),
+  status: z.enum(EVAL_RUN_STATUSES),
   baseline_run_id: z.string().nullable().describe('Run that it is compared with'),
   trigger_id: z.string().nullable().describe('Trigger that started it'),
   aggregate_scores: anObject.nullable().describe('What came of it; null until it has completed'),
@@ -146,7 +146,7 @@ export const OpenItem = z.object({
   eval_run_id: z.string(),
   item_id: z.string(),
   state: z.enum(STATES),
-  input: z.custom<ItemMessage[]>(),
+  input: z.custom<ItemTurnMessage[]>(),
   expected_output: z.string().nullable(),
   metadata: anObject.nullable(),
   generation_id: z.string().nullable(),
@@ -187,10 +187,10 @@ export const isLive = ({ status }: Pick<EvalRunRow, 'status'>): boolean => statu
 export const runPermission = (evalId: string) => ({ action: 'evaluations:RunEval', kind: 'eval', id: evalId })
 
 /** What binds the sealed tool context to its run. */
-export const sealOf = ({ id, project_id }: Pick<EvalRunRow, 'id' | 'project_id'>) => ({
+export const evalRunSeal = ({ id, project_id }: Pick<EvalRunRow, 'id' | 'project_id'>) => ({
   kind: 'eval_run_context',
   id,
   project_id,
 })
 
-export const sealedRuns = [sealedColumn({ table: 'eval_runs', column: 'context', kind: 'eval_run_context' })]
+export const sealedEvalRuns = [sealedColumn({ table: 'eval_runs', column: 'context', kind: 'eval_run_context' })]

@@ -1,15 +1,16 @@
-import { invalid, raise } from '../../core/api/errors.ts'
-import { filter, filterConditions, filterSchema, flag, oneOf } from '../../core/api/filters.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { columnFilter, filterConditions, filterSchema, flagFilter, oneOf } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
-import { booleanQuery, page, pageOf } from '../../core/api/lists.ts'
-import { type Answer, answer, type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
+import { booleanQuery, pageOf, pageResult } from '../../core/api/lists.ts'
+import { type Context, itemOperation, type Operation, type OperationResult, result } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { evalKind } from '../evals/model.ts'
-import { Comparison, compareRuns, comparisonQuery } from './compare.ts'
+import { compareRuns, comparisonQuery, EvalComparison } from './compare.ts'
 import {
+  EVAL_RUN_STATUSES,
   EvalResult,
   type EvalResultRow,
   EvalRun,
@@ -18,12 +19,11 @@ import {
   evalResultKind,
   evalRunKind,
   isLive,
-  RUN_STATUSES,
 } from './model.ts'
-import { endRun } from './settle.ts'
+import { endRun } from './settle-run.ts'
 import { startEval } from './start.ts'
 import { dropQueued } from './store.ts'
-import { expectRun } from './wait.ts'
+import { subscribeEvalRun } from './wait.ts'
 
 const tag = 'Evals'
 const path = '/evals/{eval_id}/runs'
@@ -55,7 +55,7 @@ const start = itemOperation(evalKind, {
     const { wait, tool_context, ...given } = context.body ?? {}
     const bag = callerContext(tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
     const id = newId(evalRunKind.prefix)
-    const expected = wait === true ? expectRun(services, id) : null
+    const expected = wait === true ? subscribeEvalRun(services, id) : null
     try {
       const run = await services.write(async tx => {
         const started = await startEval(tx, services, row, {
@@ -76,23 +76,23 @@ const start = itemOperation(evalKind, {
     }
   },
   again: async ({ services, request }, { id }) =>
-    shown(await expectRun(services, id as string).wait(request.closed), id as string),
+    shown(await subscribeEvalRun(services, id as string).wait(request.closed), id as string),
 })
 
 /** The answer with a run as it is. Raises RESOURCE_NOT_FOUND. */
-const shown = (run: EvalRunRow | null, id: string): Answer =>
+const shown = (run: EvalRunRow | null, id: string): OperationResult =>
   run
-    ? answer(201, evalRunKind.present(run))
+    ? result(201, evalRunKind.present(run))
     : raise('RESOURCE_NOT_FOUND', { message: 'The run is gone', meta: { id } })
 
-const runFilters = { status: oneOf('status', RUN_STATUSES), passed: flag('passed') }
+const runFilters = { status: oneOf('status', EVAL_RUN_STATUSES), passed: flagFilter('passed') }
 
 const resultFilters = {
-  passed: filter(
+  passed: columnFilter(
     booleanQuery.optional().describe('Only results that passed, or only others'),
     passed => sql.fragment`coalesce(t.passed, false) = ${passed}`,
   ),
-  errored: filter(booleanQuery.optional().describe('Only results with an error, or only others'), errored =>
+  errored: columnFilter(booleanQuery.optional().describe('Only results with an error, or only others'), errored =>
     errored ? sql.fragment`t.error is not null` : sql.fragment`t.error is null`,
   ),
 }
@@ -112,7 +112,7 @@ export const evalRunOperations: Operation[] = [
     answers: { 200: pageOf(EvalRun) },
     // Index eval_runs_eval.
     run: context =>
-      page<EvalRunRow>(context, {
+      pageResult<EvalRunRow>(context, {
         columns: evalRunKind.columns,
         from: sql.fragment`eval_runs t`,
         rows: sql.fragment`t.eval_id = ${context.resource.id}`,
@@ -149,7 +149,7 @@ export const evalRunOperations: Operation[] = [
     // Index eval_results_done.
     run: context => {
       requireMember(context, context.resource)
-      return page<EvalResultRow>(context, {
+      return pageResult<EvalResultRow>(context, {
         columns: evalResultKind.columns,
         from: sql.fragment`eval_results t`,
         rows: sql.fragment`t.eval_run_id = ${context.resource.id} and t.state = 'done'`,
@@ -173,7 +173,7 @@ export const evalRunOperations: Operation[] = [
       const { tx, resource: row } = context
       requireMember(context, row)
       const run = await evalRunKind.lock(tx, row.id)
-      if (!isLive(run)) invalid({ code: 'INVALID_STATE', path: 'status', message: `the run is ${run.status}` })
+      if (!isLive(run)) raiseInvalid({ code: 'INVALID_STATE', path: 'status', message: `the run is ${run.status}` })
       await dropQueued(tx, run.id)
       return evalRunKind.present(await endRun(tx, run, { status: 'canceled' }))
     },
@@ -191,7 +191,7 @@ export const evalRunOperations: Operation[] = [
     paged: true,
     timed: false,
     query: comparisonQuery,
-    answers: { 200: Comparison },
+    answers: { 200: EvalComparison },
     run: compareRuns,
   }),
 ]

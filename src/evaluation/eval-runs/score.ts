@@ -1,5 +1,5 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
-import { holdsText } from '../../core/api/text.ts'
+import { holdsText } from '../../core/api/storable-text.ts'
 import { ExpressionError, evaluate, isObject, truthy } from '../../core/expressions/evaluate.ts'
 import { keyOf, type Scorer } from '../evals/scorers.ts'
 import type { OpenItem, Score } from './model.ts'
@@ -20,12 +20,12 @@ export const scoringFailure = (error: unknown): RecordedFailure | null =>
   error instanceof ScorerFailed ? error.failure : null
 
 /** A failure that has no code of its own. */
-export const unscored = (message: string): AppError => new AppError('EVAL_SCORING_FAILED', { message })
+export const unscoredResult = (message: string): AppError => new AppError('EVAL_SCORING_FAILED', { message })
 
 /** What a scorer threw as its failure. */
 export function failedScorer(scorer: Scorer, error: unknown): ScorerFailed {
   const recorded =
-    error instanceof AppError ? error.recorded() : unscored(String((error as Error)?.message ?? error)).recorded()
+    error instanceof AppError ? error.recorded() : unscoredResult(String((error as Error)?.message ?? error)).recorded()
   return new ScorerFailed(keyOf(scorer), recorded)
 }
 
@@ -51,16 +51,18 @@ export const scoreOf = (scorer: Scorer, score: number, passed: boolean, more: Pa
   ...more,
 })
 
-export const verdict = (scorer: Scorer, passed: boolean): Score => scoreOf(scorer, passed ? 1 : 0, passed)
+export const scoreVerdict = (scorer: Scorer, passed: boolean): Score => scoreOf(scorer, passed ? 1 : 0, passed)
 
 /** Raises EVAL_SCORING_FAILED for what is no score. */
 export function requireScore(value: unknown): number {
   if (typeof value === 'number' && value >= 0 && value <= 1) return value
-  throw unscored(`The score must be a number from 0 to 1, not ${String(JSON.stringify(value) ?? value).slice(0, 100)}`)
+  throw unscoredResult(
+    `The score must be a number from 0 to 1, not ${String(JSON.stringify(value) ?? value).slice(0, 100)}`,
+  )
 }
 
 /** The object of a text: from its first brace to its last. Raises EVAL_SCORING_FAILED where there is none. */
-export function objectIn(text: string): Record<string, unknown> {
+export function parseFirstObject(text: string): Record<string, unknown> {
   const from = text.indexOf('{')
   const to = text.lastIndexOf('}')
   try {
@@ -69,7 +71,7 @@ export function objectIn(text: string): Record<string, unknown> {
   } catch {
     // Said below.
   }
-  throw unscored('The answer holds no JSON object')
+  throw unscoredResult('The answer holds no JSON object')
 }
 
 /** A text for a person, as it is kept: of an answer that is not, it may quote what nobody is to keep. */
@@ -81,20 +83,20 @@ function instantScore(scorer: Scorer, item: OpenItem): Score | null {
   const text = item.output ?? ''
   switch (scorer.type) {
     case 'exact_match':
-      return verdict(scorer, item.expected_output !== null && text.trim() === item.expected_output.trim())
+      return scoreVerdict(scorer, item.expected_output !== null && text.trim() === item.expected_output.trim())
     case 'contains': {
       const folded = (value: string) => (scorer.case_sensitive ? value : value.toLowerCase())
-      return verdict(scorer, holdsText(folded(text), folded(scorer.value)))
+      return scoreVerdict(scorer, holdsText(folded(text), folded(scorer.value)))
     }
     case 'json_logic':
-      return verdict(scorer, truthy(evaluate(scorer.expression, factsOf(item))))
+      return scoreVerdict(scorer, truthy(evaluate(scorer.expression, factsOf(item))))
     default:
       return null
   }
 }
 
 /** Scores an answer by a scorer that calls nothing. Raises ScorerFailed; null of a scorer that does. */
-export function tryInstant(scorer: Scorer, item: OpenItem): Score | null {
+export function scoreLocally(scorer: Scorer, item: OpenItem): Score | null {
   try {
     return instantScore(scorer, item)
   } catch (error) {
@@ -105,7 +107,7 @@ export function tryInstant(scorer: Scorer, item: OpenItem): Score | null {
 const INSTANT = ['exact_match', 'contains', 'json_logic']
 
 /** All scores of an answer whose scorers call nothing; null where one does. Raises ScorerFailed. */
-export const instantScores = (item: OpenItem): Score[] | null =>
+export const localScores = (item: OpenItem): Score[] | null =>
   item.run.scorers.every(({ type }) => INSTANT.includes(type))
-    ? item.run.scorers.map(scorer => tryInstant(scorer, item) as Score)
+    ? item.run.scorers.map(scorer => scoreLocally(scorer, item) as Score)
     : null

@@ -1,5 +1,5 @@
 import { embedderOf } from '../../content/embeddings/embedder.ts'
-import { firstChars } from '../../core/api/text.ts'
+import { truncateChars } from '../../core/api/storable-text.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ScorerOf } from '../evals/scorers.ts'
 import type { OpenItem, Score } from './model.ts'
@@ -10,7 +10,7 @@ import { scoreOf } from './score.ts'
  * says nothing.
  * @throws EMBEDDING_NOT_CONFIGURED, AI_PROVIDER_ERROR
  */
-export async function similarity(
+export async function textSimilarity(
   services: Services,
   scorer: ScorerOf<'embedding_similarity'>,
   { id, project_id, output, expected_output }: OpenItem,
@@ -18,7 +18,7 @@ export async function similarity(
 ): Promise<Score> {
   const scored = (score: number) => scoreOf(scorer, score, score >= scorer.pass_threshold)
   const texts = [output ?? '', expected_output ?? ''].map(text =>
-    firstChars(text, services.config.EMBEDDING_MAX_INPUT_CHARS),
+    truncateChars(text, services.config.EMBEDDING_MAX_INPUT_CHARS),
   )
   if (texts.some(text => text.trim() === '')) return scored(0)
   const [mine, theirs] = await embedderOf(services).embed(texts, {

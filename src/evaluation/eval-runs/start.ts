@@ -1,20 +1,20 @@
 import { definitionOf } from '../../core/api/authors.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { narrowed } from '../../core/iam/authority.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { narrowAuthority } from '../../core/iam/authority.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { agentVersions } from '../../execution/agents/archive.ts'
+import { agentVersions } from '../../execution/agents/agent-archive.ts'
 import { agentKind } from '../../execution/agents/model.ts'
-import { findAgentVersion } from '../../execution/agents/served.ts'
-import { lockRunnable } from '../../identity/projects/pause.ts'
+import { findAgentVersion } from '../../execution/agents/served-version.ts'
+import { lockUnpaused } from '../../identity/projects/pause.ts'
 import { checkScorers } from '../evals/check.ts'
 import { type EvalRow, evalKind } from '../evals/model.ts'
-import { sealedContext } from './context.ts'
+import { sealEvalContext } from './context.ts'
 import { type EvalRunRow, evalResultKind, evalRunKind, isLive, type PinnedDecider } from './model.ts'
 import { itemQueue } from './queue.ts'
-import { heldItems, insertItems } from './store.ts'
+import { heldItems, insertEvalItems } from './store.ts'
 
 /** What a run is started with. */
 export type EvalStart = {
@@ -32,7 +32,7 @@ export type EvalStart = {
 /** Before those that nobody waits for. */
 const WAITED_PRIORITY = 1
 
-const wrong = (path: string, message: string): never => invalid({ code: 'INVALID_VALUE', path, message })
+const wrong = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
 
 /**
  * Writes a queued run with its items and their messages.
@@ -44,7 +44,7 @@ export async function startEval(
   { id: evalId, project_id }: Pick<EvalRow, 'id' | 'project_id'>,
   start: EvalStart,
 ): Promise<EvalRunRow> {
-  await lockRunnable(tx, project_id)
+  await lockUnpaused(tx, project_id)
   const row = await evalKind.lock(tx, evalId)
   const items = await heldItems(tx, row.dataset_id)
   if (items.length === 0) wrong('dataset_id', 'the dataset of the eval has no items')
@@ -76,12 +76,12 @@ export async function startEval(
     trigger_id: start.trigger_id ?? null,
     item_count: items.length,
     metadata: start.metadata ?? null,
-    context: sealedContext(services, { id, project_id }, start.tool_context ?? null),
-    authority: narrowed(start.authority, definitionOf(row)),
+    context: sealEvalContext(services, { id, project_id }, start.tool_context ?? null),
+    authority: narrowAuthority(start.authority, definitionOf(row)),
     waited: start.wait ?? false,
   })
   const results = items.map(item_id => ({ id: newId(evalResultKind.prefix), item_id }))
-  await insertItems(tx, run, results)
+  await insertEvalItems(tx, run, results)
   const options = start.wait ? { priority: WAITED_PRIORITY } : {}
   for (const { id: result_id } of results) tx.send(itemQueue, { result_id, eval_run_id: run.id, project_id }, options)
   return run

@@ -4,7 +4,7 @@
 const Z = 1.959964
 
 /** The Wilson interval of a share of `total`; null of nothing. */
-export function wilson(passed: number, total: number): { low: number; high: number; level: number } | null {
+export function wilsonInterval(passed: number, total: number): { low: number; high: number; level: number } | null {
   if (total === 0) return null
   const share = passed / total
   const z2 = Z * Z
@@ -21,7 +21,7 @@ const EXACT = 2000
  * The exact two-sided test of McNemar: how probable it is that as many of `improved` and `regressed` items went one way by
  * chance alone.
  */
-export function mcnemar(improved: number, regressed: number): number {
+export function mcnemarTest(improved: number, regressed: number): number {
   const flips = improved + regressed
   const fewer = Math.min(improved, regressed)
   if (flips === 0 || improved === regressed) return 1

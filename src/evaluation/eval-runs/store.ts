@@ -1,25 +1,25 @@
 import { z } from 'zod'
-import type { EndUser } from '../../control/retention/content.ts'
+import type { EndUser } from '../../control/retention/erasure.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
-import { storableText } from '../../core/api/text.ts'
-import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { storableText } from '../../core/api/storable-text.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { copiedFrom } from '../datasets/store.ts'
 import { type EvalRunRow, evalResultKind, OpenItem, type Score, STATES } from './model.ts'
 
 /** The items of a dataset in their order, which nobody adds to or takes from until the transaction ends. By dataset_items_dataset. */
 export async function heldItems(db: Queryable, datasetId: string): Promise<readonly string[]> {
-  await db.query(statement`select from datasets where id = ${datasetId} for share`)
-  return db.anyFirst(identifying`
+  await db.query(voidStatement`select from datasets where id = ${datasetId} for share`)
+  return db.anyFirst(idStatement`
     select id from dataset_items where dataset_id = ${datasetId} order by created_at, id`)
 }
 
 /** Writes the items of a new run as they are now, each under an id of its own; the order of the ids is that of the results. */
-export const insertItems = (
+export const insertEvalItems = (
   db: Queryable,
   run: Pick<EvalRunRow, 'id' | 'project_id'>,
   items: readonly { id: string; item_id: string }[],
 ) =>
-  db.query(statement`
+  db.query(voidStatement`
     insert into eval_results (id, project_id, eval_run_id, item_id, input, expected_output, metadata, bytes,
       source_generation_id, source_conversation_id, source_actor_id)
     select n.id, ${run.project_id}, ${run.id}, i.id, i.input, i.expected_output, i.metadata, i.bytes,
@@ -53,12 +53,12 @@ export const itemOfTurn = (db: Queryable, generationId: string): Promise<OpenIte
     select ${openColumns} from ${openTables} where t.generation_id = ${generationId} and t.state = 'asked'`)
 
 /** Puts off an item whose project is paused. */
-export const holdItem = (db: Queryable, id: string, ms: number) =>
-  db.query(statement`
+export const deferItem = (db: Queryable, id: string, ms: number) =>
+  db.query(voidStatement`
     update eval_results set held_until = now() + ${ms} * interval '1 ms' where id = ${id} and state in ('queued', 'answered')`)
 
 /** What the statement that makes the turn of an item writes beside it. */
-export const askedParts = (id: string, run: Pick<EvalRunRow, 'id' | 'status'>, generationId: string): Fragment[] => [
+export const itemTurnCtes = (id: string, run: Pick<EvalRunRow, 'id' | 'status'>, generationId: string): Fragment[] => [
   sql.fragment`asked as (
     update eval_results set state = 'asked', generation_id = ${generationId}, held_until = null,
       content_mode = (select mode from runnable)
@@ -73,18 +73,18 @@ export const askedParts = (id: string, run: Pick<EvalRunRow, 'id' | 'status'>, g
 ]
 
 /** Keeps what a turn answered until the scorers have judged it. */
-export const keepAnswer = (
+export const storeAnswer = (
   db: Queryable,
   { id, content_mode }: Pick<OpenItem, 'id' | 'content_mode'>,
   { output, object }: { output: string; object: unknown },
 ) => {
   const text = storableText(output)
   return content_mode === 'none'
-    ? db.query(statement`
+    ? db.query(voidStatement`
         with kept as (
           insert into eval_answers_unlogged (result_id, output, object) values (${id}, ${text}, ${asJson(object)}))
         update eval_results set state = 'answered' where id = ${id}`)
-    : db.query(statement`
+    : db.query(voidStatement`
         update eval_results set state = 'answered', output = ${text}, object = ${asJson(object)} where id = ${id}`)
 }
 
@@ -100,13 +100,13 @@ export const claimAnswered = (db: Queryable, id: string): Promise<OpenItem | nul
     from ${openTables} where t.id = (select id from claimed)`)
 
 /** Keeps what scorers have said so far; false when another worker has the item. */
-export const keepScores = async (
+export const storeScores = async (
   db: Queryable,
   { id, claims }: Pick<OpenItem, 'id' | 'claims'>,
   scores: OpenItem['scores'],
 ): Promise<boolean> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       update eval_results set scores = ${JSON.stringify(scores)} where id = ${id} and claims = ${claims} and state = 'answered'`)
   ).rowCount === 1
 
@@ -144,8 +144,8 @@ export const storeResult = (
 }
 
 /** Drops answers of a run that are not kept, and that nobody may score any more. By eval_results_open and the primary key. */
-export const dropAnswers = (db: Queryable, runId: string) =>
-  db.query(statement`
+export const deleteAnswers = (db: Queryable, runId: string) =>
+  db.query(voidStatement`
     delete from eval_answers_unlogged where result_id in (
       select id from eval_results where eval_run_id = ${runId} and state = 'answered')`)
 
@@ -155,27 +155,27 @@ const openItemOf = (runId: string): Fragment => sql.fragment`
 
 /** Whether items of a run are under way. */
 export const hasOpenItems = (db: Queryable, runId: string): Promise<boolean> =>
-  db.exists(identifying`${openItemOf(runId)}`)
+  db.exists(idStatement`${openItemOf(runId)}`)
 
 /** Drops the tool context of a run with its last item; the caller holds the run. */
 export const dropContext = (db: Queryable, runId: string) =>
-  db.query(statement`
+  db.query(voidStatement`
     update eval_runs set context = null
     where id = ${runId} and context is not null and not exists (${openItemOf(runId)})`)
 
 /** Drops the items of a run that nobody was asked yet. By eval_results_open. */
 export const dropQueued = (db: Queryable, runId: string) =>
-  db.query(statement`delete from eval_results where eval_run_id = ${runId} and state = 'queued'`)
+  db.query(voidStatement`delete from eval_results where eval_run_id = ${runId} and state = 'queued'`)
 
-const Outcome = z.object({
+const ItemOutcome = z.object({
   item_id: z.string(),
   passed: z.boolean(),
   scores: z.custom<readonly Score[]>(),
   errored: z.boolean(),
   label: z.unknown(),
 })
-export type Outcome = z.output<typeof Outcome>
-const outcome = sql.type(Outcome)
+export type ItemOutcome = z.output<typeof ItemOutcome>
+const outcome = sql.type(ItemOutcome)
 
 /** Characters of a label by which items are grouped: what is longer is a text, not a label. */
 const MOST_LABEL = 255
@@ -185,7 +185,7 @@ const MOST_LABEL = 255
  * were asked. Only what figures are made of: a run has up to a million items, and what scorers say of each up to 320 KiB. By
  * eval_results_done.
  */
-export const outcomesOf = (db: Queryable, runId: string, groupBy: string | null): Promise<readonly Outcome[]> =>
+export const outcomesOf = (db: Queryable, runId: string, groupBy: string | null): Promise<readonly ItemOutcome[]> =>
   db.any(outcome`
     select t.item_id, coalesce(t.passed, false) as passed, t.error is not null as errored,
       (select coalesce(json_agg(json_build_object('scorer', s -> 'scorer', 'score', s -> 'score', 'passed', s -> 'passed')), '[]')
@@ -202,7 +202,7 @@ export const outcomesOf = (db: Queryable, runId: string, groupBy: string | null)
 
 /** The newest run by which a version of an agent passed an eval as it is now. By eval_runs_passed. */
 export const passedRun = (db: Queryable, evalId: string, version: number): Promise<string | null> =>
-  db.maybeOneFirst(identifying`
+  db.maybeOneFirst(idStatement`
     select r.id from eval_runs r join evals e on e.id = r.eval_id
     where r.eval_id = ${evalId} and r.agent_version = ${version} and r.status = 'completed' and r.passed
       and r.eval_revision = e.revision and r.agent_id = e.agent_id
@@ -213,19 +213,19 @@ const held = sql.type(
 )
 
 /** Items that a pause held and whose time has come; they are not held any more. By eval_results_held. */
-export const releaseHeld = (db: Queryable, limit: number) =>
+export const releaseDeferredItems = (db: Queryable, limit: number) =>
   db.any(held`
     update eval_results set held_until = null where id in (
       select t.id from eval_results t where t.held_until < now() order by t.held_until limit ${limit} for update skip locked)
     returning id as result_id, eval_run_id, project_id, state`)
 
 /** Lets the items of a project that a pause held go on at once. By eval_results_held. */
-export const releaseProject = (db: Queryable, projectId: string) =>
-  db.query(statement`
+export const releaseProjectItems = (db: Queryable, projectId: string) =>
+  db.query(voidStatement`
     update eval_results set held_until = now() where held_until is not null and project_id = ${projectId}`)
 
 /** Items whose turn was deleted before it ended, oldest run first; also of canceled runs, whose items end as well. By eval_results_open. */
-export const orphans = (db: Queryable, limit: number) =>
+export const listOrphanedItems = (db: Queryable, limit: number) =>
   db.any(openItem`
     select ${openColumns} from ${openTables}
     where t.state = 'asked' and r.status in ('queued', 'running', 'canceled')
@@ -240,7 +240,7 @@ const quiet = sql.type(z.object({ id: z.string(), project_id: z.string(), whole:
  * of them, so that runs which wait for their turn, however many, keep nobody's from being found. By eval_runs_live. Messages
  * are read once, and only where a run has been quiet for long.
  */
-export const quietRuns = (
+export const listStaleRuns = (
   db: Queryable,
   { quietMs, abandonedMs, limit }: { quietMs: number; abandonedMs: number; limit: number },
 ) =>
@@ -252,7 +252,7 @@ export const quietRuns = (
       where r.status in ('queued', 'running') and r.active_at < now() - ${quietMs} * interval '1 ms' and p.paused_at is null),
     working as materialized (
       select distinct j.data ->> 'eval_run_id' as id from pgboss.job j
-      where j.name in ('eval-item', 'eval-score', 'eval-run') and j.state < 'completed'
+      where j.name in ('eval.execute_item', 'eval.score_item', 'eval.complete_run') and j.state < 'completed'
         and exists (select from silent where old and not whole))
     select id, project_id, whole, not whole as abandoned from silent
     where whole or (old and id not in (select id from working where id is not null) and not exists (
@@ -261,12 +261,12 @@ export const quietRuns = (
     order by whole desc, active_at limit ${limit}`)
 
 /** Whether a run is live. By eval_runs_live. */
-export const hasLiveRuns: Fragment = sql.fragment`exists (select from eval_runs where status in ('queued', 'running'))`
+export const hasLiveEvalRuns: Fragment = sql.fragment`exists (select from eval_runs where status in ('queued', 'running'))`
 
 /** Erases what turns answered. Returns how many results had something of it. By eval_results_generation. */
 export const eraseOutputs = async (db: Queryable, generationIds: readonly string[]): Promise<number> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       update eval_results set output = null, object = null,
         bytes = bytes - case state when 'done' then octet_length(coalesce(output, '')) else 0 end
       where generation_id = any(${sql.array([...generationIds], 'text')}) and (output is not null or object is not null)`)
@@ -279,7 +279,7 @@ export const resultFootprint = (project: Fragment) => ({
 
 /** Those of some ids that are runs of an eval. By the primary key. */
 export const runsById = (db: Queryable, evalId: string, ids: readonly string[]): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+  db.anyFirst(idStatement`
     select id from eval_runs where id = any(${sql.array([...ids], 'text')}) and eval_id = ${evalId}`)
 
 /** Results of several runs of some items. By the unique index of runs and items. */
@@ -291,12 +291,12 @@ export const resultsOf = (db: Queryable, runIds: readonly string[], itemIds: rea
 
 /** Takes the row of a run; false when it is gone. */
 export const lockRun = async (db: Queryable, id: string): Promise<boolean> =>
-  (await db.anyFirst(identifying`select id from eval_runs where id = ${id} for no key update`)).length === 1
+  (await db.anyFirst(idStatement`select id from eval_runs where id = ${id} for no key update`)).length === 1
 
 const stated = sql.type(z.object({ state: z.enum(STATES) }))
 
 /** How an item stands; null when it is gone. By the primary key. */
-export const stateOf = (db: Queryable, resultId: string) =>
+export const evalRunState = (db: Queryable, resultId: string) =>
   db.maybeOne(stated`select state from eval_results where id = ${resultId}`)
 
 const ofEndUser = sql.type(z.strictObject({ id: z.string() }))
@@ -321,7 +321,7 @@ export const lockOpen = (db: Queryable, ids: readonly string[]): Promise<readonl
 
 /** Decisions that scorers of results asked for. By eval_results_pkey. */
 export const decisionsOfResults = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+  db.anyFirst(idStatement`
     select s.value ->> 'decision_id' as id from eval_results t cross join lateral json_array_elements(t.scores) s
     where t.id = any(${sql.array([...ids], 'text')}) and s.value ->> 'decision_id' is not null`)
 
@@ -348,7 +348,7 @@ export const tracesOfResults = (
  */
 export const eraseResults = async (db: Queryable, ids: readonly string[], error: object): Promise<number> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       update eval_results t set input = '[]', expected_output = null, metadata = null, output = null, object = null,
         scores = (select coalesce(json_agg(s.value::jsonb - 'reasoning'), '[]') from json_array_elements(t.scores) s),
         error = case when t.error is not null then ${jsonb(error)} end,
@@ -358,4 +358,4 @@ export const eraseResults = async (db: Queryable, ids: readonly string[], error:
 
 /** Gives results to another actor. By eval_results_source_actor. */
 export const moveResults = (db: Queryable, from: string, to: string) =>
-  db.query(statement`update eval_results set source_actor_id = ${to} where source_actor_id = ${from}`)
+  db.query(voidStatement`update eval_results set source_actor_id = ${to} where source_actor_id = ${from}`)

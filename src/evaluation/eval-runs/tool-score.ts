@@ -6,9 +6,9 @@ import { callTool, openCall } from '../../execution/tools/call.ts'
 import { toolKind } from '../../execution/tools/model.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { ScorerOf } from '../evals/scorers.ts'
-import { contextOf } from './context.ts'
+import { evalToolContext } from './context.ts'
 import type { OpenItem, Score } from './model.ts'
-import { factsOf, objectIn, reasoningOf, requireScore, scoreOf, unscored } from './score.ts'
+import { factsOf, parseFirstObject, reasoningOf, requireScore, scoreOf, unscoredResult } from './score.ts'
 
 /**
  * Has a tool score an answer, in the name of who started the run and within the guardrails.
@@ -28,7 +28,7 @@ export async function scoreByTool(
     action: scorer.action,
     input: { ...scorer.preset_parameters, ...factsOf(item) },
     caller: () => callerForPrincipal(services, run.authority, project_id),
-    context: contextOf(services, run) ?? undefined,
+    context: evalToolContext(services, run) ?? undefined,
     // The same for a call that is made again after its worker was lost.
     idempotencyKey: `${item.id}:${scorer.name}`,
     metering: {
@@ -42,13 +42,14 @@ export async function scoreByTool(
     signal,
   })
   const answered = await callTool(services, tool, call)
-  const said = typeof answered === 'string' ? objectIn(answered) : answered
-  if (!isObject(said)) throw unscored('The tool must answer an object with a score')
+  const said = typeof answered === 'string' ? parseFirstObject(answered) : answered
+  if (!isObject(said)) throw unscoredResult('The tool must answer an object with a score')
   const score = requireScore(said.score)
   const { pass_threshold } = scorer
-  if (said.passed !== undefined && typeof said.passed !== 'boolean') throw unscored('passed must be true or false')
+  if (said.passed !== undefined && typeof said.passed !== 'boolean')
+    throw unscoredResult('passed must be true or false')
   const passed = said.passed ?? (pass_threshold === undefined ? null : score >= pass_threshold)
   if (passed === null)
-    throw unscored('The tool does not say whether that is enough, and the scorer has no pass_threshold')
+    throw unscoredResult('The tool does not say whether that is enough, and the scorer has no pass_threshold')
   return scoreOf(scorer, score, passed as boolean, reasoningOf(said.reasoning, item))
 }

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { inputInvalid, type TriggerTarget } from '../../automation/triggers/targets.ts'
 import { raise } from '../../core/api/errors.ts'
-import { refusals } from '../../core/api/validate.ts'
+import { validationProblems } from '../../core/api/validate.ts'
 import { evalKind } from '../evals/model.ts'
 import { startEval } from './start.ts'
 
@@ -14,7 +14,7 @@ export const evalTarget: TriggerTarget = {
   kind: evalKind.name,
   action: 'evaluations:RunEval',
   async prepare(_services, { input }) {
-    const [problem] = refusals(Input, input, 'input')
+    const [problem] = validationProblems(Input, input, 'input')
     if (problem) inputInvalid(`${problem.path} ${problem.message}`)
     return Input.parse(input)
   },

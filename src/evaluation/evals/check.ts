@@ -1,17 +1,17 @@
 import { embedderOf } from '../../content/embeddings/embedder.ts'
-import { AppError, invalid, raise } from '../../core/api/errors.ts'
+import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { requireAll } from '../../core/api/references.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type AgentRow, agentKind } from '../../execution/agents/model.ts'
 import { checkOutputSchema } from '../../execution/agents/schema.ts'
-import { requireBackend } from '../../execution/deciders/backend.ts'
+import { resolveBackend } from '../../execution/deciders/backend.ts'
 import { type DeciderRow, deciderKind } from '../../execution/deciders/model.ts'
 import { aiProviderKind } from '../../execution/providers/model.ts'
 import { type ToolRow, toolKind } from '../../execution/tools/model.ts'
-import { lockDefaultRoute } from '../../identity/projects/default-route.ts'
+import { lockDefaultRoute } from '../../identity/projects/default-model-route.ts'
 import { datasetKind } from '../datasets/model.ts'
 import type { Scorer, ScorerOf } from './scorers.ts'
 
@@ -24,14 +24,14 @@ const BY_ACTION = ['mcp', 'platform']
 type Checking = { tx: Tx; services: Services; project: string }
 
 /** What scorers name, as it was found. */
-export type Named = {
+export type ScorerReferences = {
   tools: ToolRow[]
   deciders: Map<string, DeciderRow>
   ai_provider_ids: string[]
   inherits_route: boolean
 }
 
-const wrong = (path: string, message: string): never => invalid({ code: 'INVALID_VALUE', path, message })
+const wrong = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
 
 /**
  * Checks scorers as they would judge an agent now, and holds what they name until the transaction ends.
@@ -42,8 +42,8 @@ export async function checkScorers(
   checking: Checking,
   scorers: readonly Scorer[],
   agent: Pick<AgentRow, 'output_schema'>,
-): Promise<Named> {
-  const named: Named = { tools: [], deciders: new Map(), ai_provider_ids: [], inherits_route: false }
+): Promise<ScorerReferences> {
+  const named: ScorerReferences = { tools: [], deciders: new Map(), ai_provider_ids: [], inherits_route: false }
   for (const [index, scorer] of scorers.entries()) {
     const path = `scorers[${index}]`
     if (scorer.type === 'output_schema') await checkSchema(checking, scorer, agent, path)
@@ -78,7 +78,7 @@ function checkEmbedder({ services }: Checking, path: string): void {
 async function checkJudge(
   { tx, project }: Checking,
   { ai_provider_id, model }: ScorerOf<'llm_judge'>,
-  named: Named,
+  named: ScorerReferences,
   path: string,
 ): Promise<void> {
   if (ai_provider_id !== undefined) {
@@ -118,7 +118,7 @@ async function checkDecider(
   const decider = await deciderKind.reference(tx, decider_id, project)
   if (!decider) return wrong(`${path}.decider_id`, 'names no decider of the project')
   try {
-    await requireBackend(tx, project, decider)
+    await resolveBackend(tx, project, decider)
     return decider
   } catch (error) {
     if (!(error instanceof AppError)) throw error
@@ -133,7 +133,7 @@ async function checkDecider(
 export async function checkEval(
   context: Checking & Pick<Context, 'allow'>,
   { agent_id, scorers }: { agent_id: string; scorers: readonly Scorer[] },
-): Promise<Pick<Named, 'ai_provider_ids' | 'inherits_route'>> {
+): Promise<Pick<ScorerReferences, 'ai_provider_ids' | 'inherits_route'>> {
   const { tx, project, allow } = context
   const agent = isIdOf(agentKind, agent_id) ? await agentKind.reference(tx, agent_id, project) : null
   if (!agent) return raise('AGENT_NOT_FOUND', { meta: { id: agent_id } })

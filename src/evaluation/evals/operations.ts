@@ -1,5 +1,5 @@
 import { isDeepStrictEqual } from 'node:util'
-import { contains, equals } from '../../core/api/filters.ts'
+import { containsFilter, equalsFilter } from '../../core/api/filters.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
@@ -59,7 +59,11 @@ export const evalOperations: Operation[] = [
   }),
   // evals_project serves the order, evals_agent and evals_dataset their filters.
   evals.list({
-    filters: { agent_id: equals('agent_id'), dataset_id: equals('dataset_id'), name: contains('name') },
+    filters: {
+      agent_id: equalsFilter('agent_id'),
+      dataset_id: equalsFilter('dataset_id'),
+      name: containsFilter('name'),
+    },
   }),
   evals.get(),
   evals.update({ ...change, method: 'put', id: 'putEval' }),

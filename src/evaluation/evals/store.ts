@@ -1,12 +1,12 @@
 import { removeRow } from '../../core/api/dependents.ts'
 import { sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
-import type { Inheritors } from '../../identity/projects/default-route.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import type { DefaultRouteUsers } from '../../identity/projects/default-model-route.ts'
 import type { DatasetRow } from '../datasets/model.ts'
 import { evalKind } from './model.ts'
 
 /** Evals with a judge that goes by the default route of their project. By evals_inheriting. */
-export const inheritingEvals: Inheritors = {
+export const listDefaultRouteEvals: DefaultRouteUsers = {
   kind: 'eval',
   ids: project => sql.fragment`select id from evals where project_id = ${project} and inherits_route`,
 }

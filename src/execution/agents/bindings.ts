@@ -1,8 +1,8 @@
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { secretKind } from '../../identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
-import { type Checking, checkDefinition } from '../tools/check-definition.ts'
-import { complete, toolKind } from '../tools/model.ts'
+import { checkDefinition, type DefinitionCheck } from '../tools/check-definition.ts'
+import { toolKind, withToolDefaults } from '../tools/model.ts'
 import { resolveSharedTools } from '../tools/resolve.ts'
 import { secretTextsOf } from '../tools/tokens.ts'
 import type { AgentConfig, AgentRow, StepRule, StopCondition, ToolBinding, ToolChoice } from './model.ts'
@@ -10,15 +10,17 @@ import type { AgentConfig, AgentRow, StepRule, StopCondition, ToolBinding, ToolC
 type Bound = Partial<Pick<AgentRow, 'tool_ids' | 'secret_ids'>>
 
 /** Bindings with each tool of the project once. */
-export const distinct = (bindings: readonly ToolBinding[]): ToolBinding[] =>
+export const uniqueBindings = (bindings: readonly ToolBinding[]): ToolBinding[] =>
   bindings.filter(
     ({ tool_id }, index) => tool_id === undefined || bindings.findIndex(each => each.tool_id === tool_id) === index,
   )
 
 /** What bindings name, as columns of the agent. */
-export function namedByBindings(bindings: readonly ToolBinding[] | null): Required<Bound> {
+export function boundIds(bindings: readonly ToolBinding[] | null): Required<Bound> {
   const tool_ids = (bindings ?? []).flatMap(({ tool_id }) => tool_id ?? [])
-  const secret_ids = tokenIds((bindings ?? []).flatMap(({ tool }) => (tool ? secretTextsOf(complete(tool)) : [])))
+  const secret_ids = tokenIds(
+    (bindings ?? []).flatMap(({ tool }) => (tool ? secretTextsOf(withToolDefaults(tool)) : [])),
+  )
   return { tool_ids: tool_ids.length > 0 ? tool_ids : null, secret_ids: secret_ids.length > 0 ? secret_ids : null }
 }
 
@@ -28,19 +30,19 @@ export function namedByBindings(bindings: readonly ToolBinding[] | null): Requir
  * @throws VALIDATION_FAILED, TOOL_NOT_FOUND, FORBIDDEN, SECRET_NOT_FOUND, and what is wrong with a definition
  */
 export async function checkBindings(
-  checking: Checking,
+  checking: DefinitionCheck,
   bindings: readonly ToolBinding[],
   stored: Bound,
 ): Promise<void> {
   const { tx, allow, project_id } = checking
   for (const [index, { tool_id, tool }] of bindings.entries())
     if ((tool_id === undefined) === (tool === undefined))
-      invalid({
+      raiseInvalid({
         code: 'INVALID_VALUE',
         path: `tool_bindings[${index}]`,
         message: 'exactly one of tool_id and tool must be set',
       })
-  const named = namedByBindings(bindings)
+  const named = boundIds(bindings)
   if (named.tool_ids) {
     const found = await resolveSharedTools(tx, project_id, named.tool_ids, true)
     const missing = named.tool_ids.find(id => !found.has(id))
@@ -51,7 +53,7 @@ export async function checkBindings(
   const texts: string[] = []
   for (const [index, { tool }] of bindings.entries()) {
     if (!tool) continue
-    const definition = complete(tool)
+    const definition = withToolDefaults(tool)
     await checkDefinition(checking, definition, `tool_bindings[${index}].tool.`)
     texts.push(...secretTextsOf(definition))
   }

@@ -15,7 +15,7 @@ export async function boundaryPolicyOf(db: Queryable, { agent_id, version }: Bou
 }
 
 /** Work within the boundary of an agent changes nothing about that agent, whatever it may change. Raises FORBIDDEN. */
-export function refuseBounded({ bounds = [] }: Caller, { agent_id }: Record<string, string>): void {
+export function refuseBoundedCaller({ bounds = [] }: Caller, { agent_id }: Record<string, string>): void {
   if (bounds.some(bound => bound.kind === 'boundary' && bound.agent_id === agent_id))
     raise('FORBIDDEN', { message: 'Work within the boundary of an agent may not change the agent' })
 }

@@ -1,11 +1,11 @@
 import type { AgentConverter, Conversion } from '../../content/rules/convert.ts'
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
-import { abortTurn } from '../generations/abort.ts'
-import { takeTurn } from '../generations/admit.ts'
-import { createTurn } from '../generations/create.ts'
 import { generationKind } from '../generations/model.ts'
-import { type EndedTurn, expectTurn } from '../generations/wait.ts'
+import { consumeShareForTurn } from '../generations/request/admission.ts'
+import { abortTurn } from '../generations/request/cancel-turn.ts'
+import { createTurn } from '../generations/request/create.ts'
+import { subscribeTurn, type TurnEndState } from '../generations/request/wait-for-turn.ts'
 import { findAgent } from './model.ts'
 
 const INSTRUCTION =
@@ -35,7 +35,7 @@ async function makeTurn(services: Services, id: string, asked: Asked): Promise<v
   await services.write(async tx => {
     const agent = await findAgent(tx, asked.agent_id)
     if (!agent) return raise('AGENT_NOT_FOUND', { meta: { id: asked.agent_id } })
-    await takeTurn(tx, services, asked.project_id, agent)
+    await consumeShareForTurn(tx, services, asked.project_id, agent)
     await createTurn(tx, services, {
       generation_id: id,
       project_id: asked.project_id,
@@ -61,11 +61,11 @@ async function makeTurn(services: Services, id: string, asked: Asked): Promise<v
 }
 
 /** The end of the generation, which is forced when no worker brings it about in time. Throws the reason of `signal`. */
-async function endOf(services: Services, id: string, signal: AbortSignal): Promise<EndedTurn> {
+async function endOf(services: Services, id: string, signal: AbortSignal): Promise<TurnEndState> {
   const late = AbortSignal.timeout(services.config.CONVERTER_TIMEOUT_MS)
   const closed = AbortSignal.any([signal, late])
   for (;;) {
-    const ended = await expectTurn(services, id).wait({ closed })
+    const ended = await subscribeTurn(services, id).wait({ closed })
     if (ended) return ended
     signal.throwIfAborted()
     if (late.aborted)
@@ -73,7 +73,7 @@ async function endOf(services: Services, id: string, signal: AbortSignal): Promi
   }
 }
 
-function answerOf({ id, trace_id, status, result, failure }: EndedTurn) {
+function answerOf({ id, trace_id, status, result, failure }: TurnEndState) {
   const about = { generation_id: id, trace_id }
   const failed = ({ code, message, meta }: RecordedFailure) => ({
     ok: false as const,

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const agentErrors = {
   AGENT_HAS_DEPENDENTS: {
@@ -33,5 +33,5 @@ export const agentErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof agentErrors> {}
+  interface ErrorCodes extends CodesOf<typeof agentErrors> {}
 }

@@ -1,9 +1,9 @@
 import { isDeepStrictEqual } from 'node:util'
 import { z } from 'zod'
 import { documentKind } from '../../content/documents/model.ts'
-import { ACTION as SEARCH } from '../../content/knowledge/sources.ts'
+import { SEARCH_ACTION as SEARCH } from '../../content/knowledge/sources.ts'
 import { Directory } from '../../content/paths.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf, type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
@@ -110,7 +110,7 @@ export function mergedKnowledge<C extends SessionKnowledge>(config: C, overlay: 
 }
 
 /** Whom a turn is for, as configurations name it. */
-export type Named = { actor_id: string | null; actor_external_id: string | null; session_id: string | null }
+export type NamedStore = { actor_id: string | null; actor_external_id: string | null; session_id: string | null }
 
 const NAME = /\{(actor_id|actor_external_id|session_id)\}/g
 
@@ -118,14 +118,14 @@ export const namesExternalId = ({ tags, document_paths }: SessionKnowledge): boo
   [...Object.values(tags ?? {}), ...(document_paths ?? [])].some(text => text.includes('{actor_external_id}'))
 
 /** A text with its names filled in; null where the turn has none of that name. */
-function filled(text: string, named: Named): string | null {
-  const names = [...text.matchAll(NAME)].map(([, name]) => named[name as keyof Named])
-  return names.includes(null) ? null : text.replace(NAME, (_, name: keyof Named) => named[name] as string)
+function filled(text: string, named: NamedStore): string | null {
+  const names = [...text.matchAll(NAME)].map(([, name]) => named[name as keyof NamedStore])
+  return names.includes(null) ? null : text.replace(NAME, (_, name: keyof NamedStore) => named[name] as string)
 }
 
 /** The same of a path. A name that is more than a part of one would lead elsewhere. */
-const filledPath = (path: string, named: Named): string | null =>
-  [...path.matchAll(NAME)].some(([, name]) => /[/*?]/.test(named[name as keyof Named] ?? ''))
+const filledPath = (path: string, named: NamedStore): string | null =>
+  [...path.matchAll(NAME)].some(([, name]) => /[/*?]/.test(named[name as keyof NamedStore] ?? ''))
     ? null
     : filled(path, named)
 
@@ -135,7 +135,7 @@ const filledPath = (path: string, named: Named): string | null =>
  */
 export function searchedBy(
   config: SessionKnowledge,
-  named: Named,
+  named: NamedStore,
 ): { config: SessionKnowledge; memories: boolean; documents: boolean } | null {
   const pairs = Object.entries(config.tags ?? {})
   const tags = pairs.flatMap(([key, value]): [string, string][] => {
@@ -267,7 +267,7 @@ export async function checkOverlay(
     raise('FORBIDDEN', { message: 'What an agent of another project knows is not changed by a call' })
   const config = agent.knowledge_config
   if (overlay.write_memory_scope === 'store' && !config?.share_between_actors)
-    invalid({ code: 'INVALID_VALUE', path: 'knowledge_config.write_memory_scope', message: UNSHARED })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'knowledge_config.write_memory_scope', message: UNSHARED })
   const before = session ? mergedKnowledge(config ?? {}, session) : config
   await checkKnowledge(checking, projectId, overlay, mergedKnowledge(before ?? {}, overlay), before)
 }

@@ -207,7 +207,7 @@ export const AgentVersion = z
   .meta({ id: 'AgentVersion' })
 export type AgentVersion = z.output<typeof AgentVersion>
 
-export const RestoreInput = z
+export const RestoreAgentInput = z
   .strictObject({ label: label.describe('Label of the new version; default `restored from v<n>`'), expected_version })
   .meta({ id: 'AgentRestoreInput' })
 

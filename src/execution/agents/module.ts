@@ -2,7 +2,7 @@ import { agentConverters } from '../../content/rules/convert.ts'
 import { module } from '../../core/api/module.ts'
 import { boundaryPolicies } from '../../identity/boundaries.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
-import { defaultRouteInheritors } from '../../identity/projects/default-route.ts'
+import { defaultRouteInheritors } from '../../identity/projects/default-model-route.ts'
 import { boundaryPolicyOf } from './bounds.ts'
 import { agentCloning } from './clone.ts'
 import { convertByAgent } from './convert.ts'
@@ -10,7 +10,7 @@ import { agentErrors } from './errors.ts'
 import { agentKind } from './model.ts'
 import { agentOperations } from './operations.ts'
 import { agentType } from './resource-type.ts'
-import { inheritingAgents, inheritingReleases } from './store.ts'
+import { listDefaultRouteAgents, listDefaultRouteReleases } from './store.ts'
 import { agentVersionOperations } from './version-operations.ts'
 
 export default module('agents', {
@@ -23,7 +23,7 @@ export default module('agents', {
     cloneables.with(agentCloning),
     agentConverters.with(convertByAgent),
     boundaryPolicies.with(boundaryPolicyOf),
-    defaultRouteInheritors.with(inheritingAgents),
-    defaultRouteInheritors.with(inheritingReleases),
+    defaultRouteInheritors.with(listDefaultRouteAgents),
+    defaultRouteInheritors.with(listDefaultRouteReleases),
   ],
 })

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { invalid } from '../../core/api/errors.ts'
-import { contains, equals, filter } from '../../core/api/filters.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
+import { columnFilter, containsFilter, equalsFilter } from '../../core/api/filters.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { textFilter } from '../../core/api/lists.ts'
 import type { Context, Operation } from '../../core/api/operation.ts'
@@ -9,15 +9,15 @@ import { madeBy } from '../../core/api/version-archive.ts'
 import { requireVersion } from '../../core/api/versions.ts'
 import { shownWarnings } from '../../core/api/warnings.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import { detaching, hasGuardrail, lostGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
-import { checkDocument } from '../../identity/policies/model.ts'
-import { lockDefaultRoute } from '../../identity/projects/default-route.ts'
-import { toolGate } from '../tools/gate.ts'
-import { complete } from '../tools/model.ts'
+import { detachPermission, hasGuardrail, removedGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
+import { policyDocumentProblems } from '../../identity/policies/model.ts'
+import { lockDefaultRoute } from '../../identity/projects/default-model-route.ts'
+import { toolGate } from '../tools/guardrail-gate.ts'
+import { withToolDefaults } from '../tools/model.ts'
 import { toolsOfIds } from '../tools/store.ts'
-import { adoptAgent, changeAgent, insertAgent } from './archive.ts'
-import { checkBindings, checkToolSettings, distinct } from './bindings.ts'
-import { refuseBounded } from './bounds.ts'
+import { adoptAgent, changeAgent, insertAgent } from './agent-archive.ts'
+import { checkBindings, checkToolSettings, uniqueBindings } from './bindings.ts'
+import { refuseBoundedCaller } from './bounds.ts'
 import { checkConfigured } from './knowledge.ts'
 import {
   Agent,
@@ -48,11 +48,15 @@ export async function checkBinding(
   projectId: string,
 ) {
   if (ai_provider_id != null && model_route_id != null)
-    invalid({ code: 'INVALID_VALUE', path: 'model_route_id', message: 'does not go with ai_provider_id; clear one' })
+    raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: 'model_route_id',
+      message: 'does not go with ai_provider_id; clear one',
+    })
   if (ai_provider_id != null) return
-  if (model != null) invalid({ code: 'REQUIRED', path: 'model', message: 'needs ai_provider_id' })
+  if (model != null) raiseInvalid({ code: 'REQUIRED', path: 'model', message: 'needs ai_provider_id' })
   if (model_route_id == null && (await lockDefaultRoute(tx, projectId)) === null)
-    invalid({
+    raiseInvalid({
       code: 'REQUIRED',
       path: 'ai_provider_id',
       message: 'or model_route_id is required: the project has no default model route',
@@ -73,25 +77,25 @@ export async function checkConfig(
   const { tx, services } = context
   await checkBinding(next, tx, projectId)
   if (body.tool_bindings) {
-    body.tool_bindings = distinct(body.tool_bindings)
+    body.tool_bindings = uniqueBindings(body.tool_bindings)
     next.tool_bindings = body.tool_bindings
     await checkBindings({ ...context, project_id: projectId }, body.tool_bindings, stored)
   }
   checkToolSettings(next, next.tool_bindings ?? null)
   if (body.knowledge_config) await checkConfigured(context, projectId, body.knowledge_config, stored.knowledge_config)
-  if (body.boundary_policy) checkDocument(body.boundary_policy, 'boundary_policy')
+  if (body.boundary_policy) policyDocumentProblems(body.boundary_policy, 'boundary_policy')
   const ceiling = services.config.AGENT_MAX_STEPS_CEILING
   // A stored value above a lowered ceiling stays and runs at the ceiling.
   if (body.max_steps && body.max_steps > ceiling)
-    invalid({ code: 'TOO_BIG', path: 'max_steps', message: `must be at most ${ceiling}` })
+    raiseInvalid({ code: 'TOO_BIG', path: 'max_steps', message: `must be at most ${ceiling}` })
   // Likewise a stored mode: of the agent's and the project's the stricter one counts.
   if (body.trace_content_mode === 'full' && (await findProject(tx, projectId))?.trace_content_mode === 'none')
-    invalid({ code: 'INVALID_VALUE', path: 'trace_content_mode', message: 'the project keeps no content' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'trace_content_mode', message: 'the project keeps no content' })
   if (body.output_schema != null) await checkOutputSchema(services, projectId, body.output_schema)
 }
 
 /** What refuses a configuration. */
-export const refusals = [
+export const agentRefusals = [
   'AI_PROVIDER_NOT_FOUND',
   'MODEL_ROUTE_NOT_FOUND',
   'INVALID_OUTPUT_SCHEMA',
@@ -105,7 +109,7 @@ export const refusals = [
 ] as const
 
 /** Rights that naming something in a configuration takes. */
-export const namingRights = [
+export const referencePermissions = [
   'tools:CallTool',
   'secrets:UseSecret',
   'knowledge:SearchKnowledge',
@@ -118,7 +122,7 @@ async function warningsOf(agent: AgentRow, { tx }: Pick<Context, 'tx'>): Promise
   if (!guardrail_ids?.length || !tool_bindings?.length) return {}
   const ids = tool_bindings.flatMap(({ tool_id }) => tool_id ?? [])
   const records = ids.length === 0 ? [] : await toolsOfIds(tx, agent.project_id, ids)
-  const tools = [...records, ...tool_bindings.flatMap(({ tool }) => (tool ? complete(tool) : []))]
+  const tools = [...records, ...tool_bindings.flatMap(({ tool }) => (tool ? withToolDefaults(tool) : []))]
   const guarded = tools.map(tool => ({ tool, path: 'guardrail_ids' }))
   return shownWarnings((await toolGate.only()?.warnings(tx, guardrail_ids, guarded)) ?? [])
 }
@@ -130,17 +134,17 @@ const change = (method: 'patch' | 'put', id: string, summary: string): Operation
     summary,
     description:
       'Fields that are left out stay as they are. A write that changes nothing makes no version. Binding a tool for the first time needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`, detaching a guardrail `guardrails:DetachGuardrail`; what it newly reads by `knowledge_config` `knowledge:SearchKnowledge`, a store to write to `memories:CreateMemoryEntry`.',
-    alsoActions: [...namingRights, detaching],
-    admit: refuseBounded,
+    alsoActions: [...referencePermissions, detachPermission],
+    admit: refuseBoundedCaller,
     body: AgentPatch,
     answers: { 200: AgentWithWarnings },
     show: warningsOf,
     quiet: true,
-    raises: [...refusals, 'VERSION_CONFLICT'],
+    raises: [...agentRefusals, 'VERSION_CONFLICT'],
     check(next, context) {
       const { stored } = context
       requireVersion(stored, context.body.expected_version)
-      requireDetach(context, next.project_id, lostGuardrails([stored.guardrail_ids], [next.guardrail_ids]))
+      requireDetach(context, next.project_id, removedGuardrails([stored.guardrail_ids], [next.guardrail_ids]))
       return checkConfig(next, context.body, context, next.project_id, context.stored)
     },
     write: (next, { stored, body, caller, tx }) =>
@@ -151,23 +155,23 @@ export const agentOperations: Operation[] = [
   // agents_project serves the order; agents_ai_provider, agents_model_route, agents_tools and agents_guardrails their filters.
   agents.list({
     filters: {
-      name: contains('name'),
-      ai_provider_id: equals('ai_provider_id'),
-      model_route_id: equals('model_route_id'),
-      tool_id: filter(z.string().min(1).optional().describe('Tool that a binding names'), id =>
+      name: containsFilter('name'),
+      ai_provider_id: equalsFilter('ai_provider_id'),
+      model_route_id: equalsFilter('model_route_id'),
+      tool_id: columnFilter(z.string().min(1).optional().describe('Tool that a binding names'), id =>
         id === undefined ? null : sql.fragment`t.tool_ids @> ${sql.array([id], 'text')}`,
       ),
-      guardrail_id: filter(textFilter.describe('Guardrail that is attached'), hasGuardrail),
+      guardrail_id: columnFilter(textFilter.describe('Guardrail that is attached'), hasGuardrail),
     },
   }),
   agents.create({
     description:
       'Binding a tool needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`, reading by `knowledge_config` `knowledge:SearchKnowledge`, writing by it `memories:CreateMemoryEntry`.',
-    alsoActions: namingRights,
+    alsoActions: referencePermissions,
     body: AgentInput,
     answers: { 201: AgentWithWarnings },
     show: warningsOf,
-    raises: [...refusals],
+    raises: [...agentRefusals],
     check: context => checkConfig(context.body, context.body, context, context.project),
     make: ({ body, project, caller, tx }) =>
       insertAgent(tx, { ...(body as AgentConfig), project_id: project }, madeBy(caller, body.version_label)),
@@ -182,11 +186,11 @@ export const agentOperations: Operation[] = [
   change('patch', 'updateAgent', 'Change an agent'),
   change('put', 'putAgent', 'Change an agent, as PATCH does'),
   agents.adopt({
-    admit: refuseBounded,
+    admit: refuseBoundedCaller,
     adopt: (stored, { tx, caller }) => adoptAgent(tx, stored, madeBy(caller, 'adopted')),
   }),
   agents.remove({
-    admit: refuseBounded,
+    admit: refuseBoundedCaller,
     description:
       'With `force`, what it produced in its project goes with it, and shares that other projects use are revoked: what it produced there stays.',
     dependents: 'AGENT_HAS_DEPENDENTS',

@@ -1,16 +1,16 @@
 import type { z } from 'zod'
-import { AppError, invalid, raise } from '../../core/api/errors.ts'
+import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { requireReferences } from '../../core/api/references.ts'
 import { requireVersion } from '../../core/api/versions.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
-import { lostGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
-import { agentVersions, changeAgent, readConfig } from './archive.ts'
+import { removedGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
+import { agentVersions, changeAgent, readConfig } from './agent-archive.ts'
 import { type ActiveRelease, type AgentConfig, type AgentRow, agentKind, type ReleaseInput } from './model.ts'
 import { checkBinding } from './operations.ts'
 import { setEvalRun } from './store.ts'
-import { requireValid } from './versions.ts'
+import { requireValidAgentConfig } from './versions.ts'
 
 /** Evals as promotion gates. They build on agents, so they contribute it; without it no eval can be named. */
 export type PromotionGates = {
@@ -40,13 +40,17 @@ export async function setRelease(context: Released, body: z.output<typeof Releas
   const stored = await agentKind.lock(tx, context.resource.id)
   requireVersion(stored, body.expected_version)
   if (stable_version === canary_version)
-    invalid({ code: 'INVALID_VALUE', path: 'canary_version', message: 'must be another version than stable_version' })
+    raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: 'canary_version',
+      message: 'must be another version than stable_version',
+    })
   const configs = [
     await servable(context, stored, 'stable_version', stable_version),
     await servable(context, stored, 'canary_version', canary_version),
   ]
   if (promotion_gate !== null && !(await promotionGates.only()?.exists(tx, stored, promotion_gate)))
-    invalid({ code: 'INVALID_VALUE', path: 'promotion_gate', message: 'names no eval of the agent' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'promotion_gate', message: 'names no eval of the agent' })
   await requireKept(context, stored, configs)
   const release: ActiveRelease = {
     stable_version,
@@ -73,16 +77,16 @@ async function servable(
   number: number,
 ): Promise<AgentConfig> {
   const [version] = await agentVersions.find(context.tx, agent.id, [number])
-  if (!version) return invalid({ code: 'NOT_FOUND', path, message: 'names no version of the agent' })
+  if (!version) return raiseInvalid({ code: 'NOT_FOUND', path, message: 'names no version of the agent' })
   const config = readConfig(version.config)
   try {
-    await requireValid(context, agent, config)
+    await requireValidAgentConfig(context, agent, config)
     return config
   } catch (error) {
     if (!(error instanceof AppError) || error.status !== 400) throw error
     const [problem] = (error.meta?.problems ?? []) as { path: string; message: string }[]
     const reason = problem ? `${problem.path} ${problem.message}` : error.message
-    return invalid({ code: error.code, path, message: `could not be written today: ${reason}` })
+    return raiseInvalid({ code: error.code, path, message: `could not be written today: ${reason}` })
   }
 }
 
@@ -97,7 +101,7 @@ async function servedConfigs(db: Queryable, agent: AgentRow): Promise<Pick<Agent
 /** Asks whether the caller may detach the guardrails that some turns lose when other configurations are served. */
 async function requireKept(context: Released, agent: AgentRow, next: readonly AgentConfig[]): Promise<void> {
   const lists = (configs: readonly Pick<AgentConfig, 'guardrail_ids'>[]) => configs.map(each => each.guardrail_ids)
-  const lost = lostGuardrails(lists(await servedConfigs(context.tx, agent)), lists(next))
+  const lost = removedGuardrails(lists(await servedConfigs(context.tx, agent)), lists(next))
   requireDetach(context, agent.project_id, lost)
 }
 
@@ -120,7 +124,7 @@ export async function endRelease(context: Released, outcome: 'promoted' | 'abort
   const number = outcome === 'promoted' ? release.canary_version : release.stable_version
   const config = readConfig((await agentVersions.get(tx, stored.id, number)).config)
   await requireKept(context, stored, [config])
-  if (outcome === 'promoted') await requireValid(context, stored, config)
+  if (outcome === 'promoted') await requireValidAgentConfig(context, stored, config)
   else {
     await checkBinding(config, tx, stored.project_id)
     await requireReferences(tx, agentKind, stored.project_id, config)

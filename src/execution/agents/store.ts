@@ -1,5 +1,5 @@
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
-import type { Inheritors } from '../../identity/projects/default-route.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { DefaultRouteUsers } from '../../identity/projects/default-model-route.ts'
 import { type AgentRow, agentKind } from './model.ts'
 
 /** The agents of a project, oldest first. */
@@ -8,14 +8,14 @@ export const agentsOf = (db: Queryable, projectId: string): Promise<readonly Age
     select ${agentKind.columns} from agents t where t.project_id = ${projectId} order by t.id`)
 
 /** Agents that go by the default route of their project (index agents_inheriting). */
-export const inheritingAgents: Inheritors = {
+export const listDefaultRouteAgents: DefaultRouteUsers = {
   kind: 'agent',
   ids: project =>
     sql.fragment`select id from agents where project_id = ${project} and ai_provider_id is null and model_route_id is null`,
 }
 
 /** Agents whose release serves a version that goes by the default route of their project (index agents_released). */
-export const inheritingReleases: Inheritors = {
+export const listDefaultRouteReleases: DefaultRouteUsers = {
   kind: 'agent',
   ids: project => sql.fragment`
     select a.id from agents a join agent_versions v on v.agent_id = a.id
@@ -26,6 +26,6 @@ export const inheritingReleases: Inheritors = {
 
 /** Notes the run that let a version go live, once. */
 export const setEvalRun = (db: Queryable, agentId: string, version: number, runId: string): Promise<unknown> =>
-  db.query(statement`
+  db.query(voidStatement`
     update agent_versions set eval_run_id = ${runId}
     where agent_id = ${agentId} and version = ${version} and eval_run_id is null`)

@@ -2,13 +2,13 @@ import { itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
-import { detaching } from '../../identity/guardrail-ids.ts'
-import { agentVersions } from './archive.ts'
-import { refuseBounded } from './bounds.ts'
-import { Agent, AgentVersion, agentKind, ReleaseInput, RestoreInput } from './model.ts'
-import { namingRights, refusals } from './operations.ts'
+import { detachPermission } from '../../identity/guardrail-ids.ts'
+import { agentVersions } from './agent-archive.ts'
+import { refuseBoundedCaller } from './bounds.ts'
+import { Agent, AgentVersion, agentKind, ReleaseInput, RestoreAgentInput } from './model.ts'
+import { agentRefusals, referencePermissions } from './operations.ts'
 import { endRelease, setRelease } from './release.ts'
-import { restoreVersion } from './versions.ts'
+import { restoreAgentVersion } from './versions.ts'
 
 const tag = 'Agents'
 const agents = resource(agentKind, { path: '/agents', tag })
@@ -23,14 +23,14 @@ export const agentVersionOperations: Operation[] = [
     description:
       'It must still be one that could be written today. During a release it changes the draft, not what is served.',
     action: 'agents:RestoreAgentVersion',
-    admit: refuseBounded,
-    alsoActions: [...namingRights, detaching],
-    body: RestoreInput,
+    admit: refuseBoundedCaller,
+    alsoActions: [...referencePermissions, detachPermission],
+    body: RestoreAgentInput,
     bodyOptional: true,
     answers: { 200: Agent },
-    raises: [...refusals, 'VERSION_CONFLICT'],
+    raises: [...agentRefusals, 'VERSION_CONFLICT'],
     run: async context =>
-      agentKind.present(await restoreVersion(context, versionNumber(context.params.version), context.body ?? {})),
+      agentKind.present(await restoreAgentVersion(context, versionNumber(context.params.version), context.body ?? {})),
   }),
   itemOperation(agentKind, {
     id: 'setAgentRelease',
@@ -42,8 +42,8 @@ export const agentVersionOperations: Operation[] = [
       'An end user keeps the version that it got. The configuration of the agent is a draft until the release ends. Replaces a release that is under way.',
     tag,
     action: 'agents:SetAgentRelease',
-    admit: refuseBounded,
-    alsoActions: [...namingRights, detaching],
+    admit: refuseBoundedCaller,
+    alsoActions: [...referencePermissions, detachPermission],
     body: ReleaseInput,
     answers: { 200: Agent },
     raises: ['VERSION_CONFLICT'],
@@ -55,10 +55,10 @@ export const agentVersionOperations: Operation[] = [
     summary: 'End a release with its canary as the configuration of the agent',
     description: 'All traffic gets that configuration from the next turn on, as a new version.',
     action: 'agents:SetAgentRelease',
-    admit: refuseBounded,
-    alsoActions: [...namingRights, detaching],
+    admit: refuseBoundedCaller,
+    alsoActions: [...referencePermissions, detachPermission],
     answers: { 200: Agent },
-    raises: [...refusals, 'NO_ACTIVE_RELEASE', 'PROMOTION_GATE_UNMET'],
+    raises: [...agentRefusals, 'NO_ACTIVE_RELEASE', 'PROMOTION_GATE_UNMET'],
     run: async context => agentKind.present(await endRelease(context, 'promoted')),
   }),
   agents.action('abort', {
@@ -67,8 +67,8 @@ export const agentVersionOperations: Operation[] = [
     summary: 'End a release with its stable version as the configuration of the agent',
     description: 'The canary gets no further turns; those that run keep the version they began with.',
     action: 'agents:SetAgentRelease',
-    admit: refuseBounded,
-    alsoActions: [detaching],
+    admit: refuseBoundedCaller,
+    alsoActions: [detachPermission],
     answers: { 200: Agent },
     raises: ['AI_PROVIDER_NOT_FOUND', 'MODEL_ROUTE_NOT_FOUND', 'GUARDRAIL_NOT_FOUND', 'NO_ACTIVE_RELEASE'],
     run: async context => agentKind.present(await endRelease(context, 'aborted')),

@@ -1,7 +1,7 @@
-import type { TurnContent } from '../../control/retention/content.ts'
+import type { TurnContentEraser } from '../../control/retention/erasure.ts'
 import { raise } from '../../core/api/errors.ts'
 import { approvalKind } from './model.ts'
-import { eraseOfTurns, followedUp } from './store.ts'
+import { eraseApprovalTurns, findWithFollowUp } from './store.ts'
 
 type Data = Record<string, unknown>
 
@@ -23,11 +23,11 @@ function withoutContent(data: Data): Data {
  * What turns proposed goes with them. An item that waits for a person expires, because nobody can decide about it any more;
  * no turn follows from that. One that a call or a turn follows from holds the purge up until that is over.
  */
-export const approvalContent: TurnContent = {
+export const approvalContent: TurnContentEraser = {
   async erase(tx, turns) {
     const ids = turns.map(({ id }) => id)
-    const rows = await eraseOfTurns(tx, ids)
-    const busy = await followedUp(
+    const rows = await eraseApprovalTurns(tx, ids)
+    const busy = await findWithFollowUp(
       tx,
       rows.map(({ id }) => id),
     )

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const approvalErrors = {
   APPROVAL_ALREADY_RESOLVED: {
@@ -31,5 +31,5 @@ export const approvalErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof approvalErrors> {}
+  interface ErrorCodes extends CodesOf<typeof approvalErrors> {}
 }

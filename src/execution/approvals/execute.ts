@@ -1,26 +1,26 @@
-import { addActivity } from '../../control/activity/record.ts'
+import { recordActivityInTx } from '../../control/activity/record.ts'
 import { recordUsage, recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
-import { firstChars } from '../../core/api/text.ts'
+import { truncateChars } from '../../core/api/storable-text.ts'
 import { isDatabaseError, isTransient } from '../../core/db/database-errors.ts'
 import { sql } from '../../core/db/sql.ts'
-import { type Hold, Superseded } from '../../core/jobs/attempt.ts'
-import { fault } from '../../core/process/fault.ts'
+import { type ActiveClaim, ClaimLostError } from '../../core/jobs/work-item.ts'
+import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
-import { requireRunnable } from '../../identity/projects/pause.ts'
-import { refusalToStart } from '../generations/prepare.ts'
+import { requireUnpaused } from '../../identity/projects/pause.ts'
+import { refusalToStart } from '../generations/loop/prepare-turn.ts'
 import { callTool, openCall } from '../tools/call.ts'
 import { lostCall } from '../tools/metering.ts'
-import { type ApprovalRow, approvalKind, type CallOutcome, type Execution } from './model.ts'
+import { type ApprovalRow, type ApprovedCallOutcome, approvalKind, type Execution } from './model.ts'
 import { digestOf, openFrozen, openOutcome, sealOutcome } from './seal.ts'
-import { type Continuation, continuations } from './store.ts'
-import { isRepeatable, toolOf } from './tool.ts'
+import { type Continuation, followUpWork } from './store.ts'
+import { approvedTool, isRepeatable } from './tool.ts'
 import { agentOf, callerOf } from './verdict.ts'
 
 /** Characters of a result that the model is told. */
 const MAX_TOLD = 64 * 1024
 
-const failure = (error: RecordedFailure): CallOutcome => ({ text: null, digest: null, error })
+const failure = (error: RecordedFailure): ApprovedCallOutcome => ({ text: null, digest: null, error })
 
 const UNKNOWN = failure({
   code: 'TOOL_CALL_FAILED',
@@ -32,7 +32,11 @@ const UNKNOWN = failure({
  * The outcome of the call of an approved item, which is made at most once: that it is about to be made is on record before
  * it is, and a call that may have been made is repeated only where its tool allows that.
  */
-export async function outcomeOf(services: Services, row: ApprovalRow, hold: Hold<Continuation>): Promise<CallOutcome> {
+export async function executeApproved(
+  services: Services,
+  row: ApprovalRow,
+  hold: ActiveClaim<Continuation>,
+): Promise<ApprovedCallOutcome> {
   const known = openOutcome(services, row, hold.claim.outcome)
   if (known) return known
   const used: UsageDraft[] = []
@@ -40,9 +44,9 @@ export async function outcomeOf(services: Services, row: ApprovalRow, hold: Hold
     const outcome = await call(services, row, hold, used)
     // A call that was cut off because another worker took over is not this worker's to report.
     hold.signal.throwIfAborted()
-    await fault(services, 'approval_called')
+    await injectFault(services, 'approval_called')
     await keepOutcome(services, row, hold, outcome, used)
-    await fault(services, 'approval_executed')
+    await injectFault(services, 'approval_executed')
     return outcome
   } catch (error) {
     // Made all the same; under its key it is written once.
@@ -55,19 +59,19 @@ export async function outcomeOf(services: Services, row: ApprovalRow, hold: Hold
 const keepOutcome = (
   services: Services,
   row: ApprovalRow,
-  hold: Hold<Continuation>,
-  outcome: CallOutcome,
+  hold: ActiveClaim<Continuation>,
+  outcome: ApprovedCallOutcome,
   used: readonly UsageDraft[],
 ): Promise<void> =>
   hold.write(async tx => {
     await hold.guard(tx)
     await recordUsage(services, used, tx)
     const sealed = sealOutcome(services, row, outcome)
-    if (!(await continuations.set(tx, hold.claim, sql.fragment`outcome = ${sealed}`))) throw new Superseded()
+    if (!(await followUpWork.set(tx, hold.claim, sql.fragment`outcome = ${sealed}`))) throw new ClaimLostError()
     await approvalKind.update(tx, row.id, { execution: finished(services, row, outcome) })
     if (outcome.error) return
     const { proposed_action, project_id, orchestration_run_id, node_id, agent_id, generation_id } = row
-    addActivity(tx, {
+    recordActivityInTx(tx, {
       project_id,
       kind: 'action_executed',
       summary: `${proposed_action?.tool_name} was called`,
@@ -85,7 +89,7 @@ const keepOutcome = (
   })
 
 /** What the item shows of a call; where no content is kept, of an error no more than its code. */
-function finished(services: Services, row: ApprovalRow, { digest, error }: CallOutcome): Execution {
+function finished(services: Services, row: ApprovalRow, { digest, error }: ApprovedCallOutcome): Execution {
   return {
     status: error ? 'failed' : 'succeeded',
     result_digest: digest,
@@ -98,13 +102,13 @@ function finished(services: Services, row: ApprovalRow, { digest, error }: CallO
 async function call(
   services: Services,
   row: ApprovalRow,
-  hold: Hold<Continuation>,
+  hold: ActiveClaim<Continuation>,
   used: UsageDraft[],
-): Promise<CallOutcome> {
+): Promise<ApprovedCallOutcome> {
   try {
     const frozen = openFrozen(services, row)
     if (!frozen) throw new AppError('SECRET_NOT_DECRYPTABLE', { message: 'The frozen call cannot be decrypted' })
-    const tool = await toolOf(services.pool, row)
+    const tool = await approvedTool(services.pool, row)
     if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: row.proposed_action?.tool_id ?? null } })
     const action = row.proposed_action?.action
     const metering = meteringOf(row)
@@ -112,10 +116,10 @@ async function call(
       used.push(lostCall(tool, action ?? null, metering, frozen.arguments))
       return UNKNOWN
     }
-    await requireRunnable(services.pool, row.project_id)
+    await requireUnpaused(services.pool, row.project_id)
     await requirePrincipal(services, row)
     await begin(row, hold)
-    await fault(services, 'approval_executing')
+    await injectFault(services, 'approval_executing')
     const calling = openCall(services, {
       action: tool.type === 'platform' || tool.type === 'mcp' ? action : null,
       input: frozen.arguments,
@@ -127,10 +131,10 @@ async function call(
       signal: hold.signal,
     })
     const result = (await callTool(services, tool, calling)) ?? null
-    return { text: firstChars(JSON.stringify(result), MAX_TOLD), digest: digestOf(result), error: null }
+    return { text: truncateChars(JSON.stringify(result), MAX_TOLD), digest: digestOf(result), error: null }
   } catch (error) {
     // The next attempt finds out from the record whether the call may have been made.
-    if (hold.signal.aborted || error instanceof Superseded || isTransient(error)) throw error
+    if (hold.signal.aborted || error instanceof ClaimLostError || isTransient(error)) throw error
     if (error instanceof AppError) return failure(error.recorded())
     services.log.error({ err: error, approval_id: row.id }, 'approved call failed')
     const told = error instanceof Error && !isDatabaseError(error)
@@ -168,9 +172,9 @@ async function requirePrincipal(services: Services, row: ApprovalRow): Promise<v
 }
 
 /** Puts on record that the call is about to be made. */
-const begin = (row: ApprovalRow, hold: Hold<Continuation>): Promise<void> =>
+const begin = (row: ApprovalRow, hold: ActiveClaim<Continuation>): Promise<void> =>
   hold.write(async tx => {
     await hold.guard(tx)
-    if (!(await continuations.set(tx, hold.claim, sql.fragment`executing = true`))) throw new Superseded()
+    if (!(await followUpWork.set(tx, hold.claim, sql.fragment`executing = true`))) throw new ClaimLostError()
     if (row.execution) await approvalKind.update(tx, row.id, { execution: { ...row.execution, status: 'running' } })
   })

@@ -1,11 +1,11 @@
-import { sweepAttempts } from '../../core/jobs/attempt.ts'
-import { every, handler } from '../../core/jobs/handler.ts'
-import { message } from '../../core/jobs/queue.ts'
+import { handler, schedule } from '../../core/jobs/handler.ts'
+import { queueMessage } from '../../core/jobs/queue.ts'
+import { sweepWorkItems } from '../../core/jobs/work-item.ts'
 import type { Services } from '../../core/process/services.ts'
-import { continueApproval, giveUp } from './continue.ts'
-import { expireNow } from './expire.ts'
+import { expireDue } from './expire.ts'
+import { abandonFollowUp, processFollowUp } from './follow-up.ts'
 import { approvalSweep, continueQueue, expireQueue } from './queue.ts'
-import { continuations, overdue } from './store.ts'
+import { expiredCondition, followUpWork } from './store.ts'
 
 /** What is this late has lost its message, or its worker. */
 const QUIET_SECONDS = 5
@@ -15,33 +15,33 @@ const LIMITS = { silenceMs: 3_600_000, queueMs: 7 * 86_400_000 }
 
 /** Who expires approvals and carries on after them. */
 export const approvalHandlers = [
-  handler(continueQueue, { leaseSeconds: config => config.GENERATION_LEASE_SECONDS }, continueApproval),
-  handler(expireQueue, {}, ({ approval_id }, { services }) => services.write(tx => expireNow(tx, approval_id))),
+  handler(continueQueue, { leaseSeconds: config => config.GENERATION_LEASE_SECONDS }, processFollowUp),
+  handler(expireQueue, {}, ({ approval_id }, { services }) => services.write(tx => expireDue(tx, approval_id))),
   handler(approvalSweep, { concurrency: 1 }, (_message, { services, stopping }) => sweep(services, stopping)),
 ]
 
 export const approvalSchedules = [
-  every('approval.sweep', config => Math.ceil(config.APPROVAL_SWEEP_INTERVAL_MS / 1000), approvalSweep, {}),
+  schedule('approval.sweep', config => Math.ceil(config.APPROVAL_SWEEP_INTERVAL_MS / 1000), approvalSweep, {}),
 ]
 
 async function sweep(services: Services, stopping: AbortSignal): Promise<void> {
-  for (let found: readonly string[] = await overdue(services.pool, PAGE); found.length > 0; ) {
+  for (let found: readonly string[] = await expiredCondition(services.pool, PAGE); found.length > 0; ) {
     for (const id of found) {
       if (stopping.aborted) return
-      await services.write(tx => expireNow(tx, id))
+      await services.write(tx => expireDue(tx, id))
     }
-    found = found.length < PAGE ? [] : await overdue(services.pool, PAGE)
+    found = found.length < PAGE ? [] : await expiredCondition(services.pool, PAGE)
   }
-  await sweepAttempts(services.pool, {
-    attempts: continuations,
+  await sweepWorkItems(services.pool, {
+    attempts: followUpWork,
     quietSeconds: QUIET_SECONDS,
     stopping,
     wake: due =>
       services.queues.send(
         due.map(({ entity, id, project_id }) =>
-          message(continueQueue, { approval_id: entity, attempt_id: id, project_id }),
+          queueMessage(continueQueue, { approval_id: entity, attempt_id: id, project_id }),
         ),
       ),
-    giveUp: { limits: LIMITS, end: id => giveUp(services, id, LIMITS) },
+    giveUp: { limits: LIMITS, end: id => abandonFollowUp(services, id, LIMITS) },
   })
 }

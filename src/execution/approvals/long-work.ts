@@ -1,17 +1,17 @@
 import {
   type AwaitedInput,
   type LongWork,
+  longWorkResult,
   parsedText,
-  resultOf,
   underWay,
   type WorkState,
   type WorkView,
 } from '../../core/api/long-work.ts'
-import { firstBytes } from '../../core/api/text.ts'
+import { truncateBytes } from '../../core/api/storable-text.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type GenerationRow, generationKind } from '../generations/model.ts'
-import { readEnd } from '../generations/wait.ts'
+import { readTurnEnd } from '../generations/request/wait-for-turn.ts'
 import { type ApprovalRow, approvalKind } from './model.ts'
 import { approvalsOfGeneration } from './store.ts'
 
@@ -28,7 +28,7 @@ function approvalInput(row: ApprovalRow): AwaitedInput {
   const rejected = (reason: string) => ({ operation: 'rejectApproval', args: { ...args, reason } })
   return {
     key: `approval:${row.id}`,
-    message: `Approve ${firstBytes(shown, SHOWN_BYTES)}${reasoning ? `\n${firstBytes(reasoning, SHOWN_BYTES)}` : ''}`,
+    message: `Approve ${truncateBytes(shown, SHOWN_BYTES)}${reasoning ? `\n${truncateBytes(reasoning, SHOWN_BYTES)}` : ''}`,
     form: {
       type: 'object',
       properties: {
@@ -68,7 +68,7 @@ export function outputsInput(row: GenerationRow): AwaitedInput {
   const ofSession = row.session_id !== null
   return {
     key: `outputs:${row.id}:${row.step_count}`,
-    message: `The agent calls ${firstBytes(shown, SHOWN_BYTES)}`,
+    message: `The agent calls ${truncateBytes(shown, SHOWN_BYTES)}`,
     form: {
       type: 'object',
       properties: Object.fromEntries(
@@ -127,11 +127,11 @@ async function stateOfLast(services: Services, { turn, pending, executing }: Las
   if (turn.status === 'pending' || turn.status === 'in_progress')
     return underWay(`The turn is ${turn.status.replace('_', ' ')}, step ${turn.step_count + 1}`)
   if (turn.stop_reason === 'cancelled') return { status: 'cancelled', message: 'The turn was cancelled' }
-  const ended = await readEnd(services, turn.id)
+  const ended = await readTurnEnd(services, turn.id)
   return {
     status: 'completed',
     message: ended?.failure ? 'The turn failed' : 'The turn has completed',
-    result: resultOf(ended?.failure, ended?.result ?? null),
+    result: longWorkResult(ended?.failure, ended?.result ?? null),
   }
 }
 

@@ -76,7 +76,7 @@ export const RejectInput = z
 /** Items of one request. */
 const MOST = 50
 
-export const ResolveInput = z
+export const ResolveApprovalInput = z
   .strictObject({
     ids: z.array(z.string().min(1).max(64)).min(1).max(MOST).describe('Approvals to resolve, each by itself'),
     decision: z.enum(['approved', 'rejected']).describe('What becomes of all of them'),
@@ -84,7 +84,7 @@ export const ResolveInput = z
   })
   .meta({ id: 'ApprovalsResolveInput' })
 
-export const Resolved = z
+export const ResolvedApproval = z
   .object({
     results: z.array(
       z.object({
@@ -141,7 +141,7 @@ export const approvalKind = kind({
 export type ApprovalRow = z.output<typeof approvalKind.row>
 
 /** An item as it may be kept elsewhere, such as in an event: without what the model said where no content is kept. */
-export const shown = (row: ApprovalRow): ApprovalRow =>
+export const storableApproval = (row: ApprovalRow): ApprovalRow =>
   row.content_mode === 'full'
     ? row
     : {
@@ -170,7 +170,7 @@ export type Frozen = {
 }
 
 /** What came of a call; sealed at rest. `text` is the result as JSON, or its start. */
-export type CallOutcome = { text: string | null; digest: string | null; error: RecordedFailure | null }
+export type ApprovedCallOutcome = { text: string | null; digest: string | null; error: RecordedFailure | null }
 
 export const sealedApprovals = [
   sealedColumn({ table: 'approvals', column: 'sealed', kind: 'approval' }),

@@ -1,12 +1,12 @@
 import { z } from 'zod'
 import { AppError } from '../../core/api/errors.ts'
-import { equals, filter, oneOf } from '../../core/api/filters.ts'
+import { columnFilter, equalsFilter, oneOf } from '../../core/api/filters.ts'
 import { isIdOf } from '../../core/api/kind.ts'
-import { anyOf, pageOf, parseTime } from '../../core/api/lists.ts'
-import { answer, type Context, type Operation, operation } from '../../core/api/operation.ts'
+import { enumListQuery, pageOf, parseTime } from '../../core/api/lists.ts'
+import { type Context, type Operation, operation, result } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
-import { sees } from '../../core/iam/access.ts'
+import { canSeeProject } from '../../core/iam/access.ts'
 import {
   APPROVAL_ORIGINS,
   APPROVAL_STATUSES,
@@ -16,10 +16,17 @@ import {
   approvalKind,
   Recurrence,
   RejectInput,
-  Resolved,
-  ResolveInput,
+  ResolveApprovalInput,
+  ResolvedApproval,
 } from './model.ts'
-import { type Decision, reasonOf, refusalOf, requireEdit, requireResolver, resolveApproval } from './resolve.ts'
+import {
+  type ApprovalDecision,
+  reasonOf,
+  recordedRefusal,
+  requireEdit,
+  requireResolver,
+  resolveApproval,
+} from './resolve.ts'
 import { listRecurrences } from './store.ts'
 
 const tag = 'Approvals'
@@ -36,36 +43,36 @@ const instant = z
   .optional()
 
 const expires = (describe: string, compare: (time: Fragment) => Fragment) =>
-  filter(instant.describe(describe), time => compare(sql.fragment`${time.toISOString()}::timestamptz`))
+  columnFilter(instant.describe(describe), time => compare(sql.fragment`${time.toISOString()}::timestamptz`))
 
 const raises = ['APPROVAL_ALREADY_RESOLVED', 'APPROVAL_NOT_FOUND'] as const
 
 /** Resolves the item of a request and answers it as it is then. */
 async function resolveOne(
   context: Pick<Context<any, any, ApprovalRow>, 'services' | 'caller' | 'resource' | 'record'>,
-  decision: Decision,
+  decision: ApprovalDecision,
 ) {
   const row = await resolveApproval(context, context.resource, decision, (tx, resolved) =>
     context.record(tx, 200, { body: approvalKind.present(resolved) }),
   )
-  return answer(200, approvalKind.present(row))
+  return result(200, approvalKind.present(row))
 }
 
 /** The item of an id, as far as the caller may resolve it. Raises APPROVAL_NOT_FOUND, FORBIDDEN. */
 async function resolvable({ services, caller, allow }: Pick<Context, 'services' | 'caller' | 'allow'>, id: string) {
   const row = isIdOf(approvalKind, id) ? await approvalKind.find(services.pool, id) : null
-  if (!row || !sees(caller, row.project_id)) throw new AppError('APPROVAL_NOT_FOUND', { meta: { id } })
+  if (!row || !canSeeProject(caller, row.project_id)) throw new AppError('APPROVAL_NOT_FOUND', { meta: { id } })
   allow(resolving, { kind: approvalKind, row })
   return row
 }
 
 /** Resolves several items, each in a transaction of its own; `done` were by a first request that was lost. */
 async function resolveEach(
-  context: Context<Record<string, never>, z.output<typeof ResolveInput>>,
+  context: Context<Record<string, never>, z.output<typeof ResolveApprovalInput>>,
   done: readonly string[],
 ): Promise<{ results: object[] }> {
   const { ids, decision: status, reason } = context.body
-  const decision: Decision = { status, reason: reasonOf(status, reason), edited: null }
+  const decision: ApprovalDecision = { status, reason: reasonOf(status, reason), edited: null }
   const resolved = [...done]
   const results = []
   for (const id of new Set(ids)) {
@@ -82,7 +89,7 @@ async function resolveEach(
       if (!done.includes(id)) resolved.push(id)
       results.push({ id, approval: approvalKind.present(row), error: null })
     } catch (error) {
-      results.push({ id, approval: null, error: refusalOf(error) })
+      results.push({ id, approval: null, error: recordedRefusal(error) })
     }
   }
   Object.assign(context.audit.detail, {
@@ -98,10 +105,10 @@ export const approvalOperations: Operation[] = [
     filters: {
       status: oneOf('status', APPROVAL_STATUSES),
       origin: oneOf('origin', APPROVAL_ORIGINS),
-      agent_id: equals('agent_id'),
-      session_id: equals('session_id'),
-      orchestration_run_id: equals('orchestration_run_id'),
-      task_id: equals('task_id'),
+      agent_id: equalsFilter('agent_id'),
+      session_id: equalsFilter('session_id'),
+      orchestration_run_id: equalsFilter('orchestration_run_id'),
+      task_id: equalsFilter('task_id'),
       expires_from: expires('Those that expire then or later', time => sql.fragment`t.expires_at >= ${time}`),
       expires_to: expires('Those that expire then or earlier', time => sql.fragment`t.expires_at <= ${time}`),
     },
@@ -117,7 +124,7 @@ export const approvalOperations: Operation[] = [
     lists: approvalKind,
     timed: false,
     query: z.object({
-      status: anyOf(APPROVAL_STATUSES).describe('Items that count, by their status; default rejected'),
+      status: enumListQuery(APPROVAL_STATUSES).describe('Items that count, by their status; default rejected'),
       min_count: z
         .string()
         .regex(/^[1-9]\d{0,8}$/, 'must be an integer of at least 1')
@@ -176,8 +183,8 @@ export const approvalOperations: Operation[] = [
     about: approvalKind,
     internal: true,
     mcp: true,
-    body: ResolveInput,
-    answers: { 200: Resolved },
+    body: ResolveApprovalInput,
+    answers: { 200: ResolvedApproval },
     raises: ['APPROVAL_REASON_REQUIRED'],
     transaction: false,
     run: context => resolveEach(context, []),

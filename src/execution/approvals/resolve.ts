@@ -1,26 +1,26 @@
-import { addActivity } from '../../control/activity/record.ts'
-import { AppError, invalid, type Problem, problemsText, raise } from '../../core/api/errors.ts'
+import { recordActivityInTx } from '../../control/activity/record.ts'
+import { AppError, type Problem, problemsText, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { storableText } from '../../core/api/text.ts'
-import type { Outgoing } from '../../core/db/write.ts'
+import { storableText } from '../../core/api/storable-text.ts'
+import type { Outbox } from '../../core/db/writer.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { requirePerson } from '../../core/iam/access.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Callable } from '../tools/call-model.ts'
+import type { Callable } from '../tools/call-types.ts'
 import { parametersSchema } from '../tools/check-definition.ts'
-import { expireNow, sendContinuation } from './expire.ts'
-import { type ApprovalRow, approvalKind, type Execution, proposalOf, shown } from './model.ts'
-import { tellNode } from './producers.ts'
+import { notifyProducer } from './approval-producers.ts'
+import { enqueueFollowUp, expireDue } from './expire.ts'
+import { type ApprovalRow, approvalKind, type Execution, proposalOf, storableApproval } from './model.ts'
 import { openFrozen, sealFrozen } from './seal.ts'
 import { resolvePending } from './store.ts'
-import { argumentsSchema, toolOf } from './tool.ts'
+import { approvedArgumentsSchema, approvedTool } from './tool.ts'
 import { verdictOn } from './verdict.ts'
 
 const RESOLVING = 'approvals:ResolveApproval'
 
-export type Decision = {
+export type ApprovalDecision = {
   status: 'approved' | 'rejected'
   reason: string | null
   edited: Record<string, unknown> | null
@@ -29,10 +29,10 @@ export type Decision = {
 const MAX_REASON = 10_000
 
 /** The reason of a decision. Raises APPROVAL_REASON_REQUIRED for a rejection without one. */
-export function reasonOf(status: Decision['status'], given: unknown): string | null {
+export function reasonOf(status: ApprovalDecision['status'], given: unknown): string | null {
   const reason = typeof given === 'string' ? storableText(given.trim()) : ''
   if (reason.length > MAX_REASON)
-    invalid({ code: 'TOO_BIG', path: 'reason', message: `must have at most ${MAX_REASON} characters` })
+    raiseInvalid({ code: 'TOO_BIG', path: 'reason', message: `must have at most ${MAX_REASON} characters` })
   if (status === 'rejected' && reason === '') raise('APPROVAL_REASON_REQUIRED')
   return reason === '' ? null : reason
 }
@@ -52,7 +52,7 @@ export async function requireEdit(
   const wrong = (message: string) => refuse([{ code: 'INVALID_TYPE', path: 'arguments', message }])
   if (!isObject(given)) return wrong('must be an object')
   if (!row.proposed_action) return wrong('cannot be given: no tool is called')
-  const tool = await toolOf(services.pool, row)
+  const tool = await approvedTool(services.pool, row)
   if (!tool) return given
   await requireArguments(services, row, tool, given, refuse)
   // Of one that is resolved already only that is told.
@@ -67,7 +67,7 @@ async function requireArguments(
   given: Record<string, unknown>,
   refuse: (problems: Problem[]) => never,
 ): Promise<void> {
-  const schema = argumentsSchema(tool, row.proposed_action?.action)
+  const schema = approvedArgumentsSchema(tool, row.proposed_action?.action)
   if (!schema) return
   try {
     const input = { ...given, ...tool.preset_parameters }
@@ -104,8 +104,8 @@ async function judgeEdit(
 export async function resolveApproval(
   { services, caller }: Pick<Context, 'services' | 'caller'>,
   row: ApprovalRow,
-  decision: Decision,
-  record: (outgoing: Outgoing, resolved: ApprovalRow) => void,
+  decision: ApprovalDecision,
+  record: (outgoing: Outbox, resolved: ApprovalRow) => void,
 ): Promise<ApprovalRow> {
   requireResolver(caller, row)
   const { status, reason, edited } = decision
@@ -120,11 +120,11 @@ export async function resolveApproval(
       execution: calls ? WAITING : null,
     })
     if (!found) return null
-    tx.emit(approvalKind, status, shown(found))
-    if (found.origin === 'tool_call') await sendContinuation(tx, found)
-    if (found.origin !== 'tool_call') await tellNode(tx, found)
+    tx.emit(approvalKind, status, storableApproval(found))
+    if (found.origin === 'tool_call') await enqueueFollowUp(tx, found)
+    if (found.origin !== 'tool_call') await notifyProducer(tx, found)
     const { project_id, proposed_action, policy_version, agent_id, generation_id } = found
-    addActivity(tx, {
+    recordActivityInTx(tx, {
       project_id,
       kind: 'approval_resolved',
       summary: `${proposalOf(found)} was ${status}`,
@@ -166,14 +166,14 @@ function requireOther(caller: Context['caller'], { starters }: ApprovalRow): voi
 }
 
 /** What is executed later: edited arguments take the place of the proposed ones. */
-function frozenBy(services: Services, row: ApprovalRow, edited: Decision['edited']): string | null {
+function frozenBy(services: Services, row: ApprovalRow, edited: ApprovalDecision['edited']): string | null {
   const frozen = edited && openFrozen(services, row)
   return frozen ? sealFrozen(services, row, { ...frozen, arguments: edited, edited: true }) : row.sealed
 }
 
 /** Says why an item could not be resolved; one whose time is over is expired first. */
-async function refuseResolved(services: Services, id: string, status: Decision['status']): Promise<never> {
-  await services.write(tx => expireNow(tx, id))
+async function refuseResolved(services: Services, id: string, status: ApprovalDecision['status']): Promise<never> {
+  await services.write(tx => expireDue(tx, id))
   const row = await approvalKind.find(services.pool, id)
   if (!row) return raise('APPROVAL_NOT_FOUND', { meta: { id } })
   const meta = { id, status: row.status }
@@ -183,7 +183,7 @@ async function refuseResolved(services: Services, id: string, status: Decision['
 }
 
 /** What is recorded of a refusal. */
-export const refusalOf = (error: unknown) => {
+export const recordedRefusal = (error: unknown) => {
   if (error instanceof AppError) return error.recorded()
   throw error
 }

@@ -2,7 +2,7 @@ import { createHash } from 'node:crypto'
 import { canonicalJson } from '../../core/api/canonical.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sealJson } from '../../core/secrets/json.ts'
-import type { CallOutcome, Frozen } from './model.ts'
+import type { ApprovedCallOutcome, Frozen } from './model.ts'
 
 type Owner = { id: string; project_id: string }
 
@@ -16,10 +16,10 @@ export const sealFrozen = (services: Services, owner: Owner, frozen: Frozen): st
 export const openFrozen = (services: Services, owner: Owner & { sealed: string | null }): Frozen | null =>
   opened(services, owner.sealed, frozenFor(owner))
 
-export const sealOutcome = (services: Services, owner: Owner, outcome: CallOutcome): string =>
+export const sealOutcome = (services: Services, owner: Owner, outcome: ApprovedCallOutcome): string =>
   sealJson(services, outcome, outcomeFor(owner))
 
-export const openOutcome = (services: Services, owner: Owner, sealed: string | null): CallOutcome | null =>
+export const openOutcome = (services: Services, owner: Owner, sealed: string | null): ApprovedCallOutcome | null =>
   opened(services, sealed, outcomeFor(owner))
 
 function opened<T>(services: Services, sealed: string | null, owner: ReturnType<typeof frozenFor>): T | null {

@@ -1,11 +1,11 @@
 import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
-import { page } from '../../core/api/lists.ts'
+import { pageResult } from '../../core/api/lists.ts'
 import type { Context, Page } from '../../core/api/operation.ts'
-import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import type { Claimed } from '../../core/jobs/attempt.ts'
-import { attempts } from '../../core/jobs/attempt.ts'
+import type { WorkItemClaim } from '../../core/jobs/work-item.ts'
+import { workItemTable } from '../../core/jobs/work-item.ts'
 import { type APPROVAL_STATUSES, type ApprovalRow, approvalKind, type Execution, type Recurrence } from './model.ts'
 
 const attemptRow = { executing: z.boolean(), outcome: z.string().nullable() }
@@ -14,7 +14,7 @@ const attemptRow = { executing: z.boolean(), outcome: z.string().nullable() }
 const MAX_LOSSES = 5
 
 /** What follows from approvals: the call, at most once, and the turn that carries on. */
-export const continuations = attempts({
+export const followUpWork = workItemTable({
   table: 'approval_attempts',
   entity: 'approval_id',
   owner: 'approvals',
@@ -22,12 +22,12 @@ export const continuations = attempts({
   maxLosses: MAX_LOSSES,
 })
 
-export type Continuation = Claimed & z.output<z.ZodObject<typeof attemptRow>>
+export type Continuation = WorkItemClaim & z.output<z.ZodObject<typeof attemptRow>>
 
 /** Adds what follows from an approval; its id. */
-export async function insertAttempt(db: Queryable, approvalId: string): Promise<string> {
+export async function insertFollowUpWork(db: Queryable, approvalId: string): Promise<string> {
   const id = newId('aat')
-  await db.query(statement`insert into approval_attempts (approval_id, id) values (${approvalId}, ${id})`)
+  await db.query(voidStatement`insert into approval_attempts (approval_id, id) values (${approvalId}, ${id})`)
   return id
 }
 
@@ -39,7 +39,7 @@ export const pendingOf = (db: Queryable, projectId: string, dedupKey: string): P
 
 /** The latest rejected item of a dedup key. By approvals_recurrences. */
 export const rejectedBefore = (db: Queryable, projectId: string, dedupKey: string): Promise<string | null> =>
-  db.maybeOneFirst(identifying`
+  db.maybeOneFirst(idStatement`
     select id from approvals where project_id = ${projectId} and dedup_key = ${dedupKey} and status = 'rejected'
     order by created_at desc, id desc limit 1`)
 
@@ -91,9 +91,9 @@ export const expireWithdrawn = (db: Queryable, ids: readonly string[]): Promise<
     returning ${approvalKind.columns}`)
 
 /** Erases what items are resolved with; those that wait keep it. */
-export async function unsealItems(db: Queryable, ids: readonly string[]): Promise<void> {
+export async function eraseSealed(db: Queryable, ids: readonly string[]): Promise<void> {
   if (ids.length === 0) return
-  await db.query(statement`
+  await db.query(voidStatement`
     update approvals set sealed = null
     where id = any(${sql.array([...ids], 'text')}) and status <> 'pending' and sealed is not null`)
 }
@@ -104,7 +104,7 @@ const asker = sql.type(approvalKind.row.pick({ content_mode: true, starters: tru
  * The users behind an authority, who had a part in starting its work, and whether its project keeps content. By the primary
  * keys.
  */
-export function askerOf(db: Queryable, projectId: string, authority: PrincipalRecord) {
+export function requesterOf(db: Queryable, projectId: string, authority: PrincipalRecord) {
   const principals = [authority, ...(authority.starters ?? [])]
   const idsOf = (wanted: PrincipalRecord['type']) =>
     sql.array(
@@ -118,8 +118,8 @@ export function askerOf(db: Queryable, projectId: string, authority: PrincipalRe
 }
 
 /** Items whose time is over and that nobody has expired. By approvals_expiry. */
-export const overdue = (db: Queryable, limit: number): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+export const expiredCondition = (db: Queryable, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
     select id from approvals where status = 'pending' and expires_at <= now() order by expires_at limit ${limit}`)
 
 const erased = sql.type(approvalKind.row.extend({ was_pending: z.boolean() }))
@@ -128,7 +128,7 @@ const erased = sql.type(approvalKind.row.extend({ was_pending: z.boolean() }))
  * Erases what turns proposed, and what was to be called; returns the items, under their locks. One that waited expires. By
  * approvals_generation.
  */
-export const eraseOfTurns = (db: Queryable, generationIds: readonly string[]) =>
+export const eraseApprovalTurns = (db: Queryable, generationIds: readonly string[]) =>
   db.any(erased`
     with held as (
       select id, status = 'pending' as was_pending from approvals
@@ -141,8 +141,8 @@ export const eraseOfTurns = (db: Queryable, generationIds: readonly string[]) =>
     returning ${approvalKind.columns}, h.was_pending`)
 
 /** One of these items from which something follows; null for none. By the primary key. */
-export const followedUp = (db: Queryable, ids: readonly string[]): Promise<string | null> =>
-  db.maybeOneFirst(identifying`
+export const findWithFollowUp = (db: Queryable, ids: readonly string[]): Promise<string | null> =>
+  db.maybeOneFirst(idStatement`
     select approval_id as id from approval_attempts where approval_id = any(${sql.array([...ids], 'text')}) limit 1`)
 
 /** The items of a turn, oldest first. By approvals_generation. */
@@ -165,7 +165,7 @@ export function listRecurrences(
 ) {
   const mine = visible({ project: sql.fragment`a.project_id`, id: sql.fragment`a.id` }).rows
   const chosen = sql.array([...status], 'text')
-  return page<z.output<typeof Recurrence> & { project_id: string }>(
+  return pageResult<z.output<typeof Recurrence> & { project_id: string }>(
     { db, page: bounds },
     {
       columns: sql.fragment`t.dedup_key, t.agent_id, t.tool_id, t.count, l.chain, l.reasons`,

@@ -1,9 +1,9 @@
 import type { Queryable } from '../../core/db/sql.ts'
-import { agentVersions, readConfig } from '../agents/archive.ts'
+import { agentVersions, readConfig } from '../agents/agent-archive.ts'
 import { findAgent } from '../agents/model.ts'
 import { grantingShares } from '../shares/grants.ts'
-import type { Callable } from '../tools/call-model.ts'
-import { complete } from '../tools/model.ts'
+import type { Callable } from '../tools/call-types.ts'
+import { withToolDefaults } from '../tools/model.ts'
 import { actionSchema, platformActions } from '../tools/platform.ts'
 import { resolveSharedTool } from '../tools/resolve.ts'
 import type { ApprovalRow } from './model.ts'
@@ -13,7 +13,7 @@ import type { ApprovalRow } from './model.ts'
  * another project is called as in its turns: with what its project made it of, and not with the rights of who calls. Null
  * when it is gone, or the agent no longer shared.
  */
-export async function toolOf(db: Queryable, row: ApprovalRow): Promise<Callable | null> {
+export async function approvedTool(db: Queryable, row: ApprovalRow): Promise<Callable | null> {
   const { project_id, agent_id } = row
   if (!row.proposed_action) return null
   const agent = agent_id === null ? null : await findAgent(db, agent_id)
@@ -35,7 +35,7 @@ async function proposedTool(
   const [version] = await agentVersions.find(db, agent_id, [agent_version])
   const bindings = version ? readConfig(version.config).tool_bindings : null
   const definition = bindings?.find(({ tool }) => tool?.name === proposed_action?.tool_name)?.tool
-  return definition ? { ...complete(definition), id: null, project_id, guardrail_ids: null } : null
+  return definition ? { ...withToolDefaults(definition), id: null, project_id, guardrail_ids: null } : null
 }
 
 /** The operation that a platform tool calls; null for any other tool. */
@@ -43,7 +43,7 @@ const operationOf = ({ type }: Callable, action: string | undefined) =>
   (type === 'platform' && action !== undefined && platformActions().get(action)) || null
 
 /** The schema that the arguments of a call satisfy; null where none is known. */
-export const argumentsSchema = (tool: Callable, action: string | undefined): object | null => {
+export const approvedArgumentsSchema = (tool: Callable, action: string | undefined): object | null => {
   const operation = operationOf(tool, action)
   return operation ? actionSchema(operation) : tool.parameters
 }

@@ -2,12 +2,12 @@ import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { AgentRow } from '../agents/model.ts'
-import { findServedAgent } from '../agents/served.ts'
-import { actingCaller } from '../generations/authority.ts'
-import { askedByNode, releaseEvaluations } from '../guardrails/records.ts'
-import { actingThrough, gatedAs, judgedArguments } from '../tools/call.ts'
-import type { Callable } from '../tools/call-model.ts'
-import { runOfCall, toolGate, type Verdict } from '../tools/gate.ts'
+import { findServedAgent } from '../agents/served-version.ts'
+import { actingCaller } from '../generations/loop/acting-caller.ts'
+import { nodeSubject, recordDeferredEvaluations } from '../guardrails/evaluation-records.ts'
+import { actingThrough, guardrailView, judgedArguments } from '../tools/call.ts'
+import type { Callable } from '../tools/call-types.ts'
+import { runOfCall, toolGate, type Verdict } from '../tools/guardrail-gate.ts'
 import type { ApprovalRow } from './model.ts'
 import { openFrozen } from './seal.ts'
 
@@ -42,7 +42,7 @@ export async function verdictOn(
   const verdict = await toolGate.only()?.judge(services, {
     project_id,
     agent: agent && { id: agent.id, guardrail_ids: agent.project_id === project_id ? agent.guardrail_ids : null },
-    tool: gatedAs(tool),
+    tool: guardrailView(tool),
     action,
     args,
     generation_id,
@@ -50,7 +50,8 @@ export async function verdictOn(
     guardrail_context: openFrozen(services, row)?.guardrail_context ?? null,
     caller: actingThrough(services, tool, () => callerOf(services, row, agent)),
   })
-  const asked_by = generation_id ?? (run && askedByNode(run))
-  if (asked_by !== null) releaseEvaluations(services, { asked_by, tool: tool.id ?? tool.name, action, args }, row.id)
+  const asked_by = generation_id ?? (run && nodeSubject(run))
+  if (asked_by !== null)
+    recordDeferredEvaluations(services, { asked_by, tool: tool.id ?? tool.name, action, args }, row.id)
   return verdict ?? null
 }

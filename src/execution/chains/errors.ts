@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const chainErrors = {
   CHAIN_NOT_FOUND: {
@@ -9,5 +9,5 @@ export const chainErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof chainErrors> {}
+  interface ErrorCodes extends CodesOf<typeof chainErrors> {}
 }

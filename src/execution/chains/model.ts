@@ -26,7 +26,7 @@ export const Chain = record('Chain', {
  * Whether something of a chain `t` is under way: a turn that is not at its end, an approval that waits for a person, or
  * what follows from one. By generations_chain and approvals_generation.
  */
-export const underWay = sql.fragment`exists (
+export const activeCondition = sql.fragment`exists (
   select from generations g where g.chain_id = t.id and (
     g.status in ('pending', 'in_progress', 'requires_action')
     or exists (
@@ -37,7 +37,7 @@ export const underWay = sql.fragment`exists (
  * The status in force. That nothing is under way any more is seen when it is asked for: whoever ends a turn writes nothing of
  * its chain, and two that end at once need not wait for each other.
  */
-export const effectiveStatus = sql.fragment`case when t.status = 'active' and not ${underWay} then 'concluded' else t.status end`
+export const chainStatus = sql.fragment`case when t.status = 'active' and not ${activeCondition} then 'concluded' else t.status end`
 
 export const chainKind = kind({
   name: 'chain',
@@ -49,7 +49,7 @@ export const chainKind = kind({
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
   record: Chain,
   hidden: { root_generation_id: z.string() },
-  computed: { status: effectiveStatus },
+  computed: { status: chainStatus },
 })
 
 export type ChainRow = z.output<typeof chainKind.row>

@@ -1,4 +1,4 @@
-import { turnHolds } from '../../control/retention/content.ts'
+import { turnHolds } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { chainErrors } from './errors.ts'
 import { chainKind } from './model.ts'

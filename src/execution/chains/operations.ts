@@ -1,9 +1,9 @@
-import { equals, filter } from '../../core/api/filters.ts'
-import { anyOf } from '../../core/api/lists.ts'
+import { columnFilter, equalsFilter } from '../../core/api/filters.ts'
+import { enumListQuery } from '../../core/api/lists.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
-import { CHAIN_STATUSES, Chain, chainKind, effectiveStatus } from './model.ts'
+import { CHAIN_STATUSES, Chain, chainKind, chainStatus } from './model.ts'
 import { stopChain } from './store.ts'
 
 const chains = resource(chainKind, { path: '/chains', tag: 'Chains' })
@@ -15,10 +15,11 @@ export const chainOperations: Operation[] = [
     description:
       'A chain holds the turns that came of one another, by approvals and continuations, and the budget that bounds them.',
     filters: {
-      status: filter(anyOf(CHAIN_STATUSES).describe('One status or several, by repeating it'), statuses =>
-        statuses ? sql.fragment`${effectiveStatus} = any(${sql.array([...statuses], 'text')})` : null,
+      status: columnFilter(
+        enumListQuery(CHAIN_STATUSES).describe('One status or several, by repeating it'),
+        statuses => (statuses ? sql.fragment`${chainStatus} = any(${sql.array([...statuses], 'text')})` : null),
       ),
-      agent_id: equals('agent_id'),
+      agent_id: equalsFilter('agent_id'),
     },
   }),
   chains.get(),

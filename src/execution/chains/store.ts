@@ -1,11 +1,11 @@
 import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
-import { counting, type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { GenerationRow } from '../generations/model.ts'
-import { type ChainRow, chainKind, type LIMIT_SOURCES, underWay } from './model.ts'
+import { activeCondition, type ChainRow, chainKind, type LIMIT_SOURCES } from './model.ts'
 
 /** What bounds a chain. */
-export type Ceiling = { limit: number; limit_source: (typeof LIMIT_SOURCES)[number] }
+export type ChainLimit = { limit: number; limit_source: (typeof LIMIT_SOURCES)[number] }
 
 /**
  * The chain of a turn, under its lock; a turn that is in none becomes the first of a new one. By the primary key, or by
@@ -14,7 +14,7 @@ export type Ceiling = { limit: number; limit_source: (typeof LIMIT_SOURCES)[numb
 export const lockChain = (
   db: Queryable,
   turn: Pick<GenerationRow, 'id' | 'project_id' | 'agent_id' | 'chain_id' | 'created_at'>,
-  { limit, limit_source }: Ceiling,
+  { limit, limit_source }: ChainLimit,
 ): Promise<ChainRow> =>
   turn.chain_id === null
     ? db.one(chainKind.sql`
@@ -30,16 +30,16 @@ export const lockChain = (
  * generations_chain and the primary key.
  */
 export const countMembers = (db: Queryable, { id, root_generation_id }: ChainRow): Promise<number> =>
-  db.oneFirst(counting`
+  db.oneFirst(countStatement`
     select count(*) as count from generations g where g.chain_id = ${id} or g.id = ${root_generation_id}`)
 
 /** Writes what a continuation, or its refusal, makes of a chain. */
 export const writeChain = (
   db: Queryable,
   { id }: ChainRow,
-  to: Ceiling & { status: 'active' | 'budget_exhausted'; generation_count: number; continued: boolean },
+  to: ChainLimit & { status: 'active' | 'budget_exhausted'; generation_count: number; continued: boolean },
 ) =>
-  db.query(statement`
+  db.query(voidStatement`
     update chains set status = ${to.status}, generation_count = ${to.generation_count}, "limit" = ${to.limit},
       limit_source = ${to.limit_source}, updated_at = now(),
       last_generation_at = case when ${to.continued} then now() else last_generation_at end
@@ -54,14 +54,14 @@ export const stopChain = (db: Queryable, id: string): Promise<ChainRow> =>
 
 /** Expires the chain of a turn whose approval has just expired, unless something else of it is under way. */
 export const expireChain = (db: Queryable, generationId: string) =>
-  db.query(statement`
+  db.query(voidStatement`
     update chains t set status = 'expired', updated_at = now()
-    where t.id = (select g.chain_id from generations g where g.id = ${generationId}) and t.status = 'active' and not ${underWay}`)
+    where t.id = (select g.chain_id from generations g where g.id = ${generationId}) and t.status = 'active' and not ${activeCondition}`)
 
 const ceilings = sql.type(z.strictObject({ max_chain_generations: z.int().nullable() }))
 
 /** The ceiling of a project as it is now; null for none. */
-export const projectCeiling = (db: Queryable, id: string): Promise<number | null> =>
+export const projectChainLimit = (db: Queryable, id: string): Promise<number | null> =>
   db.maybeOneFirst(ceilings`select max_chain_generations from projects where id = ${id}`)
 
 /** Whether the chain of a turn has had another one since: its limit counts them all. By the primary key. */

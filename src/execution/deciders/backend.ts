@@ -1,16 +1,16 @@
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { type AgentRow, agentKind } from '../agents/model.ts'
-import { findAgentVersion } from '../agents/served.ts'
+import { findAgentVersion } from '../agents/served-version.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
-import { toolsOfAgent } from './tool-less.ts'
+import { toolsOfAgent } from './agent-tools.ts'
 
 /** Who answers the questions: an agent or a tool, never both. */
-export type Named = { agent_id?: string | null; tool_id?: string | null }
+export type BackendRef = { agent_id?: string | null; tool_id?: string | null }
 
-export type Backend =
+export type DeciderBackend =
   | { agent: AgentRow; agent_version: number; tool: null }
   | { agent: null; agent_version: null; tool: ToolRow }
 
@@ -18,7 +18,7 @@ export type Backend =
 const ARGUMENTS = ['input', 'questions']
 
 /** Raises DECIDER_TOOL_NOT_CALLABLE for a tool that could not answer. */
-export function requireCallable(tool: ToolRow): void {
+export function requireCallableBackend(tool: ToolRow): void {
   const refuse = (message: string) => raise('DECIDER_TOOL_NOT_CALLABLE', { message, meta: { tool_id: tool.id } })
   if (tool.type !== 'http' && tool.type !== 'pipeline') refuse('The tool of a decider is of type http or pipeline')
   const pinned = ARGUMENTS.find(name => Object.hasOwn(tool.preset_parameters ?? {}, name))
@@ -31,7 +31,7 @@ function requireToolLess(agent: AgentRow): void {
   if (tools.length > 0) raise('DECIDER_AGENT_NOT_TOOL_LESS', { meta: { agent_id: agent.id, tools } })
 }
 
-async function requireAgent(db: Queryable, projectId: string, id: string): Promise<Backend> {
+async function requireAgent(db: Queryable, projectId: string, id: string): Promise<DeciderBackend> {
   const live = isIdOf(agentKind, id) ? await agentKind.find(db, id) : null
   if (live?.project_id !== projectId) return raise('AGENT_NOT_FOUND', { meta: { id } })
   // Whom a release serves its canary is drawn by end users; decisions have none.
@@ -42,10 +42,10 @@ async function requireAgent(db: Queryable, projectId: string, id: string): Promi
   return { agent, agent_version, tool: null }
 }
 
-async function requireTool(db: Queryable, projectId: string, id: string): Promise<Backend> {
+async function requireTool(db: Queryable, projectId: string, id: string): Promise<DeciderBackend> {
   const tool = isIdOf(toolKind, id) ? await toolKind.find(db, id) : null
   if (tool?.project_id !== projectId) return raise('TOOL_NOT_FOUND', { meta: { id } })
-  requireCallable(tool)
+  requireCallableBackend(tool)
   return { agent: null, agent_version: null, tool }
 }
 
@@ -54,9 +54,13 @@ async function requireTool(db: Queryable, projectId: string, id: string): Promis
  * @throws VALIDATION_FAILED unless exactly one is named, AGENT_NOT_FOUND, TOOL_NOT_FOUND, DECIDER_AGENT_NOT_TOOL_LESS,
  *   DECIDER_TOOL_NOT_CALLABLE
  */
-export async function requireBackend(db: Queryable, projectId: string, { agent_id, tool_id }: Named): Promise<Backend> {
+export async function resolveBackend(
+  db: Queryable,
+  projectId: string,
+  { agent_id, tool_id }: BackendRef,
+): Promise<DeciderBackend> {
   if ((agent_id == null) === (tool_id == null))
-    return invalid({
+    return raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'tool_id',
       message: 'exactly one of tool_id and agent_id must be set',
@@ -65,7 +69,7 @@ export async function requireBackend(db: Queryable, projectId: string, { agent_i
 }
 
 /** Who has an agent or a tool asked must be allowed to ask it. Raises FORBIDDEN. */
-export function allowBackend(allow: Context['allow'], { agent, tool }: Backend): void {
+export function requireBackendPermission(allow: Context['allow'], { agent, tool }: DeciderBackend): void {
   if (agent) allow('agents:CreateAgentGeneration', { kind: agentKind, row: agent })
   else allow('tools:CallTool', { kind: toolKind, row: tool })
 }

@@ -1,15 +1,15 @@
-import { redactEvents, withoutFields } from '../../control/events/redact.ts'
-import type { Counts, TurnContent } from '../../control/retention/content.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { redactEvents, redactFields } from '../../control/events/redact.ts'
+import type { Counts, TurnContentEraser } from '../../control/retention/erasure.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { decisionKind } from './model.ts'
-import { eraseOfTurns, eraseSettled } from './store.ts'
+import { eraseDecisionTurns, eraseSettled } from './store.ts'
 
-const without = withoutFields('answers', 'answers_by_name', 'questions', 'error', 'metadata')
+const without = redactFields('answers', 'answers_by_name', 'questions', 'error', 'metadata')
 
 /** What a turn decided goes with it. */
-export const decisionContent: TurnContent = {
+export const decisionContent: TurnContentEraser = {
   async erase(tx, turns) {
-    const ids = await eraseOfTurns(
+    const ids = await eraseDecisionTurns(
       tx,
       turns.map(({ id }) => id),
     )

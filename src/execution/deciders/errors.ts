@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const deciderErrors = {
   DECIDER_AGENT_NOT_TOOL_LESS: {
@@ -19,5 +19,5 @@ export const deciderErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof deciderErrors> {}
+  interface ErrorCodes extends CodesOf<typeof deciderErrors> {}
 }

@@ -3,39 +3,39 @@ import { AppError, raise, recordedFailure } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
 import { sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { requirePermitted } from '../../core/iam/access.ts'
-import { claimOrWait, type Lease, leaseOf, Superseded, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
-import { fault } from '../../core/process/fault.ts'
+import { ClaimLostError, claimOrReschedule, type Lease, leaseTimings, processClaim } from '../../core/jobs/work-item.ts'
+import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { openJson } from '../../core/secrets/json.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
-import { findAgentVersion } from '../agents/served.ts'
-import { createTurn } from '../generations/create.ts'
+import { findAgentVersion } from '../agents/served-version.ts'
+import { createTurn } from '../generations/request/create.ts'
 import { callTool, openCall } from '../tools/call.ts'
 import { lostCall } from '../tools/metering.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
-import { requireCallable } from './backend.ts'
-import { type DecisionRow, decisionKind, isSettled } from './model.ts'
-import { answersSchema, askingMessage } from './prompt.ts'
-import type { Answer } from './questions.ts'
+import { requireCallableBackend } from './backend.ts'
+import { decisionSeal } from './create-decisions.ts'
+import { type DecisionRow, decisionKind, isDecisionSettled } from './model.ts'
+import { answersSchema, questionMessage } from './prompt.ts'
+import type { DecisionAnswer } from './questions.ts'
 import { type DecisionMessage, decisionQueue } from './queue.ts'
-import { sealOf } from './request.ts'
-import { type End, SOURCE, settleDecision } from './settle.ts'
-import { type Claim, decisionAttempts, endAttempt, findHeld, hasCalled } from './store.ts'
-import { toolAnswers } from './tool-answer.ts'
+import { DECIDER_SOURCE, type End, settleDecision } from './settle.ts'
+import { type DecisionClaim, decisionAttempts, endAttempt, findClaimed, hasCalled } from './store.ts'
+import { toolAnswers } from './tool-answers.ts'
 
 /** How long the lease of a worker is, and how often it renews it. */
-const ownLease = ({ config }: Pick<Services, 'config'>): Lease => leaseOf(config.DECISION_LEASE_SECONDS * 1000)
+const ownLease = ({ config }: Pick<Services, 'config'>): Lease => leaseTimings(config.DECISION_LEASE_SECONDS * 1000)
 
 /**
  * Makes a decision: has an agent asked by a turn of its own, which settles the decision, or calls a tool and settles it.
  * Throws what could not be recorded, and HandBack when the worker stops.
  */
-export async function evaluate(message: DecisionMessage, context: JobContext): Promise<void> {
+export async function processDecision(message: DecisionMessage, context: JobContext): Promise<void> {
   const decision = await decisionKind.find(context.services.pool, message.decision_id)
-  if (!decision || isSettled(decision)) return
+  if (!decision || isDecisionSettled(decision)) return
   if (decision.agent_id !== null) await askAgent(message, context)
   else await askTool(message, context)
 }
@@ -43,7 +43,7 @@ export async function evaluate(message: DecisionMessage, context: JobContext): P
 /** The input of a decision. Raises what makes it unreadable. */
 function inputOf(services: Services, decision: DecisionRow, sealed: string | null): unknown {
   if (sealed === null) return raise('GENERATION_CONTENT_UNAVAILABLE', { message: 'The input of the decision is gone' })
-  return openJson(services, sealed, sealOf(decision), 'The input of the decision')
+  return openJson(services, sealed, decisionSeal(decision), 'The input of the decision')
 }
 
 /** Makes the turn of an agent, unless it is made: with the state of the decision and without its attempt, or not at all. */
@@ -52,7 +52,7 @@ async function askAgent({ decision_id }: DecisionMessage, { services, log }: Job
     const made = await services.write(async tx => {
       const decision = await decisionKind.find(tx, decision_id, true)
       if (decision?.status !== 'queued') return null
-      const held = await findHeld(tx, decision_id)
+      const held = await findClaimed(tx, decision_id)
       // Taken up again once the project is resumed.
       if (!held || held.paused) return null
       const { project_id, asked, agent_id, agent_version } = decision
@@ -62,9 +62,9 @@ async function askAgent({ decision_id }: DecisionMessage, { services, log }: Job
         project_id,
         agent_id: agent.id,
         agent_version: agent_version as number,
-        messages: [askingMessage(asked, inputOf(services, decision, held.sealed))],
+        messages: [questionMessage(asked, inputOf(services, decision, held.sealed))],
         overrides: { output_schema: answersSchema(asked) },
-        source: SOURCE,
+        source: DECIDER_SOURCE,
         authority: held.principal,
         permission: held.permission,
         streamed: false,
@@ -94,7 +94,7 @@ async function askTool(message: DecisionMessage, context: JobContext): Promise<v
     await settleClaimed(tx, claim, end)
     await recordUsage(services, used, tx)
   }
-  await workOn(context, {
+  await processClaim(context, {
     what: 'decision',
     ids: { decision_id: decision.id, project_id: decision.project_id },
     attempts: decisionAttempts,
@@ -102,9 +102,9 @@ async function askTool(message: DecisionMessage, context: JobContext): Promise<v
     lease: ownLease(services),
     lock: tx => decisionKind.find(tx, decision.id, true),
     async work(hold) {
-      await fault(services, 'decision_claimed')
+      await injectFault(services, 'decision_claimed')
       const answers = await answersOf(services, taken, used, hold.signal)
-      await fault(services, 'decision_answered')
+      await injectFault(services, 'decision_answered')
       await hold.write(tx => settle(tx, { answers }))
       return { outcome: 'completed' }
     },
@@ -117,20 +117,20 @@ async function askTool(message: DecisionMessage, context: JobContext): Promise<v
   })
 }
 
-type Taken = { claim: Claim; decision: DecisionRow; sealed: string | null }
+type Taken = { claim: DecisionClaim; decision: DecisionRow; sealed: string | null }
 
 /** Claims the attempt of a decision. One that another worker holds is looked at again when its lease is over. */
 async function take(tx: Tx, services: Services, message: DecisionMessage): Promise<Taken | null> {
   const named = { entity: message.decision_id, id: message.attempt_id }
   const decision = await decisionKind.find(tx, named.entity, true)
-  const held = decision && (await findHeld(tx, decision.id))
+  const held = decision && (await findClaimed(tx, decision.id))
   if (!held) return null
   // Taken up again once the project is resumed; what has begun goes on.
   if (held.paused && decision.status === 'queued') return null
-  const claim = await claimOrWait(tx, decisionAttempts, named, ownLease(services), decisionQueue, message)
+  const claim = await claimOrReschedule(tx, decisionAttempts, named, ownLease(services), decisionQueue, message)
   if (claim === 'held') return null
   if (!claim) {
-    await giveUp(tx, services, message, new AppError('DECISION_INTERRUPTED', { message: LOST }))
+    await abandonDecision(tx, services, message, new AppError('DECISION_INTERRUPTED', { message: LOST }))
     return null
   }
   await decisionKind.update(tx, decision.id, { status: 'running' })
@@ -144,7 +144,12 @@ const lostCallOf = ({ id, project_id, tool_id }: DecisionRow, tool: ToolRow | nu
 const LOST = 'The workers of the decision were lost one after the other'
 
 /** Ends a decision that no live worker holds with a failure. */
-export async function giveUp(tx: Tx, services: Services, message: DecisionMessage, error: unknown): Promise<void> {
+export async function abandonDecision(
+  tx: Tx,
+  services: Services,
+  message: DecisionMessage,
+  error: unknown,
+): Promise<void> {
   const { decision_id, attempt_id } = message
   const decision = await decisionKind.find(tx, decision_id, true)
   if (!decision) return
@@ -156,9 +161,9 @@ export async function giveUp(tx: Tx, services: Services, message: DecisionMessag
 }
 
 /** Ends a decision that this worker holds. Raises Superseded when it does not. */
-async function settleClaimed(tx: Tx, claim: Claim, end: End): Promise<void> {
+async function settleClaimed(tx: Tx, claim: DecisionClaim, end: End): Promise<void> {
   await decisionKind.find(tx, claim.entity, true)
-  if (!(await decisionAttempts.end(tx, claim))) throw new Superseded()
+  if (!(await decisionAttempts.end(tx, claim))) throw new ClaimLostError()
   await settleDecision(tx, claim.entity, end)
 }
 
@@ -172,7 +177,7 @@ async function answersOf(
   { claim, decision, sealed }: Taken,
   used: UsageDraft[],
   signal: AbortSignal,
-): Promise<Answer[]> {
+): Promise<DecisionAnswer[]> {
   const { id, project_id, asked } = decision
   const { principal, permission } = claim
   const tool = await toolKind.find(services.pool, decision.tool_id as string)
@@ -181,12 +186,12 @@ async function answersOf(
     return raise('DECISION_INTERRUPTED')
   }
   if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id: decision.tool_id } })
-  requireCallable(tool)
+  requireCallableBackend(tool)
   const input = inputOf(services, decision, sealed)
   const caller = await callerForPrincipal(services, principal, project_id)
   const target = { kind: kinds.get(permission.kind), row: { id: permission.id, project_id } }
   requirePermitted(caller, permission.action, target)
-  if (!(await decisionAttempts.set(services.pool, claim, sql.fragment`called = true`))) throw new Superseded()
+  if (!(await decisionAttempts.set(services.pool, claim, sql.fragment`called = true`))) throw new ClaimLostError()
   const call = openCall(services, {
     input: { input, questions: asked },
     caller: () => callerForPrincipal(services, principal, project_id),

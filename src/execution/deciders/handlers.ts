@@ -1,11 +1,11 @@
-import { sweepAttempts } from '../../core/jobs/attempt.ts'
-import { every, handler } from '../../core/jobs/handler.ts'
-import { message } from '../../core/jobs/queue.ts'
+import { handler, schedule } from '../../core/jobs/handler.ts'
+import { queueMessage } from '../../core/jobs/queue.ts'
+import { sweepWorkItems } from '../../core/jobs/work-item.ts'
 import type { Services } from '../../core/process/services.ts'
-import { evaluate, giveUp } from './evaluate.ts'
+import { abandonDecision, processDecision } from './evaluate.ts'
 import { decisionQueue, decisionSweep } from './queue.ts'
 import { settleDecision } from './settle.ts'
-import { decisionAttempts, orphans } from './store.ts'
+import { decisionAttempts, listOrphanedDecisions } from './store.ts'
 
 /** An attempt this late has lost its message, or its worker. */
 const QUIET_SECONDS = 5
@@ -22,20 +22,20 @@ export const decisionHandlers = [
     {
       // A message stays with a lost worker no longer than the attempt.
       leaseSeconds: config => Math.min(config.DECISION_LEASE_SECONDS, MESSAGE_LEASE_SECONDS),
-      onExhausted: (asked, error, services) => services.write(tx => giveUp(tx, services, asked, error)),
+      onExhausted: (asked, error, services) => services.write(tx => abandonDecision(tx, services, asked, error)),
     },
-    evaluate,
+    processDecision,
   ),
   handler(decisionSweep, { concurrency: 1 }, (_message, { services, stopping }) => sweepDecisions(services, stopping)),
 ]
 
 export const decisionSchedules = [
-  every('decision.sweep', config => Math.ceil(config.DECISION_SWEEP_INTERVAL_MS / 1000), decisionSweep, {}),
+  schedule('decision.sweep', config => Math.ceil(config.DECISION_SWEEP_INTERVAL_MS / 1000), decisionSweep, {}),
 ]
 
 /** Wakes attempts whose message or worker was lost, and ends decisions whose turn was deleted with its agent. */
 async function sweepDecisions(services: Services, stopping: AbortSignal): Promise<void> {
-  await sweepAttempts(services.pool, {
+  await sweepWorkItems(services.pool, {
     attempts: decisionAttempts,
     quietSeconds: QUIET_SECONDS,
     stopping,
@@ -43,11 +43,11 @@ async function sweepDecisions(services: Services, stopping: AbortSignal): Promis
     wake: due =>
       services.queues.send(
         due.map(({ entity, id, project_id }) =>
-          message(decisionQueue, { decision_id: entity, attempt_id: id, project_id }),
+          queueMessage(decisionQueue, { decision_id: entity, attempt_id: id, project_id }),
         ),
       ),
   })
-  for (const id of await orphans(services.pool, ORPHANS)) {
+  for (const id of await listOrphanedDecisions(services.pool, ORPHANS)) {
     if (stopping.aborted) return
     await services.write(tx => settleDecision(tx, id, { error: GONE }))
   }

@@ -1,12 +1,12 @@
 import { z } from 'zod'
-import { invalid } from '../../core/api/errors.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
 import { parse } from '../../core/api/validate.ts'
-import type { AttachedFile } from '../providers/exchange.ts'
+import type { AttachedFile } from '../providers/model-messages.ts'
 
 /** What decisions are made about. */
 
 /** Of the inputs of one request, as JSON. */
-export const MAX_INPUT_BYTES = 10 * 1024 * 1024
+export const MAX_DECISION_INPUT_BYTES = 10 * 1024 * 1024
 
 const IMAGE = /^data:(image\/[\w.+-]{1,100});base64,/
 /** Searched for what does not belong there: a match of all of it would keep a position for each character. */
@@ -48,12 +48,13 @@ const isMessages = (value: unknown): value is object[] =>
  * @param pathOf where the request has each
  */
 export function inputTexts(values: readonly unknown[], pathOf: (index: number) => string): string[] {
-  let left = MAX_INPUT_BYTES
+  let left = MAX_DECISION_INPUT_BYTES
   return values.map((value, index) => {
     const path = pathOf(index)
     const text = JSON.stringify(value)
     left -= Buffer.byteLength(text)
-    if (left < 0) invalid({ code: 'TOO_BIG', path, message: `must be at most ${MAX_INPUT_BYTES} bytes as JSON` })
+    if (left < 0)
+      raiseInvalid({ code: 'TOO_BIG', path, message: `must be at most ${MAX_DECISION_INPUT_BYTES} bytes as JSON` })
     if (isMessages(value)) parse(Messages, value, path)
     return text
   })

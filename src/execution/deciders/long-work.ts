@@ -1,5 +1,5 @@
-import { type LongWork, resultOf, underWay } from '../../core/api/long-work.ts'
-import { type DecisionRow, isSettled } from './model.ts'
+import { type LongWork, longWorkResult, underWay } from '../../core/api/long-work.ts'
+import { type DecisionRow, isDecisionSettled } from './model.ts'
 
 export const decisionWork: LongWork<DecisionRow> = {
   kind: 'decision',
@@ -8,7 +8,7 @@ export const decisionWork: LongWork<DecisionRow> = {
   args: id => ({ decision_id: id }),
   async state({ record }, row) {
     const message = `The decision is ${row.status}`
-    if (!isSettled(row)) return underWay(message)
-    return { status: 'completed', message, result: resultOf(row.error, record) }
+    if (!isDecisionSettled(row)) return underWay(message)
+    return { status: 'completed', message, result: longWorkResult(row.error, record) }
   },
 }

@@ -6,7 +6,7 @@ import { MetadataBag } from '../../core/api/metadata.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
-import { Answer, Question, Questions } from './questions.ts'
+import { DecisionAnswer, Question, Questions } from './questions.ts'
 
 const id = z.string().min(1).max(255)
 
@@ -61,7 +61,7 @@ export const DeciderVersion = z
   })
   .meta({ id: 'DeciderVersion' })
 
-export const RestoreInput = z
+export const RestoreDeciderInput = z
   .strictObject({ label: label.describe('Label of the new version; default `restored from v<n>`') })
   .meta({ id: 'DeciderRestoreInput' })
 
@@ -74,8 +74,8 @@ export const Decision = record('Decision', {
   agent_id: z.string().nullable().describe('Agent that is asked'),
   tool_id: z.string().nullable().describe('Tool that is asked'),
   status: z.enum(DECISION_STATUSES),
-  answers: z.array(Answer).nullable().describe('In the order of the questions; null until it has completed'),
-  answers_by_name: z.record(z.string(), Answer).nullable().describe('The same by their names'),
+  answers: z.array(DecisionAnswer).nullable().describe('In the order of the questions; null until it has completed'),
+  answers_by_name: z.record(z.string(), DecisionAnswer).nullable().describe('The same by their names'),
   error: RecordedFailure.nullable(),
   generation_id: z.string().nullable().describe('Turn of the agent'),
   metadata: z.record(z.string(), z.unknown()).nullable(),
@@ -166,9 +166,9 @@ export const decisionKind = kind({
 export type DecisionRow = z.output<typeof decisionKind.row>
 
 /** Announces decisions that have settled: the decision's id. */
-export const SETTLED_CHANNEL = 'muster_decisions'
+export const DECISION_SETTLED_CHANNEL = 'muster_decisions'
 
-export const isSettled = ({ status }: Pick<DecisionRow, 'status'>): boolean =>
+export const isDecisionSettled = ({ status }: Pick<DecisionRow, 'status'>): boolean =>
   status === 'completed' || status === 'failed'
 
 /** What is decided about outlives a change of the encryption key. */

@@ -1,11 +1,18 @@
-import { contains, equals, oneOf } from '../../core/api/filters.ts'
+import { containsFilter, equalsFilter, oneOf } from '../../core/api/filters.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
 import { requireVersion, versionNumber } from '../../core/api/versions.ts'
-import { spendRefusals } from '../generations/create.ts'
-import { allowBackend, requireBackend } from './backend.ts'
-import { inputTexts, MAX_INPUT_BYTES } from './input.ts'
+import { spendRefusals } from '../generations/request/create.ts'
+import { requireBackendPermission, resolveBackend } from './backend.ts'
+import {
+  answerDecision,
+  answerDecisionAgain,
+  type DecisionBatch,
+  insertDecisions,
+  recordedAs,
+} from './create-decisions.ts'
+import { inputTexts, MAX_DECISION_INPUT_BYTES } from './input.ts'
 import {
   Batch,
   BatchInput,
@@ -20,9 +27,8 @@ import {
   deciderKind,
   decisionKind,
   InlineDecisionInput,
-  RestoreInput,
+  RestoreDeciderInput,
 } from './model.ts'
-import { type Asking, answerDecision, answerDecisionAgain, insertDecisions, recordedAs } from './request.ts'
 import { deciderVersions } from './store.ts'
 import { versionedDeciders } from './versions.ts'
 
@@ -42,9 +48,9 @@ const refusals = [
 const RIGHTS = ['agents:CreateAgentGeneration', 'tools:CallTool']
 
 /** An input, and the questions of an inline decision. */
-const bodyLimit = () => MAX_INPUT_BYTES + 2 * 1024 * 1024
+const bodyLimit = () => MAX_DECISION_INPUT_BYTES + 2 * 1024 * 1024
 
-const asking = ({ id, project_id, version, author, questions, agent_id, tool_id }: DeciderRow): Asking => ({
+const asking = ({ id, project_id, version, author, questions, agent_id, tool_id }: DeciderRow): DecisionBatch => ({
   project_id,
   decider: { id, version, author },
   questions,
@@ -53,14 +59,15 @@ const asking = ({ id, project_id, version, author, questions, agent_id, tool_id 
 
 const deciderOperations: Operation[] = [
   // deciders_project serves the order.
-  deciders.list({ filters: { name: contains('name') } }),
+  deciders.list({ filters: { name: containsFilter('name') } }),
   deciders.create({
     description:
       'Naming an agent needs `agents:CreateAgentGeneration` on it, naming a tool `tools:CallTool`: whoever may ask the decider has it asked.',
     alsoActions: RIGHTS,
     body: DeciderInput,
     raises: [...refusals, 'NAME_CONFLICT'],
-    check: async ({ tx, body, project, allow }) => allowBackend(allow, await requireBackend(tx, project, body)),
+    check: async ({ tx, body, project, allow }) =>
+      requireBackendPermission(allow, await resolveBackend(tx, project, body)),
     make: ({ tx, body: { version_label, ...body }, project, caller }) =>
       versionedDeciders.insert(tx, { ...body, project_id: project }, madeBy(caller, version_label)),
   }),
@@ -79,8 +86,9 @@ const deciderOperations: Operation[] = [
         agent_id: agent_id === undefined && tool_id != null ? null : next.agent_id,
         tool_id: tool_id === undefined && agent_id != null ? null : next.tool_id,
       }
-      const backend = await requireBackend(tx, stored.project_id, named)
-      if (named.agent_id !== stored.agent_id || named.tool_id !== stored.tool_id) allowBackend(allow, backend)
+      const backend = await resolveBackend(tx, stored.project_id, named)
+      if (named.agent_id !== stored.agent_id || named.tool_id !== stored.tool_id)
+        requireBackendPermission(allow, backend)
       return { ...next, ...named }
     },
     write: (next, { tx, stored, body, caller }) =>
@@ -101,7 +109,7 @@ const deciderOperations: Operation[] = [
     summary: 'Ask the questions of an earlier version again, as the next one',
     description: 'Decisions that were made keep the version that they were made with.',
     action: 'deciders:RestoreDeciderVersion',
-    body: RestoreInput,
+    body: RestoreDeciderInput,
     bodyOptional: true,
     answers: { 200: Decider },
     run: async context =>
@@ -198,7 +206,7 @@ const decisionOperations: Operation[] = [
           const asked = { project_id: project as string, decider: null, questions, backend: { agent_id, tool_id } }
           const [row] = await insertDecisions(tx, context, asked, [{ text, metadata: body.metadata }], {
             permission: id => ({ action: 'deciders:CreateInlineDecision', kind: 'decision', id }),
-            admit: backend => allowBackend(allow, backend),
+            admit: backend => requireBackendPermission(allow, backend),
           })
           context.record(tx, 201, { id: row.id, ...recordedAs(row, body.wait === true) })
           return row
@@ -210,7 +218,7 @@ const decisionOperations: Operation[] = [
   // decisions_project serves the order, decisions_decider the filter by a decider with it.
   decisions.list({
     action: 'deciders:ListDecisions',
-    filters: { decider_id: equals('decider_id'), status: oneOf('status', DECISION_STATUSES) },
+    filters: { decider_id: equalsFilter('decider_id'), status: oneOf('status', DECISION_STATUSES) },
   }),
   decisions.get({ action: 'deciders:GetDecision' }),
 ]

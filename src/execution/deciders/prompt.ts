@@ -1,6 +1,6 @@
-import type { ModelMessage } from '../providers/exchange.ts'
+import type { ModelMessage } from '../providers/model-messages.ts'
 import { shownInput } from './input.ts'
-import type { Answer, Question } from './questions.ts'
+import type { DecisionAnswer, Question } from './questions.ts'
 
 /** How an agent is asked. */
 
@@ -17,7 +17,7 @@ const shownQuestion = (question: Question): string =>
   [`${question.name} (${question.type}): ${question.instructions}`, ...allowed(question)].join('\n')
 
 /** The one message that asks the questions about an input. */
-export function askingMessage(questions: readonly Question[], input: unknown): ModelMessage {
+export function questionMessage(questions: readonly Question[], input: unknown): ModelMessage {
   const { text, images } = shownInput(input)
   const asked = [INSTRUCTION, ...questions.map(shownQuestion), `<input>\n${text}\n</input>`].join('\n\n')
   if (images.length === 0) return { role: 'user', content: asked }
@@ -45,8 +45,8 @@ export const answersSchema = (questions: readonly Question[]): object => ({
 })
 
 /** The answers of an agent, out of an object that satisfies the schema. */
-export const agentAnswers = (questions: readonly Question[], object: Record<string, unknown>): Answer[] =>
-  questions.map(({ type, name }): Answer => {
+export const agentAnswers = (questions: readonly Question[], object: Record<string, unknown>): DecisionAnswer[] =>
+  questions.map(({ type, name }): DecisionAnswer => {
     const value = object[name]
     if (type === 'predicate') return { type, name, probability: value === true ? 1 : 0 }
     if (type === 'choice') return { type, name, choice: value as string }

@@ -62,7 +62,7 @@ const share = z.number().min(0).max(1).describe('Probability')
 const named = { name: z.string() }
 const confidence = share.optional().describe('How sure the tool is')
 
-export const Answer = z
+export const DecisionAnswer = z
   .discriminatedUnion('type', [
     z.object({ type: z.literal('predicate'), ...named, probability: share }),
     z.object({
@@ -87,4 +87,4 @@ export const Answer = z
     }),
   ])
   .meta({ id: 'DecisionAnswer' })
-export type Answer = z.output<typeof Answer>
+export type DecisionAnswer = z.output<typeof DecisionAnswer>

@@ -1,27 +1,27 @@
-import { addException } from '../../control/exceptions/file.ts'
+import { fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
-import { storableValue } from '../../core/api/text.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { storableValue } from '../../core/api/storable-text.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { extensionPoint } from '../../core/declarations.ts'
-import type { TurnOwner } from '../generations/source.ts'
-import { type DecisionRow, deciderKind, decisionKind, SETTLED_CHANNEL } from './model.ts'
+import type { TurnOwner } from '../generations/loop/turn-owner.ts'
+import { DECISION_SETTLED_CHANNEL, type DecisionRow, deciderKind, decisionKind } from './model.ts'
 import { agentAnswers } from './prompt.ts'
-import type { Answer } from './questions.ts'
-import { decisionOfTurn, endAttempt, settle } from './store.ts'
+import type { DecisionAnswer } from './questions.ts'
+import { decisionOfTurn, endAttempt, settleDecisionRow } from './store.ts'
 
 /** Modules that ask deciders, told in the transaction in which a decision settles. They lock no rows of their own: a message is enough. */
 export const decisionWatchers =
   extensionPoint<(tx: Tx, decision: DecisionRow) => Promise<void>>('watchers of decisions')
 
 /** The end of a decision. */
-export type End = { answers: Answer[]; error?: undefined } | { answers?: undefined; error: RecordedFailure }
+export type End = { answers: DecisionAnswer[]; error?: undefined } | { answers?: undefined; error: RecordedFailure }
 
 /**
  * Ends a decision, unless it has ended: its answers or its failure, its event, the notice for those who wait. What it was
  * about is erased. Returns whether this was the end.
  */
 export async function settleDecision(tx: Tx, id: string, end: End): Promise<boolean> {
-  const settled = await settle(tx, id, {
+  const settled = await settleDecisionRow(tx, id, {
     status: end.error ? 'failed' : 'completed',
     answers: end.answers ?? null,
     error: end.error ? withoutContent(end.error) : null,
@@ -29,14 +29,19 @@ export async function settleDecision(tx: Tx, id: string, end: End): Promise<bool
   if (!settled) return false
   await endAttempt(tx, id)
   tx.emit(decisionKind, settled.status as 'completed' | 'failed', settled)
-  tx.notify(SETTLED_CHANNEL, id)
+  tx.notify(DECISION_SETTLED_CHANNEL, id)
   for (const watch of decisionWatchers.all()) await watch(tx, settled)
   if (end.answers && settled.decider_id !== null) await escalate(tx, settled, settled.decider_id, end.answers)
   return true
 }
 
 /** Files an exception for a decision whose least sure answer is below what its decider takes. */
-async function escalate(tx: Tx, { id, project_id, agent_id }: DecisionRow, deciderId: string, answers: Answer[]) {
+async function escalate(
+  tx: Tx,
+  { id, project_id, agent_id }: DecisionRow,
+  deciderId: string,
+  answers: DecisionAnswer[],
+) {
   const rated = answers.flatMap(answer =>
     'confidence' in answer && typeof answer.confidence === 'number'
       ? { question: answer.name, confidence: answer.confidence }
@@ -46,7 +51,7 @@ async function escalate(tx: Tx, { id, project_id, agent_id }: DecisionRow, decid
   const least = rated.reduce((lowest, each) => (each.confidence < lowest.confidence ? each : lowest))
   const decider = await deciderKind.find(tx, deciderId)
   if (decider?.escalate_below == null || least.confidence >= decider.escalate_below) return
-  addException(tx, {
+  fileExceptionInTx(tx, {
     project_id,
     kind: 'manual',
     severity: 'info',
@@ -77,11 +82,11 @@ function withoutContent(failure: RecordedFailure): RecordedFailure {
 const originOf = (url: unknown): unknown => (typeof url === 'string' ? (URL.parse(url)?.origin ?? null) : url)
 
 /** What `source` says of the turns of agents that make decisions. */
-export const SOURCE = 'decider'
+export const DECIDER_SOURCE = 'decider'
 
 /** A turn that makes a decision settles it, whoever ends the turn. */
-export const decidingTurns: TurnOwner = {
-  source: SOURCE,
+export const decisionTurnOwner: TurnOwner = {
+  source: DECIDER_SOURCE,
   async settled(tx, { id }, { status, object, error }) {
     const decision = await decisionOfTurn(tx, id)
     if (!decision) return

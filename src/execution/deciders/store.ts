@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import { versionArchive } from '../../core/api/version-archive.ts'
-import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { attempts, type Claimed } from '../../core/jobs/attempt.ts'
+import { type WorkItemClaim, workItemTable } from '../../core/jobs/work-item.ts'
 import { type DeciderRow, DeciderVersion, type DecisionRow, deciderKind, decisionKind } from './model.ts'
 
 /** Every set of questions that deciders have had. */
@@ -30,7 +30,7 @@ const row = {
 }
 
 /** Attempts at decisions that wait for a worker, and at those whose tool is called. */
-export const decisionAttempts = attempts({
+export const decisionAttempts = workItemTable({
   table: 'decision_attempts',
   entity: 'decision_id',
   owner: 'decisions',
@@ -42,7 +42,7 @@ const calling = sql.type(z.object({ called: z.boolean() }))
 export const hasCalled = async (db: Queryable, decisionId: string): Promise<boolean> =>
   (await db.maybeOneFirst(calling`select called from decision_attempts where decision_id = ${decisionId}`)) === true
 
-export type Claim = Claimed & z.output<z.ZodObject<typeof row>>
+export type DecisionClaim = WorkItemClaim & z.output<z.ZodObject<typeof row>>
 
 /** Where what is decided about is held. */
 export type ContentMode = 'full' | 'none'
@@ -51,7 +51,7 @@ const inputTable = (mode: ContentMode) =>
   sql.identifier([mode === 'none' ? 'decision_inputs_unlogged' : 'decision_inputs'])
 
 /** The attempt at a new decision, with its sealed input. */
-export const insertAttempt = (
+export const insertDecisionWork = (
   db: Queryable,
   made: {
     decision_id: string
@@ -62,7 +62,7 @@ export const insertAttempt = (
     sealed: string
   },
 ) =>
-  db.query(statement`
+  db.query(voidStatement`
     with held as (
       insert into ${inputTable(made.mode)} (decision_id, sealed) values (${made.decision_id}, ${made.sealed}))
     insert into decision_attempts (decision_id, id, principal, permission)
@@ -78,7 +78,7 @@ const Held = z.object({
 const held = sql.type(Held)
 
 /** What an attempt that has not ended works on, and whether its project is paused. By primary keys. */
-export const findHeld = (db: Queryable, decisionId: string): Promise<z.output<typeof Held> | null> =>
+export const findClaimed = (db: Queryable, decisionId: string): Promise<z.output<typeof Held> | null> =>
   db.maybeOne(held`
     select a.principal, a.permission, coalesce(i.sealed, u.sealed) as sealed, p.paused_at is not null as paused
     from decision_attempts a join decisions d on d.id = a.decision_id join projects p on p.id = d.project_id
@@ -88,13 +88,13 @@ export const findHeld = (db: Queryable, decisionId: string): Promise<z.output<ty
 
 /** Ends the attempt at a decision, and erases what it is about. */
 export const endAttempt = (db: Queryable, decisionId: string) =>
-  db.query(statement`
+  db.query(voidStatement`
     with erased as (delete from decision_inputs where decision_id = ${decisionId}),
     lost as (delete from decision_inputs_unlogged where decision_id = ${decisionId})
     delete from decision_attempts where decision_id = ${decisionId}`)
 
 /** Settles a decision that has not settled; null for one that has, or is gone. */
-export const settle = (
+export const settleDecisionRow = (
   db: Queryable,
   id: string,
   end: Pick<DecisionRow, 'status' | 'answers' | 'error'>,
@@ -113,7 +113,7 @@ export const decisionOfTurn = (db: Queryable, generationId: string): Promise<Dec
  * Erases what turns decided: answers, failures, and the questions of inline decisions. Returns the decisions. By
  * decisions_generation.
  */
-export const eraseOfTurns = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> =>
+export const eraseDecisionTurns = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> =>
   eraseWhere(db, sql.fragment`generation_id = any(${sql.array([...generationIds], 'text')})`)
 
 /** The same for decisions by their ids that have ended, such as those of tools, which have no turn. */
@@ -121,14 +121,14 @@ export const eraseSettled = (db: Queryable, ids: readonly string[]): Promise<rea
   eraseWhere(db, sql.fragment`id = any(${sql.array([...ids], 'text')}) and status <> 'running'`)
 
 const eraseWhere = (db: Queryable, condition: Fragment): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+  db.anyFirst(idStatement`
     update decisions set answers = null, error = null, metadata = null, updated_at = now(),
       asked = case when decider_id is null then '[]' else asked end
     where ${condition} returning id`)
 
 /** Decisions whose turn was deleted while it ran. By decisions_asking, which has those whose agent is asked. */
-export const orphans = (db: Queryable, limit: number): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+export const listOrphanedDecisions = (db: Queryable, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
     select d.id from decisions d
     where d.status = 'running' and d.generation_id is not null
       and not exists (select from generations g where g.id = d.generation_id)

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const generationErrors = {
   GENERATION_ALREADY_IN_PROGRESS: {
@@ -44,5 +44,5 @@ export const generationErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof generationErrors> {}
+  interface ErrorCodes extends CodesOf<typeof generationErrors> {}
 }

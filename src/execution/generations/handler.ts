@@ -1,19 +1,19 @@
 import { z } from 'zod'
-import { stores } from '../../content/storage/stores.ts'
-import { type Background, every, HandBack, handler } from '../../core/jobs/handler.ts'
+import { storageBackends } from '../../content/storage/backends.ts'
+import { type BackgroundTask, handler, RequeueError, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
-import { abortTurn } from './abort.ts'
-import { generationRun } from './create.ts'
-import { deleteOldFrames } from './frame-store.ts'
+import { executeTurn } from './loop/execute-turn.ts'
 import { generationKind } from './model.ts'
-import { idleTurns, overdueActions } from './store.ts'
-import { awaitSettling, unwrittenTraces } from './trace-store.ts'
-import { TRACES_AT_ONCE, traceWrite, writeTraces } from './trace-write.ts'
-import { executeTurn } from './turn.ts'
+import { abortTurn } from './request/cancel-turn.ts'
+import { turnQueue } from './request/create.ts'
+import { listTurnsWithoutWakeUp, overdueActions } from './store.ts'
+import { deleteOldFrames } from './streams/frame-store.ts'
+import { flushTraces, TRACES_AT_ONCE, traceFlushQueue } from './traces/flush.ts'
+import { listUnflushedTraces, lockSettlingTurns } from './traces/store.ts'
 
-const generationSweep = workQueue('generation-sweep', {
+const generationSweep = workQueue('turn.sweep', {
   message: z.object({}),
   concern: 'generation',
   retry: { limit: 1 },
@@ -23,7 +23,7 @@ const generationSweep = workQueue('generation-sweep', {
 /** Who runs turns outside a conversation, writes their traces, and finds those whose wake-up is missing. */
 export const generationHandlers = [
   handler(
-    generationRun,
+    turnQueue,
     {
       leaseSeconds: config => config.GENERATION_LEASE_SECONDS,
       onExhausted: async ({ generation_id }, error, services) => {
@@ -35,25 +35,25 @@ export const generationHandlers = [
         )
       },
     },
-    async ({ generation_id }, { services, signal, stopping, log, complete, aside }) => {
+    async ({ generation_id }, { services, signal, stopping, log, complete, releaseSlotWhile: aside }) => {
       const outcome = await executeTurn(services, generation_id, { signal, stopping, log, complete, aside })
-      if (outcome === 'handed_back') throw new HandBack()
+      if (outcome === 'handed_back') throw new RequeueError()
     },
   ),
-  handler(traceWrite, { concurrency: 1, batch: TRACES_AT_ONCE }, async (messages, { services }) => {
+  handler(traceFlushQueue, { concurrency: 1, batch: TRACES_AT_ONCE }, async (messages, { services }) => {
     const traceIds = messages.map(({ trace_id }) => trace_id)
-    await awaitSettling(services.pool, traceIds)
-    await writeTraces(services, traceIds)
+    await lockSettlingTurns(services.pool, traceIds)
+    await flushTraces(services, traceIds)
   }),
   handler(generationSweep, { concurrency: 1 }, (_message, { services, stopping }) => sweepTurns(services, stopping)),
 ]
 
 export const generationSchedules = [
-  every('generation-sweep', config => config.GENERATION_SWEEP_SECONDS, generationSweep, {}),
+  schedule('turn.sweep', config => config.GENERATION_SWEEP_SECONDS, generationSweep, {}),
 ]
 
 /** Loads the SDK when a worker starts, so that the first turn does not wait for it. */
-export const sdkLoading: Background = {
+export const preloadSdk: BackgroundTask = {
   name: 'load model SDK',
   concern: 'generation',
   start() {
@@ -84,16 +84,17 @@ async function expireActions(services: Services, limit: number): Promise<number>
  */
 async function sweepTurns(services: Services, stopping: AbortSignal): Promise<void> {
   const { pool, queues, config } = services
-  const idle = await idleTurns(pool, Math.min(config.GENERATION_SWEEP_SECONDS, config.GENERATION_LEASE_SECONDS))
+  const idle = await listTurnsWithoutWakeUp(
+    pool,
+    Math.min(config.GENERATION_SWEEP_SECONDS, config.GENERATION_LEASE_SECONDS),
+  )
   if (idle.length > 0)
-    await queues.send(
-      idle.map(({ id, project_id }) => ({ queue: generationRun, data: { generation_id: id, project_id } })),
-    )
-  if (config.GENERATION_ACTION_TTL_SECONDS > 0) await inBatches(limit => expireActions(services, limit), stopping)
-  await inBatches(limit => deleteOldFrames(pool, limit), stopping)
+    await queues.send(idle.map(({ id, project_id }) => ({ queue: turnQueue, data: { generation_id: id, project_id } })))
+  if (config.GENERATION_ACTION_TTL_SECONDS > 0) await deleteInBatches(limit => expireActions(services, limit), stopping)
+  await deleteInBatches(limit => deleteOldFrames(pool, limit), stopping)
   // Without a place for bytes a message would only fail; the journal keeps the steps.
-  const unwritten = stores(services).problem()
+  const unwritten = storageBackends(services).problem()
     ? []
-    : await unwrittenTraces(pool, traceWrite.name, 2 * config.GENERATION_SWEEP_SECONDS, 1000)
-  if (unwritten.length > 0) await queues.send(unwritten.map(data => ({ queue: traceWrite, data })))
+    : await listUnflushedTraces(pool, traceFlushQueue.name, 2 * config.GENERATION_SWEEP_SECONDS, 1000)
+  if (unwritten.length > 0) await queues.send(unwritten.map(data => ({ queue: traceFlushQueue, data })))
 }

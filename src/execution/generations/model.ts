@@ -9,8 +9,8 @@ import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 import type { SessionKnowledge } from '../agents/knowledge.ts'
 import type { StepRule, StopCondition, ToolChoice } from '../agents/model.ts'
-import { Routing } from '../model-routes/model.ts'
-import type { ModelMessage } from '../providers/exchange.ts'
+import { RoutingRecord } from '../model-routes/model.ts'
+import type { ModelMessage } from '../providers/model-messages.ts'
 
 export const GENERATION_STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
 
@@ -57,7 +57,7 @@ export const GenerationListed = record('GenerationListed', {
   stop_reason: z.string().nullable(),
   error: RecordedFailure.nullable(),
   usage: UsageTotals.nullable(),
-  routing: Routing.nullable().describe('How the calls went by a model route; null without one'),
+  routing: RoutingRecord.nullable().describe('How the calls went by a model route; null without one'),
   tool_surface: ToolSurface.nullable(),
   extraction: z
     .record(z.string(), Extraction)
@@ -117,7 +117,7 @@ export type TraceRow = z.output<typeof Trace>
 export const AbortRequest = RecordedFailure.extend({ stop_reason: z.enum(['error', 'cancelled']) })
 
 /** One settled step of a turn, as the journal keeps it. */
-export const StepRow = z.object({
+export const JournalStepRow = z.object({
   n: z.int(),
   text: z.string().nullable(),
   finish_reason: z.string().nullable(),
@@ -136,16 +136,16 @@ export const StepRow = z.object({
   started_at: z.string(),
   completed_at: z.string(),
 })
-export type StepRow = z.output<typeof StepRow>
+export type JournalStepRow = z.output<typeof JournalStepRow>
 
 /** A step that the model has answered and whose calls are not all settled. */
-export type OpenStep = Omit<StepRow, 'tool_calls' | 'tool_results' | 'completed_at'> & {
+export type OpenStep = Omit<JournalStepRow, 'tool_calls' | 'tool_results' | 'completed_at'> & {
   /** `args_error` says why `args` could not be read; they are the raw text then. */
-  tool_calls: (StepRow['tool_calls'][number] & { args_error?: string })[]
+  tool_calls: (JournalStepRow['tool_calls'][number] & { args_error?: string })[]
 }
 
 /** What became of a call. */
-export type CallOutcome = Pick<StepRow['tool_results'][number], 'result' | 'error'>
+export type ToolCallOutcome = Pick<JournalStepRow['tool_results'][number], 'result' | 'error'>
 
 /** What a turn was given of what its agent knows: what was found, and why it could not be searched. */
 export const Knowledge = z.object({
@@ -164,7 +164,7 @@ export type Knowledge = z.output<typeof Knowledge>
 export type StepSettings = { tool_choice?: ToolChoice; active_tool_ids?: string[] }
 
 /** What a turn works on until its end; sealed at rest. */
-export type Work = {
+export type TurnData = {
   /** Null until the turn's source prepared them. */
   messages: ModelMessage[] | null
   /** What follows messages that are prepared later: steps of the turn that this one repeats. */
@@ -242,7 +242,7 @@ const codeAlone = ({ code }: RecordedFailure): RecordedFailure => ({ code, messa
  * A settled generation as its content mode lets it be stored: with `none` a skeleton, stamped as never kept, which has no more of
  * an error than its code.
  */
-export function storable(row: GenerationRow, now: string): GenerationRow {
+export function storedForm(row: GenerationRow, now: string): GenerationRow {
   if (row.content_mode === 'full') return row
   return {
     ...row,
@@ -258,7 +258,7 @@ export function storable(row: GenerationRow, now: string): GenerationRow {
 
 /** The working state of turns that are not at their end outlives a change of the encryption key. */
 const project = sql.fragment`(select g.project_id from generations g where g.id = generation_id)`
-export const sealedWork = [
+export const sealedTurnData = [
   ...['generation_work', 'generation_work_unlogged'].map(table =>
     sealedColumn({ table, column: 'sealed', kind: 'generation_work', id: sql.fragment`generation_id`, project }),
   ),

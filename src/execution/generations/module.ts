@@ -1,17 +1,17 @@
-import { workUnderWay } from '../../control/quotas/spend-store.ts'
-import { endUserContent } from '../../control/retention/content.ts'
+import { activeWork } from '../../control/quotas/spend-store.ts'
+import { endUserContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
-import { endUserTurns } from './end-user.ts'
+import { endUserTurns } from './erase/end-user-traces.ts'
+import { contentSweepHandler, contentSweepSchedule } from './erase/expire-content.ts'
+import { EXPIRE_TRACES, traceSweepHandler, traceSweepSchedule } from './erase/expire-traces.ts'
 import { generationErrors } from './errors.ts'
-import { contentSweepHandler, contentSweepSchedule } from './expire-content.ts'
-import { EXPIRE_TRACES, traceSweepHandler, traceSweepSchedule } from './expire-traces.ts'
-import { generationHandlers, generationSchedules, sdkLoading } from './handler.ts'
-import { generationKind, sealedWork } from './model.ts'
+import { generationHandlers, generationSchedules, preloadSdk } from './handler.ts'
+import { turnsTotal } from './loop/turn-attempt.ts'
+import { generationKind, sealedTurnData } from './model.ts'
 import { generationOperations, traceOperations } from './operations.ts'
-import { oldestPending, openTurnsOf } from './store.ts'
-import { traceKind } from './trace-kind.ts'
-import { turnsTotal } from './turn-attempt.ts'
+import { activeTurnCount, oldestPending } from './store.ts'
+import { traceKind } from './traces/kind.ts'
 
 export default module('generations', {
   tags: {
@@ -30,11 +30,11 @@ export default module('generations', {
       resource_type: 'project',
     },
   ],
-  background: [sdkLoading],
-  sealedColumns: sealedWork,
+  background: [preloadSdk],
+  sealedColumns: sealedTurnData,
   metrics: [turnsTotal],
   extensions: [
-    workUnderWay.with(openTurnsOf),
+    activeWork.with(activeTurnCount),
     endUserContent.with(endUserTurns),
     waitingRows.with({ concern: 'generation', since: oldestPending }),
   ],

@@ -1,21 +1,18 @@
 import { z } from 'zod'
-import type { Counts } from '../../control/retention/content.ts'
+import type { Counts } from '../../control/retention/erasure.ts'
 import { raise } from '../../core/api/errors.ts'
-import { equals, filter, oneOf } from '../../core/api/filters.ts'
-import { picked } from '../../core/api/kind.ts'
+import { columnFilter, equalsFilter, oneOf } from '../../core/api/filters.ts'
+import { pickFields } from '../../core/api/kind.ts'
 import { booleanQuery } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { parse } from '../../core/api/validate.ts'
 import { sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { reachOf } from '../../core/iam/authority.ts'
 import { MemoryEntry, memoryEntryKind } from '../../memory/entries/model.ts'
-import { reaches } from '../../memory/reach.ts'
-import { cancelTurn } from './abort.ts'
-import { answerTurnAgain, turnMode, WaitQuery } from './answer.ts'
-import { spendRefusals } from './create.ts'
-import { anyTurnEvents, turnWaiting } from './events.ts'
+import { canReachMemory } from '../../memory/reach.ts'
+import { dryRun, purgeGeneration, purgeTraces } from './erase/purge.ts'
 import {
   GENERATION_STATUSES,
   Generation,
@@ -28,16 +25,19 @@ import {
   Trace,
   type TraceRow,
 } from './model.ts'
-import { dryRun, purgeGeneration, purgeTraces } from './purge.ts'
-import { Accepted, GenerateResult } from './result.ts'
-import { retryGeneration } from './retry.ts'
-import { generateOperation } from './run.ts'
+import { cancelTurn } from './request/cancel-turn.ts'
+import { spendRefusals } from './request/create.ts'
+import { generateOperation } from './request/generate-request.ts'
+import { answerTurnAgain, responseMode, WaitQuery } from './request/respond.ts'
+import { retryGeneration } from './request/retry.ts'
+import { toolOutputsOperation } from './request/tool-outputs.ts'
+import { AcceptedTurn, GenerateResult } from './request/turn-result.ts'
 import { entriesOfGeneration, generationsOf, mergeMetadata } from './store.ts'
-import { lastEventId, streamTurn } from './stream.ts'
-import { toolOutputsOperation } from './tool-outputs.ts'
-import { readSteps } from './trace-file.ts'
-import { traceKind } from './trace-kind.ts'
-import { findTrace, findTree } from './trace-store.ts'
+import { anyTurnEvents, turnWaiting } from './streams/events.ts'
+import { lastEventId, streamTurn } from './streams/stream.ts'
+import { readSteps } from './traces/file.ts'
+import { traceKind } from './traces/kind.ts'
+import { findTrace, findTree } from './traces/store.ts'
 
 const TREE_LIMIT = 1000
 
@@ -177,7 +177,7 @@ const retryOperation = itemOperation(runOfAgent, {
   query: WaitQuery,
   body: RetryInput,
   bodyOptional: true,
-  answers: { 202: Accepted, 200: z.union([GenerateResult, z.record(z.string(), z.unknown())]) },
+  answers: { 202: AcceptedTurn, 200: z.union([GenerateResult, z.record(z.string(), z.unknown())]) },
   stream: anyTurnEvents,
   waiting: turnWaiting(false),
   raises: [
@@ -202,7 +202,7 @@ const retryOperation = itemOperation(runOfAgent, {
   ],
   transaction: false,
   run: retryGeneration,
-  again: (context, made) => answerTurnAgain(context, turnMode(context.body?.stream, context.query.wait), made),
+  again: (context, made) => answerTurnAgain(context, responseMode(context.body?.stream, context.query.wait), made),
 })
 
 type Node = Record<string, unknown> & { children: Node[] }
@@ -228,7 +228,7 @@ async function tree(context: Context<z.output<typeof TreeQuery>, undefined, Trac
     context.allow('generations:ListGenerations', { kind: generationKind, project_id: resource.project_id })
     const shown = Object.keys(GenerationListed.shape)
     const listed = Map.groupBy(await generationsOf(db, [...nodes.keys()]), row => row.trace_id)
-    for (const [id, node] of nodes) node.generations = (listed.get(id) ?? []).map(row => picked(row, shown))
+    for (const [id, node] of nodes) node.generations = (listed.get(id) ?? []).map(row => pickFields(row, shown))
   }
   for (const row of shown)
     if (row.parent_trace_id) nodes.get(row.parent_trace_id)?.children.push(nodes.get(row.id) as Node)
@@ -268,7 +268,7 @@ export const generationOperations: Operation[] = [
     entry: GenerationListed,
     filters: {
       status: oneOf('status', GENERATION_STATUSES),
-      agent_version: filter(
+      agent_version: columnFilter(
         z
           .string()
           .regex(/^\d{1,9}$/, 'must be a version number')
@@ -277,18 +277,18 @@ export const generationOperations: Operation[] = [
           .describe('Version of the agent that answered'),
         version => sql.fragment`t.agent_version = ${version}`,
       ),
-      agent_id: equals('agent_id'),
-      trace_id: equals('trace_id'),
-      session_id: equals('session_id'),
-      conversation_id: equals('conversation_id'),
-      actor_id: equals('actor_id'),
-      initiator_generation_id: equals('initiator_generation_id'),
-      chain_id: equals('chain_id'),
-      orchestration_run_id: equals('orchestration_run_id'),
-      node_id: equals('node_id'),
-      trigger_id: equals('trigger_id'),
-      action_id: equals('action_id'),
-      source: equals('source'),
+      agent_id: equalsFilter('agent_id'),
+      trace_id: equalsFilter('trace_id'),
+      session_id: equalsFilter('session_id'),
+      conversation_id: equalsFilter('conversation_id'),
+      actor_id: equalsFilter('actor_id'),
+      initiator_generation_id: equalsFilter('initiator_generation_id'),
+      chain_id: equalsFilter('chain_id'),
+      orchestration_run_id: equalsFilter('orchestration_run_id'),
+      node_id: equalsFilter('node_id'),
+      trigger_id: equalsFilter('trigger_id'),
+      action_id: equalsFilter('action_id'),
+      source: equalsFilter('source'),
     },
   }),
   generations.get({
@@ -296,7 +296,7 @@ export const generationOperations: Operation[] = [
     present: async ({ caller, resource, db }) => ({
       ...generationKind.present(resource),
       memory_entries: (await entriesOfGeneration(db, resource.id))
-        .filter(entry => reaches(reachOf(caller), entry))
+        .filter(entry => canReachMemory(reachOf(caller), entry))
         .map(memoryEntryKind.present),
     }),
   }),
@@ -347,9 +347,9 @@ export const traceOperations: Operation[] = [
   traces.list({
     summary: 'List traces, newest first',
     filters: {
-      agent_id: equals('agent_id'),
-      root_trace_id: equals('root_trace_id'),
-      roots_only: filter(booleanQuery.optional().describe('Only traces without a parent'), only =>
+      agent_id: equalsFilter('agent_id'),
+      root_trace_id: equalsFilter('root_trace_id'),
+      roots_only: columnFilter(booleanQuery.optional().describe('Only traces without a parent'), only =>
         only ? sql.fragment`t.parent_trace_id is null` : null,
       ),
     },

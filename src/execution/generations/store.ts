@@ -1,9 +1,9 @@
 import { z } from 'zod'
 import { type FileRow, fileKind } from '../../content/files/model.ts'
-import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { type MemoryEntryRow, memoryEntryKind } from '../../memory/entries/model.ts'
-import { JournalRow, journalInsert } from './journal-store.ts'
-import { AbortRequest, type GenerationRow, generationKind, type Knowledge, StepRow } from './model.ts'
+import { JournalRow, journalInsert } from './journal/store.ts'
+import { AbortRequest, type GenerationRow, generationKind, JournalStepRow, type Knowledge } from './model.ts'
 
 /** Files of a project by their ids, in any order; by the primary key. */
 export const findFiles = (db: Queryable, projectId: string, ids: readonly string[]): Promise<readonly FileRow[]> =>
@@ -12,14 +12,14 @@ export const findFiles = (db: Queryable, projectId: string, ids: readonly string
     where t.id = any(${sql.array([...ids], 'text')}) and t.project_id = ${projectId}`)
 
 /** Where the working state of a turn is, by its content mode. */
-export const workTable = (mode: 'full' | 'none') =>
+export const turnDataTable = (mode: 'full' | 'none') =>
   sql.identifier([mode === 'none' ? 'generation_work_unlogged' : 'generation_work'])
 
 /**
  * How many turns are not at their end, as an expression: those that have working state, by the primary keys. Their usage is
  * written with their end.
  */
-export const openTurnsOf = ({
+export const activeTurnCount = ({
   project,
   agent,
   actor,
@@ -53,7 +53,7 @@ const pendingWork = sql.type(PendingWork)
  * A turn that has not started, with its sealed working state; null when there is none. Its row is locked. Where that waits,
  * the working state is the one of before: callers hold a lock already that every change of it takes.
  */
-export const findPendingWork = (db: Queryable, id: string): Promise<z.output<typeof PendingWork> | null> =>
+export const findPendingTurnData = (db: Queryable, id: string): Promise<z.output<typeof PendingWork> | null> =>
   db.maybeOne(pendingWork`
     select g.id, g.project_id, g.content_mode, g.permission, coalesce(w.sealed, wu.sealed) as sealed
     from generations g
@@ -65,32 +65,32 @@ export const findPendingWork = (db: Queryable, id: string): Promise<z.output<typ
 const sealedWork = sql.type(z.object({ sealed: z.string() }))
 
 /** The sealed working state of a turn that is not at its end. By the primary keys. */
-export const findWork = (db: Queryable, id: string): Promise<string | null> =>
+export const findTurnData = (db: Queryable, id: string): Promise<string | null> =>
   db.maybeOneFirst(sealedWork`
     select sealed from generation_work where generation_id = ${id}
     union all select sealed from generation_work_unlogged where generation_id = ${id}`)
 
 /** Writes whom a turn that has not started runs as, and its working state. */
-export async function amendGeneration(
+export async function updatePendingGeneration(
   db: Queryable,
   generation: Pick<GenerationRow, 'id' | 'content_mode'>,
   change: Pick<GenerationRow, 'authority' | 'permission' | 'started_by_principal_type' | 'started_by_principal_id'> & {
     sealedWork: string
   },
 ): Promise<void> {
-  await db.query(statement`
+  await db.query(voidStatement`
     with work as (
-      update ${workTable(generation.content_mode)} set sealed = ${change.sealedWork} where generation_id = ${generation.id})
+      update ${turnDataTable(generation.content_mode)} set sealed = ${change.sealedWork} where generation_id = ${generation.id})
     update generations set authority = ${jsonb(change.authority)}, permission = ${jsonb(change.permission)},
       started_by_principal_type = ${change.started_by_principal_type},
       started_by_principal_id = ${change.started_by_principal_id}, updated_at = now()
     where id = ${generation.id} and status = 'pending'`)
 }
 
-const left = sql.type(z.object({ steps: z.array(StepRow), journal: z.array(JournalRow) }))
+const left = sql.type(z.object({ steps: z.array(JournalStepRow), journal: z.array(JournalRow) }))
 
 /** The settled steps of a turn, and its journal of the one under way. By primary keys. */
-export const loadLeft = (db: Queryable, { id }: Pick<GenerationRow, 'id'>) =>
+export const loadAbandonedSteps = (db: Queryable, { id }: Pick<GenerationRow, 'id'>) =>
   db.one(left`
     select coalesce((
         select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) from generation_steps s
@@ -100,7 +100,7 @@ export const loadLeft = (db: Queryable, { id }: Pick<GenerationRow, 'id'>) =>
         union all select n, position, body from generation_journal_unlogged where generation_id = ${id}) j) as journal`)
 
 export const requestAbort = (db: Queryable, id: string, abort: z.output<typeof AbortRequest>) =>
-  db.query(statement`update generations set abort = coalesce(abort, ${jsonb(abort)}) where id = ${id}`)
+  db.query(voidStatement`update generations set abort = coalesce(abort, ${jsonb(abort)}) where id = ${id}`)
 
 const disturbance = sql.type(
   z.object({
@@ -114,7 +114,7 @@ const disturbance = sql.type(
 )
 
 /** Of turns that run here: those whose abort was asked for, or that another attempt owns. */
-export const disturbed = (db: Queryable, running: { id: string; attempt: number }[]) =>
+export const listAbortedOrLost = (db: Queryable, running: { id: string; attempt: number }[]) =>
   db.any(disturbance`
     select r.id, r.attempt as running_attempt, g.attempt, g.abort, coalesce(g.status, 'gone') as status
     from ${sql.unnest(
@@ -127,7 +127,7 @@ export const disturbed = (db: Queryable, running: { id: string; attempt: number 
 const idle = sql.type(z.object({ id: z.string(), project_id: z.string() }))
 
 /** Turns outside a conversation that nobody has touched for a while: their wake-up may be missing. Reads generation_work, which has those that are not at their end. */
-export const idleTurns = (db: Queryable, idleSeconds: number) =>
+export const listTurnsWithoutWakeUp = (db: Queryable, idleSeconds: number) =>
   db.any(idle`
     select g.id, g.project_id from generation_work w join generations g on g.id = w.generation_id join projects p on p.id = g.project_id
     where g.status in ('pending', 'in_progress') and g.conversation_id is null and p.paused_at is null
@@ -151,12 +151,12 @@ export const overdueActions = (db: Queryable, ttlSeconds: number, limit: number)
     order by g.last_activity_at limit ${limit}`)
 
 /** Lets a turn that was just made begin with a pause. */
-export async function openPaused(
+export async function startPaused(
   db: Queryable,
   generation: GenerationRow,
   entries: readonly JournalRow[],
 ): Promise<void> {
-  await db.query(statement`
+  await db.query(voidStatement`
     with entries as (${journalInsert(generation, entries, sql.fragment`true`)})
     update generations set status = 'requires_action', required_action = ${jsonb(generation.required_action)},
       agent_version = ${generation.agent_version}, started_at = ${generation.started_at}, journalled = 1,
@@ -165,19 +165,19 @@ export async function openPaused(
 }
 
 /** Lets a paused turn go on, under its lock: what its client answered, and the settings that came with it. */
-export async function resumeGeneration(
+export async function resumeTurn(
   db: Queryable,
   generation: GenerationRow,
   { entries, sealedWork, streamed }: { entries: readonly JournalRow[]; sealedWork: string; streamed: boolean },
 ): Promise<void> {
   const guard = sql.fragment`exists (select 1 from resumed)`
-  await db.query(statement`
+  await db.query(voidStatement`
     with resumed as (
         update generations set status = 'in_progress', handed_back = true, required_action = null, streamed = ${streamed},
           journalled = journalled + 1, last_activity_at = now(), updated_at = now()
         where id = ${generation.id} and status = 'requires_action' returning id),
       entries as (${journalInsert(generation, entries, guard)})
-    update ${workTable(generation.content_mode)} set sealed = ${sealedWork} where generation_id = ${generation.id} and ${guard}`)
+    update ${turnDataTable(generation.content_mode)} set sealed = ${sealedWork} where generation_id = ${generation.id} and ${guard}`)
 }
 
 /** Keeps what a turn was given of what its agent knows; false when another attempt owns it. */
@@ -188,18 +188,18 @@ export async function keepKnowledge(
   knowledge: Knowledge,
 ): Promise<boolean> {
   const shown = generation.content_mode === 'full' ? knowledge : null
-  const { rowCount } = await db.query(statement`
+  const { rowCount } = await db.query(voidStatement`
     with owned as (
       update generations set knowledge = ${jsonb(shown)}
       where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' returning id)
-    update ${workTable(generation.content_mode)} set sealed = ${sealedWork}
+    update ${turnDataTable(generation.content_mode)} set sealed = ${sealedWork}
     where generation_id in (select id from owned)`)
   return rowCount === 1
 }
 
 /** Gives the turns of an end user to another, by generations_actor. */
 export const moveTurnsOfActor = (db: Queryable, from: string, to: string): Promise<unknown> =>
-  db.query(statement`update generations set actor_id = ${to} where actor_id = ${from}`)
+  db.query(voidStatement`update generations set actor_id = ${to} where actor_id = ${from}`)
 
 /** What a generation brought into memory stores, oldest first. By memory_entries_generation. */
 export const entriesOfGeneration = (db: Queryable, id: string): Promise<readonly MemoryEntryRow[]> =>
@@ -213,13 +213,13 @@ export const addExtraction = (
   id: string,
   extraction: NonNullable<GenerationRow['extraction']>,
 ): Promise<unknown> =>
-  db.query(statement`
+  db.query(voidStatement`
     update generations set extraction = coalesce(extraction, '{}') || ${jsonb(extraction)}, updated_at = now()
     where id = ${id} and content_redacted_at is null`)
 
 /** Makes a turn that others carry on after the first one of their chain. */
 export const joinChain = (db: Queryable, id: string, chainId: string) =>
-  db.query(statement`update generations set chain_id = ${chainId} where id = ${id} and chain_id is null`)
+  db.query(voidStatement`update generations set chain_id = ${chainId} where id = ${id} and chain_id is null`)
 
 /** One merge, so that concurrent patches of different keys both survive. */
 export const mergeMetadata = (db: Queryable, id: string, metadata: object): Promise<GenerationRow> =>

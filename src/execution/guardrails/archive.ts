@@ -1,8 +1,8 @@
 import { versionArchive } from '../../core/api/version-archive.ts'
-import { versioned } from '../../core/api/versioned.ts'
-import { announce } from '../../core/db/notified-cache.ts'
-import { checkDocument } from './document.ts'
-import { guardrailChannel } from './live.ts'
+import { versionedResource } from '../../core/api/versioned-resource.ts'
+import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
+import { checkGuardrailDocument } from './document.ts'
+import { guardrailChannel } from './guardrail-cache.ts'
 import { type GuardrailDocument, type GuardrailRow, GuardrailVersion, guardrailKind } from './model.ts'
 
 export const guardrailVersions = versionArchive({
@@ -13,10 +13,10 @@ export const guardrailVersions = versionArchive({
 })
 
 /** Guardrails as they are written: another document is the next version. */
-export const versionedGuardrails = versioned<GuardrailRow, Pick<GuardrailRow, 'document'>>({
+export const versionedGuardrails = versionedResource<GuardrailRow, Pick<GuardrailRow, 'document'>>({
   kind: guardrailKind,
   archive: guardrailVersions,
   fields: ['document'],
-  check: (_context, _project, { document }) => checkDocument(document as GuardrailDocument),
-  changed: (tx, { id }) => announce(tx, guardrailChannel, id),
+  check: (_context, _project, { document }) => checkGuardrailDocument(document as GuardrailDocument),
+  changed: (tx, { id }) => invalidateOnCommit(tx, guardrailChannel, id),
 })

@@ -1,8 +1,8 @@
-import { storableValue } from '../../core/api/text.ts'
-import { ExpressionError, evaluate, nothingSpent, readPath, type Strictness } from '../../core/expressions/evaluate.ts'
-import type { Reading } from '../../core/expressions/references.ts'
-import { isAmbient, isClass, isContext, type Rule } from './document.ts'
-import type { Class, Decision, Evaluation } from './model.ts'
+import { storableValue } from '../../core/api/storable-text.ts'
+import { ExpressionError, evaluate, freshBudget, readPath, type Strictness } from '../../core/expressions/evaluate.ts'
+import type { RootRead } from '../../core/expressions/references.ts'
+import { type GuardrailRule, isAmbient, isClass, isContext } from './document.ts'
+import type { Class, Evaluation, GuardrailDecision } from './model.ts'
 
 /** What the expressions of a rule read. */
 export type Facts = { args: Record<string, unknown>; context: Record<string, unknown> | null; runtime: object }
@@ -13,8 +13,8 @@ export type Facts = { args: Record<string, unknown>; context: Record<string, unk
  * branch is taken; arguments only where they are read, because a rule may be held to tools with different ones.
  * @param contextFailed the context tool did not answer
  */
-export function classify(
-  rule: Rule,
+export function classifyText(
+  rule: GuardrailRule,
   facts: Facts,
   contextFailed: boolean,
 ): Pick<Evaluation, 'class' | 'decision' | 'guard_result'> {
@@ -23,13 +23,13 @@ export function classify(
   return { class: given, guard_result, decision: decisionOf(given, guard_result, rule.document.escalate ?? false) }
 }
 
-function decisionOf(given: Class, guarded: boolean | null, escalate: boolean): Decision {
+function decisionOf(given: Class, guarded: boolean | null, escalate: boolean): GuardrailDecision {
   if (given === 'A' || (given === 'B' && guarded)) return 'execute'
   if (given === 'D') return 'blocked'
   return given === 'C' || escalate ? 'route_to_approval' : 'tripwire'
 }
 
-function classOf({ document, reads }: Rule, facts: Facts, contextFailed: boolean): Class {
+function classOf({ document, reads }: GuardrailRule, facts: Facts, contextFailed: boolean): Class {
   if (isClass(document.class)) return document.class
   const fallback = document.default_class ?? 'C'
   if (contextFailed && reads.class.some(readsContext)) return fallback
@@ -38,22 +38,22 @@ function classOf({ document, reads }: Rule, facts: Facts, contextFailed: boolean
   return isClass(result) ? result : fallback
 }
 
-function guardHolds({ document, reads }: Rule, facts: Facts, contextFailed: boolean): boolean {
+function guardHolds({ document, reads }: GuardrailRule, facts: Facts, contextFailed: boolean): boolean {
   if (document.guard === undefined) return false
   if (contextFailed && reads.guard.some(readsContext)) return false
-  const lacking = (reading: Reading) => isMissing(reading, facts) && !(reading.defaulted && readsContext(reading))
+  const lacking = (reading: RootRead) => isMissing(reading, facts) && !(reading.defaulted && readsContext(reading))
   if (reads.guard.some(lacking)) return false
   return quietly({ '!!': [document.guard] }, facts, 'present') === true
 }
 
-const readsContext = ({ path }: Reading): boolean => path !== null && isContext(path)
+const readsContext = ({ path }: RootRead): boolean => path !== null && isContext(path)
 
-const isMissing = ({ path, by }: Reading, facts: Facts): boolean =>
+const isMissing = ({ path, by }: RootRead, facts: Facts): boolean =>
   by === 'var' && path !== null && isAmbient(path) && readPath(facts, path) === null
 
 function quietly(expression: unknown, facts: Facts, strictness: Strictness): unknown {
   try {
-    return evaluate(expression, facts, nothingSpent(), strictness)
+    return evaluate(expression, facts, freshBudget(), strictness)
   } catch (error) {
     if (error instanceof ExpressionError) return null
     throw error
@@ -67,7 +67,7 @@ const MAX_SHOWN = 2048
  * What a rule reads, by its path. A long value is kept as the start of its text.
  * @param keepsArguments false where the project keeps no content
  */
-export function snapshotOf({ paths }: Rule, facts: Facts, keepsArguments: boolean): Record<string, unknown> {
+export function snapshotOf({ paths }: GuardrailRule, facts: Facts, keepsArguments: boolean): Record<string, unknown> {
   return Object.fromEntries(
     paths.map(path => [
       path,

@@ -1,6 +1,6 @@
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { expressionProblem, isObject, operationOf } from '../../core/expressions/evaluate.ts'
-import { type Reading, readingsOf, unknownOperators } from '../../core/expressions/references.ts'
+import { type RootRead, rootReadsOf, unknownOperators } from '../../core/expressions/references.ts'
 import { CLASSES, type Class, type GuardrailDocument, type GuardrailRow } from './model.ts'
 import { RUNTIME_KEYS } from './runtime.ts'
 
@@ -17,7 +17,7 @@ export const isContext = (path: string): boolean => /^context(\.|$)/.test(path)
  * Validates the expressions of a document. Raises VALIDATION_FAILED with `meta { problems, field, var }`.
  * @param at path of the document in the body
  */
-export function checkDocument(document: GuardrailDocument, at = 'document'): void {
+export function checkGuardrailDocument(document: GuardrailDocument, at = 'document'): void {
   if (!isClass(document.class) && !operationOf(document.class)) {
     const [key] = isObject(document.class) ? unknownOperators(document.class) : []
     refuse(`${at}.class`, key === undefined ? 'must be A, B, C or D, or an expression' : `${key} is no operator`)
@@ -33,10 +33,10 @@ export function checkDocument(document: GuardrailDocument, at = 'document'): voi
 
 function checkExpression(expression: unknown, field: string): void {
   const unusable = expressionProblem(expression)
-  if (unusable) invalid({ code: 'TOO_BIG', path: field, message: unusable })
+  if (unusable) raiseInvalid({ code: 'TOO_BIG', path: field, message: unusable })
   const [unknown] = unknownOperators(expression)
   if (unknown !== undefined) refuse(field, `${unknown} is no operator`)
-  for (const { path } of readingsOf(expression)) {
+  for (const { path } of rootReadsOf(expression)) {
     if (path === null) refuse(field, 'reads a path that is computed; write it out')
     const [namespace] = path.split('.')
     if (!NAMESPACES.includes(namespace))
@@ -57,7 +57,7 @@ function refuse(field: string, message: string, name?: string): never {
 }
 
 /** A guardrail as calls are judged by it, with what its expressions read found out once. */
-export type Rule = {
+export type GuardrailRule = {
   guardrail_id: string
   project_id: string
   name: string
@@ -65,7 +65,7 @@ export type Rule = {
   document: GuardrailDocument
   context_tool_id: string | null
   context_mode: 'merge' | 'replace'
-  reads: { class: readonly Reading[]; guard: readonly Reading[] }
+  reads: { class: readonly RootRead[]; guard: readonly RootRead[] }
   /** Every path that it reads, once. */
   paths: readonly string[]
   readsContext: boolean
@@ -73,12 +73,12 @@ export type Rule = {
   row: GuardrailRow | null
 }
 
-export function ruleOf(row: GuardrailRow): Rule {
+export function ruleOf(row: GuardrailRow): GuardrailRule {
   return { ...compiled(row.document as GuardrailDocument), ...identity(row), row }
 }
 
 /** The same of a guardrail that tries another document. */
-export const trialOf = (row: GuardrailRow, document: GuardrailDocument): Rule => ({
+export const trialRule = (row: GuardrailRow, document: GuardrailDocument): GuardrailRule => ({
   ...compiled(document),
   ...identity(row),
   version: null,
@@ -86,7 +86,7 @@ export const trialOf = (row: GuardrailRow, document: GuardrailDocument): Rule =>
 })
 
 /** A guardrail that is attached and gone: a person is asked. */
-export const danglingRule = (guardrail_id: string, project_id: string): Rule => ({
+export const missingGuardrailRule = (guardrail_id: string, project_id: string): GuardrailRule => ({
   ...compiled({ class: 'C' }),
   guardrail_id,
   project_id,
@@ -107,11 +107,11 @@ const identity = ({ id, project_id, name, version, context_tool_id, context_mode
 })
 
 function compiled(document: GuardrailDocument) {
-  const reads = { class: readingsOf(document.class), guard: readingsOf(document.guard) }
+  const reads = { class: rootReadsOf(document.class), guard: rootReadsOf(document.guard) }
   const paths = [...new Set([...reads.class, ...reads.guard].flatMap(({ path }) => path ?? []))]
   return { document, reads, paths, readsContext: paths.some(isContext) }
 }
 
 /** Whether a rule may send a call to a person. */
-export const mayAskPerson = ({ document }: Rule): boolean =>
+export const mayRequireApproval = ({ document }: GuardrailRule): boolean =>
   document.class === 'C' || !isClass(document.class) || (document.class === 'B' && document.escalate === true)

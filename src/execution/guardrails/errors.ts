@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const guardrailErrors = {
   GUARDRAIL_HAS_REFERENCES: {
@@ -15,5 +15,5 @@ export const guardrailErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof guardrailErrors> {}
+  interface ErrorCodes extends CodesOf<typeof guardrailErrors> {}
 }

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { Author } from '../../core/api/authors.ts'
-import { orJsonText } from '../../core/api/json-text.ts'
+import { jsonOrJsonText } from '../../core/api/json-text.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { withWarnings } from '../../core/api/warnings.ts'
@@ -10,10 +10,10 @@ export const CLASSES = ['A', 'B', 'C', 'D'] as const
 export type Class = (typeof CLASSES)[number]
 
 export const DECISIONS = ['execute', 'route_to_approval', 'tripwire', 'blocked'] as const
-export type Decision = (typeof DECISIONS)[number]
+export type GuardrailDecision = (typeof DECISIONS)[number]
 
-export const SCOPES = ['project', 'agent', 'tool'] as const
-export type Scope = (typeof SCOPES)[number]
+export const GUARDRAIL_SCOPES = ['project', 'agent', 'tool'] as const
+export type GuardrailScope = (typeof GUARDRAIL_SCOPES)[number]
 
 /** Seconds that an approval waits where no document says otherwise. */
 export const APPROVAL_SECONDS = 86_400
@@ -40,7 +40,7 @@ export type GuardrailDocument = z.output<typeof GuardrailDocument>
 const fields = {
   name: z.string().trim().min(1).max(255).describe('Name to show'),
   description: z.string().max(16_384).nullable().describe('What the guardrail is for'),
-  document: orJsonText(GuardrailDocument).describe('The rules; replaced whole'),
+  document: jsonOrJsonText(GuardrailDocument).describe('The rules; replaced whole'),
   context_tool_id: z
     .string()
     .min(1)
@@ -83,7 +83,7 @@ export const GuardrailVersion = z
   })
   .meta({ id: 'GuardrailVersion' })
 
-export const RestoreInput = z
+export const RestoreGuardrailInput = z
   .strictObject({
     label: version_label.describe('Label of the new version; default `restored from v<n>`'),
   })
@@ -101,14 +101,14 @@ export const EvaluateInput = z
       .max(64)
       .optional()
       .describe('Tool that is called, for `runtime.tool` and `runtime.action`'),
-    document: orJsonText(GuardrailDocument).optional().describe('Rules to try in place of those of the guardrail'),
+    document: jsonOrJsonText(GuardrailDocument).optional().describe('Rules to try in place of those of the guardrail'),
   })
   .meta({ id: 'GuardrailEvaluateInput' })
 
 const evaluated = {
   guardrail_id: z.string(),
   guardrail_version: z.int().nullable().describe('Null for a guardrail that is gone, and for a document that is tried'),
-  scope: z.enum(SCOPES).describe('What the guardrail was attached to'),
+  scope: z.enum(GUARDRAIL_SCOPES).describe('What the guardrail was attached to'),
   tool: z.string().nullable().describe('Name of the tool'),
   action: z.string().nullable(),
   class: z.enum(CLASSES),

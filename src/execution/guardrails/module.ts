@@ -1,16 +1,16 @@
-import { turnContent } from '../../control/retention/content.ts'
+import { turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
-import { detaching } from '../../identity/guardrail-ids.ts'
+import { detachPermission } from '../../identity/guardrail-ids.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
-import { guardrailCopies, toolGate } from '../tools/gate.ts'
+import { guardrailCopies, toolGate } from '../tools/guardrail-gate.ts'
 import { copyGuardrails, guardrailCloning } from './clone.ts'
 import { guardrailErrors } from './errors.ts'
-import { guardrailGate } from './judge.ts'
+import { guardrailGate } from './evaluate-call.ts'
+import { evaluationsDropped } from './evaluation-records.ts'
 import { evaluationKind, guardrailKind } from './model.ts'
 import { guardrailOperations } from './operations.ts'
-import { evaluationsDropped } from './records.ts'
 import { guardrailType } from './resource-type.ts'
 import { runtimeReaders } from './runtime.ts'
 import { deleteEvaluations, eraseSnapshots } from './store.ts'
@@ -23,7 +23,7 @@ async function pruneEvaluations({ config, clock, pool }: Services, stopping: Abo
   const days = config.GUARDRAIL_EVALUATION_RETENTION_DAYS
   if (days === 0) return 0
   const before = new Date(clock.now().getTime() - days * DAY_MS)
-  return inBatches(limit => deleteEvaluations(pool, before, limit), stopping)
+  return deleteInBatches(limit => deleteEvaluations(pool, before, limit), stopping)
 }
 
 export default module('guardrails', {
@@ -52,7 +52,7 @@ export default module('guardrails', {
   ],
   policyActions: [
     {
-      action: detaching,
+      action: detachPermission,
       description: 'Take a guardrail away from a project, an agent or a tool, beside the right to change that',
       resource_type: 'guardrail',
     },

@@ -1,19 +1,19 @@
-import { countsText, invalid, raise } from '../../core/api/errors.ts'
-import { equals, oneOf } from '../../core/api/filters.ts'
+import { countsText, raise, raiseInvalid } from '../../core/api/errors.ts'
+import { equalsFilter, oneOf } from '../../core/api/filters.ts'
 import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { shownWarnings } from '../../core/api/warnings.ts'
-import { announce } from '../../core/db/notified-cache.ts'
+import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
 import { effectOf } from '../tools/effect.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
 import { pinnedAction } from '../tools/platform.ts'
 import { toolsOfIds } from '../tools/store.ts'
 import { guardrailVersions, versionedGuardrails } from './archive.ts'
-import { checkDocument, ruleOf, trialOf } from './document.ts'
-import { evaluateRules } from './judge.ts'
-import { guardrailChannel } from './live.ts'
+import { checkGuardrailDocument, ruleOf, trialRule } from './document.ts'
+import { evaluateRules } from './evaluate-call.ts'
+import { guardrailChannel } from './guardrail-cache.ts'
 import {
   DECISIONS,
   EvaluateInput,
@@ -24,7 +24,7 @@ import {
   GuardrailVersion,
   GuardrailWithWarnings,
   guardrailKind,
-  RestoreInput,
+  RestoreGuardrailInput,
 } from './model.ts'
 import { attachedTo } from './store.ts'
 import { warningsOfGuardrail } from './warnings.ts'
@@ -43,7 +43,7 @@ const isAction = ({ type }: ToolRow): boolean => type === 'platform' || type ===
 async function checkContextTool({ tx, allow }: Pick<Context, 'tx' | 'allow'>, project_id: string, id: string) {
   const [tool] = await toolsOfIds(tx, project_id, [id])
   if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id } })
-  const wrong = (message: string) => invalid({ code: 'INVALID_VALUE', path: 'context_tool_id', message })
+  const wrong = (message: string) => raiseInvalid({ code: 'INVALID_VALUE', path: 'context_tool_id', message })
   if (tool.type === 'client') wrong('names a client tool, which the platform cannot call')
   if (isAction(tool) && pinnedAction(tool) === undefined) wrong('names a tool whose presets pin no action')
   const effect = await effectOf(tx, tool)
@@ -60,7 +60,7 @@ export const guardrailOperations: Operation[] = [
     body: GuardrailInput,
     raises: ['TOOL_NOT_FOUND'],
     async check({ body, project, ...context }) {
-      checkDocument(body.document)
+      checkGuardrailDocument(body.document)
       if (body.context_tool_id) await checkContextTool(context, project, body.context_tool_id)
     },
     make: ({ tx, body: { version_label, ...body }, project, caller }) =>
@@ -77,7 +77,7 @@ export const guardrailOperations: Operation[] = [
     quiet: true,
     raises: ['TOOL_NOT_FOUND'],
     async check(next, { body, stored, ...context }) {
-      if (body.document) checkDocument(body.document)
+      if (body.document) checkGuardrailDocument(body.document)
       if (body.context_tool_id && body.context_tool_id !== stored.context_tool_id)
         await checkContextTool(context, next.project_id, body.context_tool_id)
     },
@@ -96,7 +96,7 @@ export const guardrailOperations: Operation[] = [
           message: `The guardrail ${id} is still attached (${countsText(Object.fromEntries(counts))})`,
           meta: { references },
         })
-      announce(tx, guardrailChannel, id)
+      invalidateOnCommit(tx, guardrailChannel, id)
     },
   }),
   ...versionOperations(guardrailKind, { path, tag, record: GuardrailVersion, archive: guardrailVersions }),
@@ -106,7 +106,7 @@ export const guardrailOperations: Operation[] = [
     summary: 'Write the document of an earlier version as the next one',
     description: 'It must still be one that could be written today. Name, description and context tool stay.',
     action: 'guardrails:RestoreGuardrailVersion',
-    body: RestoreInput,
+    body: RestoreGuardrailInput,
     bodyOptional: true,
     answers: { 200: GuardrailWithWarnings },
     async run(context) {
@@ -129,13 +129,13 @@ export const guardrailOperations: Operation[] = [
     async run({ services, db, resource: row, body, caller, allow }) {
       const { args = {}, guardrail_context = null, tool_id, document } = body ?? {}
       if (document) {
-        checkDocument(document)
+        checkGuardrailDocument(document)
         if (row.context_tool_id)
           allow('tools:CallTool', { kind: toolKind, row: { id: row.context_tool_id, project_id: row.project_id } })
       }
       const [tool] = tool_id === undefined ? [] : await toolsOfIds(db, row.project_id, [tool_id])
       if (tool_id !== undefined && !tool) raise('TOOL_NOT_FOUND', { meta: { id: tool_id } })
-      const rule = document ? trialOf(row, document) : ruleOf(row)
+      const rule = document ? trialRule(row, document) : ruleOf(row)
       const [evaluation] = await evaluateRules(services, [{ scope: 'tool', rule }], {
         project_id: row.project_id,
         agent: null,
@@ -157,12 +157,12 @@ export const guardrailOperations: Operation[] = [
     description: 'Each with the decision, what led to it, and the call it was about.',
     action: 'guardrails:ListGuardrailEvaluations',
     filters: {
-      guardrail_id: equals('guardrail_id'),
+      guardrail_id: equalsFilter('guardrail_id'),
       decision: oneOf('decision', DECISIONS),
-      tool_id: equals('tool_id'),
-      agent_id: equals('agent_id'),
-      generation_id: equals('generation_id'),
-      orchestration_run_id: equals('orchestration_run_id'),
+      tool_id: equalsFilter('tool_id'),
+      agent_id: equalsFilter('agent_id'),
+      generation_id: equalsFilter('generation_id'),
+      orchestration_run_id: equalsFilter('orchestration_run_id'),
     },
   }),
 ]

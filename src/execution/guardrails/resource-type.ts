@@ -1,15 +1,15 @@
 import { AppError, type Problem } from '../../core/api/errors.ts'
-import { inlineSchema, type Json } from '../../core/api/flatten.ts'
+import { inlineSchema, type JsonObject } from '../../core/api/flatten.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
-import { checkDocument } from './document.ts'
+import { checkGuardrailDocument } from './document.ts'
 import { GuardrailDocument, guardrailKind } from './model.ts'
 
 /** Guardrails of templates: the keys of the document are properties, of which the document is made. */
 
-const schemas = inlineSchema(GuardrailDocument).properties as Record<string, Json>
+const schemas = inlineSchema(GuardrailDocument).properties as Record<string, JsonObject>
 const names = Object.keys(schemas)
 
-const documentOf = (properties: Json): Json =>
+const documentOf = (properties: JsonObject): JsonObject =>
   Object.fromEntries(names.filter(name => properties[name] != null).map(name => [name, properties[name]]))
 
 export const guardrailType = resourceType(guardrailKind, {
@@ -24,14 +24,14 @@ export const guardrailType = resourceType(guardrailKind, {
       ...(names.some(name => name in properties) ? { document: documentOf(properties) } : {}),
     }),
     shown: ({ document }) =>
-      Object.fromEntries(names.map(name => [name, (document as Json | undefined)?.[name] ?? null])),
+      Object.fromEntries(names.map(name => [name, (document as JsonObject | undefined)?.[name] ?? null])),
   },
   check: properties => (properties.class == null ? [] : problemsIn(documentOf(properties))),
 })
 
-function problemsIn(document: Json): readonly Problem[] {
+function problemsIn(document: JsonObject): readonly Problem[] {
   try {
-    checkDocument(document as GuardrailDocument)
+    checkGuardrailDocument(document as GuardrailDocument)
     return []
   } catch (error) {
     if (error instanceof AppError && error.code === 'VALIDATION_FAILED') return error.meta?.problems as Problem[]

@@ -1,17 +1,17 @@
 import { isTransient } from '../../core/db/database-errors.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { GateRequest } from '../tools/gate.ts'
+import type { GateRequest } from '../tools/guardrail-gate.ts'
 
 /** What `runtime.*` may read of the call itself. */
-export type Circumstances = Pick<GateRequest, 'project_id' | 'agent' | 'run'> & {
+export type RuntimeSubject = Pick<GateRequest, 'project_id' | 'agent' | 'run'> & {
   tool: { id: string | null; name: string } | null
   action: string | null
 }
 
 type Value = string | number | null
 
-const OF_CALL: Record<string, (call: Circumstances) => Value> = {
+const OF_CALL: Record<string, (call: RuntimeSubject) => Value> = {
   'runtime.action': ({ action }) => action,
   'runtime.tool.id': ({ tool }) => tool?.id ?? null,
   'runtime.tool.name': ({ tool }) => tool?.name ?? null,
@@ -40,13 +40,13 @@ export const RUNTIME_KEYS: readonly string[] = [...Object.keys(OF_CALL), ...MEAS
 /** Modules that measure some of the values: they are asked at each call that reads one. */
 export type RuntimeReader = {
   keys: readonly string[]
-  read: (services: Services, call: Circumstances, keys: readonly string[]) => Promise<Record<string, Value>>
+  read: (services: Services, call: RuntimeSubject, keys: readonly string[]) => Promise<Record<string, Value>>
 }
 
 export const runtimeReaders = extensionPoint<RuntimeReader>('runtime values of guardrails')
 
 /** The values that some paths read, as the object that expressions see. One that cannot be measured is null. */
-export async function runtimeOf(services: Services, call: Circumstances, paths: Iterable<string>): Promise<object> {
+export async function runtimeOf(services: Services, call: RuntimeSubject, paths: Iterable<string>): Promise<object> {
   const wanted = [...paths].filter(path => RUNTIME_KEYS.includes(path))
   const root: Record<string, unknown> = {}
   const put = (path: string, value: Value) => {

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { referencesTo } from '../../core/api/dependents.ts'
-import { identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { hasGuardrail } from '../../identity/guardrail-ids.ts'
 import { type AgentRow, agentKind } from '../agents/model.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
@@ -99,7 +99,7 @@ const valuesOf = (draft: EvaluationDraft) =>
  * full.
  */
 export const insertEvaluations = (db: Queryable, drafts: readonly EvaluationDraft[]): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+  db.anyFirst(idStatement`
     with held as (
       select id from projects
       where id = any(${sql.array([...new Set(drafts.map(({ project_id }) => project_id))], 'text')}) for key share),
@@ -126,7 +126,7 @@ export const insertEvaluations = (db: Queryable, drafts: readonly EvaluationDraf
 /** Erases what evaluations of calls of turns show of those. By guardrail_evaluations_generation. */
 export const eraseSnapshots = async (db: Queryable, generationIds: readonly string[]): Promise<number> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       update guardrail_evaluations set context_snapshot = '{}'
       where generation_id = any(${sql.array([...generationIds], 'text')})`)
   ).rowCount

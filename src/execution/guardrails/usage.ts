@@ -1,4 +1,4 @@
-import { isBlackout, type Used, usedByRun, usedWithin } from '../../control/usage/sums.ts'
+import { isFullyUnpriced, type SumsRow, usedByRun, usedWithin } from '../../control/usage/sums.ts'
 import type { RuntimeReader } from './runtime.ts'
 
 const HOUR_MS = 3_600_000
@@ -6,10 +6,10 @@ const HOUR_MS = 3_600_000
 const HOURS: Record<string, number> = { '1h': 1, '24h': 24, '7d': 7 * 24, '30d': 30 * 24 }
 
 /** Nothing is known of what usage cost where none of it has a price. */
-const cost = (used: Used): number | null => (isBlackout(used) ? null : used.cost_usd)
+const cost = (used: SumsRow): number | null => (isFullyUnpriced(used) ? null : used.cost_usd)
 
 /** What is measured, of events of one meter or of all, over how long. */
-const MEASURED: Record<string, { meter: string | null; read: (used: Used) => number | null; spans: string[] }> = {
+const MEASURED: Record<string, { meter: string | null; read: (used: SumsRow) => number | null; spans: string[] }> = {
   'runtime.usage.cost_usd': { meter: null, read: cost, spans: ['1h', '24h', '7d', '30d'] },
   'runtime.usage.tokens': { meter: null, read: ({ tokens }) => tokens, spans: ['24h', '30d'] },
   'runtime.activity.actions': { meter: 'tool_execution', read: ({ events }) => events, spans: ['1h', '24h'] },
@@ -18,7 +18,7 @@ const MEASURED: Record<string, { meter: string | null; read: (used: Used) => num
 /** What is measured of the run that a call is part of. */
 const OF_RUN: Record<string, (used: Awaited<ReturnType<typeof usedByRun>>) => number | null> = {
   'runtime.usage.orchestration_run_tokens': ({ tokens }) => tokens,
-  'runtime.usage.orchestration_run_cost_usd': used => (isBlackout(used) ? null : used.cost_usd),
+  'runtime.usage.orchestration_run_cost_usd': used => (isFullyUnpriced(used) ? null : used.cost_usd),
   'runtime.orchestration_run.tool_calls': ({ tool_calls }) => tool_calls,
 }
 

@@ -1,10 +1,10 @@
 import type { Problem } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
-import type { Reading } from '../../core/expressions/references.ts'
-import type { GuardedTool } from '../tools/gate.ts'
-import { complete } from '../tools/model.ts'
-import { type Rule, ruleOf } from './document.ts'
+import type { RootRead } from '../../core/expressions/references.ts'
+import type { GuardedTool } from '../tools/guardrail-gate.ts'
+import { withToolDefaults } from '../tools/model.ts'
+import { type GuardrailRule, ruleOf } from './document.ts'
 import type { GuardrailRow } from './model.ts'
 import { agentsGuardedBy, guardrailsOfIds, toolsGuardedBy } from './store.ts'
 
@@ -19,7 +19,7 @@ const DECLARING = ['http', 'client', 'pipeline']
  * fails the guard, which the author may not expect.
  * @param path the field of the written record that a warning is about
  */
-function warningsOf(rule: Rule, tool: GuardedTool, path?: string): Problem[] {
+function warningsOf(rule: GuardrailRule, tool: GuardedTool, path?: string): Problem[] {
   if (!DECLARING.includes(tool.type)) return []
   const { class: classReads, guard } = rule.reads
   const needed = [
@@ -40,7 +40,7 @@ function warningsOf(rule: Rule, tool: GuardedTool, path?: string): Problem[] {
   )
 }
 
-function absentable(reads: readonly Reading[], { parameters, preset_parameters }: GuardedTool): string[] {
+function absentable(reads: readonly RootRead[], { parameters, preset_parameters }: GuardedTool): string[] {
   const names = reads.flatMap(({ path, by }) => (by === 'var' && path?.startsWith('args.') ? path : []))
   return [...new Set(names)].filter(name => {
     const [first, ...rest] = name.split('.').slice(1)
@@ -75,6 +75,6 @@ export async function warningsOfGuardrail(db: Queryable, row: GuardrailRow): Pro
   const bindings = agents.flatMap(({ tool_bindings }) => tool_bindings ?? [])
   const bound = bindings.flatMap(({ tool_id }) => tool_id ?? [])
   const tools = await toolsGuardedBy(db, row, bound, MAX_WARNINGS)
-  const inline = bindings.flatMap(({ tool }) => (tool ? complete(tool) : []))
+  const inline = bindings.flatMap(({ tool }) => (tool ? withToolDefaults(tool) : []))
   return [...tools, ...inline].flatMap(tool => warningsOf(rule, tool)).slice(0, MAX_WARNINGS)
 }

@@ -1,5 +1,5 @@
 import { isDeepStrictEqual } from 'node:util'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { requireAll, requireReferences } from '../../core/api/references.ts'
@@ -27,7 +27,7 @@ type Settings = Pick<
   | 'model'
 >
 
-const wrong = (path: string, message: string): never => invalid({ code: 'INVALID_VALUE', path, message })
+const wrong = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
 
 /** Refuses fields that do not go together. */
 function checkFields(rule: Settings): void {
@@ -56,7 +56,7 @@ function checkTool({ type }: ToolRow, action: string | null): void {
  * @returns whether what is asked of the handler changes: the rule acts as its writer from then on
  * @throws VALIDATION_FAILED, AGENT_NOT_FOUND, TOOL_NOT_FOUND, AI_PROVIDER_NOT_FOUND, FORBIDDEN
  */
-export async function checkRule(
+export async function checkMemoryRule(
   { tx, allow }: Pick<Context, 'tx' | 'allow'>,
   rule: Settings,
   stored: MemoryRuleRow | null,

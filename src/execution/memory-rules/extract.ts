@@ -3,14 +3,14 @@ import { recordUsage, tokenComponents } from '../../control/usage/meter.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { AgentRow } from '../agents/model.ts'
-import { findAgentVersion } from '../agents/served.ts'
+import { findAgentVersion } from '../agents/served-version.ts'
 import type { GenerationRow } from '../generations/model.ts'
-import { callRoute, openRouting } from '../model-routes/call.ts'
+import { callRoute, routingRecorder } from '../model-routes/call.ts'
 import type { LoadedRoute } from '../model-routes/store.ts'
 import { callModel } from '../providers/call.ts'
-import type { ModelAnswer, ModelRequest } from '../providers/exchange.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
-import { extractedFacts, type Fact } from './facts.ts'
+import type { ModelAnswer, ModelRequest } from '../providers/model-messages.ts'
+import { type ExtractedFact, extractedFacts } from './facts.ts'
 import type { MemoryRuleRow } from './model.ts'
 import { findRoute } from './store.ts'
 
@@ -35,7 +35,7 @@ export async function extractFacts(
   rule: MemoryRuleRow,
   turn: GenerationRow,
   { transcript, key, signal }: { transcript: string; key: string; signal: AbortSignal },
-): Promise<Fact[]> {
+): Promise<ExtractedFact[]> {
   const binding = await bindingOf(services, rule, turn)
   const { project_id, agent_id, actor_id } = turn
   await checkSpend(services, { project_id, agent_id, actor_id })
@@ -51,7 +51,7 @@ export async function extractFacts(
   }
   const answer = binding.provider
     ? await callModel(services, binding.provider, binding.model, request)
-    : await callRoute(services, binding.route, request, { step: 1, routing: openRouting(binding.route, null) })
+    : await callRoute(services, binding.route, request, { step: 1, routing: routingRecorder(binding.route, null) })
   await meter(services, binding, turn, answer, key)
   return extractedFacts(answer.text)
 }
@@ -120,5 +120,5 @@ async function meter(
 }
 
 /** The end of a handler that takes longer than it may. */
-export const tooLate = (): AppError =>
+export const handlerTimeout = (): AppError =>
   new AppError('GENERATION_FAILED', { message: 'The handler took too long', meta: { reason: 'deadline' } })

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { firstChars, storableText } from '../../core/api/text.ts'
+import { storableText, truncateChars } from '../../core/api/storable-text.ts'
 
 /** What handlers say is to be remembered. */
 
@@ -12,18 +12,18 @@ const MAX_TRIES = 100
 
 const MAX_TAGS = 50
 
-export const Fact = z.object({ content: z.string(), tags: z.record(z.string(), z.string()) })
-export type Fact = z.output<typeof Fact>
+export const ExtractedFact = z.object({ content: z.string(), tags: z.record(z.string(), z.string()) })
+export type ExtractedFact = z.output<typeof ExtractedFact>
 
 /** The first array that a text holds as JSON: what the built-in extractor was asked for. */
-export const extractedFacts = (text: string): Fact[] =>
+export const extractedFacts = (text: string): ExtractedFact[] =>
   factsIn(jsonIn(text, Array.isArray)).map(({ content }) => ({ content, tags: {} }))
 
 /** The first object with `facts`, or array, that a text holds as JSON: what an agent was asked for. */
-export const factsOfText = (text: string): Fact[] => factsIn(jsonIn(text, value => listOf(value) !== null))
+export const factsOfText = (text: string): ExtractedFact[] => factsIn(jsonIn(text, value => listOf(value) !== null))
 
 /** The same of the result of a tool, which may be a text. */
-export const factsOfResult = (result: unknown): Fact[] =>
+export const factsOfResult = (result: unknown): ExtractedFact[] =>
   typeof result === 'string' ? factsOfText(result) : factsIn(result)
 
 function listOf(value: unknown): unknown[] | null {
@@ -32,11 +32,11 @@ function listOf(value: unknown): unknown[] | null {
   return Array.isArray(facts) ? facts : null
 }
 
-const factsIn = (value: unknown): Fact[] =>
+const factsIn = (value: unknown): ExtractedFact[] =>
   (listOf(value) ?? []).flatMap(entry => factOf(entry) ?? []).slice(0, MAX_FACTS)
 
 /** Anything but a text or an object with one is dropped. */
-function factOf(entry: unknown): Fact | null {
+function factOf(entry: unknown): ExtractedFact | null {
   const given = typeof entry === 'object' && entry !== null ? (entry as Record<string, unknown>) : { content: entry }
   if (typeof given.content !== 'string') return null
   const content = storableText(given.content).trim()
@@ -58,7 +58,7 @@ function tagsOf(given: unknown): Record<string, string> {
 
 /** The first JSON array or object within a text that is wanted; null without one. */
 function jsonIn(given: string, wanted: (value: unknown) => boolean): unknown {
-  const text = firstChars(given, MAX_TEXT)
+  const text = truncateChars(given, MAX_TEXT)
   let tries = 0
   for (const { index } of text.matchAll(/[[{]/g)) {
     if (++tries > MAX_TRIES) return null

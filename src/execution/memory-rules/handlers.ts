@@ -1,11 +1,11 @@
-import { sweepAttempts } from '../../core/jobs/attempt.ts'
-import { every, handler } from '../../core/jobs/handler.ts'
-import { message } from '../../core/jobs/queue.ts'
-import { inBatches, type Sweep } from '../../core/jobs/sweeps.ts'
+import { handler, schedule } from '../../core/jobs/handler.ts'
+import { queueMessage } from '../../core/jobs/queue.ts'
+import { deleteInBatches, type Sweep } from '../../core/jobs/sweeps.ts'
+import { sweepWorkItems } from '../../core/jobs/work-item.ts'
 import type { Services } from '../../core/process/services.ts'
-import { fire, giveUp } from './fire.ts'
-import { firingQueue, firingSweep } from './queue.ts'
-import { dropSettled, firingAttempts } from './store.ts'
+import { abandonRuleFiring, processRuleFiring } from './fire.ts'
+import { memoryRuleQueue, ruleFiringSweep } from './queue.ts'
+import { deleteSettled, ruleFiringWork } from './store.ts'
 
 /** A firing this late has lost its message, or its worker. */
 const QUIET_SECONDS = 5
@@ -18,30 +18,32 @@ const KEPT_MS = 30 * 24 * 3_600_000
 /** Who works on firings, and who looks for those that nobody works on. */
 export const firingHandlers = [
   handler(
-    firingQueue,
+    memoryRuleQueue,
     {
       // A message stays with a lost worker no longer than the firing.
       leaseSeconds: config => Math.min(config.GENERATION_LEASE_SECONDS, MESSAGE_LEASE_SECONDS),
-      onExhausted: (asked, error, services) => services.write(tx => giveUp(tx, asked, error)),
+      onExhausted: (asked, error, services) => services.write(tx => abandonRuleFiring(tx, asked, error)),
     },
-    fire,
+    processRuleFiring,
   ),
-  handler(firingSweep, { concurrency: 1 }, (_message, { services, stopping }) => sweepFirings(services, stopping)),
+  handler(ruleFiringSweep, { concurrency: 1 }, (_message, { services, stopping }) => sweepFirings(services, stopping)),
 ]
 
-export const firingSchedules = [every('memory-rule.sweep', config => config.GENERATION_SWEEP_SECONDS, firingSweep, {})]
+export const firingSchedules = [
+  schedule('memory_rule.sweep', config => config.GENERATION_SWEEP_SECONDS, ruleFiringSweep, {}),
+]
 
 /** Wakes firings whose message or worker was lost. */
 const sweepFirings = (services: Services, stopping: AbortSignal): Promise<void> =>
-  sweepAttempts(services.pool, {
-    attempts: firingAttempts,
+  sweepWorkItems(services.pool, {
+    attempts: ruleFiringWork,
     quietSeconds: QUIET_SECONDS,
     stopping,
     // Dropped where one waits already.
     wake: due =>
       services.queues.send(
         due.map(({ entity, id, project_id }) =>
-          message(firingQueue, { firing_id: id, generation_id: entity, project_id }),
+          queueMessage(memoryRuleQueue, { firing_id: id, generation_id: entity, project_id }),
         ),
       ),
   })
@@ -50,5 +52,5 @@ export const firingRetention: Sweep = {
   name: 'memory_rule_firings',
   when: '37 3 * * *',
   run: ({ pool, clock }, stopping) =>
-    inBatches(limit => dropSettled(pool, new Date(clock.now().getTime() - KEPT_MS), limit), stopping),
+    deleteInBatches(limit => deleteSettled(pool, new Date(clock.now().getTime() - KEPT_MS), limit), stopping),
 }

@@ -1,9 +1,9 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
-import { announce } from '../../core/db/notified-cache.ts'
+import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
 import { sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { MAX_FACTS } from './facts.ts'
 
@@ -127,6 +127,6 @@ export async function disableRules(tx: Tx, ids: readonly string[]): Promise<void
     where t.id = any(${sql.array([...ids], 'text')}) returning ${memoryRuleKind.columns}`)
   for (const row of rows) {
     tx.emit(memoryRuleKind, 'updated', row)
-    announce(tx, rulesChannel, row.project_id)
+    invalidateOnCommit(tx, rulesChannel, row.project_id)
   }
 }

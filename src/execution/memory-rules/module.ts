@@ -1,16 +1,16 @@
-import { turnContent } from '../../control/retention/content.ts'
+import { turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
-import { turnFollowers } from '../generations/ended.ts'
-import { turnOwners } from '../generations/source.ts'
-import { firingContent } from './erase.ts'
-import { ruleFollower } from './follow.ts'
+import { turnCompletionHooks } from '../generations/loop/turn-hooks.ts'
+import { turnOwners } from '../generations/loop/turn-owner.ts'
+import { ruleFiringContent } from './erase.ts'
 import { firingHandlers, firingRetention, firingSchedules } from './handlers.ts'
 import { memoryRuleKind } from './model.ts'
 import { memoryRuleOperations } from './operations.ts'
+import { ruleTurnHook } from './rule-hook.ts'
 import { handlingTurns } from './settle.ts'
-import { firingAttempts } from './store.ts'
+import { ruleFiringWork } from './store.ts'
 
 export default module('memory-rules', {
   kinds: [memoryRuleKind],
@@ -20,9 +20,9 @@ export default module('memory-rules', {
   schedules: firingSchedules,
   sweeps: [firingRetention],
   extensions: [
-    leaseHolding.with(firingAttempts.endLeases),
-    turnFollowers.with(ruleFollower),
+    leaseHolding.with(ruleFiringWork.endLeases),
+    turnCompletionHooks.with(ruleTurnHook),
     turnOwners.with(handlingTurns),
-    turnContent.with(firingContent),
+    turnContent.with(ruleFiringContent),
   ],
 })

@@ -1,13 +1,13 @@
-import { invalid, raise } from '../../core/api/errors.ts'
-import { equals, type Filters, filterConditions, filterSchema, flag } from '../../core/api/filters.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { equalsFilter, type Filters, filterConditions, filterSchema, flagFilter } from '../../core/api/filters.ts'
 import { listTable, pageOf } from '../../core/api/lists.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { announce } from '../../core/db/notified-cache.ts'
+import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
 import { sql } from '../../core/db/sql.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { memoryStoreKind } from '../../memory/stores/model.ts'
-import { allowHandler, checkRule } from './check.ts'
+import { allowHandler, checkMemoryRule } from './check.ts'
 import {
   MemoryRule,
   MemoryRuleInput,
@@ -19,7 +19,7 @@ import {
   rulesChannel,
 } from './model.ts'
 import { countRules } from './store.ts'
-import { tryRule } from './try.ts'
+import { testRule } from './test-rule.ts'
 
 const tag = 'Memory'
 
@@ -53,12 +53,12 @@ const createRule = operation({
     if (!(await memoryStoreKind.reference(tx, memory_store_id, project_id)))
       raise('RESOURCE_NOT_FOUND', { meta: { id: memory_store_id } })
     if ((await countRules(tx, project_id)) >= MAX_RULES)
-      invalid({ code: 'LIMIT_REACHED', path: '', message: `a project has at most ${MAX_RULES} memory rules` })
+      raiseInvalid({ code: 'LIMIT_REACHED', path: '', message: `a project has at most ${MAX_RULES} memory rules` })
     const settings = { ...UNSET, ...given, on, project_id }
-    await checkRule(context, settings, null)
+    await checkMemoryRule(context, settings, null)
     const authority = principalRecord(caller)
     const row = await memoryRuleKind.insert(tx, { ...settings, memory_store_id, enabled, authority })
-    announce(tx, rulesChannel, project_id)
+    invalidateOnCommit(tx, rulesChannel, project_id)
     tx.emit(memoryRuleKind, 'created', row)
     return memoryRuleKind.present(row)
   },
@@ -76,10 +76,10 @@ const UNSET = {
 }
 
 const filters = {
-  memory_store_id: equals('memory_store_id'),
-  agent_id: equals('agent_id'),
-  tool_id: equals('tool_id'),
-  enabled: flag('enabled'),
+  memory_store_id: equalsFilter('memory_store_id'),
+  agent_id: equalsFilter('agent_id'),
+  tool_id: equalsFilter('tool_id'),
+  enabled: flagFilter('enabled'),
 } satisfies Filters
 
 const listRules = operation({
@@ -127,26 +127,26 @@ export const memoryRuleOperations: Operation[] = [
     raises: [...refusals],
     async change(next, context) {
       const { stored, caller, body } = context
-      const { newHandler } = await checkRule(context, next, stored)
+      const { newHandler } = await checkMemoryRule(context, next, stored)
       return {
         ...next,
         ...(newHandler ? { authority: principalRecord(caller) } : {}),
         ...(body.enabled ? { disabled_reason: null } : {}),
       }
     },
-    changed: ({ project_id }, { tx }) => announce(tx, rulesChannel, project_id),
+    changed: ({ project_id }, { tx }) => invalidateOnCommit(tx, rulesChannel, project_id),
   }),
   rules.adopt({
     alsoActions: RIGHTS,
     async adopt(stored, { tx, allow, caller }) {
       allowHandler({ allow }, stored)
-      announce(tx, rulesChannel, stored.project_id)
+      invalidateOnCommit(tx, rulesChannel, stored.project_id)
       return memoryRuleKind.update(tx, stored.id, { authority: principalRecord(caller) })
     },
   }),
   rules.remove({
     description: 'What it brought into the store stays.',
-    removed: ({ project_id }, { tx }) => announce(tx, rulesChannel, project_id),
+    removed: ({ project_id }, { tx }) => invalidateOnCommit(tx, rulesChannel, project_id),
   }),
   rules.action('test', {
     id: 'testMemoryRule',
@@ -180,6 +180,6 @@ export const memoryRuleOperations: Operation[] = [
       'TOOL_EGRESS_BLOCKED',
       'TOOL_HTTP_ERROR',
     ],
-    run: tryRule,
+    run: testRule,
   }),
 ]

@@ -1,20 +1,20 @@
-import { addException } from '../../control/exceptions/file.ts'
+import { fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
-import { storableValue } from '../../core/api/text.ts'
-import type { Tx } from '../../core/db/write.ts'
-import type { TurnOwner } from '../generations/source.ts'
+import { storableValue } from '../../core/api/storable-text.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import type { TurnOwner } from '../generations/loop/turn-owner.ts'
 import { factsOfText } from './facts.ts'
-import { SOURCE } from './follow.ts'
 import { memoryRuleKind } from './model.ts'
-import { firingQueue } from './queue.ts'
+import { memoryRuleQueue } from './queue.ts'
+import { MEMORY_RULE_SOURCE } from './rule-hook.ts'
 import {
-  countFailure,
-  type Firing,
-  forgetFailures,
+  countHandlerFailure,
   lockFiringOfHandler,
+  type RuleFiring,
+  rescheduleHandler,
+  resetFailures,
   settleRow,
-  takeAnswer,
-  tryAgain,
+  storeHandlerAnswer,
 } from './store.ts'
 
 /** Delays before the second and the third try of a handler. */
@@ -37,27 +37,27 @@ const TRANSIENT = new Set([
 ])
 
 /** How long to wait before a handler is asked again; null when that is not worth while any more. */
-export const retryDelay = ({ code }: RecordedFailure, failures: number): number | null =>
+export const handlerRetryDelay = ({ code }: RecordedFailure, failures: number): number | null =>
   TRANSIENT.has(code) ? (RETRY_MS[failures] ?? null) : null
 
 /** How a firing ends: with its facts, with a failure, or because there is nothing to look at any more. */
-export type End = 'done' | 'unneeded' | { error: RecordedFailure }
+export type RuleFiringEnd = 'done' | 'unneeded' | { error: RecordedFailure }
 
 /**
  * Ends a firing, unless it has ended; the caller holds its lock. Its counts are recorded on the turn. Every third failure of
  * a rule in a row is filed for somebody to look at.
  */
-export async function settleFiring(tx: Tx, firingId: string, end: End): Promise<void> {
+export async function settleRuleFiring(tx: Tx, firingId: string, end: RuleFiringEnd): Promise<void> {
   const error = typeof end === 'object' ? (storableValue(end.error) as RecordedFailure) : null
   const row = await settleRow(tx, firingId, { error, recorded: end !== 'unneeded' })
   if (!row || end === 'unneeded') return
   const { memory_rule_id, generation_id } = row
-  if (!error) return void (await forgetFailures(tx, memory_rule_id))
-  const failures = await countFailure(tx, memory_rule_id)
+  if (!error) return void (await resetFailures(tx, memory_rule_id))
+  const failures = await countHandlerFailure(tx, memory_rule_id)
   if (failures % ALARMING !== 0) return
   const rule = await memoryRuleKind.find(tx, memory_rule_id)
   if (!rule) return
-  addException(tx, {
+  fileExceptionInTx(tx, {
     project_id: rule.project_id,
     kind: 'memory_rule_failed',
     title: `A memory rule failed ${failures} times in a row: ${error.code}`,
@@ -67,27 +67,27 @@ export async function settleFiring(tx: Tx, firingId: string, end: End): Promise<
   })
 }
 
-const messageOf = ({ id, generation_id, project_id }: Firing) => ({ firing_id: id, generation_id, project_id })
+const messageOf = ({ id, generation_id, project_id }: RuleFiring) => ({ firing_id: id, generation_id, project_id })
 
 /** The turn of a handler hands its answer to the firing that waits for it, whoever ends the turn. */
 export const handlingTurns: TurnOwner = {
-  source: SOURCE,
+  source: MEMORY_RULE_SOURCE,
   async settled(tx, { id }, { status, content, error }) {
     const firing = await lockFiringOfHandler(tx, id)
     if (!firing) return
     if (status === 'completed') {
-      await takeAnswer(tx, firing.id, factsOfText(content ?? ''))
-      tx.send(firingQueue, messageOf(firing))
+      await storeHandlerAnswer(tx, firing.id, factsOfText(content ?? ''))
+      tx.send(memoryRuleQueue, messageOf(firing))
     } else await handlerFailed(tx, firing, error ?? UNKNOWN)
   },
 }
 
 /** Has a handler asked again whose turn failed or is gone, or ends the firing; under its lock. */
-export async function handlerFailed(tx: Tx, firing: Firing, error: RecordedFailure): Promise<void> {
-  const delay = retryDelay(error, firing.failures)
-  if (delay === null) return settleFiring(tx, firing.id, { error })
-  await tryAgain(tx, firing.id, delay)
-  tx.send(firingQueue, messageOf(firing), { startAfter: new Date(Date.now() + delay) })
+export async function handlerFailed(tx: Tx, firing: RuleFiring, error: RecordedFailure): Promise<void> {
+  const delay = handlerRetryDelay(error, firing.failures)
+  if (delay === null) return settleRuleFiring(tx, firing.id, { error })
+  await rescheduleHandler(tx, firing.id, delay)
+  tx.send(memoryRuleQueue, messageOf(firing), { startAfter: new Date(Date.now() + delay) })
 }
 
 const UNKNOWN: RecordedFailure = { code: 'GENERATION_FAILED', message: 'The turn failed' }

@@ -1,5 +1,5 @@
 import type { Services } from '../../core/process/services.ts'
-import type { Target } from './model.ts'
+import type { RouteTarget } from './model.ts'
 import { claimProbe, type LoadedRoute, recordFailure, recordSuccess, releaseProbe } from './store.ts'
 
 /** Beyond the time of an attempt: what a probe takes beside it. */
@@ -10,7 +10,7 @@ const PROBE_SLACK_SECONDS = 5
  * written only when the target fails, or answers after it had failed. What cannot be written is logged, and the call
  * goes on: better a call too many than none.
  */
-export function breakerOf(services: Services, { route, breakers }: LoadedRoute, target: Target) {
+export function breakerOf(services: Services, { route, breakers }: LoadedRoute, target: RouteTarget) {
   const { ai_provider_id, model } = target
   const { failure_threshold, cooldown_seconds } = route
   const { pool, log, config } = services

@@ -1,12 +1,12 @@
 import { Counter } from 'prom-client'
 import { raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { CallOutcome } from '../providers/attempt.ts'
+import type { ModelCallOutcome } from '../providers/attempt.ts'
 import { answerOf, attemptModel } from '../providers/call.ts'
-import type { ModelAnswer, ModelRequest } from '../providers/exchange.ts'
 import type { FailureClass } from '../providers/failure.ts'
+import type { ModelAnswer, ModelRequest } from '../providers/model-messages.ts'
 import { breakerOf } from './breaker.ts'
-import type { Routing } from './model.ts'
+import type { RoutingRecord } from './model.ts'
 import type { LoadedRoute } from './store.ts'
 
 export const fallbacksTotal = new Counter({
@@ -19,11 +19,11 @@ export const fallbacksTotal = new Counter({
 const ATTEMPTS_KEPT = 500
 
 /** How the calls of a turn went so far, and those that follow. With a `publisher`, it names nothing of that project. */
-export const openRouting = (
+export const routingRecorder = (
   { route }: LoadedRoute,
-  before: Routing | null,
+  before: RoutingRecord | null,
   publisher: string | null = null,
-): Routing => ({
+): RoutingRecord => ({
   ...(before ? structuredClone(before) : { target_index: null, fallbacks: 0, attempts: [] }),
   route_id: publisher === null ? route.id : null,
 })
@@ -38,7 +38,7 @@ export async function callRoute(
   services: Services,
   loaded: LoadedRoute,
   request: ModelRequest,
-  { step, routing }: { step: number; routing: Routing },
+  { step, routing }: { step: number; routing: RoutingRecord },
 ): Promise<ModelAnswer> {
   const { route, providers } = loaded
   const { log } = services
@@ -82,7 +82,7 @@ export async function callRoute(
     }).finally(() => breaker.leave())
   }
 
-  let outcome: CallOutcome | null = null
+  let outcome: ModelCallOutcome | null = null
   for (const [index, target] of route.targets.entries()) {
     const breaker = breakerOf(services, loaded, target)
     if (!(await breaker.admits(sinceRead()))) continue

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const modelRouteErrors = {
   MODEL_ROUTE_HAS_DEPENDENTS: {
@@ -14,5 +14,5 @@ export const modelRouteErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof modelRouteErrors> {}
+  interface ErrorCodes extends CodesOf<typeof modelRouteErrors> {}
 }

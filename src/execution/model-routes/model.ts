@@ -2,12 +2,12 @@ import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
-import { FAILURE_CLASSES } from '../providers/exchange.ts'
+import { FAILURE_CLASSES } from '../providers/model-messages.ts'
 
 /** Requests that one call may make over all targets of its route. */
 const MAX_ATTEMPTS = 10
 
-const Target = z.strictObject({
+const RouteTarget = z.strictObject({
   ai_provider_id: z.string().min(1).max(255).describe('AI provider of the project'),
   model: z.string().min(1).max(255).describe('Model of the provider'),
   timeout_seconds: z
@@ -20,20 +20,20 @@ const Target = z.strictObject({
   max_retries: z.int().min(0).max(9).default(0).describe('Further attempts before the next target'),
 })
 
-export type Target = z.output<typeof Target>
+export type RouteTarget = z.output<typeof RouteTarget>
 
-const attemptsOf = (targets: readonly Target[]): number =>
+const attemptsOf = (targets: readonly RouteTarget[]): number =>
   targets.reduce((total, { max_retries }) => total + 1 + max_retries, 0)
 
 const fields = {
   name: z.string().trim().min(1).max(255).describe('Name to show, unique in the project'),
   targets: z
-    .array(Target)
+    .array(RouteTarget)
     .min(1)
     .max(10)
     .refine(targets => attemptsOf(targets) <= MAX_ATTEMPTS, {
       error: ({ input }) =>
-        `add up to ${attemptsOf(input as Target[])} attempts, retries included; at most ${MAX_ATTEMPTS} are allowed`,
+        `add up to ${attemptsOf(input as RouteTarget[])} attempts, retries included; at most ${MAX_ATTEMPTS} are allowed`,
     })
     .describe('Providers and models in the order of their priority'),
   retry_on: z
@@ -80,12 +80,12 @@ export const modelRouteKind = kind({
 export type ModelRouteRow = z.output<typeof modelRouteKind.row>
 
 /** The providers that targets name, each once. */
-export const providersNamed = (targets: readonly Target[]): string[] => [
+export const providersNamed = (targets: readonly RouteTarget[]): string[] => [
   ...new Set(targets.map(target => target.ai_provider_id)),
 ]
 
 /** How the calls of a turn went: kept on its generation, whatever becomes of its content. */
-export const Routing = z
+export const RoutingRecord = z
   .object({
     route_id: z.string().nullable().describe('Route of the last call; null where another project shares the agent'),
     target_index: z.int().nullable().describe('Target that answered last; null while none has'),
@@ -108,4 +108,4 @@ export const Routing = z
   })
   .meta({ id: 'Routing' })
 
-export type Routing = z.output<typeof Routing>
+export type RoutingRecord = z.output<typeof RoutingRecord>

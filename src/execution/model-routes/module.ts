@@ -1,13 +1,13 @@
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { fallbacksTotal } from './call.ts'
 import { routeCloning } from './clone.ts'
 import { modelRouteErrors } from './errors.ts'
 import { modelRouteKind } from './model.ts'
 import { modelRouteOperations } from './operations.ts'
-import { forgetFailures } from './store.ts'
+import { deleteOldFailures } from './store.ts'
 
 /** Far longer than any cooldown. */
 const FAILURES_KEPT_MS = 86_400_000
@@ -28,7 +28,10 @@ export default module('model-routes', {
       name: 'failures of model targets',
       when: '53 3 * * *',
       run: ({ pool, clock }, stopping) =>
-        inBatches(limit => forgetFailures(pool, new Date(clock.now().getTime() - FAILURES_KEPT_MS), limit), stopping),
+        deleteInBatches(
+          limit => deleteOldFailures(pool, new Date(clock.now().getTime() - FAILURES_KEPT_MS), limit),
+          stopping,
+        ),
     },
   ],
   extensions: [cloneables.with(routeCloning)],

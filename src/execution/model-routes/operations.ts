@@ -1,5 +1,5 @@
 import { refuseDependents } from '../../core/api/dependents.ts'
-import { contains, filter } from '../../core/api/filters.ts'
+import { columnFilter, containsFilter } from '../../core/api/filters.ts'
 import { textFilter } from '../../core/api/lists.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { requireAll } from '../../core/api/references.ts'
@@ -33,8 +33,8 @@ export const modelRouteOperations: Operation[] = [
   // model_routes_project serves the order, model_routes_providers the filter by provider.
   routes.list({
     filters: {
-      name: contains('name'),
-      ai_provider_id: filter(
+      name: containsFilter('name'),
+      ai_provider_id: columnFilter(
         textFilter.describe('Routes with a target of this provider'),
         id => sql.fragment`t.ai_provider_ids @> ${sql.array([id], 'text')}`,
       ),

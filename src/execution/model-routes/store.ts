@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { counting, type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import { type ModelRouteRow, modelRouteKind } from './model.ts'
 
@@ -60,7 +60,7 @@ type Key = { ai_provider_id: string; model: string }
 
 /** Counts a failure of a target; whoever probed it has had the answer. */
 export const recordFailure = (db: Queryable, { ai_provider_id, model }: Key) =>
-  db.query(statement`
+  db.query(voidStatement`
     insert into model_breakers (ai_provider_id, model, failures, failed_at)
     values (${ai_provider_id}, ${model}, 1, clock_timestamp())
     on conflict (ai_provider_id, model) do update
@@ -68,7 +68,7 @@ export const recordFailure = (db: Queryable, { ai_provider_id, model }: Key) =>
 
 /** Forgets the failures of a target that answered. */
 export const recordSuccess = (db: Queryable, { ai_provider_id, model }: Key) =>
-  db.query(statement`delete from model_breakers where ai_provider_id = ${ai_provider_id} and model = ${model}`)
+  db.query(voidStatement`delete from model_breakers where ai_provider_id = ${ai_provider_id} and model = ${model}`)
 
 const probe = sql.type(z.strictObject({ answer: z.enum(['probe', 'healthy', 'open']) }))
 
@@ -95,12 +95,12 @@ export const claimProbe = (
 
 /** Lets another caller probe a target: this one learned nothing. */
 export const releaseProbe = (db: Queryable, { ai_provider_id, model }: Key) =>
-  db.query(statement`
+  db.query(voidStatement`
     update model_breakers set probe_until = null where ai_provider_id = ${ai_provider_id} and model = ${model}`)
 
 /** Deletes what is known of failures before a time; returns how many rows went (index model_breakers_failed). */
-export const forgetFailures = (db: Queryable, before: Date, limit: number): Promise<number> =>
-  db.oneFirst(counting`
+export const deleteOldFailures = (db: Queryable, before: Date, limit: number): Promise<number> =>
+  db.oneFirst(countStatement`
     with old as (
       delete from model_breakers where (ai_provider_id, model) in (
         select ai_provider_id, model from model_breakers where failed_at < ${before.toISOString()}::timestamptz limit ${limit})

@@ -1,17 +1,17 @@
-import { AppError, invalid } from '../../core/api/errors.ts'
+import { AppError, raiseInvalid } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { type AwsKeys, deploymentKeys } from '../../core/net/aws.ts'
-import { boundedFetch } from '../../core/net/bounded.ts'
+import { type AwsKeys, deploymentAwsKeys } from '../../core/net/aws.ts'
+import { fetchWithLimit } from '../../core/net/limited-body.ts'
 import type { Services } from '../../core/process/services.ts'
 import { openSecret, resolveTokens } from '../../identity/secrets/resolve.ts'
-import { openCredentials, type Settings, settingsOf } from './config.ts'
-import { misconfigured } from './misconfigured.ts'
+import { openCredentials, providerSettings, type Settings } from './config.ts'
+import { misconfiguredProvider } from './misconfigured.ts'
 import type { ProviderRow, ProviderType } from './model.ts'
 
 export type GoogleAccount = { client_email: string; private_key: string; project_id: string | null }
 
 /** How a provider proves itself. `ambient`: with Google's default credentials of the deployment. */
-export type Credential =
+export type ProviderCredential =
   | { kind: 'none' }
   | { kind: 'key'; key: string }
   | { kind: 'aws'; keys: AwsKeys }
@@ -27,7 +27,7 @@ export type Access = {
   baseUrl: string | null
   /** The base url was chosen by a tenant. */
   tenant: boolean
-  credential: Credential
+  credential: ProviderCredential
   headers: Record<string, string>
   fetch: typeof globalThis.fetch
   /** Values to mask in what the vendor says. */
@@ -51,7 +51,7 @@ const TENANT_VALUES = 100_000
 /** Larger, because it applies to whole streams: the events of Bedrock's binary ones are not recognised. */
 const VENDOR_BYTES = 4 * TENANT_BYTES
 
-const bounded = boundedFetch(VENDOR_BYTES)
+const bounded = fetchWithLimit(VENDOR_BYTES)
 
 /** `fetch` for hosts the vendor or the operator chose. A redirect is the response. */
 const vendorFetch: typeof globalThis.fetch = (input, init) => bounded(input, { ...init, redirect: 'manual' })
@@ -72,13 +72,13 @@ export async function resolveAccess(
   db: Queryable = services.pool,
 ): Promise<Access> {
   const credentials = openCredentials(services, row)
-  const settings = settingsOf(row, credentials)
+  const settings = providerSettings(row, credentials)
   const linked = row.secret_id === null ? null : await openLinked(db, services, row, row.secret_id)
   const headers = await resolveHeaders(db, services, row, settings.headers)
   const own = credentialOf(row, settings, linked, services.config.PROVIDER_AMBIENT_CREDENTIALS)
   const credential = row.provider === 'bedrock' && own.kind === 'ambient' ? await lent(row) : own
   if (row.provider === 'azure' && row.base_url === null && settings.resource_name === null)
-    throw misconfigured(row.id, 'config_key', 'An azure provider needs config.resource_name or a base_url')
+    throw misconfiguredProvider(row.id, 'config_key', 'An azure provider needs config.resource_name or a base_url')
   return {
     id: row.id,
     type: row.provider,
@@ -103,7 +103,7 @@ async function openLinked(db: Queryable, services: Services, row: ProviderRow, s
     return (await openSecret(db, services, row.project_id, secretId)).trim()
   } catch (error) {
     if (error instanceof AppError && error.code === 'SECRET_NOT_DECRYPTABLE')
-      throw misconfigured(row.id, 'secret_undecryptable', 'The secret of the AI provider cannot be decrypted')
+      throw misconfiguredProvider(row.id, 'secret_undecryptable', 'The secret of the AI provider cannot be decrypted')
     throw error
   }
 }
@@ -114,7 +114,7 @@ async function resolveHeaders(db: Queryable, services: Services, row: ProviderRo
   const { texts, values } = await resolveTokens(db, services, row.project_id, Object.values(headers))
   const broken = texts.findIndex(text => !/^[\t\x20-\x7e\x80-\xff]*$/.test(text))
   if (broken >= 0)
-    invalid({
+    raiseInvalid({
       code: 'INVALID_VALUE',
       path: `config.headers.${names[broken]}`,
       message: 'is not a header value once its secrets are filled in',
@@ -128,17 +128,27 @@ function baseUrlOf(row: ProviderRow, ollamaUrl: string): string | null {
   return base.endsWith('/v1') ? base : `${base}/v1`
 }
 
-function credentialOf(row: ProviderRow, settings: Settings, linked: string | null, ambient: boolean): Credential {
+function credentialOf(
+  row: ProviderRow,
+  settings: Settings,
+  linked: string | null,
+  ambient: boolean,
+): ProviderCredential {
   if (row.provider === 'bedrock') return bedrockCredential(row, settings, linked, ambient)
   if (row.provider === 'vertex') return vertexCredential(row, settings, linked, ambient)
   if (linked !== null) return { kind: 'key', key: bareKey(row, linked) }
   if (KEY_REQUIRED.has(row.provider))
-    throw misconfigured(row.id, 'no_credential', `A ${row.provider} provider needs a secret that holds its key`)
+    throw misconfiguredProvider(row.id, 'no_credential', `A ${row.provider} provider needs a secret that holds its key`)
   return { kind: 'none' }
 }
 
 /** In this order: the secret's API key, `config.api_key`, the secret's key pair, the deployment's own. */
-function bedrockCredential(row: ProviderRow, settings: Settings, linked: string | null, ambient: boolean): Credential {
+function bedrockCredential(
+  row: ProviderRow,
+  settings: Settings,
+  linked: string | null,
+  ambient: boolean,
+): ProviderCredential {
   const given = linked === null ? null : parseCredential(linked)
   const key = given?.apiKey ?? (given === null && linked?.startsWith('ABSK') ? linked : undefined) ?? settings.api_key
   if (typeof key === 'string') return { kind: 'key', key: bareKey(row, key) }
@@ -153,7 +163,12 @@ function bedrockCredential(row: ProviderRow, settings: Settings, linked: string 
   return ambientCredential(row, ambient)
 }
 
-function vertexCredential(row: ProviderRow, settings: Settings, linked: string | null, ambient: boolean): Credential {
+function vertexCredential(
+  row: ProviderRow,
+  settings: Settings,
+  linked: string | null,
+  ambient: boolean,
+): ProviderCredential {
   const given = linked === null ? null : parseCredential(linked)
   const bare = given === null && linked !== null && !linked.startsWith('{') ? linked : undefined
   const key = given?.apiKey ?? bare ?? settings.api_key
@@ -166,22 +181,26 @@ function vertexCredential(row: ProviderRow, settings: Settings, linked: string |
   return { kind: 'google', account: { client_email, private_key, project_id: isText(project_id) ? project_id : null } }
 }
 
-function ambientCredential(row: ProviderRow, ambient: boolean): Credential {
+function ambientCredential(row: ProviderRow, ambient: boolean): ProviderCredential {
   if (ambient) return { kind: 'ambient' }
-  throw misconfigured(row.id, 'no_credential', `A ${row.provider} provider needs a secret or config.api_key here`)
+  throw misconfiguredProvider(
+    row.id,
+    'no_credential',
+    `A ${row.provider} provider needs a secret or config.api_key here`,
+  )
 }
 
 /** What the deployment's environment holds for bedrock. */
-async function lent(row: ProviderRow): Promise<Credential> {
+async function lent(row: ProviderRow): Promise<ProviderCredential> {
   const bearer = process.env.AWS_BEARER_TOKEN_BEDROCK?.trim()
   if (bearer) return { kind: 'key', key: bearer }
-  const keys = await deploymentKeys()
-  if (keys === null) throw misconfigured(row.id, 'no_credential', 'The deployment has no AWS credentials')
+  const keys = await deploymentAwsKeys()
+  if (keys === null) throw misconfiguredProvider(row.id, 'no_credential', 'The deployment has no AWS credentials')
   return { kind: 'aws', keys }
 }
 
 const shape = (row: ProviderRow, wanted: string): AppError =>
-  misconfigured(row.id, 'secret_shape', `The secret of a ${row.provider} provider must be ${wanted}`)
+  misconfiguredProvider(row.id, 'secret_shape', `The secret of a ${row.provider} provider must be ${wanted}`)
 
 function bareKey(row: ProviderRow, key: string): string {
   const trimmed = key.trim()
@@ -202,7 +221,7 @@ function parseCredential(text: string): Record<string, unknown> | null {
 
 const isText = (value: unknown): value is string => typeof value === 'string' && value !== ''
 
-function partsOf(credential: Credential): string[] {
+function partsOf(credential: ProviderCredential): string[] {
   if (credential.kind === 'key') return [credential.key]
   if (credential.kind === 'google') return [credential.account.private_key]
   if (credential.kind === 'aws')

@@ -8,18 +8,18 @@ import {
   streamText,
   type ToolSet,
 } from 'ai'
-import { storableText, storableValue } from '../../core/api/text.ts'
+import { storableText, storableValue } from '../../core/api/storable-text.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage, TextPart } from './exchange.ts'
-import { failureOf, isOwnFault, type ModelFailure } from './failure.ts'
+import { isRequestFault, type ModelFailure, modelFailure } from './failure.ts'
 import { countModelCall } from './metrics.ts'
 import type { ProviderRow } from './model.ts'
+import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage, TextPart } from './model-messages.ts'
 import type { LanguageModelV4, ModelClient } from './models.ts'
-import { schemaInstruction, strictFits } from './structured.ts'
+import { fitsStrictMode, schemaInstruction } from './structured.ts'
 
-export { failureOf, retryDelay } from './failure.ts'
+export { modelFailure, modelRetryDelay } from './failure.ts'
 
-export type CallOutcome = { ok: true; answer: ModelAnswer } | { ok: false; failure: ModelFailure }
+export type ModelCallOutcome = { ok: true; answer: ModelAnswer } | { ok: false; failure: ModelFailure }
 
 /** One attempt. A failure of the vendor or of the record is a value; only an abort by the caller is thrown. */
 export async function attemptCall(
@@ -28,7 +28,7 @@ export async function attemptCall(
   provider: ProviderRow,
   model: string,
   request: ModelRequest,
-): Promise<CallOutcome> {
+): Promise<ModelCallOutcome> {
   request.signal.throwIfAborted()
   const deadline = new AbortController()
   const abort = () => deadline.abort(request.signal.reason)
@@ -55,9 +55,9 @@ export async function attemptCall(
       count('aborted')
       throw request.signal.reason
     }
-    if (isOwnFault(error)) throw error
+    if (isRequestFault(error)) throw error
     count(timedOut ? 'timed_out' : 'failed')
-    const failure = failureOf(error, {
+    const failure = modelFailure(error, {
       ai_provider_id: provider.id,
       model,
       secrets: client.secrets,
@@ -117,7 +117,7 @@ function callSettings(client: ModelClient, model: string, request: ModelRequest,
         : { type: 'json' as const, schema: schema as object, name: 'answer' }
   const given = request.provider_options?.[client.type]
   const options = {
-    ...(schema !== null && !byInstruction && client.strictOption && { strictJsonSchema: strictFits(schema) }),
+    ...(schema !== null && !byInstruction && client.strictOption && { strictJsonSchema: fitsStrictMode(schema) }),
     ...(typeof given === 'object' && given !== null ? given : {}),
   }
   return {

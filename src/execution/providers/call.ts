@@ -1,10 +1,10 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { CallOutcome } from './attempt.ts'
-import type { ModelAnswer, ModelRequest } from './exchange.ts'
+import type { ModelCallOutcome } from './attempt.ts'
 import type { FailureClass } from './failure.ts'
 import type { ProviderRow } from './model.ts'
+import type { ModelAnswer, ModelRequest } from './model-messages.ts'
 import { modelClient } from './models.ts'
 
 /** The SDK takes 30 MB and a tenth of a second to load: a process that makes no call, a web process, does without it. */
@@ -25,17 +25,17 @@ export async function attemptModel(
   rule: {
     retries: number
     repeats?: (failed: FailureClass) => boolean
-    each?: (outcome: CallOutcome) => Promise<void>
+    each?: (outcome: ModelCallOutcome) => Promise<void>
   },
-): Promise<CallOutcome> {
+): Promise<ModelCallOutcome> {
   const { retries, repeats = () => true, each } = rule
-  const { attemptCall, failureOf, retryDelay } = await attempts()
+  const { attemptCall, modelFailure, modelRetryDelay } = await attempts()
   const about = { ai_provider_id: provider.id, model }
   const opened = await modelClient(services, provider).catch((error: unknown) => {
     if (!(error instanceof AppError)) throw error
     return {
       ok: false as const,
-      failure: failureOf(error, { ...about, secrets: [], timedOutAfter: null, started: false }),
+      failure: modelFailure(error, { ...about, secrets: [], timedOutAfter: null, started: false }),
     }
   })
   for (let attempt = 0; ; attempt++) {
@@ -48,7 +48,7 @@ export async function attemptModel(
       return outcome
     }
     const { failure } = outcome
-    const delay = attempt < retries && repeats(failure.class) ? retryDelay(failure, attempt) : null
+    const delay = attempt < retries && repeats(failure.class) ? modelRetryDelay(failure, attempt) : null
     services.log.warn({ ...facts, ...failure.facts, retry_in_ms: delay }, 'model call failed')
     if (delay === null) return outcome
     await sleep(delay, undefined, { signal: request.signal }).catch(() => {})
@@ -73,7 +73,7 @@ export async function callModel(
 }
 
 /** The answer of a call. Raises its failure, with `more` in its meta. */
-export function answerOf(outcome: CallOutcome, more: Record<string, unknown> = {}): ModelAnswer {
+export function answerOf(outcome: ModelCallOutcome, more: Record<string, unknown> = {}): ModelAnswer {
   if (outcome.ok) return outcome.answer
   const { code, message, meta, cause } = outcome.failure
   return raise(code, { message, meta: { ...meta, ...more }, cause })

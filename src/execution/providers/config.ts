@@ -1,8 +1,8 @@
-import { invalid, type Problem, raise } from '../../core/api/errors.ts'
+import { type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sealJson } from '../../core/secrets/json.ts'
 import { tokensIn } from '../../identity/secrets/resolve.ts'
-import { misconfigured } from './misconfigured.ts'
+import { misconfiguredProvider } from './misconfigured.ts'
 import type { ProviderConfig, ProviderRow, ProviderType } from './model.ts'
 
 /** What a credential value reads as; sent back, it means the stored one. */
@@ -55,14 +55,18 @@ type Writable = Pick<ProviderRow, 'provider' | 'secret_id' | 'base_url' | 'confi
 /** Validates the record a write would leave. Raises VALIDATION_FAILED naming every field. */
 export function checkProvider(provider: Writable): void {
   const problems = [...baseUrlProblems(provider), ...configProblems(provider)]
-  if (problems.length > 0) invalid(problems)
+  if (problems.length > 0) raiseInvalid(problems)
 }
 
 /** Refuses bedrock and vertex without a credential they may use: AI_PROVIDER_MISCONFIGURED. */
 export function checkCredential(provider: Writable, ambientCredentials: boolean): void {
   if (!isCloud(provider.provider) || ambientCredentials || provider.secret_id) return
   if (!lookup(provider.config, 'api_key').value)
-    throw misconfigured(null, 'no_credential', `A ${provider.provider} provider needs a secret or config.api_key here`)
+    throw misconfiguredProvider(
+      null,
+      'no_credential',
+      `A ${provider.provider} provider needs a secret or config.api_key here`,
+    )
 }
 
 const isCloud = (type: ProviderType): boolean => type === 'bedrock' || type === 'vertex'
@@ -118,7 +122,7 @@ export const destinationOf = (provider: Writable): string =>
  * Refuses to keep credential values of a config whose requests go elsewhere than before: who may write the provider may
  * not read them. Hosts of a cloud are always the vendor's own. Raises VALIDATION_FAILED naming every field.
  */
-export function checkNothingFollows({ provider, config }: Writable): void {
+export function requireNewCredentials({ provider, config }: Writable): void {
   if (config === null || isCloud(provider)) return
   const { spelling, value: headers } = lookup(config, 'headers')
   const masked = (values: object, path: string) =>
@@ -128,7 +132,7 @@ export function checkNothingFollows({ provider, config }: Writable): void {
   const fields = [...masked(config, 'config'), ...masked(headers ?? {}, `config.${spelling}`)]
   if (fields.length === 0) return
   const message = 'must be given anew: requests go to another address'
-  invalid(fields.map(path => ({ code: 'REQUIRED', path, message })))
+  raiseInvalid(fields.map(path => ({ code: 'REQUIRED', path, message })))
 }
 
 /** The settings of a type that become part of a host name. */
@@ -229,12 +233,16 @@ export function openCredentials(
   if (row.sealed_credentials === null) return { config: {}, headers: {} }
   const opened = services.secrets.open(row.sealed_credentials, sealedFor(row))
   if (!opened.ok)
-    throw misconfigured(row.id, 'secret_undecryptable', "The credentials in the provider's config cannot be decrypted")
+    throw misconfiguredProvider(
+      row.id,
+      'secret_undecryptable',
+      "The credentials in the provider's config cannot be decrypted",
+    )
   return JSON.parse(opened.value) as Credentials
 }
 
 /** The known settings of a row with their credentials. Host labels are checked again: they were stored long ago. */
-export function settingsOf(row: ProviderRow, credentials: Credentials): Settings {
+export function providerSettings(row: ProviderRow, credentials: Credentials): Settings {
   const value = (key: keyof typeof KNOWN) => {
     const found = lookup(row.config, key).value
     return found === MASKED ? (credentials.config[key] ?? null) : found
@@ -243,7 +251,7 @@ export function settingsOf(row: ProviderRow, credentials: Credentials): Settings
   for (const key of labelsOf(row.provider)) {
     const label = text(key)
     if (label !== null && !isLabel(label))
-      throw misconfigured(row.id, 'config_key', `config.${key} is not one DNS label`)
+      throw misconfiguredProvider(row.id, 'config_key', `config.${key} is not one DNS label`)
   }
   const headers = Object.entries((value('headers') ?? {}) as Record<string, string>).map(([name, shown]) => [
     name,

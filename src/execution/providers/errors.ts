@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const providerErrors = {
   AI_PROVIDER_ERROR: { status: 502, description: 'Upstream AI provider error' },
@@ -27,5 +27,5 @@ export const providerErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof providerErrors> {}
+  interface ErrorCodes extends CodesOf<typeof providerErrors> {}
 }

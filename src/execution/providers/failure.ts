@@ -12,11 +12,11 @@ import {
   UnsupportedFunctionalityError,
 } from 'ai'
 import { AppError, type ErrorCode } from '../../core/api/errors.ts'
-import { firstChars } from '../../core/api/text.ts'
+import { truncateChars } from '../../core/api/storable-text.ts'
 import { EgressBlockedError } from '../../core/net/egress.ts'
-import { mask } from '../../identity/secrets/mask.ts'
-import type { FAILURE_CLASSES } from './exchange.ts'
-import { misconfigured } from './misconfigured.ts'
+import { maskSecrets } from '../../identity/secrets/mask.ts'
+import { misconfiguredProvider } from './misconfigured.ts'
+import type { FAILURE_CLASSES } from './model-messages.ts'
 
 /** Why a call failed; null is deterministic and never repeated. */
 export type FailureClass = (typeof FAILURE_CLASSES)[number] | null
@@ -48,20 +48,20 @@ const TEXT_LENGTH = 500
 const TEXT_BYTES = 4 * TEXT_LENGTH
 
 /** Names what went wrong in an attempt. */
-export function failureOf(thrown: unknown, about: About): ModelFailure {
+export function modelFailure(thrown: unknown, about: About): ModelFailure {
   const found = <T>(is: (error: unknown) => error is T): T | null => (causes(thrown).find(is) as T | undefined) ?? null
   const own = found((error): error is AppError => error instanceof AppError)
   if (own) return deterministic(own, thrown)
   const blocked = found((error): error is EgressBlockedError => error instanceof EgressBlockedError)
   if (blocked)
     return deterministic(
-      misconfigured(about.ai_provider_id, 'egress_blocked', mask(blocked.message, about.secrets)),
+      misconfiguredProvider(about.ai_provider_id, 'egress_blocked', maskSecrets(blocked.message, about.secrets)),
       thrown,
     )
   const unset = found(
     (error): error is Error => LoadSettingError.isInstance(error) || LoadAPIKeyError.isInstance(error),
   )
-  if (unset) return deterministic(misconfigured(about.ai_provider_id, 'config_key', unset.message), thrown)
+  if (unset) return deterministic(misconfiguredProvider(about.ai_provider_id, 'config_key', unset.message), thrown)
 
   const answered = found(APICallError.isInstance)
   const streamed =
@@ -69,7 +69,10 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
   const broken = brokenTransfer(answered)
   const status = broken ? null : (answered?.statusCode ?? tokenStatus(thrown))
   const body = answered?.responseBody ?? null
-  const text = firstChars(mask(broken ?? vendorText(thrown, answered, body), about.secrets, TEXT_BYTES), TEXT_LENGTH)
+  const text = truncateChars(
+    maskSecrets(broken ?? vendorText(thrown, answered, body), about.secrets, TEXT_BYTES),
+    TEXT_LENGTH,
+  )
   const errorClass =
     about.timedOutAfter !== null
       ? 'timeout'
@@ -88,7 +91,7 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
     message,
     meta: {
       provider_status_code: status,
-      provider_response_body: body === null ? null : mask(body, about.secrets, BODY_BYTES),
+      provider_response_body: body === null ? null : maskSecrets(body, about.secrets, BODY_BYTES),
       ai_provider_id: about.ai_provider_id,
       model: about.model,
     },
@@ -101,7 +104,7 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
 }
 
 /** Whether an error says that we asked wrongly: nothing the vendor or the record did. */
-export const isOwnFault = (error: unknown): boolean =>
+export const isRequestFault = (error: unknown): boolean =>
   InvalidPromptError.isInstance(error) || MissingToolResultsError.isInstance(error)
 
 /** What the SDK refuses to send: the model, an option or a part that the vendor does not know. */
@@ -127,7 +130,7 @@ function tokenStatus(thrown: unknown): number | null {
 }
 
 /** Milliseconds before attempt `n + 2`; null when the failure is not repeated. */
-export function retryDelay(failure: ModelFailure, n: number): number | null {
+export function modelRetryDelay(failure: ModelFailure, n: number): number | null {
   if (failure.class === null) return null
   if (failure.class === 'rate_limited' && failure.retry_after_ms !== null)
     return failure.retry_after_ms <= MAX_DELAY_MS ? failure.retry_after_ms : null

@@ -1,11 +1,11 @@
 import { AppError, raise } from '../../core/api/errors.ts'
-import { firstChars } from '../../core/api/text.ts'
+import { truncateChars } from '../../core/api/storable-text.ts'
 import { signedGet } from '../../core/net/aws.ts'
 import { EgressBlockedError } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
-import { mask } from '../../identity/secrets/mask.ts'
+import { maskSecrets } from '../../identity/secrets/mask.ts'
 import { type Access, resolveAccess } from './access.ts'
-import { misconfigured } from './misconfigured.ts'
+import { misconfiguredProvider } from './misconfigured.ts'
 import type { ListedModel, ProviderRow, ProviderType } from './model.ts'
 import { googleAuth, locationOf, regionOf, vertexProject } from './models.ts'
 
@@ -203,7 +203,7 @@ export async function listModels(services: Services, row: ProviderRow, closed: A
 async function readPage(access: Access, lister: Lister, cursor: string | null, signal: AbortSignal) {
   const failed = (message: string, status: number | null): never =>
     raise('MODEL_LISTING_FAILED', {
-      message: firstChars(mask(message, access.secrets, 4 * TEXT_LENGTH), TEXT_LENGTH),
+      message: truncateChars(maskSecrets(message, access.secrets, 4 * TEXT_LENGTH), TEXT_LENGTH),
       meta: { ai_provider_id: access.id, provider_status_code: status },
     })
   let status: number | null = null
@@ -218,7 +218,7 @@ async function readPage(access: Access, lister: Lister, cursor: string | null, s
   } catch (error) {
     if (error instanceof AppError) throw error
     if (error instanceof EgressBlockedError)
-      throw misconfigured(access.id, 'egress_blocked', mask(error.message, access.secrets))
+      throw misconfiguredProvider(access.id, 'egress_blocked', maskSecrets(error.message, access.secrets))
     return failed(`The models could not be listed: ${reasonOf(error)}`, status)
   }
 }

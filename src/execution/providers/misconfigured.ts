@@ -9,7 +9,11 @@ export type MisconfiguredReason =
   | 'egress_blocked'
 
 /** A provider record that cannot be used as it stands. */
-export const misconfigured = (providerId: string | null, reason: MisconfiguredReason, message: string): AppError =>
+export const misconfiguredProvider = (
+  providerId: string | null,
+  reason: MisconfiguredReason,
+  message: string,
+): AppError =>
   new AppError('AI_PROVIDER_MISCONFIGURED', {
     message,
     meta: { reason, ...(providerId ? { ai_provider_id: providerId } : {}) },

@@ -1,11 +1,11 @@
 import type { LanguageModel } from 'ai'
 import { LRUCache } from 'lru-cache'
 import type { Queryable } from '../../core/db/sql.ts'
-import { boundedFetch } from '../../core/net/bounded.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { fetchWithLimit } from '../../core/net/limited-body.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type Access, resolveAccess } from './access.ts'
-import { misconfigured } from './misconfigured.ts'
+import { misconfiguredProvider } from './misconfigured.ts'
 import type { ProviderRow, ProviderType } from './model.ts'
 
 /** The SDK's interface to one model. */
@@ -33,7 +33,7 @@ const MODELS_KEPT = 20
 
 type Entry = { key: string; client: Promise<ModelClient>; built: boolean }
 
-const clients = perProcess(() => new Map<string, Entry>())
+const clients = processSingleton(() => new Map<string, Entry>())
 
 /**
  * The client of a provider row, kept while neither the row nor a secret it names changes, at most 60 s.
@@ -191,7 +191,7 @@ export const regionOf = ({ settings }: Access): string => settings.region ?? 'us
 export const locationOf = ({ settings }: Access): string => settings.location ?? 'us-central1'
 
 const TOKEN_BYTES = 1024 * 1024
-const tokenFetch = boundedFetch(TOKEN_BYTES)
+const tokenFetch = fetchWithLimit(TOKEN_BYTES)
 
 /**
  * How Google's client gets tokens: with the two fields of a service account's key file that sign, else with the default
@@ -216,7 +216,7 @@ export async function vertexProject(access: Access): Promise<string> {
       process.env.GOOGLE_VERTEX_PROJECT ?? (await new GoogleAuth(googleAuth(access)).getProjectId().catch(() => null))
     if (found) return found
   }
-  throw misconfigured(
+  throw misconfiguredProvider(
     access.id,
     'no_project',
     'No Google Cloud project: set config.project or use a key file that names it',

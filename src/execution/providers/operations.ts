@@ -2,8 +2,8 @@ import { randomUUID } from 'node:crypto'
 import { z } from 'zod'
 import { checkSpend } from '../../control/quotas/spend.ts'
 import { recordUsageLater, tokenComponents } from '../../control/usage/meter.ts'
-import { AppError, invalid, RecordedFailure } from '../../core/api/errors.ts'
-import { contains, equals, oneOf } from '../../core/api/filters.ts'
+import { AppError, RecordedFailure, raiseInvalid } from '../../core/api/errors.ts'
+import { containsFilter, equalsFilter, oneOf } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Values } from '../../core/api/kind.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
@@ -14,14 +14,13 @@ import { secretKind } from '../../identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
 import {
   checkCredential,
-  checkNothingFollows,
   checkProvider,
   destinationOf,
   openCredentials,
+  requireNewCredentials,
   sealConfig,
   tokenTexts,
 } from './config.ts'
-import type { ModelAnswer } from './exchange.ts'
 import { listModels } from './listing.ts'
 import {
   AiProviderInput,
@@ -31,6 +30,7 @@ import {
   ProviderModel,
   type ProviderRow,
 } from './model.ts'
+import type { ModelAnswer } from './model-messages.ts'
 import { modelClient } from './models.ts'
 
 const providers = resource(aiProviderKind, { path: '/ai-providers', tag: 'AI providers' })
@@ -60,7 +60,7 @@ async function valuesOf(
   const wanted = { ...draft, base_url }
   checkProvider(wanted)
   const blocked = addressProblems(services, 'base_url', base_url, stored?.base_url)
-  if (blocked.length > 0) invalid(blocked)
+  if (blocked.length > 0) raiseInvalid(blocked)
   const nothing = { config: {}, headers: {} }
   const parted =
     given.config === undefined && stored
@@ -71,7 +71,7 @@ async function valuesOf(
   const linked = stored && !moved ? secretsOf(stored) : []
   for (const id of secret_ids)
     if (!linked.includes(id)) allow('secrets:UseSecret', { kind: secretKind, row: { id, project_id } })
-  if (moved) checkNothingFollows(wanted)
+  if (moved) requireNewCredentials(wanted)
   // Checked last: a mask that stands for nothing is no credential.
   checkCredential({ ...wanted, config: parted.config }, services.config.PROVIDER_AMBIENT_CREDENTIALS)
   const named = given.secret_id && wanted.secret_id ? [wanted.secret_id] : []
@@ -149,9 +149,9 @@ export const aiProviderOperations: Operation[] = [
   providers.list({
     summary: 'List AI providers',
     filters: {
-      name: contains('name'),
+      name: containsFilter('name'),
       provider: oneOf('provider', PROVIDER_TYPES),
-      secret_id: equals('secret_id'),
+      secret_id: equalsFilter('secret_id'),
     },
   }),
   providers.create({

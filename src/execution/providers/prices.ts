@@ -1,11 +1,11 @@
 import { providerScope } from '../../control/usage/prices.ts'
 import { ProviderPricesInput } from '../../control/usage/prices-model.ts'
-import { pricesOf } from '../../control/usage/prices-operations.ts'
+import { priceOperationsFor } from '../../control/usage/prices-operations.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { aiProviderKind } from './model.ts'
 
 /** Overrides: what a provider bills where that differs from the prices of its project and of the deployment. */
-export const providerPriceOperations: Operation[] = pricesOf(aiProviderKind, {
+export const providerPriceOperations: Operation[] = priceOperationsFor(aiProviderKind, {
   noun: 'AiProvider',
   words: 'an AI provider',
   path: '/ai-providers/{ai_provider_id}/prices',

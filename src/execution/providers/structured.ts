@@ -23,7 +23,7 @@ const UNSUPPORTED = [
  * Whether a schema keeps to the subset that vendors decode under constraint: every object closed, every property required,
  * an object at the top. Others are sent as a guide (`strict: false`) instead of being refused by the vendor.
  */
-export function strictFits(schema: object): boolean {
+export function fitsStrictMode(schema: object): boolean {
   const top = schema as Record<string, unknown>
   return top.type === 'object' && top.anyOf === undefined && fits(schema)
 }

@@ -1,8 +1,8 @@
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf, type Kind, type KindRow, kinds, srn } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { ShareInput } from './model.ts'
-import { EVERYBODY, RESOURCE_KINDS, type ResourceKind, SHAREABLE } from './terms.ts'
+import { ALL_PROJECTS, RESOURCE_KINDS, type ResourceKind, SHAREABLE } from './terms.ts'
 
 type Creating = Pick<Context<unknown, ShareInput>, 'tx' | 'body' | 'services' | 'allow'> & { project: string }
 
@@ -31,7 +31,7 @@ export function checkEnd(expires_at: string | null | undefined): void {
   if (expires_at != null && new Date(expires_at) <= new Date()) wrong('expires_at', 'must be in the future')
 }
 
-const wrong = (path: string, message: string): never => invalid({ code: 'INVALID_VALUE', path, message })
+const wrong = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
 
 /** What a resource name says: a tool or an agent of the project, one and no pattern. */
 function resourceOf(name: string, project: string): { resource_kind: ResourceKind; resource_id: string } {
@@ -43,7 +43,7 @@ function resourceOf(name: string, project: string): { resource_kind: ResourceKin
 }
 
 async function checkGrantee({ tx, body: { grantee }, project, services }: Creating): Promise<void> {
-  if (grantee === EVERYBODY) {
+  if (grantee === ALL_PROJECTS) {
     if (!services.config.SHARES_ALLOW_PUBLIC) raise('PUBLIC_SHARES_DISABLED')
     return
   }

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const shareErrors = {
   PUBLIC_SHARES_DISABLED: {
@@ -26,5 +26,5 @@ export const shareErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof shareErrors> {}
+  interface ErrorCodes extends CodesOf<typeof shareErrors> {}
 }

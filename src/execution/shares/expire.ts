@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import { every, handler } from '../../core/jobs/handler.ts'
+import { handler, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { revokeShares } from './kind.ts'
-import { deleteCounters, deleteUsage, lockExpired } from './store.ts'
+import { deleteShareCounters, deleteUsage, lockExpiredShares } from './store.ts'
 
 const INTERVAL_SECONDS = 30
 /** Shares that are revoked in one transaction, each with its acceptances. */
@@ -21,7 +21,7 @@ async function revokeExpired({ write }: Pick<Services, 'write'>, stopping?: Abor
   let revoked = 0
   while (!stopping?.aborted) {
     const found = await write(async tx => {
-      const ids = await lockExpired(tx, BATCH)
+      const ids = await lockExpiredShares(tx, BATCH)
       return (await revokeShares(tx, ids)).length
     })
     revoked += found
@@ -30,11 +30,11 @@ async function revokeExpired({ write }: Pick<Services, 'write'>, stopping?: Abor
   return revoked
 }
 
-export const expiryHandler = handler(expiry, { concurrency: 1 }, (_message, { services, stopping }) =>
+export const shareExpiryHandler = handler(expiry, { concurrency: 1 }, (_message, { services, stopping }) =>
   revokeExpired(services, stopping),
 )
 
-export const expirySchedule = every('shares that run out', INTERVAL_SECONDS, expiry, {})
+export const shareExpirySchedule = schedule('shares that run out', INTERVAL_SECONDS, expiry, {})
 
 const DAY_MS = 86_400_000
 const COUNTERS_KEPT_DAYS = 40
@@ -43,6 +43,6 @@ const USAGE_KEPT_DAYS = 400
 /** Deletes counters of windows older than 40 days, and usage older than 400. Returns how many rows went. */
 export async function pruneShares({ pool, clock }: Services, stopping?: AbortSignal): Promise<number> {
   const ago = (days: number) => new Date(clock.now().getTime() - days * DAY_MS)
-  const counters = await inBatches(limit => deleteCounters(pool, ago(COUNTERS_KEPT_DAYS), limit), stopping)
-  return counters + (await inBatches(limit => deleteUsage(pool, ago(USAGE_KEPT_DAYS), limit), stopping))
+  const counters = await deleteInBatches(limit => deleteShareCounters(pool, ago(COUNTERS_KEPT_DAYS), limit), stopping)
+  return counters + (await deleteInBatches(limit => deleteUsage(pool, ago(USAGE_KEPT_DAYS), limit), stopping))
 }

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import { Cap, EVERYBODY, type ResourceKind, SHAREABLE } from './terms.ts'
+import { ALL_PROJECTS, Cap, type ResourceKind, SHAREABLE } from './terms.ts'
 
 /** A share by which a project may call something of another one, as of now. */
 export const GrantingShare = z.object({
@@ -25,7 +25,7 @@ export type Consumer = {
  * The condition under which a share `s` grants by its acceptance `a`. Each call asks anew: nothing of it is kept in a
  * process.
  */
-export const grants = sql.fragment`a.status = 'active' and s.suspended_at is null and s.revoked_at is null
+export const listShareGrants = sql.fragment`a.status = 'active' and s.suspended_at is null and s.revoked_at is null
   and (s.expires_at is null or s.expires_at > now())`
 
 /**
@@ -45,15 +45,15 @@ export async function grantingShares(
     select s.id as share_id, a.id as acceptance_id, s.resource_kind, s.resource_id, s.project_id as publisher_project_id, s.cap
     from shares s join share_acceptances a on a.share_id = s.id and a.project_id = ${projectId}
     where s.resource_id = any(${sql.array([...new Set(ids)], 'text')}) and s.resource_kind = ${kind}
-      and s.grantee in (${projectId}, ${EVERYBODY}) and s.actions && ${sql.array([...SHAREABLE[kind]], 'text')} and ${grants}
-    order by s.grantee = ${EVERYBODY} desc, s.created_at desc, s.id desc
+      and s.grantee in (${projectId}, ${ALL_PROJECTS}) and s.actions && ${sql.array([...SHAREABLE[kind]], 'text')} and ${listShareGrants}
+    order by s.grantee = ${ALL_PROJECTS} desc, s.created_at desc, s.id desc
     ${hold ? sql.fragment`for share of a` : sql.fragment``}`)
   // The last one of an id stays.
   return new Map(rows.map(share => [share.resource_id, share]))
 }
 
 /** Whether a share that names a tool or agent is for a project, whatever has become of it (index shares_resource). */
-export const isAddressed = (db: Queryable, kind: ResourceKind, projectId: string, id: string): Promise<boolean> =>
+export const isOffered = (db: Queryable, kind: ResourceKind, projectId: string, id: string): Promise<boolean> =>
   db.exists(sql.type(z.object({ id: z.string() }))`
     select id from shares
-    where resource_id = ${id} and resource_kind = ${kind} and grantee in (${projectId}, ${EVERYBODY})`)
+    where resource_id = ${id} and resource_kind = ${kind} and grantee in (${projectId}, ${ALL_PROJECTS})`)

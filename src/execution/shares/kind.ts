@@ -1,9 +1,9 @@
 import { z } from 'zod'
 import { kind, type Reference, selectList } from '../../core/api/kind.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { tellConsumers } from './activity.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { Share, ShareAcceptance } from './model.ts'
+import { notifyConsumers } from './share-activity.ts'
 import { RESOURCE_KINDS, type ResourceKind } from './terms.ts'
 
 /**
@@ -85,16 +85,16 @@ export async function revokeShares(tx: Tx, ids: readonly string[]): Promise<read
     from revoked`)
   return rows.map(({ consumers, ...share }) => {
     tx.emit(shareKind, 'revoked', share)
-    tellConsumers(tx, 'share_revoked', share, consumers)
+    notifyConsumers(tx, 'share_revoked', share, consumers)
     return share
   })
 }
 
 /** Tells who uses the shares of a project that it is about to be deleted with them. */
-export async function tellOfProject(tx: Tx, projectId: string): Promise<void> {
+export async function notifyProjectDeletion(tx: Tx, projectId: string): Promise<void> {
   const rows = await tx.any(ended`
     select ${shareKind.columns}, array_agg(a.project_id order by a.project_id) as consumers
     from shares t join share_acceptances a on a.share_id = t.id and a.status = 'active'
     where t.project_id = ${projectId} group by t.id`)
-  for (const { consumers, ...share } of rows) tellConsumers(tx, 'share_revoked', share, consumers)
+  for (const { consumers, ...share } of rows) notifyConsumers(tx, 'share_revoked', share, consumers)
 }

@@ -1,10 +1,17 @@
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { tellConsumers } from './activity.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { consumersOf, revokeShares, type ShareRow, shareKind } from './kind.ts'
 import type { ShareAcceptance } from './model.ts'
-import { accept, acceptanceOf, deleteAcceptance, lockAcceptance, referencesIn, revokeAcceptance } from './store.ts'
+import { notifyConsumers } from './share-activity.ts'
+import {
+  acceptanceOf,
+  deleteAcceptance,
+  insertAcceptance,
+  lockAcceptance,
+  referencesIn,
+  revokeAcceptance,
+} from './store.ts'
 
 /** References that a refused revoke names. */
 const SAMPLE = 20
@@ -12,20 +19,20 @@ const SAMPLE = 20
 type Acting = Pick<Context, 'tx' | 'grant'> & { resource: ShareRow }
 
 /** Whether a share has ended for good. */
-export const hasEnded = ({ revoked_at, expires_at }: ShareRow): boolean =>
+export const isShareEnded = ({ revoked_at, expires_at }: ShareRow): boolean =>
   revoked_at !== null || (expires_at !== null && new Date(expires_at) <= new Date())
 
 /** The share under its lock, unless it has ended. Raises SHARE_REVOKED. */
 async function lockLive(tx: Tx, id: string): Promise<ShareRow> {
   const share = await shareKind.lock(tx, id)
-  if (hasEnded(share)) raise('SHARE_REVOKED', { meta: { share_id: id } })
+  if (isShareEnded(share)) raise('SHARE_REVOKED', { meta: { share_id: id } })
   return share
 }
 
 /** The project that acts as a grantee. Raises VALIDATION_FAILED for the publisher. */
 export function granteeOf({ grant }: Pick<Context, 'grant'>): string {
   if (grant) return grant.project_id
-  return invalid({
+  return raiseInvalid({
     code: 'REQUIRED',
     path: 'project_id',
     message: 'must be a project that the share is for; a credential that is bound to one needs none',
@@ -40,7 +47,7 @@ export async function acceptShare(context: Acting): Promise<ShareAcceptance> {
   const known = await acceptanceOf(tx, share.id, project, true)
   if (known?.status === 'active') return known
   if (known?.revoked_by === 'publisher') raise('SHARE_REVOKED', { meta: { share_id: share.id } })
-  const acceptance = await accept(tx, share.id, project)
+  const acceptance = await insertAcceptance(tx, share.id, project)
   tx.emit(shareKind, 'accepted', share, { extra: { acceptance } })
   return acceptance
 }
@@ -52,7 +59,7 @@ export async function suspendOrResume({ tx, resource }: Acting, suspend: boolean
   const row = await shareKind.update(tx, share.id, { suspended_at: suspend ? new Date().toISOString() : null })
   const verb = suspend ? 'suspended' : 'resumed'
   tx.emit(shareKind, verb, row)
-  tellConsumers(tx, `share_${verb}`, row, await consumersOf(tx, row.id))
+  notifyConsumers(tx, `share_${verb}`, row, await consumersOf(tx, row.id))
   return row
 }
 
@@ -84,7 +91,7 @@ export async function revokeShare(context: Acting, force: boolean): Promise<Shar
 }
 
 /** Revokes one acceptance in the name of the publisher. Raises RESOURCE_NOT_FOUND. */
-export async function revokeOne({ tx, resource }: Acting, id: string): Promise<ShareAcceptance> {
+export async function revokeAcceptanceOf({ tx, resource }: Acting, id: string): Promise<ShareAcceptance> {
   const share = await shareKind.lock(tx, resource.id)
   const known = await lockAcceptance(tx, share.id, id)
   if (!known) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
@@ -92,7 +99,7 @@ export async function revokeOne({ tx, resource }: Acting, id: string): Promise<S
 }
 
 /** Deletes one acceptance, revoked first while it is active; its project may then accept again. Raises RESOURCE_NOT_FOUND. */
-export async function deleteOne({ tx, resource }: Acting, id: string): Promise<void> {
+export async function deleteAcceptanceOf({ tx, resource }: Acting, id: string): Promise<void> {
   const share = await shareKind.lock(tx, resource.id)
   const known = await lockAcceptance(tx, share.id, id)
   if (!known) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
@@ -103,6 +110,6 @@ export async function deleteOne({ tx, resource }: Acting, id: string): Promise<v
 async function stop(tx: Tx, share: ShareRow, known: ShareAcceptance): Promise<ShareAcceptance> {
   const acceptance = await revokeAcceptance(tx, known.id, 'publisher')
   tx.emit(shareKind, 'revoked', share, { extra: { acceptance } })
-  tellConsumers(tx, 'share_revoked', share, [acceptance.project_id])
+  notifyConsumers(tx, 'share_revoked', share, [acceptance.project_id])
   return acceptance
 }

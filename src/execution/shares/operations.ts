@@ -1,16 +1,23 @@
 import { z } from 'zod'
-import { invalid, raise } from '../../core/api/errors.ts'
-import { anyOf, booleanQuery, pageOf, textFilter } from '../../core/api/lists.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { booleanQuery, enumListQuery, pageOf, textFilter } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { findAgent } from '../agents/model.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
 import { projectionOf } from '../tools/projection.ts'
-import { tellConsumers } from './activity.ts'
 import { checkEnd, checkShare } from './create.ts'
 import { consumersOf, type ShareRow, shareKind } from './kind.ts'
-import { acceptShare, deleteOne, granteeOf, hasEnded, revokeOne, revokeShare, suspendOrResume } from './lifecycle.ts'
+import {
+  acceptShare,
+  deleteAcceptanceOf,
+  granteeOf,
+  isShareEnded,
+  revokeAcceptanceOf,
+  revokeShare,
+  suspendOrResume,
+} from './lifecycle.ts'
 import {
   ACCEPTANCE_STATUSES,
   ActingInput,
@@ -22,6 +29,7 @@ import {
   ShareReference,
   ShareUsage,
 } from './model.ts'
+import { notifyConsumers } from './share-activity.ts'
 import { acceptanceOf, listAcceptances, listReferences, listShares, listUsage, sharedWith } from './store.ts'
 
 const tag = 'Shares'
@@ -75,7 +83,7 @@ const list = operation({
       return listShares(context, { rows, filters: [resource], grantee: null })
     }
     if (project === null)
-      return invalid({ code: 'REQUIRED', path: 'project_id', message: 'is required with role=grantee' })
+      return raiseInvalid({ code: 'REQUIRED', path: 'project_id', message: 'is required with role=grantee' })
     // What a policy names is a share under the project that acts.
     const { rows } = visible({ project: sql.fragment`${project}::text`, id: sql.fragment`t.id` })
     return listShares(context, { rows, filters: [sharedWith(project)], grantee: project })
@@ -94,7 +102,9 @@ const acceptances = {
     description: 'Each with its state and when the project accepted it.',
     tag,
     action: 'shares:ListShareAcceptances',
-    query: z.object({ status: anyOf(ACCEPTANCE_STATUSES).describe('One `status` or several, by repeating it') }),
+    query: z.object({
+      status: enumListQuery(ACCEPTANCE_STATUSES).describe('One `status` or several, by repeating it'),
+    }),
     paged: true,
     answers: { 200: pageOf(ShareAcceptance) },
     run: context => listAcceptances(context, context.resource.id, context.query.status),
@@ -109,7 +119,7 @@ const acceptances = {
     action: 'shares:RevokeShareAcceptance',
     ...byPeople,
     answers: { 200: ShareAcceptance },
-    run: context => revokeOne(context, context.params.acceptance_id),
+    run: context => revokeAcceptanceOf(context, context.params.acceptance_id),
   }),
   remove: itemOperation(shareKind, {
     id: 'deleteShareAcceptance',
@@ -121,7 +131,7 @@ const acceptances = {
     action: 'shares:DeleteShareAcceptance',
     ...byPeople,
     answers: { 204: null },
-    run: context => deleteOne(context, context.params.acceptance_id),
+    run: context => deleteAcceptanceOf(context, context.params.acceptance_id),
   }),
 }
 
@@ -163,7 +173,7 @@ export const shareOperations: Operation[] = [
     quiet: true,
     raises: ['SHARE_REVOKED'],
     check(_next, { stored, body }) {
-      if (hasEnded(stored)) raise('SHARE_REVOKED', { meta: { share_id: stored.id } })
+      if (isShareEnded(stored)) raise('SHARE_REVOKED', { meta: { share_id: stored.id } })
       checkEnd(body.expires_at)
     },
   }),
@@ -172,7 +182,7 @@ export const shareOperations: Operation[] = [
     description: 'Projects that accepted it lose the tool or agent at once.',
     ...byPeople,
     async check(share, { tx }) {
-      tellConsumers(tx, 'share_revoked', share, await consumersOf(tx, share.id))
+      notifyConsumers(tx, 'share_revoked', share, await consumersOf(tx, share.id))
     },
   }),
   shares.action('accept', {

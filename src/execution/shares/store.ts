@@ -1,13 +1,13 @@
 import { z } from 'zod'
-import { namesOf } from '../../core/api/dependents.ts'
+import { referenceCondition } from '../../core/api/dependents.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf, kinds } from '../../core/api/kind.ts'
-import { page } from '../../core/api/lists.ts'
+import { pageResult } from '../../core/api/lists.ts'
 import type { Context, Page } from '../../core/api/operation.ts'
-import { type Fragment, identifying, type Queryable, sql } from '../../core/db/sql.ts'
+import { type Fragment, idStatement, type Queryable, sql } from '../../core/db/sql.ts'
 import { ACCEPTANCE_PREFIX, acceptanceColumns, acceptanceSql, type ShareRow, shareKind } from './kind.ts'
 import type { ShareAcceptance, ShareReference } from './model.ts'
-import { EVERYBODY } from './terms.ts'
+import { ALL_PROJECTS } from './terms.ts'
 
 /** The acceptance of a share by a project (unique index of the two). `lock` takes its row, behind that of the share. */
 export const acceptanceOf = (
@@ -28,7 +28,7 @@ export const lockAcceptance = async (db: Queryable, shareId: string, id: string)
     : null
 
 /** Accepts a share, for the first time or again. The caller holds the share. */
-export const accept = (db: Queryable, shareId: string, projectId: string): Promise<ShareAcceptance> =>
+export const insertAcceptance = (db: Queryable, shareId: string, projectId: string): Promise<ShareAcceptance> =>
   db.one(acceptanceSql`
     insert into share_acceptances as t (id, share_id, project_id, status)
     values (${newId(ACCEPTANCE_PREFIX)}, ${shareId}, ${projectId}, 'active')
@@ -48,11 +48,11 @@ export const revokeAcceptance = (
 
 /** Deletes an acceptance with its counters. */
 export const deleteAcceptance = (db: Queryable, id: string): Promise<unknown> =>
-  db.query(identifying`delete from share_acceptances where id = ${id} returning id`)
+  db.query(idStatement`delete from share_acceptances where id = ${id} returning id`)
 
 /** A page of the acceptances of a share, newest first (index share_acceptances_share). */
 export const listAcceptances = (context: Pick<Context, 'db' | 'page'>, shareId: string, statuses?: readonly string[]) =>
-  page<ShareAcceptance>(context, {
+  pageResult<ShareAcceptance>(context, {
     columns: acceptanceColumns,
     from: sql.fragment`share_acceptances t`,
     rows: sql.fragment`t.share_id = ${shareId}`,
@@ -65,7 +65,7 @@ export const listAcceptances = (context: Pick<Context, 'db' | 'page'>, shareId: 
 
 /** The shares that a project accepted or may accept: those for it, and those for everybody that it accepted. */
 export const sharedWith = (projectId: string): Fragment => sql.fragment`(t.grantee = ${projectId}
-  or t.grantee = ${EVERYBODY} and exists (
+  or t.grantee = ${ALL_PROJECTS} and exists (
     select 1 from share_acceptances a where a.share_id = t.id and a.project_id = ${projectId}))`
 
 /**
@@ -76,7 +76,7 @@ export async function listShares(
   context: Pick<Context, 'db' | 'page'>,
   { rows, filters, grantee }: { rows: Fragment; filters: (Fragment | false)[]; grantee: string | null },
 ) {
-  const found = await page<ShareRow>(context, {
+  const found = await pageResult<ShareRow>(context, {
     columns: shareKind.columns,
     from: sql.fragment`shares t`,
     rows,
@@ -111,7 +111,7 @@ function namedIn({ resource_kind, resource_id }: ShareRow, projectId: string): F
       .map(
         reference => sql.fragment`
           select ${kind.name}::text as type, id, created_at from ${sql.identifier([kind.table])}
-          where project_id = ${projectId} and ${namesOf(reference, sql.fragment`select ${resource_id}::text`)}`,
+          where project_id = ${projectId} and ${referenceCondition(reference, sql.fragment`select ${resource_id}::text`)}`,
       ),
   )
   return sql.fragment`(${sql.join(parts, sql.fragment` union `)})`
@@ -119,7 +119,7 @@ function namedIn({ resource_kind, resource_id }: ShareRow, projectId: string): F
 
 /** A page of that configuration, newest first. */
 export const listReferences = (context: Pick<Context, 'db' | 'page'>, share: ShareRow, projectId: string) =>
-  page<ShareReference>(context, {
+  pageResult<ShareReference>(context, {
     columns: sql.fragment`t.type, t.id`,
     from: sql.fragment`${namedIn(share, projectId)} t`,
     time: sql.fragment`t.created_at`,
@@ -143,7 +143,7 @@ export function listUsage({ db, page: bounds }: Pick<Context, 'db' | 'page'>, sh
   const since = from && sql.fragment`and u.hour >= date_trunc('hour', ${from.toISOString()}::timestamptz, 'UTC')`
   const until = to && sql.fragment`and u.hour <= ${to.toISOString()}::timestamptz`
   const unbounded: Page = { ...bounds, from: null, to: null }
-  return page<{ project_id: string; calls: number; refused: number }>(
+  return pageResult<{ project_id: string; calls: number; refused: number }>(
     { db, page: unbounded },
     {
       columns: sql.fragment`t.project_id, t.calls, t.refused`,
@@ -157,15 +157,15 @@ export function listUsage({ db, page: bounds }: Pick<Context, 'db' | 'page'>, sh
 }
 
 /** Shares that have run out since they were looked at last (index shares_expiring). Their rows are taken. */
-export const lockExpired = (db: Queryable, limit: number): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+export const lockExpiredShares = (db: Queryable, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
     select id from shares where expires_at <= now() and revoked_at is null order by expires_at limit ${limit}
     for no key update skip locked`)
 
 /** Deletes up to `limit` counters of windows that began before a time (index share_counters_start). Returns how many. */
-export const deleteCounters = async (db: Queryable, before: Date, limit: number): Promise<number> =>
+export const deleteShareCounters = async (db: Queryable, before: Date, limit: number): Promise<number> =>
   (
-    await db.query(identifying`
+    await db.query(idStatement`
       delete from share_counters where (acceptance_id, window_key) in (
         select acceptance_id, window_key from share_counters where window_start < ${before.toISOString()}::timestamptz
         order by window_start limit ${limit})`)
@@ -174,7 +174,7 @@ export const deleteCounters = async (db: Queryable, before: Date, limit: number)
 /** Deletes up to `limit` hours of usage before a time (index share_usage_hour). Returns how many. */
 export const deleteUsage = async (db: Queryable, before: Date, limit: number): Promise<number> =>
   (
-    await db.query(identifying`
+    await db.query(idStatement`
       delete from share_usage where (share_id, project_id, hour) in (
         select share_id, project_id, hour from share_usage where hour < ${before.toISOString()}::timestamptz
         order by hour limit ${limit})`)

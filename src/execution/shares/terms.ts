@@ -6,7 +6,7 @@ export const RESOURCE_KINDS = ['tool', 'agent'] as const
 export type ResourceKind = (typeof RESOURCE_KINDS)[number]
 
 /** The grantee of a share with every project. */
-export const EVERYBODY = '*'
+export const ALL_PROJECTS = '*'
 
 const CAP_WINDOWS = ['rolling_1m', 'rolling_1h', 'rolling_24h', 'calendar_month'] as const
 

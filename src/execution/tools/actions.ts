@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto'
-import type { Definition, ToolAction } from './model.ts'
+import type { ToolAction, ToolDefinition } from './model.ts'
 import { actionSchema, platformActions } from './platform.ts'
 
 const MAX_NAME = 64
@@ -26,7 +26,7 @@ export function withoutPresets(schema: Record<string, unknown>, presets: Record<
 }
 
 /** What a tool offers, as models see it; those of an mcp tool its server says (mcp.ts). */
-export function actionsOf(tool: Definition): ToolAction[] {
+export function actionsOf(tool: ToolDefinition): ToolAction[] {
   const { name, description, parameters, preset_parameters, actions } = tool
   if (tool.type !== 'platform')
     return [

@@ -2,16 +2,16 @@ import { createHash } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { EgressOutcome } from '../../core/net/egress.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { maskYielding } from '../../identity/secrets/mask.ts'
-import type { Limits } from './call-model.ts'
+import type { Limits } from './call-types.ts'
 import type { Auth } from './model.ts'
 import type { ToolRequest } from './request.ts'
 import { fillTokens, type TokenValues } from './tokens.ts'
 
 /** A credential that was put into a request. */
-export type Credential = {
+export type ToolCredential = {
   /** Values that may not be shown. */
   hidden: string[]
   /** The target refuses it: the next call gets a new one. */
@@ -29,14 +29,14 @@ const TOKEN_BYTES = 256 * 1024
  * Computes the credential of a request over what it will send, and puts it there.
  * @throws TOOL_AUTH_FAILED, TOOL_EGRESS_BLOCKED for a token endpoint that may not be called
  */
-export async function authorize(
+export async function authorizeToolCall(
   services: Services,
   projectId: string,
   auth: Auth,
   request: ToolRequest,
   values: TokenValues,
   limits: Limits,
-): Promise<Credential> {
+): Promise<ToolCredential> {
   const fill = (text: string) => fillTokens(text, values, () => '')
   try {
     if (auth.type === 'aws_sigv4') return await signAws(services, auth, request, fill)
@@ -57,7 +57,7 @@ async function signAws(
   auth: Extract<Auth, { type: 'aws_sigv4' }>,
   { method, url, headers, body }: ToolRequest,
   fill: Fill,
-): Promise<Credential> {
+): Promise<ToolCredential> {
   const { AwsV4Signer } = await import('aws4fetch')
   const service = fill(auth.service)
   const secretAccessKey = fill(auth.secret_access_key)
@@ -159,7 +159,7 @@ function clientGrant(auth: Extract<Auth, { type: 'oauth2_client_credentials' }>,
 type Token = { value: string; until: number }
 
 /** Access tokens of a process, until a minute before they expire, and those that are being asked for. */
-const tokensOf = perProcess(() => ({
+const tokensOf = processSingleton(() => ({
   known: new LRUCache<string, Token>({ max: 1000 }),
   asked: new Map<string, Promise<Token>>(),
 }))
@@ -170,14 +170,14 @@ async function bearer(
   grant: Grant,
   { headers }: ToolRequest,
   limits: Limits,
-): Promise<Credential> {
+): Promise<ToolCredential> {
   const { known, asked } = tokensOf(services)
   const key = `${projectId} ${grant.key}`
   let token = known.get(key)
   if (!token || token.until <= services.clock.now().getTime()) {
     let asking = asked.get(key)
     if (!asking) {
-      asking = askToken(services, projectId, grant).finally(() => asked.delete(key))
+      asking = requestToken(services, projectId, grant).finally(() => asked.delete(key))
       asked.set(key, asking)
     }
     token = await within(asking, limits)
@@ -211,7 +211,7 @@ async function within<T>(work: Promise<T>, { until, signal }: Limits): Promise<T
 const failed = (message: string, meta: Record<string, unknown>): AppError =>
   new AppError('TOOL_AUTH_FAILED', { message, meta })
 
-async function askToken(services: Services, projectId: string, grant: Grant): Promise<Token> {
+async function requestToken(services: Services, projectId: string, grant: Grant): Promise<Token> {
   const { egress, clock } = services
   const form = await grant.form()
   const asked = clock.now().getTime()

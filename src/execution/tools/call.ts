@@ -1,7 +1,7 @@
-import { AppError, type ErrorCode, invalid, raise } from '../../core/api/errors.ts'
+import { AppError, type ErrorCode, raise, raiseInvalid } from '../../core/api/errors.ts'
 import { mergeContext, type ToolContext } from '../../core/api/tool-context.ts'
 import { retryWhileUnavailable } from '../../core/db/retry.ts'
-import { ExpressionError, evaluate, readPath, type Spent } from '../../core/expressions/evaluate.ts'
+import { type EvaluationBudget, ExpressionError, evaluate, readPath } from '../../core/expressions/evaluate.ts'
 import { pathsOf } from '../../core/expressions/references.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Origin } from '../../core/invoke/call.ts'
@@ -9,16 +9,16 @@ import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 import { effectiveCaller } from '../../identity/principals.ts'
-import { takeShareCall } from '../shares/take.ts'
-import { type Callable, callingProject, type Metering, type ToolCall } from './call-model.ts'
+import { consumeShareCall } from '../shares/consume-cap.ts'
+import { MAX_CALLS, toolCallLimits, withCallSlot, withNestedLimits } from './call-limits.ts'
+import { type Callable, type CallMetering, callingProject, type ToolCall } from './call-types.ts'
 import { parametersSchema } from './check-definition.ts'
-import { type GateRequest, runOfCall, toolGate } from './gate.ts'
+import { type GateRequest, runOfCall, toolGate } from './guardrail-gate.ts'
 import { callHttp } from './http.ts'
-import { limitsOf, MAX_CALLS, underWay, within } from './limits.ts'
 import { callMcp } from './mcp.ts'
-import { meterCall } from './metering.ts'
+import { meterToolCall } from './metering.ts'
 import { callPipeline } from './pipeline.ts'
-import { actionOf, callPlatform, checkArguments, isReadOnly } from './platform.ts'
+import { actionOf, callOperation, checkArguments, isReadOnly } from './platform.ts'
 
 /** A call, with its limits. */
 export const openCall = (
@@ -33,7 +33,7 @@ export const openCall = (
     judged?: ToolCall['judged']
     reading?: boolean
     begin?: ToolCall['begin']
-    metering: Metering | null
+    metering: CallMetering | null
     timeoutMs?: number
     signal?: AbortSignal
   },
@@ -48,7 +48,7 @@ export const openCall = (
   begin: given.begin ?? null,
   reading: given.reading ?? false,
   metering: given.metering,
-  limits: limitsOf(config, given),
+  limits: toolCallLimits(config, given),
 })
 
 /**
@@ -58,13 +58,13 @@ export const openCall = (
  *   schemas cannot be checked; SHARE_CAP_EXCEEDED
  */
 export function callTool(services: Services, tool: Callable, call: ToolCall): Promise<unknown> {
-  const work = () => carryOut(services, tool, call)
+  const work = () => executeCall(services, tool, call)
   // Operations of the platform may wait for turns whose calls need room themselves.
   const bounded = call.limits.depth === 0 && tool.type !== 'platform'
-  return bounded ? underWay(services, callingProject(tool), call.limits, work) : work()
+  return bounded ? withCallSlot(services, callingProject(tool), call.limits, work) : work()
 }
 
-async function carryOut(services: Services, tool: Callable, given: ToolCall): Promise<unknown> {
+async function executeCall(services: Services, tool: Callable, given: ToolCall): Promise<unknown> {
   const call = { ...given, caller: actingThrough(services, tool, given.caller) }
   if (tool.type === 'client') return raise('TOOL_CALL_NOT_SUPPORTED', { meta: { tool_id: tool.id } })
   const { limits } = call
@@ -78,14 +78,14 @@ async function carryOut(services: Services, tool: Callable, given: ToolCall): Pr
       withinMs: Math.min(DATABASE_PATIENCE_MS, limits.until - performance.now()),
     })
   if (!call.judged) await patiently(() => requireExecute(services, tool, action ?? tool.name, call))
-  await patiently(() => takeShareCall(services, tool.consumer))
+  await patiently(() => consumeShareCall(services, tool.consumer))
   if (!isRepeatable(tool, action)) await call.begin?.()
-  const make = () => dispatch(services, tool, action, input, inNameOf(tool, call))
+  const make = () => dispatch(services, tool, action, input, sharedToolCall(tool, call))
   const output = await (readsBefore(tool, action) ? patiently(make) : make()).catch(error => {
-    meterCall(services, tool, action, call, { input, output: null })
+    meterToolCall(services, tool, action, call, { input, output: null })
     throw tool.consumer ? withoutDefinition(error) : error
   })
-  meterCall(services, tool, action, call, { input, output })
+  meterToolCall(services, tool, action, call, { input, output })
   return tool.output_mapping ? mapOutput(services, tool, { output, input }, limits.room.expressions) : output
 }
 
@@ -136,7 +136,7 @@ export async function prepareCall(
  * A call as it reaches a tool of another project, or asks what that offers. It is told who calls; but what it is made of,
  * which its project may change at any time, does not get to act on the platform with the rights of who calls.
  */
-export function inNameOf({ consumer }: Callable, call: ToolCall): ToolCall {
+export function sharedToolCall({ consumer }: Callable, call: ToolCall): ToolCall {
   if (!consumer) return call
   return {
     ...call,
@@ -170,7 +170,7 @@ function dispatch(
   call: ToolCall,
 ): Promise<unknown> {
   if (tool.type === 'pipeline') return callPipeline(services, tool, input, call, callTool)
-  if (tool.type === 'platform') return callPlatform(services, tool, action as string, input, call)
+  if (tool.type === 'platform') return callOperation(services, tool, action as string, input, call)
   if (tool.type === 'mcp') return callMcp(services, tool, action as string, input, call)
   return callHttp(services, tool, input, call)
 }
@@ -185,7 +185,7 @@ export const judgedArguments = (
 ): Record<string, unknown> => (consumer ? given : { ...given, ...preset_parameters })
 
 /** A tool as rules know it. Through a share those of the project that calls count alone. */
-export const gatedAs = ({ id, name, guardrail_ids, consumer }: Callable): GateRequest['tool'] => ({
+export const guardrailView = ({ id, name, guardrail_ids, consumer }: Callable): GateRequest['tool'] => ({
   id,
   name,
   guardrail_ids: consumer ? null : guardrail_ids,
@@ -201,7 +201,7 @@ async function requireExecute(
   const request: GateRequest = {
     project_id: callingProject(tool),
     agent: null,
-    tool: gatedAs(tool),
+    tool: guardrailView(tool),
     action,
     args: judgedArguments(tool, input),
     generation_id: null,
@@ -211,7 +211,7 @@ async function requireExecute(
     signal: limits.signal,
   }
   // What the guardrails call is part of this call.
-  const verdict = await within(limits, async () => toolGate.only()?.judge(services, request))
+  const verdict = await withNestedLimits(limits, async () => toolGate.only()?.judge(services, request))
   if (!verdict || verdict.decision === 'execute') return
   raise('TOOL_DISPATCH_FAILED', {
     message: 'reason' in verdict ? verdict.reason : 'The call needs an approval, which cannot be given here',
@@ -230,10 +230,10 @@ export async function checkInput(
   try {
     const schema = parametersSchema(project_id, parameters)
     const [problems] = await schemaChecks(services).problems(schema, [input], { signal })
-    if (problems.length > 0) invalid(wireProblems(problems, 'input'))
+    if (problems.length > 0) raiseInvalid(wireProblems(problems, 'input'))
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error
-    invalid({ code: 'INVALID_VALUE', path: 'parameters', message: error.message })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'parameters', message: error.message })
   }
 }
 
@@ -242,7 +242,7 @@ export function mapOutput(
   { log }: Services,
   { id, output_mapping }: Callable,
   root: { output: unknown; input: Record<string, unknown> },
-  spent: Spent,
+  spent: EvaluationBudget,
 ): unknown {
   const missing = pathsOf(output_mapping).filter(path => readPath(root, path) === null)
   if (missing.length > 0)
@@ -251,6 +251,6 @@ export function mapOutput(
     return evaluate(output_mapping, root, spent)
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
-    return invalid({ code: 'TOO_BIG', path: 'output_mapping', message: error.message })
+    return raiseInvalid({ code: 'TOO_BIG', path: 'output_mapping', message: error.message })
   }
 }

@@ -1,23 +1,23 @@
-import { invalid, type Problem, raise } from '../../core/api/errors.ts'
+import { type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { expressionProblem } from '../../core/expressions/evaluate.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { addressProblems } from '../../core/net/refused-address.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Auth, Definition, Execute, Mcp } from './model.ts'
+import type { Auth, Execute, Mcp, ToolDefinition } from './model.ts'
 import { actionProblems } from './platform.ts'
 import {
   holdsSecret,
   isSecretToken,
+  misplacedTokens,
   placeholdersOf,
   presetTokens,
   refuseTokens,
-  type Sent,
-  strayTokens,
+  type TokenTemplate,
 } from './tokens.ts'
 
 /** What checks a definition, and says where in the body it stands. */
-export type Checking = Pick<Context, 'tx' | 'services' | 'allow'> & { project_id: string }
+export type DefinitionCheck = Pick<Context, 'tx' | 'services' | 'allow'> & { project_id: string }
 
 const CONTEXT_KEY = /^[A-Za-z0-9!#$%&'*+.^_`|~-]+$/
 const HEADER_NAME = /^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$/
@@ -33,17 +33,17 @@ const problem = (path: string, message: string, code = 'INVALID_VALUE'): Problem
 /** Validates one definition, of a record or inline. `at` is its path in the body, ending in a dot where it has one. */
 /** @param stored the definition before: addresses of it are not checked again */
 export async function checkDefinition(
-  checking: Checking,
-  tool: Definition,
+  checking: DefinitionCheck,
+  tool: ToolDefinition,
   at: string,
-  stored: Partial<Pick<Definition, 'execute' | 'mcp'>> | null = null,
+  stored: Partial<Pick<ToolDefinition, 'execute' | 'mcp'>> | null = null,
 ): Promise<void> {
   const { services, project_id } = checking
   const { execute, mcp, parameters, preset_parameters, output_mapping, context_keys } = tool
   const tooLarge = sizeProblems({ execute, mcp, preset_parameters }, at)
-  if (tooLarge.length > 0) invalid(tooLarge)
-  if (execute) refuseTokens(strayTokens(execute), `${at}execute`)
-  if (mcp) refuseTokens(strayTokens(mcp), `${at}mcp`)
+  if (tooLarge.length > 0) raiseInvalid(tooLarge)
+  if (execute) refuseTokens(misplacedTokens(execute), `${at}execute`)
+  if (mcp) refuseTokens(misplacedTokens(mcp), `${at}mcp`)
   refuseTokens(presetTokens(preset_parameters), `${at}preset_parameters`)
   const badKeys = (context_keys ?? []).filter(key => typeof key !== 'string' || !CONTEXT_KEY.test(key))
   if (badKeys.length > 0)
@@ -58,13 +58,13 @@ export async function checkDefinition(
   if (unusable) problems.push(problem(`${at}output_mapping`, unusable))
   if (parameters && parameters.type !== 'object')
     problems.push(problem(`${at}parameters.type`, 'must be object: a tool takes named arguments'))
-  if (problems.length > 0) invalid(problems)
+  if (problems.length > 0) raiseInvalid(problems)
   if (!parameters) return
   try {
     await schemaChecks(services).checkInTransaction(parametersSchema(project_id, parameters))
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error
-    invalid(problem(`${at}parameters`, error.message))
+    raiseInvalid(problem(`${at}parameters`, error.message))
   }
 }
 
@@ -78,12 +78,12 @@ export const parametersSchema = (project: string, parameters: object) => ({
 /** Addresses that the egress rule refuses. What stands behind a host cannot change it. */
 function blockedProblems(
   services: Services,
-  { execute, mcp }: Pick<Definition, 'execute' | 'mcp'>,
+  { execute, mcp }: Pick<ToolDefinition, 'execute' | 'mcp'>,
   at: string,
-  stored: Partial<Pick<Definition, 'execute' | 'mcp'>> | null,
+  stored: Partial<Pick<ToolDefinition, 'execute' | 'mcp'>> | null,
 ): Problem[] {
-  const originOf = (sent: Sent | null | undefined) => sent && AUTHORITY.exec(sent.url)?.[0]
-  const tokenUrl = (sent: Sent | null | undefined) =>
+  const originOf = (sent: TokenTemplate | null | undefined) => sent && AUTHORITY.exec(sent.url)?.[0]
+  const tokenUrl = (sent: TokenTemplate | null | undefined) =>
     sent?.auth?.type === 'oauth2_client_credentials' ? sent.auth.token_url : null
   return (['execute', 'mcp'] as const).flatMap(name => {
     const [sent, before] = [{ execute, mcp }[name], stored?.[name]]
@@ -118,7 +118,7 @@ function mcpProblems(mcp: Mcp, at: string): Problem[] {
   return problems
 }
 
-function sentProblems({ url, headers = {}, auth }: Sent, at: string): Problem[] {
+function sentProblems({ url, headers = {}, auth }: TokenTemplate, at: string): Problem[] {
   const problems = urlProblems(url, `${at}.url`)
   const names = Object.keys(headers)
   if (names.length > MAX_HEADERS) problems.push(problem(`${at}.headers`, `must hold at most ${MAX_HEADERS}`, 'TOO_BIG'))

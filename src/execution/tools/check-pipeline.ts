@@ -1,9 +1,9 @@
 import { isDeepStrictEqual } from 'node:util'
-import { invalid, raise } from '../../core/api/errors.ts'
-import { expressionProblem, isHidden } from '../../core/expressions/evaluate.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { expressionProblem, isReservedName } from '../../core/expressions/evaluate.ts'
 import { pathsOf } from '../../core/expressions/references.ts'
-import { type Checking, checkDefinition } from './check-definition.ts'
-import { complete, type Pipeline, type PipelineStep, toolKind } from './model.ts'
+import { checkDefinition, type DefinitionCheck } from './check-definition.ts'
+import { type Pipeline, type PipelineStep, toolKind, withToolDefaults } from './model.ts'
 import { resolveSharedTools } from './resolve.ts'
 
 const MAX_STEPS = 50
@@ -27,10 +27,14 @@ function refuse(message: string, meta: Record<string, unknown> = {}): never {
  * @param stored the pipeline so far
  * @throws FORBIDDEN, VALIDATION_FAILED for a size beyond 256 KiB, PIPELINE_INVALID_STEP with `meta.step_id`, and what is wrong with a definition of a step's own
  */
-export async function checkPipeline(checking: Checking, pipeline: Pipeline, stored: Pipeline | null): Promise<void> {
+export async function checkPipeline(
+  checking: DefinitionCheck,
+  pipeline: Pipeline,
+  stored: Pipeline | null,
+): Promise<void> {
   const { steps = [], output } = pipeline
   if (Buffer.byteLength(JSON.stringify(pipeline)) > MAX_BYTES)
-    invalid({ code: 'TOO_BIG', path: 'pipeline', message: 'must be at most 256 KiB' })
+    raiseInvalid({ code: 'TOO_BIG', path: 'pipeline', message: 'must be at most 256 KiB' })
   if (steps.length === 0) refuse('pipeline.steps: a pipeline needs at least one step')
   if (steps.length > MAX_STEPS) refuse(`pipeline.steps: a pipeline has at most ${MAX_STEPS} steps`)
   const earlier = new Set<string>()
@@ -39,7 +43,7 @@ export async function checkPipeline(checking: Checking, pipeline: Pipeline, stor
     const at = `pipeline.steps[${index}]`
     if (id === undefined || !STEP_ID.test(id))
       return refuse(`${at}.id: must be 1 to 64 letters, digits and underscores`, { step_id: id ?? null })
-    if (isHidden(id)) return refuse(`${at}.id: expressions cannot read ${id}`, { step_id: id })
+    if (isReservedName(id)) return refuse(`${at}.id: expressions cannot read ${id}`, { step_id: id })
     if (earlier.has(id)) refuse(`${at}.id: is there twice`, { step_id: id })
     if ((step.tool_id == null) === (step.tool == null))
       refuse(`${at}: exactly one of tool_id and tool must be set`, { step_id: id })
@@ -48,9 +52,9 @@ export async function checkPipeline(checking: Checking, pipeline: Pipeline, stor
   }
   if (output !== undefined) checkExpression(output, 'pipeline.output', earlier)
   await checkNamed(checking, steps)
-  if (!isDeepStrictEqual(stored, pipeline)) askForNamed(checking, steps)
+  if (!isDeepStrictEqual(stored, pipeline)) requireStepPermissions(checking, steps)
   for (const [index, { tool }] of steps.entries())
-    if (tool) await checkDefinition(checking, complete(tool), `pipeline.steps[${index}].tool.`)
+    if (tool) await checkDefinition(checking, withToolDefaults(tool), `pipeline.steps[${index}].tool.`)
 }
 
 /** Refuses an expression that is too large, or that reads a step which has not been made when it is evaluated. */
@@ -65,12 +69,12 @@ function checkExpression(expression: unknown, at: string, earlier: ReadonlySet<s
   }
 }
 
-function askForNamed({ allow, project_id }: Checking, steps: readonly PipelineStep[]): void {
+function requireStepPermissions({ allow, project_id }: DefinitionCheck, steps: readonly PipelineStep[]): void {
   for (const id of stepToolIds({ steps: [...steps] }) ?? [])
     allow('tools:CallTool', { kind: toolKind, row: { id, project_id } })
 }
 
-async function checkNamed({ tx, project_id }: Checking, steps: readonly PipelineStep[]): Promise<void> {
+async function checkNamed({ tx, project_id }: DefinitionCheck, steps: readonly PipelineStep[]): Promise<void> {
   const ids = steps.flatMap(({ tool_id }) => tool_id ?? [])
   if (ids.length === 0) return
   const tools = await resolveSharedTools(tx, project_id, ids, true)

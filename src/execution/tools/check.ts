@@ -1,9 +1,9 @@
 import { raise } from '../../core/api/errors.ts'
 import { secretKind } from '../../identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
-import { type Checking, checkDefinition } from './check-definition.ts'
+import { checkDefinition, type DefinitionCheck } from './check-definition.ts'
 import { checkPipeline } from './check-pipeline.ts'
-import type { Definition, ToolRow } from './model.ts'
+import type { ToolDefinition, ToolRow } from './model.ts'
 import { type Senders, secretTextsOf, sendersOf } from './tokens.ts'
 
 /**
@@ -16,9 +16,9 @@ import { type Senders, secretTextsOf, sendersOf } from './tokens.ts'
  *   FORBIDDEN
  */
 export async function checkTool(
-  checking: Checking,
-  tool: Definition,
-  given: Partial<Definition>,
+  checking: DefinitionCheck,
+  tool: ToolDefinition,
+  given: Partial<ToolDefinition>,
   stored: ToolRow | null,
 ): Promise<string[]> {
   const { tx, allow, project_id } = checking

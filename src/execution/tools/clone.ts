@@ -1,7 +1,7 @@
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
 import { stepToolIds } from './check-pipeline.ts'
-import { guardrailCopies } from './gate.ts'
+import { guardrailCopies } from './guardrail-gate.ts'
 import { type Execute, type Mcp, type Pipeline, type ToolRow, toolKind } from './model.ts'
 import { toolsOf } from './store.ts'
 import { holdsSecret, secretTexts } from './tokens.ts'

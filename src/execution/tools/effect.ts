@@ -1,6 +1,6 @@
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Callable } from './call-model.ts'
-import { complete, type Pipeline } from './model.ts'
+import type { Callable } from './call-types.ts'
+import { type Pipeline, withToolDefaults } from './model.ts'
 import { pinnedAction, readsOnly } from './platform.ts'
 import { resolveSharedTools } from './resolve.ts'
 
@@ -32,7 +32,7 @@ async function effectOfSteps(db: Queryable, tool: Callable, seen: Set<string>): 
   )
   for (const { tool: inline, tool_id, action } of steps) {
     const own = inline
-      ? { ...complete(inline), id: null, project_id, guardrail_ids: null }
+      ? { ...withToolDefaults(inline), id: null, project_id, guardrail_ids: null }
       : named.get(tool_id as string)
     const effect = own && (await effectOf(db, own, action ?? null, seen))
     if (effect) return effect

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const toolErrors = {
   MISSING_TOOL_CONTEXT_KEY: {
@@ -49,5 +49,5 @@ export const toolErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof toolErrors> {}
+  interface ErrorCodes extends CodesOf<typeof toolErrors> {}
 }

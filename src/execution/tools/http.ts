@@ -1,15 +1,15 @@
-import { signature } from '../../control/webhooks/deliver.ts'
-import { AppError, invalid, raise } from '../../core/api/errors.ts'
-import { boundJson } from '../../core/http/body.ts'
+import { signDelivery } from '../../control/webhooks/deliver.ts'
+import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
+import { limitJson } from '../../core/http/body.ts'
 import type { EgressOutcome } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
 import { maskYielding } from '../../identity/secrets/mask.ts'
 import { openSecrets, tokenIds } from '../../identity/secrets/resolve.ts'
-import { authorize } from './authorize.ts'
-import { type Callable, callingProject, type Limits, type ToolCall } from './call-model.ts'
-import { hold } from './limits.ts'
+import { authorizeToolCall } from './authorize.ts'
+import { reserveResponseBytes } from './call-limits.ts'
+import { type Callable, callingProject, type Limits, type ToolCall } from './call-types.ts'
 import type { Execute } from './model.ts'
-import { requestOf, type ToolRequest } from './request.ts'
+import { type ToolRequest, toolRequest } from './request.ts'
 import { contextValues, fillTokens, secretTexts, type TokenValues } from './tokens.ts'
 
 /** Values of an answer: parsing more holds up the process. */
@@ -28,11 +28,11 @@ export async function callHttp(
   call: ToolCall,
 ): Promise<unknown> {
   const { execute, project_id, context_keys } = tool
-  if (!execute) return invalid({ code: 'REQUIRED', path: 'execute', message: 'is not set: the tool is a draft' })
+  if (!execute) return raiseInvalid({ code: 'REQUIRED', path: 'execute', message: 'is not set: the tool is a draft' })
   const { config, egress, pool } = services
   const ids = tokenIds(secretTexts(execute))
   const values: TokenValues = { secrets: await openSecrets(pool, services, project_id, ids), context: call.context }
-  const request = await requestOf({ execute, context_keys }, input, values, {
+  const request = await toolRequest({ execute, context_keys }, input, values, {
     contextPrefix: config.TOOL_CONTEXT_HEADER_PREFIX,
     idempotencyKey: call.idempotencyKey,
   })
@@ -41,7 +41,9 @@ export async function callHttp(
     ...call.limits,
     until: Math.min(call.limits.until, performance.now() + (execute.timeout_ms ?? Number.POSITIVE_INFINITY)),
   }
-  const credential = execute.auth ? await authorize(services, project_id, execute.auth, request, values, limits) : null
+  const credential = execute.auth
+    ? await authorizeToolCall(services, project_id, execute.auth, request, values, limits)
+    : null
   const started = performance.now()
   const maxBytes = Math.min(config.TOOL_MAX_RESPONSE_BYTES, limits.room.bytes)
   const outcome = await egress.request({
@@ -50,7 +52,7 @@ export async function callHttp(
     headers: request.headers.all(),
     body: request.body,
     tenant: callingProject(tool),
-    ...timesOf(limits),
+    ...callTimeouts(limits),
     maxRedirects: config.TOOL_MAX_REDIRECTS,
     redirectMode: 'standard',
     maxBytes,
@@ -69,9 +71,9 @@ export async function callHttp(
     'tool call',
   )
   const hidden = [...values.secrets.values(), ...contextValues(values.context), ...(credential?.hidden ?? [])]
-  const answer = await answered(outcome, request, hidden)
+  const answer = await responseOrRaise(outcome, request, hidden)
   if (answer.status === 401) credential?.forget()
-  hold(config, limits, answer.body.length)
+  reserveResponseBytes(config, limits, answer.body.length)
   if (answer.status >= 200 && answer.status < 300) return outputOf(answer, request)
   return httpError(`The target of the tool answered ${answer.status}`, request, {
     tool_status_code: answer.status,
@@ -88,7 +90,7 @@ function retryAfter(header: string | undefined): { retry_after_ms?: number } {
 }
 
 /** How long a request may take, and wait to have its name resolved. */
-export const timesOf = ({ until }: Limits) => {
+export const callTimeouts = ({ until }: Limits) => {
   const timeoutMs = Math.max(1, until - performance.now())
   return { timeoutMs, waitMs: timeoutMs }
 }
@@ -97,10 +99,10 @@ export const timesOf = ({ until }: Limits) => {
 function sign(services: Services, execute: Execute, { headers, body = '' }: ToolRequest, values: TokenValues): void {
   if (!execute.sign) return
   const secret = fillTokens(execute.sign, values, () => '')
-  headers.set(`${services.config.HEADER_PREFIX}Signature`, signature([secret], body, services.clock.now()), true)
+  headers.set(`${services.config.HEADER_PREFIX}Signature`, signDelivery([secret], body, services.clock.now()), true)
 }
 
-export type Answered = Extract<EgressOutcome, { kind: 'answer' }>
+export type ToolHttpResponse = Extract<EgressOutcome, { kind: 'answer' }>
 
 /** Raises TOOL_HTTP_ERROR. */
 export function httpError(message: string, { method, shown }: ToolRequest, meta: Record<string, unknown>): never {
@@ -112,11 +114,11 @@ export function httpError(message: string, { method, shown }: ToolRequest, meta:
  * @param hidden secret values that the request held
  * @throws TOOL_EGRESS_BLOCKED, TOOL_HTTP_ERROR when there was none
  */
-export async function answered(
+export async function responseOrRaise(
   outcome: EgressOutcome,
   request: ToolRequest,
   hidden: readonly string[],
-): Promise<Answered> {
+): Promise<ToolHttpResponse> {
   if (outcome.kind === 'answer') return outcome
   if (outcome.kind === 'blocked') {
     // A redirect may repeat what it was asked with.
@@ -144,14 +146,14 @@ const MEANING: Record<string, string> = {
 }
 
 /** What a 2xx answer means. */
-function outputOf({ status, headers, body }: Answered, request: ToolRequest): unknown {
+function outputOf({ status, headers, body }: ToolHttpResponse, request: ToolRequest): unknown {
   if (status === 204 || body.length === 0) return null
   const type = headers['content-type']
   const text = decoded(body)
   if (text === null) return { content_type: type ?? 'application/octet-stream', data_base64: body.toString('base64') }
   if (type !== undefined && !JSON_TYPE.test(type)) return text
   try {
-    boundJson(body, MAX_VALUES)
+    limitJson(body, MAX_VALUES)
     return JSON.parse(text)
   } catch (error) {
     if (!(error instanceof AppError)) return text

@@ -1,18 +1,18 @@
 import { z } from 'zod'
-import { AppError, invalid } from '../../core/api/errors.ts'
-import { boundJson } from '../../core/http/body.ts'
+import { AppError, raiseInvalid } from '../../core/api/errors.ts'
+import { limitJson } from '../../core/http/body.ts'
 import type { EgressRequest } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
 import { maskYielding } from '../../identity/secrets/mask.ts'
 import { openSecrets, tokenIds } from '../../identity/secrets/resolve.ts'
-import { authorize } from './authorize.ts'
-import { type Callable, callingProject, type Limits, type ToolCall } from './call-model.ts'
+import { authorizeToolCall } from './authorize.ts'
+import { reserveResponseBytes } from './call-limits.ts'
+import { type Callable, callingProject, type Limits, type ToolCall } from './call-types.ts'
 import { EventReader } from './event-reader.ts'
-import { type Answered, answered, httpError, MAX_VALUES, timesOf } from './http.ts'
-import { hold } from './limits.ts'
+import { callTimeouts, httpError, MAX_VALUES, responseOrRaise, type ToolHttpResponse } from './http.ts'
 import type { Mcp } from './model.ts'
 import { fillSecrets, RequestHeaders, setConfigured, setContext, type ToolRequest } from './request.ts'
-import { contextValues, forwarded, secretTexts, type TokenValues } from './tokens.ts'
+import { contextValues, forwardedContext, secretTexts, type TokenValues } from './tokens.ts'
 
 /** The part of the Model Context Protocol (Streamable HTTP) that calls of tools need. */
 
@@ -34,21 +34,21 @@ const Message = z.object({
 })
 type Message = z.output<typeof Message>
 
-type Reply = { answer: Answered; request: ToolRequest; message: Message | null; hidden: string[] }
+type Reply = { answer: ToolHttpResponse; request: ToolRequest; message: Message | null; hidden: string[] }
 
 /**
  * Returns the way to the server of a tool for one call, before anything is sent.
  * @throws VALIDATION_FAILED without `mcp`, MISSING_TOOL_CONTEXT_KEY, SECRET_NOT_FOUND, SECRET_NOT_DECRYPTABLE
  */
-export async function linkTo(services: Services, { mcp, ...tool }: Callable, call: ToolCall): Promise<McpLink> {
-  if (!mcp) return invalid({ code: 'REQUIRED', path: 'mcp', message: 'is not set: the tool is a draft' })
+export async function connectTo(services: Services, { mcp, ...tool }: Callable, call: ToolCall): Promise<McpSession> {
+  if (!mcp) return raiseInvalid({ code: 'REQUIRED', path: 'mcp', message: 'is not set: the tool is a draft' })
   const { pool } = services
   const secrets = await openSecrets(pool, services, tool.project_id, tokenIds(secretTexts(mcp)))
-  return new McpLink(services, { ...tool, mcp }, call, { secrets, context: call.context })
+  return new McpSession(services, { ...tool, mcp }, call, { secrets, context: call.context })
 }
 
 /** Leaves one line of a call, however it ends. */
-export async function logged<T>(
+export async function logMcpCall<T>(
   { log }: Services,
   { id, project_id }: Callable,
   action: string | null,
@@ -67,7 +67,7 @@ export async function logged<T>(
 }
 
 /** What is said to one server during one call of a tool. */
-export class McpLink {
+export class McpSession {
   readonly #services: Services
   readonly #tool: Callable & { mcp: Mcp }
   readonly #call: ToolCall
@@ -88,7 +88,11 @@ export class McpLink {
     this.#values = values
     const { url, headers = {} } = tool.mcp
     setConfigured(this.#headers, headers, values, 'mcp')
-    setContext(this.#headers, forwarded(values.context, tool.context_keys), services.config.TOOL_CONTEXT_HEADER_PREFIX)
+    setContext(
+      this.#headers,
+      forwardedContext(values.context, tool.context_keys),
+      services.config.TOOL_CONTEXT_HEADER_PREFIX,
+    )
     this.#url = fillSecrets(url, values)
   }
 
@@ -104,7 +108,7 @@ export class McpLink {
    * Opens a session with the server, where the server has such, does the work and ends the session.
    * @throws TOOL_AUTH_FAILED, TOOL_EGRESS_BLOCKED, TOOL_HTTP_ERROR; secrets are in none of them
    */
-  async use<T>(work: (link: McpLink) => Promise<T>): Promise<T> {
+  async use<T>(work: (link: McpSession) => Promise<T>): Promise<T> {
     try {
       await this.#open()
       return await work(this)
@@ -177,7 +181,7 @@ export class McpLink {
     const body = JSON.stringify({ jsonrpc: '2.0', ...message })
     const sent = await this.#send('POST', body, limits, { isEnough }, key)
     const { answer } = sent
-    hold(this.#services.config, limits, answer.body.length)
+    reserveResponseBytes(this.#services.config, limits, answer.body.length)
     if (!isStream(answer.headers)) found.lookIn(answer.body)
     if (found.refused)
       return httpError(`The answer of the server ${found.refused}`, sent.request, {
@@ -206,14 +210,16 @@ export class McpLink {
     // Whoever has it takes part in the session.
     if (this.#session !== null) headers.set('Mcp-Session-Id', this.#session, true)
     const request = { ...this.#shown(method), url: this.#url, headers, body }
-    const credential = mcp.auth ? await authorize(this.#services, project_id, mcp.auth, request, values, limits) : null
+    const credential = mcp.auth
+      ? await authorizeToolCall(this.#services, project_id, mcp.auth, request, values, limits)
+      : null
     const outcome = await egress.request({
       url: request.url,
       method,
       headers: headers.all(),
       body,
       tenant: callingProject(this.#tool),
-      ...timesOf(limits),
+      ...callTimeouts(limits),
       maxRedirects: config.TOOL_MAX_REDIRECTS,
       redirectMode: 'standard',
       maxBytes: Math.min(config.TOOL_MAX_RESPONSE_BYTES, Math.max(0, limits.room.bytes)),
@@ -223,7 +229,7 @@ export class McpLink {
     })
     const hidden = [...values.secrets.values(), ...contextValues(values.context), ...(credential?.hidden ?? [])]
     this.#hidden = hidden
-    const answer = await answered(outcome, request, hidden)
+    const answer = await responseOrRaise(outcome, request, hidden)
     if (answer.status === 401) credential?.forget()
     return { answer, request, hidden }
   }
@@ -248,7 +254,7 @@ class Found {
     if (this.#id === undefined) return true
     try {
       const bytes = Buffer.from(text)
-      boundJson(bytes, MAX_VALUES)
+      limitJson(bytes, MAX_VALUES)
       // Older servers answer lists of messages.
       for (const each of [JSON.parse(bytes.toString('utf8'))].flat()) this.message ??= this.#answerIn(each)
     } catch (error) {

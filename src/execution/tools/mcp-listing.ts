@@ -2,11 +2,11 @@ import { createHash } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
-import { storable } from '../../core/api/validate.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { isStorable } from '../../core/api/validate.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Callable, ToolCall } from './call-model.ts'
-import { linkTo, logged, type McpLink } from './mcp-client.ts'
+import type { Callable, ToolCall } from './call-types.ts'
+import { connectTo, logMcpCall, type McpSession } from './mcp-client.ts'
 
 /** What servers of mcp tools list: cached for a minute, and not asked of servers that do not answer. */
 
@@ -24,19 +24,19 @@ const MOST_FAILURES = 2
 const COOLDOWN_MS = 60_000
 const MAX_BREAKERS = 10_000
 
-const Listed = z.object({
+const ListedTool = z.object({
   // What the database could not hold would keep records of its calls from being written.
-  name: z.string().min(1).max(MAX_NAME).refine(storable),
+  name: z.string().min(1).max(MAX_NAME).refine(isStorable),
   description: z.string().nullish().catch(null),
   inputSchema: z.record(z.string(), z.unknown()).catch({ type: 'object' }),
 })
-export type Listed = z.output<typeof Listed>
+export type ListedTool = z.output<typeof ListedTool>
 
 /** Failures in a row of a server, and until when it is not asked. */
 type Breaker = { failures: number; until: number }
 
-const stateOf = perProcess(() => ({
-  listings: new LRUCache<string, { tools: readonly Listed[]; until: number; chars: number }>({
+const stateOf = processSingleton(() => ({
+  listings: new LRUCache<string, { tools: readonly ListedTool[]; until: number; chars: number }>({
     maxSize: CACHED_CHARS,
     maxEntrySize: LISTING_CHARS,
     sizeCalculation: ({ chars }) => Math.max(1, chars),
@@ -58,10 +58,10 @@ export async function toolsListed(
   tool: Callable,
   call: ToolCall,
   { fresh = false }: { fresh?: boolean } = {},
-): Promise<readonly Listed[]> {
+): Promise<readonly ListedTool[]> {
   const { listings, breakers } = stateOf(services)
   const now = () => services.clock.now().getTime()
-  const link = await linkTo(services, tool, call)
+  const link = await connectTo(services, tool, call)
   const key = hashOf(link.identity())
   const cached = fresh ? undefined : listings.get(key)
   if (cached && now() < cached.until) return cached.tools
@@ -72,7 +72,7 @@ export async function toolsListed(
   // One request tries a server again; others are refused until it is known how that went.
   if (isOpen) breaker.until = now() + COOLDOWN_MS
   try {
-    const tools = await logged(services, tool, null, () => link.use(readList))
+    const tools = await logMcpCall(services, tool, null, () => link.use(readList))
     breakers.delete(server)
     listings.set(key, { tools, until: now() + FRESH_MS, chars: JSON.stringify(tools).length })
     return tools
@@ -100,8 +100,8 @@ function refuse({ name, mcp }: Callable, { failures, until }: Breaker): never {
   })
 }
 
-async function readList(link: McpLink): Promise<Listed[]> {
-  const found = new Map<string, Listed>()
+async function readList(link: McpSession): Promise<ListedTool[]> {
+  const found = new Map<string, ListedTool>()
   let cursor: unknown
   for (let page = 0; page < MAX_PAGES; page++) {
     const result = await link.ask('tools/list', cursor === undefined ? {} : { cursor })
@@ -109,7 +109,7 @@ async function readList(link: McpLink): Promise<Listed[]> {
     if (!Array.isArray(tools))
       return link.refuse('The server of the tool answered no list of tools', JSON.stringify(result))
     for (const each of tools) {
-      const { data } = Listed.safeParse(each)
+      const { data } = ListedTool.safeParse(each)
       if (data && !found.has(data.name)) found.set(data.name, data)
       if (found.size === MAX_TOOLS) return [...found.values()]
     }

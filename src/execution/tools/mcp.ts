@@ -1,13 +1,13 @@
 import { AppError } from '../../core/api/errors.ts'
-import { boundJson } from '../../core/http/body.ts'
+import { limitJson } from '../../core/http/body.ts'
 import type { Services } from '../../core/process/services.ts'
 import { resolvedName, withoutPresets } from './actions.ts'
-import type { Callable, ToolCall } from './call-model.ts'
+import type { Callable, ToolCall } from './call-types.ts'
 import { MAX_VALUES } from './http.ts'
-import { linkTo, logged, type McpLink } from './mcp-client.ts'
+import { connectTo, logMcpCall, type McpSession } from './mcp-client.ts'
 import { toolsListed } from './mcp-listing.ts'
 import type { ToolAction } from './model.ts'
-import { argumentsOf, isExposed } from './platform.ts'
+import { isExposed, platformArguments } from './platform.ts'
 
 /** Tools of servers that speak the Model Context Protocol. */
 
@@ -22,9 +22,9 @@ export function callMcp(
   input: Record<string, unknown>,
   call: ToolCall,
 ): Promise<unknown> {
-  const params = { name: action, arguments: argumentsOf(tool, input) }
-  return logged(services, tool, action, async () => {
-    const link = await linkTo(services, tool, call)
+  const params = { name: action, arguments: platformArguments(tool, input) }
+  return logMcpCall(services, tool, action, async () => {
+    const link = await connectTo(services, tool, call)
     return link.use(async () => outputOf(await link.ask('tools/call', params, call.idempotencyKey), action, link))
   })
 }
@@ -51,14 +51,14 @@ export async function mcpActions(
 }
 
 /** What a result means: its structured content, its only text, or all that it holds. */
-async function outputOf(result: unknown, action: string, link: McpLink): Promise<unknown> {
+async function outputOf(result: unknown, action: string, link: McpSession): Promise<unknown> {
   const { structuredContent, content, isError } = Object(result)
   if (isError) return link.refuse(`${action} reported an error`, textOf(content) ?? JSON.stringify(content ?? null))
   if (structuredContent !== undefined && structuredContent !== null) return structuredContent
   const text = textOf(content)
   if (text === null) return content ?? null
   try {
-    boundJson(Buffer.from(text), MAX_VALUES)
+    limitJson(Buffer.from(text), MAX_VALUES)
     return JSON.parse(text)
   } catch (error) {
     if (!(error instanceof AppError)) return text

@@ -1,7 +1,7 @@
 import { randomUUID } from 'node:crypto'
 import { recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type Callable, callingProject, type Metering, type ToolCall } from './call-model.ts'
+import { type Callable, type CallMetering, callingProject, type ToolCall } from './call-types.ts'
 
 /** As much of a tool as its use names. `id` is null for a tool that is not known any more. */
 type Named = Pick<Callable, 'id' | 'name' | 'project_id' | 'consumer'>
@@ -10,7 +10,7 @@ type Named = Pick<Callable, 'id' | 'name' | 'project_id' | 'consumer'>
 function draftOf(
   tool: Named,
   action: string | null,
-  { source, record, add: _, ...attribution }: Metering,
+  { source, record, add: _, ...attribution }: CallMetering,
   call: NonNullable<UsageDraft['call']>,
 ): UsageDraft {
   return {
@@ -30,7 +30,7 @@ function draftOf(
 }
 
 /** Meters a call that was made, whatever became of it. */
-export function meterCall(
+export function meterToolCall(
   services: Services,
   tool: Callable,
   action: string | null,
@@ -50,6 +50,6 @@ export function meterCall(
 export const lostCall = (
   tool: Named,
   action: string | null,
-  metering: Metering & { record: string },
+  metering: CallMetering & { record: string },
   input: unknown,
 ): UsageDraft => draftOf(tool, action, metering, { input, output: null })

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { Author } from '../../core/api/authors.ts'
-import { orJsonText } from '../../core/api/json-text.ts'
+import { jsonOrJsonText } from '../../core/api/json-text.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { withWarnings } from '../../core/api/warnings.ts'
@@ -10,7 +10,7 @@ export const TOOL_TYPES = ['http', 'client', 'mcp', 'platform', 'pipeline'] as c
 
 export type ToolType = (typeof TOOL_TYPES)[number]
 
-export const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'HEAD', 'OPTIONS'] as const
+export const HTTP_METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'HEAD', 'OPTIONS'] as const
 
 const text = (max = 8192) => z.string().min(1).max(max)
 
@@ -60,7 +60,7 @@ export const Execute = z
     method: z
       .string()
       .toUpperCase()
-      .pipe(z.enum(METHODS))
+      .pipe(z.enum(HTTP_METHODS))
       .optional()
       .describe('GET, POST, PUT, PATCH, DELETE, HEAD or OPTIONS; default POST'),
     headers,
@@ -96,11 +96,11 @@ export type Mcp = z.output<typeof Mcp>
 const shared = {
   name: z.string().trim().min(1).max(128).describe('Name, which a model sees; not unique'),
   description: z.string().max(16_384).nullable().describe('What the tool does, for the model'),
-  parameters: orJsonText(anObject)
+  parameters: jsonOrJsonText(anObject)
     .nullable()
     .describe('JSON Schema of the input, draft-07 or 2020-12, `type` object; null takes any object'),
-  execute: orJsonText(Execute).nullable().describe('How an http tool is called'),
-  mcp: orJsonText(Mcp).nullable().describe('The server of an mcp tool'),
+  execute: jsonOrJsonText(Execute).nullable().describe('How an http tool is called'),
+  mcp: jsonOrJsonText(Mcp).nullable().describe('The server of an mcp tool'),
   actions: z
     .array(text(255))
     .max(500)
@@ -119,10 +119,10 @@ const shared = {
     .max(64)
     .nullable()
     .describe('Keys of the tool context that are sent along; null is all, an empty list none'),
-  preset_parameters: orJsonText(anObject)
+  preset_parameters: jsonOrJsonText(anObject)
     .nullable()
     .describe('Fixed arguments; they replace what a caller sends under the same key'),
-  output_mapping: orJsonText(anObject)
+  output_mapping: jsonOrJsonText(anObject)
     .nullable()
     .describe('JSON Logic over `output` and `input` that makes the result; null leaves it as it is'),
   idempotent: z
@@ -184,7 +184,7 @@ export type PipelineStep = z.output<typeof PipelineStep>
 const fields = {
   ...shared,
   type: typed(TOOL_TYPES, 'http, client, mcp, platform or pipeline; default http'),
-  pipeline: orJsonText(Pipeline).nullable().describe('The calls of a pipeline tool'),
+  pipeline: jsonOrJsonText(Pipeline).nullable().describe('The calls of a pipeline tool'),
 }
 
 const guardrail_ids = GuardrailIds.nullable().describe('Guardrails of every call of the tool; null for none')
@@ -265,7 +265,7 @@ export const toolKind = kind({
 export type ToolRow = z.output<typeof toolKind.row>
 
 /** What a tool is, whether a record or inline. */
-export type Definition = Pick<
+export type ToolDefinition = Pick<
   ToolRow,
   | 'name'
   | 'type'
@@ -283,10 +283,10 @@ export type Definition = Pick<
 >
 
 /** A definition as its author gave it. */
-type Given = Partial<Omit<Definition, 'context_keys'>> & { name: string; context_keys?: readonly unknown[] | null }
+type Given = Partial<Omit<ToolDefinition, 'context_keys'>> & { name: string; context_keys?: readonly unknown[] | null }
 
 /** A definition with everything that its author left out. */
-export const complete = (given: Given): Definition => ({
+export const withToolDefaults = (given: Given): ToolDefinition => ({
   name: given.name,
   type: given.type ?? 'http',
   description: given.description ?? null,

@@ -1,23 +1,22 @@
 import { z } from 'zod'
 import { checkSpend } from '../../control/quotas/spend.ts'
 import { raise } from '../../core/api/errors.ts'
-import { contains, oneOf } from '../../core/api/filters.ts'
+import { containsFilter, oneOf } from '../../core/api/filters.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { shownWarnings } from '../../core/api/warnings.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
-import { detaching, lostGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
-import { refusePaused, requireRunnable } from '../../identity/projects/pause.ts'
+import { detachPermission, removedGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
+import { requireNotPaused, requireUnpaused } from '../../identity/projects/pause.ts'
 import { actionsOf } from './actions.ts'
 import { callTool, openCall } from './call.ts'
 import { checkTool } from './check.ts'
 import { stepToolIds } from './check-pipeline.ts'
-import { toolGate } from './gate.ts'
+import { toolGate } from './guardrail-gate.ts'
 import { mcpActions } from './mcp.ts'
 import {
   CallInput,
-  complete,
   TOOL_TYPES,
   Tool,
   ToolAction,
@@ -26,6 +25,7 @@ import {
   type ToolRow,
   ToolWithWarnings,
   toolKind,
+  withToolDefaults,
 } from './model.ts'
 import { projectionOf, ToolProjection } from './projection.ts'
 import { type CalledTool, findCalledTool } from './store.ts'
@@ -48,7 +48,7 @@ const warningsOf = async (tool: ToolRow, { tx }: Pick<Context, 'tx'>): Promise<o
 
 export const toolOperations: Operation[] = [
   // tools_project serves the order.
-  tools.list({ filters: { name: contains('name'), type: oneOf('type', TOOL_TYPES) } }),
+  tools.list({ filters: { name: containsFilter('name'), type: oneOf('type', TOOL_TYPES) } }),
   tools.create({
     description:
       'The definition is validated as a whole. Without what its type needs, `execute` or `mcp`, it is a draft that fails when it is called. Naming a secret needs `secrets:UseSecret` on it, naming a tool in a step `tools:CallTool`.',
@@ -59,7 +59,7 @@ export const toolOperations: Operation[] = [
     raises: [...raises],
     async make(context) {
       const { tx, body, project, caller } = context
-      const tool = complete(body)
+      const tool = withToolDefaults(body)
       const secret_ids = await checkTool({ ...context, project_id: project }, tool, tool, null)
       const { guardrail_ids = null } = body
       return toolKind.insert(tx, {
@@ -81,14 +81,14 @@ export const toolOperations: Operation[] = [
   tools.update({
     description:
       'Acts on the next call. The resulting definition is validated as a whole. Naming another secret, or changing what is sent with one, needs `secrets:UseSecret` on it; changing a pipeline needs `tools:CallTool` on the tools of its steps, detaching a guardrail `guardrails:DetachGuardrail`.',
-    alsoActions: ['secrets:UseSecret', 'tools:CallTool', detaching],
+    alsoActions: ['secrets:UseSecret', 'tools:CallTool', detachPermission],
     body: ToolPatch,
     answers: { 200: ToolWithWarnings },
     show: warningsOf,
     quiet: true,
     raises: [...raises],
     check: (next, context) =>
-      requireDetach(context, next.project_id, lostGuardrails([context.stored.guardrail_ids], [next.guardrail_ids])),
+      requireDetach(context, next.project_id, removedGuardrails([context.stored.guardrail_ids], [next.guardrail_ids])),
     async change(next, context) {
       const { body, stored } = context
       const given = body as Partial<ToolRow>
@@ -135,8 +135,8 @@ export const toolOperations: Operation[] = [
     secretAnswer: true,
     async run({ services, db, resource: tool, project, grant, body, caller, request, effectKey, noteMade }) {
       // What is shared runs where it is called.
-      if (grant) await requireRunnable(db, project as string)
-      else refusePaused(tool.project_id, tool as CalledTool)
+      if (grant) await requireUnpaused(db, project as string)
+      else requireNotPaused(tool.project_id, tool as CalledTool)
       const spender = { project_id: project as string, agent_id: null, actor_id: null }
       await checkSpend(services, spender, services.pool, { metered: 'tool_execution' })
       const call = openCall(services, {

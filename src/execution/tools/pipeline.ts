@@ -2,8 +2,8 @@ import { setImmediate } from 'node:timers/promises'
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { ExpressionError, evaluate } from '../../core/expressions/evaluate.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Callable, ToolCall } from './call-model.ts'
-import { complete, type PipelineStep } from './model.ts'
+import type { Callable, ToolCall } from './call-types.ts'
+import { type PipelineStep, withToolDefaults } from './model.ts'
 import { resolveSharedTools } from './resolve.ts'
 
 /** Failures of a pipeline within a pipeline are told as they are. */
@@ -72,7 +72,9 @@ function toolOf(
   named: ReadonlyMap<string, Callable>,
   { project_id, consumer }: Pick<Callable, 'project_id' | 'consumer'>,
 ): Callable {
-  const own = tool ? { ...complete(tool), id: null, project_id, guardrail_ids: null } : named.get(tool_id as string)
+  const own = tool
+    ? { ...withToolDefaults(tool), id: null, project_id, guardrail_ids: null }
+    : named.get(tool_id as string)
   if (!own) return raise('TOOL_NOT_FOUND', { meta: { id: tool_id } })
   return consumer && !own.consumer ? { ...own, consumer: { ...consumer, share: null } } : own
 }

@@ -1,16 +1,16 @@
-import { AppError, invalid, type Problem, raise } from '../../core/api/errors.ts'
-import { type FlatCall, flatSchema, flatten, type Json, type Request, unflatten } from '../../core/api/flatten.ts'
-import { type Answer, type Operation, operations } from '../../core/api/operation.ts'
+import { AppError, type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
+import { type FlatCall, flatSchema, flatten, type JsonObject, type Request, unflatten } from '../../core/api/flatten.ts'
+import { type Operation, type OperationResult, operations } from '../../core/api/operation.ts'
 import { fieldsOf, requestPath } from '../../core/api/parameters.ts'
-import { firstBytes } from '../../core/api/text.ts'
+import { truncateBytes } from '../../core/api/storable-text.ts'
 import { parse } from '../../core/api/validate.ts'
 import { callAs } from '../../core/invoke/call.ts'
 import { invoke } from '../../core/invoke/invoke.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Callable, ToolCall } from './call-model.ts'
-import { hold, within } from './limits.ts'
-import type { Definition } from './model.ts'
-import { forwarded } from './tokens.ts'
+import { reserveResponseBytes, withNestedLimits } from './call-limits.ts'
+import type { Callable, ToolCall } from './call-types.ts'
+import type { ToolDefinition } from './model.ts'
+import { forwardedContext } from './tokens.ts'
 
 /** Platform tools: operations of the product itself, called in this process with the rights of whoever calls the tool. */
 
@@ -35,7 +35,7 @@ export function platformActions(): ReadonlyMap<string, Operation> {
 }
 
 /** What is wrong with the actions of a definition. */
-export function actionProblems({ type, actions }: Pick<Definition, 'type' | 'actions'>, at: string): Problem[] {
+export function actionProblems({ type, actions }: Pick<ToolDefinition, 'type' | 'actions'>, at: string): Problem[] {
   if (type !== 'platform') return []
   if (!actions || actions.length === 0)
     return [{ code: 'REQUIRED', path: `${at}actions`, message: 'a platform tool names at least one' }]
@@ -49,15 +49,15 @@ export function actionProblems({ type, actions }: Pick<Definition, 'type' | 'act
 }
 
 /** The action that presets pin, whatever a call names. */
-export const pinnedAction = ({ preset_parameters }: Pick<Definition, 'preset_parameters'>): string | undefined =>
+export const pinnedAction = ({ preset_parameters }: Pick<ToolDefinition, 'preset_parameters'>): string | undefined =>
   typeof preset_parameters?.action === 'string' ? preset_parameters.action : undefined
 
 /**
  * The action of a call: what it names, or what the presets pin, which nothing else may be named beside.
  * @throws VALIDATION_FAILED
  */
-export function actionOf(tool: Definition, given: string | null): string {
-  const wrong = (message: string, code = 'INVALID_VALUE') => invalid({ code, path: 'action', message })
+export function actionOf(tool: ToolDefinition, given: string | null): string {
+  const wrong = (message: string, code = 'INVALID_VALUE') => raiseInvalid({ code, path: 'action', message })
   const pinned = pinnedAction(tool)
   if (pinned !== undefined && given !== null && given !== pinned) return wrong(`must be ${pinned}, which the tool pins`)
   const action = given ?? pinned
@@ -66,13 +66,13 @@ export function actionOf(tool: Definition, given: string | null): string {
 }
 
 /** Whether a tool offers an action: what a platform tool lists; of an mcp tool all of the server's, unless it says less. */
-export function isExposed({ type, actions, denied_actions }: Definition, action: string): boolean {
+export function isExposed({ type, actions, denied_actions }: ToolDefinition, action: string): boolean {
   if (type !== 'mcp') return actions?.includes(action) ?? false
   return (actions?.includes(action) ?? true) && !denied_actions?.includes(action)
 }
 
 /** The arguments of an action, without what says which one it is. */
-export function argumentsOf(tool: Definition, input: Record<string, unknown>): Record<string, unknown> {
+export function platformArguments(tool: ToolDefinition, input: Record<string, unknown>): Record<string, unknown> {
   if (pinnedAction(tool) === undefined) return input
   const { action: _pinned, ...rest } = input
   return rest
@@ -93,12 +93,13 @@ function requestOf(operation: Operation, input: Record<string, unknown>): Reques
 }
 
 /** Raises VALIDATION_FAILED for arguments that do not fit the operation of an action. */
-export function checkArguments(tool: Definition, action: string, input: Record<string, unknown>): void {
-  requestOf(operationOf(action), argumentsOf(tool, input))
+export function checkArguments(tool: ToolDefinition, action: string, input: Record<string, unknown>): void {
+  requestOf(operationOf(action), platformArguments(tool, input))
 }
 
 const operationOf = (action: string): Operation =>
-  platformActions().get(action) ?? invalid({ code: 'INVALID_VALUE', path: 'action', message: 'is no longer offered' })
+  platformActions().get(action) ??
+  raiseInvalid({ code: 'INVALID_VALUE', path: 'action', message: 'is no longer offered' })
 
 /** Whether an operation only reads, so that a repeated call has no further effect. */
 export const isReadOnly = (action: string): boolean => {
@@ -111,15 +112,21 @@ export const readsOnly = (action: string): boolean =>
   /^(get|list|search)-/.test(action) && platformActions().get(action)?.reads === true
 
 /** What of the turn that calls an operation goes with it, where it takes that. */
-const forwardedTo = (operation: Operation, tool: Definition, { turn, context }: ToolCall): Record<string, unknown> =>
-  turn && 'tool_context' in fieldsOf(operation.body) ? { tool_context: forwarded(context, tool.context_keys) } : {}
+const forwardedTo = (
+  operation: Operation,
+  tool: ToolDefinition,
+  { turn, context }: ToolCall,
+): Record<string, unknown> =>
+  turn && 'tool_context' in fieldsOf(operation.body)
+    ? { tool_context: forwardedContext(context, tool.context_keys) }
+    : {}
 
 /**
  * One call of an operation through a platform tool: permission, quotas, audit and all.
  * @throws VALIDATION_FAILED for arguments that do not fit, UNAUTHORIZED without a caller, TOOL_HTTP_ERROR with the status
  *   that the operation answers
  */
-export async function callPlatform(
+export async function callOperation(
   services: Services,
   tool: Callable,
   action: string,
@@ -133,7 +140,7 @@ export async function callPlatform(
       meta: { tool_id: tool.id },
     })
   const { limits, idempotencyKey, turn } = call
-  const asked = requestOf(operation, { ...argumentsOf(tool, input), ...forwardedTo(operation, tool, call) })
+  const asked = requestOf(operation, { ...platformArguments(tool, input), ...forwardedTo(operation, tool, call) })
   const caller = (await call.caller()) ?? raise('UNAUTHORIZED')
   const late = AbortSignal.timeout(Math.max(1, Math.ceil(limits.until - performance.now())))
   const key = idempotencyKey !== null && operation.method === 'post' ? `${idempotencyKey}.${action}` : undefined
@@ -145,7 +152,7 @@ export async function callPlatform(
     origin: turn ?? undefined,
   })
   const started = performance.now()
-  const answer = await within(limits, () => invoke(services, operation, invoked)).catch(refusedAs)
+  const answer = await withNestedLimits(limits, () => invoke(services, operation, invoked)).catch(refusedAs)
   const { status } = answer
   const ms = Math.round(performance.now() - started)
   services.log.info({ tool_id: tool.id, project_id: tool.project_id, action, status, ms }, 'tool call')
@@ -159,7 +166,7 @@ export async function callPlatform(
     message: `${action} answered ${status} ${code}`,
     meta: {
       tool_status_code: status,
-      tool_response_body: firstBytes(JSON.stringify({ error: { code, message, meta } }), SHOWN_BYTES),
+      tool_response_body: truncateBytes(JSON.stringify({ error: { code, message, meta } }), SHOWN_BYTES),
       tool_url: requestPath(operation, asked.params),
       tool_method: operation.method.toUpperCase(),
     },
@@ -173,23 +180,27 @@ function refusedAs(error: unknown): AppError {
   throw error
 }
 
-function outputOf({ config }: Services, { body, text, stream }: Answer, { limits }: ToolCall): unknown {
+function outputOf({ config }: Services, { body, text, stream }: OperationResult, { limits }: ToolCall): unknown {
   if (stream) {
     stream.destroy()
-    return invalid({ code: 'INVALID_VALUE', path: 'input', message: 'asks for a stream, which a tool cannot answer' })
+    return raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: 'input',
+      message: 'asks for a stream, which a tool cannot answer',
+    })
   }
   const answer = text ?? JSON.stringify(body ?? null)
-  hold(config, limits, answer.length)
+  reserveResponseBytes(config, limits, answer.length)
   if (limits.room.bytes < 0)
-    invalid({ code: 'TOO_BIG', path: 'input', message: 'leads to answers that are larger than fit into one call' })
+    raiseInvalid({ code: 'TOO_BIG', path: 'input', message: 'leads to answers that are larger than fit into one call' })
   return JSON.parse(answer)
 }
 
 /** They follow from the operations alone, and take a millisecond each to make. */
-const schemas = new WeakMap<Operation, Json>()
+const schemas = new WeakMap<Operation, JsonObject>()
 
 /** The JSON Schema of the arguments of an action. */
-export function actionSchema(operation: Operation): Json {
+export function actionSchema(operation: Operation): JsonObject {
   const schema = schemas.get(operation) ?? flatSchema(flatten(operation) as FlatCall, FIXED)
   schemas.set(operation, schema)
   return schema

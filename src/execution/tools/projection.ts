@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { withoutPresets } from './actions.ts'
-import type { Definition } from './model.ts'
+import type { ToolDefinition } from './model.ts'
 
 /** What other projects are shown of a tool that is shared with them. */
 export const ToolProjection = z
@@ -21,7 +21,7 @@ export const projectionOf = ({
   description,
   parameters,
   preset_parameters,
-}: Pick<Definition, 'name' | 'description' | 'parameters' | 'preset_parameters'> & { id: string }) => ({
+}: Pick<ToolDefinition, 'name' | 'description' | 'parameters' | 'preset_parameters'> & { id: string }) => ({
   id,
   name,
   description,

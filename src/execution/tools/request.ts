@@ -1,8 +1,15 @@
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import { HEADER_VALUE } from './check-definition.ts'
 import type { Execute, ToolRow } from './model.ts'
-import { fillPlaceholders, fillTokens, forwarded, holdsToken, placeholdersOf, type TokenValues } from './tokens.ts'
+import {
+  fillPlaceholders,
+  fillTokens,
+  forwardedContext,
+  holdsToken,
+  placeholdersOf,
+  type TokenValues,
+} from './tokens.ts'
 
 /** A request before its credential is computed. Only `shown` may be told to anybody. */
 export type ToolRequest = {
@@ -48,7 +55,7 @@ export class RequestHeaders {
  * Makes the request of a call out of its arguments. Those that the url takes are not sent otherwise.
  * @throws VALIDATION_FAILED for arguments that cannot be sent, MISSING_TOOL_CONTEXT_KEY
  */
-export async function requestOf(
+export async function toolRequest(
   { execute, context_keys }: { execute: Execute } & Pick<ToolRow, 'context_keys'>,
   input: Record<string, unknown>,
   values: TokenValues,
@@ -62,14 +69,14 @@ export async function requestOf(
   const shown = withBody ? filled : withQuery(filled, rest)
   const url = fillSecrets(shown, values)
   if (Buffer.byteLength(url) > MAX_URL_BYTES)
-    invalid({ code: 'TOO_BIG', path: 'input', message: 'makes an address of more than 64 KiB' })
+    raiseInvalid({ code: 'TOO_BIG', path: 'input', message: 'makes an address of more than 64 KiB' })
   const sent = withBody ? await bodyOf(execute.body_mode ?? 'json', rest) : null
   const headers = new RequestHeaders()
   if (sent) headers.set('Content-Type', sent.type)
   setConfigured(headers, execute.headers ?? {}, values, 'execute')
   // The boundary between parts is known here alone.
   if (sent && execute.body_mode === 'multipart') headers.set('Content-Type', sent.type)
-  setContext(headers, forwarded(values.context, context_keys), options.contextPrefix)
+  setContext(headers, forwardedContext(values.context, context_keys), options.contextPrefix)
   if (options.idempotencyKey !== null) headers.set('Idempotency-Key', options.idempotencyKey)
   return { method, url, shown, headers, body: sent?.body }
 }
@@ -87,10 +94,14 @@ function fillUrl(url: string, input: Record<string, unknown>): string {
   const path = url.split(/[?#]/, 1)[0]
   const inPath = new Set(placeholdersOf(path))
   return fillPlaceholders(url, name => {
-    const wrong = (message: string) => invalid({ code: 'INVALID_VALUE', path: `input.${name}`, message })
+    const wrong = (message: string) => raiseInvalid({ code: 'INVALID_VALUE', path: `input.${name}`, message })
     const value = Object.hasOwn(input, name) ? input[name] : undefined
     if (value === undefined || value === null)
-      return invalid({ code: 'REQUIRED', path: `input.${name}`, message: 'is required: it is part of the address' })
+      return raiseInvalid({
+        code: 'REQUIRED',
+        path: `input.${name}`,
+        message: 'is required: it is part of the address',
+      })
     if (!['string', 'number', 'boolean'].includes(typeof value))
       return wrong('must be a text, a number or true or false')
     const text = String(value)
@@ -140,7 +151,7 @@ export function setConfigured(
 function headerText(value: string, path: string): string {
   const text = /[^\0-\x7f]/.test(value) ? Buffer.from(value).toString('latin1') : value
   if (!HEADER_VALUE.test(text))
-    invalid({ code: 'INVALID_VALUE', path, message: 'is not a header value once it is filled in' })
+    raiseInvalid({ code: 'INVALID_VALUE', path, message: 'is not a header value once it is filled in' })
   return text
 }
 
@@ -173,6 +184,6 @@ function fileOf(value: unknown, name: string): File | null {
   if (Object.keys(value).some(key => !FILE_KEYS.includes(key))) return null
   if (typeof filename !== 'string' || typeof content_type !== 'string') return null
   if (typeof data_base64 !== 'string' || !BASE64.test(data_base64))
-    return invalid({ code: 'INVALID_VALUE', path: `input.${name}.data_base64`, message: 'must be base64' })
+    return raiseInvalid({ code: 'INVALID_VALUE', path: `input.${name}.data_base64`, message: 'must be base64' })
   return new File([Buffer.from(data_base64, 'base64')], filename, { type: content_type })
 }

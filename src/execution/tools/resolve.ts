@@ -1,7 +1,7 @@
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { grantingShares } from '../shares/grants.ts'
-import type { Callable } from './call-model.ts'
+import type { Callable } from './call-types.ts'
 import { type ToolRow, toolKind } from './model.ts'
 import { toolsOfAnyProject } from './store.ts'
 
@@ -9,7 +9,7 @@ import { toolsOfAnyProject } from './store.ts'
 export type ResolvedTool = ToolRow & Pick<Callable, 'consumer'>
 
 /** Tools that a project may call, by their ids, and the ids of those that exist in other projects and are not shared with it. */
-export type Resolved = { tools: Map<string, ResolvedTool>; denied: ReadonlySet<string> }
+export type ResolvedTools = { tools: Map<string, ResolvedTool>; denied: ReadonlySet<string> }
 
 /**
  * Tools that a project may call, by their ids: its own, and those that are shared with it, whose `consumer` says by which
@@ -22,15 +22,15 @@ export const resolveSharedTools = async (
   projectId: string,
   toolIds: readonly string[],
   hold = false,
-): Promise<Map<string, ResolvedTool>> => (await lookUpTools(db, projectId, toolIds, hold)).tools
+): Promise<Map<string, ResolvedTool>> => (await resolveTools(db, projectId, toolIds, hold)).tools
 
 /** The same, with what is there and may not be called. */
-export async function lookUpTools(
+export async function resolveTools(
   db: Queryable,
   projectId: string,
   toolIds: readonly string[],
   hold = false,
-): Promise<Resolved> {
+): Promise<ResolvedTools> {
   const ids = [...new Set(toolIds)].filter(id => isIdOf(toolKind, id))
   if (ids.length === 0) return { tools: new Map(), denied: new Set() }
   const found = await toolsOfAnyProject(db, ids)

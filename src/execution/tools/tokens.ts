@@ -1,7 +1,7 @@
 import { raise } from '../../core/api/errors.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import { tokensIn } from '../../identity/secrets/resolve.ts'
-import type { Auth, Definition, Execute, Mcp } from './model.ts'
+import type { Auth, Execute, Mcp, ToolDefinition } from './model.ts'
 
 /**
  * Tokens in what a tool sends: `{{secret:<id>}}` and `{{context:<key>}}`, filled in for each call, and `{name}` or
@@ -23,10 +23,10 @@ const strayIn = (text: string, ...allowed: RegExp[]): string[] =>
 const textsOf = (auth: Auth): string[] => Object.values(auth).flat()
 
 /** What requests are made of: an `execute`, or an `mcp`. */
-export type Sent = Pick<Execute, 'url' | 'headers' | 'auth' | 'sign'>
+export type TokenTemplate = Pick<Execute, 'url' | 'headers' | 'auth' | 'sign'>
 
 /** Tokens of it that stand where they may not, or that there are none of. */
-export function strayTokens({ url, headers = {}, auth, sign }: Sent): string[] {
+export function misplacedTokens({ url, headers = {}, auth, sign }: TokenTemplate): string[] {
   return [
     ...strayIn(url, ONE_SECRET),
     ...Object.keys(headers).flatMap(name => strayIn(name)),
@@ -37,7 +37,7 @@ export function strayTokens({ url, headers = {}, auth, sign }: Sent): string[] {
 }
 
 /** Every text of it that may hold a secret token. */
-export const secretTexts = ({ url, headers = {}, auth, sign }: Sent): string[] => [
+export const secretTexts = ({ url, headers = {}, auth, sign }: TokenTemplate): string[] => [
   url,
   ...Object.values(headers),
   ...(auth ? textsOf(auth) : []),
@@ -50,7 +50,7 @@ export const sendersOf = ({ execute, mcp, pipeline }: Senders): (Execute | Mcp |
   mcp,
   ...(pipeline?.steps ?? []).flatMap(({ tool }) => [tool?.execute, tool?.mcp]),
 ]
-export type Senders = Pick<Definition, 'execute' | 'mcp' | 'pipeline'>
+export type Senders = Pick<ToolDefinition, 'execute' | 'mcp' | 'pipeline'>
 
 /** Every text of a definition that may hold a secret token. */
 export const secretTextsOf = (tool: Senders): string[] =>
@@ -119,7 +119,7 @@ export function missingContextKey(text: string, context: ToolContext): string | 
 const SERVER_KEYS = ['sessionid', 'actorid', 'actorexternalid', 'calling_project_id']
 
 /** The entries of a tool context that a tool is sent: those it lists, and those of the platform. */
-export function forwarded(context: ToolContext, keys: readonly string[] | null): ToolContext {
+export function forwardedContext(context: ToolContext, keys: readonly string[] | null): ToolContext {
   if (keys === null) return context
   const listed = new Set([...keys.map(key => key.toLowerCase()), ...SERVER_KEYS])
   return Object.fromEntries(Object.entries(context).filter(([key]) => listed.has(key.toLowerCase())))

@@ -1,15 +1,15 @@
-import type { Json } from '../../core/api/flatten.ts'
+import type { JsonObject } from '../../core/api/flatten.ts'
 import { isIdOf, kinds } from '../../core/api/kind.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { same } from '../live.ts'
+import { isSameValue } from '../live.ts'
 import type { FormationRow } from '../model.ts'
 import { dependencyOrder } from '../template/dependencies.ts'
 import { expressionOf } from '../template/expressions.ts'
 import { isBelow } from '../template/properties.ts'
 import type { BuiltInType } from '../types/model.ts'
 import { Names, nameOf } from './names.ts'
-import { type Selected, type Selection, selected } from './select.ts'
+import { type ExportSelection, type SelectedResource, selectResources } from './select.ts'
 
 /** A template out of resources that exist. */
 
@@ -18,27 +18,27 @@ const SECRET = /\{\{secret:([a-z_]+_[0-9a-hjkmnp-tv-z]{26})\}\}/g
 
 type Parameter = { description: string; no_echo?: boolean }
 
-export type Exported = { template: Json; parameters: Record<string, string>; warnings: string[] }
+export type ExportedResource = { template: JsonObject; parameters: Record<string, string>; warnings: string[] }
 
 export async function exportProject(
   services: Services,
   caller: Caller,
   projectId: string,
-  selection: Selection,
+  selection: ExportSelection,
   allowFormation: (row: FormationRow) => void,
-): Promise<Exported> {
-  const chosen = await selected(services, caller, projectId, selection, allowFormation)
+): Promise<ExportedResource> {
+  const chosen = await selectResources(services, caller, projectId, selection, allowFormation)
   const warnings: string[] = []
   const drafts = new Map(chosen.map(each => [each.id, { ...each, ...draftOf(each) }]))
   const { order, broken } = ordered(drafts)
   const names = new Names()
-  const logical = new Map(order.map(id => [id, names.take(logicalId(drafts.get(id) as Selected))]))
+  const logical = new Map(order.map(id => [id, names.take(logicalId(drafts.get(id) as SelectedResource))]))
   const parameters = new Parameters(names)
-  const resources: Record<string, Json> = {}
+  const resources: Record<string, JsonObject> = {}
   for (const id of order) {
     const { type, properties, secrets, unshown } = drafts.get(id) as Draft
     const own = logical.get(id) as string
-    const meaning = (named: string): Json | null => {
+    const meaning = (named: string): JsonObject | null => {
       const target = logical.get(named)
       if (target === undefined || named === id) return null
       if (!broken.has(`${id} ${named}`)) return { ref: target }
@@ -52,13 +52,13 @@ export async function exportProject(
     })
     for (const name of unshown)
       warnings.push(`${own}.${name} is left out: its value is not shown, and no text, which parameters are`)
-    const hidden = secrets.map((name): [string, Json] => [
+    const hidden = secrets.map((name): [string, JsonObject] => [
       name,
       { param: parameters.add(nameOf(own, name), { description: `${name} of ${own}`, no_echo: true }) },
     ])
     resources[own] = { type: type.name, properties: Object.fromEntries([...written, ...hidden]) }
     for (const name of await misfits(services, type, properties, secrets)) {
-      delete (resources[own].properties as Json)[name]
+      delete (resources[own].properties as JsonObject)[name]
       warnings.push(`${own}.${name} is left out: it cannot be set to what it shows`)
     }
   }
@@ -71,13 +71,13 @@ export async function exportProject(
 }
 
 /** `secrets` are texts that are not shown, `unshown` other values. */
-type Draft = Selected & { properties: Json; secrets: string[]; unshown: string[] }
+type Draft = SelectedResource & { properties: JsonObject; secrets: string[]; unshown: string[] }
 
 /** The properties of a resource that differ from what they are by default, and the names of those that are not shown. */
-function draftOf({ type, live }: Selected): Omit<Draft, keyof Selected> {
+function draftOf({ type, live }: SelectedResource): Omit<Draft, keyof SelectedResource> {
   const { defaults, hides } = type.declared
   const hidden = (live.row && hides?.(live.row)) ?? type.writeOnly
-  const properties: Json = {}
+  const properties: JsonObject = {}
   const secrets: string[] = []
   const unshown: string[] = []
   for (const [name, { required, schema }] of type.properties) {
@@ -90,13 +90,18 @@ function draftOf({ type, live }: Selected): Omit<Draft, keyof Selected> {
   return { properties, secrets, unshown }
 }
 
-const isText = ({ type, anyOf = [] }: Json): boolean => type === 'string' || (anyOf as Json[]).some(isText)
+const isText = ({ type, anyOf = [] }: JsonObject): boolean => type === 'string' || (anyOf as JsonObject[]).some(isText)
 
 const isDefault = (value: unknown, standard: unknown): boolean =>
-  same(value, standard) || (typeof value === 'object' && Object.keys(value as object).length === 0)
+  isSameValue(value, standard) || (typeof value === 'object' && Object.keys(value as object).length === 0)
 
 /** Optional properties whose values the operations of the type refuse: what a record shows need not be what it takes. */
-async function misfits(services: Services, type: BuiltInType, properties: Json, secrets: string[]): Promise<string[]> {
+async function misfits(
+  services: Services,
+  type: BuiltInType,
+  properties: JsonObject,
+  secrets: string[],
+): Promise<string[]> {
   const given = { ...properties, ...Object.fromEntries(secrets.map(name => [name, 'hidden'])) }
   const problems = await type.check(services, given, { at: '', complete: true })
   return Object.keys(properties).filter(
@@ -123,7 +128,7 @@ function ordered(drafts: ReadonlyMap<string, Draft>): { order: string[]; broken:
   }
 }
 
-function logicalId({ type, live }: Selected): string {
+function logicalId({ type, live }: SelectedResource): string {
   const { name } = live.values
   const words = nameOf(...type.name.split('_'))
   return typeof name === 'string' ? nameOf(words, name) : words
@@ -136,7 +141,7 @@ const hasExpressions = (value: unknown): boolean =>
   (expressionOf(value) !== null || Object.values(value).some(hasExpressions))
 
 /** A value in which ids are expressions. */
-function referring(value: unknown, meaning: (id: string) => Json | null, parameters: Parameters): unknown {
+function referring(value: unknown, meaning: (id: string) => JsonObject | null, parameters: Parameters): unknown {
   const walk = (node: unknown): unknown => {
     if (typeof node === 'string') return written(node)
     if (typeof node !== 'object' || node === null) return node
@@ -148,7 +153,7 @@ function referring(value: unknown, meaning: (id: string) => Json | null, paramet
     if (whole === text) return meaning(text) ?? outside(text) ?? text
     const secrets = [...text.matchAll(SECRET)].map(([, id]) => id)
     const expressions = new Map(
-      idsIn(text).flatMap((id): [string, Json][] => {
+      idsIn(text).flatMap((id): [string, JsonObject][] => {
         const found = meaning(id) ?? (secrets.includes(id) ? outside(id) : null)
         return found ? [[id, found]] : []
       }),
@@ -162,7 +167,7 @@ function referring(value: unknown, meaning: (id: string) => Json | null, paramet
     const plain = text.replace(/\$(?=\{[A-Za-z][A-Za-z0-9_]{0,127}\})/g, () => `\${${parameters.dollar()}}`)
     return { sub: plain.replaceAll(ID, id => named(id) ?? id) }
   }
-  const outside = (id: string): Json | null => {
+  const outside = (id: string): JsonObject | null => {
     const kind = kinds.all().find(each => isIdOf(each, id))
     return kind ? { param: parameters.of(id, nameOf(...kind.name.split('_'))) } : null
   }
@@ -203,7 +208,7 @@ class Parameters {
     return this.#dollar
   }
 
-  declared(): Json {
+  declared(): JsonObject {
     return this.#declared
   }
 

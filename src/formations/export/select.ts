@@ -1,4 +1,4 @@
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf, type KindRow } from '../../core/api/kind.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Caller } from '../../core/iam/caller.ts'
@@ -9,14 +9,14 @@ import { trackedResources } from '../store.ts'
 import { MAX_BYTES } from '../template/parse.ts'
 import { MAX_RESOURCES } from '../template/shape.ts'
 import { builtInType, builtInTypes } from '../types/built-in.ts'
-import { mayRead } from '../types/calls.ts'
+import { mayReadResource } from '../types/calls.ts'
 import type { BuiltInType, Live } from '../types/model.ts'
 
 /** Which resources an export is about. */
 
-export type Selection = { resources?: string[]; types?: string[]; formation_id?: string }
+export type ExportSelection = { resources?: string[]; types?: string[]; formation_id?: string }
 
-export type Selected = { id: string; type: BuiltInType; live: Live }
+export type SelectedResource = { id: string; type: BuiltInType; live: Live }
 
 /** Types that an export of a project leaves out unless they are named: credentials, and records of use. */
 const NAMED_ONLY = ['api_key', 'conversation', 'session']
@@ -25,21 +25,21 @@ const NAMED_ONLY = ['api_key', 'conversation', 'session']
  * The resources of a selection, the oldest first. Raises RESOURCE_NOT_FOUND for ids that name nothing the caller may read,
  * FORBIDDEN with what it may not read of the rest, VALIDATION_FAILED for more than a template may have.
  */
-export async function selected(
+export async function selectResources(
   services: Services,
   caller: Caller,
   projectId: string,
-  selection: Selection,
+  selection: ExportSelection,
   allowFormation: (row: FormationRow) => void,
-): Promise<Selected[]> {
+): Promise<SelectedResource[]> {
   const { pool } = services
   const wanted = selection.types && typesNamed(services, selection.types)
-  const found = new Map<string, Selected>()
+  const found = new Map<string, SelectedResource>()
   let bytes = 0
-  const add = (each: Selected): void => {
+  const add = (each: SelectedResource): void => {
     bytes += JSON.stringify(each.live.values).length
     if (bytes > MAX_BYTES)
-      invalid({
+      raiseInvalid({
         code: 'TOO_LARGE',
         path: 'types',
         message: `More than the ${MAX_BYTES} bytes that a template may have`,
@@ -72,7 +72,7 @@ export async function selected(
   }
   const chosen = [...found.values()].filter(({ type }) => !wanted || wanted.includes(type))
   if (chosen.length > MAX_RESOURCES)
-    invalid({
+    raiseInvalid({
       code: 'LIMIT_REACHED',
       path: '',
       message: `More than the ${MAX_RESOURCES} resources that a template may have`,
@@ -86,13 +86,14 @@ export async function selected(
   return chosen.sort((one, other) => (ageOf(one) < ageOf(other) ? -1 : 1))
 }
 
-const ageOf = ({ id, live }: Selected): string => `${(live.row as { created_at?: string } | null)?.created_at} ${id}`
+const ageOf = ({ id, live }: SelectedResource): string =>
+  `${(live.row as { created_at?: string } | null)?.created_at} ${id}`
 
 const typesNamed = (services: Services, names: readonly string[]): BuiltInType[] =>
   names.map(
     (name, index) =>
       builtInType(services, name) ??
-      invalid({
+      raiseInvalid({
         code: 'INVALID_VALUE',
         path: `types[${index}]`,
         message: `${name.slice(0, 100)} is no built-in type of resources`,
@@ -104,7 +105,7 @@ async function eachOf(
   db: Queryable,
   type: BuiltInType,
   projectId: string,
-  add: (each: Selected) => void,
+  add: (each: SelectedResource) => void,
 ): Promise<void> {
   const { kind, declared } = type
   if (kind.global) return
@@ -120,11 +121,11 @@ async function eachOf(
 async function unreadable(
   db: Queryable,
   caller: Caller,
-  chosen: readonly Selected[],
+  chosen: readonly SelectedResource[],
   projectId: string,
 ): Promise<{ resource_type: string; action: string }[]> {
   const asked = chosen.map(({ type, live }) => ({ type, live, args: live.values }))
-  const reads = await mayRead(db, caller, asked, projectId)
+  const reads = await mayReadResource(db, caller, asked, projectId)
   const denied = chosen.filter((_, index) => !reads[index])
   const actions = new Map(denied.map(({ type }) => [type.name, type.operations.read.action as string]))
   return [...actions].map(([resource_type, action]) => ({ resource_type, action }))

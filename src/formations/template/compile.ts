@@ -1,34 +1,41 @@
 import type { Problem } from '../../core/api/errors.ts'
-import type { Json } from '../../core/api/flatten.ts'
-import { refusals } from '../../core/api/validate.ts'
+import type { JsonObject } from '../../core/api/flatten.ts'
+import { validationProblems } from '../../core/api/validate.ts'
 import type { Services } from '../../core/process/services.ts'
 import { findType } from '../types/find.ts'
 import type { TemplateType } from '../types/model.ts'
 import { dependencyOrder } from './dependencies.ts'
-import { type Expression, expressionsIn, type Meaning, namesIn, type Scope, scopeOf } from './expressions.ts'
+import {
+  type Expression,
+  type ExpressionMeaning,
+  expressionsIn,
+  namesIn,
+  scopeOf,
+  type TemplateScope,
+} from './expressions.ts'
 import { MAX_BYTES, parseTemplate } from './parse.ts'
-import { fitted, isBelow } from './properties.ts'
+import { fitProperty, isBelow } from './properties.ts'
 import { type Parameter, type ResourceDeclaration, TemplateShape } from './shape.ts'
 
 /** One resource of a template, with what it depends on. */
-export type Declared = {
+export type DeclaredResource = {
   logical_id: string
   type: TemplateType
   /** As authored. */
-  properties: Json
+  properties: JsonObject
   depends_on: readonly string[]
   retain: boolean
   ignored: ReadonlySet<string>
   prevent_destroy: boolean
 }
 
-export type Compiled = {
+export type CompiledTemplate = {
   /** The template as authored, an object. */
-  template: Json
+  template: JsonObject
   /** The resources whose conditions hold, each behind those that it depends on. */
-  declared: readonly Declared[]
+  declared: readonly DeclaredResource[]
   /** The others. */
-  dormant: readonly { logical_id: string; type: TemplateType; properties: Json }[]
+  dormant: readonly { logical_id: string; type: TemplateType; properties: JsonObject }[]
   parameters: ReadonlyMap<string, Parameter>
   /** The values that parameters have, by default or as given. */
   values: ReadonlyMap<string, string>
@@ -39,7 +46,7 @@ export type Compiled = {
 }
 
 export type Compilation = {
-  compiled: Compiled | null
+  compiled: CompiledTemplate | null
   problems: Problem[]
   /** Parameters that are used and have no value. */
   missing: string[]
@@ -67,7 +74,7 @@ export async function compileTemplate(services: Services, given: unknown, option
   const template = parsed.value
   const hidden = protoKeys(template)
   if (hidden.length > 0) return failed(hidden)
-  const misshapen = refusals(TemplateShape, template)
+  const misshapen = validationProblems(TemplateShape, template)
   if (misshapen.length > 0) return failed(misshapen)
   return compile(services, template as TemplateShape, options)
 }
@@ -157,7 +164,7 @@ async function compile(services: Services, template: TemplateShape, options: Opt
       message: `depend on each other: ${cycle.slice(0, 20).join(', ')}`,
     })
   const byId = new Map(resources)
-  const declared = order.flatMap((id): Declared[] => {
+  const declared = order.flatMap((id): DeclaredResource[] => {
     const {
       properties = {},
       deletion_policy,
@@ -194,7 +201,7 @@ async function compile(services: Services, template: TemplateShape, options: Opt
     compiled:
       problems.length > 0
         ? null
-        : { template: template as Json, declared, dormant, parameters, values, outputs, metadata, moved },
+        : { template: template as JsonObject, declared, dormant, parameters, values, outputs, metadata, moved },
     problems,
     missing,
     warnings: [...parameters]
@@ -303,7 +310,7 @@ function checkExpressions(
 /** What is wrong with the properties of a resource as far as they are known. */
 async function checkProperties(
   services: Services,
-  { logical_id, type, properties, ignored }: Declared,
+  { logical_id, type, properties, ignored }: DeclaredResource,
   known: {
     values: ReadonlyMap<string, string>
     types: ReadonlyMap<string, TemplateType>
@@ -330,7 +337,7 @@ async function checkProperties(
   const unsure = expressionsIn(properties, at).flatMap(({ expression, path }) =>
     isSure(expression, known.values) ? [] : [path],
   )
-  const { problems } = await fitted(services, type, properties, example, {
+  const { problems } = await fitProperty(services, type, properties, example, {
     at,
     complete: !known.existing?.has(logical_id),
   })
@@ -348,8 +355,8 @@ function stand({
 }: {
   values: ReadonlyMap<string, string>
   types: ReadonlyMap<string, TemplateType>
-}): Scope {
-  const text = (text: string): Meaning => ({ text })
+}): TemplateScope {
+  const text = (text: string): ExpressionMeaning => ({ text })
   return scopeOf({
     parameter: name =>
       values.has(name) ? text(values.get(name) as string) : types.has(name) ? undefined : text('parameter'),

@@ -39,11 +39,11 @@ export function expressionsIn(value: unknown, at = ''): Found[] {
 }
 
 /** What a name stands for: a text, nothing (a parameter whose value the caller left as it was), or not known yet. */
-export type Meaning = { text: string } | 'nothing' | 'unknown'
+export type ExpressionMeaning = { text: string } | 'nothing' | 'unknown'
 
-export type Scope = (expression: Expression) => Meaning
+export type TemplateScope = (expression: Expression) => ExpressionMeaning
 
-export type Resolved = {
+export type ResolvedValue = {
   /** The value, in which expressions that are not known stand as they were written. */
   value: unknown
   /** Paths of the texts that expressions gave, below `at`. */
@@ -54,8 +54,8 @@ export type Resolved = {
 }
 
 /** A value with its expressions resolved. */
-export function resolve(value: unknown, scope: Scope, at = ''): Resolved {
-  const resolved: Resolved = { value: null, texts: [], unknown: false, nothing: false }
+export function resolveValue(value: unknown, scope: TemplateScope, at = ''): ResolvedValue {
+  const resolved: ResolvedValue = { value: null, texts: [], unknown: false, nothing: false }
   const walk = (node: unknown, path: Path): unknown => {
     if (typeof node !== 'object' || node === null) return node
     const expression = expressionOf(node)
@@ -79,13 +79,13 @@ export function resolve(value: unknown, scope: Scope, at = ''): Resolved {
 
 /** A scope out of what single names mean: `sub` replaces each of its names, a parameter before a resource. */
 export function scopeOf(meanings: {
-  parameter(name: string): Meaning | undefined
-  resource(logicalId: string): Meaning | undefined
-  imported(text: string): Meaning
-  attribute(text: string): Meaning
-}): Scope {
+  parameter(name: string): ExpressionMeaning | undefined
+  resource(logicalId: string): ExpressionMeaning | undefined
+  imported(text: string): ExpressionMeaning
+  attribute(text: string): ExpressionMeaning
+}): TemplateScope {
   const { parameter, resource, imported, attribute } = meanings
-  const named = (name: string): Meaning => parameter(name) ?? resource(name) ?? 'unknown'
+  const named = (name: string): ExpressionMeaning => parameter(name) ?? resource(name) ?? 'unknown'
   return ({ kind, text }) => {
     if (kind === 'ref') return resource(text) ?? 'unknown'
     if (kind === 'param') return parameter(text) ?? 'unknown'

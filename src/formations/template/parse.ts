@@ -1,6 +1,6 @@
 import { isScalar, Lexer, parseDocument, visit } from 'yaml'
 import type { Problem } from '../../core/api/errors.ts'
-import { checkStorable } from '../../core/api/validate.ts'
+import { storabilityProblem } from '../../core/api/validate.ts'
 
 /** Templates as texts: YAML 1.2, of which JSON is a part. What could cost more than its length is refused before it is parsed. */
 
@@ -21,7 +21,7 @@ const refused = (code: string, message: string, path = ''): Parsed => ({ problem
  */
 export function parseTemplate(given: unknown): Parsed {
   if (typeof given !== 'string') {
-    const wrong = checkStorable(given)
+    const wrong = storabilityProblem(given)
     if (wrong) return { problem: wrong }
     if (Buffer.byteLength(JSON.stringify(given ?? null)) > MAX_BYTES) return tooLarge
     return { value: given }
@@ -29,7 +29,7 @@ export function parseTemplate(given: unknown): Parsed {
   if (Buffer.byteLength(given) > MAX_BYTES) return tooLarge
   const plain = jsonOf(given)
   if (plain !== undefined) {
-    const wrong = checkStorable(plain)
+    const wrong = storabilityProblem(plain)
     return wrong ? { problem: wrong } : { value: plain }
   }
   const costly = costOf(given)
@@ -47,7 +47,7 @@ export function parseTemplate(given: unknown): Parsed {
   if (twice !== null) return refused('INVALID_YAML', `has the key ${twice} twice in one map`)
   try {
     const value: unknown = document.toJS({ maxAliasCount: MAX_ALIASES })
-    const wrong = checkStorable(value)
+    const wrong = storabilityProblem(value)
     if (wrong) return { problem: wrong }
     // Aliases may make much of little.
     return Buffer.byteLength(JSON.stringify(value ?? null)) > MAX_BYTES ? tooLarge : { value }

@@ -1,11 +1,11 @@
 import type { Problem } from '../../core/api/errors.ts'
-import type { Json } from '../../core/api/flatten.ts'
+import type { JsonObject } from '../../core/api/flatten.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { TemplateType } from '../types/model.ts'
-import { type Resolved, resolve, type Scope } from './expressions.ts'
+import { type ResolvedValue, resolveValue, type TemplateScope } from './expressions.ts'
 
 /** Properties of a resource with their expressions resolved, each by itself. */
-export type ResolvedProperties = ReadonlyMap<string, Resolved>
+export type ResolvedProperties = ReadonlyMap<string, ResolvedValue>
 
 /** A text that an expression gave where a number or a boolean is asked for, as such. */
 function converted(text: string, message: string): unknown {
@@ -18,15 +18,15 @@ function converted(text: string, message: string): unknown {
  * Resolves properties and says what is wrong with them. Parameters are texts: where the schema of the type asks for a number
  * or a boolean, what a parameter gave is read as one. With `complete` what is required must be there.
  */
-export async function fitted(
+export async function fitProperty(
   services: Services,
   type: TemplateType,
-  properties: Json,
-  scope: Scope,
+  properties: JsonObject,
+  scope: TemplateScope,
   { at, complete }: { at: string; complete: boolean },
 ): Promise<{ resolved: ResolvedProperties; problems: Problem[] }> {
   const resolved = new Map(
-    Object.entries(properties).map(([name, value]) => [name, resolve(value, scope, propertyPath(at, name))]),
+    Object.entries(properties).map(([name, value]) => [name, resolveValue(value, scope, propertyPath(at, name))]),
   )
   const texts = new Set([...resolved.values()].flatMap(each => each.texts))
   const present = () =>
@@ -61,7 +61,7 @@ function replacedAt(value: unknown, path: string, change: (text: string) => unkn
   const [, name, index, rest] = path.match(/^(?:\.([^.[\]]+)|\[(\d+)\])(.*)$/s) ?? []
   const key = name ?? index
   if (key === undefined || typeof value !== 'object' || value === null) return value
-  const inner = (value as Json)[key]
+  const inner = (value as JsonObject)[key]
   const next = replacedAt(inner, rest, change)
   if (next === inner) return value
   if (Array.isArray(value)) return value.with(Number(key), next)

@@ -1,12 +1,12 @@
 import { z } from 'zod'
 import { type Problem, raise } from '../../core/api/errors.ts'
-import { type FlatField, flatten, type Json, type Request } from '../../core/api/flatten.ts'
+import { type FlatField, flatten, type JsonObject, type Request } from '../../core/api/flatten.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { type Operation, operations } from '../../core/api/operation.ts'
 import { fieldsOf, pathNames } from '../../core/api/parameters.ts'
 import { type ResourceType, resourceTypes } from '../../core/api/resource-type.ts'
-import { refusals } from '../../core/api/validate.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { validationProblems } from '../../core/api/validate.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { propertyIn, propertyPath } from '../template/properties.ts'
 import type { BuiltInType, Property } from './model.ts'
@@ -16,7 +16,7 @@ import type { BuiltInType, Property } from './model.ts'
 /** Arguments that are of the call and not of the resource. */
 const OF_THE_CALL = ['project_id', 'version_label', 'expected_version', 'dry_run', 'wait']
 
-const builtIn = perProcess(() => {
+const builtIn = processSingleton(() => {
   const byName = new Map<string, BuiltInType>()
   for (const declared of resourceTypes.all()) {
     const type = typeOf(declared)
@@ -111,7 +111,11 @@ const bare = (type: z.ZodType): string =>
     : type.type
 
 /** What is wrong with the properties of a type. */
-function problemsOf(type: BuiltInType, given: Json, { at, complete }: { at: string; complete: boolean }): Problem[] {
+function problemsOf(
+  type: BuiltInType,
+  given: JsonObject,
+  { at, complete }: { at: string; complete: boolean },
+): Problem[] {
   const problems = Object.keys(given)
     .filter(name => !type.properties.has(name))
     .map(
@@ -126,17 +130,17 @@ function problemsOf(type: BuiltInType, given: Json, { at, complete }: { at: stri
       problems.push({ code: 'REQUIRED', path: propertyPath(at, name), message: 'is required' })
   if (problems.length > 0) return problems
   const { create, update, tags } = type.operations
-  const { body } = requestOf(
+  const { body } = operationRequest(
     create,
-    argumentsOf(type, given, name => !type.later.has(name)),
+    operationArguments(type, given, name => !type.later.has(name)),
   )
-  const wrong = create.body ? refusals(create.body, body ?? {}) : []
+  const wrong = create.body ? validationProblems(create.body, body ?? {}) : []
   const later = Object.fromEntries([...type.later].filter(name => name in given).map(name => [name, given[name]]))
   if (update && Object.keys(later).some(name => name !== 'tags' || !tags)) {
     const { tags: _tags, ...rest } = later
-    wrong.push(...refusals(update.body as never, tags ? rest : later))
+    wrong.push(...validationProblems(update.body as never, tags ? rest : later))
   }
-  if (tags && 'tags' in later) wrong.push(...refusals(tags.body as never, later.tags, 'tags'))
+  if (tags && 'tags' in later) wrong.push(...validationProblems(tags.body as never, later.tags, 'tags'))
   for (const name of pathNames(create))
     if (given[name] !== undefined && typeof given[name] !== 'string')
       wrong.push({ code: 'INVALID_TYPE', path: name, message: 'must be a string' })
@@ -156,18 +160,22 @@ function pathInProperties({ properties }: BuiltInType, path: string): string {
 }
 
 /** The flat arguments that properties stand for. */
-export function argumentsOf(type: BuiltInType, properties: Json, wanted: (name: string) => boolean = () => true): Json {
+export function operationArguments(
+  type: BuiltInType,
+  properties: JsonObject,
+  wanted: (name: string) => boolean = () => true,
+): JsonObject {
   const { translate } = type.declared
   const given = Object.fromEntries(Object.entries(properties).filter(([name]) => wanted(name)))
   return translate ? translate.arguments(given) : given
 }
 
 /** A request of an operation out of flat arguments, which are not validated. */
-export function requestOf(operation: Operation, args: Json): Request {
+export function operationRequest(operation: Operation, args: JsonObject): Request {
   const fields = flatten(operation)?.fields
   const params: Record<string, string> = {}
   const query: Record<string, unknown> = {}
-  const body: Json = {}
+  const body: JsonObject = {}
   for (const [name, value] of Object.entries(args)) {
     const field = fields?.get(name)
     if (field?.in === 'path') params[field.field] = String(value)
@@ -178,7 +186,7 @@ export function requestOf(operation: Operation, args: Json): Request {
 }
 
 /** Arguments that name a resource to an operation on it. */
-export function itemArguments(type: BuiltInType, operation: Operation, id: string, properties: Json): Json {
+export function itemArguments(type: BuiltInType, operation: Operation, id: string, properties: JsonObject): JsonObject {
   const names = pathNames(operation)
   return Object.fromEntries(
     names.map(name => {

@@ -1,10 +1,10 @@
-import type { Json } from '../../core/api/flatten.ts'
+import type { JsonObject } from '../../core/api/flatten.ts'
 import { isIdOf, type Kind, type KindRow } from '../../core/api/kind.ts'
 import { type Operation, operations } from '../../core/api/operation.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { adminGate, permitted } from '../../core/iam/access.ts'
+import { isAllowed, passesAdminGate } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
-import type { Step } from '../step.ts'
+import type { ResourceStep } from '../step.ts'
 import type { BuiltInType, Live, TemplateType } from './model.ts'
 
 /** The operations that a step calls, for the rights that it needs. */
@@ -12,13 +12,13 @@ import type { BuiltInType, Live, TemplateType } from './model.ts'
 export type ResourceCall = {
   type: BuiltInType
   operation: Operation
-  args: Json
+  args: JsonObject
   /** The resource that the call is on; null for one that is created. */
   live: Live | null
 }
 
 /** The calls of a step in their order. */
-export function callsOf({ declared, action, live, desired, changed }: Step): ResourceCall[] {
+export function callsOf({ declared, action, live, desired, changed }: ResourceStep): ResourceCall[] {
   const { type, retain } = declared
   if (type.registered || action === 'no-op') return []
   const { create, update, tags } = type.operations
@@ -42,7 +42,7 @@ export function callsOf({ declared, action, live, desired, changed }: Step): Res
   ]
 }
 
-function changeOf(type: BuiltInType, live: Live | null, changed: Json): ResourceCall | null {
+function changeOf(type: BuiltInType, live: Live | null, changed: JsonObject): ResourceCall | null {
   if (!live?.row || !type.declared.changing) return null
   const { operation, args } = type.declared.changing(live.row, changed)
   return { type, operation: operations.get(operation), args, live }
@@ -64,7 +64,7 @@ function parentOf(type: BuiltInType, { under, shape, kind, param }: Operation): 
   return shape === 'item' && kind && param && kind.name !== type.kind.name ? { kind, field: param } : null
 }
 
-const namedIn = ({ field }: Parent, args: Json, projectId: string): unknown =>
+const namedIn = ({ field }: Parent, args: JsonObject, projectId: string): unknown =>
   field === 'project_id' ? projectId : args[field]
 
 /** Rows of a project that calls are decided on beside the resources themselves, by their ids. */
@@ -95,7 +95,7 @@ export function mayCall(
 ): boolean {
   const { action, gate, decide } = operation
   const row = live?.row ?? undefined
-  if (gate === 'admin') return adminGate(caller, action as string, { kind: type.kind, row })
+  if (gate === 'admin') return passesAdminGate(caller, action as string, { kind: type.kind, row })
   if (gate === 'owner') return decide?.(caller, row, 'formation') === 'allow'
   const { tags } = args
   const requestTags = typeof tags === 'object' && tags !== null ? (tags as Record<string, string>) : undefined
@@ -103,14 +103,14 @@ export function mayCall(
   const kind = parent?.kind ?? type.kind
   const of = parent ? parents.get(namedIn(parent, args, projectId) as string) : row
   const target = of ? { kind, row: of } : { kind, project_id: projectId, tags: parent ? {} : (requestTags ?? {}) }
-  return permitted(caller, action as string, { ...target, requestTags })
+  return isAllowed(caller, action as string, { ...target, requestTags })
 }
 
 /** Which of some resources a caller may read by the operations that show them. */
-export async function mayRead(
+export async function mayReadResource(
   db: Queryable,
   caller: Caller,
-  resources: readonly { type: TemplateType; live: Live | null; args: Json }[],
+  resources: readonly { type: TemplateType; live: Live | null; args: JsonObject }[],
   projectId: string,
 ): Promise<boolean[]> {
   const calls = resources.map(({ type, live, args }): ResourceCall | null =>

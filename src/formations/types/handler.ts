@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { signature } from '../../control/webhooks/deliver.ts'
+import { signDelivery } from '../../control/webhooks/deliver.ts'
 import { type Problem, raise } from '../../core/api/errors.ts'
-import type { Json } from '../../core/api/flatten.ts'
-import { boundedFetch } from '../../core/net/bounded.ts'
+import type { JsonObject } from '../../core/api/flatten.ts'
+import { fetchWithLimit } from '../../core/net/limited-body.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { TrackedRow } from '../store.ts'
 import type { Live, RegisteredType } from './model.ts'
@@ -31,11 +31,11 @@ type RequestType = keyof typeof answers
  * @param key the same for every repeat of what changes something
  * @throws FORMATION_HANDLER_FAILED for another status than 2xx, no answer in time, or an answer of another form
  */
-export async function askHandler<T extends RequestType>(
+export async function callTypeHandler<T extends RequestType>(
   { config, clock }: Pick<Services, 'config' | 'clock'>,
   { name, handler }: RegisteredType,
   requestType: T,
-  about: { logical_id: string } & Json,
+  about: { logical_id: string } & JsonObject,
   key: string,
 ): Promise<z.output<(typeof answers)[T]>> {
   const body = JSON.stringify({ request_type: requestType, resource_type: name, ...about })
@@ -45,13 +45,13 @@ export async function askHandler<T extends RequestType>(
   let status: number
   let text: string
   try {
-    const response = await boundedFetch(MAX_BYTES)(handler.url, {
+    const response = await fetchWithLimit(MAX_BYTES)(handler.url, {
       method: 'POST',
       body,
       redirect: 'manual',
       headers: {
         'Content-Type': 'application/json',
-        [`${prefix}Signature`]: signature([handler.secret], body, clock.now()),
+        [`${prefix}Signature`]: signDelivery([handler.secret], body, clock.now()),
         [`${prefix}Idempotency-Key`]: key,
       },
       signal: AbortSignal.timeout(handler.timeoutMs),
@@ -90,7 +90,7 @@ export async function readHandled(
 ): Promise<Live | null> {
   if (!type.capabilities.includes('read')) return { row: null, values: row.applied }
   const { logical_id, physical_resource_id } = row
-  const answer = await askHandler(
+  const answer = await callTypeHandler(
     services,
     type,
     'read',
@@ -105,10 +105,10 @@ export async function validateHandled(
   services: Services,
   type: RegisteredType,
   logicalId: string,
-  properties: Json,
+  properties: JsonObject,
 ): Promise<Problem[]> {
   if (!type.capabilities.includes('validate')) return []
-  const { errors } = await askHandler(
+  const { errors } = await callTypeHandler(
     services,
     type,
     'validate',

@@ -1,5 +1,5 @@
 import type { Problem } from '../../core/api/errors.ts'
-import type { Json } from '../../core/api/flatten.ts'
+import type { JsonObject } from '../../core/api/flatten.ts'
 import type { Kind, KindRow } from '../../core/api/kind.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import type { ResourceType } from '../../core/api/resource-type.ts'
@@ -7,7 +7,7 @@ import type { Services } from '../../core/process/services.ts'
 
 /** Types of resources as templates see them: those of the modules, and those that the operator registered. */
 
-export type Property = { required: boolean; schema: Json }
+export type Property = { required: boolean; schema: JsonObject }
 
 type Common = {
   name: string
@@ -20,7 +20,7 @@ type Common = {
   /** An id of the form that resources of the type have. */
   exampleId: string
   /** What is wrong with properties; with `complete` what is required must be there. */
-  check(services: Services, properties: Json, options: { at: string; complete: boolean }): Promise<Problem[]>
+  check(services: Services, properties: JsonObject, options: { at: string; complete: boolean }): Promise<Problem[]>
 }
 
 export type BuiltInType = Common & {
@@ -48,7 +48,7 @@ export type RegisteredType = {
   description?: string
   handler: { url: string; secret: string; timeoutMs: number }
   capabilities: readonly ('validate' | 'read')[]
-  schema: Json
+  schema: JsonObject
   write_only_properties: readonly string[]
 }
 
@@ -57,5 +57,5 @@ export type Live = {
   /** Null for one of a registered type. */
   row: KindRow | null
   /** Properties by their names, as far as the resource shows them. */
-  values: Json
+  values: JsonObject
 }

@@ -1,11 +1,11 @@
 import { readFileSync } from 'node:fs'
 import { z } from 'zod'
 import type { Problem } from '../../core/api/errors.ts'
-import type { Json } from '../../core/api/flatten.ts'
-import { refusals } from '../../core/api/validate.ts'
+import type { JsonObject } from '../../core/api/flatten.ts'
+import { validationProblems } from '../../core/api/validate.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblemsAtFields } from '../../core/json-schema/problems.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { propertyPath } from '../template/properties.ts'
 import { builtInNames } from './built-in.ts'
@@ -42,7 +42,7 @@ const refuse = (file: string, what: string): never => {
  */
 export function readRegisteredTypes(file: string, environment: NodeJS.ProcessEnv): RegisteredType[] {
   const content = parsed(file)
-  const [problem] = refusals(File, content)
+  const [problem] = validationProblems(File, content)
   if (problem) refuse(file, `${problem.path || 'the file'} ${problem.message}`)
   const { resource_types } = File.parse(content)
   const names = new Set<string>()
@@ -53,7 +53,7 @@ export function readRegisteredTypes(file: string, environment: NodeJS.ProcessEnv
     names.add(name)
     const secret = environment[handler.secret_env]
     if (!secret) refuse(file, `${name}: the environment variable ${handler.secret_env} is not set`)
-    const properties = Object.keys((schema.properties as Json | undefined) ?? {})
+    const properties = Object.keys((schema.properties as JsonObject | undefined) ?? {})
     for (const property of write_only_properties)
       if (!properties.includes(property))
         refuse(file, `${name}: write_only_properties names ${property}, which schema does not declare`)
@@ -73,7 +73,7 @@ function parsed(file: string): unknown {
 }
 
 /** The registered types of the deployment, by their names. */
-export const registeredTypes = perProcess((services): ReadonlyMap<string, HandledType> => {
+export const registeredTypes = processSingleton((services): ReadonlyMap<string, HandledType> => {
   const { FORMATION_RESOURCE_TYPES_CONFIG: file } = services.config
   const entries = file ? readRegisteredTypes(file, process.env) : []
   return new Map(entries.map(entry => [entry.name, typeOf(entry)]))
@@ -95,7 +95,7 @@ export async function checkRegisteredTypes(services: Services): Promise<void> {
 }
 
 function typeOf(entry: RegisteredType): HandledType {
-  const properties = Object.entries((entry.schema.properties as Record<string, Json> | undefined) ?? {})
+  const properties = Object.entries((entry.schema.properties as Record<string, JsonObject> | undefined) ?? {})
   const required = (entry.schema.required as string[] | undefined) ?? []
   return {
     name: entry.name,
@@ -113,10 +113,10 @@ function typeOf(entry: RegisteredType): HandledType {
 async function problemsOf(
   services: Services,
   { name, schema }: RegisteredType,
-  given: Json,
+  given: JsonObject,
   { at, complete }: { at: string; complete: boolean },
 ): Promise<Problem[]> {
-  const known = Object.keys((schema.properties as Json | undefined) ?? {})
+  const known = Object.keys((schema.properties as JsonObject | undefined) ?? {})
   const problems = Object.keys(given)
     .filter(property => !known.includes(property))
     .map(property => ({

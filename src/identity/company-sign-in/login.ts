@@ -1,13 +1,13 @@
 import { createHmac, randomBytes } from 'node:crypto'
-import { firstChars, storableText } from '../../core/api/text.ts'
+import { storableText, truncateChars } from '../../core/api/storable-text.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { withBudget } from '../budget.ts'
 import { networkOf } from '../networks.ts'
-import { type SignInRequest, signInEntry } from '../users/entries.ts'
+import { type SignInRequest, signInEntry } from '../users/sign-in-audit.ts'
 import type { AccountClaims, SignInError } from './model.ts'
 import { authorizationUrl, exchangeAnswer, isRefusal, type LoginSecrets, providerError } from './provider.ts'
 import { ProvisioningError, provisionUser } from './provision.ts'
@@ -117,7 +117,7 @@ async function admitAccount(
   const { issuer, subject, claims } = account
   const { OIDC_REQUIRED_CLAIM: required, OIDC_USERNAME_CLAIM } = services.config
   const name = claims[OIDC_USERNAME_CLAIM]
-  const label = typeof name === 'string' ? storableText(firstChars(name, MAX_LABEL_LENGTH)) : null
+  const label = typeof name === 'string' ? storableText(truncateChars(name, MAX_LABEL_LENGTH)) : null
   const refuse = (error: SignInError): LoginOutcome => {
     const detail = { kind: 'oidc', reason: error, issuer, subject }
     tx.audit(signInEntry('users:Login', 401, label, null, request, detail))
@@ -151,4 +151,4 @@ const holds = (claim: unknown, value: string): boolean =>
 
 /** Deletes sign-ins and one-time codes whose time is over. Returns how many. */
 export const sweepLogins = ({ clock, pool }: Services, stopping: AbortSignal): Promise<number> =>
-  inBatches(limit => deleteExpiredLogins(pool, { now: clock.now(), limit }), stopping)
+  deleteInBatches(limit => deleteExpiredLogins(pool, { now: clock.now(), limit }), stopping)

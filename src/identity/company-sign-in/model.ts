@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { checkStorable } from '../../core/api/validate.ts'
+import { storabilityProblem } from '../../core/api/validate.ts'
 
 const issuer = z
   .string()
@@ -36,7 +36,7 @@ export const UserIdentityQuery = z.object({ issuer, subject })
 export type AccountClaims = Account & { claims: Record<string, unknown> }
 
 export const isAccount = (account: { issuer?: unknown; subject?: unknown }): boolean =>
-  UserIdentityQuery.safeParse(account).success && checkStorable(account) === null
+  UserIdentityQuery.safeParse(account).success && storabilityProblem(account) === null
 
 /** Why a sign-in ended without a code; the page that began it reads it from its address. */
 export type SignInError = 'access_denied' | 'no_account' | 'provider_error' | 'expired'

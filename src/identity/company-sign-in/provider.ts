@@ -1,6 +1,6 @@
 import type { ClientAuth, Configuration, CustomFetch } from 'openid-client'
 import type { Config } from '../../config.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type AccountClaims, isAccount } from './model.ts'
 
@@ -63,7 +63,7 @@ async function discover({ config, egress }: Services): Promise<Configuration> {
 }
 
 /** The provider as its discovery document describes it, read at first use. */
-const provider = perProcess(services => {
+const provider = processSingleton(services => {
   let known: { found: Promise<Configuration>; until: number } | undefined
   return (): Promise<Configuration> => {
     if (known && performance.now() < known.until) return known.found

@@ -1,13 +1,13 @@
 import { AppError } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import { firstChars } from '../../core/api/text.ts'
-import { storable } from '../../core/api/validate.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { truncateChars } from '../../core/api/storable-text.ts'
+import { isStorable } from '../../core/api/validate.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { setUserPolicies } from '../policies/attach.ts'
-import { type SignInRequest, signInEntry } from '../users/entries.ts'
 import { Username, type UserRow } from '../users/model.ts'
-import { anyUser, freeUsername, insertUser } from '../users/store.ts'
+import { type SignInRequest, signInEntry } from '../users/sign-in-audit.ts'
+import { freeUsername, hasUsers, insertUser } from '../users/store.ts'
 import type { AccountClaims } from './model.ts'
 import { type LinkedUser, linkIdentity } from './store.ts'
 
@@ -30,7 +30,7 @@ export async function provisionUser(
   { issuer, subject, claims }: AccountClaims,
   { label, request }: { label: string | null; request: SignInRequest },
 ): Promise<LinkedUser | null> {
-  if (!config.OIDC_AUTO_PROVISION || !(await anyUser(tx))) return null
+  if (!config.OIDC_AUTO_PROVISION || !(await hasUsers(tx))) return null
   const user = await insertNamed(tx, baseName(claims[config.OIDC_USERNAME_CLAIM], config.OIDC_USERNAME_CLAIM))
   await linkIdentity(tx, { issuer, subject, user_id: user.id, label })
   await attachDefaults(tx, user.id, config.OIDC_DEFAULT_POLICY_IDS)
@@ -40,9 +40,9 @@ export async function provisionUser(
 }
 
 function baseName(claim: unknown, name: string): string {
-  const text = typeof claim === 'string' ? firstChars(claim.trim(), MAX_BASE_LENGTH) : ''
+  const text = typeof claim === 'string' ? truncateChars(claim.trim(), MAX_BASE_LENGTH) : ''
   const username = Username.safeParse(text)
-  if (!username.success || !storable(text)) throw new ProvisioningError(`the claim ${name} is no username`)
+  if (!username.success || !isStorable(text)) throw new ProvisioningError(`the claim ${name} is no username`)
   return username.data
 }
 

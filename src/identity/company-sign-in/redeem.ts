@@ -2,11 +2,11 @@ import { raise } from '../../core/api/errors.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
-import { signInEntry } from '../users/entries.ts'
+import { failedSignInBuffer } from '../users/failed-sign-in-audit.ts'
 import type { SignedIn, SignInCode } from '../users/model.ts'
-import { refusedAttempts } from '../users/refused.ts'
 import { refuseSignIn, signedIn } from '../users/sign-in.ts'
-import { noteSignIn, passwordFacts } from '../users/store.ts'
+import { signInEntry } from '../users/sign-in-audit.ts'
+import { passwordFacts, recordSignIn } from '../users/store.ts'
 import { consumeCode, findCode, recordIdentityLogin } from './store.ts'
 
 /**
@@ -23,7 +23,7 @@ export async function redeemCode(
   const found = await findCode(pool, codeHash, clock.now())
   const facts = found && (await passwordFacts(pool, found.user_id, clock.now()))
   if (!found || !facts) {
-    refusedAttempts(services).count({ action: 'users:Login', username: '', user_id: null, ip: request.ip })
+    failedSignInBuffer(services).count({ action: 'users:Login', username: '', user_id: null, ip: request.ip })
     return raise('UNAUTHORIZED')
   }
   const { name, user, locked } = facts
@@ -35,7 +35,7 @@ export async function redeemCode(
     // Refuses locked names and disabled users too.
     const noted = await services.write(async tx => {
       const now = clock.now()
-      if (!(await consumeCode(tx, codeHash)) || !(await noteSignIn(tx, user, now, null))) return false
+      if (!(await consumeCode(tx, codeHash)) || !(await recordSignIn(tx, user, now, null))) return false
       await recordIdentityLogin(tx, found, now)
       tx.audit(signInEntry('users:Login', 200, username, user.id, request, detail))
       return true

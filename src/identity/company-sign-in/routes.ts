@@ -1,9 +1,9 @@
 import { type Express, type NextFunction, type Request, type Response, Router } from 'express'
 import { raise } from '../../core/api/errors.ts'
-import { refusedByLayer } from '../../core/http/adapter.ts'
+import { httpLayerError } from '../../core/http/adapter.ts'
 import type { Services } from '../../core/process/services.ts'
 import { signedCookie } from '../signed-cookies.ts'
-import type { SignInRequest } from '../users/entries.ts'
+import type { SignInRequest } from '../users/sign-in-audit.ts'
 import { answerLogin, LOGIN_MS, startLogin } from './login.ts'
 import { isEnabled } from './provider.ts'
 
@@ -70,7 +70,7 @@ export function mountCompanySignIn(app: Express, services: Services): void {
   })
 
   router.use((error: unknown, req: Request, res: Response, _next: NextFunction) => {
-    const refused = refusedByLayer(error)
+    const refused = httpLayerError(error)
     if (refused.code === 'INTERNAL_ERROR' && config.ERROR_LOGS_ENABLED)
       log.error({ request_id: requestOf(req, res).id, path: req.baseUrl + req.path, err: error }, 'request failed')
     for (const [name, value] of Object.entries(refused.headers ?? {})) res.setHeader(name, value)

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { page } from '../../core/api/lists.ts'
+import { pageResult } from '../../core/api/lists.ts'
 import type { Page } from '../../core/api/operation.ts'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { type Account, UserIdentity } from './model.ts'
 
 const columns = sql.fragment`t.issuer, t.subject, t.label, t.created_at, t.last_login_at`
@@ -11,7 +11,7 @@ const account = ({ issuer, subject }: Account) => sql.fragment`t.issuer = ${issu
 
 /** The page of a user's identities, newest first. Index user_identities_user. */
 export const listIdentities = (db: Queryable, bounds: Page, userId: string) =>
-  page<UserIdentity>(
+  pageResult<UserIdentity>(
     { db, page: bounds },
     {
       columns,
@@ -35,7 +35,7 @@ export const linkIdentity = (
 
 /** Whether the account was linked to the user. Primary key. */
 export const unlinkIdentity = async (db: Queryable, linked: Account, userId: string): Promise<boolean> =>
-  (await db.query(statement`delete from user_identities t where ${account(linked)} and t.user_id = ${userId}`))
+  (await db.query(voidStatement`delete from user_identities t where ${account(linked)} and t.user_id = ${userId}`))
     .rowCount > 0
 
 const LinkedUser = z.object({ user_id: z.string(), username: z.string(), is_disabled: z.boolean() })
@@ -56,7 +56,7 @@ export const lockAccount = (db: Queryable, { issuer, subject }: Account) =>
     select pg_advisory_xact_lock(hashtextextended(${`${issuer} ${subject}`}, 0)) as locked`)
 
 export const recordIdentityLogin = (db: Queryable, linked: Account, now: Date) =>
-  db.query(statement`
+  db.query(voidStatement`
     update user_identities t set last_login_at = ${now.toISOString()}::timestamptz where ${account(linked)}`)
 
 /**
@@ -76,7 +76,7 @@ export const insertLogin = async (
   { now, limit }: { now: Date; limit: number },
 ): Promise<boolean> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       insert into oidc_logins (state_hash, cookie_hash, network, return_to, code_challenge, expires_at)
       select ${sql.binary(login.state_hash)}, ${sql.binary(login.cookie_hash)}, ${login.network}, ${login.return_to},
         ${login.code_challenge}, ${login.expires_at.toISOString()}::timestamptz
@@ -105,7 +105,7 @@ export const insertCode = (
   stateHash: Buffer,
   { code_hash, issuer, subject, expires_at }: Account & { code_hash: Buffer; expires_at: Date },
 ) =>
-  db.query(statement`
+  db.query(voidStatement`
     update oidc_logins set code_hash = ${sql.binary(code_hash)}, issuer = ${issuer}, subject = ${subject},
       expires_at = ${expires_at.toISOString()}::timestamptz
     where state_hash = ${sql.binary(stateHash)}`)
@@ -126,12 +126,12 @@ export const findCode = (db: Queryable, codeHash: Buffer, now: Date): Promise<z.
 
 /** Uses a code up: true for one of several requests. Index of code_hash. */
 export const consumeCode = async (db: Queryable, codeHash: Buffer): Promise<boolean> =>
-  (await db.query(statement`delete from oidc_logins where code_hash = ${sql.binary(codeHash)}`)).rowCount > 0
+  (await db.query(voidStatement`delete from oidc_logins where code_hash = ${sql.binary(codeHash)}`)).rowCount > 0
 
 /** Deletes up to a number of sign-ins and codes whose time is over. Index oidc_logins_expires. Returns how many. */
 export const deleteExpiredLogins = async (db: Queryable, { now, limit }: { now: Date; limit: number }) =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       delete from oidc_logins where state_hash in (
         select state_hash from oidc_logins where expires_at <= ${now.toISOString()}::timestamptz
         limit ${limit} for update skip locked)`)

@@ -1,6 +1,6 @@
-import type { Verdict } from '../../core/api/operation.ts'
+import type { GateVerdict } from '../../core/api/operation.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
-import { permitted, visibleRows } from '../../core/iam/access.ts'
+import { isAllowed, visibleRows } from '../../core/iam/access.ts'
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
 import { type KeyRow, projectKeyKind } from './model.ts'
 
@@ -13,15 +13,15 @@ function reachedAs(caller: Caller, row: KeyRow): 'user' | 'credential' | null {
   return row.user_id === caller.user.id && reachable ? 'credential' : null
 }
 
-export const mayRead =
+export const mayReadKey =
   (action: string) =>
-  (caller: Caller, row: KeyRow): Verdict => {
+  (caller: Caller, row: KeyRow): GateVerdict => {
     const as = reachedAs(caller, row)
     if (as === null) return 'hide'
-    return as === 'user' || permitted(caller, action, { kind: projectKeyKind, row }) ? 'allow' : 'forbid'
+    return as === 'user' || isAllowed(caller, action, { kind: projectKeyKind, row }) ? 'allow' : 'forbid'
   }
 
-export const mayChange = (caller: Caller, row: KeyRow): Verdict => {
+export const mayChange = (caller: Caller, row: KeyRow): GateVerdict => {
   const as = reachedAs(caller, row)
   return as === null ? 'hide' : as === 'user' ? 'allow' : 'forbid'
 }
@@ -30,14 +30,14 @@ const isDeployedByKey = ({ credential }: Caller, surface: string): boolean =>
   credential.type === 'api_key' && surface === 'formation'
 
 /** Users make keys, and keys those of the templates that they deploy. */
-export const mayCreate = (caller: Caller, _row: unknown, surface: string): Verdict =>
+export const mayCreate = (caller: Caller, _row: unknown, surface: string): GateVerdict =>
   caller.credential.type === 'user' || isDeployedByKey(caller, surface) ? 'allow' : 'forbid'
 
-export const mayDelete = (caller: Caller, row: KeyRow, surface: string): Verdict =>
+export const mayDelete = (caller: Caller, row: KeyRow, surface: string): GateVerdict =>
   isDeployedByKey(caller, surface) && reachedAs(caller, row) !== null ? 'allow' : mayChange(caller, row)
 
 /** A key may rotate itself. */
-export const mayRotate = (caller: Caller, row: KeyRow): Verdict =>
+export const mayRotate = (caller: Caller, row: KeyRow): GateVerdict =>
   caller.credential.type === 'api_key' && caller.credential.id === row.id ? 'allow' : mayChange(caller, row)
 
 /** The keys that a list shows: a user's own, an admin's all; a credential's what its policies permit of its owner's. */

@@ -1,9 +1,9 @@
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import { parseTime } from '../../core/api/lists.ts'
 import { requireAll } from '../../core/api/references.ts'
-import type { Tx } from '../../core/db/write.ts'
-import { sees } from '../../core/iam/access.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { canSeeProject } from '../../core/iam/access.ts'
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { policyKind } from '../policies/model.ts'
@@ -29,7 +29,7 @@ export async function checkedFields(
   await requireAll(tx, policyKind, null, fields.policy_ids ?? [])
   const { project_id } = fields
   if (project_id && project_id !== stored?.project_id) {
-    if (!sees(caller, project_id)) raise('FORBIDDEN', { meta: { action } })
+    if (!canSeeProject(caller, project_id)) raise('FORBIDDEN', { meta: { action } })
     if (!isIdOf(projectKind, project_id) || !(await lockProject(tx, project_id))) {
       if (isAdmin(caller)) raise('RESOURCE_NOT_FOUND', { meta: { id: project_id } })
       raise('FORBIDDEN', { meta: { action } })
@@ -53,4 +53,4 @@ function checkedEnd(
   return expires_at === undefined ? {} : { expires_at }
 }
 
-const refuseEnd = (message: string): never => invalid({ code: 'INVALID_VALUE', path: 'expires_at', message })
+const refuseEnd = (message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path: 'expires_at', message })

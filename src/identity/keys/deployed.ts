@@ -1,5 +1,5 @@
 import type { Context } from '../../core/api/operation.ts'
-import { forbid } from '../../core/iam/access.ts'
+import { raiseForbidden } from '../../core/iam/access.ts'
 import { type KeyFields, type KeyRow, projectKeyKind } from './model.ts'
 
 /** Keys that a template declares and a key deploys: they have exactly the limits of that key, so that it makes no wider one. */
@@ -9,7 +9,7 @@ type Deploying = Pick<Context, 'caller' | 'tx'>
 /** The key that deploys; null for a user. Raises FORBIDDEN for one that is gone. */
 async function deployingKey({ caller: { credential }, tx }: Deploying, action: string): Promise<KeyRow | null> {
   if (credential.type !== 'api_key') return null
-  return (await projectKeyKind.find(tx, credential.id)) ?? forbid(null, action)
+  return (await projectKeyKind.find(tx, credential.id)) ?? raiseForbidden(null, action)
 }
 
 const inOrder = (texts: readonly string[] | null): string => JSON.stringify(texts && [...texts].sort())
@@ -26,11 +26,11 @@ export async function withinDeploying(context: Deploying, action: string, fields
     inOrder(given.policy_ids) === inOrder(policy_ids) &&
     inOrder(given.allowed_ips) === inOrder(allowed_ips) &&
     timeOf(given.expires_at) === timeOf(expires_at)
-  return isSame ? { ...fields, ...limits } : forbid(null, action)
+  return isSame ? { ...fields, ...limits } : raiseForbidden(null, action)
 }
 
 /** Raises FORBIDDEN for a key that deletes one which it could not have deployed. */
 export async function requireDeletable(context: Deploying, action: string, row: KeyRow): Promise<void> {
   const key = await deployingKey(context, action)
-  if (key && inOrder(key.policy_ids) !== inOrder(row.policy_ids)) forbid(null, action)
+  if (key && inOrder(key.policy_ids) !== inOrder(row.policy_ids)) raiseForbidden(null, action)
 }

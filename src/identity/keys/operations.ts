@@ -1,4 +1,4 @@
-import { equals, filter } from '../../core/api/filters.ts'
+import { columnFilter, equalsFilter } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import { parseTime } from '../../core/api/lists.ts'
@@ -6,11 +6,11 @@ import { itemOperation, type Operation, operation } from '../../core/api/operati
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { principalsChanged } from '../principals.ts'
-import { mayChange, mayCreate, mayDelete, mayRead, mayRotate, visibleKeys } from './access.ts'
+import { mayChange, mayCreate, mayDelete, mayReadKey, mayRotate, visibleKeys } from './access.ts'
 import { checkedFields } from './check.ts'
 import { requireDeletable, withinDeploying } from './deployed.ts'
 import { isoTime, KeyInput, KeyPatch, KeyUsage, ProjectKeyWithSecret, projectKeyKind, RotateInput } from './model.ts'
-import { mintKey } from './secret.ts'
+import { generateKey } from './secret.ts'
 import { auditedDays, insertKey, lastAudited, rotateKey, updateKey } from './store.ts'
 
 const DAY_MS = 86_400_000
@@ -61,7 +61,7 @@ const routes: Operation[] = [
       const action = 'project-keys:CreateProjectKey'
       const given = await withinDeploying(context, action, body ?? {})
       const fields = await checkedFields(context, action, given)
-      const { key, ...stored } = mintKey()
+      const { key, ...stored } = generateKey()
       const row = await insertKey(tx, { ...fields, ...stored, id: newId('key'), user_id: caller.user.id })
       // The project of the audit entry is the one that the key is bound to.
       audit.project_id = row.project_id
@@ -76,9 +76,9 @@ const routes: Operation[] = [
     gate,
     visible: ({ caller }) => visibleKeys(caller),
     filters: {
-      project_id: equals('project_id'),
-      user_id: equals('user_id'),
-      unused_since: filter(
+      project_id: equalsFilter('project_id'),
+      user_id: equalsFilter('user_id'),
+      unused_since: columnFilter(
         isoTime.optional().describe('Only keys that were not used at or after this time'),
         since =>
           sql.fragment`coalesce(t.last_used_at, t.created_at) < ${(parseTime(since) as Date).toISOString()}::timestamptz`,
@@ -91,7 +91,7 @@ const routes: Operation[] = [
     summary: 'Read a key',
     description: 'Shows its rights, its last use and the start of its string, never the string.',
     gate,
-    decide: mayRead('project-keys:GetProjectKey'),
+    decide: mayReadKey('project-keys:GetProjectKey'),
   }),
   change('patch'),
   change('put'),
@@ -114,7 +114,7 @@ const routes: Operation[] = [
     secretAnswer: true,
     async run({ tx, body, resource: { id }, services }) {
       const seconds = body?.grace_seconds ?? 0
-      const { key, ...next } = mintKey()
+      const { key, ...next } = generateKey()
       const until = new Date(services.clock.now().getTime() + seconds * 1000)
       await projectKeyKind.lock(tx, id)
       const row = await rotateKey(tx, id, next, seconds > 0 ? until : null)
@@ -133,7 +133,7 @@ const routes: Operation[] = [
     tag,
     action: 'project-keys:GetProjectKey',
     gate,
-    decide: mayRead('project-keys:GetProjectKey'),
+    decide: mayReadKey('project-keys:GetProjectKey'),
     answers: { 200: KeyUsage },
     async run({ db, resource: { id, last_used_at }, services }) {
       const since = new Date(services.clock.now().getTime() - USAGE_DAYS * DAY_MS)

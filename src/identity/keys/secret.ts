@@ -5,7 +5,7 @@ const ALPHABET = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 const CHARACTERS = 43
 
 /** A new key string, `sk_` and 256 random bits in base62, with what is stored of it. */
-export function mintKey(): { key: string; hash: Buffer; prefix: string } {
+export function generateKey(): { key: string; hash: Buffer; prefix: string } {
   let rest = BigInt(`0x${randomBytes(32).toString('hex')}`)
   let digits = ''
   for (let index = 0; index < CHARACTERS; index++) {

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { type KeyFields, type KeyRow, KeyUsage, projectKeyKind } from './model.ts'
 
 /** Adds a key with its policies, in one statement. */
@@ -28,7 +28,7 @@ export const insertKey = (
 /** Writes the fields a patch names; the caller holds the row's lock. */
 export async function updateKey(db: Queryable, id: string, { policy_ids, ...patch }: KeyFields): Promise<KeyRow> {
   if (policy_ids !== undefined)
-    await db.query(statement`
+    await db.query(voidStatement`
       with wanted as (
         select policy_id, position from unnest(${sql.array(policy_ids, 'text')}) with ordinality as w (policy_id, position)
       ), removed as (

@@ -1,12 +1,12 @@
 import { type Adapter, type AdapterPayload, errors, type KoaContextWithOIDC, Provider } from 'oidc-provider'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Pool } from '../../core/db/pool.ts'
-import { isReferenceLost } from '../../core/db/sql.ts'
+import { isForeignKeyViolation } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { withBudget as withSignInBudget } from '../budget.ts'
-import { audiences } from '../principals.ts'
-import { CAPACITY, giveBack, senderIp, senderNetwork, sessionSubject, spend } from './limits.ts'
+import { acceptedAudiences } from '../principals.ts'
+import { CAPACITY, refundLimit, senderIp, senderNetwork, sessionSubject, spendLimit } from './limits.ts'
 import { clientKind } from './model.ts'
 import { type RevokedBy, revokeByProtocol } from './revoke.ts'
 import { actionScopes, areWithin, consentCatalogue } from './scopes.ts'
@@ -34,7 +34,7 @@ const grants = new WeakMap<object, GrantState>()
 export const currentGrant = (): GrantState | undefined => Provider.ctx && grants.get(Provider.ctx)
 
 /** Where a client may send tokens of a grant; a client may add the slash that URLs end in. */
-export const resourcesOf = (baseUrl: string): string[] => [...audiences(baseUrl), `${baseUrl}/`]
+export const resourcesOf = (baseUrl: string): string[] => [...acceptedAudiences(baseUrl), `${baseUrl}/`]
 
 /** Does database work of the request at hand, in the turn of its sender. */
 const withBudget = <T>(services: Services, work: (db: Pool) => Promise<T>): Promise<T> =>
@@ -90,14 +90,14 @@ class ObjectAdapter implements Adapter {
     const sender = senderNetwork(ctx)
     const session = sessionSubject(ctx?.oidc.session?.jti ?? '')
     if (
-      (await spend(this.services, 'user_code', sender)) !== null ||
-      (await spend(this.services, 'user_code_session', session, sender)) !== null
+      (await spendLimit(this.services, 'user_code', sender)) !== null ||
+      (await spendLimit(this.services, 'user_code_session', session, sender)) !== null
     )
       throw new errors.OIDCProviderError(429, 'temporarily_unavailable')
     const found = await this.lookUp({ by: 'user_code', value: userCode })
     if (found) {
-      await giveBack(this.services, 'user_code', sender)
-      await giveBack(this.services, 'user_code_session', session, sender)
+      await refundLimit(this.services, 'user_code', sender)
+      await refundLimit(this.services, 'user_code_session', session, sender)
     }
     return found
   }
@@ -153,7 +153,7 @@ class ObjectAdapter implements Adapter {
       await withBudget(this.services, db => putObject(db, this.model, id, values))
     } catch (error) {
       // The user or the project was deleted since the grant was read.
-      if (isReferenceLost(error, 'grant_id')) throw new errors.InvalidGrant('grant not found')
+      if (isForeignKeyViolation(error, 'grant_id')) throw new errors.InvalidGrant('grant not found')
       throw error
     }
   }

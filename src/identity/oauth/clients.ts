@@ -2,7 +2,7 @@ import { timingSafeEqual } from 'node:crypto'
 import type Provider from 'oidc-provider'
 import { errors } from 'oidc-provider'
 import type { Config } from '../../config.ts'
-import { checkStorable } from '../../core/api/validate.ts'
+import { storabilityProblem } from '../../core/api/validate.ts'
 import { isLoopback as isLoopbackHost, LOOPBACK } from '../../core/net/loopback.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { CLI, CONSOLE } from './client-kinds.ts'
@@ -52,10 +52,10 @@ export type Metadata = {
  * be, and whether it is an app on a device, whose loopback address has any port. Scopes that it names bind nothing and are
  * left out: clients name those of the MCP server, and the user decides at each request.
  */
-export function checkMetadata(metadata: Metadata): void {
+export function checkClientMetadata(metadata: Metadata): void {
   const { redirect_uris: uris, client_name: name } = metadata
   delete metadata.scope
-  const problem = checkStorable(metadata)
+  const problem = storabilityProblem(metadata)
   if (problem) throw new errors.InvalidClientMetadata(`${problem.path} ${problem.message}`)
   if (name !== undefined && (typeof name !== 'string' || name.length > MAX_NAME_LENGTH))
     throw new errors.InvalidClientMetadata(`client_name must be a string of at most ${MAX_NAME_LENGTH} characters`)

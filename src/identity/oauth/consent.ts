@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf, kinds, srn } from '../../core/api/kind.ts'
 import { type Context, type Operation, operation } from '../../core/api/operation.ts'
-import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
-import { sees } from '../../core/iam/access.ts'
+import { idStatement, type Queryable, sql } from '../../core/db/sql.ts'
+import { canSeeProject } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
@@ -18,7 +18,7 @@ import {
   MCP_ACCESS,
   OPENID_SCOPES,
   policyOf,
-  Selection,
+  ScopeSelection,
   scopesOf,
 } from './scopes.ts'
 import { openObject, sealObject } from './seal.ts'
@@ -26,7 +26,7 @@ import { insertGrant, lockObject, noteConsent, rewriteObject } from './store.ts'
 
 /** The decision of a user over an authorization request. */
 
-export const tag = 'OAuth'
+export const OAUTH_TAG = 'OAuth'
 
 /** Admits users themselves: no key, token of a project or work of theirs consents for them. Raises FORBIDDEN. */
 export const usersOnly =
@@ -61,7 +61,7 @@ const ConsentInput = z
       .default('approve')
       .describe('approve – a grant is made; deny – the client is refused'),
     project_id: z.string().min(1).max(64).optional().describe('Project that the grant is bound to'),
-    selection: Selection.optional().describe('What is granted'),
+    selection: ScopeSelection.optional().describe('What is granted'),
     expires_in_days: z
       .int()
       .min(1)
@@ -90,7 +90,7 @@ async function visibleProjects(db: Queryable, caller: Caller): Promise<{ id: str
   const found = await db.any(
     listed`select id, name from projects where ${where} order by name, id limit ${MAX_PROJECTS}`,
   )
-  return found.filter(({ id }) => sees(caller, id))
+  return found.filter(({ id }) => canSeeProject(caller, id))
 }
 
 /** Projects that the policies of a user name; null where one is about all. */
@@ -115,17 +115,20 @@ async function consentedTo(
     // Whoever chooses a part must not get a grant that is not about parts.
     const chosen = Object.entries({ project_id, selection }).filter(([, value]) => value !== undefined)
     const message = 'cannot be chosen for this request'
-    if (chosen.length > 0) invalid(chosen.map(([path]) => ({ code: 'INVALID_VALUE', path, message })))
+    if (chosen.length > 0) raiseInvalid(chosen.map(([path]) => ({ code: 'INVALID_VALUE', path, message })))
     return { project_id: null, scopes: request.actsAsUser ? [ACT_AS_USER] : [] }
   }
   const missing = Object.entries({ project_id, selection }).filter(([, value]) => value === undefined)
-  if (missing.length > 0) invalid(missing.map(([path]) => ({ code: 'REQUIRED', path, message: 'is required' })))
+  if (missing.length > 0) raiseInvalid(missing.map(([path]) => ({ code: 'REQUIRED', path, message: 'is required' })))
   await requireProject(db, caller, project_id as string)
-  return { project_id: project_id as string, scopes: [MCP_ACCESS, ...chosenScopes(services, selection as Selection)] }
+  return {
+    project_id: project_id as string,
+    scopes: [MCP_ACCESS, ...chosenScopes(services, selection as ScopeSelection)],
+  }
 }
 
 /** The action scopes of a selection. Raises VALIDATION_FAILED for one that is empty or names what does not exist. */
-export function chosenScopes(services: Pick<Services, 'state'>, selection: Selection): string[] {
+export function chosenScopes(services: Pick<Services, 'state'>, selection: ScopeSelection): string[] {
   const { scopes, unknown } = scopesOf(services, selection)
   if (unknown.length > 0)
     raise('VALIDATION_FAILED', {
@@ -144,10 +147,10 @@ export function chosenScopes(services: Pick<Services, 'state'>, selection: Selec
 }
 
 async function requireProject(db: Queryable, caller: Caller, id: string): Promise<void> {
-  if (!sees(caller, id)) raise('FORBIDDEN', { meta: { action: 'oauth:GrantConsent' } })
+  if (!canSeeProject(caller, id)) raise('FORBIDDEN', { meta: { action: 'oauth:GrantConsent' } })
   const exists =
     isIdOf(kinds.get('project'), id) &&
-    (await db.exists(identifying`select id from projects where id = ${id} for key share`))
+    (await db.exists(idStatement`select id from projects where id = ${id} for key share`))
   if (!exists) raise('RESOURCE_NOT_FOUND', { meta: { id } })
 }
 
@@ -217,7 +220,7 @@ export const consentOperations: Operation[] = [
     summary: 'Get what can be consented to',
     description:
       'Projects and actions that the calling user may grant a client, and the authorization request named, for the page that asks for consent. A request is known to the browser that began it alone.',
-    tag,
+    tag: OAUTH_TAG,
     action: 'oauth:GrantConsent',
     gate: 'owner',
     internal: true,
@@ -242,7 +245,7 @@ export const consentOperations: Operation[] = [
     summary: 'Decide on an authorization request',
     description:
       'Records the decision once and returns where the browser continues. Each consent makes a new grant. Without request_id nothing is stored and the answer says what would be granted.',
-    tag,
+    tag: OAUTH_TAG,
     action: 'oauth:GrantConsent',
     gate: 'owner',
     about: grantKind,

@@ -31,7 +31,7 @@ export async function signingKeys(services: Writing): Promise<JWK[]> {
 }
 
 /** Replaces the key that signs; the one before verifies for a day. Returns the id of the new key. */
-export const rotateKey = (services: Writing): Promise<string> => addKey(services, { unlessThere: false })
+export const rotateSigningKey = (services: Writing): Promise<string> => addKey(services, { unlessThere: false })
 
 async function addKey(services: Writing, { unlessThere }: { unlessThere: boolean }): Promise<string> {
   // Takes a tenth of a second, which no lock should wait for.

@@ -1,5 +1,5 @@
 import type Provider from 'oidc-provider'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { keysChannel } from './keys.ts'
 
@@ -11,7 +11,7 @@ const library = () => import('./provider.ts')
 type Opened = { get(): Promise<Provider>; close(): void }
 
 /** The provider of a process, made at the first request; again when another key signs. */
-const opened = perProcess(
+const opened = processSingleton(
   (services): Opened => {
     let made: Promise<Provider> | undefined
     const drop = () => {

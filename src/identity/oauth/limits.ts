@@ -1,5 +1,5 @@
 import { LRUCache } from 'lru-cache'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { withBudget } from '../budget.ts'
@@ -30,23 +30,33 @@ export const CAPACITY = { unusedClients: 2000, deviceCodes: 1000 }
 export const RETRY_SECONDS = 60
 
 /** Seconds until a spent limit is free again; null while it is not spent. */
-export type Spent = number | null
+export type SpentLimit = number | null
 
 /** Counts a use of a limit. `sender` is the network that takes its turn for it. */
-export async function spend(services: Services, kind: LimitKind, subject: string, sender = subject): Promise<Spent> {
+export async function spendLimit(
+  services: Services,
+  kind: LimitKind,
+  subject: string,
+  sender = subject,
+): Promise<SpentLimit> {
   const { count, seconds } = await withBudget(services, sender, db => countUse(db, kind, subject, LIMITS[kind]))
   return count > LIMITS[kind].limit ? Math.max(1, seconds) : null
 }
 
 /** Whether a limit is spent, without counting. */
-export async function spent(services: Services, kind: LimitKind, subject: string, sender = subject): Promise<Spent> {
+export async function isLimitSpent(
+  services: Services,
+  kind: LimitKind,
+  subject: string,
+  sender = subject,
+): Promise<SpentLimit> {
   const { limit, windowSeconds } = LIMITS[kind]
   const { count, seconds } = await withBudget(services, sender, db => readUse(db, kind, subject, windowSeconds))
   return count >= limit ? seconds : null
 }
 
 /** Takes a use of a limit back. */
-export const giveBack = (services: Services, kind: LimitKind, subject: string, sender = subject): Promise<unknown> =>
+export const refundLimit = (services: Services, kind: LimitKind, subject: string, sender = subject): Promise<unknown> =>
   withBudget(services, sender, db => uncountUse(db, kind, subject))
 
 /** A session of a browser, as limits name it. */
@@ -59,21 +69,21 @@ export const senderIp = (ctx: { req: object }): string => (ctx.req as { ip?: str
 export const senderNetwork = (ctx: { req: object } | undefined): string => (ctx ? networkOf(senderIp(ctx)) : '')
 
 /** Senders whose token requests failed too often, until when. Another process finds out by their next failure there. */
-const blocked = perProcess(() => new LRUCache<string, number>({ max: 10_000 }))
+const blocked = processSingleton(() => new LRUCache<string, number>({ max: 10_000 }))
 
 export async function countTokenFailure(services: Services, ip: string): Promise<void> {
   const sender = networkOf(ip)
-  const seconds = await spend(services, 'token_failure', sender)
+  const seconds = await spendLimit(services, 'token_failure', sender)
   if (seconds !== null) blocked(services).set(sender, performance.now() + seconds * 1000)
 }
 
 /** Whether the sender of a token request is refused; costs no statement. */
-export function tokensRefused(services: Services, ip: string | undefined): Spent {
+export function tokensRefused(services: Services, ip: string | undefined): SpentLimit {
   const until = blocked(services).get(networkOf(ip))
   const left = until === undefined ? 0 : until - performance.now()
   return left > 0 ? Math.ceil(left / 1000) : null
 }
 
 /** Whether as many device codes are live as there may be: more would make guessing one too easy. */
-export const deviceCodesFull = async (services: Services, sender: string): Promise<Spent> =>
+export const deviceCodesFull = async (services: Services, sender: string): Promise<SpentLimit> =>
   (await withBudget(services, sender, countDeviceCodes)) >= CAPACITY.deviceCodes ? RETRY_SECONDS : null

@@ -78,7 +78,7 @@ export const clientKind = kind({
 export const OBJECT_SEAL = 'oauth_object'
 export const KEY_SEAL = 'oauth_key'
 
-export const sealedValues = [
+export const sealedOauthValues = [
   sealedColumn({
     table: 'oauth_objects',
     column: 'sealed',

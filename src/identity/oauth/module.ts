@@ -1,24 +1,25 @@
 import { module } from '../../core/api/module.ts'
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import { sweepLogins } from '../company-sign-in/login.ts'
 import { checkDraft } from './draft.ts'
-import { clientKind, grantKind, sealedValues } from './model.ts'
+import { clientKind, grantKind, sealedOauthValues } from './model.ts'
 import { oauthOperations } from './operations.ts'
-import { sweep } from './store.ts'
+import { sweepOauthRows } from './store.ts'
 
 export default module('oauth', {
   kinds: [grantKind, clientKind],
   tags: { OAuth: 'Consent of users to programs of others, the grants that came of it, and the clients.' },
   // What lets programs in is done by a person.
   operations: oauthOperations.map(operation => ({ ...operation, mcp: false })),
-  sealedColumns: sealedValues,
+  sealedColumns: sealedOauthValues,
   start: async ({ config }, role) => (role === 'web' ? checkDraft(config) : undefined),
   sweeps: [
     {
       name: 'identity.sweep',
       when: '37 * * * *',
       run: async (services, stopping) =>
-        (await inBatches(limit => sweep(services.pool, limit), stopping)) + (await sweepLogins(services, stopping)),
+        (await deleteInBatches(limit => sweepOauthRows(services.pool, limit), stopping)) +
+        (await sweepLogins(services, stopping)),
     },
   ],
 })

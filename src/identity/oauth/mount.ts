@@ -1,18 +1,18 @@
 import type { Express, NextFunction, Request, Response } from 'express'
 import type { Config } from '../../config.ts'
 import { countAnonymous } from '../../core/http/anonymous-bodies.ts'
-import { boundBody } from '../../core/http/server.ts'
+import { limitBodyTime } from '../../core/http/server.ts'
 import { RESOURCE_METADATA } from '../../core/iam/challenges.ts'
-import { loggedPath } from '../../core/process/log.ts'
-import { requestDuration, requests } from '../../core/process/metrics.ts'
+import { redactedPath } from '../../core/process/log.ts'
+import { httpRequests, requestDuration } from '../../core/process/metrics.ts'
 import type { Services } from '../../core/process/services.ts'
 import { networkOf } from '../networks.ts'
 import { basePath, cookiesOf } from '../signed-cookies.ts'
 import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
 import { handlerOf } from './library.ts'
-import { deviceCodesFull, type Spent, sessionSubject, spend, spent, tokensRefused } from './limits.ts'
-import { escapeHtml, PAGE_HEADERS, pageOf, staticFiles } from './pages.ts'
+import { deviceCodesFull, isLimitSpent, type SpentLimit, sessionSubject, spendLimit, tokensRefused } from './limits.ts'
+import { escapeHtml, PAGE_HEADERS, renderPage, staticFiles } from './pages.ts'
 import { MCP_ACCESS } from './scopes.ts'
 
 /** The protocol endpoints at the root, beside the API. */
@@ -29,10 +29,10 @@ type Route = {
   to?: string
   enabled?: (config: Config) => boolean
   /** Seconds until a limit of the sender is free again. */
-  limit?: (services: Services, req: Request) => Promise<Spent> | Spent
+  limit?: (services: Services, req: Request) => Promise<SpentLimit> | SpentLimit
 }
 
-const first = async (...checks: (() => Promise<Spent>)[]): Promise<Spent> => {
+const first = async (...checks: (() => Promise<SpentLimit>)[]): Promise<SpentLimit> => {
   for (const check of checks) {
     const seconds = await check()
     if (seconds !== null) return seconds
@@ -46,11 +46,11 @@ const OPENID_DISCOVERY = '/.well-known/openid-configuration'
 const sender = (req: Request): string => networkOf(req.ip)
 
 /** Each page that a browser opens without a session begins one, which is stored. */
-const ofPages: Route['limit'] = (services, req) => spend(services, 'page', sender(req))
+const ofPages: Route['limit'] = (services, req) => spendLimit(services, 'page', sender(req))
 
 /** Of what a client asks about its tokens: each request may be a fetch of its keys, and its assertion is remembered. */
 const ofQuestions: Route['limit'] = async (services, req) =>
-  tokensRefused(services, req.ip) ?? spend(services, 'token_question', sender(req))
+  tokensRefused(services, req.ip) ?? spendLimit(services, 'token_question', sender(req))
 
 const withDevices = ({ OAUTH_DEVICE_ENABLED }: Config): boolean => OAUTH_DEVICE_ENABLED
 
@@ -64,7 +64,7 @@ const ROUTES: Route[] = [
     method: 'get',
     path: '/oauth/authorize',
     page: true,
-    limit: (services, req) => spend(services, 'authorization', sender(req)),
+    limit: (services, req) => spendLimit(services, 'authorization', sender(req)),
   },
   { method: 'get', path: '/oauth/authorize/:uid', page: true, limit: ofPages },
   { method: 'post', path: '/oauth/end/confirm', page: true, limit: ofPages },
@@ -77,7 +77,7 @@ const ROUTES: Route[] = [
     method: 'post',
     path: '/oauth/register',
     enabled: ({ OAUTH_REGISTRATION_ENABLED }) => OAUTH_REGISTRATION_ENABLED,
-    limit: (services, req) => spend(services, 'registration', sender(req)),
+    limit: (services, req) => spendLimit(services, 'registration', sender(req)),
   },
   {
     method: 'post',
@@ -85,7 +85,7 @@ const ROUTES: Route[] = [
     enabled: withDevices,
     limit: (services, req) =>
       first(
-        () => spend(services, 'device_authorization', sender(req)),
+        () => spendLimit(services, 'device_authorization', sender(req)),
         () => deviceCodesFull(services, sender(req)),
       ),
   },
@@ -97,9 +97,10 @@ const ROUTES: Route[] = [
     enabled: withDevices,
     limit: (services, req) =>
       first(
-        () => spend(services, 'page', sender(req)),
-        () => spent(services, 'user_code', sender(req)),
-        () => spent(services, 'user_code_session', sessionSubject(sessionCookie(services.config, req)), sender(req)),
+        () => spendLimit(services, 'page', sender(req)),
+        () => isLimitSpent(services, 'user_code', sender(req)),
+        () =>
+          isLimitSpent(services, 'user_code_session', sessionSubject(sessionCookie(services.config, req)), sender(req)),
       ),
   },
   { method: 'get', path: '/oauth/device/:uid', page: true, enabled: withDevices, limit: ofPages },
@@ -167,7 +168,7 @@ async function handle(services: Services, route: Route, req: Request, res: Respo
 /** Bounds what a body costs that comes without a credential of ours. */
 function boundAnonymous(services: Services, req: Request, res: Response): void {
   const { HTTP_ANONYMOUS_BODY_TIMEOUT_MS: totalMs, HTTP_IDLE_TIMEOUT_MS: idleMs } = services.config
-  boundBody(req, { totalMs, idleMs: Math.min(idleMs, totalMs) })
+  limitBodyTime(req, { totalMs, idleMs: Math.min(idleMs, totalMs) })
   const closed = new AbortController()
   res.once('close', () => closed.abort())
   const declared = Number(req.headers['content-length'] ?? MAX_BODY_BYTES)
@@ -189,7 +190,7 @@ function refuse(config: Config, { page }: Route, res: Response, seconds: number)
     return
   }
   res.setHeader('Content-Type', 'text/html; charset=utf-8')
-  res.end(pageOf(config, 'Too many requests', `<p>${escapeHtml(description)}</p>`))
+  res.end(renderPage(config, 'Too many requests', `<p>${escapeHtml(description)}</p>`))
 }
 
 /** The session cookie that a browser sent, unverified. */
@@ -201,11 +202,11 @@ const logged =
   ({ log }: Services, route: string) =>
   (req: Request, res: Response, next: NextFunction): void => {
     const startedAt = performance.now()
-    const path = loggedPath(req.originalUrl)
+    const path = redactedPath(req.originalUrl)
     res.once('finish', () => {
       const ms = performance.now() - startedAt
       const labels = { method: req.method, route, status: String(res.statusCode) }
-      requests.inc(labels)
+      httpRequests.inc(labels)
       requestDuration.observe(labels, ms / 1000)
       const request_id = res.getHeader('X-Request-Id')
       log.info(

@@ -1,21 +1,21 @@
 import { z } from 'zod'
-import { invalid, raise } from '../../core/api/errors.ts'
-import { equals } from '../../core/api/filters.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { equalsFilter } from '../../core/api/filters.ts'
 import { srn } from '../../core/api/kind.ts'
-import { itemOperation, type Operation, operation, type Verdict } from '../../core/api/operation.ts'
+import { type GateVerdict, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
 import { principalsChanged } from '../principals.ts'
-import { chosenScopes, consentOperations, tag, usersOnly } from './consent.ts'
+import { chosenScopes, consentOperations, OAUTH_TAG, usersOnly } from './consent.ts'
 import { clientKind, Grant, type GrantRow, grantKind } from './model.ts'
 import { revokeGrant } from './revoke.ts'
-import { areWithin, MCP_ACCESS, Selection } from './scopes.ts'
+import { areWithin, MCP_ACCESS, ScopeSelection } from './scopes.ts'
 import { deleteClient, narrowGrant } from './store.ts'
 
 const grants = resource(grantKind, {
   path: '/oauth/grants',
-  tag,
+  tag: OAUTH_TAG,
   module: 'oauth',
   noun: 'Grant',
   nouns: 'Grants',
@@ -23,7 +23,7 @@ const grants = resource(grantKind, {
 })
 const clients = resource(clientKind, {
   path: '/oauth/clients',
-  tag,
+  tag: OAUTH_TAG,
   module: 'oauth',
   noun: 'Client',
   nouns: 'Clients',
@@ -37,14 +37,14 @@ const findLive = async (db: Queryable, id: string): Promise<GrantRow | null> =>
   db.maybeOne(grantKind.sql`select ${grantKind.columns} from oauth_grants t where t.id = ${id} and ${live}`)
 
 /** Owners and admins know of a grant. */
-const ownOrAdmin = (caller: Caller, { user_id }: GrantRow): Verdict =>
+const ownOrAdmin = (caller: Caller, { user_id }: GrantRow): GateVerdict =>
   user_id === caller.user.id || isAdmin(caller) ? 'allow' : 'hide'
 
 /** Which grants a list shows: own ones, to an admin all. */
 const visibleGrants = (caller: Caller) =>
   isAdmin(caller) ? sql.fragment`true` : sql.fragment`t.user_id = ${caller.user.id}`
 
-const ofGrant = { tag, gate: 'owner', param: 'grant_id', find: findLive, decide: ownOrAdmin } as const
+const ofGrant = { tag: OAUTH_TAG, gate: 'owner', param: 'grant_id', find: findLive, decide: ownOrAdmin } as const
 
 export const oauthOperations: Operation[] = [
   ...consentOperations,
@@ -57,7 +57,11 @@ export const oauthOperations: Operation[] = [
     admit: usersOnly('oauth:ListGrants'),
     visible: ({ caller }) => visibleGrants(caller),
     where: () => [live],
-    filters: { user_id: equals('user_id'), project_id: equals('project_id'), client_id: equals('client_id') },
+    filters: {
+      user_id: equalsFilter('user_id'),
+      project_id: equalsFilter('project_id'),
+      client_id: equalsFilter('client_id'),
+    },
     // Ids rise with creation time; oauth_grants_user has the order for one user.
     order: () => sql.fragment`t.id desc`,
   }),
@@ -72,7 +76,7 @@ export const oauthOperations: Operation[] = [
     action: 'oauth:NarrowGrant',
     admit: usersOnly('oauth:NarrowGrant'),
     body: z
-      .strictObject({ selection: Selection.describe('What remains, a part of what was granted') })
+      .strictObject({ selection: ScopeSelection.describe('What remains, a part of what was granted') })
       .meta({ id: 'OauthGrantPatch' }),
     answers: { 200: Grant },
     async run({ resource: { id }, services, tx, body }) {
@@ -80,7 +84,7 @@ export const oauthOperations: Operation[] = [
       const known = await grantKind.lock(tx, id)
       if (known.revoked_at !== null) raise('RESOURCE_NOT_FOUND', { meta: { id } })
       if (!areWithin(scopes, known.scopes))
-        invalid({ code: 'INVALID_VALUE', path: 'selection', message: 'must be a part of what was granted' })
+        raiseInvalid({ code: 'INVALID_VALUE', path: 'selection', message: 'must be a part of what was granted' })
       await narrowGrant(tx, id, [MCP_ACCESS, ...scopes])
       principalsChanged(tx, `grant:${id}`)
       return grantKind.present({ ...known, scopes: [MCP_ACCESS, ...scopes] })
@@ -115,7 +119,7 @@ export const oauthOperations: Operation[] = [
     summary: 'Delete an OAuth client',
     description:
       'Deletes a client with its grants; client_id is an `oac_` ID, or the percent-encoded address of a metadata document. A client with a document may come back by another consent.',
-    tag,
+    tag: OAUTH_TAG,
     action: 'oauth:DeleteClient',
     gate: 'admin',
     about: clientKind,

@@ -23,7 +23,7 @@ export const escapeHtml = (text: string): string =>
     character => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;', "'": '&#39;' })[character] as string,
   )
 
-export const pageOf = (config: Config, title: string, body: string): string => `<!doctype html>
+export const renderPage = (config: Config, title: string, body: string): string => `<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>${title} – Muster</title><link rel="stylesheet" href="${basePath(config)}/oauth/consent.css"></head>
 <body><header class="brand">Muster <span>${escapeHtml(new URL(config.BASE_URL).host)}</span></header>
@@ -31,11 +31,11 @@ export const pageOf = (config: Config, title: string, body: string): string => `
 
 function show({ config }: Services, ctx: KoaContextWithOIDC, title: string, body: string): void {
   ctx.type = 'html'
-  ctx.body = pageOf(config, title, body)
+  ctx.body = renderPage(config, title, body)
 }
 
 /** A failure that must not be sent to the client. */
-export function errorPage(
+export function oauthErrorPage(
   services: Services,
   ctx: KoaContextWithOIDC,
   out: { error: string; error_description?: string },

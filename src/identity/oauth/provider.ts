@@ -1,20 +1,20 @@
 import { createSecretKey, randomBytes } from 'node:crypto'
 import Provider, { type Configuration, errors, interactionPolicy, type KoaContextWithOIDC } from 'oidc-provider'
 import { newId } from '../../core/api/ids.ts'
-import { refusalOf } from '../../core/invoke/refusal.ts'
+import { toRefusal } from '../../core/invoke/refusal-mapping.ts'
 import type { Services } from '../../core/process/services.ts'
 import { withBudget } from '../budget.ts'
 import { derivedKeys } from '../signatures.ts'
 import { basePath } from '../signed-cookies.ts'
 import { adapterOf, currentGrant, resourcesOf } from './adapter.ts'
 import { isFirstParty } from './client-kinds.ts'
-import { adaptClients, checkMetadata, firstPartyClients, isHostAllowed, UNSAID } from './clients.ts'
+import { adaptClients, checkClientMetadata, firstPartyClients, isHostAllowed, UNSAID } from './clients.ts'
 import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
 import { METADATA_DOCUMENT_DRAFT } from './draft.ts'
 import { signingKeys } from './keys.ts'
-import { countTokenFailure, RETRY_SECONDS, senderIp, senderNetwork, spend } from './limits.ts'
-import { errorPage, userCodeConfirmPage, userCodeDonePage, userCodePage } from './pages.ts'
+import { countTokenFailure, RETRY_SECONDS, senderIp, senderNetwork, spendLimit } from './limits.ts'
+import { oauthErrorPage, userCodeConfirmPage, userCodeDonePage, userCodePage } from './pages.ts'
 import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scopes.ts'
 import { findUsername } from './store.ts'
 
@@ -84,7 +84,7 @@ async function complete(services: Services, ctx: KoaContextWithOIDC, next: () =>
 
 /** Answers what is no fault of the caller; where the database is away, so that it is tried again. */
 function answerFailure({ log }: Services, ctx: KoaContextWithOIDC, error: Error): void {
-  const refused = refusalOf(error)
+  const refused = toRefusal(error)
   if (!refused) {
     log.error({ err: error, path: ctx.path, method: ctx.method }, 'request failed')
     return
@@ -112,7 +112,7 @@ function configuration(services: Services): Configuration {
     extraClientMetadata: {
       // Any one: its check sees the whole of what a client says of itself, before the library checks it.
       properties: ['software_id'],
-      validator: (_ctx, _key, _value, metadata) => checkMetadata(metadata),
+      validator: (_ctx, _key, _value, metadata) => checkClientMetadata(metadata),
     },
     routes: {
       authorization: '/oauth/authorize',
@@ -202,7 +202,7 @@ function configuration(services: Services): Configuration {
         },
       },
     },
-    renderError: (ctx, out) => errorPage(services, ctx, out),
+    renderError: (ctx, out) => oauthErrorPage(services, ctx, out),
     features: {
       devInteractions: { enabled: false },
       dPoP: { enabled: true, nonceSecret: derivedKeys(config, 'dpop nonces')[0] },
@@ -233,9 +233,9 @@ function configuration(services: Services): Configuration {
           const host = new URL(clientId).hostname
           const sender = senderNetwork(ctx)
           return (
-            (!ctx || (await spend(services, 'document_sender', sender)) === null) &&
-            (await spend(services, 'document_host', host, sender)) === null &&
-            (await spend(services, 'document', '', sender)) === null
+            (!ctx || (await spendLimit(services, 'document_sender', sender)) === null) &&
+            (await spendLimit(services, 'document_host', host, sender)) === null &&
+            (await spendLimit(services, 'document', '', sender)) === null
           )
         },
         allowClient: (_ctx, client) => isHostAllowed(config, client.clientId),

@@ -1,6 +1,6 @@
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
 import { principalsChanged } from '../principals.ts'
 import { grantKind } from './model.ts'

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { operations } from '../../core/api/operation.ts'
 import { actionCatalogue } from '../../core/iam/catalogue.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 
 /** Scopes of tokens: `mcp:access`, `muster:user`, and consented actions as `*`, `<module>:*` or `<module>:<Action>`. */
@@ -32,7 +32,7 @@ export const ConsentModule = z
 type ConsentModule = z.output<typeof ConsentModule>
 
 /** What a user consents to. */
-export const Selection = z
+export const ScopeSelection = z
   .discriminatedUnion('kind', [
     z.strictObject({ kind: z.literal('all').describe('Every action') }),
     z.strictObject({ kind: z.literal('read').describe('Every action that lists, reads, searches or downloads') }),
@@ -46,7 +46,7 @@ export const Selection = z
     }),
   ])
   .meta({ id: 'OauthSelection' })
-export type Selection = z.output<typeof Selection>
+export type ScopeSelection = z.output<typeof ScopeSelection>
 
 /** `known` are the scopes that a token for the API may have, as the protocol lists them. */
 type Catalogue = { modules: ConsentModule[]; actions: string[]; scopes: Set<string>; known: string }
@@ -55,7 +55,7 @@ type Catalogue = { modules: ConsentModule[]; actions: string[]; scopes: Set<stri
  * Modules and actions that can be consented to. Not those of the admin role, which no token has, nor those of OAuth itself,
  * by which a token could widen what it may do.
  */
-export const consentCatalogue: (services: Pick<Services, 'state'>) => Catalogue = perProcess(() => {
+export const consentCatalogue: (services: Pick<Services, 'state'>) => Catalogue = processSingleton(() => {
   const modules = actionCatalogue(operations.all())
     .map(({ module, actions }) => ({
       module,
@@ -72,7 +72,7 @@ export const consentCatalogue: (services: Pick<Services, 'state'>) => Catalogue 
 /** The action scopes of a selection, sorted, and what of it does not exist. */
 export function scopesOf(
   services: Pick<Services, 'state'>,
-  selection: Selection,
+  selection: ScopeSelection,
 ): { scopes: string[]; unknown: string[] } {
   const { actions, scopes } = consentCatalogue(services)
   if (selection.kind === 'all') return { scopes: ['*'], unknown: [] }

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import type { Pool } from '../../core/db/pool.ts'
-import { counting, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { countStatement, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 
 /** What identifies an object is stored as its hash alone. */
@@ -64,7 +64,7 @@ const putStatement = (
   model: string,
   id: string,
   { sealed, uid, userCode, grantId, expiresAt }: ObjectValues,
-) => statement`
+) => voidStatement`
   insert into oauth_objects (model, id_hash, uid_hash, user_code_hash, grant_id, sealed, expires_at)
   values (${model}, ${sql.binary(sha256Of(id))}, ${bytes(uid)}, ${bytes(userCode)}, ${grantId ?? null}, ${sealed},
     ${expiresAt.toISOString()}::timestamptz)
@@ -81,7 +81,7 @@ export const putRefreshToken = async (
   { sealed, grantId, expiresAt }: ObjectValues & { grantId: string },
 ): Promise<boolean> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
     with extended as (
       update oauth_grants set expires_at = least(ends_at, ${expiresAt.toISOString()}::timestamptz), last_used_at = now()
       where id = ${grantId} and revoked_at is null returning client_id
@@ -99,7 +99,7 @@ export const putRefreshToken = async (
  * code or token that comes again is recognized.
  */
 export const consumeObject = async (db: Queryable, model: string, id: string): Promise<boolean> =>
-  (await db.maybeOneFirst(identifying`
+  (await db.maybeOneFirst(idStatement`
     update oauth_objects set consumed_at = now()
     where model = ${model} and id_hash = ${sql.binary(sha256Of(id))} and consumed_at is null returning model as id`)) !==
   null
@@ -108,13 +108,13 @@ export const consumeObject = async (db: Queryable, model: string, id: string): P
 export const deleteObject = async (db: Queryable, model: string, id: string): Promise<boolean> =>
   (
     await db.query(
-      statement`delete from oauth_objects where model = ${model} and id_hash = ${sql.binary(sha256Of(id))}`,
+      voidStatement`delete from oauth_objects where model = ${model} and id_hash = ${sql.binary(sha256Of(id))}`,
     )
   ).rowCount > 0
 
 /** Notes a proof of possession; false for one that was noted before. */
 export const noteProof = async (db: Queryable, id: string, until: Date): Promise<boolean> =>
-  (await db.maybeOneFirst(identifying`
+  (await db.maybeOneFirst(idStatement`
     insert into oauth_objects (model, id_hash, expires_at)
     values ('ReplayDetection', ${sql.binary(sha256Of(id))}, ${until.toISOString()}::timestamptz)
     on conflict do nothing returning model as id`)) !== null
@@ -128,12 +128,12 @@ export const lockObject = (db: Queryable, model: string, id: string) =>
 /** Writes the new state of an object whose lock the caller holds. */
 export const rewriteObject = (db: Queryable, model: string, id: string, sealed: string) =>
   db.query(
-    statement`update oauth_objects set sealed = ${sealed} where model = ${model} and id_hash = ${sql.binary(sha256Of(id))}`,
+    voidStatement`update oauth_objects set sealed = ${sealed} where model = ${model} and id_hash = ${sql.binary(sha256Of(id))}`,
   )
 
 /** Number of device codes that are not used up. Index oauth_objects_user_code. */
 export const countDeviceCodes = (db: Queryable): Promise<number> =>
-  db.oneFirst(counting`
+  db.oneFirst(countStatement`
     select count(*) from oauth_objects
     where model = 'DeviceCode' and user_code_hash is not null and consumed_at is null and expires_at > now()`)
 
@@ -175,7 +175,7 @@ type NewGrant = {
 }
 
 export const insertGrant = (db: Queryable, grant: NewGrant) =>
-  db.query(statement`
+  db.query(voidStatement`
     insert into oauth_grants (id, user_id, project_id, client_id, client_name, scopes, openid_scopes, ends_at, expires_at)
     values (${grant.id}, ${grant.user_id}, ${grant.project_id}, ${grant.client_id}, ${grant.client_name},
       ${sql.array(grant.scopes, 'text')}, ${sql.array(grant.openid_scopes, 'text')},
@@ -197,11 +197,11 @@ export const endGrant = (db: Queryable, id: string, reason: string) =>
 
 /** Narrows a grant; the caller holds its lock. */
 export const narrowGrant = (db: Queryable, id: string, scopes: readonly string[]) =>
-  db.query(statement`update oauth_grants set scopes = ${sql.array([...scopes], 'text')} where id = ${id}`)
+  db.query(voidStatement`update oauth_grants set scopes = ${sql.array([...scopes], 'text')} where id = ${id}`)
 
 /** Writes down the use of grants, at most once a minute each whatever the number of processes. */
 export const noteGrantUse = (db: Queryable, ids: string[], now: Date) =>
-  db.query(statement`
+  db.query(voidStatement`
     update oauth_grants set last_used_at = ${now.toISOString()}::timestamptz
     where id = any(${sql.array(ids, 'text')})
       and (last_used_at is null or last_used_at <= ${now.toISOString()}::timestamptz - interval '1 minute')`)
@@ -226,7 +226,7 @@ export const insertClient = (
 ): Promise<boolean> =>
   db.transaction(async tx => {
     await tx.query(sql.type(z.object({}))`select from pg_advisory_xact_lock(hashtext('muster oauth clients'))`)
-    const { rowCount } = await tx.query(statement`
+    const { rowCount } = await tx.query(voidStatement`
       insert into oauth_clients (id, kind, client_name, metadata, secret_hash)
       select ${client.id}, 'registered', ${client.name}, ${jsonb(client.metadata)},
         ${client.secretHash && sql.binary(client.secretHash)}
@@ -237,15 +237,15 @@ export const insertClient = (
 /** Notes that a user consented to a client; the document of a client that has one is kept as it was then. */
 export const noteConsent = (db: Queryable, client: { id: string; name: string | null; document: object | null }) =>
   client.document
-    ? db.query(statement`
+    ? db.query(voidStatement`
         insert into oauth_clients (id, kind, client_name, metadata, last_used_at)
         values (${client.id}, 'metadata_document', ${client.name}, ${jsonb(client.document)}, now())
         on conflict (id) do update set client_name = excluded.client_name, metadata = excluded.metadata, last_used_at = now()`)
-    : db.query(statement`update oauth_clients set last_used_at = now() where id = ${client.id}`)
+    : db.query(voidStatement`update oauth_clients set last_used_at = now() where id = ${client.id}`)
 
 /** Deletes a client with its grants; false when there is none. */
 export const deleteClient = async (db: Queryable, id: string): Promise<boolean> =>
-  (await db.maybeOneFirst(identifying`
+  (await db.maybeOneFirst(idStatement`
     with grants as (delete from oauth_grants where client_id = ${id})
     delete from oauth_clients where id = ${id} returning id`)) !== null
 
@@ -276,7 +276,7 @@ export async function countUse(
 /** Takes one use back, of the window that there is. */
 export const uncountUse = (db: Queryable, kind: string, subject: string) =>
   db.query(
-    statement`update oauth_limits set count = greatest(count - 1, 0) where kind = ${kind} and subject = ${subject}`,
+    voidStatement`update oauth_limits set count = greatest(count - 1, 0) where kind = ${kind} and subject = ${subject}`,
   )
 
 /** How often a limit was used in its window, without counting. */
@@ -308,14 +308,14 @@ export const lockKeys = (db: Queryable) =>
 
 /** Adds a signing key; those before it only verify from now on. */
 export const replaceKey = (db: Queryable, kid: string, sealed: string) =>
-  db.query(statement`
+  db.query(voidStatement`
     with retired as (update oauth_keys set retired_at = now() where retired_at is null)
     insert into oauth_keys (kid, sealed) values (${kid}, ${sealed})`)
 
 const removed = sql.fragment`returning 1`
 
 /** One batch of each kind of expired rows; returns how many went. */
-export async function sweep(db: Queryable, limit: number): Promise<number> {
+export async function sweepOauthRows(db: Queryable, limit: number): Promise<number> {
   const gone = sql.type(z.object({ count: z.int() }))
   const { count } = await db.one(gone`
     with objects as (

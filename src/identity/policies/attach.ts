@@ -1,6 +1,6 @@
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { requireAll } from '../../core/api/references.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { principalsChanged } from '../principals.ts'
 import { userKind } from '../users/model.ts'
 import { MAX_USER_POLICIES, policyKind } from './model.ts'
@@ -14,7 +14,7 @@ async function replace(tx: Tx, userId: string, policyIds: readonly string[]): Pr
 
 function refuseTooMany(policyIds: readonly string[]): void {
   if (policyIds.length > MAX_USER_POLICIES)
-    invalid({ code: 'TOO_LARGE', path: 'policy_ids', message: `must name at most ${MAX_USER_POLICIES} policies` })
+    raiseInvalid({ code: 'TOO_LARGE', path: 'policy_ids', message: `must name at most ${MAX_USER_POLICIES} policies` })
 }
 
 /** Replaces the policies of a user, in the order given. Raises POLICY_NOT_FOUND, VALIDATION_FAILED. */

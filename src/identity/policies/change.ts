@@ -4,9 +4,9 @@ import { countsText, raise } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { noVersion } from '../../core/api/versions.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { principalsChanged } from '../principals.ts'
-import { checkDocument, type PolicyRow, type PolicyVersion } from './model.ts'
+import { type PolicyRow, type PolicyVersion, policyDocumentProblems } from './model.ts'
 import { findPolicyVersions, policyHolders, updatePolicy } from './store.ts'
 
 /** Refuses a change of a policy that ships with the deployment. Raises FORBIDDEN. */
@@ -22,9 +22,9 @@ type Change = { name?: string | null; description?: string | null; document?: un
  * VALIDATION_FAILED for a document that could not be written today.
  */
 export async function changePolicy(tx: Tx, policy: PolicyRow, change: Change, by: string): Promise<PolicyRow> {
-  const document = change.document === undefined ? policy.document : checkDocument(change.document)
+  const document = change.document === undefined ? policy.document : policyDocumentProblems(change.document)
   refuseManaged(policy, 'policies:UpdatePolicy')
-  const before = fields(policy)
+  const before = policyFields(policy)
   const after = {
     name: change.name === undefined ? before.name : change.name,
     description: change.description === undefined ? before.description : change.description,
@@ -36,7 +36,11 @@ export async function changePolicy(tx: Tx, policy: PolicyRow, change: Change, by
 }
 
 /** What a version says beside its number and its author. */
-export const fields = ({ name, description, document }: PolicyRow | PolicyVersion) => ({ name, description, document })
+export const policyFields = ({ name, description, document }: PolicyRow | PolicyVersion) => ({
+  name,
+  description,
+  document,
+})
 
 /** One version of a policy. Raises RESOURCE_NOT_FOUND for a number that does not exist. */
 export async function policyVersion(db: Queryable, id: string, number: number): Promise<PolicyVersion> {
@@ -48,14 +52,14 @@ export async function policyVersion(db: Queryable, id: string, number: number): 
 export async function comparePolicyVersions(db: Queryable, id: string, from: number, to: number) {
   const versions = new Map((await findPolicyVersions(db, id, [from, to])).map(found => [found.version, found]))
   const version = (number: number): PolicyVersion => versions.get(number) ?? noVersion(id, number)
-  return { from, to, changes: changesBetween(fields(version(from)), fields(version(to))) }
+  return { from, to, changes: changesBetween(policyFields(version(from)), policyFields(version(to))) }
 }
 
 /**
  * Refuses the delete of a policy that is managed or held: without its boundary a key could do more than before. Raises
  * FORBIDDEN, POLICY_HAS_DEPENDENTS.
  */
-export async function refuseHeld(tx: Tx, policy: PolicyRow): Promise<void> {
+export async function refuseAttached(tx: Tx, policy: PolicyRow): Promise<void> {
   refuseManaged(policy, 'policies:DeletePolicy')
   const holders = await policyHolders(tx, policy.id)
   if (holders.length === 0) return

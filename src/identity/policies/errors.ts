@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const policyErrors = {
   POLICY_HAS_DEPENDENTS: {
@@ -14,5 +14,5 @@ export const policyErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof policyErrors> {}
+  interface ErrorCodes extends CodesOf<typeof policyErrors> {}
 }

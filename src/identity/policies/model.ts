@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { invalid } from '../../core/api/errors.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { operations } from '../../core/api/operation.ts'
 import { record } from '../../core/api/record.ts'
@@ -89,9 +89,9 @@ export const UserPoliciesInput = z
  * Checks a document as its author wrote it, against the actions and types of this deployment. For every place where a
  * document is written. Raises VALIDATION_FAILED; `path` is the field.
  */
-export function checkDocument(document: unknown, path = 'document'): PolicyDocument {
+export function policyDocumentProblems(document: unknown, path = 'document'): PolicyDocument {
   const problems = checkPolicyDocument(document, policyCatalogue(operations.all()), path)
-  if (problems.length > 0) invalid(problems)
+  if (problems.length > 0) raiseInvalid(problems)
   return document as PolicyDocument
 }
 

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { Comparison } from '../../core/api/compare.ts'
-import { contains, filter } from '../../core/api/filters.ts'
+import { columnFilter, containsFilter } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { pageOf, textFilter } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
@@ -10,18 +10,18 @@ import { sql } from '../../core/db/sql.ts'
 import { userKind } from '../users/model.ts'
 import { ownOrAdmin } from '../users/operations.ts'
 import { attachPolicy, detachPolicy, setUserPolicies } from './attach.ts'
-import { changePolicy, comparePolicyVersions, fields, policyVersion, refuseHeld } from './change.ts'
+import { changePolicy, comparePolicyVersions, policyFields, policyVersion, refuseAttached } from './change.ts'
 import {
-  checkDocument,
   Policy,
   PolicyAttachment,
   PolicyInput,
   PolicyPatch,
   PolicyVersion,
+  policyDocumentProblems,
   policyKind,
   UserPoliciesInput,
 } from './model.ts'
-import { Simulation, SimulationInput, simulate } from './simulate.ts'
+import { Simulation, SimulationInput, simulatePolicies } from './simulate.ts'
 import { insertPolicy, listAttachments, listPolicyVersions, listUserPolicies } from './store.ts'
 
 const policies = resource(policyKind, { path: '/policies', tag: 'Policies' })
@@ -50,18 +50,18 @@ export const policyOperations: Operation[] = [
     visible: () => sql.fragment`true`,
     // The table is small and read as a whole.
     filters: {
-      user_id: filter(
+      user_id: columnFilter(
         textFilter.describe('Policies attached to this user'),
         id => sql.fragment`exists (select 1 from user_policies a where a.user_id = ${id} and a.policy_id = t.id)`,
       ),
-      name: contains('name'),
+      name: containsFilter('name'),
     },
   }),
   policies.create({
     gate: 'admin',
     body: PolicyInput,
     make({ body: { name = null, description = null, document }, caller, tx }) {
-      const policy = { id: newId(policyKind.prefix), name, description, document: checkDocument(document) }
+      const policy = { id: newId(policyKind.prefix), name, description, document: policyDocumentProblems(document) }
       return insertPolicy(tx, { ...policy, by: caller.principal.id })
     },
   }),
@@ -114,7 +114,7 @@ export const policyOperations: Operation[] = [
     async run({ resource: { id }, params, caller, tx, audit }) {
       const version = await policyVersion(tx, id, versionNumber(params.version))
       const stored = await policyKind.lock(tx, id)
-      const restored = await changePolicy(tx, stored, fields(version), caller.principal.id)
+      const restored = await changePolicy(tx, stored, policyFields(version), caller.principal.id)
       audit.detail.version = restored.version
       return policyKind.present(restored)
     },
@@ -145,14 +145,14 @@ export const policyOperations: Operation[] = [
     body: SimulationInput,
     answers: { 200: Simulation },
     raises: ['FORBIDDEN', 'RESOURCE_NOT_FOUND'],
-    run: ({ services, caller, body }) => simulate(services, caller, body),
+    run: ({ services, caller, body }) => simulatePolicies(services, caller, body),
   }),
   policies.remove({
     summary: 'Delete a policy that is attached to nothing',
     description: 'A policy that is attached is refused with what it is attached to.',
     gate: 'admin',
     raises: ['POLICY_HAS_DEPENDENTS'],
-    check: (row, { tx }) => refuseHeld(tx, row),
+    check: (row, { tx }) => refuseAttached(tx, row),
   }),
   itemOperation(userKind, {
     id: 'listUserPolicies',

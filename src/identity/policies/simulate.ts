@@ -1,9 +1,9 @@
 import { z } from 'zod'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { operations } from '../../core/api/operation.ts'
-import { adminGate } from '../../core/iam/access.ts'
-import { type Caller, facts } from '../../core/iam/caller.ts'
+import { passesAdminGate } from '../../core/iam/access.ts'
+import { type Caller, principalFacts } from '../../core/iam/caller.ts'
 import { policyCatalogue } from '../../core/iam/catalogue.ts'
 import { decide } from '../../core/iam/decide.ts'
 import { explain } from '../../core/iam/explain.ts'
@@ -50,7 +50,7 @@ function gateOf(action: string): string {
   const [module, name] = action.split(':')
   const declared = operations.all()
   if (!policyCatalogue(declared).actions.get(module)?.has(name))
-    invalid({ code: 'UNKNOWN_ACTION', path: 'action', message: 'is not an action of this deployment' })
+    raiseInvalid({ code: 'UNKNOWN_ACTION', path: 'action', message: 'is not an action of this deployment' })
   return declared.find(operation => operation.action === action)?.gate ?? 'policy'
 }
 
@@ -59,12 +59,12 @@ function gateOf(action: string): string {
  * decides in each layer. Users may ask about themselves and their keys. Raises FORBIDDEN, RESOURCE_NOT_FOUND,
  * VALIDATION_FAILED.
  */
-export async function simulate(
+export async function simulatePolicies(
   services: Services,
   caller: Caller,
   input: z.output<typeof SimulationInput>,
 ): Promise<z.infer<typeof Simulation>> {
-  const admin = adminGate(caller, 'policies:GetPolicy', null)
+  const admin = passesAdminGate(caller, 'policies:GetPolicy', null)
   const subject = await resolveSubject(services, input)
   const own = caller.credential.type === 'user' && subject?.caller.user.id === caller.user.id
   if (!admin && !own) raise('FORBIDDEN', { meta: { action: 'policies:GetPolicy' } })
@@ -73,21 +73,21 @@ export async function simulate(
   const gate = gateOf(action)
   const name = splitName(input.resource)
   if (!name)
-    return invalid({ code: 'INVALID_RESOURCE', path: 'resource', message: 'must be srn:<project>:<type>:<id>' })
+    return raiseInvalid({ code: 'INVALID_RESOURCE', path: 'resource', message: 'must be srn:<project>:<type>:<id>' })
   const type = canonicalType(name.type)
   const request = {
     action,
     names: [`srn:${name.project}:${type}:${name.id}`],
     type,
     resourceTags: input.tags ?? {},
-    facts: facts(subject.caller),
+    facts: principalFacts(subject.caller),
   }
   const bound = subject.caller.project_id
   const reachable = bound === null || bound === name.project
   const kind = kinds.find(type)
   const allowed =
     gate === 'admin'
-      ? adminGate(subject.caller, action, kind ? { kind, row: { id: name.id, project_id: null } } : null)
+      ? passesAdminGate(subject.caller, action, kind ? { kind, row: { id: name.id, project_id: null } } : null)
       : reachable && decide(subject.caller.layers, request)
   const layers = explain(subject.caller.layers, request).map((layer, index) => ({
     kind: layer.kind,

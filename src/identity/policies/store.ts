@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import { referencesTo } from '../../core/api/dependents.ts'
-import { page } from '../../core/api/lists.ts'
+import { pageResult } from '../../core/api/lists.ts'
 import type { Page } from '../../core/api/operation.ts'
-import { identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { type PolicyRow, PolicyVersion, policyKind } from './model.ts'
 
 type Fields = Pick<PolicyRow, 'name' | 'description' | 'document'>
@@ -36,7 +36,7 @@ export const updatePolicy = (db: Queryable, id: string, policy: Fields & { by: s
 
 /** The page of a user's policies in attach order. Primary key of user_policies. */
 export const listUserPolicies = (db: Queryable, bounds: Page, userId: string) =>
-  page<PolicyRow>(
+  pageResult<PolicyRow>(
     { db, page: bounds },
     {
       columns: policyKind.columns,
@@ -55,7 +55,7 @@ export const attachedPolicies = (db: Queryable, userId: string): Promise<readonl
 
 /** Replaces the policies of a user. The caller holds the user's row lock. */
 export const replaceUserPolicies = (db: Queryable, userId: string, policyIds: readonly string[]) =>
-  db.query(statement`
+  db.query(voidStatement`
     with wanted as (
       select policy_id, position from unnest(${sql.array([...policyIds], 'text')}) with ordinality as w (policy_id, position)
     ), removed as (
@@ -69,7 +69,7 @@ export const replaceUserPolicies = (db: Queryable, userId: string, policyIds: re
 
 /** The ids of those of some policies that exist. Primary key. */
 export const findPolicies = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
-  db.anyFirst(identifying`select id from policies where id = any(${sql.array([...ids], 'text')})`)
+  db.anyFirst(idStatement`select id from policies where id = any(${sql.array([...ids], 'text')})`)
 
 type Attachment = { type: string; id: string }
 
@@ -84,7 +84,7 @@ const attachments = (policyId: string) => {
 
 /** The page of what a policy is attached to. Indexes user_policies_policy, project_key_policies_policy and those of the referring kinds. */
 export const listAttachments = (db: Queryable, bounds: Page, policyId: string) =>
-  page<Attachment>(
+  pageResult<Attachment>(
     { db, page: bounds },
     {
       columns: sql.fragment`t.type, t.id`,
@@ -105,7 +105,7 @@ const versionColumns = sql.fragment`t.policy_id, t.version, t.name, t.descriptio
 
 /** The page of a policy's versions, newest first. Primary key of policy_versions. */
 export const listPolicyVersions = (db: Queryable, bounds: Page, policyId: string) =>
-  page<PolicyVersion>(
+  pageResult<PolicyVersion>(
     { db, page: bounds },
     {
       columns: versionColumns,

@@ -1,4 +1,4 @@
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -6,7 +6,7 @@ import { type ProjectRow, projectKind, settingNames } from './model.ts'
 import { lockAgainstInserts } from './store.ts'
 
 /** Who copies, for what acts in somebody's name or has a secret. */
-export type Cloning = { services: Services; caller: Caller }
+export type CloneContext = { services: Services; caller: Caller }
 
 /** How one kind of configuration is copied into another project. */
 export type Cloneable = {
@@ -18,7 +18,7 @@ export type Cloneable = {
    * Copies the rows of a project and notes the id of each copy under the id of its original. References to rows that
    * were copied before are followed through `ids`. Never copies values of secrets, keys, content or history.
    */
-  copy(tx: Tx, from: string, to: string, ids: Map<string, string>, by: Cloning): Promise<void>
+  copy(tx: Tx, from: string, to: string, ids: Map<string, string>, by: CloneContext): Promise<void>
 }
 
 /** Kinds of configuration that clones of a project can include; copied in the order of the modules, except where `after` says otherwise. */
@@ -36,7 +36,7 @@ export async function cloneProject(
   from: string,
   name: string,
   include: readonly string[],
-  by: Cloning,
+  by: CloneContext,
 ): Promise<{ made: ProjectRow; ids: Record<string, string> }> {
   await lockAgainstInserts(tx, from)
   const { tags, ...original } = await projectKind.lock(tx, from)

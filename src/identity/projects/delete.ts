@@ -3,18 +3,18 @@ import { countsText, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import { principalsChanged } from '../principals.ts'
 import { type ProjectRow, projectKind } from './model.ts'
-import { pauses } from './pause.ts'
-import { deferDelete, dueDeletes, lockAgainstInserts, unboundedStatements } from './store.ts'
+import { pauseHooks } from './pause.ts'
+import { liftStatementTimeout, listDueDeletes, lockAgainstInserts, scheduleDeleteDate } from './store.ts'
 
 const DAY_MS = 86_400_000
 
 /** Clears what a project leaves behind outside of its rows, such as stored bytes; called before the rows go. */
-export const projectLeavings = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('project leavings')
+export const projectDeleteHooks = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('project leavings')
 
 /**
  * Deletes a project. Without `force` only one that holds nothing that counts; with it, everything it holds goes by the
@@ -23,7 +23,7 @@ export const projectLeavings = extensionPoint<(tx: Tx, projectId: string) => Pro
  */
 export async function removeProject(tx: Tx, id: string, force: boolean): Promise<void> {
   if (force) {
-    await unboundedStatements(tx)
+    await liftStatementTimeout(tx)
     await lockRowsOfProject(tx, id)
   }
   // Inserts hold the row FOR KEY SHARE by their foreign key: from here on they wait, and then find no project.
@@ -36,7 +36,7 @@ export async function removeProject(tx: Tx, id: string, force: boolean): Promise
         meta: { ...dependents, forcible: true },
       })
   }
-  for (const clear of projectLeavings.all()) await clear(tx, id)
+  for (const clear of projectDeleteHooks.all()) await clear(tx, id)
   await projectKind.delete(tx, id)
   principalsChanged(tx, `project:${id}`)
 }
@@ -48,8 +48,8 @@ export async function removeProject(tx: Tx, id: string, force: boolean): Promise
 export async function scheduleDelete(tx: Tx, services: Services, id: string, days: number): Promise<ProjectRow> {
   const before = await projectKind.lock(tx, id)
   const at = new Date(services.clock.now().getTime() + days * DAY_MS)
-  const row = await deferDelete(tx, id, at, 'deletion scheduled')
-  if (before.paused_at === null) for (const follow of pauses.all()) await follow(tx, id)
+  const row = await scheduleDeleteDate(tx, id, at, 'deletion scheduled')
+  if (before.paused_at === null) for (const follow of pauseHooks.all()) await follow(tx, id)
   tx.emit(projectKind, before.paused_at === null ? 'paused' : 'updated', row)
   return row
 }
@@ -63,7 +63,7 @@ export async function scheduleDelete(tx: Tx, services: Services, id: string, day
 export async function sweepDeferredDeletes(services: Services, stopping: AbortSignal): Promise<number> {
   const now = services.clock.now()
   let deleted = 0
-  for (const id of await dueDeletes(services.pool, now)) {
+  for (const id of await listDueDeletes(services.pool, now)) {
     if (stopping.aborted) break
     try {
       if (await deleteWhenDue(services, id, now)) deleted++

@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const projectErrors = {
   PROJECT_DEFAULT_ROUTE_INHERITED: {
@@ -28,5 +28,5 @@ export const projectErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof projectErrors> {}
+  interface ErrorCodes extends CodesOf<typeof projectErrors> {}
 }

@@ -96,7 +96,7 @@ export const ProjectPatch = patchBody(
   { name: 'Shop support' },
 )
 
-export const PauseInput = z
+export const PauseProjectInput = z
   .strictObject({
     reason: z.string().max(256).nullable().optional().describe('Shown to callers that are refused meanwhile'),
   })

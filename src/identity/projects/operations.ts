@@ -1,21 +1,21 @@
 import { rowsOfProject } from '../../core/api/dependents.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
-import { contains } from '../../core/api/filters.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { containsFilter } from '../../core/api/filters.ts'
 import { srn } from '../../core/api/kind.ts'
 import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { announce } from '../../core/db/notified-cache.ts'
+import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
 import { sql } from '../../core/db/sql.ts'
 import { visibleRows } from '../../core/iam/access.ts'
 import { type Caller, principalRecord } from '../../core/iam/caller.ts'
-import { detaching, lostGuardrails, projectGuardrailsChannel, requireDetach } from '../guardrail-ids.ts'
+import { detachPermission, projectGuardrailsChannel, removedGuardrails, requireDetach } from '../guardrail-ids.ts'
 import { cloneableNames, cloneProject } from './clone.ts'
-import { refuseInherited } from './default-route.ts'
+import { refuseRouteInUse } from './default-model-route.ts'
 import { removeProject, scheduleDelete } from './delete.ts'
 import {
   CloneInput,
   DeleteQuery,
-  PauseInput,
+  PauseProjectInput,
   Project,
   ProjectClone,
   ProjectInput,
@@ -23,7 +23,7 @@ import {
   ProjectSummary,
   projectKind,
 } from './model.ts'
-import { pauses, resumes } from './pause.ts'
+import { pauseHooks, resumeHooks } from './pause.ts'
 import { lastActivity, pauseProject, resumeProject } from './store.ts'
 
 const tag = 'Projects'
@@ -50,7 +50,7 @@ export const projectOperations: Operation[] = [
     description: 'Admins see all of them.',
     alsoActions: ['projects:GetProject'],
     gate: 'any',
-    filters: { name: contains('name') },
+    filters: { name: containsFilter('name') },
     visible: ({ caller }) => listed(caller),
     // Ids rise with creation time, so the primary key gives the order.
     order: () => sql.fragment`t.id desc`,
@@ -69,7 +69,7 @@ export const projectOperations: Operation[] = [
     summary: 'Change settings of a project',
     description:
       'A lowered limit binds new starts only. Detaching a guardrail needs `guardrails:DetachGuardrail` on it.',
-    alsoActions: [detaching],
+    alsoActions: [detachPermission],
     body: ProjectPatch,
     raises: [
       'API_KEY_PROJECT_SCOPE',
@@ -78,13 +78,13 @@ export const projectOperations: Operation[] = [
       'PROJECT_DEFAULT_ROUTE_INHERITED',
     ],
     check: (next, context) =>
-      requireDetach(context, next.id, lostGuardrails([context.stored.guardrail_ids], [next.guardrail_ids])),
+      requireDetach(context, next.id, removedGuardrails([context.stored.guardrail_ids], [next.guardrail_ids])),
     async change(next, { stored, tx }) {
       if (stored.default_model_route_id !== null && next.default_model_route_id === null)
-        await refuseInherited(tx, stored.id)
+        await refuseRouteInUse(tx, stored.id)
       return { ...next, guardrail_ids: next.guardrail_ids ?? [] }
     },
-    changed: ({ id }, { tx }) => announce(tx, projectGuardrailsChannel, id),
+    changed: ({ id }, { tx }) => invalidateOnCommit(tx, projectGuardrailsChannel, id),
   }),
   itemOperation(projectKind, {
     id: 'deleteProject',
@@ -111,14 +111,14 @@ export const projectOperations: Operation[] = [
     mcp: true,
     summary: 'Refuse new work in a project until it is resumed',
     description: 'Pausing a paused project changes nothing: the first reason stays.',
-    body: PauseInput,
+    body: PauseProjectInput,
     bodyOptional: true,
     answers: { 200: Project },
     raises: ['API_KEY_PROJECT_SCOPE'],
     async run({ tx, body, resource: { id } }) {
       const paused = await pauseProject(tx, id, body?.reason ?? null)
       if (paused) {
-        for (const follow of pauses.all()) await follow(tx, id)
+        for (const follow of pauseHooks.all()) await follow(tx, id)
         tx.emit(projectKind, 'paused', paused)
       }
       const row = paused ?? (await projectKind.find(tx, id))
@@ -135,7 +135,7 @@ export const projectOperations: Operation[] = [
     async run({ tx, resource, caller }) {
       const row = await resumeProject(tx, resource.id)
       if (!row) return raise('PROJECT_NOT_PAUSED', { meta: { project_id: resource.id } })
-      for (const follow of resumes.all()) await follow(tx, row.id, principalRecord(caller))
+      for (const follow of resumeHooks.all()) await follow(tx, row.id, principalRecord(caller))
       tx.emit(projectKind, 'resumed', row)
       return projectKind.present(row)
     },
@@ -166,7 +166,7 @@ export const projectOperations: Operation[] = [
       const names = cloneableNames()
       const unknown = include.findIndex(kind => !names.includes(kind))
       if (unknown >= 0)
-        invalid({
+        raiseInvalid({
           code: 'INVALID_VALUE',
           path: `include[${unknown}]`,
           message: `is not one of: ${names.join(', ') || 'none can be copied'}`,

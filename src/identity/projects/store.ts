@@ -16,7 +16,7 @@ export const resumeProject = (db: Queryable, id: string): Promise<ProjectRow | n
     where t.id = ${id} and t.paused_at is not null returning ${projectKind.columns}`)
 
 /** Sets the day of a deferred delete, pausing the project when it runs. */
-export const deferDelete = (db: Queryable, id: string, at: Date, reason: string): Promise<ProjectRow> =>
+export const scheduleDeleteDate = (db: Queryable, id: string, at: Date, reason: string): Promise<ProjectRow> =>
   db.one(projectKind.sql`
     update projects t set delete_at = ${at.toISOString()}::timestamptz, updated_at = now(),
       pause_reason = case when t.paused_at is null then ${reason}::text else t.pause_reason end,
@@ -26,12 +26,12 @@ export const deferDelete = (db: Queryable, id: string, at: Date, reason: string)
 const id = sql.type(z.object({ id: z.string() }))
 
 /** Projects whose deferred delete is due (index projects_delete_at). */
-export const dueDeletes = (db: Queryable, now: Date): Promise<readonly string[]> =>
+export const listDueDeletes = (db: Queryable, now: Date): Promise<readonly string[]> =>
   db.anyFirst(id`
     select id from projects where delete_at <= ${now.toISOString()}::timestamptz order by delete_at`)
 
 /** Lifts the time limit of statements for this transaction: a large project takes as long as it takes. */
-export const unboundedStatements = (db: Queryable) => setForTransaction(db, { statement_timeout: '0' })
+export const liftStatementTimeout = (db: Queryable) => setForTransaction(db, { statement_timeout: '0' })
 
 /** Locks the row FOR UPDATE, so that inserts into the project wait until the transaction ends. False when it is gone. */
 export const lockAgainstInserts = async (db: Queryable, projectId: string): Promise<boolean> =>

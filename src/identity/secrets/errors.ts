@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const secretErrors = {
   SECRET_HAS_DEPENDENTS: {
@@ -14,5 +14,5 @@ export const secretErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof secretErrors> {}
+  interface ErrorCodes extends CodesOf<typeof secretErrors> {}
 }

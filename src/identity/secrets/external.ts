@@ -1,12 +1,12 @@
 import { LRUCache } from 'lru-cache'
 import { raise } from '../../core/api/errors.ts'
-import { outsideTenancy } from '../../core/db/tenancy.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { withoutTenant } from '../../core/db/tenant-context.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { SecretSource } from './model.ts'
-import { awsSecretsManager } from './stores/aws.ts'
-import { failed, type SecretStore, type StoreAnswer } from './stores/store.ts'
-import { vault } from './stores/vault.ts'
+import { awsSecretStore } from './stores/aws.ts'
+import { type SecretStore, type StoreAnswer, storeFailure } from './stores/store.ts'
+import { vaultStore } from './stores/vault.ts'
 
 /** How long a value that was read is used before it is read again. */
 const KEPT_MS = 60_000
@@ -14,7 +14,7 @@ const KEPT = 1000
 const VALUE_BYTES = 65_536
 const DETAIL_LENGTH = 300
 
-const stores: Record<SecretSource['type'], SecretStore> = { vault, aws_secrets_manager: awsSecretsManager }
+const stores: Record<SecretSource['type'], SecretStore> = { vault: vaultStore, aws_secrets_manager: awsSecretStore }
 
 /** Whether the deployment is set up for a store. */
 export const isConfigured = (config: Services['config'], type: SecretSource['type']): boolean =>
@@ -23,7 +23,7 @@ export const isConfigured = (config: Services['config'], type: SecretSource['typ
 type Kept = { value: string; until: number }
 
 /** Values that were read lately, and reads under way, by where the value lies. */
-const known = perProcess(() => ({
+const known = processSingleton(() => ({
   kept: new LRUCache<string, Kept>({ max: KEPT }),
   reading: new Map<string, Promise<StoreAnswer>>(),
 }))
@@ -39,7 +39,7 @@ function placeOf({ config }: Pick<Services, 'config'>, projectId: string, { type
 }
 
 /** The value that was read for a source in the last minute; null without one. */
-export function keptValue(services: Services, projectId: string, source: SecretSource): string | null {
+export function cachedValue(services: Services, projectId: string, source: SecretSource): string | null {
   const kept = known(services).kept.get(placeOf(services, projectId, source).key)
   return kept && kept.until > services.clock.now().getTime() ? kept.value : null
 }
@@ -49,17 +49,17 @@ export function keptValue(services: Services, projectId: string, source: SecretS
  * never log it or put it into a message.
  * Raises SECRET_NOT_DECRYPTABLE with `meta.secret_id` and `meta.reason`.
  */
-export async function externalValue(
+export async function readExternalValue(
   services: Services,
   secret: { id: string; project_id: string; source: SecretSource },
 ): Promise<string> {
-  const kept = keptValue(services, secret.project_id, secret.source)
+  const kept = cachedValue(services, secret.project_id, secret.source)
   if (kept !== null) return kept
   const { reading } = known(services)
   const { key } = placeOf(services, secret.project_id, secret.source)
   let answer = reading.get(key)
   if (!answer) {
-    answer = outsideTenancy(() => read(services, secret)).finally(() => reading.delete(key))
+    answer = withoutTenant(() => read(services, secret)).finally(() => reading.delete(key))
     reading.set(key, answer)
   }
   const given = await answer
@@ -81,7 +81,7 @@ async function read(
   const answer = bounded(
     await stores[source.type]
       .read(services, name, field, signal)
-      .catch(error => failed('store_unreachable', String(error))),
+      .catch(error => storeFailure('store_unreachable', String(error))),
   )
   const { kept } = known(services)
   // A value that was taken away or replaced by none is not used any longer.
@@ -106,5 +106,5 @@ async function read(
 function bounded(answer: StoreAnswer): StoreAnswer {
   if (!answer.ok) return answer
   const bytes = Buffer.byteLength(answer.value)
-  return bytes > 0 && bytes <= VALUE_BYTES ? answer : failed('unusable_value', `${bytes} bytes`)
+  return bytes > 0 && bytes <= VALUE_BYTES ? answer : storeFailure('unusable_value', `${bytes} bytes`)
 }

@@ -1,5 +1,5 @@
-import { findAll, firstBytes, storableText } from '../../core/api/text.ts'
-import { breather } from '../../core/process/breathe.ts'
+import { findAll, storableText, truncateBytes } from '../../core/api/storable-text.ts'
+import { eventLoopYielder } from '../../core/process/event-loop.ts'
 
 /**
  * Masks secret values in texts of other parties, however these spell them: as they are, or escaped for URLs, forms, JSON
@@ -14,7 +14,7 @@ const MASKED_FROM = 8
 const SHOWN_BYTES = 16 * 1024
 
 /** The first `maxBytes` of a text with `***` in place of secret values, also of one that the end of these bytes cuts. */
-export function mask(text: string | Buffer, values: readonly string[], maxBytes = SHOWN_BYTES): string {
+export function maskSecrets(text: string | Buffer, values: readonly string[], maxBytes = SHOWN_BYTES): string {
   const masking = new Masking(text, maxBytes)
   for (const value of values) masking.add(value)
   return masking.text()
@@ -23,7 +23,7 @@ export function mask(text: string | Buffer, values: readonly string[], maxBytes 
 /** Masks as `mask` does, and yields to the event loop between values: a request may hold a thousand of them. */
 export async function maskYielding(text: string | Buffer, values: readonly string[]): Promise<string> {
   const masking = new Masking(text, SHOWN_BYTES)
-  const breathe = breather()
+  const breathe = eventLoopYielder()
   for (const value of values) {
     masking.add(value)
     await breathe()
@@ -42,7 +42,7 @@ class Masking {
   constructor(text: string | Buffer, maxBytes: number) {
     this.#maxBytes = maxBytes
     this.#isCut = Buffer.byteLength(text) > maxBytes
-    this.#source = Buffer.from(storableText(firstBytes(text, maxBytes)))
+    this.#source = Buffer.from(storableText(truncateBytes(text, maxBytes)))
     this.#plain = plainOf(this.#source, this.#isCut)
     this.#begun = new Int32Array(this.#source.length + 1)
   }
@@ -81,7 +81,7 @@ class Masking {
       if (open > 0) shown = at + 1
     }
     // What cannot be stored was replaced by more bytes.
-    return firstBytes([...parts, this.#source.subarray(shown, end)].join(''), this.#maxBytes)
+    return truncateBytes([...parts, this.#source.subarray(shown, end)].join(''), this.#maxBytes)
   }
 }
 

@@ -88,8 +88,8 @@ export const secretKind = kind({
 export type SecretRow = z.output<typeof secretKind.row>
 
 /** The row a secret's value is sealed for. */
-export const sealedFor = (id: string, projectId: string) => ({ kind: 'secret', id, project_id: projectId })
+export const sealedForSecret = (id: string, projectId: string) => ({ kind: 'secret', id, project_id: projectId })
 
-export const sealedValues = ['sealed_value', 'previous_sealed_value'].map(column =>
+export const sealedSecretValues = ['sealed_value', 'previous_sealed_value'].map(column =>
   sealedColumn({ table: 'secrets', column, kind: 'secret' }),
 )

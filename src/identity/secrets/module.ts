@@ -1,7 +1,7 @@
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { secretErrors } from './errors.ts'
-import { sealedValues, secretKind } from './model.ts'
+import { sealedSecretValues, secretKind } from './model.ts'
 import { secretOperations } from './operations.ts'
 import { dropReplacedValues } from './store.ts'
 
@@ -25,6 +25,6 @@ export default module('secrets', {
       resource_type: 'secret',
     },
   ],
-  sealedColumns: sealedValues,
+  sealedColumns: sealedSecretValues,
   sweeps: [{ name: 'replaced secret values', when: '29 * * * *', run: ({ pool }) => dropReplacedValues(pool) }],
 })

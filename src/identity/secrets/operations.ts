@@ -1,14 +1,22 @@
 import { type ReferenceEntry, referencesTo } from '../../core/api/dependents.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
-import { contains } from '../../core/api/filters.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { containsFilter } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
-import { page, pageOf, pageOfArray } from '../../core/api/lists.ts'
+import { pageOf, pageOfArray, pageResult } from '../../core/api/lists.ts'
 import { itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
 import { isConfigured } from './external.ts'
-import { Secret, SecretInput, SecretPatch, SecretReference, type SecretSource, sealedFor, secretKind } from './model.ts'
+import {
+  Secret,
+  SecretInput,
+  SecretPatch,
+  SecretReference,
+  type SecretSource,
+  sealedForSecret,
+  secretKind,
+} from './model.ts'
 import { insertSecret, replaceValue, rollbackSecret, type StoredValue } from './store.ts'
 
 /** How long a replaced value can be restored. */
@@ -22,7 +30,7 @@ type Given = { value?: string; source?: SecretSource }
 function stored(services: Services, { value, source }: Given, id: string, project: string): StoredValue | null {
   if (source) {
     if (!isConfigured(services.config, source.type))
-      invalid({
+      raiseInvalid({
         code: 'INVALID_VALUE',
         path: 'source.type',
         message: 'is a store that this deployment is not set up for',
@@ -30,7 +38,7 @@ function stored(services: Services, { value, source }: Given, id: string, projec
     return { sealed_value: null, source }
   }
   if (value === undefined) return null
-  return { sealed_value: services.secrets.seal(value, sealedFor(id, project)), source: null }
+  return { sealed_value: services.secrets.seal(value, sealedForSecret(id, project)), source: null }
 }
 
 const change = (method: 'patch' | 'put') =>
@@ -52,7 +60,7 @@ export const secretOperations: Operation[] = [
   secrets.list({
     summary: 'List secrets; values are never shown',
     description: 'Records carry names and versions, by which other resources refer to a secret.',
-    filters: { name: contains('name') },
+    filters: { name: containsFilter('name') },
   }),
   secrets.create({
     summary: 'Store a value encrypted, or say which external store has it',
@@ -103,7 +111,7 @@ export const secretOperations: Operation[] = [
     async run(context) {
       const relation = referencesTo(secretKind, context.resource.id)
       if (!relation) return pageOfArray([], context.page)
-      return page<ReferenceEntry>(context, {
+      return pageResult<ReferenceEntry>(context, {
         columns: sql.fragment`r.type, r.id, r.field`,
         from: sql.fragment`${relation} r`,
         order: sql.fragment`r.id desc, r.field`,

@@ -1,9 +1,9 @@
 import { raise } from '../../core/api/errors.ts'
-import { RunFirst } from '../../core/db/pool.ts'
+import { RerunAfter } from '../../core/db/pool.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
-import { externalValue, keptValue } from './external.ts'
-import { sealedFor } from './model.ts'
+import { cachedValue, readExternalValue } from './external.ts'
+import { sealedForSecret } from './model.ts'
 import { referencedSecrets, storedValues } from './store.ts'
 
 /** `{{secret:<id>}}` inside a string. */
@@ -52,7 +52,7 @@ export async function openSecrets(
 }
 
 function opened(services: Services, projectId: string, id: string, sealed: string): string {
-  const value = services.secrets.open(sealed, sealedFor(id, projectId))
+  const value = services.secrets.open(sealed, sealedForSecret(id, projectId))
   return value.ok
     ? value.value
     : raise('SECRET_NOT_DECRYPTABLE', { message: `The secret ${id} cannot be decrypted`, meta: { secret_id: id } })
@@ -61,12 +61,12 @@ function opened(services: Services, projectId: string, id: string, sealed: strin
 function fromStore(
   db: Queryable,
   services: Services,
-  secret: Parameters<typeof externalValue>[1],
+  secret: Parameters<typeof readExternalValue>[1],
 ): Promise<string> | string {
-  if (db === services.pool) return externalValue(services, secret)
-  const kept = keptValue(services, secret.project_id, secret.source)
+  if (db === services.pool) return readExternalValue(services, secret)
+  const kept = cachedValue(services, secret.project_id, secret.source)
   if (kept !== null) return kept
-  throw new RunFirst(() => externalValue(services, secret))
+  throw new RerunAfter(() => readExternalValue(services, secret))
 }
 
 /**

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { SealedColumn } from '../../core/secrets/sealed.ts'
 import { type SecretRow, SecretSource, secretKind } from './model.ts'
 
@@ -43,7 +43,7 @@ export const rollbackSecret = (db: Queryable, id: string, rollbackHours: number)
 /** Drops replaced values whose time to be restored is over. @returns how many */
 export const dropReplacedValues = async (db: Queryable): Promise<number> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       update secrets set previous_sealed_value = null, previous_source = null, previous_until = null
       where previous_until <= now()`)
   ).rowCount
@@ -80,7 +80,7 @@ const expiringSecret = sql.type(ExpiringSecret)
  * Takes up to `limit` secrets that expire before a time and whose date was not reported (index secrets_expiring), and
  * marks it as reported: whoever commits reports it, once.
  */
-export const takeExpiring = (db: Queryable, before: Date, limit: number): Promise<readonly ExpiringSecret[]> =>
+export const claimExpiring = (db: Queryable, before: Date, limit: number): Promise<readonly ExpiringSecret[]> =>
   db.any(expiringSecret`
     update secrets t set expiry_reported_for = t.expires_at where t.id in (
       select id from secrets where expires_at < ${before.toISOString()}::timestamptz and expires_at is not null
@@ -111,7 +111,7 @@ export const writeSealed = (
   { table, column, id }: SealedColumn,
   rows: readonly { id: string; sealed: string }[],
 ) =>
-  db.query(statement`
+  db.query(voidStatement`
     update ${sql.identifier([table])} set ${sql.identifier([column])} = resealed.sealed
     from ${sql.unnest(
       rows.map(row => [row.id, row.sealed]),

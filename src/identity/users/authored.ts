@@ -1,11 +1,11 @@
 import { z } from 'zod'
 import { kinds } from '../../core/api/kind.ts'
-import { page } from '../../core/api/lists.ts'
+import { pageResult } from '../../core/api/lists.ts'
 import type { Page } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 
 /** A definition whose effects are bounded by the rights of a user or one of the user's keys. */
-export const Authored = z
+export const AuthoredPage = z
   .object({
     kind: z.string().describe('Kind of the definition, such as `tool`'),
     id: z.string(),
@@ -33,7 +33,7 @@ export function authoredBy(db: Queryable, bounds: Page, userId: string) {
         jsonb_build_object('kind', ${author} ->> 'type', 'id', ${author} ->> 'id') as author
       from ${sql.identifier([kind.table])} where ${author} ->> 'id' in ${authors}`
   })
-  return page(
+  return pageResult(
     { db, page: bounds },
     {
       columns: sql.fragment`t.*`,

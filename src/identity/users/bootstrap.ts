@@ -3,10 +3,10 @@ import { newId } from '../../core/api/ids.ts'
 import { parse } from '../../core/api/validate.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
-import { signInEntry } from './entries.ts'
 import { Credentials, checkNewPassword, type UserRow } from './model.ts'
 import { hashPassword } from './passwords.ts'
-import { anyUser, insertUser, lockBootstrap } from './store.ts'
+import { signInEntry } from './sign-in-audit.ts'
+import { hasUsers, insertUser, lockBootstrap } from './store.ts'
 
 /**
  * Makes the first user, an admin. Of concurrent calls one makes it. Raises VALIDATION_FAILED for what cannot be a
@@ -19,11 +19,11 @@ export async function bootstrapAdmin(
 ): Promise<UserRow> {
   const { username, password } = parse(Credentials, credentials)
   checkNewPassword(password, services.config.PASSWORD_MIN_LENGTH, 'password')
-  if (await anyUser(services.pool)) raise('BOOTSTRAP_ALREADY_COMPLETED')
+  if (await hasUsers(services.pool)) raise('BOOTSTRAP_ALREADY_COMPLETED')
   const password_hash = await hashPassword(services, password, request ?? { ip: null })
   return services.write(async tx => {
     await lockBootstrap(tx)
-    if (await anyUser(tx)) raise('BOOTSTRAP_ALREADY_COMPLETED')
+    if (await hasUsers(tx)) raise('BOOTSTRAP_ALREADY_COMPLETED')
     const made = await insertUser(tx, { id: newId('user'), username, role: 'admin', password_hash })
     if (!made) return raise('BOOTSTRAP_ALREADY_COMPLETED')
     tx.audit(signInEntry('users:Bootstrap', 201, username, made.id, request))
@@ -39,7 +39,7 @@ export async function bootstrapFromSettings(services: Services): Promise<void> {
   if (config.production && config.PASSWORD_MIN_LENGTH < PRUDENT_PASSWORD_LENGTH)
     log.warn({ PASSWORD_MIN_LENGTH: config.PASSWORD_MIN_LENGTH }, 'passwords may be short')
   const { ADMIN_USERNAME: username, ADMIN_PASSWORD: password } = config
-  if (!username || !password || (await anyUser(pool))) return
+  if (!username || !password || (await hasUsers(pool))) return
   try {
     const { id } = await bootstrapAdmin(services, { username, password })
     log.info({ user_id: id }, 'first admin made')

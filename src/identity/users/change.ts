@@ -1,6 +1,6 @@
 import { UniqueIntegrityConstraintViolationError } from 'slonik'
 import { raise } from '../../core/api/errors.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Clock } from '../../core/process/clock.ts'
 import { principalsChanged } from '../principals.ts'
 import { type Role, type UserRow, userKind } from './model.ts'

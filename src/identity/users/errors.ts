@@ -1,4 +1,4 @@
-import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const userErrors = {
   BOOTSTRAP_ALREADY_COMPLETED: {
@@ -16,5 +16,5 @@ export const userErrors = {
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {
-  interface ErrorCodes extends Codes<typeof userErrors> {}
+  interface ErrorCodes extends CodesOf<typeof userErrors> {}
 }

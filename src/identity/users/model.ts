@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { invalid } from '../../core/api/errors.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { patchBody, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
@@ -120,7 +120,7 @@ export const PasswordInput = z.strictObject({ new_password: newPassword }).meta(
 /** Refuses a new password that is shorter than PASSWORD_MIN_LENGTH. `path` is its field. Raises VALIDATION_FAILED. */
 export function checkNewPassword(text: string, minLength: number, path: string): void {
   if ([...text].length < minLength)
-    invalid({ code: 'TOO_SMALL', path, message: `must be at least ${minLength} characters` })
+    raiseInvalid({ code: 'TOO_SMALL', path, message: `must be at least ${minLength} characters` })
 }
 
 export const userKind = kind({

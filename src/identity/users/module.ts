@@ -3,9 +3,9 @@ import { authentication } from '../../core/invoke/hooks.ts'
 import { authenticate } from '../principals.ts'
 import { bootstrapFromSettings } from './bootstrap.ts'
 import { userErrors } from './errors.ts'
+import { flushFailedSignIns } from './failed-sign-in-audit.ts'
 import { userKind } from './model.ts'
 import { userOperations } from './operations.ts'
-import { sweepRefused } from './refused.ts'
 import { pruneFailures } from './sign-in.ts'
 
 export default module('users', {
@@ -15,7 +15,7 @@ export default module('users', {
   extensions: [authentication.with(authenticate)],
   operations: userOperations,
   sweeps: [
-    { name: 'refused attempts', when: '43 * * * *', run: sweepRefused },
+    { name: 'refused attempts', when: '43 * * * *', run: flushFailedSignIns },
     { name: 'login failures', when: '13 3 * * *', run: pruneFailures },
   ],
   start: async (services, role) => (role === 'web' ? bootstrapFromSettings(services) : undefined),

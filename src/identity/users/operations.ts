@@ -1,16 +1,16 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { contains, filter } from '../../core/api/filters.ts'
+import { columnFilter, containsFilter } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import { pageOf, pageOfArray, textFilter } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
-import { adminGate } from '../../core/iam/access.ts'
+import { passesAdminGate } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { principalsChanged } from '../principals.ts'
-import { Authored, authoredBy } from './authored.ts'
+import { AuthoredPage, authoredBy } from './authored.ts'
 import { bootstrapAdmin } from './bootstrap.ts'
 import { changeUser, removeUser } from './change.ts'
 import {
@@ -31,8 +31,8 @@ import {
 } from './model.ts'
 import { hashPassword } from './passwords.ts'
 import { OwnPermission, ownPermissions } from './permissions.ts'
-import { checkOwnPassword, codeSignIn, signIn, userToken } from './sign-in.ts'
-import { changePassword, endTokens, forgetFailures, insertUser, setPassword } from './store.ts'
+import { checkOwnPassword, codeSignIn, issueUserToken, signIn } from './sign-in.ts'
+import { changePassword, clearFailures, insertUser, revokeTokens, setPassword } from './store.ts'
 
 const tag = 'Users'
 
@@ -42,7 +42,7 @@ const users = resource(userKind, { path: '/users', tag })
 export function ownOrAdmin(action: string) {
   return (caller: Caller, params: Record<string, string>): void => {
     const row = { id: params.user_id, project_id: null }
-    if (caller.user.id !== params.user_id && !adminGate(caller, action, { kind: userKind as never, row }))
+    if (caller.user.id !== params.user_id && !passesAdminGate(caller, action, { kind: userKind as never, row }))
       raise('FORBIDDEN', { meta: { action } })
   }
 }
@@ -148,7 +148,7 @@ export const userOperations: Operation[] = [
       const token_version = await changePassword(tx, user, hash, services.clock.now())
       if (token_version === null) return raise('UNAUTHORIZED')
       principalsChanged(tx, `user:${user.id}`)
-      return userToken(services, { ...user, token_version })
+      return issueUserToken(services, { ...user, token_version })
     },
   }),
   operation({
@@ -168,7 +168,7 @@ export const userOperations: Operation[] = [
     async run({ caller, tx, audit }) {
       audit.resource_srn = srn(null, userKind.name, caller.user.id)
       audit.resource_public_id = caller.user.id
-      await endTokens(tx, caller.user.id)
+      await revokeTokens(tx, caller.user.id)
       principalsChanged(tx, `user:${caller.user.id}`)
     },
   }),
@@ -177,8 +177,11 @@ export const userOperations: Operation[] = [
     gate: 'admin',
     visible: () => sql.fragment`true`,
     filters: {
-      username: contains('username'),
-      role: filter(z.enum(roles).optional().describe('Exact match of `role`'), role => sql.fragment`t.role = ${role}`),
+      username: containsFilter('username'),
+      role: columnFilter(
+        z.enum(roles).optional().describe('Exact match of `role`'),
+        role => sql.fragment`t.role = ${role}`,
+      ),
     },
   }),
   operation({
@@ -218,7 +221,7 @@ export const userOperations: Operation[] = [
     gate: 'owner',
     admit: ownOrAdmin('users:GetUser'),
     paged: true,
-    answers: { 200: pageOf(Authored) },
+    answers: { 200: pageOf(AuthoredPage) },
     run: ({ db, page, resource }) => authoredBy(db, page, resource.id),
   }),
   itemOperation(userKind, {
@@ -269,7 +272,7 @@ export const userOperations: Operation[] = [
     async run({ resource, prepared: hash, tx }) {
       const { id } = resource
       if (!(await setPassword(tx, id, hash))) raise(userKind.notFound, { meta: { id } })
-      await forgetFailures(tx, resource.username)
+      await clearFailures(tx, resource.username)
       principalsChanged(tx, `user:${id}`)
     },
   }),
@@ -284,7 +287,7 @@ export const userOperations: Operation[] = [
     gate: 'admin',
     answers: { 204: null },
     async run({ resource, tx }) {
-      await endTokens(tx, resource.id)
+      await revokeTokens(tx, resource.id)
       principalsChanged(tx, `user:${resource.id}`)
     },
   }),

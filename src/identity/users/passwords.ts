@@ -1,8 +1,8 @@
 import { randomBytes, type ScryptOptions, scrypt, timingSafeEqual } from 'node:crypto'
-import { notReady } from '../../core/api/errors.ts'
-import { perProcess } from '../../core/process/per-process.ts'
+import { serviceNotReady } from '../../core/api/errors.ts'
+import { FairSemaphore } from '../../core/process/fair-semaphore.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { Shares } from '../../core/process/shares.ts'
 import { networkOf } from '../networks.ts'
 
 /** Parameters of scrypt for new hashes: 32 MiB and some 100 ms. Only tests write them. */
@@ -30,22 +30,25 @@ const MAX_WAITING = 100
 const queue = {
   most: MAX_WAITING,
   full: () =>
-    notReady({ passwords: 'busy' }, { message: 'Too many passwords are waiting to be checked', retryAfterSeconds: 5 }),
+    serviceNotReady(
+      { passwords: 'busy' },
+      { message: 'Too many passwords are waiting to be checked', retryAfterSeconds: 5 },
+    ),
 }
 
-const threads = perProcess(() => ({
-  signIns: new Shares(SIGN_INS_AT_ONCE, queue),
-  signedIn: new Shares(SIGNED_IN_AT_ONCE, queue),
+const threads = processSingleton(() => ({
+  signIns: new FairSemaphore(SIGN_INS_AT_ONCE, queue),
+  signedIn: new FairSemaphore(SIGNED_IN_AT_ONCE, queue),
 }))
 
 /** Whose request hashes a password: a user who is signed in, or an address. `closed` ends its wait. */
-export type Sender = ({ user: string } | { ip: string | null }) & { closed?: AbortSignal }
+export type HashRequester = ({ user: string } | { ip: string | null }) & { closed?: AbortSignal }
 
 async function derive(
   services: Pick<Services, 'state'>,
   password: string,
   { salt, cost, length }: { salt: Buffer; cost: typeof COST; length: number },
-  sender: Sender,
+  sender: HashRequester,
 ): Promise<Buffer> {
   const options: ScryptOptions = { N: 2 ** cost.ln, r: cost.r, p: cost.p, maxmem: 256 * 2 ** cost.ln * cost.r }
   const { signIns, signedIn } = threads(services)
@@ -68,7 +71,7 @@ async function derive(
 export async function hashPassword(
   services: Pick<Services, 'state'>,
   password: string,
-  sender: Sender,
+  sender: HashRequester,
 ): Promise<string> {
   const salt = randomBytes(SALT_BYTES)
   const key = await derive(services, password, { salt, cost: COST, length: KEY_BYTES }, sender)
@@ -87,7 +90,7 @@ export async function verifyPassword(
   services: Pick<Services, 'state'>,
   password: string,
   phc: string | null,
-  sender: Sender,
+  sender: HashRequester,
 ): Promise<{ matches: boolean; outdated: boolean }> {
   const parts = PHC.exec(phc ?? nobody())
   if (!parts) return { matches: false, outdated: false }

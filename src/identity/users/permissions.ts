@@ -3,8 +3,14 @@ import { raise } from '../../core/api/errors.ts'
 import { isIdOf, kinds } from '../../core/api/kind.ts'
 import { operations } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import { adminGate, listAllowed, listedAs, projectBinding, sees } from '../../core/iam/access.ts'
-import { type Caller, facts } from '../../core/iam/caller.ts'
+import {
+  canSeeProject,
+  listAllowed,
+  listTargetOf,
+  passesAdminGate,
+  requireBoundProject,
+} from '../../core/iam/access.ts'
+import { type Caller, principalFacts } from '../../core/iam/caller.ts'
 import { type ActionEntry, actionCatalogue } from '../../core/iam/catalogue.ts'
 import { rowFilter } from '../../core/iam/row-filter.ts'
 
@@ -27,14 +33,14 @@ const row = {
 function allowance(caller: Caller, entry: ActionEntry, projectId: string | null): 'all' | 'some' | 'none' {
   const { action, gate, resource_type } = entry
   if (gate === 'any') return 'all'
-  if (gate === 'admin') return adminGate(caller, action, null) ? 'all' : 'none'
-  if (gate === 'owner') return adminGate(caller, action, null) ? 'all' : 'some'
-  const listed = listedAs(kinds.all().find(({ name }) => name === resource_type) ?? null)
+  if (gate === 'admin') return passesAdminGate(caller, action, null) ? 'all' : 'none'
+  if (gate === 'owner') return passesAdminGate(caller, action, null) ? 'all' : 'some'
+  const listed = listTargetOf(kinds.all().find(({ name }) => name === resource_type) ?? null)
   const type = resource_type ?? '*'
   if (projectId !== null && !listAllowed(caller, action, { ...listed, type }, projectId)) return 'none'
   const filter = rowFilter(
     caller.layers,
-    { ...listed, action, type, facts: facts(caller), projectId: projectId ?? undefined },
+    { ...listed, action, type, facts: principalFacts(caller), projectId: projectId ?? undefined },
     row,
   )
   return filter === true ? 'all' : filter === false ? 'none' : 'some'
@@ -51,8 +57,8 @@ export async function ownPermissions(
 ): Promise<z.infer<typeof OwnPermission>[]> {
   const projectId = named ?? caller.project_id
   if (named !== undefined) {
-    projectBinding(caller, named)
-    if (!sees(caller, named)) raise('FORBIDDEN')
+    requireBoundProject(caller, named)
+    if (!canSeeProject(caller, named)) raise('FORBIDDEN')
     const projects = kinds.get('project')
     const found = isIdOf(projects, named) ? await projects.find(db, named) : null
     if (!found) raise('RESOURCE_NOT_FOUND', { meta: { id: named } })

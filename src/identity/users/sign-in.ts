@@ -2,14 +2,21 @@ import { raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { signToken } from '../tokens.ts'
-import { signInEntry } from './entries.ts'
+import { failedSignInBuffer } from './failed-sign-in-audit.ts'
 import type { SignedIn, SignInCode } from './model.ts'
 import { hashPassword, verifyPassword } from './passwords.ts'
-import { refusedAttempts } from './refused.ts'
-import { countFailure, deleteFailures, noteSignIn, passwordFacts, type SignInRow, signInFacts } from './store.ts'
+import { signInEntry } from './sign-in-audit.ts'
+import {
+  countSignInFailure,
+  deleteFailures,
+  passwordFacts,
+  recordSignIn,
+  type SignInRow,
+  signInFacts,
+} from './store.ts'
 
 const TOKEN_TTL_SECONDS = 7 * 24 * 3600
 const LOCKOUT = { limit: 10, windowSeconds: 15 * 60 }
@@ -19,7 +26,7 @@ export const codeSignIn =
   extensionPoint<(services: Services, code: SignInCode, request: RequestFacts) => Promise<SignedIn>>('code sign-in')
 
 /** A user token; raising the user's version ends it. */
-export const userToken = (
+export const issueUserToken = (
   services: Pick<Services, 'config' | 'clock'>,
   user: { id: string; role: string; token_version: number },
 ) => signToken(services, 'user', user.id, { ver: user.token_version, role: user.role }, TOKEN_TTL_SECONDS)
@@ -41,7 +48,7 @@ export async function signIn(
     if (user && matches && user.disabled_at === null) {
       const newHash = outdated ? await hashPassword(services, password, request) : null
       const noted = await services.write(async tx => {
-        const still = await noteSignIn(tx, user, clock.now(), newHash)
+        const still = await recordSignIn(tx, user, clock.now(), newHash)
         if (still) tx.audit(signInEntry('users:Login', 200, username, user.id, request))
         return still
       })
@@ -56,7 +63,7 @@ export const signedIn = async (
   services: Pick<Services, 'config' | 'clock'>,
   user: Pick<SignInRow, 'id' | 'username' | 'role' | 'token_version'>,
 ): Promise<SignedIn> => ({
-  ...(await userToken(services, user)),
+  ...(await issueUserToken(services, user)),
   id: user.id,
   username: user.username,
   role: user.role,
@@ -72,11 +79,11 @@ export async function refuseSignIn(
   request: RequestFacts,
 ): Promise<never> {
   const { name, username, locked, known, detail } = attempt
-  const refused = refusedAttempts(services)
+  const refused = failedSignInBuffer(services)
   const named = known || refused.auditsByName(name)
   if (!locked) {
     const audited = await services.write(async tx => {
-      const failures = await countFailure(tx, name, { now: services.clock.now(), ...LOCKOUT })
+      const failures = await countSignInFailure(tx, name, { now: services.clock.now(), ...LOCKOUT })
       // Guesses that were sent before the lock may come after it.
       const alone = named && failures <= LOCKOUT.limit
       if (alone) tx.audit(signInEntry('users:Login', 401, username, null, request, detail))
@@ -104,11 +111,11 @@ export async function checkOwnPassword(
   if (!locked) {
     const { matches } = await verifyPassword(services, given.current_password, user.password_hash, sender)
     if (matches) return { user, hash: await hashPassword(services, given.new_password, sender) }
-    const failures = await countFailure(db, name, { now: clock.now(), ...LOCKOUT })
+    const failures = await countSignInFailure(db, name, { now: clock.now(), ...LOCKOUT })
     if (failures <= LOCKOUT.limit) return raise('UNAUTHORIZED')
   }
   audit.counted = true
-  refusedAttempts(services).count({ action: audit.action, username: name, user_id: user.id, ip: request.ip })
+  failedSignInBuffer(services).count({ action: audit.action, username: name, user_id: user.id, ip: request.ip })
   return raise('UNAUTHORIZED')
 }
 
@@ -121,5 +128,5 @@ export function pruneFailures(
 ): Promise<number> {
   const now = clock.now()
   const before = new Date(now.getTime() - FAILURES_KEPT_MS)
-  return inBatches(limit => deleteFailures(pool, { before, now, limit }), stopping)
+  return deleteInBatches(limit => deleteFailures(pool, { before, now, limit }), stopping)
 }

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { type Role, roles, type UserRow, userKind } from './model.ts'
 
 const SignInRow = z.object({
@@ -21,7 +21,7 @@ export const lockBootstrap = (db: Queryable) =>
     sql.type(z.object({ locked: z.string() }))`select pg_advisory_xact_lock(hashtext('muster.bootstrap')) as locked`,
   )
 
-export const anyUser = (db: Queryable): Promise<boolean> =>
+export const hasUsers = (db: Queryable): Promise<boolean> =>
   db.exists(sql.type(z.object({ exists: z.boolean() }))`select 1 from users`)
 
 /** Makes a user; null when the name is taken. Index users_username. */
@@ -72,7 +72,7 @@ const unlocked = (now: Date): Fragment => sql.fragment`not exists (
  * Notes a success; false when the user changed since the password was compared, or when the name was locked meanwhile:
  * guesses that were sent before the lock are worth no more than those that come after it.
  */
-export const noteSignIn = async (
+export const recordSignIn = async (
   db: Queryable,
   user: Pick<SignInRow, 'id' | 'token_version'>,
   now: Date,
@@ -89,8 +89,8 @@ export const noteSignIn = async (
     select 1 as noted from noted`)) !== null
 
 /** Ends the lockout of a user's name. */
-export const forgetFailures = (db: Queryable, username: string) =>
-  db.query(statement`delete from login_failures where username = lower(${username}::text)`)
+export const clearFailures = (db: Queryable, username: string) =>
+  db.query(voidStatement`delete from login_failures where username = lower(${username}::text)`)
 
 /**
  * Deletes failures whose count began before a time and that no longer lock a name, up to a number. No index serves it: the
@@ -101,7 +101,7 @@ export const deleteFailures = async (
   { before, now, limit }: { before: Date; now: Date; limit: number },
 ): Promise<number> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       delete from login_failures where username in (
         select username from login_failures
         where first_failed_at < ${before.toISOString()}::timestamptz
@@ -114,7 +114,7 @@ export const deleteFailures = async (
  * window start anew, and a few stale rows of other names go with each call, so that guessed names do not pile up.
  * Returns how many failures there are now.
  */
-export const countFailure = (
+export const countSignInFailure = (
   db: Queryable,
   name: string,
   rule: { now: Date; limit: number; windowSeconds: number },
@@ -144,7 +144,7 @@ export const countFailure = (
  * Attempts that are audited together. `username` is in lower case, and empty for names that nobody has; `since` is the
  * time of the first, `ip` the address of the last.
  */
-const Refused = z.object({
+const FailedSignIns = z.object({
   action: z.string(),
   username: z.string(),
   user_id: z.string().nullable(),
@@ -152,11 +152,11 @@ const Refused = z.object({
   since: z.string(),
   ip: z.string().nullable(),
 })
-export type Refused = z.output<typeof Refused>
+export type FailedSignIns = z.output<typeof FailedSignIns>
 
 /** Adds attempts to those that no entry counts yet. In the order of the key everywhere: no deadlock. */
-export const addRefused = (db: Queryable, refused: readonly Refused[]): Promise<unknown> =>
-  db.query(statement`
+export const addFailedSignIns = (db: Queryable, refused: readonly FailedSignIns[]): Promise<unknown> =>
+  db.query(voidStatement`
     insert into refused_attempts as r (action, username, user_id, attempts, since, ip)
     select * from ${sql.unnest(
       refused.map(({ action, username, user_id, attempts, since, ip }) => [
@@ -176,12 +176,12 @@ export const addRefused = (db: Queryable, refused: readonly Refused[]): Promise<
  * Takes the attempts of names whose last entry is `everyMs` old, and deletes names without attempts since. Skips rows
  * that another process holds.
  */
-export const takeRefused = (
+export const claimFailedSignIns = (
   db: Queryable,
   rule: { now: Date; everyMs: number; limit: number },
-): Promise<readonly Refused[]> => {
+): Promise<readonly FailedSignIns[]> => {
   const before = new Date(rule.now.getTime() - rule.everyMs).toISOString()
-  return db.any(sql.type(Refused)`
+  return db.any(sql.type(FailedSignIns)`
     with due as (
       select * from refused_attempts where audited_at is null or audited_at <= ${before}::timestamptz
       limit ${rule.limit} for update skip locked
@@ -245,10 +245,10 @@ export const changePassword = (
 /** Sets a password and ends the tokens of before; false when the user is gone. */
 export const setPassword = async (db: Queryable, id: string, hash: string): Promise<boolean> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       update users set password_hash = ${hash}, token_version = token_version + 1, updated_at = now() where id = ${id}`)
   ).rowCount > 0
 
 /** Ends every token of a user. */
-export const endTokens = (db: Queryable, id: string): Promise<unknown> =>
-  db.query(statement`update users set token_version = token_version + 1, updated_at = now() where id = ${id}`)
+export const revokeTokens = (db: Queryable, id: string): Promise<unknown> =>
+  db.query(voidStatement`update users set token_version = token_version + 1, updated_at = now() where id = ${id}`)

@@ -1,13 +1,13 @@
-import { errorBody } from './exchange.ts'
+import { doubleErrorBody } from './exchange.ts'
 import type { Gates } from './gates.ts'
 import type { Lanes } from './lanes.ts'
 import { laneState } from './lanes.ts'
 import type { Log } from './log.ts'
-import { isObject } from './request.ts'
+import { isJsonObject } from './request.ts'
 import { checkScript, readDocuments } from './script.ts'
 
 /** What one server holds. */
-export type State = { lanes: Lanes; gates: Gates; log: Log; dims: number; strict: boolean }
+export type DoubleState = { lanes: Lanes; gates: Gates; log: Log; dims: number; strict: boolean }
 
 /** An answer of a control route. */
 export type ControlAnswer = { status: number; body: unknown }
@@ -18,8 +18,8 @@ const done: ControlAnswer = { status: 200, body: { ok: true } }
  * Answers a route under /control. `path` holds the decoded segments after it, `body` the text of a PUT. Gives nothing
  * when there is no such route.
  */
-export function control(
-  state: State,
+export function controlRequest(
+  state: DoubleState,
   method: string,
   path: string[],
   query: URLSearchParams,
@@ -57,10 +57,10 @@ export function control(
   }
 }
 
-function putLane(state: State, name: string, body: string): ControlAnswer {
+function putLane(state: DoubleState, name: string, body: string): ControlAnswer {
   const { values, problems } = readDocuments(body)
   if (problems.length > 0) return invalid(problems)
-  if (values.length !== 1 || !isObject(values[0])) return invalid(['document: must be one script'])
+  if (values.length !== 1 || !isJsonObject(values[0])) return invalid(['document: must be one script'])
   if ((values[0].lane ?? name) !== name) return invalid([`lane: must be "${name}" or left out`])
   const checked = checkScript({ ...values[0], lane: name })
   if (!checked.script) return invalid(checked.problems)
@@ -68,13 +68,13 @@ function putLane(state: State, name: string, body: string): ControlAnswer {
 }
 
 function invalid(problems: string[]): ControlAnswer {
-  return { status: 400, body: { ...errorBody(problems.join('; '), 'invalid_script'), problems } }
+  return { status: 400, body: { ...doubleErrorBody(problems.join('; '), 'invalid_script'), problems } }
 }
 
 function listRequests(log: Log, query: URLSearchParams): ControlAnswer {
   const after = query.get('after')
   if (after !== null && !/^\d+$/.test(after))
-    return { status: 400, body: errorBody('after must be an arrival number', 'invalid_request_error') }
+    return { status: 400, body: doubleErrorBody('after must be an arrival number', 'invalid_request_error') }
   return {
     status: 200,
     body: {

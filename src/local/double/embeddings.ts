@@ -8,7 +8,7 @@ export const maxDims = 4096
  * The vector of a text: its words (weight 1 each) and adjacent pairs (0.5) hashed to signed dimensions, summed, of
  * length 1, rounded to 7 decimals. Texts that share words are nearer. A text without words is the first unit vector.
  */
-export function embed(text: string, dims: number): number[] {
+export function embedText(text: string, dims: number): number[] {
   const words =
     text
       .normalize('NFKC')
@@ -23,7 +23,7 @@ export function embed(text: string, dims: number): number[] {
 }
 
 /** A given vector, padded with 0 or cut to `dims`, of length 1. */
-export function pinned(values: readonly number[], dims: number): number[] {
+export function pinnedVector(values: readonly number[], dims: number): number[] {
   const vector = new Array<number>(dims).fill(0)
   for (let index = 0; index < Math.min(dims, values.length); index += 1) vector[index] = values[index]
   return normalise(vector)

@@ -2,12 +2,12 @@ import type { ServerResponse } from 'node:http'
 import { STATUS_CODES } from 'node:http'
 import type { Gates } from './gates.ts'
 import type { RequestLog } from './log.ts'
-import { sse } from './reply.ts'
-import type { JsonObject } from './request.ts'
+import { sseFrame } from './reply.ts'
+import type { RequestBody } from './request.ts'
 import type { Failure, Reply } from './script.ts'
 
 /** A model request being answered. */
-export type Exchange = {
+export type DoubleExchange = {
   response: ServerResponse
   log: RequestLog
   gates: Gates
@@ -23,10 +23,10 @@ export type Exchange = {
 export type Frames = { first: string; pieces: string[]; last: string }
 
 /** How an answer is rendered: whole, and as frames when a stream was asked for. */
-export type Rendering = { whole: () => JsonObject; frames?: () => Frames }
+export type ReplyRendering = { whole: () => RequestBody; frames?: () => Frames }
 
 /** The error shape of the OpenAI API. */
-export function errorBody(message: string, type: string): JsonObject {
+export function doubleErrorBody(message: string, type: string): RequestBody {
   return { error: { message, type, code: null } }
 }
 
@@ -45,7 +45,7 @@ function sendText(response: ServerResponse, status: number, text: string, header
 }
 
 /** Follows the connection of an exchange: notes an abort and ends its wait. `finished` is called once it is over. */
-export function follow(exchange: Exchange, finished: (log: RequestLog) => void): void {
+export function trackConnection(exchange: DoubleExchange, finished: (log: RequestLog) => void): void {
   exchange.response.on('close', () => {
     exchange.gone = true
     exchange.log.aborted = !exchange.response.writableFinished && !exchange.cut
@@ -55,13 +55,13 @@ export function follow(exchange: Exchange, finished: (log: RequestLog) => void):
 }
 
 /** Refuses a request. */
-export function refuse(exchange: Exchange, status: number, type: string, message: string): void {
+export function refuseRequest(exchange: DoubleExchange, status: number, type: string, message: string): void {
   exchange.log.status = status
   sendJson(exchange.response, status, { error: { message, type } })
 }
 
 /** Plays a reply: waits at its gate and for its delay, then fails, cuts, streams or answers whole. */
-export async function play(exchange: Exchange, reply: Reply, rendering: Rendering): Promise<void> {
+export async function sendReply(exchange: DoubleExchange, reply: Reply, rendering: ReplyRendering): Promise<void> {
   const gateFirst = reply.gate_after === undefined || !rendering.frames
   if (reply.gate !== undefined && gateFirst && !(await passGate(exchange, reply.gate))) return
   if (reply.delay_ms && !(await pause(exchange, reply.delay_ms))) return
@@ -82,7 +82,7 @@ export async function play(exchange: Exchange, reply: Reply, rendering: Renderin
 }
 
 /** Sends frames, with the waits and faults of the reply at its counted pieces. */
-async function stream(exchange: Exchange, reply: Reply, frames: Frames): Promise<void> {
+async function stream(exchange: DoubleExchange, reply: Reply, frames: Frames): Promise<void> {
   const { response } = exchange
   const total = frames.pieces.length
   // A count past the end means: after the last piece.
@@ -113,7 +113,7 @@ async function stream(exchange: Exchange, reply: Reply, frames: Frames): Promise
       return cut(exchange)
     }
     if (sent === errorAt) {
-      response.end(out + sse({ error: { message: reply.stream_error!.message } }))
+      response.end(out + sseFrame({ error: { message: reply.stream_error!.message } }))
       return
     }
     if (sent === total) break
@@ -127,10 +127,11 @@ async function stream(exchange: Exchange, reply: Reply, frames: Frames): Promise
   response.end(out + frames.last)
 }
 
-function sendFailure(exchange: Exchange, error: Failure, headers: Reply['headers']): void {
+function sendFailure(exchange: DoubleExchange, error: Failure, headers: Reply['headers']): void {
   const { status } = error
   exchange.log.status = status
-  const body = error.body ?? errorBody(error.message ?? STATUS_CODES[status] ?? 'error', error.type ?? typeOf(status))
+  const body =
+    error.body ?? doubleErrorBody(error.message ?? STATUS_CODES[status] ?? 'error', error.type ?? typeOf(status))
   sendText(exchange.response, status, typeof body === 'string' ? body : JSON.stringify(body), {
     'content-type': typeof body === 'string' ? 'text/plain; charset=utf-8' : 'application/json',
     ...(error.retry_after !== undefined && { 'retry-after': String(error.retry_after) }),
@@ -160,14 +161,14 @@ function half(text: string): string {
   return text.slice(0, Math.ceil(text.length / 2))
 }
 
-function passGate(exchange: Exchange, gate: string): Promise<boolean> | boolean {
+function passGate(exchange: DoubleExchange, gate: string): Promise<boolean> | boolean {
   if (exchange.gone) return false
   return exchange.gates.wait(gate, exchange.log.lane, exchange.log.n, gone => {
     exchange.onGone = gone
   })
 }
 
-function pause(exchange: Exchange, ms: number): Promise<boolean> | boolean {
+function pause(exchange: DoubleExchange, ms: number): Promise<boolean> | boolean {
   if (exchange.gone) return false
   return new Promise(resolve => {
     const timer = setTimeout(resolve, ms, true)
@@ -179,11 +180,11 @@ function pause(exchange: Exchange, ms: number): Promise<boolean> | boolean {
 }
 
 /** Writes and waits until the bytes have left, so that a cut comes after them. */
-function flush(exchange: Exchange, text: string): Promise<unknown> {
+function flush(exchange: DoubleExchange, text: string): Promise<unknown> {
   return new Promise(resolve => exchange.response.write(text, resolve))
 }
 
-function cut(exchange: Exchange): void {
+function cut(exchange: DoubleExchange): void {
   exchange.cut = true
   exchange.response.destroy()
 }

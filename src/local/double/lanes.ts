@@ -1,6 +1,6 @@
 import type { Gates } from './gates.ts'
-import { matches } from './match.ts'
-import type { Kind, ModelRequest } from './request.ts'
+import { ruleMatches } from './match.ts'
+import type { DoubleRequest, RequestKind } from './request.ts'
 import type { Reply, Script } from './script.ts'
 import { ruleId } from './script.ts'
 
@@ -9,7 +9,7 @@ export type Lane = {
   name: string
   scripted: boolean
   script: Script
-  calls: Record<Kind, number>
+  calls: Record<RequestKind, number>
   /** Uses of each rule, by its place in the script. */
   used: number[]
   /** Requests that met the script's scripted trouble with embeddings. */
@@ -80,13 +80,13 @@ export function laneState(lane: Lane): LaneState {
 }
 
 /** Takes the next reply of the first rule that matches and is not used up, and counts the use. */
-export function nextReply(lane: Lane, request: ModelRequest): { id: string; index: number; reply: Reply } | undefined {
+export function nextReply(lane: Lane, request: DoubleRequest): { id: string; index: number; reply: Reply } | undefined {
   for (const [place, rule] of (lane.script.rules ?? []).entries()) {
     const replies = rule.replies ?? [rule.reply!]
     const used = lane.used[place]
     if (rule.times !== undefined && used >= rule.times) continue
     if (rule.then === 'end' && used >= replies.length) continue
-    if (!matches(rule.when, request)) continue
+    if (!ruleMatches(rule.when, request)) continue
     lane.used[place] += 1
     const index = rule.then === 'cycle' ? used % replies.length : Math.min(used, replies.length - 1)
     return { id: ruleId(rule, place), index, reply: replies[index] }

@@ -1,14 +1,14 @@
 import { once } from 'node:events'
 import { createWriteStream } from 'node:fs'
 import type { IncomingHttpHeaders } from 'node:http'
-import type { JsonObject, Kind } from './request.ts'
+import type { RequestBody, RequestKind } from './request.ts'
 
 /** One model request as tests see it. `status` is null until an answer was begun. */
 export type RequestLog = {
   /** Arrival number in the server, from 1. */
   n: number
   lane: string
-  kind: Kind
+  kind: RequestKind
   call: number
   rule_id: string | null
   reply_index: number | null
@@ -17,7 +17,7 @@ export type RequestLog = {
   /** Whether the client left before it had the whole answer. */
   aborted: boolean
   headers: IncomingHttpHeaders
-  body: JsonObject
+  body: RequestBody
 }
 
 /** Which requests to list; `after` is an arrival number. */

@@ -1,12 +1,12 @@
-import type { Message, ModelRequest } from './request.ts'
+import type { DoubleMessage, DoubleRequest } from './request.ts'
 import type { Match, TextCondition } from './script.ts'
 
 /** Returns whether a request fulfils every key of a rule's `when`; no `when` takes every chat request. */
-export function matches(when: Match | undefined, request: ModelRequest): boolean {
+export function ruleMatches(when: Match | undefined, request: DoubleRequest): boolean {
   const asked = when ?? {}
   if ((asked.kind ?? 'chat') !== request.kind) return false
   return (
-    (asked.model === undefined || globMatches(asked.model, request.model)) &&
+    (asked.model === undefined || globPatternMatches(asked.model, request.model)) &&
     (asked.call === undefined || inRange(asked.call, request.call)) &&
     (asked.messages === undefined || inRange(asked.messages, request.messages.length)) &&
     (asked.last_role === undefined || request.messages.at(-1)?.role === asked.last_role) &&
@@ -34,7 +34,7 @@ function textMatches(condition: TextCondition, text: string): boolean {
 }
 
 /** Returns whether a text equals a pattern in which each `*` stands for any characters. */
-export function globMatches(pattern: string, text: string): boolean {
+export function globPatternMatches(pattern: string, text: string): boolean {
   const parts = pattern.split('*')
   if (parts.length === 1) return pattern === text
   const first = parts[0]
@@ -56,7 +56,7 @@ function inRange(range: Range, value: number): boolean {
   return value >= (range.from ?? range.min ?? 0) && value <= (range.to ?? range.max ?? Infinity)
 }
 
-function toolsOffered(names: string[], request: ModelRequest): boolean {
+function toolsOffered(names: string[], request: DoubleRequest): boolean {
   if (names.length === 0) return request.tools.length === 0
   return names.every(name => request.tools.some(tool => tool.name === name))
 }
@@ -66,7 +66,7 @@ function sameChoice(asked: string | { name: string }, given: string | { name: st
   return typeof given === 'object' && given.name === asked.name
 }
 
-function resultMatches(asked: NonNullable<Match['tool_result']>, messages: Message[]): boolean {
+function resultMatches(asked: NonNullable<Match['tool_result']>, messages: DoubleMessage[]): boolean {
   const trailing = messages.slice(messages.findLastIndex(each => each.role !== 'tool') + 1)
   return trailing.some(
     each =>
@@ -76,7 +76,7 @@ function resultMatches(asked: NonNullable<Match['tool_result']>, messages: Messa
   )
 }
 
-function headersMatch(asked: Record<string, TextCondition>, request: ModelRequest): boolean {
+function headersMatch(asked: Record<string, TextCondition>, request: DoubleRequest): boolean {
   return Object.entries(asked).every(([name, condition]) => {
     const value = request.headers[name.toLowerCase()]
     return value !== undefined && textMatches(condition, String(value))

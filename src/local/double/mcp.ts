@@ -1,5 +1,5 @@
-import type { JsonObject } from './request.ts'
-import { isObject } from './request.ts'
+import type { RequestBody } from './request.ts'
+import { isJsonObject } from './request.ts'
 
 const TOOLS = [
   {
@@ -15,28 +15,28 @@ const TOOLS = [
 ]
 
 /** What the double answers to a message of MCP: a server without sessions and with two tools. Null for a notification. */
-export function answerMcp(body: Buffer): JsonObject | null {
+export function answerMcp(body: Buffer): RequestBody | null {
   let message: unknown
   try {
     message = JSON.parse(body.toString())
   } catch {
     message = null
   }
-  if (!isObject(message)) return { jsonrpc: '2.0', id: null, error: { code: -32_700, message: 'Parse error' } }
+  if (!isJsonObject(message)) return { jsonrpc: '2.0', id: null, error: { code: -32_700, message: 'Parse error' } }
   const { id, method, params } = message
   if (id === undefined) return null
-  const result = resultOf(String(method), isObject(params) ? params : {})
+  const result = resultOf(String(method), isJsonObject(params) ? params : {})
   return { jsonrpc: '2.0', id, ...result }
 }
 
-function resultOf(method: string, params: JsonObject): JsonObject {
+function resultOf(method: string, params: RequestBody): RequestBody {
   if (method === 'initialize') {
     const { protocolVersion = '2025-06-18' } = params
     const serverInfo = { name: 'llm-double', version: '1' }
     return { result: { protocolVersion, capabilities: { tools: {} }, serverInfo } }
   }
   if (method === 'tools/list') return { result: { tools: TOOLS } }
-  const given = isObject(params.arguments) ? params.arguments : {}
+  const given = isJsonObject(params.arguments) ? params.arguments : {}
   if (method !== 'tools/call') return { error: { code: -32_601, message: `Method not found: ${method}` } }
   if (params.name === 'echo') return { result: { content: [{ type: 'text', text: JSON.stringify(given) }] } }
   if (params.name !== 'add') return { error: { code: -32_602, message: `Unknown tool: ${params.name}` } }

@@ -1,38 +1,38 @@
 import { hash } from 'node:crypto'
-import type { JsonObject, ModelRequest } from './request.ts'
+import type { DoubleRequest, RequestBody } from './request.ts'
 import { smallestValue } from './schema.ts'
 import type { Reply } from './script.ts'
 import { checkDirective } from './script.ts'
 import { fillText, fillValue } from './template.ts'
 
 /** A tool call as it is sent. */
-export type ToolCall = { id: string; type: 'function'; function: { name: string; arguments: string } }
+export type DoubleToolCall = { id: string; type: 'function'; function: { name: string; arguments: string } }
 
 /** The parts of a chat answer, ready to be sent whole or in pieces. */
-export type Answer = {
+export type DoubleReply = {
   content: string | null
   /** The content in the pieces a stream sends. */
   pieces: string[]
-  calls: ToolCall[]
+  calls: DoubleToolCall[]
   finish: string
   model: string
   /** `undefined` when the script asks for an answer without it. */
-  usage: JsonObject | undefined
+  usage: RequestBody | undefined
 }
 
 /** Gives the id of the tool call at an index of the answer. */
 export type CallId = (index: number) => string
 
 /** Tokens of a text: a quarter of its UTF-8 bytes, rounded up. */
-export function tokens(text: string): number {
+export function countTokens(text: string): number {
   return Math.ceil(Buffer.byteLength(text) / 4)
 }
 
 /** Turns a reply into an answer. `literal` leaves the templates as they are. */
-export function compose(reply: Reply, request: ModelRequest, callId: CallId, literal = false): Answer {
+export function composeReply(reply: Reply, request: DoubleRequest, callId: CallId, literal = false): DoubleReply {
   const value = (part: unknown) => (literal ? part : fillValue(part, request))
   const calls = (reply.tool_calls ?? []).map(
-    (call, index): ToolCall => ({
+    (call, index): DoubleToolCall => ({
       id: call.id ?? callId(index),
       type: 'function',
       function: { name: call.name, arguments: call.raw ?? JSON.stringify(value(call.args ?? {})) },
@@ -66,14 +66,14 @@ function wordPieces(text: string, count: number): string[] {
 
 function usageOf(
   given: NonNullable<Reply['usage']>,
-  request: ModelRequest,
+  request: DoubleRequest,
   content: string,
-  calls: ToolCall[],
-): JsonObject {
+  calls: DoubleToolCall[],
+): RequestBody {
   const prompt = given.prompt_tokens ?? promptTokens(request)
   const completion =
     given.completion_tokens ??
-    calls.reduce((sum, call) => sum + tokens(call.function.name + call.function.arguments), tokens(content))
+    calls.reduce((sum, call) => sum + countTokens(call.function.name + call.function.arguments), countTokens(content))
   return {
     prompt_tokens: prompt,
     completion_tokens: completion,
@@ -83,14 +83,14 @@ function usageOf(
   }
 }
 
-function promptTokens(request: ModelRequest): number {
-  const sum = request.messages.reduce((total, message) => total + tokens(message.text) + 4, 0)
-  return request.tools.length > 0 ? sum + tokens(JSON.stringify(request.body.tools)) : sum
+function promptTokens(request: DoubleRequest): number {
+  const sum = request.messages.reduce((total, message) => total + countTokens(message.text) + 4, 0)
+  return request.tools.length > 0 ? sum + countTokens(JSON.stringify(request.body.tools)) : sum
 }
 
 /** The body of an answer that is not streamed. */
-export function completion(answer: Answer, request: ModelRequest, empty = false): JsonObject {
-  const message: JsonObject = { role: 'assistant', content: answer.content }
+export function completionBody(answer: DoubleReply, request: DoubleRequest, empty = false): RequestBody {
+  const message: RequestBody = { role: 'assistant', content: answer.content }
   if (answer.calls.length > 0) message.tool_calls = answer.calls
   return {
     ...head(answer, request, 'chat.completion'),
@@ -100,15 +100,15 @@ export function completion(answer: Answer, request: ModelRequest, empty = false)
 }
 
 /** The frames of a streamed answer: what comes first, the pieces that may be counted and delayed, what comes last. */
-export function frames(answer: Answer, request: ModelRequest, empty = false) {
+export function replyFrames(answer: DoubleReply, request: DoubleRequest, empty = false) {
   const base = head(answer, request, 'chat.completion.chunk')
-  const frame = (delta: JsonObject, finish: string | null = null) =>
-    sse({ ...base, choices: [{ index: 0, delta, finish_reason: finish }] })
-  const options = request.body.stream_options as JsonObject | null | undefined
+  const frame = (delta: RequestBody, finish: string | null = null) =>
+    sseFrame({ ...base, choices: [{ index: 0, delta, finish_reason: finish }] })
+  const options = request.body.stream_options as RequestBody | null | undefined
   const usage =
-    options?.include_usage === true && answer.usage ? sse({ ...base, choices: [], usage: answer.usage }) : ''
+    options?.include_usage === true && answer.usage ? sseFrame({ ...base, choices: [], usage: answer.usage }) : ''
   const done = 'data: [DONE]\n\n'
-  if (empty) return { first: sse({ ...base, choices: [] }), pieces: [], last: usage + done }
+  if (empty) return { first: sseFrame({ ...base, choices: [] }), pieces: [], last: usage + done }
 
   const calls = answer.calls.flatMap((call, index) => {
     const { name, arguments: text } = call.function
@@ -128,11 +128,11 @@ export function frames(answer: Answer, request: ModelRequest, empty = false) {
 }
 
 /** One server-sent event holding a JSON value. */
-export function sse(value: unknown): string {
+export function sseFrame(value: unknown): string {
   return `data: ${JSON.stringify(value)}\n\n`
 }
 
-function head(answer: Answer, request: ModelRequest, object: string): JsonObject {
+function head(answer: DoubleReply, request: DoubleRequest, object: string): RequestBody {
   return {
     id: `chatcmpl-${request.lane}-${request.call}`,
     object,
@@ -143,7 +143,7 @@ function head(answer: Answer, request: ModelRequest, object: string): JsonObject
 }
 
 /** Ids of tool calls made by a script or by default. */
-export function laneCallId(request: ModelRequest): CallId {
+export function laneCallId(request: DoubleRequest): CallId {
   return index => `call_${request.lane}_${request.call}_${index}`
 }
 
@@ -160,7 +160,7 @@ const mark = '@double '
  * Gives nothing when there is none, problems when it cannot be read.
  */
 export function inlineReply(
-  request: ModelRequest,
+  request: DoubleRequest,
 ): { reply: Reply; index: number; problems?: never } | { problems: string[]; reply?: never } | undefined {
   const at = request.user.indexOf(mark)
   if (at < 0) return undefined
@@ -200,14 +200,14 @@ function jsonPrefix(line: string): string {
  * What is answered when nothing else applies: a call of the forced tool, the smallest value of the schema asked for, or
  * an echo of the user's text. Holds no templates.
  */
-export function defaultReply(request: ModelRequest): Reply {
+export function defaultReply(request: DoubleRequest): Reply {
   const forced = forcedTool(request)
   if (forced) return { tool_calls: [{ name: forced.name, args: smallestArguments(forced.parameters) }] }
   if (request.schema !== undefined) return { object: smallestValue(request.schema) }
   return { text: `echo: ${request.user}` }
 }
 
-function forcedTool(request: ModelRequest): { name: string; parameters: unknown } | undefined {
+function forcedTool(request: DoubleRequest): { name: string; parameters: unknown } | undefined {
   const choice = request.toolChoice
   if (choice === 'required') return request.tools[0]
   if (typeof choice === 'string') return undefined

@@ -1,17 +1,17 @@
 import type { IncomingHttpHeaders } from 'node:http'
 
 /** The two kinds of model request. */
-export type Kind = 'chat' | 'embeddings'
+export type RequestKind = 'chat' | 'embeddings'
 
 /** One message as conditions and templates see it; `name` is the tool's name on tool messages. */
-export type Message = { role: string; text: string; name?: string | undefined }
+export type DoubleMessage = { role: string; text: string; name?: string | undefined }
 
 /** A function offered to the model; `parameters` is its JSON Schema. */
 export type OfferedTool = { name: string; parameters: unknown }
 
 /** A model request, read once. */
-export type ModelRequest = {
-  kind: Kind
+export type DoubleRequest = {
+  kind: RequestKind
   lane: string
   /** Ordinal of this request among those of its kind in the lane, from 1. */
   call: number
@@ -20,7 +20,7 @@ export type ModelRequest = {
   /** The same without the lane's prefix when the lane was chosen by it. */
   model: string
   headers: IncomingHttpHeaders
-  messages: Message[]
+  messages: DoubleMessage[]
   /** The last user text; for embeddings the last input. */
   user: string
   /** All system texts, joined by line ends. */
@@ -34,29 +34,35 @@ export type ModelRequest = {
   json: boolean
   /** The schema asked for. */
   schema: unknown
-  body: JsonObject
+  body: RequestBody
 }
 
 /** A parsed JSON object. */
-export type JsonObject = Record<string, unknown>
+export type RequestBody = Record<string, unknown>
 
 /** Whether a JSON value is an object. */
-export function isObject(value: unknown): value is JsonObject {
+export function isJsonObject(value: unknown): value is RequestBody {
   return typeof value === 'object' && value !== null && !Array.isArray(value)
 }
 
 /** What the lane knows about a request before its body is read. */
-export type Addressed = { kind: Kind; lane: string; call: number; model: string; headers: IncomingHttpHeaders }
+export type AddressedRequest = {
+  kind: RequestKind
+  lane: string
+  call: number
+  model: string
+  headers: IncomingHttpHeaders
+}
 
 /** Reads the body of a chat completion request. Gives a message when the body is not one. */
-export function readChat(to: Addressed, body: JsonObject): ModelRequest | string {
+export function readChat(to: AddressedRequest, body: RequestBody): DoubleRequest | string {
   if (typeof body.model !== 'string') return 'model must be a string'
   if (!Array.isArray(body.messages) || body.messages.length === 0) return 'messages must be a non-empty array'
-  if (!body.messages.every(each => isObject(each) && typeof each.role === 'string'))
+  if (!body.messages.every(each => isJsonObject(each) && typeof each.role === 'string'))
     return 'every message must be an object with a role'
   if (body.tools != null && !Array.isArray(body.tools)) return 'tools must be an array'
-  const messages = readMessages(body.messages as JsonObject[])
-  const format = isObject(body.response_format) ? body.response_format : {}
+  const messages = readMessages(body.messages as RequestBody[])
+  const format = isJsonObject(body.response_format) ? body.response_format : {}
   const tools = readTools(body.tools)
   return {
     ...to,
@@ -72,13 +78,13 @@ export function readChat(to: Addressed, body: JsonObject): ModelRequest | string
     stream: body.stream === true,
     json: format.type === 'json_schema' || format.type === 'json_object',
     schema:
-      format.type === 'json_schema' && isObject(format.json_schema) ? (format.json_schema.schema ?? {}) : undefined,
+      format.type === 'json_schema' && isJsonObject(format.json_schema) ? (format.json_schema.schema ?? {}) : undefined,
     body,
   }
 }
 
 /** Reads the body of an embeddings request; each input counts as a user message. Gives a message when it is not one. */
-export function readEmbeddings(to: Addressed, body: JsonObject): ModelRequest | string {
+export function readEmbeddings(to: AddressedRequest, body: RequestBody): DoubleRequest | string {
   if (typeof body.model !== 'string') return 'model must be a string'
   const inputs = typeof body.input === 'string' ? [body.input] : body.input
   if (!Array.isArray(inputs) || inputs.length === 0) return 'input must be a string or a non-empty array of strings'
@@ -98,11 +104,11 @@ export function readEmbeddings(to: Addressed, body: JsonObject): ModelRequest | 
   }
 }
 
-function readMessages(list: JsonObject[]): Message[] {
+function readMessages(list: RequestBody[]): DoubleMessage[] {
   const calls = new Map<string, string>()
   return list.map(message => {
     for (const call of Array.isArray(message.tool_calls) ? message.tool_calls : [])
-      if (isObject(call) && isObject(call.function) && typeof call.id === 'string')
+      if (isJsonObject(call) && isJsonObject(call.function) && typeof call.id === 'string')
         calls.set(call.id, String(call.function.name))
     const role = message.role as string
     const text = contentText(message.content)
@@ -116,7 +122,7 @@ function contentText(content: unknown): string {
   if (typeof content === 'string') return content
   if (!Array.isArray(content)) return ''
   return content
-    .map(part => (isObject(part) && typeof part.text === 'string' ? part.text : undefined))
+    .map(part => (isJsonObject(part) && typeof part.text === 'string' ? part.text : undefined))
     .filter(text => text !== undefined)
     .join('\n')
 }
@@ -124,12 +130,12 @@ function contentText(content: unknown): string {
 function readTools(tools: unknown): OfferedTool[] {
   if (!Array.isArray(tools)) return []
   return tools
-    .filter(tool => isObject(tool) && isObject(tool.function) && typeof tool.function.name === 'string')
+    .filter(tool => isJsonObject(tool) && isJsonObject(tool.function) && typeof tool.function.name === 'string')
     .map(tool => ({ name: tool.function.name, parameters: tool.function.parameters }))
 }
 
 function readToolChoice(choice: unknown, offered: boolean): string | { name: string } {
   if (typeof choice === 'string') return choice
-  if (isObject(choice) && isObject(choice.function)) return { name: String(choice.function.name) }
+  if (isJsonObject(choice) && isJsonObject(choice.function)) return { name: String(choice.function.name) }
   return offered ? 'auto' : 'none'
 }

@@ -1,5 +1,5 @@
-import type { JsonObject } from './request.ts'
-import { isObject } from './request.ts'
+import type { RequestBody } from './request.ts'
+import { isJsonObject } from './request.ts'
 
 /** Values of the formats a validator commonly checks. */
 const formats: Record<string, string> = {
@@ -29,7 +29,7 @@ export function smallestValue(schema: unknown): unknown {
   let left = maxValues
 
   function make(part: unknown, depth: number): unknown {
-    if (!isObject(part) || --left < 0 || depth > maxDepth) return null
+    if (!isJsonObject(part) || --left < 0 || depth > maxDepth) return null
     if (typeof part.$ref === 'string')
       return make({ ...asObject(resolve(schema, part.$ref)), ...without(part, '$ref') }, depth + 1)
     if ('const' in part) return part.const
@@ -59,14 +59,14 @@ export function smallestValue(schema: unknown): unknown {
     }
   }
 
-  function dereference(part: unknown): JsonObject {
+  function dereference(part: unknown): RequestBody {
     let each = asObject(part)
     for (let hops = 0; typeof each.$ref === 'string' && hops < maxDepth; hops += 1)
       each = { ...asObject(resolve(schema, each.$ref)), ...without(each, '$ref') }
     return each
   }
 
-  function makeObject(part: JsonObject, depth: number): JsonObject {
+  function makeObject(part: RequestBody, depth: number): RequestBody {
     const properties = asObject(part.properties)
     const names = Array.isArray(part.required) ? part.required.filter(name => typeof name === 'string') : []
     return Object.fromEntries(
@@ -77,7 +77,7 @@ export function smallestValue(schema: unknown): unknown {
     )
   }
 
-  function makeArray(part: JsonObject, depth: number): unknown[] {
+  function makeArray(part: RequestBody, depth: number): unknown[] {
     const values: unknown[] = []
     const prefix = Array.isArray(part.prefixItems) ? part.prefixItems : []
     const length = typeof part.minItems === 'number' ? part.minItems : 0
@@ -88,7 +88,7 @@ export function smallestValue(schema: unknown): unknown {
   return make(schema, 0)
 }
 
-function makeString(part: JsonObject): string {
+function makeString(part: RequestBody): string {
   const literal = typeof part.pattern === 'string' ? literalOf(part.pattern) : undefined
   if (literal !== undefined) return literal
   if (typeof part.format === 'string' && Object.hasOwn(formats, part.format)) return formats[part.format]
@@ -103,7 +103,7 @@ function literalOf(pattern: string): string | undefined {
   return body.replace(/\\(.)/g, '$1')
 }
 
-function makeNumber(part: JsonObject): number {
+function makeNumber(part: RequestBody): number {
   const max = typeof part.maximum === 'number' ? part.maximum : part.exclusiveMaximum
   let value = 0
   if (typeof part.minimum === 'number') value = part.minimum
@@ -117,7 +117,7 @@ function makeNumber(part: JsonObject): number {
   return value
 }
 
-function typeOf(part: JsonObject): unknown {
+function typeOf(part: RequestBody): unknown {
   if (Array.isArray(part.type)) return part.type[0]
   if (part.type !== undefined) return part.type
   if ('properties' in part || 'required' in part) return 'object'
@@ -127,7 +127,7 @@ function typeOf(part: JsonObject): unknown {
   return undefined
 }
 
-function merge(first: JsonObject, second: JsonObject): JsonObject {
+function merge(first: RequestBody, second: RequestBody): RequestBody {
   const merged = { ...first, ...second }
   if (first.properties || second.properties)
     merged.properties = { ...asObject(first.properties), ...asObject(second.properties) }
@@ -143,7 +143,7 @@ function resolve(root: unknown, ref: string): unknown {
   for (const part of ref.slice(1).split('/').filter(Boolean)) {
     const key = pointerKey(part)
     if (typeof value !== 'object' || value === null || !Object.hasOwn(value, key)) return undefined
-    value = (value as JsonObject)[key]
+    value = (value as RequestBody)[key]
   }
   return value
 }
@@ -157,11 +157,11 @@ function pointerKey(part: string): string {
   }
 }
 
-function asObject(value: unknown): JsonObject {
-  return isObject(value) ? value : {}
+function asObject(value: unknown): RequestBody {
+  return isJsonObject(value) ? value : {}
 }
 
-function without(part: JsonObject, key: string): JsonObject {
+function without(part: RequestBody, key: string): RequestBody {
   const { [key]: _, ...rest } = part
   return rest
 }

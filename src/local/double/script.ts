@@ -176,7 +176,7 @@ export type Failure = z.infer<typeof failure>
 /** One answer. */
 export type Reply = z.infer<typeof reply>
 /** A condition and its answers. */
-export type Rule = z.infer<typeof rule>
+export type DoubleRule = z.infer<typeof rule>
 /** The behaviour of one lane. */
 export type Script = z.infer<typeof script>
 

@@ -2,19 +2,28 @@ import { once } from 'node:events'
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
-import type { State } from './control.ts'
-import { control } from './control.ts'
-import { embed, maxDims, minDims, pinned, toBase64 } from './embeddings.ts'
-import type { Exchange } from './exchange.ts'
-import { errorBody, follow, play, refuse, sendJson } from './exchange.ts'
+import type { DoubleState } from './control.ts'
+import { controlRequest } from './control.ts'
+import { embedText, maxDims, minDims, pinnedVector, toBase64 } from './embeddings.ts'
+import type { DoubleExchange } from './exchange.ts'
+import { doubleErrorBody, refuseRequest, sendJson, sendReply, trackConnection } from './exchange.ts'
 import { createGates } from './gates.ts'
 import type { Lane } from './lanes.ts'
 import { createLanes, nextReply, withDefaults } from './lanes.ts'
 import { openLog } from './log.ts'
 import { answerMcp } from './mcp.ts'
-import { bodyCallId, completion, compose, defaultReply, frames, inlineReply, laneCallId, tokens } from './reply.ts'
-import type { JsonObject, Kind, ModelRequest } from './request.ts'
-import { isObject, readChat, readEmbeddings } from './request.ts'
+import {
+  bodyCallId,
+  completionBody,
+  composeReply,
+  countTokens,
+  defaultReply,
+  inlineReply,
+  laneCallId,
+  replyFrames,
+} from './reply.ts'
+import type { DoubleRequest, RequestBody, RequestKind } from './request.ts'
+import { isJsonObject, readChat, readEmbeddings } from './request.ts'
 import type { Reply, Script } from './script.ts'
 import { checkScript } from './script.ts'
 
@@ -51,7 +60,7 @@ export async function startDouble(options: DoubleOptions = {}): Promise<Double> 
     if (!script) throw new Error(`invalid script: ${problems.join('; ')}`)
     lanes.put(script)
   }
-  const state: State = { lanes, gates, dims, strict, log: await openLog(options.log) }
+  const state: DoubleState = { lanes, gates, dims, strict, log: await openLog(options.log) }
 
   // No idle limit: a client's pooled connection never dies under a request it is about to carry.
   const server = createServer({ keepAliveTimeout: 0 }, (request, response) => {
@@ -60,7 +69,7 @@ export async function startDouble(options: DoubleOptions = {}): Promise<Double> 
     response.on('error', () => {})
     handle(state, request, response).catch(error => {
       if (response.headersSent) response.destroy()
-      else sendJson(response, 500, errorBody(String(error), 'double_error'))
+      else sendJson(response, 500, doubleErrorBody(String(error), 'double_error'))
     })
   })
   server.listen({ port, host, backlog: 4096 })
@@ -92,13 +101,13 @@ export async function startDouble(options: DoubleOptions = {}): Promise<Double> 
   }
 }
 
-async function handle(state: State, request: IncomingMessage, response: ServerResponse): Promise<void> {
+async function handle(state: DoubleState, request: IncomingMessage, response: ServerResponse): Promise<void> {
   const method = request.method ?? 'GET'
   const [path, query = ''] = (request.url ?? '/').split('?', 2)
   const body = await readBody(request)
   if (body === undefined) return
   if (body === tooLarge)
-    return sendJson(response, 413, errorBody('body is larger than 32 MiB', 'invalid_request_error'))
+    return sendJson(response, 413, doubleErrorBody('body is larger than 32 MiB', 'invalid_request_error'))
 
   if (method === 'POST' && path === '/v1/chat/completions') return answerModel('chat', state, request, response, body)
   if (method === 'POST' && path === '/v1/embeddings') return answerModel('embeddings', state, request, response, body)
@@ -110,7 +119,7 @@ async function handle(state: State, request: IncomingMessage, response: ServerRe
   }
   if (path.startsWith('/control/')) {
     const segments = decode(path.slice('/control/'.length).split('/'))
-    const answer = segments && control(state, method, segments, new URLSearchParams(query), body.toString())
+    const answer = segments && controlRequest(state, method, segments, new URLSearchParams(query), body.toString())
     if (answer) return sendJson(response, answer.status, answer.body)
   }
   sendJson(response, 404, { error: { message: `no route ${method} ${path}`, type: 'not_found' } })
@@ -145,14 +154,14 @@ function decode(segments: string[]): string[] | undefined {
   }
 }
 
-function listModels(state: State, request: IncomingMessage): JsonObject {
+function listModels(state: DoubleState, request: IncomingMessage): RequestBody {
   const lane = state.lanes.find(laneOf(state, request, '').lane)
   const models = lane?.script.models ?? defaultModels
   return { object: 'list', data: models.map(id => ({ id, object: 'model', owned_by: 'double' })) }
 }
 
 /** The lane of a request and the model to match, without the lane's prefix when that chose the lane. */
-function laneOf(state: State, request: IncomingMessage, model: string): { lane: string; model: string } {
+function laneOf(state: DoubleState, request: IncomingMessage, model: string): { lane: string; model: string } {
   const header = request.headers['x-double-lane']
   if (typeof header === 'string' && header !== '') return { lane: header, model }
   const bearer = /^Bearer\s+(\S+)$/i.exec(request.headers.authorization ?? '')?.[1]
@@ -165,8 +174,8 @@ function laneOf(state: State, request: IncomingMessage, model: string): { lane: 
 
 /** Answers a model request. Lane, ordinal and reply are taken in one go, so parallel requests never share a reply. */
 async function answerModel(
-  kind: Kind,
-  state: State,
+  kind: RequestKind,
+  state: DoubleState,
   incoming: IncomingMessage,
   response: ServerResponse,
   bytes: Buffer,
@@ -176,9 +185,10 @@ async function answerModel(
   try {
     body = JSON.parse(raw)
   } catch {
-    return sendJson(response, 400, errorBody('body is not valid JSON', 'invalid_request_error'))
+    return sendJson(response, 400, doubleErrorBody('body is not valid JSON', 'invalid_request_error'))
   }
-  if (!isObject(body)) return sendJson(response, 400, errorBody('body must be a JSON object', 'invalid_request_error'))
+  if (!isJsonObject(body))
+    return sendJson(response, 400, doubleErrorBody('body must be a JSON object', 'invalid_request_error'))
 
   const to = laneOf(state, incoming, typeof body.model === 'string' ? body.model : '')
   const lane = state.lanes.get(to.lane)
@@ -198,21 +208,21 @@ async function answerModel(
     headers,
     body,
   })
-  const exchange: Exchange = { response, log, gates: state.gates, gone: false, cut: false, onGone: undefined }
-  follow(exchange, state.log.finished)
+  const exchange: DoubleExchange = { response, log, gates: state.gates, gone: false, cut: false, onGone: undefined }
+  trackConnection(exchange, state.log.finished)
 
   const read = kind === 'chat' ? readChat : readEmbeddings
   const request = read({ kind, call, ...to, headers: incoming.headers }, body)
-  if (typeof request === 'string') return refuse(exchange, 400, 'invalid_request_error', request)
+  if (typeof request === 'string') return refuseRequest(exchange, 400, 'invalid_request_error', request)
   if (kind === 'chat') return answerChat(state, lane, request, exchange, raw)
   return answerEmbeddings(state, lane, request, exchange)
 }
 
 async function answerChat(
-  state: State,
+  state: DoubleState,
   lane: Lane,
-  request: ModelRequest,
-  exchange: Exchange,
+  request: DoubleRequest,
+  exchange: DoubleExchange,
   raw: string,
 ): Promise<void> {
   let chosen: Reply
@@ -224,9 +234,9 @@ async function answerChat(
     exchange.log.reply_index = next.index
     chosen = next.reply
   } else {
-    if (state.strict || lane.script.strict) return refuse(exchange, 400, 'double_no_match', 'no rule matched')
+    if (state.strict || lane.script.strict) return refuseRequest(exchange, 400, 'double_no_match', 'no rule matched')
     const inline = inlineReply(request)
-    if (inline?.problems) return refuse(exchange, 400, 'double_bad_directive', inline.problems.join('; '))
+    if (inline?.problems) return refuseRequest(exchange, 400, 'double_bad_directive', inline.problems.join('; '))
     if (inline) {
       exchange.log.reply_index = inline.index
       chosen = inline.reply
@@ -238,21 +248,31 @@ async function answerChat(
     }
   }
   const reply = withDefaults(lane, chosen)
-  const answer = compose(reply, request, callId, literal)
+  const answer = composeReply(reply, request, callId, literal)
   const empty = reply.corrupt === 'empty'
-  return play(exchange, reply, {
-    whole: () => completion(answer, request, empty),
-    ...(request.stream && { frames: () => frames(answer, request, empty) }),
+  return sendReply(exchange, reply, {
+    whole: () => completionBody(answer, request, empty),
+    ...(request.stream && { frames: () => replyFrames(answer, request, empty) }),
   })
 }
 
-async function answerEmbeddings(state: State, lane: Lane, request: ModelRequest, exchange: Exchange): Promise<void> {
+async function answerEmbeddings(
+  state: DoubleState,
+  lane: Lane,
+  request: DoubleRequest,
+  exchange: DoubleExchange,
+): Promise<void> {
   const dims = request.body.dimensions ?? state.dims
   if (!isDims(dims))
-    return refuse(exchange, 400, 'invalid_request_error', `dimensions must be an integer from ${minDims} to ${maxDims}`)
+    return refuseRequest(
+      exchange,
+      400,
+      'invalid_request_error',
+      `dimensions must be an integer from ${minDims} to ${maxDims}`,
+    )
   const encoding = request.body.encoding_format ?? 'float'
   if (encoding !== 'float' && encoding !== 'base64')
-    return refuse(exchange, 400, 'invalid_request_error', 'encoding_format must be float or base64')
+    return refuseRequest(exchange, 400, 'invalid_request_error', 'encoding_format must be float or base64')
 
   let reply: Reply = {}
   const next = nextReply(lane, request)
@@ -263,12 +283,13 @@ async function answerEmbeddings(state: State, lane: Lane, request: ModelRequest,
   } else reply = scriptedTrouble(lane)
 
   const { alias = {}, pin = {} } = lane.script.embeddings ?? {}
-  return play(exchange, reply, {
+  return sendReply(exchange, reply, {
     whole: () => {
-      const prompt = reply.usage?.prompt_tokens ?? request.messages.reduce((sum, each) => sum + tokens(each.text), 0)
+      const prompt =
+        reply.usage?.prompt_tokens ?? request.messages.reduce((sum, each) => sum + countTokens(each.text), 0)
       const data = request.messages.map(({ text }, index) => {
         const meant = Object.hasOwn(alias, text) ? alias[text] : text
-        const vector = Object.hasOwn(pin, meant) ? pinned(pin[meant], dims) : embed(meant, dims)
+        const vector = Object.hasOwn(pin, meant) ? pinnedVector(pin[meant], dims) : embedText(meant, dims)
         return { object: 'embedding', index, embedding: encoding === 'base64' ? toBase64(vector) : vector }
       })
       return {

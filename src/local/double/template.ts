@@ -1,23 +1,23 @@
-import type { ModelRequest } from './request.ts'
-import { isObject } from './request.ts'
+import type { DoubleRequest } from './request.ts'
+import { isJsonObject } from './request.ts'
 
 const token = /\{\{\s*([^{}]*?)\s*\}\}/g
 const soleToken = /^\{\{\s*([^{}]*?)\s*\}\}$/
 
 /** Fills the tokens of a text (`{{user}}`, `{{tool.<name>.<path>}}`, …); unknown ones give "". */
-export function fillText(text: string, request: ModelRequest): string {
+export function fillText(text: string, request: DoubleRequest): string {
   if (!text.includes('{{')) return text
   return text.replace(token, (_, name: string) => asText(tokenValue(name, request)))
 }
 
 /** Fills the strings of a JSON value, at any depth. A string that is one token keeps the JSON type of its value. */
-export function fillValue(value: unknown, request: ModelRequest): unknown {
+export function fillValue(value: unknown, request: DoubleRequest): unknown {
   if (typeof value === 'string') {
     const sole = soleToken.exec(value)
     return sole ? (tokenValue(sole[1], request) ?? '') : fillText(value, request)
   }
   if (Array.isArray(value)) return value.map(each => fillValue(each, request))
-  if (!isObject(value)) return value
+  if (!isJsonObject(value)) return value
   return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, fillValue(each, request)]))
 }
 
@@ -26,7 +26,7 @@ function asText(value: unknown): string {
   return typeof value === 'string' ? value : JSON.stringify(value)
 }
 
-function tokenValue(name: string, request: ModelRequest): unknown {
+function tokenValue(name: string, request: DoubleRequest): unknown {
   if (name === 'user') return request.user
   if (name === 'system') return request.system
   if (name === 'call') return request.call
@@ -38,7 +38,7 @@ function tokenValue(name: string, request: ModelRequest): unknown {
 }
 
 /** Reads `<name>` or `<name>.<path>` from the latest result of that tool. */
-function toolValue(address: string, request: ModelRequest): unknown {
+function toolValue(address: string, request: DoubleRequest): unknown {
   const result = request.messages.findLast(
     each => each.name !== undefined && (address === each.name || address.startsWith(`${each.name}.`)),
   )

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import type { EndUser } from '../../control/retention/content.ts'
-import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
+import type { EndUser } from '../../control/retention/erasure.ts'
+import { idStatement, type Queryable, sql } from '../../core/db/sql.ts'
 
 const erasable = sql.type(z.strictObject({ id: z.string(), memory_store_id: z.string() }))
 export type Erasable = { id: string; memory_store_id: string }
@@ -30,7 +30,7 @@ export const entriesOfEndUser = (
   until: string,
   limit: number,
 ): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+  db.anyFirst(idStatement`
     select id from (
       select id, project_id, created_at from memory_entries where source_id in (${conversations})
       union select id, project_id, created_at from memory_entries where conversation_id in (${conversations})
@@ -41,13 +41,13 @@ export const entriesOfEndUser = (
 
 /** Deletes entries that resolved into memories, by memory_entries_memory; they say the same. Returns their ids. */
 export const deleteEntriesOf = (db: Queryable, memoryIds: readonly string[]): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+  db.anyFirst(idStatement`
     delete from memory_entries where memory_id = any(${sql.array([...memoryIds], 'text')}) returning id`)
 
 const forgotten = sql.type(z.strictObject({ resolved_id: z.string().nullable() }))
 
 /** Deletes entries. Returns for each the memory that it made or changed, null for one that changed none. */
-export const deleteEntries = (db: Queryable, ids: readonly string[]): Promise<readonly (string | null)[]> =>
+export const deleteMemoryEntries = (db: Queryable, ids: readonly string[]): Promise<readonly (string | null)[]> =>
   db.anyFirst(forgotten`
     delete from memory_entries where id = any(${sql.array([...ids], 'text')})
     returning case when action <> 'skipped' then resolved_id end as resolved_id`)

@@ -3,14 +3,14 @@ import { kind } from '../../core/api/kind.ts'
 import { projectField, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { sql } from '../../core/db/sql.ts'
-import { Memory, SOURCE_TYPES, written } from '../memories/model.ts'
+import { Memory, memoryInputFields, SOURCE_TYPES } from '../memories/model.ts'
 
-export const ACTIONS = ['created', 'superseded', 'skipped', 'updated'] as const
+export const ENTRY_ACTIONS = ['created', 'superseded', 'skipped', 'updated'] as const
 export const MECHANISMS = ['api', 'tool', 'rule', 'orchestration', 'formation'] as const
 export type Mechanism = (typeof MECHANISMS)[number]
 
 const outcome = {
-  action: z.enum(ACTIONS).describe('What became of the claim'),
+  action: z.enum(ENTRY_ACTIONS).describe('What became of the claim'),
   memory_id: z
     .string()
     .nullable()
@@ -69,10 +69,10 @@ const threshold = z.number().min(0).max(1).nullable().optional()
 const claim = z.strictObject({
   project_id: projectField.describe('That of the store, where it is given'),
   memory_store_id: z.string().min(1).max(255).describe('Store that gets the fact'),
-  content: written.content,
+  content: memoryInputFields.content,
   tags: TagInput.optional().describe('Tags of a new memory'),
-  metadata: written.metadata.optional(),
-  expires_at: written.expires_at.optional(),
+  metadata: memoryInputFields.metadata.optional(),
+  expires_at: memoryInputFields.expires_at.optional(),
   source_type: z.enum(SOURCE_TYPES).default('manual').describe('Where the fact comes from'),
   source_id: z
     .string()

@@ -1,4 +1,4 @@
-import { endUserContent } from '../../control/retention/content.ts'
+import { endUserContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { memoryContent } from './erase.ts'
 import { memoryEntryKind } from './model.ts'

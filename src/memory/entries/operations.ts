@@ -1,23 +1,23 @@
-import { invalid, raise } from '../../core/api/errors.ts'
-import { equals, type Filters, filterConditions, filterSchema, oneOf } from '../../core/api/filters.ts'
-import { page, pageOf } from '../../core/api/lists.ts'
-import { answer, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { equalsFilter, type Filters, filterConditions, filterSchema, oneOf } from '../../core/api/filters.ts'
+import { pageOf, pageResult } from '../../core/api/lists.ts'
+import { itemOperation, type Operation, operation, result } from '../../core/api/operation.ts'
 import { sql } from '../../core/db/sql.ts'
 import { reachOf } from '../../core/iam/authority.ts'
 import { ownerColumn, ownerFilter } from '../memories/model.ts'
-import { reaches, withinReach } from '../reach.ts'
+import { canReachMemory, withinReach } from '../reach.ts'
 import { memoryStoreKind } from '../stores/model.ts'
-import { statusOf, writeClaim } from './door.ts'
 import {
-  ACTIONS,
   DryRun,
+  ENTRY_ACTIONS,
   MECHANISMS,
   MemoryEntry,
   MemoryEntryInput,
   type MemoryEntryRow,
   memoryEntryKind,
 } from './model.ts'
-import type { Found, Written } from './write.ts'
+import type { MatchedMemory, Written } from './write.ts'
+import { responseStatus, submitFact } from './write-request.ts'
 
 const tag = 'Memory'
 
@@ -42,14 +42,14 @@ const create = operation({
     if (body.tags)
       context.allow(create.action as string, entryTarget(context.body.memory_store_id, context.project, body.tags))
     // The ledger shows no more of a memory than what it is tagged with allows to write.
-    const resolves = ({ memory: { memory_store_id, project_id, tags } }: Found) =>
+    const resolves = ({ memory: { memory_store_id, project_id, tags } }: MatchedMemory) =>
       context.allow(create.action as string, entryTarget(memory_store_id, project_id, tags))
     const shown = ({ entry }: Written) => memoryEntryKind.present(entry)
-    const written = await writeClaim({ ...context, body }, { dryRun, resolves, shown })
+    const written = await submitFact({ ...context, body }, { dryRun, resolves, shown })
     const { entry } = written
-    if (!dryRun) return answer(statusOf(entry), shown(written))
+    if (!dryRun) return result(responseStatus(entry), shown(written))
     const { action, memory_id, superseded_memory_id, similarity, declared } = entry
-    return answer(200, { dry_run: true, action, memory_id, superseded_memory_id, similarity, declared })
+    return result(200, { dry_run: true, action, memory_id, superseded_memory_id, similarity, declared })
   },
 })
 
@@ -61,17 +61,17 @@ const entryTarget = (id: string, project_id: string | null, tags: Record<string,
 
 /** One of these says whose entries are listed: each has an index with their order. */
 const scopes = {
-  memory_store_id: equals('memory_store_id'),
-  memory_id: equals('memory_id'),
-  generation_id: equals('generation_id'),
-  conversation_id: equals('conversation_id'),
+  memory_store_id: equalsFilter('memory_store_id'),
+  memory_id: equalsFilter('memory_id'),
+  generation_id: equalsFilter('generation_id'),
+  conversation_id: equalsFilter('conversation_id'),
 } satisfies Filters
 
 const filters = {
   ...scopes,
-  memory_rule_id: equals('memory_rule_id'),
+  memory_rule_id: equalsFilter('memory_rule_id'),
   mechanism: oneOf('mechanism', MECHANISMS),
-  action: oneOf('action', ACTIONS),
+  action: oneOf('action', ENTRY_ACTIONS),
   actor_id: ownerFilter,
 } satisfies Filters
 
@@ -89,12 +89,12 @@ const list = operation({
   run(context) {
     const { caller, query, visible } = context
     if (!Object.keys(scopes).some(name => query[name as keyof typeof scopes] !== undefined))
-      invalid({
+      raiseInvalid({
         code: 'REQUIRED',
         path: 'memory_store_id',
         message: `one of ${Object.keys(scopes).join(', ')} is required`,
       })
-    return page<MemoryEntryRow>(context, {
+    return pageResult<MemoryEntryRow>(context, {
       columns: memoryEntryKind.columns,
       from: sql.fragment`memory_entries t join memory_stores s on s.id = t.memory_store_id`,
       rows: visible({ project: sql.fragment`t.project_id`, id: sql.fragment`s.id`, tags: sql.fragment`s.tags` }).rows,
@@ -117,7 +117,7 @@ const get = itemOperation(memoryEntryKind, {
   action: 'memories:GetMemoryEntry',
   answers: { 200: MemoryEntry },
   async run({ caller, resource }) {
-    if (!reaches(reachOf(caller), resource)) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
+    if (!canReachMemory(reachOf(caller), resource)) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
     return memoryEntryKind.present(resource)
   },
 })

@@ -2,10 +2,10 @@ import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { requireAll } from '../../core/api/references.ts'
-import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { writeLocks } from '../memories/lock.ts'
+import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { writeLocks } from '../memories/lock-store.ts'
 import { ownerColumn } from '../memories/model.ts'
-import { ownerOf } from '../reach.ts'
+import { ownerKeyOf } from '../reach.ts'
 import { type MemoryStoreRow, memoryStoreKind } from '../stores/model.ts'
 import { type MemoryEntryRow, memoryEntryKind } from './model.ts'
 
@@ -22,17 +22,17 @@ const Seen = memoryStoreKind.row.extend({
 })
 const seen = sql.type(Seen)
 const locked = sql.type(memoryStoreKind.row.extend({ locks: z.string() }))
-export type SeenStore = MemoryStoreRow & z.output<typeof Seen>
+export type StoreState = MemoryStoreRow & z.output<typeof Seen>
 
 /** A store before a claim is written to it, by the primary key, memories_hash and memory_stores_project. */
-export const seeStore = (
+export const readStoreState = (
   db: Queryable,
   { memory_store_id: id, hash, actor_id }: { memory_store_id: string; hash: string; actor_id: string | null },
-): Promise<SeenStore | null> =>
+): Promise<StoreState | null> =>
   db.maybeOne(seen`
     select ${memoryStoreKind.columns}, pg_current_snapshot()::text as snapshot,
       (select m.id from memories m where m.memory_store_id = t.id and m.content_hash = decode(${hash}, 'hex')
-        and ${ownerColumn(sql.fragment`m`)} = ${ownerOf(actor_id)} and m.invalidated_at is null and (m.expires_at is null or m.expires_at > now()) order by m.id limit 1) as twin,
+        and ${ownerColumn(sql.fragment`m`)} = ${ownerKeyOf(actor_id)} and m.invalidated_at is null and (m.expires_at is null or m.expires_at > now()) order by m.id limit 1) as twin,
       case when t.valid_count > ${SMALL}
         then (select sum(s.valid_count)::int from memory_stores s where s.project_id = t.project_id) end as project_count
     from memory_stores t where t.id = ${id}`)
@@ -50,13 +50,13 @@ export const lockForWrite = async (
 }
 
 /** `source_id` is the conversation that a claim comes from, `attempt_key` the attempt of a node that makes it. */
-export type NewEntry = Omit<MemoryEntryRow, 'created_at' | 'store_tags'> & {
+export type NewMemoryEntry = Omit<MemoryEntryRow, 'created_at' | 'store_tags'> & {
   source_id: string | null
   attempt_key?: string | null
 }
 
 /** The statement that adds an entry to the ledger. */
-export const entryInsert = (entry: NewEntry): Fragment => sql.fragment`
+export const entryInsert = (entry: NewMemoryEntry): Fragment => sql.fragment`
   insert into memory_entries as t (id, project_id, memory_store_id, content, action, memory_id, superseded_memory_id,
     similarity, declared, mechanism, memory_rule_id, generation_id, conversation_id, principal_type, principal_id, tags,
     metadata, source_id, resolved_id, attempt_key, actor_id)
@@ -73,12 +73,12 @@ export const entriesGivenTo = (actorId: string, memoryIds: readonly string[]): F
 
 /** Gives the entries of an end user to another. */
 export const moveEntries = (db: Queryable, from: string, to: string): Promise<unknown> =>
-  db.query(statement`update memory_entries set actor_id = ${to} where actor_id = ${from}`)
+  db.query(voidStatement`update memory_entries set actor_id = ${to} where actor_id = ${from}`)
 
 /** Deletes the entries of an end user; returns how many. By memory_entries_actor. */
 export const deleteEntriesOfActor = async (db: Queryable, actorId: string): Promise<number> =>
-  (await db.query(statement`delete from memory_entries where actor_id = ${actorId}`)).rowCount
+  (await db.query(voidStatement`delete from memory_entries where actor_id = ${actorId}`)).rowCount
 
 /** Adds an entry to the ledger. */
-export const insertEntry = (db: Queryable, entry: NewEntry): Promise<MemoryEntryRow> =>
+export const insertEntry = (db: Queryable, entry: NewMemoryEntry): Promise<MemoryEntryRow> =>
   db.one(memoryEntryKind.sql`${entryInsert(entry)} returning ${memoryEntryKind.columns}`)

@@ -1,28 +1,35 @@
 import { StatementTimeoutError } from 'slonik'
 import { currentSpace, type Space } from '../../content/embeddings/space.ts'
-import { cosine, nearestRows } from '../../content/vectors/scan.ts'
-import { decodeVector, SOURCES, vectorsOfRefs } from '../../content/vectors/store.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { cosineSimilarity, nearestRows } from '../../content/vectors/scan.ts'
+import { decodeVector, VECTOR_SOURCES, vectorsOfRefs } from '../../content/vectors/store.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
-import { storableText } from '../../core/api/text.ts'
-import { RunFirst } from '../../core/db/pool.ts'
-import { isReferenceLost, type Queryable, sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { storableText } from '../../core/api/storable-text.ts'
+import { RerunAfter } from '../../core/db/pool.ts'
+import { isForeignKeyViolation, type Queryable, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { embedContent } from '../memories/embed.ts'
 import { contentHash } from '../memories/hash.ts'
-import { MAX_CONTENT, type MemoryRow, memoryKind, requireHolding } from '../memories/model.ts'
-import { type Embedded, insertMemory, type NewMemory, type Rival, readRivals } from '../memories/store.ts'
-import { ownerOf } from '../reach.ts'
+import { MAX_CONTENT, type MemoryRow, memoryKind, requireCurrent } from '../memories/model.ts'
+import { type Candidate, type EmbeddedMemory, insertMemory, type NewMemory, readCandidates } from '../memories/store.ts'
+import { ownerKeyOf } from '../reach.ts'
 import { ACTOR_MEMORY_LIMIT, type MemoryStoreRow, memoryStoreKind } from '../stores/model.ts'
 import { effectiveThresholds } from '../stores/thresholds.ts'
 import { type Mechanism, type MemoryEntryRow, memoryEntryKind } from './model.ts'
-import { entryInsert, insertEntry, lockForWrite, type NewEntry, type SeenStore, seeStore } from './store.ts'
+import {
+  entryInsert,
+  insertEntry,
+  lockForWrite,
+  type NewMemoryEntry,
+  readStoreState,
+  type StoreState,
+} from './store.ts'
 
 /** A fact that somebody states. */
-export type Fact = {
+export type SubmittedFact = {
   memory_store_id: string
   content: string
   tags?: Record<string, string>
@@ -47,7 +54,7 @@ export type Fact = {
 }
 
 /** The memory that says a fact already or is replaced by it. */
-export type Found = {
+export type MatchedMemory = {
   memory: MemoryRow
   replaced: boolean
   /** The claim named it, or found it by thresholds of its own: those of the store would have done something else. */
@@ -78,11 +85,11 @@ const MOST_ROUNDS = 5
  */
 export async function writeFact(
   services: Services,
-  fact: Fact,
+  fact: SubmittedFact,
   options: {
     dryRun?: boolean
     check?: (store: MemoryStoreRow) => Promise<void>
-    found?: (found: Found) => void
+    found?: (found: MatchedMemory) => void
     within?: (tx: Tx, written: Written) => Promise<void>
     admitted?: boolean
   } = {},
@@ -111,7 +118,7 @@ export async function writeFact(
     const store = await lockForWrite(tx, { id: seen.id, project_id: seen.project_id, actor_id: claim.actor_id })
     const decision = await decide(tx, store, claim, prepared)
     if (decision === 'look again')
-      throw new RunFirst(async () => {
+      throw new RerunAfter(async () => {
         prepared = await prepare(services, claim, { admitted, again: true })
       })
     look(decision, store)
@@ -121,13 +128,13 @@ export async function writeFact(
   })
   return writing.catch(error => {
     // What is read beside the locks is older than they are: the store was deleted while they were waited for.
-    if (isReferenceLost(error, 'memory_store_id'))
+    if (isForeignKeyViolation(error, 'memory_store_id'))
       raise('RESOURCE_NOT_FOUND', { meta: { id: claim.memory_store_id }, cause: error })
     throw error
   })
 }
 
-type Claim = Fact & {
+type Claim = SubmittedFact & {
   hash: string
   actor_id: string | null
   tags: Record<string, string>
@@ -135,7 +142,7 @@ type Claim = Fact & {
 }
 
 /** Raises VALIDATION_FAILED, RESOURCE_NOT_FOUND. */
-function claimOf(fact: Fact): Claim {
+function claimOf(fact: SubmittedFact): Claim {
   const content = storableText(fact.content).trim()
   const problem =
     content === ''
@@ -143,7 +150,7 @@ function claimOf(fact: Fact): Claim {
       : content.length > MAX_CONTENT
         ? `must have at most ${MAX_CONTENT} characters`
         : null
-  if (problem) invalid({ code: 'INVALID_VALUE', path: 'content', message: problem })
+  if (problem) raiseInvalid({ code: 'INVALID_VALUE', path: 'content', message: problem })
   if (!isIdOf(memoryStoreKind, fact.memory_store_id))
     raise('RESOURCE_NOT_FOUND', { meta: { id: fact.memory_store_id } })
   return {
@@ -158,9 +165,9 @@ function claimOf(fact: Fact): Claim {
 
 /** What was found out about a claim before its store is locked. */
 type Prepared = {
-  store: SeenStore
+  store: StoreState
   /** Null: not embedded, because the store had the text. */
-  embedded: Embedded | null
+  embedded: EmbeddedMemory | null
   /** Those of the store that are nearest to the text. */
   near: string[]
   /** There are more that may be near. */
@@ -181,7 +188,7 @@ async function prepare(
   }: { again?: boolean; admitted?: boolean; check?: (store: MemoryStoreRow) => Promise<void> },
 ): Promise<Prepared> {
   const store =
-    (await seeStore(services.pool, claim)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: claim.memory_store_id } })
+    (await readStoreState(services.pool, claim)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: claim.memory_store_id } })
   await check?.(store)
   const { supersede } = effectiveThresholds(claim, store)
   if (store.twin && !again && !claim.supersedes && !isDeclared(claim))
@@ -201,10 +208,10 @@ async function prepare(
 }
 
 /** The vectors of a memory with the same text; null when it has none. */
-async function vectorsOfTwin(services: Services, id: string): Promise<Embedded | null> {
+async function vectorsOfTwin(services: Services, id: string): Promise<EmbeddedMemory | null> {
   const space = await currentSpace(services)
   if (!space) return null
-  const found = await vectorsOfRefs(services.pool, { source: SOURCES.memory, ref_ids: [id], space_id: space.id })
+  const found = await vectorsOfRefs(services.pool, { source: VECTOR_SOURCES.memory, ref_ids: [id], space_id: space.id })
   return found.length === 1 ? { vectors: [decodeVector(found[0].vec)], failed: false, space } : null
 }
 
@@ -214,7 +221,7 @@ async function vectorsOfTwin(services: Services, id: string): Promise<Embedded |
  */
 async function nearest(
   services: Services,
-  store: SeenStore,
+  store: StoreState,
   space: Space,
   { actor_id, ...question }: { actor_id: string | null; vector: Float32Array; relevant: number },
 ): Promise<string[]> {
@@ -222,8 +229,8 @@ async function nearest(
     const found = await nearestRows(services, {
       projects: [store.project_id],
       space,
-      source: SOURCES.memory,
-      filter: ({ container, owner }) => sql.fragment`${container} = ${store.id} and ${owner} = ${ownerOf(actor_id)}`,
+      source: VECTOR_SOURCES.memory,
+      filter: ({ container, owner }) => sql.fragment`${container} = ${store.id} and ${owner} = ${ownerKeyOf(actor_id)}`,
       whole:
         actor_id === null &&
         store.project_count !== null &&
@@ -243,7 +250,7 @@ type Decision = {
   action: Exclude<MemoryEntryRow['action'], 'updated'>
   similarity: number | null
   /** The memory that says it already, or the one to be replaced. */
-  match: Rival | null
+  match: Candidate | null
 }
 
 const created = (similarity: number | null): Decision => ({ action: 'created', similarity, match: null })
@@ -261,7 +268,7 @@ async function decide(
   const thresholds = effectiveThresholds(claim, store)
   const { actor_id, hash, supersedes = null } = claim
   if (isDeclared(claim) && !supersedes) return created(null)
-  const rivals = await readRivals(db, {
+  const rivals = await readCandidates(db, {
     store,
     actor_id,
     hash,
@@ -270,15 +277,15 @@ async function decide(
     snapshot,
     space: embedded?.space ?? null,
   })
-  const likeness = (rival: Rival): number | null => similarityOf(embedded?.vectors ?? [], rival.vectors ?? [])
+  const likeness = (rival: Candidate): number | null => similarityOf(embedded?.vectors ?? [], rival.vectors ?? [])
   if (supersedes) {
     const target =
       rivals.find(({ id }) => id === supersedes) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: supersedes } })
     if (target.memory_store_id !== store.id)
-      invalid({ code: 'INVALID_VALUE', path: 'supersedes', message: 'must name a memory of the store' })
+      raiseInvalid({ code: 'INVALID_VALUE', path: 'supersedes', message: 'must name a memory of the store' })
     if (target.actor_id !== actor_id)
-      invalid({ code: 'INVALID_VALUE', path: 'supersedes', message: 'must name a memory of the same actor_id' })
-    requireHolding(target, 'supersedes')
+      raiseInvalid({ code: 'INVALID_VALUE', path: 'supersedes', message: 'must name a memory of the same actor_id' })
+    requireCurrent(target, 'supersedes')
     return { action: 'superseded', similarity: target.hash === hash ? 1 : likeness(target), match: target }
   }
   const twin = rivals.find(rival => rival.hash === hash)
@@ -312,7 +319,7 @@ function similarityOf(text: readonly Float32Array[], other: readonly string[]): 
   if (text.length === 0 || other.length === 0) return null
   const sum = text
     .slice(0, other.length)
-    .reduce((total, vector, at) => total + cosine(decodeVector(other[at]), vector), 0)
+    .reduce((total, vector, at) => total + cosineSimilarity(decodeVector(other[at]), vector), 0)
   return Math.min(1, sum / Math.max(text.length, other.length))
 }
 
@@ -326,7 +333,7 @@ async function write(
     return { entry: await insertEntry(tx, entryOf(store, claim, decision, match?.id ?? null)), memory: match }
   const made = memoryOf(store, claim, match)
   const entry = entryOf(store, claim, decision, made.id)
-  const { memory, tooMany } = await insertMemory(tx, made, prepared.embedded as Embedded, {
+  const { memory, tooMany } = await insertMemory(tx, made, prepared.embedded as EmbeddedMemory, {
     textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG,
     retires: match?.id ?? null,
     most: store.actor_memory_limit ?? ACTOR_MEMORY_LIMIT,
@@ -386,7 +393,7 @@ const entryOf = (
   claim: Claim,
   { action, similarity, match }: Decision,
   memory_id: string | null,
-): NewEntry => ({
+): NewMemoryEntry => ({
   id: newId(memoryEntryKind.prefix),
   project_id: store.project_id,
   memory_store_id: store.id,
@@ -410,7 +417,7 @@ const entryOf = (
 })
 
 /** The entry that a write would make. */
-const imagined = (store: SeenStore, claim: Claim, decision: Decision): Written => {
+const imagined = (store: StoreState, claim: Claim, decision: Decision): Written => {
   const memory = decision.action === 'skipped' ? decision.match : null
   const entry = entryOf(store, claim, decision, memory?.id ?? null)
   return { entry: { ...entry, created_at: new Date().toISOString(), store_tags: store.tags }, memory }

@@ -1,7 +1,7 @@
 import { textVectors } from '../../content/chunks/embed.ts'
 import { currentSpace } from '../../content/embeddings/space.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Embedded } from './store.ts'
+import type { EmbeddedMemory } from './store.ts'
 
 /**
  * The vectors of a text that is about to be written. Never raises for what a provider does: what could not be embedded
@@ -12,7 +12,7 @@ import type { Embedded } from './store.ts'
 export async function embedContent(
   services: Services,
   { project_id, ref, content, admitted }: { project_id: string; ref: string; content: string; admitted?: boolean },
-): Promise<Embedded> {
+): Promise<EmbeddedMemory> {
   const [[{ vectors, failed }], space] = await Promise.all([
     textVectors(services, [{ content, context: null }], {
       project_id,

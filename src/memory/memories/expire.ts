@@ -1,7 +1,7 @@
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
-import { lockStores } from './lock.ts'
-import { retireExpired, storesWithExpired } from './store.ts'
+import { lockStores } from './lock-store.ts'
+import { invalidateExpired, storesWithExpired } from './store.ts'
 
 /** Ends memories whose time is over: reads leave them out before. Returns how many. */
 export async function expireMemories(services: Services, stopping: AbortSignal): Promise<number> {
@@ -10,11 +10,11 @@ export async function expireMemories(services: Services, stopping: AbortSignal):
     const stores = await storesWithExpired(services.pool, 1000)
     if (stores.length === 0) break
     for (const id of stores)
-      retired += await inBatches(
+      retired += await deleteInBatches(
         limit =>
           services.write(async tx => {
             await lockStores(tx, [id])
-            return retireExpired(tx, id, limit)
+            return invalidateExpired(tx, id, limit)
           }),
         stopping,
       )

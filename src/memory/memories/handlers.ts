@@ -1,18 +1,18 @@
 import { z } from 'zod'
 import type { Config } from '../../config.ts'
-import { knownConfig } from '../../content/chunks/store.ts'
-import { lead, leads } from '../../content/embeddings/follow.ts'
+import { resolveTextSearchConfig } from '../../content/chunks/store.ts'
+import { adoptSettings, ownsSettings } from '../../content/embeddings/settings-owner.ts'
 import { currentSpace } from '../../content/embeddings/space.ts'
-import { type Background, every, HandBack, handler, type JobContext } from '../../core/jobs/handler.ts'
-import { entityMailbox, message } from '../../core/jobs/queue.ts'
-import { fillMemories } from './fill.ts'
-import { memoriesOutside, rebuildWords } from './store.ts'
+import { type BackgroundTask, handler, type JobContext, RequeueError, schedule } from '../../core/jobs/handler.ts'
+import { entityMailbox, queueMessage } from '../../core/jobs/queue.ts'
+import { embedMemories } from './embed-memories.ts'
+import { listOtherSpaceMemories, rebuildWords } from './store.ts'
 
 /**
  * Embeds memories that could not be embedded when they were written, and all of them anew where the deployment has another
  * model; their words, too, follow the settings. What is left to do is on the rows. One run at a time in the deployment.
  */
-export const memoryEmbedQueue = entityMailbox('memory-embed', {
+export const memoryEmbedQueue = entityMailbox('memory.embed', {
   message: z.object({}),
   key: () => 'memories',
   concern: 'ingestion',
@@ -33,20 +33,20 @@ export const memoryHandlers = [
     async (_message, context) => {
       const until = performance.now() + RUN_MS
       if ((await followWords(context, until)) && (await embedAll(context, until))) return
-      await context.services.queues.send([message(memoryEmbedQueue, {})])
+      await context.services.queues.send([queueMessage(memoryEmbedQueue, {})])
     },
   ),
 ]
 
-export const memorySchedules = [every('memory-embed', EVERY_SECONDS, memoryEmbedQueue, {})]
+export const memorySchedules = [schedule('memory.embed', EVERY_SECONDS, memoryEmbedQueue, {})]
 
 /** A worker that starts may have come with a model, or another one. */
-export const memoryFollowing: Background = {
+export const adoptModelOnStart: BackgroundTask = {
   name: 'embed memories',
   concern: 'ingestion',
   start(services) {
-    lead(services)
-      .then(() => services.queues.send([message(memoryEmbedQueue, {})]))
+    adoptSettings(services)
+      .then(() => services.queues.send([queueMessage(memoryEmbedQueue, {})]))
       .catch(error => services.log.error({ err: error }, 'not looked for memories to embed'))
     return undefined
   },
@@ -60,11 +60,11 @@ async function embedAll({ services, signal, stopping, log }: Handling, until: nu
   if (!space) return true
   const total = { memories: 0, embedded: 0, failed: 0 }
   for (let after = ''; ; ) {
-    if (!(await leads(services, 'space_id', space.id))) return true
-    const memories = await memoriesOutside(services.pool, space, after, BATCH)
+    if (!(await ownsSettings(services, 'space_id', space.id))) return true
+    const memories = await listOtherSpaceMemories(services.pool, space, after, BATCH)
     if (memories.length === 0) break
     after = memories[memories.length - 1].id
-    const { embedded, failed, down } = await fillMemories(services, space, memories, { signal })
+    const { embedded, failed, down } = await embedMemories(services, space, memories, { signal })
     total.memories += memories.length
     total.embedded += embedded
     total.failed += failed
@@ -72,7 +72,7 @@ async function embedAll({ services, signal, stopping, log }: Handling, until: nu
       log.warn(total, 'memories are embedded later: the provider embeds nothing')
       return true
     }
-    if (stopping.aborted) throw new HandBack('the worker stops')
+    if (stopping.aborted) throw new RequeueError('the worker stops')
     if (performance.now() > until) return false
   }
   if (total.memories > 0) log.info(total, 'memories were embedded')
@@ -81,13 +81,13 @@ async function embedAll({ services, signal, stopping, log }: Handling, until: nu
 
 /** The same of the words of another text search configuration. */
 async function followWords({ services, stopping, log }: Handling, until: number): Promise<boolean> {
-  const config = await knownConfig(services.pool, services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
-  for (let memories = 0; await leads(services, 'text_search_config', config); ) {
+  const config = await resolveTextSearchConfig(services.pool, services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
+  for (let memories = 0; await ownsSettings(services, 'text_search_config', config); ) {
     const made = await rebuildWords(services.pool, config, WORDS)
     memories += made
     if (made > 0) log.info({ config, memories }, 'words of memories were made anew')
     if (made < WORDS) break
-    if (stopping.aborted) throw new HandBack('the worker stops')
+    if (stopping.aborted) throw new RequeueError('the worker stops')
     if (performance.now() > until) return false
   }
   return true

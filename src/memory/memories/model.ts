@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { removeVectors, SOURCES } from '../../content/vectors/store.ts'
-import { invalid } from '../../core/api/errors.ts'
-import { filter } from '../../core/api/filters.ts'
+import { removeVectors, VECTOR_SOURCES } from '../../content/vectors/store.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
+import { columnFilter } from '../../core/api/filters.ts'
 import { type KindRow, kind } from '../../core/api/kind.ts'
 import { timeInput } from '../../core/api/lists.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
@@ -10,13 +10,13 @@ import { patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import { memoryStoreKind } from '../stores/model.ts'
-import { lockStoreOf } from './lock.ts'
+import { lockStoreOf } from './lock-store.ts'
 
 export const MAX_CONTENT = 8192
 export const SOURCE_TYPES = ['manual', 'conversation'] as const
 
 /** What a memory says, as a caller writes it. */
-export const written = {
+export const memoryInputFields = {
   content: z.string().trim().min(1).max(MAX_CONTENT).describe('One fact in plain words; spaces around it are left out'),
   metadata: MetadataBag.nullable().describe('Data of your own; its keys are never touched'),
   expires_at: timeInput.nullable().describe('From then on the memory counts as invalidated; null for never'),
@@ -51,8 +51,8 @@ export const AssignAnswer = z
   .meta({ id: 'MemoryAssignAnswer' })
 
 export const MemoryPatch = patchBody('MemoryPatch', {
-  ...written,
-  metadata: written.metadata.describe('Replaces the metadata; null clears it'),
+  ...memoryInputFields,
+  metadata: memoryInputFields.metadata.describe('Replaces the metadata; null clears it'),
   tags: TagInput.nullable()
     .transform(tags => tags ?? {})
     .describe('Replaces the tags; null clears them'),
@@ -83,7 +83,7 @@ export const memoryKind = kind({
   lockFirst: lockStoreOf,
   async remove(tx, row) {
     tx.emit(memoryKind, 'deleted', row)
-    await removeVectors(tx, { source: SOURCES.memory, ref_ids: [row.id] })
+    await removeVectors(tx, { source: VECTOR_SOURCES.memory, ref_ids: [row.id] })
     await memoryKind.delete(tx, row.id)
   },
 })
@@ -92,7 +92,7 @@ export type MemoryRow = z.output<typeof memoryKind.row>
 type Contained = KindRow & { memory_store_id: string; store_tags: Record<string, string> }
 
 /** The store that a row is in, for a second decision: a memory is never more visible than its store. */
-export const storeTarget = ({ memory_store_id, project_id, store_tags }: Contained): AllowTarget => ({
+export const storePolicyTarget = ({ memory_store_id, project_id, store_tags }: Contained): AllowTarget => ({
   kind: memoryStoreKind,
   row: { id: memory_store_id, project_id, tags: store_tags },
 })
@@ -100,22 +100,22 @@ export const storeTarget = ({ memory_store_id, project_id, store_tags }: Contain
 /** Whose a memory is, as the indexes by it have it; '' for nobody's. */
 export const ownerColumn = (table: Fragment): Fragment => sql.fragment`coalesce(${table}.actor_id, '')`
 
-export const ownerFilter = filter(
+export const ownerFilter = columnFilter(
   z.string().max(255).optional().describe('Exact match of `actor_id`; empty: without one'),
   id => sql.fragment`${ownerColumn(sql.fragment`t`)} = ${id}`,
 )
 
 /** The condition that the memory `t` holds now. */
-export const holdsNow = sql.fragment`t.invalidated_at is null and (t.expires_at is null or t.expires_at > now())`
+export const currentCondition = sql.fragment`t.invalidated_at is null and (t.expires_at is null or t.expires_at > now())`
 
 /** Raises VALIDATION_FAILED for a time that is over. */
 export function requireFuture(expiresAt: string | null | undefined, now: Date): void {
   if (expiresAt != null && new Date(expiresAt) <= now)
-    invalid({ code: 'INVALID_VALUE', path: 'expires_at', message: 'must be in the future' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'expires_at', message: 'must be in the future' })
 }
 
 /** Raises VALIDATION_FAILED for a memory that no longer holds. */
-export function requireHolding({ id, invalidated_at }: MemoryRow, path = 'memory_id'): void {
+export function requireCurrent({ id, invalidated_at }: MemoryRow, path = 'memory_id'): void {
   if (invalidated_at !== null)
-    invalid({ code: 'INVALID_VALUE', path, message: `${id} no longer holds since ${invalidated_at}` })
+    raiseInvalid({ code: 'INVALID_VALUE', path, message: `${id} no longer holds since ${invalidated_at}` })
 }

@@ -1,35 +1,35 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { tagged } from '../../core/api/filters.ts'
+import { tagsFilter } from '../../core/api/filters.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import { booleanQuery, listTable, pageOf, tagCondition, textFilter } from '../../core/api/lists.ts'
-import { ndjson } from '../../core/api/ndjson.ts'
-import { answer, type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { ndjsonStream } from '../../core/api/ndjson.ts'
+import { type Context, itemOperation, type Operation, operation, result } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { all, sql, substring } from '../../core/db/sql.ts'
-import { sees, visibleRows } from '../../core/iam/access.ts'
+import { allOf, sql, substring } from '../../core/db/sql.ts'
+import { canSeeProject, visibleRows } from '../../core/iam/access.ts'
 import { reachOf } from '../../core/iam/authority.ts'
-import { statusOf, writeClaim } from '../entries/door.ts'
 import { MemoryInput, WrittenMemory } from '../entries/model.ts'
-import type { Found, Written } from '../entries/write.ts'
-import { reaches, withinReach } from '../reach.ts'
+import type { MatchedMemory, Written } from '../entries/write.ts'
+import { responseStatus, submitFact } from '../entries/write-request.ts'
+import { canReachMemory, withinReach } from '../reach.ts'
 import { memoryStoreKind } from '../stores/model.ts'
-import { changeMemory, embedChange } from './change.ts'
 import {
   AssignAnswer,
   AssignInput,
-  holdsNow,
+  currentCondition,
   Memory,
   MemoryPatch,
   type MemoryRow,
   memoryKind,
   ownerColumn,
   ownerFilter,
-  requireHolding,
-  storeTarget,
+  requireCurrent,
+  storePolicyTarget,
 } from './model.ts'
 import { assignMemories } from './ownership.ts'
-import { memoriesAfter, retireMemory } from './store.ts'
+import { invalidateMemory, memoriesAfter } from './store.ts'
+import { embedNewText, updateMemory } from './update-memory.ts'
 
 const tag = 'Memory'
 const path = '/memories/{memory_id}'
@@ -43,8 +43,8 @@ const within = (item: Operation): Operation => ({
   ...item,
   run(context) {
     const { allow, caller, resource } = context as unknown as Context<unknown, unknown, MemoryRow>
-    if (!reaches(reachOf(caller), resource)) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
-    allow(item.action as string, storeTarget(resource))
+    if (!canReachMemory(reachOf(caller), resource)) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
+    allow(item.action as string, storePolicyTarget(resource))
     return item.run(context)
   },
 })
@@ -68,12 +68,12 @@ const create = operation({
   async run(context) {
     const { body, project } = context
     context.allow('memories:CreateMemory', { kind: memoryKind, project_id: project, tags: body.tags ?? {} })
-    const resolves = ({ memory: row, replaced, chosen }: Found) => {
+    const resolves = ({ memory: row, replaced, chosen }: MatchedMemory) => {
       context.allow('memories:CreateMemory', { kind: memoryKind, row })
       // The answer shows what the caller did not write.
       if (chosen && !replaced) {
         context.allow('memories:GetMemory', { kind: memoryKind, row })
-        context.allow('memories:GetMemory', storeTarget(row))
+        context.allow('memories:GetMemory', storePolicyTarget(row))
       }
     }
     const shown = ({ entry, memory }: Written) => ({
@@ -81,8 +81,8 @@ const create = operation({
       action: entry.action,
       entry_id: entry.id,
     })
-    const written = await writeClaim(context, { resolves, named: ({ memory_id }) => memory_id, shown })
-    return answer(statusOf(written.entry), shown(written))
+    const written = await submitFact(context, { resolves, named: ({ memory_id }) => memory_id, shown })
+    return result(responseStatus(written.entry), shown(written))
   },
 })
 
@@ -102,7 +102,7 @@ const list = operation({
     include_invalidated,
     actor_id: ownerFilter.schema,
     query: textFilter.describe('Part of the content, whatever the case'),
-    tags: tagged.schema,
+    tags: tagsFilter.schema,
   }),
   answers: { 200: pageOf(Memory) },
   raises: ['RESOURCE_NOT_FOUND'],
@@ -110,7 +110,7 @@ const list = operation({
     const { allow, caller, db, project, query } = context
     const { memory_store_id: id } = query
     const store = isIdOf(memoryStoreKind, id) ? await memoryStoreKind.find(db, id) : null
-    if (!store || !sees(caller, store.project_id) || (project !== null && project !== store.project_id))
+    if (!store || !canSeeProject(caller, store.project_id) || (project !== null && project !== store.project_id))
       return raise('RESOURCE_NOT_FOUND', { meta: { id } })
     allow('memories:ListMemories', { kind: memoryStoreKind, row: store })
     // memories_store serves the order.
@@ -120,7 +120,7 @@ const list = operation({
       tags: true,
       filters: [
         sql.fragment`t.memory_store_id = ${id}`,
-        !query.include_invalidated && holdsNow,
+        !query.include_invalidated && currentCondition,
         withinReach(ownerColumn(sql.fragment`t`), reachOf(caller)),
         query.actor_id !== undefined && ownerFilter.where(query.actor_id),
         query.query !== undefined && sql.fragment`t.content ilike ${substring(query.query)}`,
@@ -143,8 +143,8 @@ const change = (method: 'patch' | 'put') =>
     body: MemoryPatch,
     answers: { 200: Memory },
     raises: ['QUOTA_EXCEEDED'],
-    prepare: embedChange,
-    run: async context => memoryKind.present(await changeMemory(context)),
+    prepare: embedNewText,
+    run: async context => memoryKind.present(await updateMemory(context)),
   })
 
 const retract = memories.action('retract', {
@@ -154,8 +154,8 @@ const retract = memories.action('retract', {
   answers: { 200: Memory },
   async run({ resource, tx }) {
     const stored = await memoryKind.lock(tx, resource.id)
-    requireHolding(stored)
-    const retired = await retireMemory(tx, stored.id)
+    requireCurrent(stored)
+    const retired = await invalidateMemory(tx, stored.id)
     tx.emit(memoryKind, 'retracted', retired)
     return memoryKind.present(retired)
   },
@@ -172,7 +172,7 @@ const exportStore = itemOperation(memoryStoreKind, {
   description: 'One JSON object a line. Memories that were made after the export began are not part of it.',
   tag,
   action: 'memories:ListMemories',
-  query: z.object({ include_invalidated, tags: tagged.schema }),
+  query: z.object({ include_invalidated, tags: tagsFilter.schema }),
   answers: { 200: Memory },
   produces: 'application/x-ndjson',
   internal: true,
@@ -183,14 +183,14 @@ const exportStore = itemOperation(memoryStoreKind, {
       { action: 'memories:ListMemories', type: memoryKind.name, project: store.project_id },
       { project: sql.fragment`t.project_id`, id: sql.fragment`t.id`, tags: sql.fragment`t.tags` },
     )
-    const where = all([
+    const where = allOf([
       sql.fragment`t.memory_store_id = ${store.id} and t.created_at <= ${services.clock.now().toISOString()}::timestamptz`,
       rows,
       withinReach(ownerColumn(sql.fragment`t`), reachOf(caller)),
-      !query.include_invalidated && holdsNow,
+      !query.include_invalidated && currentCondition,
       tagCondition(sql.fragment`t.tags`, query.tags),
     ])
-    return ndjson<MemoryRow>(
+    return ndjsonStream<MemoryRow>(
       context,
       {
         read: (after, limit) => memoriesAfter(services.pool, where, after, limit),

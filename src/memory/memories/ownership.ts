@@ -1,18 +1,18 @@
 import type { z } from 'zod'
-import { removeVectors, SOURCES, vectorsGivenTo } from '../../content/vectors/store.ts'
-import { redactEvents, withoutFields } from '../../control/events/redact.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { removeVectors, VECTOR_SOURCES, vectorsGivenTo } from '../../content/vectors/store.ts'
+import { redactEvents, redactFields } from '../../control/events/redact.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { reachOf } from '../../core/iam/authority.ts'
-import { claimedActor } from '../entries/door.ts'
 import { deleteEntriesOf } from '../entries/erase-store.ts'
 import { deleteEntriesOfActor, entriesGivenTo, moveEntries } from '../entries/store.ts'
-import { reaches } from '../reach.ts'
+import { claimedActor } from '../entries/write-request.ts'
+import { canReachMemory } from '../reach.ts'
 import type { MemoryStoreRow } from '../stores/model.ts'
-import { lockStores } from './lock.ts'
+import { lockStores } from './lock-store.ts'
 import { type AssignAnswer, type AssignInput, type MemoryRow, memoryKind } from './model.ts'
 import { deleteMemories } from './store.ts'
 
@@ -35,12 +35,12 @@ export async function assignMemories(context: Assigning): Promise<z.output<typeo
     store.id,
     ids.filter(id => isIdOf(memoryKind, id)),
   )
-  const missing = ids.filter(id => !rows.some(row => row.id === id && reaches(reachOf(caller), row)))
+  const missing = ids.filter(id => !rows.some(row => row.id === id && canReachMemory(reachOf(caller), row)))
   if (missing.length > 0) raise('RESOURCE_NOT_FOUND', { meta: { id: missing[0], missing } })
   for (const row of rows) {
     allow('memories:UpdateMemory', { kind: memoryKind, row })
     if (row.actor_id !== null && row.actor_id !== actor_id)
-      invalid({ code: 'INVALID_VALUE', path: 'memory_ids', message: `${row.id} is of another end user` })
+      raiseInvalid({ code: 'INVALID_VALUE', path: 'memory_ids', message: `${row.id} is of another end user` })
   }
   const marked = await giveTo(
     tx,
@@ -58,22 +58,22 @@ const memoriesOf = (db: Queryable, storeId: string, ids: readonly string[]): Pro
 
 const giveTo = (db: Queryable, actorId: string, ids: readonly string[]): Promise<readonly MemoryRow[]> =>
   db.any(memoryKind.sql`
-    with vectors as (${vectorsGivenTo(actorId, SOURCES.memory, sql.fragment`select unnest(${sql.array([...ids], 'text')})`)}),
+    with vectors as (${vectorsGivenTo(actorId, VECTOR_SOURCES.memory, sql.fragment`select unnest(${sql.array([...ids], 'text')})`)}),
       entries as (${entriesGivenTo(actorId, ids)})
     update memories t set actor_id = ${actorId}, updated_at = now() where t.id = any(${sql.array([...ids], 'text')})
     returning ${memoryKind.columns}`)
 
 /** Stores with memories of an end user, by memories_actor. */
 const storesWithMemoriesOf = (db: Queryable, actorId: string): Promise<readonly string[]> =>
-  db.anyFirst(identifying`select distinct memory_store_id as id from memories where actor_id = ${actorId}`)
+  db.anyFirst(idStatement`select distinct memory_store_id as id from memories where actor_id = ${actorId}`)
 
 const ofActor = (actorId: string): Fragment => sql.fragment`select id from memories where actor_id = ${actorId}`
 
 /** Gives the memories of an end user, and what the ledger says of them, to another. */
 export async function moveMemories(tx: Tx, from: string, to: string): Promise<void> {
   await lockStores(tx, await storesWithMemoriesOf(tx, from))
-  await tx.query(statement`
-    with vectors as (${vectorsGivenTo(to, SOURCES.memory, ofActor(from))})
+  await tx.query(voidStatement`
+    with vectors as (${vectorsGivenTo(to, VECTOR_SOURCES.memory, ofActor(from))})
     update memories set actor_id = ${to}, updated_at = now() where actor_id = ${from}`)
   await moveEntries(tx, from, to)
 }
@@ -84,12 +84,12 @@ const TOLD = 1000
 /** Deletes the memories of an end user, with what the ledger and events say of them. Returns how many of both. */
 export async function deleteMemoriesOf(tx: Tx, actorId: string): Promise<{ memories: number; memory_entries: number }> {
   await lockStores(tx, await storesWithMemoriesOf(tx, actorId))
-  const ids = await tx.anyFirst(identifying`${ofActor(actorId)}`)
-  if (ids.length > 0) await removeVectors(tx, { source: SOURCES.memory, ref_ids: ids })
+  const ids = await tx.anyFirst(idStatement`${ofActor(actorId)}`)
+  if (ids.length > 0) await removeVectors(tx, { source: VECTOR_SOURCES.memory, ref_ids: ids })
   const resolved = ids.length > 0 ? await deleteEntriesOf(tx, ids) : []
   const memory_entries = resolved.length + (await deleteEntriesOfActor(tx, actorId))
   const deleted = await deleteMemories(tx, ids)
-  await redactEvents(tx, [{ resource_type: memoryKind.name, ids, without: withoutFields('content', 'metadata') }])
+  await redactEvents(tx, [{ resource_type: memoryKind.name, ids, without: redactFields('content', 'metadata') }])
   for (const row of deleted.slice(0, TOLD))
     tx.emit(memoryKind, 'deleted', row, { data: { ...memoryKind.present(row), content: null, metadata: null } })
   return { memories: deleted.length, memory_entries }

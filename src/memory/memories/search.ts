@@ -1,15 +1,15 @@
 import { z } from 'zod'
 import { MemoryResult, type SearchInput } from '../../content/knowledge/model.ts'
-import { ACTION, isGiven, type Scope, type Source } from '../../content/knowledge/sources.ts'
-import { SOURCES } from '../../content/vectors/store.ts'
+import { isPresent, SEARCH_ACTION, type SearchScope, type SearchSource } from '../../content/knowledge/sources.ts'
+import { VECTOR_SOURCES } from '../../content/vectors/store.ts'
 import { tagCondition } from '../../core/api/lists.ts'
-import { all, type Fragment, isOneOf, type Queryable, sql } from '../../core/db/sql.ts'
+import { allOf, equalsAny, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { reachOf } from '../../core/iam/authority.ts'
-import { facts } from '../../core/iam/caller.ts'
+import { principalFacts } from '../../core/iam/caller.ts'
 import { rowFilter } from '../../core/iam/row-filter.ts'
 import { withinReach } from '../reach.ts'
-import { areMost, storesOf } from '../stores/presence.ts'
-import { holdsNow, ownerColumn } from './model.ts'
+import { areMost, storesOf } from '../stores/store-presence.ts'
+import { currentCondition, ownerColumn } from './model.ts'
 
 /** Memories that hold, as a source of searches: `t` is a memory, `s` its store. */
 
@@ -25,12 +25,12 @@ type Narrowing = {
 }
 
 /** What the caller and the request leave; `none` when it is nothing. */
-function narrowing({ caller, project }: Scope, request: SearchInput): Narrowing | 'none' {
+function narrowing({ caller, project }: SearchScope, request: SearchInput): Narrowing | 'none' {
   // Policies name the stores. Where they ask for tags, those of the memory have to be allowed as well as those of the store.
   const permitted = (tags: Fragment) =>
     rowFilter(
       caller.layers,
-      { action: ACTION, type: 'memory_store', facts: facts(caller), projectId: project ?? undefined },
+      { action: SEARCH_ACTION, type: 'memory_store', facts: principalFacts(caller), projectId: project ?? undefined },
       { project: sql.fragment`s.project_id`, id: sql.fragment`s.id`, tags },
     )
   const store = permitted(sql.fragment`s.tags`)
@@ -41,24 +41,24 @@ function narrowing({ caller, project }: Scope, request: SearchInput): Narrowing 
   const reaches = [reachOf(caller), actor_id === undefined ? null : { actor_id }]
   const storeConditions = [
     store !== true && sql.fragment`(${store})`,
-    isGiven(ids) && sql.fragment`s.id = any(${sql.array(ids, 'text')})`,
+    isPresent(ids) && sql.fragment`s.id = any(${sql.array(ids, 'text')})`,
   ].filter(condition => !!condition)
   const memoryConditions = [
     asksForTags && typeof own !== 'boolean' && sql.fragment`(${own})`,
-    isGiven(tags) &&
+    isPresent(tags) &&
       sql.fragment`(${tagCondition(sql.fragment`t.tags`, tags) as Fragment} or ${tagCondition(sql.fragment`s.tags`, tags) as Fragment})`,
   ].filter(condition => !!condition)
   return {
-    stores: storeConditions.length === 0 ? null : all(storeConditions),
+    stores: storeConditions.length === 0 ? null : allOf(storeConditions),
     permitted: store === true,
-    memories: memoryConditions.length === 0 ? null : all(memoryConditions),
+    memories: memoryConditions.length === 0 ? null : allOf(memoryConditions),
     owners: reaches.every(reach => reach === null) ? null : owner => withinReach(owner, ...reaches),
   }
 }
 
 /** One project by equality, so that the indexes of memories that begin with it give their order. */
 const inProjects = (column: Fragment, projects: readonly string[] | null): Fragment | null =>
-  projects && isOneOf(column, projects)
+  projects && equalsAny(column, projects)
 
 /**
  * None of those whose time is over and that no sweep has seen yet, by memories_over. What ended otherwise has neither words
@@ -67,7 +67,7 @@ const inProjects = (column: Fragment, projects: readonly string[] | null): Fragm
 const notOver = (ref: Fragment, projects: readonly string[] | null): Fragment => sql.fragment`
   ${ref} not in (
     select o.id from memories o
-    where ${all([inProjects(sql.fragment`o.project_id`, projects), sql.fragment`o.invalidated_at is null and o.expires_at <= now()`])})`
+    where ${allOf([inProjects(sql.fragment`o.project_id`, projects), sql.fragment`o.invalidated_at is null and o.expires_at <= now()`])})`
 
 const SAMPLED = 100
 
@@ -78,9 +78,9 @@ const row = sql.type(
 )
 const changed = sql.type(z.object({ id: z.string(), updated_at: z.string() }))
 
-export const memorySource: Source = {
+export const memorySource: SearchSource = {
   type: 'memory',
-  number: SOURCES.memory,
+  number: VECTOR_SOURCES.memory,
   resource: 'memory_store',
   table: 'memories',
   container: 'memory_store_id',
@@ -94,20 +94,20 @@ export const memorySource: Source = {
     const { stores, memories, owners, permitted } = narrowed
     const projects = scope.project === null ? null : [scope.project]
     if (!stores && !memories && !owners) return { whole: true, filter: ({ ref }) => notOver(ref, projects) }
-    const ids = isGiven(request.memory_store_ids) ? request.memory_store_ids : null
+    const ids = isPresent(request.memory_store_ids) ? request.memory_store_ids : null
     return {
       whole: known !== null && permitted && !memories && areMost(known, ids),
       filter: ({ ref, container, owner }) =>
-        all([
+        allOf([
           notOver(ref, projects),
           owners?.(owner),
           stores &&
             sql.fragment`${container} in (
-              select s.id from memory_stores s where ${all([inProjects(sql.fragment`s.project_id`, projects), stores])})`,
+              select s.id from memory_stores s where ${allOf([inProjects(sql.fragment`s.project_id`, projects), stores])})`,
           memories &&
             sql.fragment`${ref} in (
               select t.id from memories t join memory_stores s on s.id = t.memory_store_id
-              where ${all([holdsNow, inProjects(sql.fragment`t.project_id`, projects), memories])})`,
+              where ${allOf([currentCondition, inProjects(sql.fragment`t.project_id`, projects), memories])})`,
         ]),
     }
   },
@@ -115,7 +115,7 @@ export const memorySource: Source = {
   /** The newest memories, by memories_project. */
   sample: ({ projects, filter }) => sql.fragment`
     select c.tsv from memories c
-    where ${all([
+    where ${allOf([
       sql.fragment`c.tsv is not null`,
       inProjects(sql.fragment`c.project_id`, projects),
       filter?.({
@@ -139,9 +139,9 @@ export const memorySource: Source = {
   async list(db, scope, request) {
     const ids = request.memory_store_ids ?? []
     const rows = await select(db, scope, request, {
-      where: all([
+      where: allOf([
         inProjects(sql.fragment`t.project_id`, scope.project === null ? null : [scope.project]),
-        ids.length > 0 && isOneOf(sql.fragment`t.memory_store_id`, ids),
+        ids.length > 0 && equalsAny(sql.fragment`t.memory_store_id`, ids),
       ]),
       order: sql.fragment`order by t.created_at, t.id limit ${request.limit}`,
     })
@@ -158,7 +158,7 @@ export const memorySource: Source = {
 
 async function select(
   db: Queryable,
-  scope: Scope,
+  scope: SearchScope,
   request: SearchInput,
   query: { where: Fragment; order: Fragment },
 ): Promise<readonly z.output<typeof MemoryResult>[]> {
@@ -168,9 +168,9 @@ async function select(
     select 'memory' as source_type, t.content, t.project_id, t.tags, t.created_at, t.updated_at, t.id as memory_id,
       s.id as memory_store_id, s.name as memory_store_name, t.actor_id
     from memories t join memory_stores s on s.id = t.memory_store_id
-    where ${all([
+    where ${allOf([
       query.where,
-      holdsNow,
+      currentCondition,
       narrowed.stores,
       narrowed.memories,
       narrowed.owners?.(ownerColumn(sql.fragment`t`)),

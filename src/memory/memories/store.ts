@@ -1,32 +1,40 @@
 import { z } from 'zod'
-import { configNamed } from '../../content/chunks/store.ts'
+import { textSearchConfigExpr } from '../../content/chunks/store.ts'
 import type { Space } from '../../content/embeddings/space.ts'
 import {
   type NewVector,
   refsWrittenSince,
   removeVectors,
-  SOURCES,
+  VECTOR_SOURCES,
   vectorInsert,
   vectorRemoval,
   vectorsOf,
 } from '../../content/vectors/store.ts'
-import { counting, type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { ownerOf } from '../reach.ts'
-import { holdsNow, type MemoryRow, memoryKind, ownerColumn } from './model.ts'
+import {
+  countStatement,
+  type Fragment,
+  idStatement,
+  jsonb,
+  type Queryable,
+  sql,
+  voidStatement,
+} from '../../core/db/sql.ts'
+import { ownerKeyOf } from '../reach.ts'
+import { currentCondition, type MemoryRow, memoryKind, ownerColumn } from './model.ts'
 
 /** Statements on memories that do not follow from the kind. */
 
 /** A text with its vectors: none when it could not be embedded (`failed`), or has nothing to embed. */
-export type Embedded = { vectors: Float32Array[]; failed: boolean; space: Space | null }
+export type EmbeddedMemory = { vectors: Float32Array[]; failed: boolean; space: Space | null }
 
 /** What the row of an embedded text says of it. */
-export const embeddingOf = ({ vectors, failed, space }: Embedded): { embedded: boolean; space_id: number } => ({
+export const embeddingOf = ({ vectors, failed, space }: EmbeddedMemory): { embedded: boolean; space_id: number } => ({
   embedded: vectors.length > 0,
   space_id: failed ? 0 : (space?.id ?? 0),
 })
 
 /** Rows of knowledge_vectors for a memory. */
-export const vectorRows = (
+export const memoryVectorRows = (
   { id, project_id, memory_store_id, actor_id }: Pick<MemoryRow, 'id' | 'project_id' | 'memory_store_id' | 'actor_id'>,
   vectors: readonly Float32Array[],
   space: Space | null,
@@ -34,9 +42,9 @@ export const vectorRows = (
   space
     ? vectors.map((vector, segment) => ({
         project_id,
-        source: SOURCES.memory,
+        source: VECTOR_SOURCES.memory,
         container_id: memory_store_id,
-        owner_id: ownerOf(actor_id),
+        owner_id: ownerKeyOf(actor_id),
         ref_id: id,
         segment,
         space_id: space.id,
@@ -45,7 +53,7 @@ export const vectorRows = (
     : []
 
 const removal = (id: string, beside?: { space_id: number; segments: number }): Fragment =>
-  vectorRemoval(SOURCES.memory, sql.fragment`${id}`, beside)
+  vectorRemoval(VECTOR_SOURCES.memory, sql.fragment`${id}`, beside)
 
 /** What a new memory is written with. */
 export type NewMemory = Pick<
@@ -74,7 +82,7 @@ const MOST_TRIMMED = 100
 export async function insertMemory(
   db: Queryable,
   memory: NewMemory,
-  embedded: Embedded,
+  embedded: EmbeddedMemory,
   options: { textSearchConfig: string; retires: string | null; most: number; entry: Fragment },
 ): Promise<{ memory: MemoryRow; tooMany: readonly MemoryRow[] }> {
   const { textSearchConfig, retires, most, entry } = options
@@ -92,7 +100,7 @@ export async function insertMemory(
     expires_at,
   } = memory
   const { embedded: found, space_id } = embeddingOf(embedded)
-  const rows = vectorRows(memory, embedded.vectors, embedded.space)
+  const rows = memoryVectorRows(memory, embedded.vectors, embedded.space)
   const retiring = retires
     ? sql.fragment`retired as (
         update memories set invalidated_at = now(), superseded_by_memory_id = ${id}, embedded = false, tsv = null,
@@ -108,16 +116,16 @@ export async function insertMemory(
         update memories t set invalidated_at = now(), embedded = false, tsv = null, updated_at = now()
         where id in (
           select t.id from memories t
-          where t.memory_store_id = ${memory_store_id} and ${ownerColumn(sql.fragment`t`)} = ${actor_id} and ${holdsNow}
+          where t.memory_store_id = ${memory_store_id} and ${ownerColumn(sql.fragment`t`)} = ${actor_id} and ${currentCondition}
             and t.id is distinct from ${retires}
           order by t.created_at desc, t.id desc offset ${most - 1} limit ${MOST_TRIMMED}
         )
         returning ${memoryKind.columns}
       ),
-      trimmed_vectors as (${vectorRemoval(SOURCES.memory, sql.fragment`any(array(select id from trimmed))`)}),`
+      trimmed_vectors as (${vectorRemoval(VECTOR_SOURCES.memory, sql.fragment`any(array(select id from trimmed))`)}),`
     : sql.fragment``
   const [made, ...tooMany] = await db.many(memoryKind.sql`
-    with ${retiring} ${trimming} ${vectors} entry as (${entry}), words as (${configNamed(textSearchConfig)}),
+    with ${retiring} ${trimming} ${vectors} entry as (${entry}), words as (${textSearchConfigExpr(textSearchConfig)}),
     made as (
       insert into memories as t (id, project_id, memory_store_id, content, content_hash, source_type, source_id, actor_id,
         tags, metadata, expires_at, embedded, space_id, tsv, tsv_config)
@@ -133,21 +141,21 @@ export async function insertMemory(
 }
 
 /** Gives a memory another text, with its words and vectors. The caller holds the memory. */
-export function replaceContent(
+export function replaceMemoryContent(
   db: Queryable,
   { id, project_id, memory_store_id, actor_id }: MemoryRow,
   { content, hash }: Pick<MemoryRow, 'content' | 'hash'>,
-  embedded: Embedded,
+  embedded: EmbeddedMemory,
   textSearchConfig: string,
 ): Promise<MemoryRow> {
   const { embedded: found, space_id } = embeddingOf(embedded)
-  const rows = vectorRows({ id, project_id, memory_store_id, actor_id }, embedded.vectors, embedded.space)
+  const rows = memoryVectorRows({ id, project_id, memory_store_id, actor_id }, embedded.vectors, embedded.space)
   const vectors = rows.length > 0 ? sql.fragment`vectors as (${vectorInsert(rows)}),` : sql.fragment``
   const beside = { space_id, segments: rows.length }
   return db.one(memoryKind.sql`
     with ${vectors}
     dropped as (${removal(id, beside)}),
-    words as (${configNamed(textSearchConfig)})
+    words as (${textSearchConfigExpr(textSearchConfig)})
     update memories t set content = ${content}, content_hash = decode(${hash}, 'hex'), embedded = ${found},
       space_id = ${space_id}::int, embed_failures = 0, tsv = search_tsv(words.config, ${content}, t.project_id),
       tsv_config = words.name, updated_at = now()
@@ -156,10 +164,10 @@ export function replaceContent(
 }
 
 const rival = sql.type(memoryKind.row.extend({ vectors: z.array(z.string()).nullable() }))
-export type Rival = MemoryRow & { vectors: string[] | null }
+export type Candidate = MemoryRow & { vectors: string[] | null }
 
 /** What a claim has to be compared with. */
-export type RivalsOf = {
+export type CandidateQuery = {
   store: { id: string; project_id: string }
   /** Whose the claim is: facts of others are none of its likes. */
   actor_id: string | null
@@ -176,31 +184,31 @@ export type RivalsOf = {
  * The memories that decide what becomes of a claim: the one it names, those with the same text (memories_hash), those that a
  * search found near, and those that were written since it began. Only the one named may no longer hold.
  */
-export function readRivals(
+export function readCandidates(
   db: Queryable,
-  { store, actor_id, hash, supersedes, near, snapshot, space }: RivalsOf,
-): Promise<readonly Rival[]> {
-  const scope = space && { project: store.project_id, space, source: SOURCES.memory }
+  { store, actor_id, hash, supersedes, near, snapshot, space }: CandidateQuery,
+): Promise<readonly Candidate[]> {
+  const scope = space && { project: store.project_id, space, source: VECTOR_SOURCES.memory }
   const recent =
     scope && !supersedes ? sql.fragment`union ${refsWrittenSince(scope, store.id, snapshot)}` : sql.fragment``
   return db.any(rival`
-    select ${memoryKind.columns}, ${space ? vectorsOf(SOURCES.memory, sql.fragment`t.id`, space.id) : sql.fragment`null::json`} as vectors
+    select ${memoryKind.columns}, ${space ? vectorsOf(VECTOR_SOURCES.memory, sql.fragment`t.id`, space.id) : sql.fragment`null::json`} as vectors
     from memories t
     where t.id in (
       select unnest(${sql.array(supersedes ? [supersedes] : [...near], 'text')})
       union
       select m.id from memories m
       where m.memory_store_id = ${store.id} and m.content_hash = decode(${hash}, 'hex') and m.invalidated_at is null
-        and ${ownerColumn(sql.fragment`m`)} = ${ownerOf(actor_id)}
+        and ${ownerColumn(sql.fragment`m`)} = ${ownerKeyOf(actor_id)}
       ${recent}
     ) and t.project_id = ${store.project_id}
       and (t.id = ${supersedes} or (
-        t.memory_store_id = ${store.id} and ${ownerColumn(sql.fragment`t`)} = ${ownerOf(actor_id)} and ${holdsNow}))
+        t.memory_store_id = ${store.id} and ${ownerColumn(sql.fragment`t`)} = ${ownerKeyOf(actor_id)} and ${currentCondition}))
     order by t.id`)
 }
 
 /** Ends a memory without a replacement: its words and vectors go. The caller holds it and has seen that it holds. */
-export const retireMemory = (db: Queryable, id: string): Promise<MemoryRow> =>
+export const invalidateMemory = (db: Queryable, id: string): Promise<MemoryRow> =>
   db.one(memoryKind.sql`
     with dropped as (${removal(id)})
     update memories t set invalidated_at = now(), embedded = false, tsv = null, updated_at = now() where t.id = ${id}
@@ -213,7 +221,7 @@ export const holdingMemory = (db: Queryable, id: string): Promise<MemoryRow | nu
       select ${id}::text
       union select m.superseded_by_memory_id from memories m join replaced r on r.id = m.id
       where m.superseded_by_memory_id is not null)
-    select ${memoryKind.columns} from memories t where t.id in (select id from replaced) and ${holdsNow}`)
+    select ${memoryKind.columns} from memories t where t.id in (select id from replaced) and ${currentCondition}`)
 
 /** Memories of a store that a condition lets through, oldest first, from behind one on; by memories_store. */
 export const memoriesAfter = (
@@ -228,8 +236,8 @@ export const memoriesAfter = (
     order by t.created_at, t.id limit ${limit}`)
 
 /** Ends up to a number of memories of a store whose time is over; returns how many. The caller holds the store (lockStores). */
-export const retireExpired = (db: Queryable, storeId: string, limit: number): Promise<number> =>
-  db.oneFirst(counting`
+export const invalidateExpired = (db: Queryable, storeId: string, limit: number): Promise<number> =>
+  db.oneFirst(countStatement`
     with retired as (
       update memories set invalidated_at = expires_at, embedded = false, tsv = null, updated_at = now()
       where id in (
@@ -238,12 +246,12 @@ export const retireExpired = (db: Queryable, storeId: string, limit: number): Pr
       )
       returning id
     ),
-    dropped as (${vectorRemoval(SOURCES.memory, sql.fragment`any(array(select id from retired))`)})
+    dropped as (${vectorRemoval(VECTOR_SOURCES.memory, sql.fragment`any(array(select id from retired))`)})
     select count(*) from retired`)
 
 /** Stores with memories whose time is over; by memories_expiring. */
 export const storesWithExpired = (db: Queryable, limit: number): Promise<readonly string[]> =>
-  db.anyFirst(identifying`
+  db.anyFirst(idStatement`
     select distinct e.memory_store_id as id from (
       select t.memory_store_id from memories t where t.invalidated_at is null and t.expires_at <= now()
       order by t.expires_at limit ${limit}
@@ -258,20 +266,20 @@ const BareMemory = memoryKind.row.pick({
   hash: true,
 })
 export type BareMemory = z.output<typeof BareMemory>
-export const bareMemory = sql.type(BareMemory)
+export const unembeddedMemory = sql.type(BareMemory)
 export const bareColumns = sql.fragment`t.id, t.project_id, t.memory_store_id, t.actor_id, t.content, encode(t.content_hash, 'hex') as hash`
 
 /**
  * Memories that hold and were last embedded for another space or for none, from behind an id on. memories_space gives them
  * in their order, one space after the other.
  */
-export const memoriesOutside = (
+export const listOtherSpaceMemories = (
   db: Queryable,
   space: Space,
   after: string,
   limit: number,
 ): Promise<readonly BareMemory[]> =>
-  db.any(bareMemory`
+  db.any(unembeddedMemory`
     select ${bareColumns} from (select s.id from embedding_spaces s where s.id <> ${space.id} union all select 0) o (id)
     cross join lateral (
       select * from memories t
@@ -300,7 +308,7 @@ export const lockUnchanged = (
 
 /** Drops the vectors of memories, of whatever space. */
 export const dropVectors = (db: Queryable, ids: readonly string[]): Promise<void> =>
-  removeVectors(db, { source: SOURCES.memory, ref_ids: ids })
+  removeVectors(db, { source: VECTOR_SOURCES.memory, ref_ids: ids })
 
 /** Tries after which a text that the model refuses is left without vectors of its space. */
 const MOST_FAILURES = 5
@@ -312,7 +320,7 @@ export async function settleEmbedding(
   memories: readonly { id: string; embedded: boolean; failed: boolean }[],
 ): Promise<void> {
   const given_up = sql.fragment`t.embed_failures + 1 >= ${MOST_FAILURES}`
-  await db.query(statement`
+  await db.query(voidStatement`
     update memories t set embedded = case when m.failed then t.embedded else m.embedded end,
       space_id = case when not m.failed or ${given_up} then ${space.id} else t.space_id end,
       embed_failures = case when not m.failed or ${given_up} then 0 else t.embed_failures + 1 end
@@ -326,7 +334,7 @@ export async function settleEmbedding(
 /** Makes the words of up to a number of memories anew that another configuration made, by memories_config; returns how many. */
 export const rebuildWords = async (db: Queryable, config: string, limit: number): Promise<number> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       update memories t set tsv = search_tsv(${config}::regconfig, t.content, t.project_id), tsv_config = ${config}
       from (
         select id from memories where tsv is not null and (tsv_config < ${config} or tsv_config > ${config})
@@ -336,13 +344,13 @@ export const rebuildWords = async (db: Queryable, config: string, limit: number)
   ).rowCount
 
 /** Gives memories the hashes and words that follow from their texts; returns how many had others. The caller holds them. */
-export const deriveAnew = async (
+export const recomputeDerived = async (
   db: Queryable,
   memories: readonly Pick<BareMemory, 'id' | 'hash'>[],
   textSearchConfig: string,
 ): Promise<number> =>
   (
-    await db.query(statement`
+    await db.query(voidStatement`
       update memories t set content_hash = m.content_hash, tsv = m.tsv, tsv_config = m.name
       from (
         select t.id, decode(h.hash, 'hex') as content_hash, search_tsv(words.config, t.content, t.project_id) as tsv,
@@ -352,7 +360,7 @@ export const deriveAnew = async (
           memories.map(({ id, hash }) => [id, hash]),
           ['text', 'text'],
         )} as h (id, hash) on h.id = t.id
-        cross join (${configNamed(textSearchConfig)}) words
+        cross join (${textSearchConfigExpr(textSearchConfig)}) words
       ) m
       where t.id = m.id and (t.content_hash <> m.content_hash or t.tsv is distinct from m.tsv or t.tsv_config <> m.name)`)
   ).rowCount

@@ -4,7 +4,7 @@ import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { sql } from '../../core/db/sql.ts'
-import { lockStores } from '../memories/lock.ts'
+import { lockStores } from '../memories/lock-store.ts'
 
 const threshold = z.number().min(0).max(1)
 

@@ -1,8 +1,8 @@
-import { contains, tagged } from '../../core/api/filters.ts'
+import { containsFilter, tagsFilter } from '../../core/api/filters.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { MemoryStoreInput, MemoryStorePatch, memoryStoreKind } from './model.ts'
-import { insertStore } from './presence.ts'
+import { insertStore } from './store-presence.ts'
 import { effectiveThresholds } from './thresholds.ts'
 
 const stores = resource(memoryStoreKind, { path: '/memory-stores', tag: 'Memory', module: 'memories' })
@@ -23,7 +23,7 @@ export const memoryStoreOperations: Operation[] = [
     make: ({ body, project, tx }) => insertStore(tx, { ...body, project_id: project }),
   }),
   // memory_stores_project serves the order; memory_stores_tags its filter.
-  stores.list({ filters: { name: contains('name'), tags: tagged } }),
+  stores.list({ filters: { name: containsFilter('name'), tags: tagsFilter } }),
   stores.get(),
   change('patch'),
   change('put'),

@@ -1,4 +1,4 @@
-import { invalid } from '../../core/api/errors.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
 
 export type Thresholds = { duplicate_threshold?: number | null; supersede_threshold?: number | null }
 
@@ -15,7 +15,7 @@ export function effectiveThresholds(...layers: readonly Thresholds[]): { duplica
   const duplicate = first('duplicate_threshold') ?? DUPLICATE
   const supersede = first('supersede_threshold') ?? SUPERSEDE
   if (supersede >= duplicate)
-    invalid({
+    raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'supersede_threshold',
       message: `must be below duplicate_threshold: ${supersede} is not below ${duplicate}`,

@@ -1,10 +1,10 @@
-import type { Definition, Edge, Node } from '../../../src/automation/orchestrations/model.ts'
+import type { Edge, GraphDefinition, Node } from '../../../src/automation/orchestrations/model.ts'
 
 /** Small graphs that others run as a step. Each takes a number `n` and ends with a node `end`, whose `result` is one. */
 
 const read = (path: string) => ({ var: path })
 
-export const graph = (nodes: Node[], edges: Edge[]): Definition => ({
+export const graph = (nodes: Node[], edges: Edge[]): GraphDefinition => ({
   nodes,
   edges,
   state_schema: null,
@@ -12,7 +12,7 @@ export const graph = (nodes: Node[], edges: Edge[]): Definition => ({
 })
 
 /** Nodes one after the other. */
-const chain = (...nodes: Node[]): Definition =>
+const chain = (...nodes: Node[]): GraphDefinition =>
   graph(
     nodes,
     nodes.slice(1).map((node, index) => ({ from: nodes[index].id, to: node.id })),
@@ -24,7 +24,7 @@ const end = (from: string, plus = 1): Node => ({
   expression: { '+': [{ '%': [read(from), 100] }, plus] },
 })
 
-export type Child = { definition: Definition; parks: boolean }
+export type Child = { definition: GraphDefinition; parks: boolean }
 
 /** What a child that is made in a project refers to. */
 export type Made = { tool: string; child(name: string): string }

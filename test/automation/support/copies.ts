@@ -1,11 +1,11 @@
-import { identifying, type Queryable, sql } from '../../../src/core/db/sql.ts'
+import { idStatement, type Queryable, sql } from '../../../src/core/db/sql.ts'
 
 /**
  * As many copies of a run that no other run started, with its attempts, as rows alone: what would take minutes over HTTP.
  * Returns their ids.
  */
 export async function copyRun(db: Queryable, id: string, count: number): Promise<readonly string[]> {
-  const ids = await db.anyFirst(identifying`
+  const ids = await db.anyFirst(idStatement`
     insert into orchestration_runs
     select c.* from orchestration_runs r, generate_series(1, ${count}) n,
       json_populate_record(r, json_build_object('id', r.id || '_' || n, 'root_id', r.id || '_' || n)) c

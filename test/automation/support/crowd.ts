@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { Definition } from '../../../src/automation/orchestrations/model.ts'
+import type { GraphDefinition } from '../../../src/automation/orchestrations/model.ts'
 import type { Client, Reply } from '../../support/app.ts'
 import { answerOf } from './answers.ts'
 import { CHILD_NAMES, type ChildName, childOf } from './children.ts'
@@ -46,7 +46,7 @@ export function taken({ status, body }: Reply, ...statuses: number[]): any {
 }
 
 /** Makes an orchestration and answers its id. */
-export async function orchestration(key: Client, definition: Definition, name = 'graph'): Promise<string> {
+export async function orchestration(key: Client, definition: GraphDefinition, name = 'graph'): Promise<string> {
   const { nodes, edges } = definition
   return taken(await key.post('/orchestrations', { name, nodes, edges }), 201).id
 }
@@ -56,7 +56,7 @@ export async function cast(key: Client, double: ToolDouble): Promise<{ reference
   const execute = { url: double.url, method: 'POST' }
   const tool: string = taken(await key.post('/tools', { name: 'act', execute, idempotent: true }), 201).id
   const ids = new Map<ChildName, string>()
-  const definitions = new Map<string, Definition>()
+  const definitions = new Map<string, GraphDefinition>()
   const child = (name: ChildName | string) => ids.get(name as ChildName) ?? assert.fail(`there is no graph ${name} yet`)
   for (const name of CHILD_NAMES) {
     const { definition } = childOf(name, { tool, child })

@@ -1,4 +1,4 @@
-import type { Definition, Node } from '../../../src/automation/orchestrations/model.ts'
+import type { GraphDefinition, Node } from '../../../src/automation/orchestrations/model.ts'
 import { graph } from './children.ts'
 import type { Run } from './crowd.ts'
 import { EVENTS, type References } from './graphs.ts'
@@ -14,7 +14,7 @@ const counted = (node: Node): Node => ({
 })
 
 /** Takes a number `n` and a text `word` that no other run has. */
-export function everyType(refs: References & { agent: string; store: string }): Definition {
+export function everyType(refs: References & { agent: string; store: string }): GraphDefinition {
   const act = { type: 'tool', tool_id: refs.tool }
   const nodes: Node[] = [
     { id: 'call', ...act, input_mapping: { value: read('input.n') } },
@@ -107,7 +107,7 @@ export const inputsOf = (count: number, prefix: string): { n: number; word: stri
   }))
 
 /** Where a run is not what it must be, in sentences. */
-export function strayings({ nodes }: Definition, input: { n: number; items: number[] }, run: Run): string[] {
+export function strayings({ nodes }: GraphDefinition, input: { n: number; items: number[] }, run: Run): string[] {
   const wrong: string[] = []
   const is = (what: string, actual: unknown, expected: unknown) => {
     if (JSON.stringify(actual) !== JSON.stringify(expected))

@@ -1,4 +1,4 @@
-import type { Definition, Edge, Node } from '../../../src/automation/orchestrations/model.ts'
+import type { Edge, GraphDefinition, Node } from '../../../src/automation/orchestrations/model.ts'
 import { CHOICES } from './answers.ts'
 import { CHILD_NAMES, type ChildName, graph } from './children.ts'
 import { type Random, randomOf } from './random.ts'
@@ -13,7 +13,7 @@ export type Mode = 'lockstep' | 'free'
 export type RandomGraph = {
   seed: number
   mode: Mode
-  definition: Definition
+  definition: GraphDefinition
   input: Record<string, unknown>
 }
 

@@ -1,5 +1,5 @@
 import { isDeepStrictEqual } from 'node:util'
-import type { Definition, Edge, Node } from '../../../src/automation/orchestrations/model.ts'
+import type { Edge, GraphDefinition, Node } from '../../../src/automation/orchestrations/model.ts'
 import { evaluate, readPath } from '../../../src/core/expressions/evaluate.ts'
 import { answerOf } from './answers.ts'
 import { answerTo, type Script } from './tool-double.ts'
@@ -33,14 +33,14 @@ export type Prediction = {
 }
 
 /** The graphs that nodes run, by the ids that the nodes name. */
-export type World = { definition(orchestrationId: string): Definition }
+export type World = { definition(orchestrationId: string): GraphDefinition }
 
 /**
  * Failing nodes end the interpretation with their round, or (`beyond`) only what would follow from them. `next` picks
  * which of the nodes that are under way complete next, together; all of them until told.
  */
 export function interpret(
-  definition: Definition,
+  definition: GraphDefinition,
   input: Record<string, unknown>,
   world: World,
   { beyond = false, next = all }: { beyond?: boolean; next?: (underWay: Node[]) => Node[] } = {},
@@ -89,7 +89,7 @@ const passes = (edge: Edge, { label, code }: Step): boolean =>
   edge.condition == null ? code === null : edge.condition === label
 
 /** Whether a node is activated by the edges that have passed; one without edges to it always is. */
-function activates({ edges }: Definition, seen: Seen, id: string): boolean {
+function activates({ edges }: GraphDefinition, seen: Seen, id: string): boolean {
   const incoming = edges.filter(({ to }) => to === id)
   if (incoming.length === 0) return true
   const mayStillPass = possible(edges, seen)
@@ -271,7 +271,7 @@ export type ShownRun = {
 
 /** Where a run that has ended is not what it must be, in sentences; empty when it is. */
 export function disagreements(
-  { definition, mode }: { definition: Definition; mode: 'lockstep' | 'free' },
+  { definition, mode }: { definition: GraphDefinition; mode: 'lockstep' | 'free' },
   input: Record<string, unknown>,
   world: World,
   run: ShownRun,

@@ -1,4 +1,4 @@
-import type { Definition, Step } from '../../../src/automation/playbooks/definition.ts'
+import type { PlaybookDefinition, PlaybookStep } from '../../../src/automation/playbooks/definition.ts'
 import { validatePlaybook } from '../../../src/automation/playbooks/validate.ts'
 import { evaluate } from '../../../src/core/expressions/evaluate.ts'
 import { type Random, randomOf } from './random.ts'
@@ -11,7 +11,12 @@ export type Cast = { tool: string; orchestration: string; decider: string }
 /** What people do with the steps that wait for them, by their keys. */
 export type People = Record<string, { skips: boolean; value: number; approves: boolean }>
 
-export type RandomPlaybook = { seed: number; definition: Definition; fields: Record<string, number>; people: People }
+export type RandomPlaybook = {
+  seed: number
+  definition: PlaybookDefinition
+  fields: Record<string, number>
+  people: People
+}
 
 const TYPES = [
   'call_tool',
@@ -30,7 +35,7 @@ export function randomPlaybook(seed: number, cast: Cast): RandomPlaybook {
   const random = randomOf(seed)
   for (;;) {
     const steps = drawn(random, cast)
-    const definition: Definition = {
+    const definition: PlaybookDefinition = {
       steps,
       case_schema: null,
       input_schema: null,
@@ -48,9 +53,9 @@ export function randomPlaybook(seed: number, cast: Cast): RandomPlaybook {
   }
 }
 
-function drawn(random: Random, { tool, orchestration, decider }: Cast): Step[] {
+function drawn(random: Random, { tool, orchestration, decider }: Cast): PlaybookStep[] {
   const keys = Array.from({ length: random.between(2, 9) }, (_, index) => `s${index}`)
-  return keys.map((key, index): Step => {
+  return keys.map((key, index): PlaybookStep => {
     const later = keys.slice(index + 1)
     const value = () =>
       random.pick<unknown>([
@@ -60,7 +65,8 @@ function drawn(random: Random, { tool, orchestration, decider }: Cast): Step[] {
         ...(index > 0 ? [{ var: `steps.${random.pick(keys.slice(0, index))}.output.value` }] : []),
       ])
     const test = () => ({ [random.pick(['<', '>', '=='])]: [value(), value()] })
-    const sometimes = (probability: number, fields: () => Partial<Step>) => (random.chance(probability) ? fields() : {})
+    const sometimes = (probability: number, fields: () => Partial<PlaybookStep>) =>
+      random.chance(probability) ? fields() : {}
     const type = random.pick(TYPES)
     const common = {
       key,
@@ -175,7 +181,13 @@ export function interpreted({ definition, fields: given, people }: RandomPlayboo
 
 type Result = { output: unknown; code: string | null; target: string | null; waits: boolean; skipped: boolean }
 
-function performed(step: Step, steps: readonly Step[], at: number, root: object, person: People[string]): Result {
+function performed(
+  step: PlaybookStep,
+  steps: readonly PlaybookStep[],
+  at: number,
+  root: object,
+  person: People[string],
+): Result {
   const result = { output: null, code: null, target: null, waits: false, skipped: false }
   const input = () => evaluate(step.input_mapping, root) as { value: unknown; fail?: boolean }
   switch (step.type) {

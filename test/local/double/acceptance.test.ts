@@ -3,7 +3,7 @@ import { spawnSync } from 'node:child_process'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { embed } from '../../../src/local/double/embeddings.ts'
+import { embedText } from '../../../src/local/double/embeddings.ts'
 import type { Double } from '../../../src/local/double/server.ts'
 import { startDouble } from '../../../src/local/double/server.ts'
 import { client, framesOf, piecesOf, tool, until } from './client.ts'
@@ -117,7 +117,7 @@ describe('model double: acceptance', () => {
       { encoding: 'utf8' },
     )
     assert.deepEqual(JSON.parse(other.stdout), a)
-    assert.deepEqual(embed(input[0], 1536), a)
+    assert.deepEqual(embedText(input[0], 1536), a)
   })
 
   it('a gate holds the request, lists it waiting, and lets it go when opened', async () => {

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import type { Match, Rule } from '../../../src/local/double/script.ts'
+import type { DoubleRule, Match } from '../../../src/local/double/script.ts'
 import type { Double } from '../../../src/local/double/server.ts'
 import { startDouble } from '../../../src/local/double/server.ts'
 import { afterTool, client, tool } from './client.ts'
@@ -30,7 +30,7 @@ describe('model double: rules', () => {
   })
 
   it('the last reply sticks, cycles or ends the rule', async () => {
-    const take = async (lane: string, rule: Omit<Rule, 'replies'>) => {
+    const take = async (lane: string, rule: Omit<DoubleRule, 'replies'>) => {
       await api.put(lane, {
         rules: [{ ...rule, replies: [{ text: 'a' }, { text: 'b' }] }, { reply: { text: 'next' } }],
       })

@@ -3,11 +3,11 @@ import { actorKind } from '../../../src/conversation/actors/model.ts'
 import { type LongWork, longWork, underWay, type WorkState } from '../../../src/core/api/long-work.ts'
 import type { Module } from '../../../src/core/api/module.ts'
 import { itemOperation } from '../../../src/core/api/operation.ts'
-import { ask } from '../../../src/mcp/ask.ts'
+import { elicitApproval } from '../../../src/mcp/ask.ts'
 import { type ResourceSource, resourcePoint } from '../../../src/mcp/resources.ts'
-import { MISSING_CAPABILITY, RpcError, type Session, takesTasks } from '../../../src/mcp/session.ts'
-import { look, taskOf } from '../../../src/mcp/tasks.ts'
-import { argumentsSchema, type FixedTool, toolPoint } from '../../../src/mcp/tools.ts'
+import { type McpClientSession, MISSING_CAPABILITY, RpcError, takesTasks } from '../../../src/mcp/session.ts'
+import { readTaskState, taskOf } from '../../../src/mcp/tasks.ts'
+import { type FixedTool, toolArgumentsSchema, toolPoint } from '../../../src/mcp/tools.ts'
 
 /** What the conformance suite asks a server to have, for the process of the test alone. */
 
@@ -21,7 +21,7 @@ const tool = (name: string, run: FixedTool['run'], schema: z.ZodType = z.object(
   name,
   title: name,
   description: `The suite's ${name}`,
-  inputSchema: argumentsSchema(schema),
+  inputSchema: toolArgumentsSchema(schema),
   annotations: { title: name },
   run,
 })
@@ -146,17 +146,20 @@ const answerJob = itemOperation(actorKind, {
   },
 })
 
-async function begin(session: Session, given: Partial<Omit<Job, 'asks'>> & { asks?: string[]; seconds?: number }) {
-  const made = await ask(session, 'createActor', { name: 'job' })
+async function begin(
+  session: McpClientSession,
+  given: Partial<Omit<Job, 'asks'>> & { asks?: string[]; seconds?: number },
+) {
+  const made = await elicitApproval(session, 'createActor', { name: 'job' })
   const { id } = made.body as { id: string }
   const asks = new Map((given.asks ?? []).map(key => [key, null]))
   jobs.set(id, { ends: Date.now() + (given.seconds ?? 0) * 1000, cancelled: false, fails: given.fails ?? false, asks })
-  const seen = await look(session, id)
+  const seen = await readTaskState(session, id)
   if (!seen) throw new Error('the job is gone')
   return { id, task: { resultType: 'task', ...taskOf(session, seen) } }
 }
 
-const requiresTasks = (session: Session): void => {
+const requiresTasks = (session: McpClientSession): void => {
   if (!takesTasks(session))
     throw new RpcError(MISSING_CAPABILITY, 'the tool is answered by a task', {
       requiredCapabilities: { extensions: { 'io.modelcontextprotocol/tasks': {} } },
@@ -182,7 +185,7 @@ const working: FixedTool[] = [
   }),
   tool('protocol_error_job', async session => {
     const { id, task } = await begin(session, { seconds: 60 })
-    await ask(session, 'deleteActor', { actor_id: id })
+    await elicitApproval(session, 'deleteActor', { actor_id: id })
     return task
   }),
   tool(

@@ -1,17 +1,17 @@
-import { deploymentKeys } from '../../../core/net/aws.ts'
-import { boundedFetch } from '../../../core/net/bounded.ts'
-import { ANSWER_BYTES, failed, fieldOf, type SecretStore } from './store.ts'
+import { deploymentAwsKeys } from '../../../core/net/aws.ts'
+import { fetchWithLimit } from '../../../core/net/limited-body.ts'
+import { ANSWER_BYTES, fieldOf, type SecretStore, storeFailure } from './store.ts'
 
-const awsFetch = boundedFetch(ANSWER_BYTES)
+const awsFetch = fetchWithLimit(ANSWER_BYTES)
 
 /** AWS Secrets Manager, with the deployment's own keys. */
-export const awsSecretsManager: SecretStore = {
+export const awsSecretStore: SecretStore = {
   configured: ({ SECRETS_AWS_REGION }) => SECRETS_AWS_REGION !== null,
   async read({ config }, name, field, signal) {
     const { SECRETS_AWS_REGION: region, SECRETS_AWS_ENDPOINT: endpoint } = config
-    if (!region) return failed('store_not_configured', 'no region')
-    const keys = await deploymentKeys()
-    if (!keys) return failed('store_not_configured', 'no AWS keys')
+    if (!region) return storeFailure('store_not_configured', 'no region')
+    const keys = await deploymentAwsKeys()
+    if (!keys) return storeFailure('store_not_configured', 'no AWS keys')
     const { AwsV4Signer } = await import('aws4fetch')
     const signed = await new AwsV4Signer({
       ...keys,
@@ -27,7 +27,7 @@ export const awsSecretsManager: SecretStore = {
     const text = await response.text()
     if (response.status !== 200) return refused(response.status, text)
     const { SecretString: value } = JSON.parse(text) as { SecretString?: unknown }
-    if (typeof value !== 'string') return failed('unusable_value', 'the value is binary')
+    if (typeof value !== 'string') return storeFailure('unusable_value', 'the value is binary')
     return field === null ? { ok: true, value } : fieldOf(parsed(value), field)
   },
 }
@@ -36,17 +36,17 @@ function refused(status: number, text: string) {
   const type = (parsed(text) as { __type?: unknown } | null)?.__type
   const name = typeof type === 'string' ? type.replace(/^.*#/, '') : ''
   const detail = `${status} ${name}`
-  if (name === 'ResourceNotFoundException') return failed('not_in_store', detail)
+  if (name === 'ResourceNotFoundException') return storeFailure('not_in_store', detail)
   // Marked for deletion.
-  if (name === 'InvalidRequestException') return failed('not_in_store', detail)
-  if (name === 'DecryptionFailure' || status === 401 || status === 403) return failed('store_denied', detail)
+  if (name === 'InvalidRequestException') return storeFailure('not_in_store', detail)
+  if (name === 'DecryptionFailure' || status === 401 || status === 403) return storeFailure('store_denied', detail)
   const denied = [
     'AccessDeniedException',
     'UnrecognizedClientException',
     'InvalidSignatureException',
     'ExpiredTokenException',
   ]
-  return failed(denied.includes(name) ? 'store_denied' : 'store_unreachable', detail)
+  return storeFailure(denied.includes(name) ? 'store_denied' : 'store_unreachable', detail)
 }
 
 function parsed(text: string): unknown {

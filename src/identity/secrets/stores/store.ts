@@ -10,7 +10,7 @@ export type StoreFailure =
 
 export type StoreAnswer = { ok: true; value: string } | { ok: false; reason: StoreFailure; detail: string }
 
-export const failed = (reason: StoreFailure, detail = ''): StoreAnswer => ({ ok: false, reason, detail })
+export const storeFailure = (reason: StoreFailure, detail = ''): StoreAnswer => ({ ok: false, reason, detail })
 
 /** A store of secrets that the deployment is set up for. Its address and credential are the operator's. */
 export type SecretStore = {
@@ -35,6 +35,6 @@ export const ANSWER_BYTES = 512 * 1024
 export function fieldOf(data: unknown, field: string): StoreAnswer {
   const value =
     typeof data === 'object' && data !== null && Object.hasOwn(data, field) ? Reflect.get(data, field) : undefined
-  if (value === undefined) return failed('not_in_store', `there is no field ${field}`)
-  return typeof value === 'string' ? { ok: true, value } : failed('unusable_value', `field ${field} is no text`)
+  if (value === undefined) return storeFailure('not_in_store', `there is no field ${field}`)
+  return typeof value === 'string' ? { ok: true, value } : storeFailure('unusable_value', `field ${field} is no text`)
 }

@@ -1,18 +1,18 @@
 import { readFile } from 'node:fs/promises'
-import { boundedFetch } from '../../../core/net/bounded.ts'
-import { ANSWER_BYTES, failed, fieldOf, type SecretStore } from './store.ts'
+import { fetchWithLimit } from '../../../core/net/limited-body.ts'
+import { ANSWER_BYTES, fieldOf, type SecretStore, storeFailure } from './store.ts'
 
 const DEFAULT_FIELD = 'value'
 
-const vaultFetch = boundedFetch(ANSWER_BYTES)
+const vaultFetch = fetchWithLimit(ANSWER_BYTES)
 
 /** HashiCorp Vault and what speaks like it: the second version of the key-value engine. */
-export const vault: SecretStore = {
+export const vaultStore: SecretStore = {
   configured: ({ SECRETS_VAULT_ADDR }) => SECRETS_VAULT_ADDR !== null,
   async read({ config }, name, field, signal) {
     const { SECRETS_VAULT_ADDR, SECRETS_VAULT_MOUNT, SECRETS_VAULT_NAMESPACE } = config
     const token = await tokenOf(config)
-    if (!SECRETS_VAULT_ADDR || !token) return failed('store_not_configured', 'no address or no token')
+    if (!SECRETS_VAULT_ADDR || !token) return storeFailure('store_not_configured', 'no address or no token')
     const path = `${SECRETS_VAULT_MOUNT}/data/${name}`.split('/').map(encodeURIComponent).join('/')
     const response = await vaultFetch(`${SECRETS_VAULT_ADDR.replace(/\/+$/, '')}/v1/${path}`, {
       headers: {
@@ -25,9 +25,9 @@ export const vault: SecretStore = {
       signal,
     })
     const text = await response.text()
-    if (response.status === 404) return failed('not_in_store')
-    if (response.status === 401 || response.status === 403) return failed('store_denied', text)
-    if (response.status !== 200) return failed('store_unreachable', `${response.status} ${text}`)
+    if (response.status === 404) return storeFailure('not_in_store')
+    if (response.status === 401 || response.status === 403) return storeFailure('store_denied', text)
+    if (response.status !== 200) return storeFailure('store_unreachable', `${response.status} ${text}`)
     const answer = JSON.parse(text) as { data?: { data?: unknown } }
     return fieldOf(answer.data?.data, field ?? DEFAULT_FIELD)
   },

@@ -1,0 +1,480 @@
+import { isDeepStrictEqual } from 'node:util'
+import { fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import type { Values } from '../../core/api/kind.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
+import type { ModelMessage } from '../../execution/providers/model-messages.ts'
+import { mergeFields, moveCase } from '../cases/change.ts'
+import { addEvidence, type HashedEvidence } from '../cases/evidence.ts'
+import { linkCase } from '../cases/links.ts'
+import { type CaseRow, type CaseStatus, caseKind, type LinkType } from '../cases/model.ts'
+import { timelineRows } from '../cases/store.ts'
+import { AUTOMATION, appendTimeline, type CaseActor, entriesOf, type TimelineEvent } from '../cases/timeline.ts'
+import { branchTargets, stepOf } from '../playbooks/compile-playbook.ts'
+import { isCaptured, type PlaybookStep } from '../playbooks/definition.ts'
+import { MANAGER } from '../playbooks/versions.ts'
+import type { DrivenChange, DrivenOutcome, DrivenRun, RunDriver } from '../runs/engine/driver.ts'
+import type { NodeExecutionRow as Attempt } from '../runs/engine/node-execution-store.ts'
+import type { ExpressionState } from '../runs/engine/run-state.ts'
+import type { RunRow } from '../runs/model.ts'
+import { stepContent } from './erase.ts'
+import {
+  type ExecutionRow,
+  executionConflict,
+  executionKind,
+  isExecutionTerminal,
+  type PlaybookStepRow,
+  presentExecution,
+  presentStep,
+  type StepActor,
+  type WaitingOn,
+} from './model.ts'
+import { caseWritesOf, executionStatus, outcomeText, stepFailed, stepOutcomeOf, toStepOutcome } from './outcome.ts'
+import { executionOfRun, executionWrite, lockExecution, runBelow, stepsOf, stepsWrite } from './store.ts'
+
+/** What a person does with a step that waits. */
+type Act = { doer: StepActor; skip: boolean; note: string | null }
+
+/**
+ * An execution and its case under their locks, with the records of its steps, for as long as a transaction holds them. What
+ * happens in the run that drives it becomes records here, and is written with the run.
+ */
+export class LockedExecution implements DrivenRun {
+  readonly tx: Tx
+  readonly row: ExecutionRow
+  readonly steps: PlaybookStepRow[]
+  case: CaseRow
+  /** What a person does, where this is not the run going on by itself. */
+  act: Act | null = null
+  /** Who gives the command. */
+  by: CaseActor = AUTOMATION
+  /** Why it is cancelled. */
+  reason: string | null = null
+  readonly #before: CaseRow
+  /** What steps have written in this transaction, with the case as each found it. */
+  readonly #written = new Map<string, { names: string[]; found: CaseRow }>()
+  readonly #happenings: TimelineEvent[] = []
+  readonly #pieces: HashedEvidence[] = []
+  readonly #links: { type: LinkType; target_id: string }[] = []
+  readonly #events: { verb: 'step_waiting' | 'step_completed'; step: PlaybookStepRow }[] = []
+  readonly #touched = new Set<PlaybookStepRow>()
+  /** In this transaction. */
+  #hasEnded = false
+
+  constructor(tx: Tx, row: ExecutionRow, steps: readonly PlaybookStepRow[], kase: CaseRow) {
+    this.tx = tx
+    this.row = row
+    this.steps = [...steps]
+    this.case = kase
+    this.#before = kase
+  }
+
+  step(key: string): { record: PlaybookStepRow; step: PlaybookStep } | null {
+    const record = this.steps.find(each => each.key === key)
+    const step = this.row.definition.steps.find(each => each.key === key)
+    return record && step ? { record, step } : null
+  }
+
+  /** What expressions of steps read. */
+  roots(run: RunRow): ExpressionState {
+    return this.#rootsWith(run.outcomes) as never
+  }
+
+  #rootsWith(outcomes: RunRow['outcomes']) {
+    const { id, playbook_id, playbook_name, playbook_version, case_id, metadata, started_by, started_at } = this.row
+    const steps = this.row.definition.steps.map(step => [step.key, stepOutcomeOf(step, outcomes)] as const)
+    return {
+      case: caseKind.present(this.case),
+      input: this.row.input,
+      steps: Object.fromEntries(steps.flatMap(([key, came]) => (came ? [[key, came]] : []))),
+      execution: { id, playbook_id, playbook_name, playbook_version, case_id, metadata, started_by, started_at },
+    }
+  }
+
+  label({ id }: { id: string }, value: unknown): string {
+    const { key, isCondition } = stepOf(id)
+    const position = this.row.definition.steps.findIndex(step => step.key === key)
+    if (isCondition) return String(Boolean(value))
+    const targets = branchTargets(this.row.definition.steps, position)
+    const first = (value as unknown[]).findIndex(Boolean)
+    return first < 0 ? targets[targets.length - 1] : targets[first]
+  }
+
+  messages({ id }: { id: string }, input: Record<string, unknown>): ModelMessage[] | null {
+    const step = this.step(stepOf(id).key)?.step
+    const user = (content: string): ModelMessage[] => [{ role: 'user', content }]
+    if (!step?.input_mapping) return user([step?.instructions, JSON.stringify(input.case)].filter(Boolean).join('\n\n'))
+    // The engine takes these as they are.
+    if (Array.isArray(input.messages)) return null
+    return user(typeof input.prompt === 'string' ? input.prompt : JSON.stringify(input))
+  }
+
+  failure({ id }: { id: string }, failure: RecordedFailure): RecordedFailure {
+    const { code, message, meta } = failure
+    const { reason, node_id: _node, ...more } = meta ?? {}
+    if (code !== 'ORCHESTRATION_NODE_FAILED' || (reason !== 'expression' && reason !== 'timeout')) return failure
+    return stepFailed(stepOf(id).key, reason, message, more).recorded()
+  }
+
+  outcome(run: RunRow, attempt: Attempt, given: DrivenOutcome, now: string): DrivenOutcome {
+    const { key, isCondition } = stepOf(attempt.node_id)
+    const found = this.step(key)
+    if (isCondition || !found) return given
+    const outcome = toStepOutcome(found.step, attempt, given, now)
+    this.#writeCase(found.step, run, outcome)
+    return outcome
+  }
+
+  /** Working data of the case, as the step writes it; steps behind it read it. */
+  #writeCase(step: PlaybookStep, run: RunRow, { artifact, label }: DrivenOutcome): void {
+    if (!step.case_writes || this.act?.skip) return
+    const output = step.type === 'branch' ? { taken: label } : artifact
+    const root = { ...this.#rootsWith(run.outcomes), output }
+    const given = caseWritesOf(step, root)
+    const fields = mergeFields(this.case.fields, given)
+    const changed = Object.keys(given).filter(name => !isDeepStrictEqual(this.#before.fields[name], fields[name]))
+    this.#written.set(step.key, { names: changed, found: this.case })
+    this.case = { ...this.case, fields }
+  }
+
+  /** What a step wrote goes with the step when its outcome is refused afterwards: nothing has run behind it. */
+  #takeBack(key: string): void {
+    const written = this.#written.get(key)
+    if (!written) return
+    this.case = { ...this.case, fields: written.found.fields }
+    this.#written.delete(key)
+  }
+
+  /** Writes what an advance of the run, or a command, has come to: records, timeline, evidence, case and events. */
+  async save(advanced: DrivenChange): Promise<void> {
+    const { run, now } = advanced
+    for (const attempt of advanced.changed) await this.#note(run, attempt, now)
+    this.#derive(run, now)
+    if (this.#hasEnded && run.status === 'failed') this.#report(run)
+    await this.#write(now)
+  }
+
+  /** The record of a step as an attempt of its node leaves it. */
+  async #note(run: RunRow, attempt: Attempt, now: string): Promise<void> {
+    const { key, isCondition } = stepOf(attempt.node_id)
+    const found = this.step(key)
+    if (!found) return
+    const { record, step } = found
+    const before = record.status
+    if (isCondition) return this.#noteCondition(record, attempt, now)
+    const status = executionStatus(attempt, this.act?.skip === true)
+    if (status === 'failed') this.#takeBack(key)
+    // Of a step that `when` passed over, the node is left over at the end.
+    if (status === 'skipped' && attempt.status === 'skipped' && before !== 'pending') return
+    // A person skipped it, and its node has completed.
+    if (status === 'completed' && before === 'skipped') return
+    record.status = status
+    this.#touched.add(record)
+    if (attempt.status === 'skipped') {
+      record.completed_at = now
+      return
+    }
+    record.attempt = record.attempts_before + attempt.attempt
+    record.input = step.type === 'manual' || step.type === 'branch' ? null : attempt.input
+    record.generation_id = attempt.generation_id
+    record.approval_id = attempt.approval_id
+    record.decision_id = attempt.decision_id
+    record.tool_id = step.tool_id ?? null
+    record.started_at ??= attempt.started_at ?? attempt.created_at
+    record.error = attempt.error
+    record.completed_at = status === 'running' || status === 'waiting' ? null : (attempt.completed_at ?? now)
+    if (step.type === 'run_orchestration') record.orchestration_run_id ??= await runBelow(this.tx, run.id, attempt.id)
+    if (record.approval_id !== null && before !== 'waiting' && status === 'waiting')
+      this.#links.push({ type: 'approval', target_id: record.approval_id })
+    if (before === status) return
+    if (status === 'waiting') this.#park(step, record, attempt, now)
+    else if (status === 'completed') await this.#completed(step, record, attempt)
+    else if (status === 'failed') this.#tell('step_failed', record, { error: record.error })
+    else if (status === 'skipped') {
+      this.#actOn(record)
+      this.#tell('step_skipped', record, { reason: record.note })
+    }
+  }
+
+  #noteCondition(record: PlaybookStepRow, attempt: Attempt, now: string): void {
+    if (attempt.status !== 'completed' && attempt.status !== 'failed') return
+    if (attempt.error !== null) {
+      record.status = 'failed'
+      record.attempt = record.attempts_before + attempt.attempt
+      record.error = attempt.error
+      record.started_at ??= now
+      this.#tell('step_failed', record, { error: record.error })
+    } else if (attempt.label === 'false') {
+      record.status = 'skipped'
+      this.#tell('step_skipped', record, { reason: 'when' })
+    } else return
+    record.completed_at = now
+    this.#touched.add(record)
+  }
+
+  #park(step: PlaybookStep, record: PlaybookStepRow, attempt: Attempt, now: string): void {
+    if (step.type === 'wait') {
+      const { deadline_at } = attempt
+      const expires_at = deadline_at && new Date(deadline_at).toISOString()
+      // When it began is filled in with the write.
+      if (step.event) {
+        const { pattern, filter = null } = step.event
+        this.row.event_wait = { step_key: step.key, pattern, filter, since: '', expires_at }
+      }
+      return
+    }
+    if (step.type === 'manual') {
+      const assignee = attempt.input?.assignee ?? null
+      record.assignee = assignee === null || typeof assignee === 'string' ? assignee : JSON.stringify(assignee)
+      record.due_at =
+        step.due_seconds == null ? null : new Date(Date.parse(now) + step.due_seconds * 1000).toISOString()
+    }
+    const { assignee, due_at, approval_id } = record
+    this.#tell('step_waiting', record, approval_id === null ? { assignee, due_at } : { approval_id })
+    this.#events.push({ verb: 'step_waiting', step: record })
+  }
+
+  async #completed(step: PlaybookStep, record: PlaybookStepRow, attempt: Attempt): Promise<void> {
+    record.output = step.type === 'branch' ? { taken: attempt.label } : attempt.output
+    this.#actOn(record)
+    if (record.approval_id !== null) await this.#noteDecision(record, attempt)
+    const written = this.#written.get(step.key)?.names ?? []
+    this.#tell('step_completed', record, {
+      attempt: record.attempt,
+      ...(record.note === null ? {} : { note: record.note }),
+      ...(written.length === 0
+        ? {}
+        : {
+            fields: Object.fromEntries(
+              written.map(name => [
+                name,
+                { from: this.#before.fields[name] ?? null, to: this.case.fields[name] ?? null },
+              ]),
+            ),
+          }),
+    })
+    this.#events.push({ verb: 'step_completed', step: record })
+    const content = record.output
+    const isEmpty = content === null || (isObject(content) && Object.keys(content).length === 0)
+    if (!isCaptured(step) || (step.type === 'manual' && isEmpty)) return
+    this.#pieces.push({
+      name: step.title,
+      kind: step.type === 'ask_decider' ? 'decision' : step.type === 'require_approval' ? 'approval' : 'output',
+      content: typeof content === 'string' || isObject(content) ? content : { result: content ?? null },
+      playbook_execution_id: this.row.id,
+      step_key: step.key,
+      generation_id: record.generation_id,
+    })
+  }
+
+  /** Who decided, in the timeline before what follows from it. */
+  async #noteDecision({ key, approval_id }: PlaybookStepRow, { output }: Attempt): Promise<void> {
+    const {
+      decision = 'approved',
+      resolved_by = null,
+      reason = null,
+    } = (isObject(output) ? output : {}) as Record<string, string | null | undefined>
+    const by: CaseActor = { principal_kind: 'approval', principal_id: resolved_by }
+    const told: TimelineEvent = {
+      kind: 'approval_resolved',
+      data: { approval_id, decision, reason },
+      playbook_execution_id: this.row.id,
+      step_key: key,
+    }
+    await this.tx.query(voidStatement`${timelineRows(entriesOf(this.case, by, [told]), sql.fragment`true`)}`)
+  }
+
+  #actOn(record: PlaybookStepRow): void {
+    if (!this.act) return
+    record.completed_by = this.act.doer
+    record.note = this.act.note
+  }
+
+  #tell(kind: TimelineEvent['kind'], step: PlaybookStepRow | null, data: Record<string, unknown> = {}): void {
+    this.#happenings.push({ kind, data, playbook_execution_id: this.row.id, step_key: step?.key ?? null })
+  }
+
+  /** How the execution stands, from its run and its steps. */
+  #derive(run: RunRow, now: string): void {
+    const { row } = this
+    if (isExecutionTerminal(row)) return
+    row.started_at ??= run.started_at
+    const current = this.steps.find(({ status }) => status === 'running' || status === 'waiting')
+    row.current_step_key = current?.key ?? null
+    row.waiting_on = null
+    if (current?.status !== 'waiting' || row.event_wait?.step_key !== current.key) row.event_wait = null
+    // The pause of a project is none of the execution.
+    row.pause_requested_at = run.paused_with_project ? null : run.pause_requested_at
+    row.pause_reason = run.paused_with_project ? null : run.pause_reason
+    if (run.status === 'succeeded') this.#complete(run, now)
+    else if (run.status === 'failed' || run.status === 'expired') {
+      row.status = 'failed'
+      row.error = run.error ?? new AppError('INTERNAL_ERROR').recorded()
+      row.current_step_key = run.failed_node_id === null ? row.current_step_key : stepOf(run.failed_node_id).key
+      row.completed_at = now
+      this.#tell('execution_failed', null, { error: row.error, step_key: row.current_step_key })
+    } else if (run.status === 'cancelled') {
+      row.status = 'cancelled'
+      row.completed_at = now
+      this.#tell('execution_cancelled', null, { reason: this.reason })
+    } else if (current?.status === 'waiting') {
+      row.status = 'waiting'
+      row.waiting_on = this.#waitingOn(current, run)
+    } else if (row.started_at !== null) row.status = 'running'
+    this.#hasEnded = isExecutionTerminal(row)
+    if (this.#hasEnded) Object.assign(row, { event_wait: null, pause_requested_at: null, pause_reason: null })
+  }
+
+  #waitingOn({ key, type, assignee, due_at, approval_id }: PlaybookStepRow, run: RunRow): WaitingOn {
+    if (approval_id !== null) return { type: 'approval', step_key: key, approval_id }
+    const { event_wait } = this.row
+    if (event_wait) {
+      const { pattern: event_pattern, expires_at } = event_wait
+      return { type: 'event', step_key: key, event_pattern, expires_at }
+    }
+    return type === 'manual'
+      ? { type: 'manual', step_key: key, assignee, due_at }
+      : { type: 'timer', step_key: key, resumes_at: run.wake_at && new Date(run.wake_at).toISOString() }
+  }
+
+  #complete(run: RunRow, now: string): void {
+    const { row } = this
+    const { outcome } = row.definition
+    row.status = 'completed'
+    row.completed_at = now
+    row.outcome = outcomeText(outcome, this.#rootsWith(run.outcomes))
+    row.output = Object.fromEntries(
+      this.steps.flatMap(({ key, status, output }) => (status === 'completed' ? [[key, output ?? null]] : [])),
+    )
+    this.#tell('execution_completed', null, { outcome: row.outcome })
+  }
+
+  #report(run: RunRow): void {
+    const { id, case_id, project_id, current_step_key: step_key, error } = this.row
+    const exception = fileExceptionInTx(this.tx, {
+      project_id,
+      kind: 'run_failed',
+      severity: 'critical',
+      title: `A playbook failed${step_key === null ? '' : ` at ${step_key}`}`,
+      detail: { playbook_execution_id: id, case_id, step_key, error },
+      dedup_key: run.id,
+      orchestration_run_id: run.id,
+    })
+    this.#links.push({ type: 'exception', target_id: exception })
+  }
+
+  /** Writes the records as they stand, with the case and the events of all that happened. */
+  async #write(now: string): Promise<void> {
+    const { tx, row } = this
+    row.updated_at = now
+    for (const link of this.#links) this.#happenings.push(...(await linkCase(tx, this.case, null, link)).happenings)
+    if (this.#pieces.length > 0) {
+      const captured_by = this.act?.doer ?? row.started_by
+      if (captured_by === null) throw new Error(`nobody started ${row.id}`)
+      const { happenings } = await addEvidence(tx, this.case, captured_by, this.#pieces)
+      this.#happenings.push(...happenings)
+    }
+    await this.#moveCase(now)
+    // By the clock that events are stamped with, and behind those of this transaction.
+    if (row.event_wait) row.event_wait.since ||= new Date().toISOString()
+    const steps = [...this.#touched]
+    tx.alongside(guard => executionWrite(row, guard))
+    if (steps.length > 0) tx.alongside(guard => stepsWrite(steps, guard))
+    const data = presentExecution(row, this.steps)
+    for (const { verb, step } of this.#events)
+      tx.emit(executionKind, verb, row, { data, extra: { step: presentStep(step) } })
+    if (this.#hasEnded)
+      tx.emit(executionKind, row.status as 'completed' | 'failed' | 'cancelled', row, {
+        data,
+        ...(row.status === 'failed' ? { extra: { error: row.error, step_key: row.current_step_key } } : {}),
+      })
+  }
+
+  async #moveCase(now: string): Promise<void> {
+    const { tx, row, by } = this
+    const status = caseStatus(row)
+    const values: Values<CaseRow> & { status: CaseStatus } = { status }
+    if (!isDeepStrictEqual(this.case.fields, this.#before.fields)) values.fields = this.case.fields
+    if (isExecutionTerminal(row)) {
+      values.active_execution_id = null
+      if (status === 'resolved') Object.assign(values, { outcome: row.outcome, resolved_at: now })
+    }
+    const isChanged = status !== this.#before.status || values.fields !== undefined || isExecutionTerminal(row)
+    if (!isChanged) return appendTimeline(tx, this.case, by, this.#happenings)
+    this.case = await moveCase(tx, this.#before, values, by, {
+      before: this.#happenings,
+      playbook_execution_id: row.id,
+      ...(status === 'resolved' ? { data: { outcome: row.outcome } } : {}),
+    })
+    if (values.fields !== undefined) tx.emit(caseKind, 'updated', this.case, { extra: { changed: ['fields'] } })
+  }
+
+  /** Notes what happened beside the run, in the order in which it did. */
+  told(happenings: readonly TimelineEvent[]): void {
+    this.#happenings.push(...happenings)
+  }
+
+  /** Marks manual steps that have become overdue. */
+  async overdue(at: Date): Promise<void> {
+    const late = this.steps.filter(
+      ({ status, due_at, overdue }) => status === 'waiting' && !overdue && due_at !== null && new Date(due_at) <= at,
+    )
+    for (const record of late) {
+      record.overdue = true
+      await this.change(record, null, at.toISOString())
+      const data = presentExecution(this.row, this.steps)
+      this.tx.emit(executionKind, 'step_overdue', this.row, { data, extra: { step: presentStep(record) } })
+    }
+  }
+
+  /** Changes a step beside the run: who has it, whether it is overdue. */
+  async change(record: PlaybookStepRow, told: TimelineEvent | null, now: string): Promise<void> {
+    this.#touched.add(record)
+    if (told) this.#happenings.push({ ...told, playbook_execution_id: this.row.id, step_key: record.key })
+    if (this.row.waiting_on?.step_key === record.key && record.type === 'manual')
+      this.row.waiting_on = { ...this.row.waiting_on, assignee: record.assignee }
+    const { tx, row } = this
+    row.updated_at = now
+    appendTimeline(tx, this.case, this.by, this.#happenings)
+    tx.alongside(guard => executionWrite(row, guard))
+    tx.alongside(guard => stepsWrite([record], guard))
+  }
+}
+
+/** What the run behind an execution, in this status, makes of its case. */
+function caseStatus({ status, definition }: ExecutionRow): CaseStatus {
+  if (status === 'waiting') return 'waiting'
+  if (status === 'completed') return definition.resolve_case ? 'resolved' : 'open'
+  return status === 'failed' || status === 'cancelled' ? 'open' : 'in_progress'
+}
+
+/** An execution with its case under their locks, in the order in which everybody takes them: case, execution, steps, run. */
+export async function lockExecutionForWrite(
+  tx: Tx,
+  { id, case_id }: { id: string; case_id: string },
+): Promise<LockedExecution | null> {
+  const kase = await caseKind.find(tx, case_id, true)
+  const row = kase && (await lockExecution(tx, id))
+  return row && new LockedExecution(tx, row, await stepsOf(tx, id), kase)
+}
+
+/** The runs of playbooks. */
+export const playbookRuns: RunDriver = {
+  name: MANAGER,
+  content: stepContent,
+  async open(tx, _services, runId) {
+    const placed = await executionOfRun(tx, runId)
+    const held = placed && (await lockExecutionForWrite(tx, placed))
+    // It was retried meanwhile: another run drives it.
+    return held && held.row.orchestration_run_id === runId ? held : null
+  },
+  async refuse(db: Queryable, runId: string) {
+    const placed = await executionOfRun(db, runId)
+    const row = placed && (await executionKind.find(db, placed.id))
+    const message = 'The run is that of a playbook, whose execution takes the commands'
+    if (row) return executionConflict(row, message)
+    throw new AppError('PLAYBOOK_EXECUTION_CONFLICT', { message })
+  },
+}

@@ -1,0 +1,112 @@
+import { z } from 'zod'
+import type { Redaction } from '../../../control/events/redact.ts'
+import { sumCounts, type TurnContentEraser } from '../../../control/retention/erasure.ts'
+import { type Queryable, sql, voidStatement } from '../../../core/db/sql.ts'
+import { isObject } from '../../../core/expressions/evaluate.ts'
+import { runDrivers } from '../engine/driver.ts'
+import { runKind } from '../model.ts'
+
+type Data = Record<string, unknown>
+
+/**
+ * What a turn was given and said goes from the attempts of nodes that it was made for, from what their runs keep of those
+ * nodes, and from runs that were seeded with it; before, from the records of whoever drives them. What graphs made of it in other
+ * nodes and in the state is theirs and stays.
+ */
+export const runContent: TurnContentEraser = {
+  async erase(tx, turns) {
+    const driven = []
+    for (const { content } of runDrivers.all()) driven.push(await content.erase(tx, turns))
+    const erased = await eraseNodes(
+      tx,
+      turns.map(({ id }) => id),
+    )
+    const redaction = redactionOf(
+      runKind.name,
+      erased.map(({ run_id, node_id }) => [run_id, node_id]),
+      withoutNodes,
+    )
+    return {
+      counts: sumCounts(...driven.map(({ counts }) => counts), { orchestration_runs: redaction.ids.length }),
+      events: [...driven.flatMap(({ events }) => events), redaction],
+    }
+  },
+}
+
+/** What leaves the events of records of which some parts, by their keys, are erased. */
+export function redactionOf(
+  resource_type: string,
+  erased: readonly (readonly [id: string, key: string])[],
+  withoutParts: (data: Data, keys: ReadonlySet<string>) => Data,
+): Redaction {
+  const keys = new Map<string, Set<string>>()
+  for (const [id, key] of erased) keys.set(id, (keys.get(id) ?? new Set()).add(key))
+  const without = (data: Data): Data => withoutParts(data, keys.get(data.id as string) ?? new Set())
+  return { resource_type, ids: [...keys.keys()], without }
+}
+
+/** An object with null in the place of what some keys have; anything else as it is. */
+export const withNulledKeys = (values: unknown, keys: ReadonlySet<string>): unknown =>
+  isObject(values)
+    ? Object.fromEntries(Object.entries(values).map(([key, value]) => [key, keys.has(key) ? null : value]))
+    : values
+
+/** A run in an event without what came of some nodes. */
+function withoutNodes(data: Data, nodes: ReadonlySet<string>): Data {
+  const { node_executions, state, artifacts, output } = data
+  return {
+    ...data,
+    ...(Array.isArray(node_executions)
+      ? {
+          node_executions: node_executions.map(each =>
+            nodes.has(each.node_id) ? { ...each, input: null, output: null } : each,
+          ),
+        }
+      : {}),
+    ...(isObject(state) ? { state: { ...state, nodes: withNulledKeys(state.nodes, nodes) } } : {}),
+    ...(artifacts === undefined ? {} : { artifacts: withNulledKeys(artifacts, nodes) }),
+    ...(output === undefined ? {} : { output: withNulledKeys(output, nodes) }),
+  }
+}
+
+const node = sql.type(z.strictObject({ run_id: z.string(), node_id: z.string() }))
+
+/** By orchestration_node_executions_generation, orchestration_runs_retry and primary keys. */
+async function eraseNodes(db: Queryable, generationIds: readonly string[]) {
+  const turns = sql.array([...generationIds], 'text')
+  // As an advance takes them: the run before its attempts.
+  await db.query(voidStatement`
+    with recursive held as (
+      select run_id as id from orchestration_node_executions where generation_id = any(${turns})
+      union select r.id from held h join orchestration_runs r on r.retry_of_run_id = h.id)
+    select from orchestration_runs where id in (select id from held) order by id for update`)
+  return db.any(node`
+    with recursive made as (
+      select run_id, node_id from orchestration_node_executions where generation_id = any(${turns})
+    ), came as (
+      -- Of several attempts the run keeps what the one came to that completed.
+      select run_id, node_id from orchestration_node_executions
+      where generation_id = any(${turns}) and status = 'completed' and error is null
+      union
+      select r.id, c.node_id from came c join orchestration_runs r on r.retry_of_run_id = c.run_id
+      where not exists (
+        select from orchestration_node_executions x
+        where x.run_id = r.id and x.node_id = c.node_id and x.status <> 'skipped')
+    ), attempts as (
+      update orchestration_node_executions set input = null, output = null where generation_id = any(${turns})
+    ), runs as (
+      update orchestration_runs r set updated_at = now(), revision = revision + 1,
+        outcomes = (
+          select coalesce(json_object_agg(o.key, case when c.node_id is null then o.value
+            else json_build_object('artifact', null, 'label', o.value -> 'label', 'through', o.value -> 'through') end
+            order by o.place), '{}')
+          from json_each(r.outcomes) with ordinality as o (key, value, place)
+          left join came c on c.run_id = r.id and c.node_id = o.key),
+        output = (
+          select json_object_agg(o.key, case when c.node_id is null then o.value end order by o.place)
+          from json_each(r.output) with ordinality as o (key, value, place)
+          left join came c on c.run_id = r.id and c.node_id = o.key)
+      where r.id in (select run_id from came)
+    )
+    select run_id, node_id from made union select run_id, node_id from came`)
+}

@@ -1,0 +1,27 @@
+import { errorEntry, isErrorCode, type RecordedFailure } from '../../../core/api/errors.ts'
+import type { Node } from '../../orchestrations/model.ts'
+
+const RETRIED_STATUSES = [408, 425, 429]
+
+/** Whether another try of what failed so may do better. */
+function isRetriable({ code, meta }: RecordedFailure): boolean {
+  if (meta && 'tool_status_code' in meta) {
+    const status = meta.tool_status_code
+    return typeof status !== 'number' || status >= 500 || RETRIED_STATUSES.includes(status)
+  }
+  if (code === 'ORCHESTRATION_NODE_FAILED') return meta?.reason === 'timeout'
+  return !isErrorCode(code) || errorEntry(code).status >= 500
+}
+
+/**
+ * Milliseconds until the next attempt of a node after one that failed; null when there is none. An upstream's Retry-After
+ * raises it as far as the longest delay.
+ */
+export function nodeRetryDelay(node: Node, attempt: number, failure: RecordedFailure): number | null {
+  const { max_attempts = 1, backoff } = node.retry ?? {}
+  if (attempt >= max_attempts || !isRetriable(failure)) return null
+  const { strategy = 'fixed', delay_ms = 1000, factor = 2, max_delay_ms = Math.max(300_000, delay_ms) } = backoff ?? {}
+  const grown = strategy === 'exponential' ? delay_ms * factor ** (attempt - 1) : delay_ms
+  const asked = failure.meta?.retry_after_ms
+  return Math.min(Math.max(grown, typeof asked === 'number' ? asked : 0), max_delay_ms)
+}

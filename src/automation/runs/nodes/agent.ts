@@ -1,0 +1,123 @@
+import { z } from 'zod'
+import type { RecordedFailure } from '../../../core/api/errors.ts'
+import { type Queryable, sql } from '../../../core/db/sql.ts'
+import { isObject } from '../../../core/expressions/evaluate.ts'
+import { stripCodeFence } from '../../../execution/generations/loop/structured-output.ts'
+import type { TurnOwner } from '../../../execution/generations/loop/turn-owner.ts'
+import { admitTurn } from '../../../execution/generations/request/admission.ts'
+import { createTurn } from '../../../execution/generations/request/create.ts'
+import type { ModelMessage } from '../../../execution/providers/model-messages.ts'
+import type { Node } from '../../orchestrations/model.ts'
+import type { Advance } from '../engine/advance.ts'
+import { runToolContext } from '../engine/context.ts'
+import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
+import { type ExpressionState, evaluateText, nodeFailed, storableArtifact } from '../engine/run-state.ts'
+import { runWakeQueue } from '../queue.ts'
+
+/** What the agent of a node is asked. */
+function messagesOf(node: Node, input: Record<string, unknown>, state: ExpressionState): ModelMessage[] {
+  if (Array.isArray(input.messages)) return input.messages.map(message => asMessage(node, message))
+  const own = evaluateText(node, 'prompt', node.prompt, state)
+  const { prompt: given, ...others } = input
+  const isPrompt = own === null && typeof given === 'string'
+  const rest = Object.entries(isPrompt ? others : input).map(([key, value]) => `${key}: ${JSON.stringify(value)}`)
+  const text = [...(own !== null ? [own] : isPrompt ? [given] : []), ...rest].join('\n')
+  return [{ role: 'user', content: text === '' ? '(no input)' : text }]
+}
+
+function asMessage(node: Node, message: unknown): ModelMessage {
+  if (
+    isObject(message) &&
+    (message.role === 'user' || message.role === 'assistant') &&
+    typeof message.content === 'string'
+  )
+    return { role: message.role, content: message.content }
+  throw nodeFailed(
+    node,
+    'expression',
+    'messages must be objects with a role, user or assistant, and a text as content',
+    {
+      field: 'input_mapping.messages',
+    },
+  )
+}
+
+/** Makes the turn of an agent node: it ends with the turn. */
+export async function startAgentNode(
+  advance: Advance,
+  node: Node,
+  row: NodeExecutionRow,
+  state: ExpressionState,
+): Promise<void> {
+  const { run, services } = advance
+  const input = row.input ?? {}
+  const messages = advance.driven?.messages(node, input) ?? messagesOf(node, input, state)
+  const context = runToolContext(services, run)
+  const { generation_id, trace_id } = await advance.tx.nested(async tx => {
+    const agent = await admitTurn(tx, services, { project_id: run.project_id, agent_id: node.agent_id as string })
+    return createTurn(tx, services, {
+      project_id: run.project_id,
+      agent_id: agent.id,
+      agent_version: agent.version,
+      messages,
+      tool_context: context.tool_context,
+      guardrail_context: context.guardrail_context,
+      overrides: node.output_schema ? { output_schema: node.output_schema } : {},
+      // Later turns of the run are children of its first one.
+      ...(run.trace_id === null ? {} : { parent_trace_id: run.trace_id, root_trace_id: run.trace_id }),
+      orchestration: { run_id: run.id, node_id: node.id, attempt: row.attempt },
+      trigger_id: run.trigger_id,
+      authority: run.authority,
+      streamed: false,
+      shape: 'agent',
+    })
+  })
+  run.trace_id ??= trace_id
+  row.generation_id = generation_id
+}
+
+const TurnEnd = z.object({
+  id: z.string(),
+  status: z.enum(['pending', 'in_progress', 'requires_action', 'completed', 'failed']),
+  output: z.object({ content: z.string(), object: z.unknown() }).nullable(),
+  error: z.custom<RecordedFailure>().nullable(),
+})
+export type TurnEnd = z.output<typeof TurnEnd>
+const turnEnd = sql.type(TurnEnd)
+
+/** How turns stand. By the primary key. */
+export const turnsOf = (db: Queryable, ids: readonly string[]): Promise<readonly TurnEnd[]> =>
+  db.any(turnEnd`
+    select id, status, output, error from generations where id = any(${sql.array([...ids], 'text')})`)
+
+/** What the turn of a node came to. Raises where its content is not kept. */
+export function turnArtifact(node: Node, { output }: TurnEnd): unknown {
+  if (!output)
+    throw nodeFailed(node, 'content', 'The content of the turn is not kept, so there is nothing to go on with')
+  const { content, object } = output
+  if (!node.output_schema) return storableArtifact(node, { content })
+  if (isObject(object)) return storableArtifact(node, object)
+  try {
+    const parsed = JSON.parse(stripCodeFence(content))
+    if (isObject(parsed)) return storableArtifact(node, parsed)
+  } catch {
+    // What is no JSON is shown as it is.
+  }
+  return storableArtifact(node, { content })
+}
+
+const named = sql.type(z.object({ run_id: z.string(), project_id: z.string() }))
+
+async function wakeRunOf(tx: Parameters<TurnOwner['settled']>[0], generationId: string): Promise<void> {
+  const found = await tx.maybeOne(named`
+    select run_id, project_id from orchestration_node_executions where generation_id = ${generationId}`)
+  if (found) tx.send(runWakeQueue, found)
+}
+
+/** Whoever ends a turn of a node, pauses it or lets it go on wakes the run. */
+export const nodeTurns: TurnOwner = {
+  owns: ({ orchestration_run_id }) => orchestration_run_id !== null,
+  settled: (tx, { id }) => wakeRunOf(tx, id),
+  paused: (tx, { id }) => wakeRunOf(tx, id),
+  resumed: (tx, { id }) => wakeRunOf(tx, id),
+}

@@ -1,0 +1,53 @@
+import { z } from 'zod'
+import { AppError, type RecordedFailure } from '../../../core/api/errors.ts'
+import { sql } from '../../../core/db/sql.ts'
+import type { Tx } from '../../../core/db/writer.ts'
+import { insertDecisions } from '../../../execution/deciders/create-decisions.ts'
+import { inputTexts } from '../../../execution/deciders/input.ts'
+import { deciderKind, decisionKind } from '../../../execution/deciders/model.ts'
+import type { Node } from '../../orchestrations/model.ts'
+import type { Advance } from '../engine/advance.ts'
+import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
+import { storableArtifact } from '../engine/run-state.ts'
+import { runWakeQueue } from '../queue.ts'
+
+/** A node asks a decider, and ends with the decision. */
+export async function startDecisionNode(advance: Advance, node: Node, row: NodeExecutionRow): Promise<void> {
+  const { tx, services, run } = advance
+  const id = node.metadata?.decider_id as string
+  const decider = await deciderKind.reference(tx, id, run.project_id)
+  if (!decider) throw new AppError('RESOURCE_NOT_FOUND', { message: 'There is no such decider', meta: { id } })
+  const [text] = inputTexts([row.input ?? {}], () => 'input_mapping')
+  const { version, author, questions, agent_id, tool_id } = decider
+  const [decision] = await tx.nested(nested =>
+    insertDecisions(
+      nested,
+      { services, caller: null, principal: run.authority },
+      { project_id: run.project_id, decider: { id, version, author }, questions, backend: { agent_id, tool_id } },
+      [{ text, metadata: null }],
+      { permission: () => run.permission },
+    ),
+  )
+  row.decision_id = decision.id
+}
+
+const GONE: RecordedFailure = { code: 'RESOURCE_NOT_FOUND', message: 'The decision was deleted' }
+
+/** What has become of the decision that an attempt waits for. */
+export async function collectDecision(advance: Advance, row: NodeExecutionRow): Promise<void> {
+  const decision = await decisionKind.find(advance.tx, row.decision_id as string)
+  if (!decision) throw GONE
+  const { id: decision_id, status, answers, answers_by_name, error } = decision
+  if (status === 'failed') throw error ?? GONE
+  if (status !== 'completed') return
+  advance.complete(row, { artifact: storableArtifact({ id: row.node_id }, { decision_id, answers, answers_by_name }) })
+}
+
+const waiting = sql.type(z.object({ run_id: z.string(), project_id: z.string() }))
+
+/** A decision that settles wakes the run whose node asked for it. By orchestration_node_executions_decision. */
+export async function runDecisions(tx: Tx, { id }: { id: string }): Promise<void> {
+  const found = await tx.maybeOne(waiting`
+    select run_id, project_id from orchestration_node_executions where decision_id = ${id}`)
+  if (found) tx.send(runWakeQueue, found)
+}

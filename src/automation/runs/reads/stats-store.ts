@@ -1,0 +1,62 @@
+import { z } from 'zod'
+import { type Fragment, idStatement, type Queryable, sql } from '../../../core/db/sql.ts'
+import { WORKER_EXECUTED } from '../engine/node-execution-store.ts'
+
+const ProjectQueue = z.strictObject({
+  project_id: z.string(),
+  queued: z.int(),
+  claimed: z.int(),
+  oldest_seconds: z.number().nullable(),
+})
+export type ProjectQueue = z.output<typeof ProjectQueue>
+const queue = sql.type(ProjectQueue)
+
+/**
+ * What waits and what is held, by project. A run whose only ready work is that of a run below it is not counted beside
+ * that. By orchestration_runs_live, orchestration_runs_parent, orchestration_node_executions_run and _leased.
+ */
+export const projectQueues = (db: Queryable, projectId: string | null): Promise<readonly ProjectQueue[]> =>
+  db.any(queue`
+    select project_id, count(*) filter (where not held) as queued, count(*) filter (where held) as claimed,
+      extract(epoch from now() - min(since) filter (where not held))::float8 as oldest_seconds
+    from (
+      select r.project_id, false as held, r.queued_at as since from orchestration_runs r
+      where r.status = 'queued' and (${projectId}::text is null or r.project_id = ${projectId})
+        and not exists (select from orchestration_runs c where c.parent_id = r.id and c.status = 'queued')
+      union all
+      select e.project_id, false, greatest(e.created_at, e.started_at)
+      from orchestration_runs r join orchestration_node_executions e on e.run_id = r.id
+      where r.status = 'running' and (${projectId}::text is null or r.project_id = ${projectId})
+        and e.status = 'running' and not e.applied and e.node_type in ${WORKER_EXECUTED}
+        and (e.leased_until is null or e.leased_until <= now())
+      union all
+      select e.project_id, true, null from orchestration_node_executions e
+      where e.leased_until > now() and (${projectId}::text is null or e.project_id = ${projectId})) work
+    group by project_id order by project_id`)
+
+/** Since when the oldest attempt of a node is ready for a worker. Indexes as above. */
+export const oldestReadyAttempt: Fragment = sql.fragment`(
+  select min(greatest(e.created_at, e.started_at, e.leased_until))
+  from orchestration_runs r join orchestration_node_executions e on e.run_id = r.id
+  where r.status = 'running' and e.status = 'running' and not e.applied and e.node_type in ${WORKER_EXECUTED}
+    and (e.leased_until is null or e.leased_until <= now()))`
+
+/** The ids of all projects. */
+export const projectIds = (db: Queryable): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`select id from projects`)
+
+const latency = sql.type(z.strictObject({ p50: z.number().nullable(), p95: z.number().nullable() }))
+
+/**
+ * How long attempts waited for a worker that got one within the last seconds, in milliseconds; of those that were ready
+ * from the first, since others waited for more than a worker. By orchestration_node_executions_started.
+ */
+export const startLatency = (db: Queryable, projects: readonly string[] | null, windowSeconds: number) =>
+  db.one(latency`
+    select percentile_cont(0.5) within group (order by waited) as p50, percentile_cont(0.95) within group (order by waited) as p95
+    from (
+      select greatest(0, extract(epoch from started_at - created_at) * 1000)::float8 as waited
+      from orchestration_node_executions
+      where started_at > now() - ${windowSeconds} * interval '1 s' and deliveries > 0 and attempt = 1 and not parked
+        and node_type in ${WORKER_EXECUTED}
+        and (${projects === null} or project_id = any(${sql.array([...(projects ?? [])], 'text')}))) recent`)

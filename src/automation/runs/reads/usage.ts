@@ -1,0 +1,85 @@
+import type { UsageComponent, UsageDraft } from '../../../control/usage/meter.ts'
+import { type PricedUsage, totalCost } from '../../../control/usage/price-usage.ts'
+import { type RunTotals, totalsOfRuns } from '../../../control/usage/report-store.ts'
+import type { UsageSums } from '../../../control/usage/totals.ts'
+import { type Queryable, sql } from '../../../core/db/sql.ts'
+import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
+import type { RunRow } from '../model.ts'
+
+/**
+ * What a run used itself, and with everything below it; null where nothing was used.
+ * @param more what it has used that is not written yet
+ */
+export async function usageOfRun(
+  db: Queryable,
+  { id }: Pick<RunRow, 'id'>,
+  more: readonly PricedUsage[] = [],
+): Promise<{ usage: UsageSums | null; usage_own: UsageSums | null }> {
+  const tree = sql.fragment`
+    with recursive tree as (
+      select ${id}::text as id
+      union all
+      select r.id from tree join orchestration_runs r on r.parent_id = tree.id)
+    select id from tree`
+  const totals = [...(await totalsOfRuns(db, id, tree)), ...more.map(totalsOf)]
+  return { usage: sumTotals(totals), usage_own: sumTotals(totals.filter(({ own }) => own)) }
+}
+
+function totalsOf(rated: PricedUsage): RunTotals {
+  const components: UsageComponent[] = JSON.parse(rated.row.components as string)
+  const of = (name: string) =>
+    components.reduce((sum, { component, quantity }) => (component === name ? sum + quantity : sum), 0)
+  return {
+    own: true,
+    events: 1,
+    cost_usd: totalCost([rated]),
+    uncached: of('input_tokens'),
+    cached: of('cached_tokens'),
+    written: of('cache_write_tokens'),
+    output: of('output_tokens'),
+    reasoning: of('reasoning_tokens'),
+  }
+}
+
+export function sumTotals(totals: readonly RunTotals[]): UsageSums | null {
+  if (totals.length === 0) return null
+  const sum = (key: 'uncached' | 'cached' | 'written' | 'output' | 'reasoning') =>
+    totals.reduce((total, each) => total + each[key], 0)
+  const costs = totals.flatMap(({ cost_usd }) => cost_usd ?? [])
+  return {
+    cost_usd: costs.length === 0 ? null : costs.reduce((total, cost) => total + cost, 0),
+    input_tokens: sum('uncached') + sum('cached') + sum('written'),
+    uncached_input_tokens: sum('uncached'),
+    output_tokens: sum('output'),
+    cached_tokens: sum('cached'),
+    cache_write_tokens: sum('written'),
+    reasoning_tokens: sum('reasoning'),
+  }
+}
+
+/**
+ * The time of workers that an attempt took, at least a millisecond, the waits in between left out: one event for all polls and
+ * deliveries.
+ */
+export const computeOf = (
+  run: Pick<RunRow, 'id' | 'project_id' | 'trigger_id'>,
+  { node_id, attempt, compute_seconds }: Pick<NodeExecutionRow, 'node_id' | 'attempt' | 'compute_seconds'>,
+): UsageDraft => ({
+  idempotency_key: `compute:${run.id}:${node_id}:${attempt}`,
+  project_id: run.project_id,
+  meter_type: 'compute_execution',
+  provider: 'platform',
+  model: 'compute-second',
+  source: 'orchestration',
+  orchestration_run_id: run.id,
+  node_id,
+  trigger_id: run.trigger_id,
+  components: [
+    {
+      component: 'compute_second',
+      quantity: Math.max(1, Math.round(compute_seconds * 1000)) / 1000,
+      unit: 'compute_second',
+      billable: true,
+    },
+  ],
+})

@@ -1,0 +1,42 @@
+import { AppError, raise } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import type { Services } from '../../core/process/services.ts'
+import { withdrawApprovals } from '../../execution/approvals/node-approval.ts'
+import { cancelTurnIfActive } from '../../execution/generations/request/cancel-turn.ts'
+import { firingKind, isFiringTerminal } from '../triggers/model.ts'
+import { settleTriggerFiring } from '../triggers/settle.ts'
+import type { WorkflowRow } from '../workflows/model.ts'
+import type { TaskRow } from './model.ts'
+import { countOpen } from './store.ts'
+import { cancelAbandonedRun } from './write.ts'
+
+/** Ends what a task has under way, behind its row's lock, before it is deleted. */
+export async function removeTask(tx: Tx, services: Services, task: TaskRow): Promise<void> {
+  const { active_dispatch, pending_approval_id } = task
+  if (active_dispatch?.status === 'running' && active_dispatch.id !== null) {
+    const { kind, id } = active_dispatch
+    if (kind === 'orchestration_run') await cancelAbandonedRun(tx, services, id)
+    if (kind === 'generation') await cancelTurnIfActive(tx, services, id)
+    if (kind === 'trigger_firing') await cancelFiring(tx, services, id)
+  }
+  if (pending_approval_id !== null) await withdrawApprovals(tx, [pending_approval_id])
+}
+
+/** Ends a firing that waits for a worker, or the run or turn that it started. */
+async function cancelFiring(tx: Tx, services: Services, id: string): Promise<void> {
+  const firing = await firingKind.find(tx, id, true)
+  if (!firing || isFiringTerminal(firing)) return
+  const { result_id, target_type } = firing
+  if (firing.state === 'queued')
+    await settleTriggerFiring(tx, id, {
+      error: new AppError('RESOURCE_NOT_FOUND', { message: 'The task was deleted' }).recorded(),
+    })
+  else if (result_id !== null && target_type === 'orchestration') await cancelAbandonedRun(tx, services, result_id)
+  else if (result_id !== null && target_type === 'agent') await cancelTurnIfActive(tx, services, result_id)
+}
+
+/** Keeps a workflow with open tasks. Raises WORKFLOW_HAS_OPEN_TASKS. */
+export async function refuseOpenTasks(tx: Tx, { id }: WorkflowRow): Promise<void> {
+  const open_tasks = await countOpen(tx, id)
+  if (open_tasks > 0) raise('WORKFLOW_HAS_OPEN_TASKS', { meta: { open_tasks } })
+}

@@ -1,0 +1,111 @@
+import { AppError } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { ApprovalProducer } from '../../execution/approvals/approval-producers.ts'
+import { approvalKind } from '../../execution/approvals/model.ts'
+import { fileTaskApproval } from '../../execution/approvals/task-approval.ts'
+import type { Machine } from '../workflows/definition.ts'
+import { transitionRow } from './history.ts'
+import type { TaskRow, TransitionGate } from './model.ts'
+import { settleQueue } from './queue.ts'
+import { decideMove, plainChange, type TaskChange, withUpdatedAt } from './task-change.ts'
+import { writeChange } from './write.ts'
+
+/** What a task is while a transition of it waits for approval: filed in the transaction that holds its row. */
+export async function withPendingTransition(
+  tx: Tx,
+  services: Services,
+  task: TaskRow,
+  transition: string,
+  gate: TransitionGate,
+  gate_context: string | null,
+): Promise<TaskRow> {
+  const item = await fileTaskApproval(tx, services, {
+    project_id: task.project_id,
+    task_id: task.id,
+    task_transition: transition,
+    authority: gate.authority,
+    expires_in: services.config.TASK_APPROVAL_TTL_SECONDS,
+    title: task.title,
+  })
+  return withUpdatedAt(task, services.clock.now().toISOString(), {
+    pending_transition: transition,
+    pending_approval_id: item.id,
+    gate,
+    gate_context,
+  })
+}
+
+/**
+ * Moves a task whose gated transition was approved, or takes the gate away: in a transaction that holds the task's row.
+ * Returns the task as it is then; null while the approval waits.
+ */
+export async function settlePendingTransition(
+  tx: Tx,
+  services: Services,
+  machine: Machine,
+  task: TaskRow,
+): Promise<TaskRow | null> {
+  const { pending_approval_id, pending_transition, gate } = task
+  if (pending_approval_id === null || pending_transition === null || gate === null) return null
+  const item = await approvalKind.find(tx, pending_approval_id)
+  if (item?.status === 'pending') return null
+  const nowText = services.clock.now().toISOString()
+  const by = { kind: 'approval' as const, id: item?.resolved_by ?? null, cause: null }
+  if (item?.status === 'approved') {
+    try {
+      const step = decideMove(
+        machine,
+        task,
+        {
+          transition: pending_transition,
+          by,
+          authority: gate.authority,
+          machine: false,
+          approved: true,
+          ...(gate.context ? { context: task.gate_context } : {}),
+        },
+        services.config.TASK_AUTOMATION_CHAIN_LIMIT,
+        nowText,
+      )
+      return step === 'gated' ? null : await writeChange(tx, services, step)
+    } catch (error) {
+      if (!(error instanceof AppError)) throw error
+      const extra = { transition: pending_transition, error_code: error.code }
+      return writeChange(tx, services, open(task, nowText, { events: [{ verb: 'approval_failed', extra }] }))
+    }
+  }
+  const said = item?.resolution_reason
+  const outcome = item?.status === 'rejected' ? 'rejected' : 'expired'
+  const note = `The transition ${pending_transition} was ${outcome}${said ? `: ${said}` : ''}`.slice(0, 10_000)
+  const row = transitionRow(by, {
+    task_id: task.id,
+    from_state: task.state,
+    to_state: task.state,
+    transition: null,
+    note,
+    seq: task.revision + 1,
+    created_at: nowText,
+  })
+  return writeChange(tx, services, open(task, nowText, { history: [row] }))
+}
+
+/** A task without its gate. */
+const open = (task: TaskRow, nowText: string, more: Partial<TaskChange>): TaskChange =>
+  plainChange(
+    task,
+    withUpdatedAt(task, nowText, {
+      pending_transition: null,
+      pending_approval_id: null,
+      gate: null,
+      gate_context: null,
+    }),
+    more,
+  )
+
+/** Whoever resolves the approval of a transition has its task looked at. */
+export const taskApprovals: ApprovalProducer = {
+  async settled(tx, { task_id, project_id }) {
+    if (task_id !== null) tx.send(settleQueue, { task_id, project_id })
+  },
+}

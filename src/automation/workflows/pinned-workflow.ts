@@ -1,0 +1,18 @@
+import { versionCache } from '../../core/api/version-cache.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import type { Services } from '../../core/process/services.ts'
+import { Machine, type WorkflowDefinition } from './definition.ts'
+
+const machines = versionCache({
+  table: 'workflow_versions',
+  owner: 'workflow_id',
+  most: 32 * 1024 * 1024,
+  make: (definition: WorkflowDefinition, author) => new Machine(definition, author),
+})
+
+/** A version of a workflow, which never changes: kept by the process. Null when it is gone. */
+export const pinnedMachine = (
+  services: Services,
+  db: Queryable,
+  { workflow_id, workflow_version }: { workflow_id: string; workflow_version: number },
+): Promise<Machine | null> => machines(services, db, workflow_id, workflow_version)

@@ -1,0 +1,75 @@
+import { raiseInvalid } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import type { Services } from '../../core/process/services.ts'
+import { type EmbeddedChunk, embedChunks } from '../chunks/embed.ts'
+import type { ChunkDraft, ChunkSettings } from '../chunks/model.ts'
+import { splitIntoPages } from '../chunks/pages.ts'
+import { ChunkLimitError, splitPages } from '../chunks/split.ts'
+import { type ChunkParts, chunkCtes } from '../chunks/store.ts'
+import { embedderOf } from '../embeddings/embedder.ts'
+import { currentSpace, type Space } from '../embeddings/space.ts'
+import type { DocumentRow, StoredText } from './model.ts'
+
+/** What chunks are made of: a text, how it is cut, and the title that `auto` embeds with every chunk. */
+export type SplitSource = { text: StoredText; settings: ChunkSettings; title: string | null }
+
+/** Chunks of a text, ready to be written; their vectors belong to `space`. */
+export type SplitText = {
+  chunks: EmbeddedChunk[]
+  space: Space | null
+}
+
+/** Cuts a text. Raises VALIDATION_FAILED when its chunks are more than a document may have. */
+async function split(services: Services, { text, settings, title }: SplitSource): Promise<ChunkDraft[]> {
+  try {
+    return await splitPages(splitIntoPages(text.content, text.pages), settings, { title, limits: services.config })
+  } catch (error) {
+    if (error instanceof ChunkLimitError)
+      raiseInvalid({ code: 'TOO_MANY_CHUNKS', path: 'chunk_size', message: error.message })
+    throw error
+  }
+}
+
+/** Cuts a text without asking a provider: what can be done under a lock. */
+export async function splitText(services: Services, source: SplitSource): Promise<SplitText> {
+  const failed = embedderOf(services).configured
+  const drafts = await split(services, source)
+  return { chunks: drafts.map(draft => ({ ...draft, id: newId('dchunk'), vectors: [], failed })), space: null }
+}
+
+/**
+ * Cuts a text and embeds what it can within EMBEDDING_INLINE_TIMEOUT_MS. It may wait for a provider, so no connection
+ * and no lock may be held meanwhile.
+ */
+export async function splitAndEmbed(
+  services: Services,
+  owner: { project_id: string; document_id: string },
+  source: SplitSource,
+): Promise<SplitText> {
+  const drafts = await split(services, source)
+  const chunks = await embedChunks(services, owner, drafts, {
+    timeoutMs: services.config.EMBEDDING_INLINE_TIMEOUT_MS,
+  })
+  return { chunks, space: chunks.some(chunk => chunk.vectors.length > 0) ? await currentSpace(services) : null }
+}
+
+/** What the document's row says of a cut. What could not be embedded yet is tried again later. */
+export function chunkCounts(
+  services: Services,
+  { chunks }: SplitText,
+): Pick<DocumentRow, 'chunk_count' | 'total_chunks' | 'embedded_chunks' | 'embed_since'> {
+  return {
+    chunk_count: chunks.length,
+    total_chunks: chunks.length,
+    embedded_chunks: chunks.filter(({ vectors }) => vectors.length > 0).length,
+    embed_since: chunks.some(({ failed }) => failed) ? services.clock.now().toISOString() : null,
+  }
+}
+
+/** What writes the chunks and vectors of a document that has none. */
+export const splitCtes = (
+  { config }: Services,
+  { id, project_id }: Pick<DocumentRow, 'id' | 'project_id'>,
+  { chunks, space }: SplitText,
+): ChunkParts =>
+  chunkCtes({ project_id, document_id: id }, chunks, { space, textSearchConfig: config.KNOWLEDGE_TEXT_SEARCH_CONFIG })

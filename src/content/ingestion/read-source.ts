@@ -1,0 +1,118 @@
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { ClaimLostError } from '../../core/jobs/work-item.ts'
+import type { Services } from '../../core/process/services.ts'
+import { signToken } from '../../identity/tokens.ts'
+import type { PageText } from '../chunks/model.ts'
+import { splitIntoPages } from '../chunks/pages.ts'
+import type { DocumentRow } from '../documents/model.ts'
+import { findDocumentText } from '../documents/store.ts'
+import { extractPdf, extractText, textLimitFailure } from '../extract/extract.ts'
+import { essenceOf } from '../files/media-type.ts'
+import { type FileRow, fileKind } from '../files/model.ts'
+import { fileChunks } from '../files/read-file.ts'
+import { convertFile } from '../rules/convert.ts'
+import { isNative, matchRule } from '../rules/match.ts'
+import type { IngestionRuleRow } from '../rules/model.ts'
+import { type IngestionClaim, storePages } from './store.ts'
+
+/** What became of a source. `retry`: it failed in a way that another try may not. */
+export type IngestionSource =
+  | { kind: 'pages'; pages: PageText[]; total_pages: number; rule: IngestionRuleRow | null }
+  | { kind: 'pending' }
+  | { kind: 'failed'; error: RecordedFailure; retry: boolean }
+
+const failed = (error: RecordedFailure, retry = false): IngestionSource => ({ kind: 'failed', error, retry })
+
+const recorded = (code: 'FILE_PARSE_FAILED' | 'UNSUPPORTED_FILE_TYPE' | 'RESOURCE_NOT_FOUND', message: string) =>
+  new AppError(code, { message }).recorded()
+
+const hasText = (pages: PageText[]): boolean => pages.some(page => /\S/.test(page.text))
+
+/**
+ * The text of a document's file in pages: what a converter has posted, the file's own text, or what the converter of
+ * its rule makes of it. Rules apply as they stand now. Text that a document holds itself is its
+ * source as it is. Raises what reading the file raises, and Superseded when a callback was faster than the answer.
+ */
+export async function readSource(
+  services: Services,
+  document: DocumentRow,
+  claim: IngestionClaim,
+  signal: AbortSignal,
+): Promise<IngestionSource> {
+  const { pool, config } = services
+  const file = await fileKind.find(pool, document.file_id)
+  if (!file || file.storage === null) return failed(recorded('RESOURCE_NOT_FOUND', 'The file has no bytes any more'))
+  const rule = await matchRule(pool, document.project_id, file)
+  const source = claim.pages
+    ? { pages: claim.pages, total_pages: claim.pages.length }
+    : file.storage === 'text'
+      ? await ownText(services, document.id)
+      : await fileText(services, document, claim, file, rule, signal)
+  if ('kind' in source) return source
+  if (!hasText(source.pages)) return failed(recorded('FILE_PARSE_FAILED', 'The file has no extractable text'))
+  const tooMuch = textLimitFailure(source.pages, config.INGESTION_MAX_TEXT_BYTES)
+  return tooMuch ? failed(tooMuch) : { kind: 'pages', rule, ...source }
+}
+
+type Read = { pages: PageText[]; total_pages: number } | Exclude<IngestionSource, { kind: 'pages' }>
+
+async function ownText({ pool }: Services, documentId: string): Promise<Read> {
+  const text = await findDocumentText(pool, documentId)
+  const pages = splitIntoPages(text?.content ?? '', text?.pages ?? null)
+  return { pages, total_pages: pages.length }
+}
+
+async function fileText(
+  services: Services,
+  document: DocumentRow,
+  claim: IngestionClaim,
+  file: FileRow,
+  rule: IngestionRuleRow | null,
+  signal: AbortSignal,
+): Promise<Read> {
+  if (isNative(file.content_type) && rule?.native_extraction !== 'skip') {
+    const read = await nativeText(services, file, signal)
+    if ('kind' in read || hasText(read.pages) || !rule) return read
+  }
+  if (!rule) return failed(recorded('UNSUPPORTED_FILE_TYPE', `No rule converts ${file.content_type}`))
+  const outcome = await convertFile(services, rule, {
+    document_id: document.id,
+    attempt_id: claim.id,
+    file,
+    principal: claim.principal,
+    callback: rule.tool_id === null ? null : await callbackOf(services, document.id, claim),
+    signal,
+  })
+  if (outcome.kind === 'failed') return failed(outcome.error)
+  if (outcome.kind === 'pending') return outcome
+  if (!(await storePages(services.pool, claim, outcome.pages))) throw new ClaimLostError()
+  return { pages: outcome.pages, total_pages: outcome.pages.length }
+}
+
+async function nativeText(services: Services, file: FileRow, signal: AbortSignal): Promise<Read> {
+  const { config } = services
+  const extracted =
+    essenceOf(file.content_type as string) === 'application/pdf'
+      ? await extractPdf(async () => ({ size: file.size as number, pieces: fileChunks(services, file) }), config, {
+          project: file.project_id,
+          signal,
+        })
+      : await extractText(fileChunks(services, file), file.content_type as string, config)
+  return extracted.ok ? extracted : failed(extracted.error, extracted.retry)
+}
+
+const DAY_SECONDS = 24 * 60 * 60
+
+/** Where a tool may post its text later; null when it may not, or when this deployment has no address to be reached at. */
+async function callbackOf(
+  services: Services,
+  documentId: string,
+  claim: IngestionClaim,
+): Promise<{ url: string; token: string } | null> {
+  const { config } = services
+  if (!claim.allow_deferral || !config.baseUrlGiven) return null
+  const seconds = Math.max(DAY_SECONDS, Math.ceil((2 * config.CONVERSION_STALL_TIMEOUT_MS) / 1000))
+  const { token } = await signToken(services, 'ingestion', documentId, { attempt_id: claim.id }, seconds)
+  const url = `${config.BASE_URL}/api/v1/documents/${documentId}/ingestion-callback?token=${encodeURIComponent(token)}`
+  return { url, token }
+}

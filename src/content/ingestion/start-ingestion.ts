@@ -1,0 +1,173 @@
+import { checkStorage } from '../../control/quotas/storage.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import type { Context } from '../../core/api/operation.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { principalRecord } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { PartialSettings } from '../chunks/model.ts'
+import { chunkSettings, effectiveSettings } from '../chunks/settings.ts'
+import { removeChunks } from '../chunks/store.ts'
+import { type DocumentRow, documentAuthor, documentKind } from '../documents/model.ts'
+import { documentOfFile, insertDocument, lockDocument, updateDocument } from '../documents/store.ts'
+import { refuseReserved, refuseWithdrawn } from '../documents/update-document.ts'
+import { type FileRow, fileKind } from '../files/model.ts'
+import { filePath, isReserved, PathError, writablePath } from '../paths.ts'
+import { isNative, matchRule } from '../rules/match.ts'
+import type { IngestionRuleRow } from '../rules/model.ts'
+import { checkAgainstSchema } from '../schemas/check.ts'
+import type { IngestInput } from './model.ts'
+import { ingestionQueue, WAITED_PRIORITY } from './queue.ts'
+import { replaceAttempt } from './store.ts'
+
+type Admission = { services: Services; tx: Tx; caller: Context['caller']; wait: boolean }
+
+/** The path a file is ingested at. Raises VALIDATION_FAILED for one that cannot be or that only the platform writes to. */
+function targetPath(file: FileRow, directory: string | null | undefined): string | null {
+  if (file.path !== null && isReserved(file.path))
+    raiseInvalid({ code: 'RESERVED_PATH', path: 'file_id', message: 'only the platform writes where the file is' })
+  if (directory == null) return file.path
+  try {
+    return writablePath(filePath(directory, file.filename))
+  } catch (error) {
+    if (!(error instanceof PathError)) throw error
+    return raiseInvalid({ code: error.code, path: 'path_prefix', message: error.message })
+  }
+}
+
+/**
+ * The rule that a file would go by now; null for one that needs none. Raises FILE_PARSE_FAILED for a record without
+ * bytes, UNSUPPORTED_FILE_TYPE for a type that nothing reads.
+ */
+async function readable(tx: Tx, file: FileRow, path: string | null): Promise<IngestionRuleRow | null> {
+  if (file.storage === null)
+    raise('FILE_PARSE_FAILED', { message: 'The file has no bytes', meta: { file_id: file.id } })
+  const rule = await matchRule(tx, file.project_id, { content_type: file.content_type, path })
+  if (!rule && !isNative(file.content_type))
+    raise('UNSUPPORTED_FILE_TYPE', { meta: { content_type: file.content_type } })
+  return rule
+}
+
+/** Raises FILE_TOO_LARGE_FOR_SYNC. */
+function smallEnough(file: FileRow, { services, wait }: Admission): void {
+  const max_bytes = services.config.SYNC_INGESTION_MAX_BYTES
+  const size = file.size as number
+  if (wait && size > max_bytes) raise('FILE_TOO_LARGE_FOR_SYNC', { meta: { size, max_bytes } })
+}
+
+/** Makes the attempt, in place of the one there was, and wakes a worker. */
+async function start({ tx, caller, wait }: Admission, document: DocumentRow, settings: PartialSettings): Promise<void> {
+  const attempt_id = newId('iat')
+  await replaceAttempt(tx, {
+    document_id: document.id,
+    id: attempt_id,
+    principal: principalRecord(caller),
+    allow_deferral: !wait,
+    settings,
+  })
+  tx.send(
+    ingestionQueue,
+    { document_id: document.id, attempt_id, project_id: document.project_id },
+    { priority: wait ? WAITED_PRIORITY : 0 },
+  )
+}
+
+/**
+ * Makes a document of a file, for a worker to fill. The checks are made under the lock of the file's row,
+ * which its delete takes too. The place that the document gets must be one that the caller may ingest to.
+ */
+export async function startIngestion(
+  admission: Admission & Pick<Context, 'allow'>,
+  input: { id: string; project_id: string } & IngestInput,
+): Promise<DocumentRow> {
+  const { services, tx, caller, allow } = admission
+  const { project_id } = input
+  const file = await fileKind.find(tx, input.file_id, true)
+  if (!file || file.project_id !== project_id) raise('FILE_NOT_FOUND', { meta: { id: input.file_id } })
+  const document_id = await documentOfFile(tx, file.id)
+  // What backs a document already keeps its path.
+  const path = document_id === null ? targetPath(file, input.path_prefix) : file.path
+  allow('documents:IngestDocument', { kind: documentKind, project_id, path, tags: input.tags })
+  const rule = await readable(tx, file, path)
+  if (document_id !== null) raise('FILE_ALREADY_INGESTED', { meta: { file_id: file.id, document_id } })
+  smallEnough(file, admission)
+  const moved = path !== file.path
+  if (moved) await move(admission, file, path)
+  if (input.metadata !== undefined)
+    await checkAgainstSchema(services, tx, { project_id, resource_type: 'document', path, metadata: input.metadata })
+  await checkStorage(services, project_id, 0, tx)
+
+  const settings = chunkSettings(input)
+  const document = await insertDocument(
+    tx,
+    {
+      id: input.id,
+      project_id,
+      file_id: file.id,
+      kind: 'document',
+      status: 'pending',
+      path,
+      filename: file.filename,
+      content_type: file.content_type,
+      size: file.size as number,
+      title: input.title ?? file.filename,
+      metadata: input.metadata ?? null,
+      tags: input.tags ?? {},
+      ...effectiveSettings(settings, rule, { chunk_strategy: 'page' }),
+    },
+    { created_by: documentAuthor(caller) },
+  )
+  await start(admission, document, settings)
+  tx.emit(documentKind, 'created', document)
+  return document
+}
+
+/** Gives a file the path that its document gets. */
+async function move({ services, tx }: Admission, file: FileRow, path: string | null): Promise<void> {
+  if (file.metadata !== null)
+    await checkAgainstSchema(services, tx, {
+      project_id: file.project_id,
+      resource_type: 'file',
+      path,
+      metadata: file.metadata,
+    })
+  const moved = await fileKind.update(tx, file.id, { path, filename: file.filename })
+  tx.emit(fileKind, 'updated', moved)
+}
+
+/**
+ * Ingests the file of a document again: what its earlier attempts wrote goes, and an attempt that still runs is
+ * superseded. Its text stays until another one replaces it.
+ */
+export async function restartIngestion(
+  admission: Admission,
+  id: string,
+  settings: PartialSettings,
+): Promise<DocumentRow> {
+  const { services, tx } = admission
+  const document = await lockDocument(tx, id)
+  if (!document) raise(documentKind.notFound, { meta: { id } })
+  refuseReserved(document)
+  refuseWithdrawn(document)
+  const file = await fileKind.find(tx, document.file_id)
+  if (!file) raise('FILE_NOT_FOUND', { meta: { id: document.file_id } })
+  await readable(tx, file, document.path)
+  smallEnough(file, admission)
+  await checkStorage(services, document.project_id, 0, tx)
+
+  const effective = effectiveSettings(chunkSettings(settings), document)
+  await removeChunks(tx, document.id)
+  const pending = await updateDocument(tx, {
+    ...document,
+    ...effective,
+    status: 'pending',
+    error: null,
+    chunk_count: 0,
+    embedded_chunks: 0,
+    total_chunks: null,
+    total_pages: null,
+    embed_since: null,
+  })
+  await start(admission, pending, effective)
+  return pending
+}

@@ -1,0 +1,50 @@
+import { z } from 'zod'
+import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { ConversationRow } from './model.ts'
+
+/** What is remembered of deleted messages, so that a purge of an end user finds what events and memories still say. */
+
+const DAY_MS = 86_400_000
+
+/** Ctes that remember messages of a conversation which a statement deletes as `gone`. */
+export const rememberDeletedCtes = ({ id, actor_id }: ConversationRow): Fragment => sql.fragment`
+  theirs as (
+    select actor_id, document_id from gone where actor_id is not null
+    union select ${actor_id}::text, document_id from gone where ${actor_id}::text is not null),
+  remembered_messages as (
+    insert into deleted_messages (actor_id, document_id) select actor_id, document_id from theirs
+    on conflict (actor_id, document_id) do update set deleted_at = excluded.deleted_at),
+  remembered_conversations as (
+    insert into deleted_conversations (actor_id, conversation_id)
+    select actor_id, ${id} from theirs
+    union select ${actor_id}::text, ${id} where ${actor_id}::text is not null
+    on conflict do nothing)`
+
+const message = sql.type(z.object({ document_id: z.string() }))
+
+/** Deleted messages of an end user, by the primary key. */
+export const deletedMessagesOf = (db: Queryable, actorId: string, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(message`
+    select document_id from deleted_messages where actor_id = ${actorId} order by document_id limit ${limit}`)
+
+/** Forgets messages about which nothing is left to erase. */
+export const deleteTombstones = (db: Queryable, actorId: string, documentIds: readonly string[]): Promise<unknown> =>
+  db.query(voidStatement`
+    delete from deleted_messages
+    where actor_id = ${actorId} and document_id = any(${sql.array([...documentIds], 'text')})`)
+
+/** Forgets messages whose events are gone. Returns how many. By deleted_messages_deleted_at. */
+export async function pruneDeleted({ pool, clock, config }: Services, stopping?: AbortSignal): Promise<number> {
+  const before = new Date(clock.now().getTime() - config.EVENT_RETENTION_DAYS * DAY_MS).toISOString()
+  return deleteInBatches(
+    async limit =>
+      (
+        await pool.query(voidStatement`
+          delete from deleted_messages where ctid = any (array(
+            select ctid from deleted_messages where deleted_at < ${before}::timestamptz order by deleted_at limit ${limit}))`)
+      ).rowCount,
+    stopping,
+  )
+}

@@ -1,0 +1,66 @@
+import { recordActivityInTx } from '../../control/activity/record.ts'
+import { newId } from '../../core/api/ids.ts'
+import { storableText, storableValue } from '../../core/api/storable-text.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import type { Services } from '../../core/process/services.ts'
+import { type ApprovalRow, approvalKind, type Frozen, proposalOf, storableApproval } from './model.ts'
+import { expireQueue } from './queue.ts'
+import { sealFrozen } from './seal.ts'
+
+/** What may be decided, and until when. */
+export type ApprovalTerms = {
+  proposed: { tool_id: string | null; tool_name: string; action?: string } | null
+  reasoning: string | null
+  evidence: Record<string, unknown> | null
+  predicted_impact: string | null
+  /** Seconds. */
+  expires_in: number
+  /** What an approved item goes on with; null where nothing is called. */
+  frozen: Frozen | null
+}
+
+/** Who asks, and what it is about. */
+type About = Pick<ApprovalRow, 'project_id' | 'origin' | 'starters' | 'forbid_self_approval' | 'content_mode'> &
+  Partial<ApprovalRow>
+
+/** Files an item, with its events and the message that expires it; null where another one of its dedup key waits. */
+export async function insertItem(
+  tx: Tx,
+  services: Services,
+  about: About,
+  asked: ApprovalTerms,
+): Promise<ApprovalRow | null> {
+  const { project_id } = about
+  const { proposed, frozen } = asked
+  const id = newId(approvalKind.prefix)
+  const expires_at = new Date(services.clock.now().getTime() + asked.expires_in * 1000)
+  const text = (value: string | null) => value && storableText(value)
+  const row = await approvalKind.insertUnlessTaken(tx, {
+    ...about,
+    id,
+    proposed_action: proposed && {
+      ...proposed,
+      arguments: storableValue(frozen?.arguments ?? null) as Record<string, unknown> | null,
+    },
+    reasoning: text(asked.reasoning),
+    evidence: storableValue(asked.evidence) as ApprovalTerms['evidence'],
+    predicted_impact: text(asked.predicted_impact),
+    expires_at: expires_at.toISOString(),
+    sealed: frozen && sealFrozen(services, { id, project_id }, frozen),
+  })
+  if (!row) return null
+  tx.emit(approvalKind, 'created', storableApproval(row))
+  tx.send(expireQueue, { approval_id: id, project_id }, { startAfter: expires_at })
+  const { origin, policy_version } = row
+  recordActivityInTx(tx, {
+    project_id,
+    kind: 'approval_created',
+    summary: `${proposalOf(row)} waits for approval`,
+    detail: { origin, tool_id: proposed?.tool_id ?? null, policy_version, expires_at: row.expires_at },
+    orchestration_run_id: row.orchestration_run_id,
+    agent_id: row.agent_id,
+    generation_id: row.generation_id,
+    ref_id: id,
+  })
+  return row
+}

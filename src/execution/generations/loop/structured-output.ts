@@ -1,0 +1,45 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import { AppError, type Problem } from '../../../core/api/errors.ts'
+import { storableValue } from '../../../core/api/storable-text.ts'
+import type { Services } from '../../../core/process/services.ts'
+import { outputProblems } from '../../agents/schema.ts'
+
+const FENCE = '```'
+
+/** A text minus one markdown fence around all of it; in time that grows with the text only. */
+export function stripCodeFence(text: string): string {
+  const trimmed = text.trim()
+  const first = trimmed.slice(0, trimmed.indexOf('\n') + 1)
+  if (!/^```[\w-]*\s*\n$/.test(first) || !trimmed.endsWith(FENCE)) return trimmed
+  return trimmed.slice(first.length, -FENCE.length).trim()
+}
+
+/** Pause before a check is asked for again that no thread had time for. */
+const RETRY_MS = 1000
+
+/**
+ * The final answer as the object its schema asks for. The answer is paid for: where no thread has time to check it, it
+ * waits until `signal` aborts.
+ * @throws INVALID_OUTPUT_SCHEMA, and what ends a wait by `signal`
+ */
+export async function parseStructuredOutput(
+  services: Services,
+  projectId: string,
+  { text, schema, signal }: { text: string; schema: object; signal: AbortSignal },
+): Promise<{ ok: true; object: unknown } | { ok: false; problems: Problem[] }> {
+  let value: unknown
+  try {
+    value = storableValue(JSON.parse(stripCodeFence(text)))
+  } catch {
+    return { ok: false, problems: [{ code: 'NOT_JSON', path: '', message: 'the answer is not JSON' }] }
+  }
+  for (;;) {
+    try {
+      const problems = await outputProblems(services, projectId, schema, value, signal)
+      return problems.length === 0 ? { ok: true, object: value } : { ok: false, problems }
+    } catch (error) {
+      if (!(error instanceof AppError && error.code === 'SERVICE_NOT_READY')) throw error
+      await sleep(RETRY_MS, undefined, { signal })
+    }
+  }
+}

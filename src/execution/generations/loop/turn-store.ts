@@ -1,0 +1,302 @@
+import { z } from 'zod'
+import type { PricedUsage } from '../../../control/usage/price-usage.ts'
+import { usagePart } from '../../../control/usage/store.ts'
+import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../../core/db/sql.ts'
+import type { StatementWrite } from '../../../core/db/writer.ts'
+import type { AgentRow } from '../../agents/model.ts'
+import { servedAgent } from '../../agents/served-version.ts'
+import { type LoadedRoute, loadedRoute, routeOf, routeOfRow } from '../../model-routes/store.ts'
+import { aiProviderKind, type ProviderRow } from '../../providers/model.ts'
+import type { ToolRow } from '../../tools/model.ts'
+import { JournalRow, journalClosed, journalInsert, journalTable } from '../journal/store.ts'
+import { type GenerationRow, generationKind, JournalStepRow } from '../model.ts'
+import { turnDataTable } from '../store.ts'
+import { type Frame, frameRows } from '../streams/frame-store.ts'
+import { wireStep } from '../traces/store.ts'
+
+/** Everything an executor needs of a turn. What is of other kinds comes as jsonb, its times in the form of that. */
+const LoadedTurn = z.object({
+  ...generationKind.row.shape,
+  /** With the version that the turn has, or gets if it starts now. */
+  loaded_agent: z.custom<AgentRow>().nullable(),
+  loaded_provider: z.custom<ProviderRow>().nullable(),
+  loaded_route: loadedRoute,
+  loaded_paused: z.boolean(),
+  loaded_work: z.string().nullable(),
+  loaded_steps: z.array(JournalStepRow),
+  loaded_journal: z.array(JournalRow),
+  /** json, so that schemas keep the order of their keys. */
+  loaded_tools: z.array(z.custom<ToolRow>()),
+  loaded_frame: z.int(),
+  loaded_root: z.string().nullable(),
+})
+const loadedTurn = sql.type(LoadedTurn)
+
+/** The same, by parts. */
+export type LoadedTurn = {
+  generation: GenerationRow
+  /** Null when it was deleted by the project that shared it. */
+  agent: AgentRow | null
+  provider: ProviderRow | null
+  /** Without a provider. */
+  route: LoadedRoute | null
+  paused: boolean
+  sealedWork: string | null
+  steps: JournalStepRow[]
+  journal: JournalRow[]
+  /** Those of its project that bindings of the agent name. */
+  tools: ToolRow[]
+  lastFrame: number
+  /** Top of the tree of its trace; null when it is that itself. */
+  rootTrace: string | null
+}
+
+/** A turn as it is to be started or resumed, in one round trip; null when the generation is gone. */
+export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | null> {
+  const row = await db.maybeOne(loadedTurn`
+    select ${generationKind.columns},
+      case when a.id is not null then to_jsonb(a) end as loaded_agent,
+      to_jsonb(pr) as loaded_provider,
+      case when a.id is not null then ${routeOfRow('a')} end as loaded_route,
+      p.paused_at is not null as loaded_paused,
+      coalesce(w.sealed, wu.sealed) as loaded_work,
+      coalesce((select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) from generation_steps s where s.generation_id = t.id), '[]') as loaded_steps,
+      case when t.journalled > 0 then (
+        select coalesce(json_agg(j order by j.n, j.position), '[]') from (
+          select n, position, body from generation_journal where generation_id = t.id
+          union all select n, position, body from generation_journal_unlogged where generation_id = t.id) j) else '[]' end as loaded_journal,
+      case when a.tool_bindings is not null then (
+        select coalesce(json_agg(tl), '[]') from tools tl where tl.project_id = a.project_id
+          and tl.id in (select b ->> 'tool_id' from json_array_elements(a.tool_bindings) b)) else '[]' end as loaded_tools,
+      coalesce((select max(f.seq) from stream_frames f where f.generation_id = t.id), 0) as loaded_frame,
+      (select tr.root_trace_id from traces tr where tr.id = t.trace_id) as loaded_root
+    from generations t
+    left join ${servedAgent(sql.fragment`t.agent_id`, {
+      version: sql.fragment`coalesce(t.agent_version, t.assigned_version)`,
+      key: sql.fragment`coalesce(t.actor_id, t.session_id, t.conversation_id)`,
+    })} a on true
+    join projects p on p.id = t.project_id
+    left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true
+    left join generation_work w on w.generation_id = t.id
+    left join generation_work_unlogged wu on wu.generation_id = t.id
+    where t.id = ${id}`)
+  if (!row) return null
+  const {
+    loaded_agent,
+    loaded_provider,
+    loaded_route,
+    loaded_paused,
+    loaded_work,
+    loaded_steps,
+    loaded_journal,
+    loaded_tools,
+    loaded_frame,
+    loaded_root,
+    ...generation
+  } = row
+  return {
+    generation,
+    agent: loaded_agent,
+    provider: loaded_provider,
+    route: loaded_route,
+    paused: loaded_paused,
+    sealedWork: loaded_work,
+    steps: loaded_steps.map(wireStep),
+    journal: loaded_journal,
+    tools: loaded_tools,
+    lastFrame: loaded_frame,
+    rootTrace: loaded_root,
+  }
+}
+
+/**
+ * Takes a generation for an attempt: guarded by the attempt that was read, so of two executors one gets it, and by its
+ * journal: a statement of a worker that was lost may have written to it since. A turn of a run that is about to be stopped is
+ * left to that. The prepared state and the first frame ride along.
+ */
+export function claimParts(claim: {
+  generation: GenerationRow
+  attempt: number
+  lostAttempts: number
+  startedAt: string
+  agentVersion: number
+  now: string
+  sealedWork: string | null
+  frames: Frame[]
+}): StatementWrite {
+  const { generation } = claim
+  const guard = sql.fragment`exists (select 1 from claimed)`
+  const ctes = [
+    sql.fragment`claimed as (
+      update generations set status = 'in_progress', attempt = ${claim.attempt}, lost_attempts = ${claim.lostAttempts}, handed_back = false,
+        started_at = ${claim.startedAt}, agent_version = ${claim.agentVersion}, last_activity_at = coalesce(last_activity_at, ${claim.now}), updated_at = ${claim.now}
+      where id = ${generation.id} and attempt = ${generation.attempt} and journalled = ${generation.journalled}
+        and status in ('pending', 'in_progress')
+        and (orchestration_run_id is null or not exists (
+          select from orchestration_runs r
+          where r.id = orchestration_run_id and orchestration_run_stopping(r.orchestration_id, r.parent_execution_id)))
+      returning id)`,
+  ]
+  if (claim.sealedWork !== null)
+    ctes.push(sql.fragment`prepared as (
+      update ${turnDataTable(generation.content_mode)} set sealed = ${claim.sealedWork} where generation_id = ${generation.id} and ${guard})`)
+  if (claim.frames.length > 0)
+    ctes.push(sql.fragment`first_frames as (${frameRows(generation.id, claim.frames, guard)})`)
+  return { ctes, guard, columns: sql.fragment`${claim.attempt}::int as attempt` }
+}
+
+const journalled = sql.type(z.object({ owned: z.int(), route: loadedRoute }))
+
+const stepInsert = (generationId: string, step: JournalStepRow, guard: Fragment): Fragment => sql.fragment`
+  insert into generation_steps (generation_id, n, text, finish_reason, model, ai_provider_id, tool_calls, tool_results, usage, started_at, completed_at)
+  select ${generationId}, ${step.n}::int, ${step.text}, ${step.finish_reason}, ${step.model}, ${step.ai_provider_id}, ${jsonb(step.tool_calls)},
+    ${jsonb(step.tool_results)}, ${jsonb(step.usage)}, ${step.started_at}::timestamptz, ${step.completed_at}::timestamptz
+  where ${guard}`
+
+/**
+ * Journals a settled step of a turn that goes on. Returns the route that its consumer goes by now, for the next step;
+ * false when the attempt no longer owns the turn.
+ */
+export async function journalStep(
+  db: Queryable,
+  generation: GenerationRow,
+  step: JournalStepRow,
+  frames: Frame[],
+  consumer: Parameters<typeof routeOf>[0],
+  closed: Closed,
+  calls: readonly PricedUsage[],
+): Promise<{ route: LoadedRoute | null } | false> {
+  const guard = sql.fragment`exists (select 1 from owned)`
+  const { owned, route } = await db.one(journalled`
+    with owned as (
+        update generations set step_count = step_count + 1, journalled = journalled + 1, lost_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at},
+          routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}
+        where id = ${generation.id} and attempt = ${generation.attempt} and journalled = ${generation.journalled}
+          and status = 'in_progress' returning id),
+      counted as (update traces set step_count = step_count + 1, updated_at = ${step.completed_at} where id = ${generation.trace_id} and ${guard}),
+      journalled as (${stepInsert(generation.id, step, guard)}),
+      ${closedParts(generation, closed, step.n, guard)}
+      ${usagePart(calls, guard)}
+      added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})
+    select count(*)::int as owned, ${routeOf(consumer)} as route from owned`)
+  return owned === 1 && { route }
+}
+
+/** What closes the step under way in the journal: null when nothing of it is there, else the settled step if it is kept. */
+type Closed = { kept: JournalRow | null } | null
+
+const closedParts = (generation: GenerationRow, closed: Closed, n: number, guard: Fragment): Fragment =>
+  closed
+    ? sql.fragment`${sql.join(journalClosed(generation, closed.kept, n, guard), sql.fragment`, `)},`
+    : sql.fragment``
+
+/**
+ * Leaves a turn until its client has made calls: nothing is held meanwhile. Guarded by the attempt: held unless another
+ * process owns the turn, or its abort was asked for, which nobody would see to while it waits.
+ */
+export function pauseParts(
+  generation: GenerationRow,
+  after: GenerationRow,
+  entries: readonly JournalRow[],
+  frames: Frame[],
+): StatementWrite {
+  const guard = sql.fragment`exists (select 1 from paused)`
+  const ctes = [
+    sql.fragment`paused as (
+      update generations set status = 'requires_action', journalled = journalled + 1, lost_attempts = 0,
+        required_action = ${jsonb(after.required_action)}, usage = ${jsonb(after.usage)}, routing = ${jsonb(after.routing)},
+        tool_surface = ${jsonb(after.tool_surface)}, last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}
+      where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' and abort is null returning id)`,
+    ...(entries.length > 0 ? [sql.fragment`entries as (${journalInsert(generation, entries, guard)})`] : []),
+    ...(frames.length > 0 ? [sql.fragment`last_frames as (${frameRows(generation.id, frames, guard)})`] : []),
+  ]
+  return { ctes, guard, columns: sql.fragment`true as paused` }
+}
+
+/** Stamps a trace as one that keeps no content, unless it has a turn whose content is kept. By generations_trace. */
+const stamped = (row: GenerationRow): Fragment => {
+  const kept = sql.fragment`exists (
+    select 1 from generations g where g.trace_id = traces.id and g.content_mode = 'full')`
+  const columns = [
+    'content_redacted_at',
+    'content_redacted_by_principal_type',
+    'content_redacted_by_principal_id',
+  ] as const
+  return sql.fragment`${sql.join(
+    columns.map(name => {
+      const column = sql.identifier([name])
+      return sql.fragment`, ${column} = case when ${kept} then ${column} else coalesce(${column}, ${row[name]}) end`
+    }),
+    sql.fragment``,
+  )}`
+}
+
+export type Settlement = {
+  generation: GenerationRow
+  /** The record as it stands afterwards. */
+  after: GenerationRow
+  step: JournalStepRow | null
+  frames: Frame[]
+  /** Something of the turn may be in the journal beside its settled steps. */
+  journalled: boolean
+}
+
+/**
+ * Ends an attempt: the record, its trace, the last step, the working state and the last frames. Guarded by the attempt: held
+ * unless another process owns the turn.
+ */
+export function settlementParts({ generation, after, step, frames, journalled }: Settlement): StatementWrite {
+  const guard = sql.fragment`exists (select 1 from settled)`
+  const ctes = [
+    sql.fragment`settled as (
+      update generations set status = ${after.status}, stop_reason = ${after.stop_reason}, error = ${jsonb(after.error)}, output = ${jsonb(after.output)},
+        input = ${jsonb(after.input)}, usage = ${jsonb(after.usage)}, routing = ${jsonb(after.routing)}, tool_surface = ${jsonb(after.tool_surface)},
+        required_action = null, step_count = ${after.step_count}, completed_at = ${after.completed_at},
+        last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}, metadata = ${generation.content_mode === 'none' ? jsonb(null) : sql.fragment`metadata`},
+        content_redacted_at = ${after.content_redacted_at}, content_redacted_by_principal_type = ${after.content_redacted_by_principal_type},
+        content_redacted_by_principal_id = ${after.content_redacted_by_principal_id}
+      where id = ${generation.id} and attempt = ${generation.attempt} and status in ('pending', 'in_progress', 'requires_action')
+      returning id)`,
+    sql.fragment`traced as (
+      update traces set step_count = step_count + ${step ? 1 : 0}, updated_at = ${after.updated_at}
+        ${after.error ? sql.fragment`, error = ${jsonb(after.error)}` : sql.fragment``}
+        ${after.content_redacted_at ? stamped(after) : sql.fragment``}
+      where id = ${generation.trace_id} and ${guard} returning id)`,
+    sql.fragment`closed as (delete from generation_work where generation_id = ${generation.id} and ${guard})`,
+    ...(generation.content_mode === 'none'
+      ? [
+          sql.fragment`emptied as (delete from generation_work_unlogged where generation_id = ${generation.id} and ${guard})`,
+        ]
+      : []),
+    ...(journalled
+      ? [
+          sql.fragment`unused as (delete from ${journalTable(generation.content_mode)} where generation_id = ${generation.id} and ${guard})`,
+        ]
+      : []),
+    ...(step ? [sql.fragment`journalled as (${stepInsert(generation.id, step, guard)})`] : []),
+    ...(frames.length > 0 ? [sql.fragment`last_frames as (${frameRows(generation.id, frames, guard)})`] : []),
+  ]
+  // Behind the lock of the trace, which those who are woken take too.
+  return { ctes, guard: sql.fragment`exists (select 1 from traced)`, columns: sql.fragment`true as settled` }
+}
+
+const held = sql.type(z.object({ held: z.boolean() }))
+
+/** Sends such a statement in a transaction that goes on; returns whether it held. */
+export const executeFenced = (db: Queryable, { ctes, guard }: StatementWrite): Promise<boolean> =>
+  db.oneFirst(held`with ${sql.join(ctes, sql.fragment`, `)} select ${guard} as held`)
+
+const found = sql.type(z.object({ found: z.boolean() }))
+
+/** Whether the write of an attempt whose answer was lost was committed: only the attempt itself leaves such a row. */
+export const isWritten = (db: Queryable, { id, attempt, status, journalled }: GenerationRow): Promise<boolean> =>
+  db.oneFirst(found`
+    select exists (select from generations
+      where id = ${id} and attempt = ${attempt} and status = ${status} and journalled = ${journalled}) as found`)
+
+/** Gives a running turn back without counting the attempt as lost. */
+export async function requeueGeneration(db: Queryable, generation: GenerationRow): Promise<void> {
+  await db.query(
+    voidStatement`update generations set handed_back = true where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress'`,
+  )
+}

@@ -1,0 +1,153 @@
+import { z } from 'zod'
+import { type Fragment, jsonb, type Queryable, sql } from '../../../core/db/sql.ts'
+import type { StatementWrite } from '../../../core/db/writer.ts'
+import { agentKind } from '../../agents/model.ts'
+import { type ReleaseSubject, releaseKey, servedAgent } from '../../agents/served-version.ts'
+import { loadedRoute, routeOfRow } from '../../model-routes/store.ts'
+import { aiProviderKind, type ProviderRow } from '../../providers/model.ts'
+import type { GenerationRow } from '../model.ts'
+
+/** What a new turn is made of. */
+export type NewTurn = Pick<
+  GenerationRow,
+  | 'id'
+  | 'project_id'
+  | 'agent_id'
+  | 'agent_version'
+  | 'trace_id'
+  | 'conversation_id'
+  | 'session_id'
+  | 'actor_id'
+  | 'initiator_generation_id'
+  | 'chain_id'
+  | 'started_by_principal_type'
+  | 'started_by_principal_id'
+  | 'action_id'
+  | 'trigger_id'
+  | 'orchestration_run_id'
+  | 'node_id'
+  | 'node_attempt'
+  | 'source'
+  | 'metadata'
+  | 'authority'
+  | 'permission'
+  | 'streamed'
+  | 'shape'
+  | 'deadline_at'
+  | 'created_at'
+> & {
+  newTrace: boolean
+  /** It keeps the version that it is given now. */
+  assigned: boolean
+  parent_trace_id: string | null
+  root_trace_id: string | null
+  sealedWork: string
+}
+
+/**
+ * What goes with a new turn in its statement: a condition under which it is not made, and further ctes, which see by
+ * `runnable` whether it is.
+ */
+export type ExtraCtes = { unless?: Fragment; ctes: readonly Fragment[] }
+
+/** The project of a new turn as its insert found it; a paused one means that nothing was written. */
+const ProjectFound = z.object({
+  project_id: z.string().nullable(),
+  paused_at: z.string().nullable(),
+  pause_reason: z.string().nullable(),
+})
+export type ProjectFound = z.output<typeof ProjectFound>
+
+/** A provider as jsonb, beside the row of something else. */
+const provider = z.custom<ProviderRow>().nullable()
+/** What the calls of an agent go to: a provider, or else a route; and whether their models must have prices. */
+const AgentBinding = z.object({
+  provider,
+  route: loadedRoute,
+  /** The agent's own, with a provider. */
+  model: z.string().nullable(),
+  require_priced_model: z.boolean(),
+})
+export type AgentBinding = z.output<typeof AgentBinding>
+
+const insertedTurn = sql.type(
+  ProjectFound.extend({ ...AgentBinding.shape, made: z.boolean(), publisher_project_id: z.string().nullable() }),
+)
+
+/** The agent of a new turn, with the version that it was given already or is given now. */
+const servedTo = (turn: ReleaseSubject & { agent_id: string; agent_version?: number | null }): Fragment =>
+  servedAgent(sql.fragment`${turn.agent_id}`, {
+    version: sql.fragment`${turn.agent_version ?? null}`,
+    key: sql.fragment`${releaseKey(turn)}`,
+  })
+
+/**
+ * Writes a pending generation, its trace when it is a new one, and its sealed working state, while it holds the project
+ * against a pause. The ctes `project` and `runnable` say what was found; nothing is written in a paused project.
+ */
+export function newTurnParts(turn: NewTurn, beside: ExtraCtes = { ctes: [] }): StatementWrite {
+  const wanted = beside.unless ? sql.fragment`and not (${beside.unless})` : sql.fragment``
+  const ctes = [
+    sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode, require_priced_model from projects where id = ${turn.project_id} for share)`,
+    // The stricter of what the project and the agent say; of an agent that another project shares, what the project says.
+    sql.fragment`runnable as (
+      select case when project.trace_content_mode = 'none' then 'none' when p.id is not null then 'full'
+          else coalesce(a.trace_content_mode, 'full') end as mode,
+        a.version, a.project_id, a.ai_provider_id, a.model, a.model_route_id, p.id as publisher_project_id
+      from project left join ${servedTo(turn)} a on true
+        left join lateral (select a.project_id as id where a.project_id <> project.id) p on true
+      where paused_at is null ${wanted})`,
+    sql.fragment`new_trace as (
+      insert into traces (id, project_id, agent_id, parent_trace_id, root_trace_id, created_at, updated_at, publisher_project_id)
+      select ${turn.trace_id}, ${turn.project_id}, ${turn.agent_id}, ${turn.parent_trace_id}, ${turn.root_trace_id}, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz,
+        publisher_project_id
+      from runnable where ${turn.newTrace})`,
+    sql.fragment`new_generation as (
+      insert into generations (id, project_id, agent_id, trace_id, conversation_id, session_id, actor_id, initiator_generation_id, chain_id, started_by_principal_type,
+        started_by_principal_id, action_id, source, metadata, authority, permission, streamed, shape, content_mode, deadline_at, assigned_version, created_at, updated_at,
+        publisher_project_id, trigger_id, orchestration_run_id, node_id, node_attempt)
+      select ${turn.id}, ${turn.project_id}, ${turn.agent_id}, ${turn.trace_id}, ${turn.conversation_id}, ${turn.session_id}, ${turn.actor_id},
+        ${turn.initiator_generation_id}, ${turn.chain_id}, ${turn.started_by_principal_type}, ${turn.started_by_principal_id}, ${turn.action_id}, ${turn.source},
+        case when mode = 'full' then ${jsonb(turn.metadata)} end, ${jsonb(turn.authority)}, ${jsonb(turn.permission)}, ${turn.streamed}, ${turn.shape}, mode,
+        ${turn.deadline_at}::timestamptz, case when ${turn.assigned} then version end,
+        ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz, publisher_project_id, ${turn.trigger_id}, ${turn.orchestration_run_id}, ${turn.node_id}, ${turn.node_attempt}::int
+      from runnable)`,
+    sql.fragment`open as (
+      insert into generation_work (generation_id, sealed)
+      select ${turn.id}, case when mode = 'full' then ${turn.sealedWork} end from runnable)`,
+    sql.fragment`hidden as (insert into generation_work_unlogged (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'none')`,
+    ...beside.ctes,
+  ]
+  return {
+    ctes,
+    guard: sql.fragment`exists (select 1 from runnable)`,
+    columns: sql.fragment`(select id from project) as project_id, (select paused_at from project) as paused_at, (select pause_reason from project) as pause_reason`,
+  }
+}
+
+/** The same inside a transaction, with the agent's provider or route. */
+export async function insertTurn(
+  db: Queryable,
+  turn: NewTurn,
+  beside: ExtraCtes | undefined,
+): Promise<ProjectFound & AgentBinding & { made: boolean; publisher_project_id: string | null }> {
+  const { ctes, columns, guard } = newTurnParts(turn, beside)
+  return db.one(insertedTurn`
+    with ${sql.join(ctes, sql.fragment`, `)} select ${columns}, ${guard} as made,
+      (select to_jsonb(pr) from runnable cross join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = runnable.ai_provider_id) pr) as provider,
+      (select ${routeOfRow('runnable')} from runnable) as route, (select model from runnable) as model,
+      (select publisher_project_id from runnable) as publisher_project_id,
+      coalesce((select require_priced_model from project), false) as require_priced_model`)
+}
+
+/** An agent with its provider or route, for running it: as one turn of nobody in particular is served it. */
+const RunnableAgent = agentKind.row.extend(AgentBinding.shape)
+export type RunnableAgent = z.output<typeof RunnableAgent>
+const runnableAgent = sql.type(RunnableAgent)
+
+/** The agent of an id for running it, in one round trip; null when there is none. */
+export const findRunnableAgent = (db: Queryable, id: string): Promise<RunnableAgent | null> =>
+  db.maybeOne(runnableAgent`
+    select a.*, to_jsonb(pr) as provider, ${routeOfRow('a')} as route,
+      (select p.require_priced_model from projects p where p.id = a.project_id) as require_priced_model from (select ${agentKind.columns} from ${servedTo({ agent_id: id })} t) a
+    left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true`)

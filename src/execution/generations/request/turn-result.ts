@@ -1,0 +1,83 @@
+import { z } from 'zod'
+import { UsageTotals } from '../../../control/usage/totals.ts'
+import type { ModelMessage } from '../../providers/model-messages.ts'
+import type { GenerationRow, JournalStepRow, OpenStep } from '../model.ts'
+
+/** The answer of a turn that nobody waits for. */
+export const AcceptedTurn = z
+  .object({ status: z.literal('accepted'), generation_id: z.string(), trace_id: z.string() })
+  .meta({ id: 'TurnAccepted' })
+
+/** What a turn of an agent that was run directly ended with, or paused for. */
+export const GenerateResult = z
+  .object({
+    id: z.string(),
+    trace_id: z.string(),
+    status: z.enum(['completed', 'requires_action']),
+    agent_version: z.int(),
+    ai_provider_id: z.string().nullable(),
+    output: z
+      .object({
+        model: z.string(),
+        content: z.string(),
+        finish_reason: z.string(),
+        object: z.unknown(),
+        response_messages: z.array(z.record(z.string(), z.unknown())).describe('Messages of the turn'),
+      })
+      .nullable(),
+    required_action: z.record(z.string(), z.unknown()).nullable(),
+    usage: UsageTotals.nullable(),
+  })
+  .meta({ id: 'GenerateResult' })
+
+/** A step as stored history: the assistant's message and, when it called tools, their results. */
+export function stepMessages(step: JournalStepRow): ModelMessage[] {
+  const assistant: ModelMessage = {
+    role: 'assistant',
+    content: [
+      ...(step.text ? [{ type: 'text' as const, text: step.text }] : []),
+      ...step.tool_calls.map(call => ({
+        type: 'tool_call' as const,
+        tool_call_id: call.id,
+        tool_name: call.tool_name,
+        args: call.args,
+      })),
+    ],
+  }
+  if (step.tool_results.length === 0) return [assistant]
+  return [
+    assistant,
+    { role: 'tool', content: step.tool_results.map(result => ({ type: 'tool_result' as const, ...result })) },
+  ]
+}
+
+/** What a waiting caller of an agent gets; of a paused turn with the step under way. */
+export function agentResult(
+  generation: GenerationRow,
+  steps: readonly JournalStepRow[],
+  open?: Pick<JournalStepRow, 'ai_provider_id'>,
+) {
+  const { output } = generation
+  return {
+    id: generation.id,
+    trace_id: generation.trace_id,
+    status: generation.status,
+    agent_version: generation.agent_version,
+    ai_provider_id: generation.publisher_project_id === null ? ((open ?? steps.at(-1))?.ai_provider_id ?? null) : null,
+    output: output && { ...output, response_messages: steps.flatMap(stepMessages) },
+    required_action: generation.required_action,
+    usage: generation.usage,
+  }
+}
+
+/** What the client of a paused turn is asked for. */
+export const requiredAction = (
+  step: OpenStep,
+  pending: readonly { position: number; args: Record<string, unknown> }[],
+) => ({
+  type: 'submit_tool_outputs',
+  tool_calls: pending.map(({ position, args }) => {
+    const { id, tool_name } = step.tool_calls[position]
+    return { id, tool_call_id: id, tool_name, args }
+  }),
+})

@@ -1,0 +1,136 @@
+import { retryWhileUnavailable } from '../../../core/db/retry.ts'
+import type { Services } from '../../../core/process/services.ts'
+import type { GenerationRow } from '../model.ts'
+import { appendFrames, type Frame } from './frame-store.ts'
+import { notifyFrames, TurnClaimLost } from './live-turns.ts'
+
+/** Pieces are written together at this pace; the first one goes out at once. */
+const BATCH_MS = 30
+
+const sealedFor = (generation: Pick<GenerationRow, 'id' | 'project_id'>, seq: number) => ({
+  kind: 'stream_frame',
+  id: `${generation.id}:${seq}`,
+  project_id: generation.project_id,
+})
+
+/** Makes a frame; in content mode `none` its data is sealed, so that nothing readable lies in the table. */
+export function makeFrame(
+  services: Services,
+  generation: GenerationRow,
+  seq: number,
+  event: string,
+  data: object,
+): Frame {
+  const text = JSON.stringify(data)
+  return {
+    seq,
+    event,
+    data: generation.content_mode === 'none' ? services.secrets.seal(text, sealedFor(generation, seq)) : text,
+  }
+}
+
+/** The JSON text of a frame's data. */
+export function readFrame(
+  services: Services,
+  generation: Pick<GenerationRow, 'id' | 'project_id' | 'content_mode'>,
+  frame: { seq: number; data: string },
+): string {
+  if (generation.content_mode === 'full') return frame.data
+  const opened = services.secrets.open(frame.data, sealedFor(generation, frame.seq))
+  return opened.ok ? opened.value : '{}'
+}
+
+/** What the first event of a turn says. */
+export const startedOf = ({ id: generation_id, trace_id, agent_version, shape }: GenerationRow) =>
+  shape === 'agent' ? { generation_id, trace_id, agent_version } : { generation_id, trace_id }
+
+export const deltaOf = (content: string) => ({ choices: [{ index: 0, delta: { content } }] })
+
+/** Writes the frames of one attempt in order: text pieces in batches, at most one statement at a time. */
+export class FrameWriter {
+  private pending = ''
+  private flushing: Promise<void> | null = null
+  private timer: NodeJS.Timeout | null = null
+  private failure: unknown = null
+  private lastFlush = 0
+  private readonly services: Services
+  private readonly generation: GenerationRow
+  private readonly signal: AbortSignal
+  seq: number
+
+  /** @param signal aborted when the attempt is to be left */
+  constructor(services: Services, generation: GenerationRow, lastSeq: number, signal: AbortSignal) {
+    this.services = services
+    this.generation = generation
+    this.seq = lastSeq
+    this.signal = signal
+  }
+
+  next(event: string, data: object): Frame {
+    this.seq += 1
+    return makeFrame(this.services, this.generation, this.seq, event, data)
+  }
+
+  /** Adds a piece of text. */
+  text(piece: string): void {
+    this.pending += piece
+    if (this.flushing || this.timer) return
+    const wait = Math.max(0, this.lastFlush + BATCH_MS - performance.now())
+    if (wait === 0) this.flush()
+    else
+      this.timer = setTimeout(() => {
+        this.timer = null
+        this.flush()
+      }, wait)
+  }
+
+  private flush(): void {
+    if (this.pending === '' || this.flushing) return
+    const frame = this.next('delta', deltaOf(this.pending))
+    this.pending = ''
+    this.lastFlush = performance.now()
+    const { services, generation, signal } = this
+    const append = () => appendFrames(services.pool, generation.id, generation.attempt, [frame])
+    this.flushing = retryWhileUnavailable(append, { signal })
+      .then(
+        owned => {
+          if (owned) notifyFrames(services, generation.id)
+          else this.failure = new TurnClaimLost()
+        },
+        error => {
+          this.failure = error
+        },
+      )
+      .then(() => {
+        this.flushing = null
+        if (this.pending !== '' && !this.timer && !this.failure) {
+          this.timer = setTimeout(
+            () => {
+              this.timer = null
+              this.flush()
+            },
+            Math.max(0, this.lastFlush + BATCH_MS - performance.now()),
+          )
+        }
+      })
+  }
+
+  /** Waits for what is being written and gives back the rest as a frame to be written with the next statement. Raises TurnLost. */
+  async drain(): Promise<Frame[]> {
+    if (this.timer) clearTimeout(this.timer)
+    this.timer = null
+    const rest = this.pending
+    this.pending = ''
+    while (this.flushing) await this.flushing
+    if (this.failure) throw this.failure
+    return rest === '' ? [] : [this.next('delta', deltaOf(rest))]
+  }
+
+  /** Drops what was not written: the text of a lost or failed step. */
+  async discard(): Promise<void> {
+    if (this.timer) clearTimeout(this.timer)
+    this.timer = null
+    this.pending = ''
+    while (this.flushing) await this.flushing
+  }
+}

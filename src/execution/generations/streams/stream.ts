@@ -1,0 +1,81 @@
+import { eventMessage, eventStream } from '../../../core/api/event-stream.ts'
+import type { Context, OperationResult } from '../../../core/api/operation.ts'
+import type { GenerationRow } from '../model.ts'
+import { generationKind } from '../model.ts'
+import { readTurnEnd, type TurnEndState } from '../request/wait-for-turn.ts'
+import { type Frame, framesAfter } from './frame-store.ts'
+import { deltaOf, readFrame, startedOf } from './frames.ts'
+import { liveTurns } from './live-turns.ts'
+
+/** The record and the frames are read after every notification, and at least this often. */
+const POLL_MS = 2000
+const END_EVENTS = new Set(['completed', 'error'])
+
+/** The position a client asks to go on from; anything but a whole number is the beginning. */
+export const lastEventId = (header: string | string[] | undefined): number =>
+  typeof header === 'string' && /^\d{1,9}$/.test(header) ? Number(header) : 0
+
+/**
+ * The event stream of a turn from the event after `after`, as executors write it, from any web process. The stream of a
+ * turn that wrote no pieces, or whose frames are gone, is made from its record. The turn goes on whatever becomes of the
+ * stream.
+ */
+export function streamTurn(
+  context: Pick<Context, 'services' | 'request' | 'recheck'>,
+  generation: { id: string },
+  after: number,
+): OperationResult {
+  const { services } = context
+  let seq = after
+  let row: GenerationRow | null = null
+  /** Whether one of the frames was the end. */
+  const messages = async function* (turn: GenerationRow, frames: readonly Frame[]) {
+    for (const frame of frames) {
+      seq = frame.seq
+      yield eventMessage(frame.seq, frame.event, readFrame(services, turn, frame))
+      if (END_EVENTS.has(frame.event)) return true
+      // It may have gone on since.
+      if (frame.event === 'requires_action' && (await readTurnEnd(services, generation.id))?.status === frame.event)
+        return true
+    }
+    return false
+  }
+  return eventStream(context, {
+    watch: news => liveTurns(services).watch(generation.id, news),
+    position: () => seq,
+    async *look(quiet) {
+      row ??= await generationKind.find(services.pool, generation.id)
+      if (!row) return 'ended'
+      if (row.streamed) {
+        if (yield* messages(row, await framesAfter(services.pool, generation.id, seq))) return 'ended'
+      } else if (seq === 0) {
+        seq = 1
+        yield eventMessage(1, 'started', JSON.stringify(startedOf(row)))
+      }
+      if (!quiet && row.streamed) return POLL_MS
+      const ended = await readTurnEnd(services, generation.id)
+      if (!ended) return POLL_MS
+      // The last frames may have come between the two reads.
+      const rest = row.streamed ? await framesAfter(services.pool, generation.id, seq) : []
+      yield* messages(row, rest)
+      if (rest.length === 0) yield* endOf(ended, seq)
+      return 'ended'
+    },
+  })
+}
+
+/** The end of a turn out of its record; its text comes as one piece when no piece of it was ever written. */
+function* endOf(ended: TurnEndState, seq: number): Generator<string> {
+  let next = seq
+  if (ended.failure) {
+    yield eventMessage(next + 1, 'error', JSON.stringify(ended.failure))
+    return
+  }
+  if (!ended.streamed && ended.output?.content && next < 2)
+    yield eventMessage(++next, 'delta', JSON.stringify(deltaOf(ended.output.content)))
+  yield eventMessage(
+    next + 1,
+    ended.status === 'requires_action' ? 'requires_action' : 'completed',
+    JSON.stringify(ended.result),
+  )
+}

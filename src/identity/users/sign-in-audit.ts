@@ -1,0 +1,38 @@
+import type { AuditEntry } from '../../core/api/audit.ts'
+import { newId } from '../../core/api/ids.ts'
+import { srn } from '../../core/api/kind.ts'
+import type { RequestFacts } from '../../core/invoke/call.ts'
+import type { FailedSignIns } from './store.ts'
+
+/** What an entry shows of the request of a sign-in. */
+export type SignInRequest = Partial<Pick<RequestFacts, 'id' | 'ip' | 'userAgent'>>
+
+/** The entry of a sign-in: there is no caller yet, so the pipeline writes none. */
+export const signInEntry = (
+  action: string,
+  status: number,
+  username: string | null,
+  userId: string | null,
+  request: SignInRequest | null,
+  detail: Record<string, unknown> = {},
+): AuditEntry => ({
+  id: newId('audit'),
+  project_id: null,
+  principal_type: userId ? 'user' : null,
+  principal_id: userId,
+  action,
+  resource_srn: userId && srn(null, 'user', userId),
+  resource_public_id: userId,
+  status,
+  request_id: request?.id ?? null,
+  ip: request?.ip ?? null,
+  user_agent: request?.userAgent?.slice(0, 512) ?? null,
+  detail: { username, ...detail },
+  created_at: new Date().toISOString(),
+})
+
+/** The entry of attempts that are counted together; its address is that of the last. */
+export function failedSignInEntry({ action, username, user_id, attempts, since, ip }: FailedSignIns): AuditEntry {
+  const entry = signInEntry(action, 401, username || null, user_id, { ip })
+  return { ...entry, detail: { ...entry.detail, count: attempts, since } }
+}
