@@ -23,14 +23,17 @@ import { modules } from '../src/modules.ts'
 
 export type WorkerProcess = { healthPort: number; stop(): Promise<void> }
 
-/** Starts a worker process for the concerns named. Raises ConfigError where a queue of theirs cannot be had. */
+/**
+ * Starts a worker process for the given concerns.
+ * @throws ConfigError if the queue driver of one of them is not supported
+ */
 export async function startWorker(
   config: Config,
   log: Logger,
   kinds: readonly (typeof WORKER_KINDS)[number][],
 ): Promise<WorkerProcess> {
-  const runs = kinds.includes('orchestration')
-  if (runs && config.ORCHESTRATION_QUEUE_DRIVER !== 'postgres')
+  const isOrchestrationWorker = kinds.includes('orchestration')
+  if (isOrchestrationWorker && config.ORCHESTRATION_QUEUE_DRIVER !== 'postgres')
     throw new ConfigError('ORCHESTRATION_QUEUE_DRIVER', 'must be postgres')
   loadModules(modules)
   await requireConnections(config)
@@ -44,17 +47,18 @@ export async function startWorker(
   for (const { start } of modules) await start?.(services, 'worker')
   log.debug(declaredNames(), 'modules loaded')
   const { handlers, schedules, background } = workForConcerns(kinds)
-  // Two workers may share INSTANCE_ID, and in containers the number of the process too.
+  // Workers may share INSTANCE_ID, and in containers the process ID too.
   const instance = `${config.INSTANCE_ID}:${HOLDER}`
   const startedAt = new Date().toISOString()
   const heartbeat = new Heartbeat(services, { instance, kinds, startedAt, identity: ownIdentity() })
   const beat = async () => {
-    // Polls come at any time, an interval apart at most: so heartbeats are never two apart, after which others end its leases.
+    // Polls are at most one interval apart from each other. Writing from half an interval on keeps heartbeats closer
+    // than two intervals, after which other workers end the leases of this one.
     if (heartbeat.ageMs >= config.WORKER_HEARTBEAT_INTERVAL_MS / 2) await heartbeat.beat()
   }
-  // Before it takes anything: whoever comes later is to know whose that is.
-  await heartbeat.beat().catch(error => log.error({ err: error }, 'first heartbeat not written'))
-  const file = runs ? config.ORCHESTRATION_WORKER_HEARTBEAT_FILE : null
+  // Before the first claim, so that other workers can attribute its leases.
+  await heartbeat.beat().catch(error => log.error({ err: error }, 'first heartbeat failed'))
+  const file = isOrchestrationWorker ? config.ORCHESTRATION_WORKER_HEARTBEAT_FILE : null
   let fileWritten = 0
   const writeHeartbeat = async () => {
     if (file === null) return
@@ -71,17 +75,17 @@ export async function startWorker(
     idleMs: Math.min(IDLE_POLL_MS, config.WORKER_HEARTBEAT_INTERVAL_MS),
     onPoll: () => Promise.all([beat(), writeHeartbeat()]),
   })
-  const running = background.map(({ start }) => start(services))
+  const backgroundTasks = background.map(({ start }) => start(services))
   const app = express()
   app.disable('x-powered-by')
   let draining = false
   mountHealth(app, services, {
     draining: () => draining,
     extra: () => ({
-      worker: heartbeat.ageMs < config.WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'no successful poll lately',
+      worker: heartbeat.ageMs < config.WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'no recent successful poll',
       ...(file !== null && {
         heartbeat_file:
-          Date.now() - fileWritten < config.ORCHESTRATION_WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'not written lately',
+          Date.now() - fileWritten < config.ORCHESTRATION_WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'not written recently',
       }),
     }),
   })
@@ -93,42 +97,45 @@ export async function startWorker(
   const healthPort = portOf(server)
   log.info({ kinds, health_port: healthPort, instance: config.INSTANCE_ID }, 'worker is ready')
   await beat()
-  const unserved = await unservedConcerns(services, config.WORKER_HEARTBEAT_STALE_MS)
-  if (unserved.length > 0) log.warn({ concerns: unserved }, 'nobody works on these concerns; start a worker for them')
+  const unserved = await listUnservedConcerns(services, config.WORKER_HEARTBEAT_STALE_MS)
+  if (unserved.length > 0) log.warn({ concerns: unserved }, 'concerns without a worker')
   let stopping: Promise<void> | undefined
   return {
     healthPort,
     stop: () => {
       stopping ??= (async () => {
         draining = true
-        // It polls no more, and what it still does is not to be taken for left.
-        const beating = setInterval(() => void beat().catch(() => {}), config.WORKER_HEARTBEAT_INTERVAL_MS / 2)
-        await Promise.all([workers.stop(config.SHUTDOWN_GRACE_MS), ...running.map(part => part?.close())])
-        clearInterval(beating)
+        // Polls have stopped, but heartbeats must continue until running handlers end, or other workers take over.
+        const beatTimer = setInterval(() => void beat().catch(() => {}), config.WORKER_HEARTBEAT_INTERVAL_MS / 2)
+        await Promise.all([workers.stop(config.SHUTDOWN_GRACE_MS), ...backgroundTasks.map(task => task?.close())])
+        clearInterval(beatTimer)
         await closeServer(server, 1000)
         await heartbeat.end().catch(() => {})
         await services.close()
-        log.info('worker has stopped')
+        log.info('worker stopped')
       })()
       return stopping
     },
   }
 }
 
-/** The concerns that no worker of the deployment has, this one included. */
-async function unservedConcerns({ pool }: Pick<Services, 'pool'>, staleMs: number) {
-  const served = await pool.anyFirst(sql.type(z.strictObject({ kind: z.string() }))`
+/** Lists the concerns without a live worker in the deployment. */
+async function listUnservedConcerns({ pool }: Pick<Services, 'pool'>, staleMs: number) {
+  const servedKinds = await pool.anyFirst(sql.type(z.strictObject({ kind: z.string() }))`
     select distinct unnest(kinds) as kind from worker_heartbeats
     where beat_at > now() - make_interval(secs => ${staleMs / 1000})`)
-  return WORKER_KINDS.filter(kind => !served.includes(kind))
+  return WORKER_KINDS.filter(kind => !servedKinds.includes(kind))
 }
 
-/** The concerns named on the command line; without names, WORKER_KINDS. Raises ConfigError for an unknown one. */
+/**
+ * Returns the concerns named on the command line, WORKER_KINDS without any.
+ * @throws ConfigError for an unknown concern
+ */
 export function concernsOf(names: readonly string[], config: Config): (typeof WORKER_KINDS)[number][] {
   if (names.length === 0) return config.WORKER_KINDS
   for (const name of names)
     if (!(WORKER_KINDS as readonly string[]).includes(name))
-      throw new ConfigError(name, `is no concern of the worker; the concerns are ${WORKER_KINDS.join(', ')}`)
+      throw new ConfigError(name, `is not a worker concern; use one of ${WORKER_KINDS.join(', ')}`)
   return names as (typeof WORKER_KINDS)[number][]
 }
 

@@ -10,13 +10,13 @@ import { mountOauth } from './identity/oauth/mount.ts'
 
 export type App = {
   http: Express
-  /** From now on /readyz answers 503. */
+  /** Makes /readyz answer 503. */
   drain(): void
 }
 
-/** Puts the modules together into the HTTP application of one process. */
+/** Creates the HTTP application of a process from the loaded modules. */
 export function createApp(services: Services): App {
-  // Fails at the start rather than at the first upload.
+  // Opened here so that a misconfiguration fails the start, not the first upload.
   storageBackends(services)
   let draining = false
   const http = createHttp(services, operations.all(), app => {

@@ -57,10 +57,7 @@ import memories from './memory/memories/module.ts'
 import memoryStores from './memory/stores/module.ts'
 import planned from './planned/module.ts'
 
-/**
- * Every module, in the order of the areas: the table of contents of the API and of the work behind it. A module that is
- * not here does not exist.
- */
+/** All modules of a process, in the order of the areas, which is also the order of the API. */
 export const modules: readonly Module[] = [
   core,
   users,

@@ -15,7 +15,7 @@ import { modules } from './modules.ts'
 
 export type Web = { port: number; url: string; server: Server; stop(): Promise<void> }
 
-/** Starts the web process: migrates when asked, makes the first admin when none exists, answers requests. */
+/** Starts the web process: migrates the database if AUTO_MIGRATE is set, starts the modules and serves requests. */
 export async function startWeb(config: Config, log: Logger): Promise<Web> {
   loadModules(modules)
   await requireConnections(config)
@@ -53,7 +53,7 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
         await gate.drain(config.SHUTDOWN_GRACE_MS)
         await closeServer(server, 100)
         await services.close()
-        log.info('web has stopped')
+        log.info('web stopped')
       })()
       return stopping
     },

@@ -6,34 +6,35 @@ import { systemClock } from '../core/process/clock.ts'
 import { issueUserToken } from '../identity/users/sign-in.ts'
 import { hasUsers } from '../identity/users/store.ts'
 import { CommandError } from './output.ts'
-import { firstAdmin } from './store.ts'
+import { findFirstAdmin } from './store.ts'
 
 export type SignIn = { username: string; password: string }
 
-/** The parts of the demo project. `key` is there when it was made by this start. */
+/** The parts of the demo project. `key` is null unless this start created it. */
 export type Demo = { project_id: string; agent_id: string; session_id: string; key: string | null }
 
 const DEMO = 'demo'
 const PROVIDER = 'model double'
 
 /**
- * Makes the first admin when there is no user. The sign-in is kept in `file` until it has been shown, so that a start
- * that is killed in between leaves no one locked out; null when there is nothing to show.
+ * Creates the first admin if there is no user. Returns its sign-in, which is stored in `file` until it was printed so
+ * that it survives a killed start. Null if there is none to print.
  */
 export async function createFirstAdmin(pool: Pool, url: string, file: string, config: Config): Promise<SignIn | null> {
-  const kept = fs.existsSync(file) ? (JSON.parse(fs.readFileSync(file, 'utf8')) as SignIn) : null
-  if (await hasUsers(pool)) return kept
+  const stored = fs.existsSync(file) ? (JSON.parse(fs.readFileSync(file, 'utf8')) as SignIn) : null
+  if (await hasUsers(pool)) return stored
   const length = Math.max(18, config.PASSWORD_MIN_LENGTH)
-  const signIn = kept ?? { username: 'admin', password: randomBytes(length).toString('base64url').slice(0, length) }
-  if (!kept) fs.writeFileSync(file, JSON.stringify(signIn), { mode: 0o600 })
-  await call(url, null, 'POST', '/users/bootstrap', signIn)
+  const signIn = stored ?? { username: 'admin', password: randomBytes(length).toString('base64url').slice(0, length) }
+  if (!stored) fs.writeFileSync(file, JSON.stringify(signIn), { mode: 0o600 })
+  await request(url, null, 'POST', '/users/bootstrap', signIn)
   return signIn
 }
 
 /**
- * The demo project with a provider on the model double, an agent and an open session, made where they are missing and
- * only when the deployment has no other project. Corrects the provider's address. All of it over HTTP, as an admin.
- * @param withKey makes a project key too; otherwise only when the project has none
+ * Creates the missing parts of the demo project: a provider for the test model, an agent and an open session. Does
+ * nothing if the deployment has another project. Updates the provider's address. All calls are API requests as an
+ * admin.
+ * @param withKey whether to create a project key even if the project has one
  */
 export async function createDemo(
   pool: Pool,
@@ -42,24 +43,24 @@ export async function createDemo(
   doubleUrl: string,
   withKey: boolean,
 ): Promise<Demo | null> {
-  const admin = await firstAdmin(pool)
+  const admin = await findFirstAdmin(pool)
   if (!admin) return null
   const { token } = await issueUserToken({ config, clock: systemClock }, admin)
-  const get = (path: string) => call(url, token, 'GET', path)
-  const post = (path: string, body: object) => call(url, token, 'POST', path, body)
-  const named = async (path: string, name: string) =>
+  const get = (path: string) => request(url, token, 'GET', path)
+  const post = (path: string, body: object) => request(url, token, 'POST', path, body)
+  const findByName = async (path: string, name: string) =>
     (await get(path)).data.find((item: { name: string | null }) => item.name === name)
 
-  let project = await named(`/projects?name=${DEMO}&limit=100`, DEMO)
+  let project = await findByName(`/projects?name=${DEMO}&limit=100`, DEMO)
   if (!project) {
     if ((await get('/projects?limit=1')).total > 0) return null
-    project = await post('/projects', { name: DEMO, description: 'A first conversation, on the model double' })
+    project = await post('/projects', { name: DEMO, description: 'A first conversation with the test model' })
   }
   const project_id: string = project.id
   const within = `project_id=${project_id}&limit=100`
 
   const base_url = `${doubleUrl}/v1`
-  let provider = await named(`/ai-providers?${within}`, PROVIDER)
+  let provider = await findByName(`/ai-providers?${within}`, PROVIDER)
   if (!provider)
     provider = await post('/ai-providers', {
       project_id,
@@ -69,10 +70,10 @@ export async function createDemo(
       default_model: 'double-1',
     })
   else if (provider.base_url !== base_url && isLoopback(provider.base_url))
-    await call(url, token, 'PATCH', `/ai-providers/${provider.id}`, { base_url })
+    await request(url, token, 'PATCH', `/ai-providers/${provider.id}`, { base_url })
 
   const agent =
-    (await named(`/agents?${within}`, DEMO)) ??
+    (await findByName(`/agents?${within}`, DEMO)) ??
     (await post('/agents', {
       project_id,
       name: DEMO,
@@ -80,7 +81,7 @@ export async function createDemo(
       ai_provider_id: provider.id,
     }))
   const session =
-    (await named(`/sessions?${within}&status=open`, DEMO)) ??
+    (await findByName(`/sessions?${within}&status=open`, DEMO)) ??
     (await post('/sessions', {
       project_id,
       agent_id: agent.id,
@@ -93,11 +94,14 @@ export async function createDemo(
   return { project_id, agent_id: agent.id, session_id: session.id, key }
 }
 
-/** An address that its owner has not pointed elsewhere. */
+/** Whether the provider still has the address of the test model. */
 const isLoopback = (address: string): boolean => URL.parse(address)?.hostname === '127.0.0.1'
 
-/** One call of the public API; answers the body. Raises CommandError with what the API said. */
-async function call(url: string, token: string | null, method: string, path: string, body?: object): Promise<any> {
+/**
+ * Sends a request to the public API and returns the body of the response.
+ * @throws CommandError with the error of the API
+ */
+async function request(url: string, token: string | null, method: string, path: string, body?: object): Promise<any> {
   const response = await fetch(`${url}/api/v1${path}`, {
     method,
     headers: {

@@ -10,22 +10,24 @@ import { hasUsers } from '../identity/users/store.ts'
 import { modules } from '../modules.ts'
 import { checkContent } from './doctor-content.ts'
 import { commandLog, type Environment, openDeployment } from './environment.ts'
+import { countValuesByKey } from './keys.ts'
 import { type Check, describeError, print, printJson } from './output.ts'
-import { keyStates } from './secrets.ts'
-import { appliedMigrations, listHeartbeats, queueNames, serverFacts } from './store.ts'
+import { listAppliedMigrations, listHeartbeats, listQueueNames, readServerFacts } from './store.ts'
 
-const OLDEST_SERVER = 150_000
+const MIN_SERVER_VERSION = 150_000
 const SKEW_WARN_MS = 1000
 const SKEW_FAIL_MS = 30_000
 const LATE_SECONDS = 60
 
-/** `muster doctor`: runs every check and prints a line for each. Leaves nothing changed. Sets exit code 1 when one fails. */
+/**
+ * `muster doctor`: runs all checks without changing anything and prints a line for each. Sets exit code 1 if one fails.
+ */
 export async function runDoctor({ data, json }: { data: string; json?: boolean }): Promise<void> {
   loadModules(modules)
   const { env, close } = await openDeployment(data)
   let checks: Check[]
   try {
-    checks = await examine(env)
+    checks = await runChecks(env)
   } finally {
     await close()
   }
@@ -41,8 +43,8 @@ export async function runDoctor({ data, json }: { data: string; json?: boolean }
   if (failed) process.exitCode = 1
 }
 
-async function examine(env: Environment): Promise<Check[]> {
-  const { config, problems } = readable(env)
+async function runChecks(env: Environment): Promise<Check[]> {
+  const { config, problems } = loadConfigTolerantly(env)
   const checks: Check[] =
     problems.length === 0
       ? [{ name: 'configuration', status: 'ok', detail: 'every setting is valid' }]
@@ -50,11 +52,11 @@ async function examine(env: Environment): Promise<Check[]> {
           name: 'configuration',
           status: 'fail',
           detail: `${variable}: ${message}`,
-          fix: 'Correct the variable; muster settings says what it means.',
+          fix: 'Correct the variable; run muster settings for its meaning.',
         }))
   if (!config) return checks
   const broken = new Set(problems.map(({ variable }) => variable))
-  if (!broken.has('BASE_URL')) checks.push(baseUrl(config))
+  if (!broken.has('BASE_URL')) checks.push(checkBaseUrl(config))
   if ([...broken].some(variable => variable.startsWith('DATABASE_'))) return checks
   const address = `${new URL(config.DATABASE_URL).host}${new URL(config.DATABASE_URL).pathname}`
   let pool: Pool
@@ -65,120 +67,120 @@ async function examine(env: Environment): Promise<Check[]> {
       name: 'database',
       status: 'fail',
       detail: `${address} does not answer: ${describeError(error)}`,
-      fix: 'Start it, or correct DATABASE_URL; muster up brings a database of its own.',
+      fix: 'Start it, or correct DATABASE_URL; muster up starts an embedded database.',
     })
     return checks
   }
   try {
-    checks.push(...(await examineServer(pool, address)))
-    checks.push(await examineConnections(config))
-    const missing = await missingMigrations(pool)
-    checks.push(missing)
-    if (missing.status === 'fail') return checks
-    checks.push(...(await examineQueues(config, pool, env)))
-    checks.push(...(await examineWorkers(config, pool)))
+    checks.push(...(await checkServer(pool, address)))
+    checks.push(await checkConnections(config))
+    const migrations = await checkMigrations(pool)
+    checks.push(migrations)
+    if (migrations.status === 'fail') return checks
+    checks.push(...(await checkQueues(config, pool, env)))
+    checks.push(...(await checkWorkers(config, pool)))
     checks.push(...(await checkContent(config)))
-    if (!broken.has('SECRETS_ENCRYPTION_KEY')) checks.push(...(await examineKeys(config, pool)))
-    checks.push(await examineUsers(pool))
+    if (!broken.has('SECRETS_ENCRYPTION_KEY')) checks.push(...(await checkKeys(config, pool)))
+    checks.push(await checkUsers(pool))
   } finally {
     await pool.end()
   }
   return checks
 }
 
-/** Values that let the rest be read when a required one is missing. */
-const FILLERS: Environment = {
+/** Substitutes for invalid required settings, so that the other settings can be read. */
+const SUBSTITUTES: Environment = {
   BASE_URL: 'http://localhost',
   JWT_SECRET: 'x'.repeat(32),
   SECRETS_ENCRYPTION_KEY: DEVELOPMENT_KEY,
 }
 
-/** Every problem of an environment, and the configuration without them. */
-function readable(env: Environment): { config: Config | null; problems: ConfigError['problems'] } {
-  const mended = { ...env }
+/** Collects all problems of an environment, and loads the configuration without the invalid settings. */
+function loadConfigTolerantly(env: Environment): { config: Config | null; problems: ConfigError['problems'] } {
+  const corrected = { ...env }
   const problems: ConfigError['problems'][number][] = []
   for (;;) {
     try {
-      return { config: loadSettings(mended), problems }
+      return { config: loadSettings(corrected), problems }
     } catch (error) {
       if (!(error instanceof ConfigError)) throw error
-      const more = error.problems.filter(({ variable }) => !problems.some(known => known.variable === variable))
-      if (more.length === 0) return { config: null, problems }
-      problems.push(...more)
-      for (const { variable } of more) mended[variable] = FILLERS[variable]
+      const added = error.problems.filter(({ variable }) => !problems.some(other => other.variable === variable))
+      if (added.length === 0) return { config: null, problems }
+      problems.push(...added)
+      for (const { variable } of added) corrected[variable] = SUBSTITUTES[variable]
     }
   }
 }
 
-const baseUrl = (config: Config): Check =>
+const checkBaseUrl = (config: Config): Check =>
   config.baseUrlGiven
     ? { name: 'base url', status: 'ok', detail: config.BASE_URL }
     : {
         name: 'base url',
         status: 'warn',
         detail: `not set: links point at ${config.BASE_URL}`,
-        fix: 'Set BASE_URL to the address your callers use.',
+        fix: 'Set BASE_URL to the public address of the API.',
       }
 
-async function examineServer(pool: Pool, address: string): Promise<Check[]> {
-  // The first answer pays for the connection.
-  await serverFacts(pool)
-  const asked = Date.now()
-  const { version, number, now_ms } = await serverFacts(pool)
-  const skew = (asked + Date.now()) / 2 - now_ms
-  if (number >= OLDEST_SERVER)
-    return [{ name: 'database', status: 'ok', detail: `PostgreSQL ${version} at ${address}` }, clock(skew)]
+async function checkServer(pool: Pool, address: string): Promise<Check[]> {
+  // The first call opens the connection, which must not distort the measured clock skew.
+  await readServerFacts(pool)
+  const sentAt = Date.now()
+  const { version, number, now_ms } = await readServerFacts(pool)
+  const skew = (sentAt + Date.now()) / 2 - now_ms
+  if (number >= MIN_SERVER_VERSION)
+    return [{ name: 'database', status: 'ok', detail: `PostgreSQL ${version} at ${address}` }, checkClock(skew)]
   const fix = 'Upgrade the server to PostgreSQL 15 or later.'
-  return [{ name: 'database', status: 'fail', detail: `PostgreSQL ${version} is too old`, fix }, clock(skew)]
+  return [{ name: 'database', status: 'fail', detail: `PostgreSQL ${version} is too old`, fix }, checkClock(skew)]
 }
 
-/** Asked as a process asks at its start. */
-async function examineConnections(config: Config): Promise<Check> {
+/** Runs the same check as web and worker at their start. */
+async function checkConnections(config: Config): Promise<Check> {
   const name = 'connections'
   try {
     await requireConnections(config)
-    return { name, status: 'ok', detail: 'notifications arrive and prepared statements hold' }
+    return { name, status: 'ok', detail: 'notifications and prepared statements work' }
   } catch (error) {
     const detail = describeError(error)
-    return { name, status: 'fail', detail, fix: 'Correct the address or the settings of the pooler behind it.' }
+    return { name, status: 'fail', detail, fix: 'Correct the address or the settings of its pooler.' }
   }
 }
 
-async function missingMigrations(pool: Pool): Promise<Check> {
-  const applied = await appliedMigrations(pool)
+async function checkMigrations(pool: Pool): Promise<Check> {
+  const applied = await listAppliedMigrations(pool)
   const missing = migrationNames().filter(name => !applied.includes(name))
-  if (missing.length === 0) return { name: 'migrations', status: 'ok', detail: `${applied.length} have run` }
-  const named = `${missing.slice(0, 5).join(', ')}${missing.length > 5 ? ', ...' : ''}`
+  if (missing.length === 0) return { name: 'migrations', status: 'ok', detail: `${applied.length} applied` }
+  const names = `${missing.slice(0, 5).join(', ')}${missing.length > 5 ? ', ...' : ''}`
   return {
     name: 'migrations',
     status: 'fail',
-    detail: `${missing.length} are missing: ${named}`,
+    detail: `${missing.length} not applied: ${names}`,
     fix: 'Run muster migrate.',
   }
 }
 
-async function examineUsers(pool: Pool): Promise<Check> {
-  if (await hasUsers(pool)) return { name: 'users', status: 'ok', detail: 'there is at least one' }
-  return { name: 'users', status: 'warn', detail: 'there is none', fix: 'Run muster bootstrap.' }
+async function checkUsers(pool: Pool): Promise<Check> {
+  if (await hasUsers(pool)) return { name: 'users', status: 'ok', detail: 'at least one user exists' }
+  return { name: 'users', status: 'warn', detail: 'no user exists', fix: 'Run muster bootstrap.' }
 }
 
-function clock(skewMs: number): Check {
+function checkClock(skewMs: number): Check {
   const size = Math.abs(skewMs)
   const detail =
     size < SKEW_WARN_MS
       ? `within ${Math.max(1, Math.round(size))} ms of the database`
-      : `${(size / 1000).toFixed(1)} s ${skewMs > 0 ? 'ahead of' : 'behind'} the database`
+      : `${(size / 1000).toFixed(1)} s ${skewMs > 0 ? 'fast' : 'slow'} compared to the database`
   if (size < SKEW_WARN_MS) return { name: 'clock', status: 'ok', detail }
   return {
     name: 'clock',
     status: size < SKEW_FAIL_MS ? 'warn' : 'fail',
     detail,
-    fix: 'Keep both machines on network time: leases, tokens and retries compare the two clocks.',
+    fix: 'Synchronize both machines with NTP: leases, tokens and retries compare the two clocks.',
   }
 }
 
-async function examineQueues(config: Config, pool: Pool, env: Environment): Promise<Check[]> {
-  const present = new Set(await queueNames(pool))
+async function checkQueues(config: Config, pool: Pool, env: Environment): Promise<Check[]> {
+  const present = new Set(await listQueueNames(pool))
   const missing = declared
     .all()
     .flatMap(({ name }) => [name, deadLetterQueue(name)])
@@ -194,7 +196,7 @@ async function examineQueues(config: Config, pool: Pool, env: Environment): Prom
   })
   try {
     const stats = await queues.stats()
-    const sum = (key: 'waiting' | 'delayed' | 'active' | 'dead') => stats.reduce((all, each) => all + each[key], 0)
+    const sum = (key: 'waiting' | 'delayed' | 'active' | 'dead') => stats.reduce((total, each) => total + each[key], 0)
     const checks: Check[] = [
       {
         name: 'queues',
@@ -202,14 +204,14 @@ async function examineQueues(config: Config, pool: Pool, env: Environment): Prom
         detail: `${stats.length} queues: ${sum('waiting')} messages waiting, ${sum('delayed')} delayed, ${sum('active')} active`,
       },
     ]
-    for (const late of stats.filter(each => each.oldest_seconds > LATE_SECONDS)) checks.push(lateQueue(late))
+    for (const late of stats.filter(each => each.oldest_seconds > LATE_SECONDS)) checks.push(warnLateQueue(late))
     const dead = stats.filter(each => each.dead > 0)
     if (dead.length > 0)
       checks.push({
         name: 'dead letters',
         status: 'warn',
         detail: dead.map(each => `${each.queue} ${each.dead}`).join(', '),
-        fix: 'muster reprocess dead-letters list shows them, replay sends them again.',
+        fix: 'Run muster reprocess dead-letters list to see them, replay to retry them.',
       })
     return checks
   } finally {
@@ -217,14 +219,14 @@ async function examineQueues(config: Config, pool: Pool, env: Environment): Prom
   }
 }
 
-const lateQueue = ({ queue, waiting, oldest_seconds }: QueueStats): Check => ({
+const warnLateQueue = ({ queue, waiting, oldest_seconds }: QueueStats): Check => ({
   name: 'queues',
   status: 'warn',
   detail: `${queue}: ${waiting} waiting, the oldest for ${Math.round(oldest_seconds)} s`,
-  fix: `Start a worker for it, or more: npm run worker ${declared.get(queue).concern}`.trimEnd(),
+  fix: `Start more workers: npm run worker ${declared.get(queue).concern}`.trimEnd(),
 })
 
-async function examineWorkers(config: Config, pool: Pool): Promise<Check[]> {
+async function checkWorkers(config: Config, pool: Pool): Promise<Check[]> {
   const all = await listHeartbeats(pool)
   const fresh = all.filter(({ age_ms }) => age_ms < config.WORKER_HEARTBEAT_STALE_MS)
   const uncovered = WORKER_KINDS.filter(kind => !fresh.some(({ kinds }) => kinds.includes(kind)))
@@ -233,12 +235,12 @@ async function examineWorkers(config: Config, pool: Pool): Promise<Check[]> {
     checks.push({
       name: 'workers',
       status: 'fail',
-      detail: `no worker lives that runs ${uncovered.join(', ')}`,
+      detail: `no live worker runs ${uncovered.join(', ')}`,
       fix: `Start one: npm run worker${uncovered.length === WORKER_KINDS.length ? '' : ` ${uncovered.join(' ')}`}`,
     })
   else {
     const oldest = Math.max(...fresh.map(({ age_ms }) => age_ms))
-    const detail = `${fresh.length} alive, every heartbeat younger than ${Math.ceil(oldest / 1000)} s`
+    const detail = `${fresh.length} alive, all heartbeats within ${Math.ceil(oldest / 1000)} s`
     checks.push({ name: 'workers', status: 'ok', detail })
   }
   const silent = all.filter(each => !fresh.includes(each))
@@ -246,16 +248,16 @@ async function examineWorkers(config: Config, pool: Pool): Promise<Check[]> {
     checks.push({
       name: 'workers',
       status: 'warn',
-      detail: `no heartbeat lately from ${silent.map(({ instance_id }) => instance_id).join(', ')}`,
-      fix: 'They were killed, hang, or have lost the database; their rows go after a week.',
+      detail: `no recent heartbeat from ${silent.map(({ instance_id }) => instance_id).join(', ')}`,
+      fix: 'Check whether they were killed, hang, or lost the database; their rows are deleted after a week.',
     })
   return checks
 }
 
-async function examineKeys(config: Config, pool: Pool): Promise<Check[]> {
+async function checkKeys(config: Config, pool: Pool): Promise<Check[]> {
   const key = config.SECRETS_ENCRYPTION_KEY[0] ?? DEVELOPMENT_KEY
   const secrets = createSecretBox({ key, previous: config.SECRETS_ENCRYPTION_KEY_PREVIOUS })
-  const counts = await keyStates({ config, pool, secrets })
+  const counts = await countValuesByKey({ config, pool, secrets })
   const total = (state: string) =>
     counts.filter(each => each.state === state).reduce((sum, { count }) => sum + count, 0)
   const checks: Check[] = []
@@ -263,26 +265,26 @@ async function examineKeys(config: Config, pool: Pool): Promise<Check[]> {
     checks.push({
       name: 'encryption key',
       status: 'warn',
-      detail: 'the development key is in use; it is public',
+      detail: 'the public development key is in use',
       fix: 'Set SECRETS_ENCRYPTION_KEY (openssl rand -hex 32) and run muster secrets reencrypt.',
     })
   if (total('unknown') > 0)
     checks.push({
       name: 'encryption key',
       status: 'fail',
-      detail: `${total('unknown')} values were sealed under a key that is not configured: ${[
+      detail: `${total('unknown')} values are encrypted with a key that is not configured: ${[
         ...new Set(counts.filter(({ state }) => state === 'unknown').map(({ key_id }) => key_id)),
       ].join(', ')}`,
-      fix: 'Put the key that sealed them into SECRETS_ENCRYPTION_KEY_PREVIOUS, then run muster secrets reencrypt.',
+      fix: 'Add the key to SECRETS_ENCRYPTION_KEY_PREVIOUS, then run muster secrets reencrypt.',
     })
   if (total('previous') > 0)
     checks.push({
       name: 'encryption key',
       status: 'warn',
-      detail: `${total('previous')} values are still sealed under a previous key`,
-      fix: 'Run muster secrets reencrypt, then take the key out of SECRETS_ENCRYPTION_KEY_PREVIOUS.',
+      detail: `${total('previous')} values are encrypted with a previous key`,
+      fix: 'Run muster secrets reencrypt, then remove the key from SECRETS_ENCRYPTION_KEY_PREVIOUS.',
     })
   if (checks.length === 0)
-    checks.push({ name: 'encryption key', status: 'ok', detail: `seals all of ${total('current')} values` })
+    checks.push({ name: 'encryption key', status: 'ok', detail: `all ${total('current')} values use the current key` })
   return checks
 }

@@ -9,52 +9,52 @@ import { findEmbedded, startEmbedded } from '../local/postgres.ts'
 
 export type Environment = Record<string, string | undefined>
 
-/** Where `up` keeps what it makes, relative to the working directory. */
+/** Default data directory of `up`, relative to the working directory. */
 export const DATA_DIRECTORY = '.data'
 
 export const databaseDirectory = (dataDir: string): string => path.join(path.resolve(dataDir), 'postgres')
 
-/** Whether the environment names a database; without one the embedded server is used. */
+/** Whether the environment configures a database; otherwise the embedded server is used. */
 export const namesDatabase = (env: Environment): boolean =>
   ['DATABASE_URL', 'DATABASE_HOST', 'DATABASE_NAME', 'DATABASE_USER'].some(name => env[name])
 
-type KeptSecrets = { JWT_SECRET: string; SECRETS_ENCRYPTION_KEY: string }
+type StoredSecrets = { JWT_SECRET: string; SECRETS_ENCRYPTION_KEY: string }
 
 const secretsFile = (dataDir: string): string => path.join(path.resolve(dataDir), 'secrets.json')
 
-function readSecrets(dataDir: string): KeptSecrets | null {
+function readSecrets(dataDir: string): StoredSecrets | null {
   const file = secretsFile(dataDir)
-  return fs.existsSync(file) ? (JSON.parse(fs.readFileSync(file, 'utf8')) as KeptSecrets) : null
+  return fs.existsSync(file) ? (JSON.parse(fs.readFileSync(file, 'utf8')) as StoredSecrets) : null
 }
 
-/** The secrets kept in the data directory, made at the first call: whoever starts at once gets the same. */
-export function loadOrCreateSecrets(dataDir: string): KeptSecrets {
-  const found = readSecrets(dataDir)
-  if (found) return found
+/** Returns the secrets of the data directory, created by the first call. Concurrent calls return the same secrets. */
+export function loadOrCreateSecrets(dataDir: string): StoredSecrets {
+  const existing = readSecrets(dataDir)
+  if (existing) return existing
   const file = secretsFile(dataDir)
   fs.mkdirSync(path.dirname(file), { recursive: true })
-  const fresh: KeptSecrets = {
+  const fresh: StoredSecrets = {
     JWT_SECRET: randomBytes(48).toString('base64url'),
     SECRETS_ENCRYPTION_KEY: randomBytes(32).toString('hex'),
   }
-  const written = `${file}.${process.pid}`
-  fs.writeFileSync(written, `${JSON.stringify(fresh, null, 2)}\n`, { mode: 0o600 })
+  const temporary = `${file}.${process.pid}`
+  fs.writeFileSync(temporary, `${JSON.stringify(fresh, null, 2)}\n`, { mode: 0o600 })
   try {
-    // Complete or absent, and never over one that another start has put there.
-    fs.linkSync(written, file)
+    // A link is atomic and never replaces the file of a concurrent start.
+    fs.linkSync(temporary, file)
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error
   } finally {
-    fs.rmSync(written)
+    fs.rmSync(temporary)
   }
-  return readSecrets(dataDir) as KeptSecrets
+  return readSecrets(dataDir) as StoredSecrets
 }
 
 /**
- * The environment with kept secrets where it names none. The encryption key belongs to the embedded database only: on
- * a named database other processes work too, and all must have the same key.
+ * Returns the environment with stored secrets for missing ones. The stored encryption key applies only to the embedded
+ * database: a configured database is shared with other processes, which must all have the same key.
  */
-export function withSecrets(env: Environment, secrets: KeptSecrets, embedded: boolean): Environment {
+export function withSecrets(env: Environment, secrets: StoredSecrets, embedded: boolean): Environment {
   return {
     ...env,
     JWT_SECRET: env.JWT_SECRET || secrets.JWT_SECRET,
@@ -63,8 +63,8 @@ export function withSecrets(env: Environment, secrets: KeptSecrets, embedded: bo
 }
 
 /**
- * The environment of a command that works on a deployment: the database it names, else the one that `up` keeps in the
- * data directory, which is started when it does not run. `close` stops what was started here.
+ * Returns the environment of a command on a deployment: with the configured database, otherwise with the embedded one
+ * of the data directory, which is started if it is not running. `close` stops a server started here.
  */
 export async function openDeployment(dataDir: string): Promise<{ env: Environment; close(): Promise<void> }> {
   const { env } = process
@@ -72,14 +72,13 @@ export async function openDeployment(dataDir: string): Promise<{ env: Environmen
   if (namesDatabase(env) || !fs.existsSync(path.join(dir, 'PG_VERSION'))) return { env, close: async () => {} }
   const running = await findEmbedded(dir)
   const started = running === null ? await startEmbedded({ dir }) : null
-  const kept = withSecrets(env, loadOrCreateSecrets(dataDir), true)
   return {
-    env: { ...kept, DATABASE_URL: running ?? started?.url },
+    env: { ...withSecrets(env, loadOrCreateSecrets(dataDir), true), DATABASE_URL: running ?? started?.url },
     close: async () => started?.stop(),
   }
 }
 
-/** The log of a command: errors on stderr unless LOG_LEVEL says otherwise. */
+/** Creates the log of a command: on stderr, errors only by default. */
 export const commandLog = (env: Environment): Logger =>
   createLog({ level: env.LOG_LEVEL || 'error', destination: process.stderr })
 
@@ -93,7 +92,7 @@ export async function withConfig<T>(dataDir: string, work: (config: Config, log:
   }
 }
 
-/** Runs `work` with open services of the deployment; every module is loaded. */
+/** Runs `work` with all modules loaded and open services of the deployment. */
 export const withServices = <T>(dataDir: string, work: (services: OpenServices) => Promise<T>): Promise<T> =>
   withConfig(dataDir, async (config, log) => {
     const [{ openServices }, { loadModules }, { modules }] = await Promise.all([

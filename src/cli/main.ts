@@ -3,7 +3,7 @@ import { ConfigError } from '../config.ts'
 import { CommandError, describeError, printProgress } from './output.ts'
 import { program } from './program.ts'
 
-/** Runs a command line; returns 0 when it is done, 1 when it failed, 2 for wrong usage. What it found may set another exit code. */
+/** Runs a command line. Returns 0 on success, 1 on failure, 2 for wrong usage. A command may set another exit code. */
 export async function main(args: readonly string[]): Promise<0 | 1 | 2> {
   try {
     await program().parseAsync(args, { from: 'user' })
@@ -13,7 +13,7 @@ export async function main(args: readonly string[]): Promise<0 | 1 | 2> {
     printProgress(`muster: ${describeError(error)}`)
     if (error instanceof CommandError && error.fix) printProgress(error.fix)
     if (error instanceof ConfigError)
-      printProgress('muster settings lists every setting; muster doctor checks them all.')
+      printProgress('Run muster settings for a list of all settings, muster doctor to check them.')
     return 1
   }
 }

@@ -1,4 +1,4 @@
-/** A command that cannot do what it was asked. `fix` says what to do about it. */
+/** A command failed. `fix` is a hint for the user. */
 export class CommandError extends Error {
   readonly fix?: string
   constructor(message: string, fix?: string) {
@@ -7,7 +7,7 @@ export class CommandError extends Error {
   }
 }
 
-/** What `muster doctor` found out about one thing, and how to fix it. */
+/** Result of one check of `muster doctor`, with a hint if it did not pass. */
 export type Check = { name: string; status: 'ok' | 'warn' | 'fail'; detail: string; fix?: string }
 
 /** Prints a line of a result on stdout. */
@@ -16,10 +16,10 @@ export const print = (text = ''): void => void process.stdout.write(`${text}\n`)
 /** Prints a result as one JSON document. */
 export const printJson = (value: unknown): void => print(JSON.stringify(value, null, 2))
 
-/** Prints what goes on, on stderr, so that a result on stdout stays alone. */
+/** Prints progress on stderr, so that stdout contains only the result. */
 export const printProgress = (text: string): void => void process.stderr.write(`${text}\n`)
 
-/** Rows as aligned columns under a heading, or `none` without rows. */
+/** Formats rows as aligned columns with a heading, or returns `none` without rows. */
 export function table(columns: readonly string[], rows: readonly (string | number)[][], none: string): string {
   if (rows.length === 0) return none
   const cells = [columns, ...rows.map(row => row.map(String))]
@@ -35,8 +35,8 @@ export function table(columns: readonly string[], rows: readonly (string | numbe
 }
 
 /**
- * What a failure says to a user: the message with that of its cause, and the code of a refusal. A connection that was
- * refused on every address of its host has no message of its own.
+ * Returns the message of an error with the message of its cause. A connection refused on every address of its host is
+ * an AggregateError without a message, described by its parts.
  */
 export function describeError(error: unknown): string {
   if (!(error instanceof Error)) return String(error)

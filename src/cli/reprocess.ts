@@ -24,15 +24,15 @@ import {
   countDocuments,
   countFirings,
   countMemories,
-  firstAdmin,
-  type IdleRun,
-  type IdleTurn,
+  findFirstAdmin,
+  listNextDocuments,
+  listNextMemories,
+  listRunsWithoutMessage,
+  listTurnsWithoutMessage,
   lockDeliveries,
   lockFirings,
-  nextDocuments,
-  nextMemories,
-  runsWithoutMessage,
-  turnsWithoutMessage,
+  type OrphanedRun,
+  type OrphanedTurn,
 } from './store.ts'
 
 export type ReprocessFilters = {
@@ -48,36 +48,36 @@ export type ReprocessFilters = {
 
 const BATCH = 500
 const MAX_TURNS = 100_000
-const DOCUMENTS = 50
-const MEMORIES = 64
+const DOCUMENT_BATCH = 50
+const MEMORY_BATCH = 64
 
-const bounds = ({ project, from, to, id }: ReprocessFilters) => ({
+const toFilter = ({ project, from, to, id }: ReprocessFilters) => ({
   project: project ?? null,
   from: from ?? null,
   to: to ?? null,
   ids: id,
 })
 
-/** `muster reprocess deliveries`: sends deliveries again in batches, each batch one transaction. */
+/** `muster reprocess deliveries`: resends deliveries in batches, one transaction per batch. */
 export const reprocessDeliveries = (
   options: ReprocessFilters & { webhook?: string; status: 'failed' | 'completed' },
 ): Promise<void> =>
   withServices(options.data, async services => {
-    const filter = { ...bounds(options), webhook: options.webhook ?? null, status: options.status }
+    const filter = { ...toFilter(options), webhook: options.webhook ?? null, status: options.status }
     const found = Math.min(await countDeliveries(services.pool, filter), options.limit ?? Infinity)
     let redelivered = 0
     let after = ''
     while (!options.dryRun && redelivered < found) {
       const batch = await services.write(async tx => {
-        const taken = await lockDeliveries(tx, filter, after, Math.min(BATCH, found - redelivered))
-        if (taken.length === 0) return null
+        const deliveries = await lockDeliveries(tx, filter, after, Math.min(BATCH, found - redelivered))
+        if (deliveries.length === 0) return null
         const count = await insertRedeliveries(
           tx,
-          taken.map(({ id }) => id),
+          deliveries.map(({ id }) => id),
         )
-        const webhooks = new Map(taken.map(({ webhook_id, project_id }) => [webhook_id, project_id]))
+        const webhooks = new Map(deliveries.map(({ webhook_id, project_id }) => [webhook_id, project_id]))
         for (const [id, project_id] of webhooks) notifyWorkers(tx, { id, project_id })
-        return { count, last: taken[taken.length - 1].id }
+        return { count, last: deliveries[deliveries.length - 1].id }
       })
       if (!batch) break
       redelivered += batch.count
@@ -85,56 +85,56 @@ export const reprocessDeliveries = (
       printProgress(`${redelivered} of ${found} deliveries queued`)
     }
     if (options.json) printJson({ found, redelivered, dry_run: options.dryRun === true })
-    else if (options.dryRun) print(`${found} deliveries would be sent again`)
-    else print(`${redelivered} deliveries are sent again`)
+    else if (options.dryRun) print(`${found} deliveries would be resent`)
+    else print(`${redelivered} deliveries queued for resending`)
   })
 
-/** `muster reprocess generations`: sends the wake-ups that turns lack. Sending one that exists changes nothing. */
+/** `muster reprocess generations`: sends missing wake-ups of turns. A duplicate wake-up has no effect. */
 export const reprocessGenerations = (
   options: ReprocessFilters & { status?: 'pending' | 'in_progress' },
 ): Promise<void> =>
   withServices(options.data, async ({ pool, queues }) => {
-    const idle = await turnsWithoutMessage(
+    const orphaned = await listTurnsWithoutMessage(
       pool,
-      { ...bounds(options), status: options.status ?? null },
+      { ...toFilter(options), status: options.status ?? null },
       { turn: turnQueue.name, conversation: conversationQueue.name },
       options.limit ?? MAX_TURNS,
     )
-    for (let start = 0; !options.dryRun && start < idle.length; start += BATCH) {
-      const batch = idle.slice(start, start + BATCH)
-      await queues.send(batch.map(wakeUp))
-      printProgress(`${start + batch.length} of ${idle.length} turns woken`)
+    for (let start = 0; !options.dryRun && start < orphaned.length; start += BATCH) {
+      const batch = orphaned.slice(start, start + BATCH)
+      await queues.send(batch.map(turnWakeUp))
+      printProgress(`${start + batch.length} of ${orphaned.length} turns woken`)
     }
-    const woken = options.dryRun ? 0 : idle.length
+    const woken = options.dryRun ? 0 : orphaned.length
     if (options.json)
       printJson({
-        found: idle.length,
+        found: orphaned.length,
         woken,
         dry_run: options.dryRun === true,
-        generations: idle.map(({ id, status }) => ({ id, status })),
+        generations: orphaned.map(({ id, status }) => ({ id, status })),
       })
-    else if (options.dryRun) print(`${idle.length} turns would be woken`)
-    else print(`${woken} turns are woken`)
+    else if (options.dryRun) print(`${orphaned.length} turns would be woken`)
+    else print(`${woken} turns woken`)
   })
 
 /**
- * `muster reprocess firings`: makes failed firings again, each as a new one with the input and the causes of the first, or
- * sends the wake-ups that waiting ones lack. A second run repeats nothing.
+ * `muster reprocess firings`: repeats failed firings as new firings with the same input and trigger chain, or sends
+ * missing wake-ups of pending ones. A firing is repeated only once.
  */
 export const reprocessFirings = (
   options: ReprocessFilters & { trigger?: string; status: 'failed' | 'pending' },
 ): Promise<void> =>
   withServices(options.data, async services => {
-    const filter = { ...bounds(options), trigger: options.trigger ?? null, status: options.status }
+    const filter = { ...toFilter(options), trigger: options.trigger ?? null, status: options.status }
     const found = Math.min(await countFirings(services.pool, filter), options.limit ?? Infinity)
     let fired = 0
     let after = ''
     while (!options.dryRun && fired < found) {
       const batch = await services.write(async tx => {
-        const taken = await lockFirings(tx, filter, after, Math.min(BATCH, found - fired))
-        const again = options.status === 'failed' ? await refireTrigger(tx, taken) : taken
-        for (const { id, project_id } of again) tx.send(triggerFiringQueue, { firing_id: id, project_id })
-        return taken
+        const firings = await lockFirings(tx, filter, after, Math.min(BATCH, found - fired))
+        const repeated = options.status === 'failed' ? await refireTrigger(tx, firings) : firings
+        for (const { id, project_id } of repeated) tx.send(triggerFiringQueue, { firing_id: id, project_id })
+        return firings
       })
       if (batch.length === 0) break
       fired += batch.length
@@ -142,63 +142,63 @@ export const reprocessFirings = (
       printProgress(`${fired} of ${found} firings queued`)
     }
     if (options.json) printJson({ found, fired, dry_run: options.dryRun === true })
-    else if (options.dryRun) print(`${found} firings would be made again`)
-    else print(`${fired} firings are made again`)
+    else if (options.dryRun) print(`${found} firings would be repeated`)
+    else print(`${fired} firings queued`)
   })
 
 /**
- * `muster reprocess runs`: sends the wake-ups that runs lack which can move, and those of attempts that no worker was told
- * of. One that finds nothing to do changes nothing.
+ * `muster reprocess runs`: sends missing wake-ups of runs that can advance, and of orphaned node executions. A
+ * duplicate wake-up has no effect.
  */
 export const reprocessRuns = (options: ReprocessFilters): Promise<void> =>
   withServices(options.data, async ({ pool, queues }) => {
-    const idle = await runsWithoutMessage(
+    const orphaned = await listRunsWithoutMessage(
       pool,
-      bounds(options),
-      { run: runQueue.name, told: runWakeQueue.name, node: nodeExecutionQueue.name },
+      toFilter(options),
+      { run: runQueue.name, wake: runWakeQueue.name, node: nodeExecutionQueue.name },
       options.limit ?? MAX_TURNS,
     )
-    const ids = [...new Set(idle.map(({ id }) => id))]
-    for (let start = 0; !options.dryRun && start < idle.length; start += BATCH) {
-      const batch = idle.slice(start, start + BATCH)
-      await queues.send(batch.map(wakeUpOfRun))
-      printProgress(`${start + batch.length} of ${idle.length} wake-ups sent`)
+    const ids = [...new Set(orphaned.map(({ id }) => id))]
+    for (let start = 0; !options.dryRun && start < orphaned.length; start += BATCH) {
+      const batch = orphaned.slice(start, start + BATCH)
+      await queues.send(batch.map(runWakeUp))
+      printProgress(`${start + batch.length} of ${orphaned.length} wake-ups sent`)
     }
     const woken = options.dryRun ? 0 : ids.length
     if (options.json) printJson({ found: ids.length, woken, dry_run: options.dryRun === true, runs: ids })
     else if (options.dryRun) print(`${ids.length} runs would be woken`)
-    else print(`${woken} runs are woken`)
+    else print(`${woken} runs woken`)
   })
 
-const wakeUpOfRun = ({ id: run_id, project_id, execution_id }: IdleRun) =>
+const runWakeUp = ({ id: run_id, project_id, execution_id }: OrphanedRun) =>
   execution_id === null
     ? queueMessage(runQueue, { run_id, project_id })
     : queueMessage(nodeExecutionQueue, { execution_id, run_id, project_id })
 
-const wakeUp = ({ id, project_id, conversation_id }: IdleTurn) =>
+const turnWakeUp = ({ id, project_id, conversation_id }: OrphanedTurn) =>
   conversation_id === null
     ? queueMessage(turnQueue, { generation_id: id, project_id })
     : queueMessage(conversationQueue, { conversation_id, project_id })
 
 /**
- * `muster reprocess ingestions`: re-ingests documents, each in a transaction of its own, in the name of the first admin.
- * One that cannot be ingested any more is passed by and named.
+ * `muster reprocess ingestions`: restarts the ingestion of documents, each in a separate transaction, with the
+ * permissions of the first admin. Refused documents are skipped and reported.
  */
 export const reprocessIngestions = (options: ReprocessFilters & { status: 'failed' | 'ready' }): Promise<void> =>
   withServices(options.data, async services => {
-    const filter = { ...bounds(options), status: options.status, missing: null }
+    const filter = { ...toFilter(options), status: options.status, missing: null }
     const found = Math.min(await countDocuments(services.pool, filter), options.limit ?? Infinity)
-    const admin = await firstAdmin(services.pool)
+    const admin = await findFirstAdmin(services.pool)
     if (!admin && found > 0)
-      throw new CommandError('there is no admin in whose name files are read', 'muster bootstrap')
+      throw new CommandError('no admin exists whose permissions could be used', 'Run muster bootstrap.')
     const refused: { id: string; code: string }[] = []
     let queued = 0
     for (let below: string | null = null; !options.dryRun && queued + refused.length < found; ) {
-      const documents = await nextDocuments(
+      const documents = await listNextDocuments(
         services.pool,
         filter,
         below,
-        Math.min(DOCUMENTS, found - queued - refused.length),
+        Math.min(DOCUMENT_BATCH, found - queued - refused.length),
       )
       if (documents.length === 0) break
       below = documents[documents.length - 1].id
@@ -218,34 +218,39 @@ export const reprocessIngestions = (options: ReprocessFilters & { status: 'faile
           printProgress(`${id}: ${error.message}`)
         }
       }
-      printProgress(`${queued + refused.length} of ${found} documents looked at, ${queued} queued`)
+      printProgress(`${queued + refused.length} of ${found} documents checked, ${queued} queued`)
     }
     if (options.json) printJson({ found, queued, refused, dry_run: options.dryRun === true })
     else if (options.dryRun) print(`${found} documents would be ingested again`)
-    else print(`${queued} documents are ingested again`)
+    else print(`${queued} documents queued for ingestion`)
   })
 
 /**
- * `muster reprocess embeddings`: embeds documents here and now, a page of them at a time. What a document was found by
- * stays until its new vectors are there.
+ * `muster reprocess embeddings`: embeds documents in this process, a page at a time. The old vectors of a document are
+ * used until the new ones are stored.
  */
 export const reprocessEmbeddings = (options: ReprocessFilters & { missing?: boolean }): Promise<void> =>
   withServices(options.data, async services => {
-    const space = await leadingSpace(services)
+    const space = await requireDeployedSpace(services)
     if (!space) throw new CommandError('embeddings are not configured', 'Set EMBEDDING_PROVIDER and EMBEDDING_MODEL.')
-    const filter = { ...bounds(options), status: null, missing: options.missing ? space.id : null }
+    const filter = { ...toFilter(options), status: null, missing: options.missing ? space.id : null }
     const found = Math.min(await countDocuments(services.pool, filter), options.limit ?? Infinity)
     const total = { documents: 0, embedded: 0, failed: 0 }
     const { signal } = new AbortController()
     for (let below: string | null = null; !options.dryRun && total.documents < found; ) {
-      const documents = await nextDocuments(services.pool, filter, below, Math.min(DOCUMENTS, found - total.documents))
+      const documents = await listNextDocuments(
+        services.pool,
+        filter,
+        below,
+        Math.min(DOCUMENT_BATCH, found - total.documents),
+      )
       if (documents.length === 0) break
       below = documents[documents.length - 1].id
       const { embedded, failed, down } = await embedDocuments(services, space, documents, {
         signal,
         again: !options.missing,
       })
-      if (down) throw silent(`${total.documents} of ${found} documents`)
+      if (down) throw providerDownError(`${total.documents} of ${found} documents`)
       total.documents += documents.length
       total.embedded += embedded
       total.failed += failed
@@ -257,77 +262,85 @@ export const reprocessEmbeddings = (options: ReprocessFilters & { missing?: bool
     if (options.json)
       printJson({ found, embedded_chunks: embedded, failed_chunks: failed, dry_run: options.dryRun === true })
     else if (options.dryRun) print(`${found} documents would be embedded again`)
-    else print(`${embedded} chunks of ${total.documents} documents are embedded; ${failed} failed`)
+    else print(`${embedded} chunks of ${total.documents} documents embedded, ${failed} failed`)
   })
 
 const DAY_MS = 86_400_000
 
 /**
- * `muster reprocess usage`: adds up usage again where the sums are not what the events say, a day of a project at a time.
- * Usage of any project waits while that is made, some hundredths of a second for each.
+ * `muster reprocess usage`: recomputes usage totals that differ from the usage events, one day of a project at a time.
+ * Writes of usage of all projects wait meanwhile, some hundredths of a second for each day.
  */
 export const reprocessUsage = (options: Omit<ReprocessFilters, 'id'>): Promise<void> =>
   withServices(options.data, async services => {
-    const days = await usageDays(services.pool, bounds({ ...options, id: [] }))
-    let wrong = 0
+    const days = await usageDays(services.pool, toFilter({ ...options, id: [] }))
+    let differing = 0
     let rebuilt = 0
     for (const [index, { project_id, day }] of days.entries()) {
       const from = new Date(`${day}T00:00:00Z`)
       const span = { project_id, from, to: new Date(from.getTime() + DAY_MS) }
       if (await sumsMatchEvents(services.pool, span)) continue
-      wrong++
-      printProgress(`${project_id} ${day}: the sums are not those of the events`)
+      differing++
+      printProgress(`${project_id} ${day}: totals differ from the events`)
       if (options.dryRun || rebuilt === options.limit) continue
       await services.write(tx => rebuildSums(tx, span))
       rebuilt++
-      printProgress(`${index + 1} of ${days.length} days looked at, ${rebuilt} added up again`)
+      printProgress(`${index + 1} of ${days.length} days checked, ${rebuilt} recomputed`)
     }
-    if (options.json) printJson({ days: days.length, wrong, rebuilt, dry_run: options.dryRun === true })
-    else if (options.dryRun) print(`${wrong} of ${days.length} days would be added up again`)
-    else print(`${rebuilt} of ${days.length} days are added up again`)
+    if (options.json) printJson({ days: days.length, wrong: differing, rebuilt, dry_run: options.dryRun === true })
+    else if (options.dryRun) print(`${differing} of ${days.length} days would be recomputed`)
+    else print(`${rebuilt} of ${days.length} days recomputed`)
   })
 
-/** The space of this process; null without a model. Fails where the workers would turn its vectors back. */
-async function leadingSpace(services: Services): Promise<Space | null> {
+/**
+ * Returns the embedding space of this process, null without a model.
+ * @throws CommandError if the workers have another model and would revert the vectors
+ */
+async function requireDeployedSpace(services: Services): Promise<Space | null> {
   const space = await currentSpace(services)
   if (space && !(await ownsSettings(services, 'space_id', space.id)))
     throw new CommandError(
-      'the workers have another embedding model and would turn everything back',
-      'Set EMBEDDING_PROVIDER, EMBEDDING_MODEL and EMBEDDING_DIMENSIONS as they are for the workers.',
+      'the workers use another embedding model and would revert the vectors',
+      'Set EMBEDDING_PROVIDER, EMBEDDING_MODEL and EMBEDDING_DIMENSIONS to the values of the workers.',
     )
   return space
 }
 
-const silent = (done: string) =>
-  new CommandError(`the embedding provider embeds nothing; ${done} are done`, 'LOG_LEVEL=warn says what it answers.')
+const providerDownError = (done: string) =>
+  new CommandError(`the embedding provider failed after ${done}`, 'Set LOG_LEVEL=warn to see its errors.')
 
 /**
- * `muster reprocess memory`: derives the hashes and words of memories from their texts and embeds them, here and now. What a
- * memory was found by stays until its new vectors are there.
+ * `muster reprocess memory`: recomputes the hashes and search words of memories and embeds them, in this process. The
+ * old vectors of a memory are used until the new ones are stored.
  */
 export const reprocessMemory = (options: ReprocessFilters & { missing?: boolean }): Promise<void> =>
   withServices(options.data, async services => {
-    const space = await leadingSpace(services)
+    const space = await requireDeployedSpace(services)
     if (options.missing && !space)
       throw new CommandError('embeddings are not configured', 'Set EMBEDDING_PROVIDER and EMBEDDING_MODEL.')
-    const filter = { ...bounds(options), missing: options.missing && space ? space.id : null }
+    const filter = { ...toFilter(options), missing: options.missing && space ? space.id : null }
     const found = Math.min(await countMemories(services.pool, filter), options.limit ?? Infinity)
     const total = { memories: 0, corrected: 0, embedded: 0, failed: 0 }
     const { signal } = new AbortController()
     for (let below: string | null = null; !options.dryRun && total.memories < found; ) {
-      const memories = await nextMemories(services.pool, filter, below, Math.min(MEMORIES, found - total.memories))
+      const memories = await listNextMemories(
+        services.pool,
+        filter,
+        below,
+        Math.min(MEMORY_BATCH, found - total.memories),
+      )
       if (memories.length === 0) break
       below = memories[memories.length - 1].id
       total.corrected += await services.write(async tx => {
         const ids = new Set((await lockUnchanged(tx, memories)).map(({ id }) => id))
-        const held = memories.filter(({ id }) => ids.has(id))
-        const derived = held.map(({ id, content }) => ({ id, hash: contentHash(content) }))
+        const unchanged = memories.filter(({ id }) => ids.has(id))
+        const derived = unchanged.map(({ id, content }) => ({ id, hash: contentHash(content) }))
         return recomputeDerived(tx, derived, services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
       })
       if (space) {
         const derived = memories.map(memory => ({ ...memory, hash: contentHash(memory.content) }))
         const { embedded, failed, down } = await embedMemories(services, space, derived, { signal })
-        if (down) throw silent(`${total.memories} of ${found} memories`)
+        if (down) throw providerDownError(`${total.memories} of ${found} memories`)
         total.embedded += embedded
         total.failed += failed
       }
@@ -336,6 +349,6 @@ export const reprocessMemory = (options: ReprocessFilters & { missing?: boolean 
     }
     const { corrected, embedded, failed } = total
     if (options.json) printJson({ found, corrected, embedded, failed, dry_run: options.dryRun === true })
-    else if (options.dryRun) print(`${found} memories would be derived anew`)
+    else if (options.dryRun) print(`${found} memories would be recomputed`)
     else print(`${total.memories} memories: ${corrected} corrected, ${embedded} embedded, ${failed} failed`)
   })

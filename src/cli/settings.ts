@@ -15,7 +15,7 @@ const TITLES: Record<string, string> = {
   content: 'Files, documents and search',
 }
 
-/** The settings as Markdown tables, one a group. */
+/** Returns the settings as Markdown tables, one per group. */
 export function settingsMarkdown(): string {
   const rows = settingRows()
   const groups = [...new Set(rows.map(row => row.group))]
@@ -25,16 +25,18 @@ export function settingsMarkdown(): string {
         .filter(row => row.group === group)
         .map(row => {
           const marks = [row.required_in_production && 'required in production', row.secret && 'secret']
-          const shown = row.default === '' ? 'unset' : `\`${row.default}\``
+          const defaultCell = row.default === '' ? 'unset' : `\`${row.default}\``
           const meaning = [row.meaning, ...marks.filter(Boolean).map(mark => `(${mark})`)].join(' ')
-          return `| \`${row.name}\` | ${shown} | ${meaning.replaceAll('|', '\\|')} |`
+          return `| \`${row.name}\` | ${defaultCell} | ${meaning.replaceAll('|', '\\|')} |`
         })
       return `### ${TITLES[group] ?? group}\n\n| Variable | Default | Meaning |\n|---|---|---|\n${lines.join('\n')}`
     })
     .join('\n\n')
 }
 
-/** An environment file with every setting commented out at its default; those that production requires come first. */
+/**
+ * Returns an environment file: settings required in production first, then all others commented out at their defaults.
+ */
 export function settingsEnvironment(): string {
   const rows = settingRows()
   const line = ({ name, default: value }: (typeof rows)[number]) =>
@@ -54,11 +56,14 @@ export function settingsEnvironment(): string {
   return `${parts.join('\n\n')}\n`
 }
 
-/** A document with what stands between its markers replaced by the tables. Raises CommandError without markers. */
+/**
+ * Replaces the text between the markers of a document by the tables.
+ * @throws CommandError without markers
+ */
 export function withSettings(document: string): string {
   const start = document.indexOf(OPENING)
   const end = document.indexOf(CLOSING)
-  if (start < 0 || end < start) throw new CommandError(`the document has no ${OPENING} and ${CLOSING}`)
+  if (start < 0 || end < start) throw new CommandError(`document has no ${OPENING} and ${CLOSING}`)
   return `${document.slice(0, start + OPENING.length)}\n\n${settingsMarkdown()}\n\n${document.slice(end)}`
 }
 

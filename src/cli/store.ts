@@ -8,43 +8,43 @@ import { allOf, countStatement, type Queryable, sql } from '../core/db/sql.ts'
 import { type BareMemory, bareColumns, unembeddedMemory } from '../memory/memories/store.ts'
 
 const FirstAdmin = z.strictObject({ id: z.string(), username: z.string(), role: z.string(), token_version: z.int() })
-const named = sql.type(z.strictObject({ name: z.string() }))
-const existing = sql.type(z.strictObject({ exists: z.boolean() }))
+const nameRow = sql.type(z.strictObject({ name: z.string() }))
+const existsRow = sql.type(z.strictObject({ exists: z.boolean() }))
 
-/** The oldest admin that is not disabled; null when there is none. */
-export const firstAdmin = (db: Queryable): Promise<z.output<typeof FirstAdmin> | null> =>
+/** Finds the oldest enabled admin. */
+export const findFirstAdmin = (db: Queryable): Promise<z.output<typeof FirstAdmin> | null> =>
   db.maybeOne(sql.type(FirstAdmin)`
     select id, username, role, token_version from users where role = 'admin' and disabled_at is null
     order by created_at, id limit 1`)
 
 const tableExists = (db: Queryable, table: string): Promise<boolean> =>
-  db.oneFirst(existing`select to_regclass(${table}) is not null as exists`)
+  db.oneFirst(existsRow`select to_regclass(${table}) is not null as exists`)
 
-/** Names of the migrations that ran; none on an empty database. */
-export const appliedMigrations = async (db: Queryable): Promise<readonly string[]> =>
-  (await tableExists(db, 'migrations')) ? db.anyFirst(named`select name from migrations`) : []
+/** Lists the names of the applied migrations; empty for an empty database. */
+export const listAppliedMigrations = async (db: Queryable): Promise<readonly string[]> =>
+  (await tableExists(db, 'migrations')) ? db.anyFirst(nameRow`select name from migrations`) : []
 
 const ServerFacts = z.strictObject({ version: z.string(), number: z.int(), now_ms: z.number() })
 
-/** Version of the server, and its time in milliseconds. */
-export const serverFacts = (db: Queryable): Promise<z.output<typeof ServerFacts>> =>
+/** Reads the version of the server and its time in milliseconds. */
+export const readServerFacts = (db: Queryable): Promise<z.output<typeof ServerFacts>> =>
   db.one(sql.type(ServerFacts)`
     select current_setting('server_version') as version, current_setting('server_version_num')::int as number,
       (extract(epoch from clock_timestamp()) * 1000)::float8 as now_ms`)
 
-/** Names of the queues that exist. */
-export const queueNames = async (db: Queryable): Promise<readonly string[]> =>
-  (await tableExists(db, 'pgboss.queue')) ? db.anyFirst(named`select name from pgboss.queue`) : []
+/** Lists the names of the existing queues. */
+export const listQueueNames = async (db: Queryable): Promise<readonly string[]> =>
+  (await tableExists(db, 'pgboss.queue')) ? db.anyFirst(nameRow`select name from pgboss.queue`) : []
 
 const Heartbeat = z.strictObject({ instance_id: z.string(), kinds: z.array(z.string()), age_ms: z.number() })
 
-/** Signs of life of workers by age. */
+/** Lists the heartbeats of workers, newest first. */
 export const listHeartbeats = (db: Queryable): Promise<readonly z.output<typeof Heartbeat>[]> =>
   db.any(sql.type(Heartbeat)`
     select instance_id, kinds, (extract(epoch from now() - beat_at) * 1000)::float8 as age_ms
     from worker_heartbeats order by age_ms`)
 
-/** Takes the lock that one `up` holds on an embedded database, for as long as the connection lives. */
+/** Acquires the lock of `up` on an embedded database, until the connection is closed. Returns false if it is held. */
 export const tryLockData = (db: Queryable): Promise<boolean> =>
   db.oneFirst(sql.type(z.strictObject({ locked: z.boolean() }))`
     select pg_try_advisory_lock(hashtext('muster.up')) as locked`)
@@ -59,10 +59,10 @@ export type DeliveryFilter = {
 }
 
 /**
- * Deliveries to make again. One whose event was sent to the webhook again since is left out, so that a second run
- * repeats nothing; naming its id takes it all the same.
+ * Condition of deliveries to resend. A delivery whose event was already resent to the webhook is excluded, so that a
+ * second run repeats nothing, unless its ID is given.
  */
-const deliveriesWhere = (filter: DeliveryFilter) =>
+const deliveryCondition = (filter: DeliveryFilter) =>
   allOf([
     sql.fragment`t.status = ${filter.status}`,
     filter.project !== null && sql.fragment`t.project_id = ${filter.project}`,
@@ -75,20 +75,20 @@ const deliveriesWhere = (filter: DeliveryFilter) =>
   ])
 
 export const countDeliveries = (db: Queryable, filter: DeliveryFilter): Promise<number> =>
-  db.oneFirst(countStatement`select count(*) from webhook_deliveries t where ${deliveriesWhere(filter)}`)
+  db.oneFirst(countStatement`select count(*) from webhook_deliveries t where ${deliveryCondition(filter)}`)
 
-const TakenDelivery = z.strictObject({ id: z.string(), webhook_id: z.string(), project_id: z.string() })
+const LockedDelivery = z.strictObject({ id: z.string(), webhook_id: z.string(), project_id: z.string() })
 
-/** Locks the next deliveries to make again, after id `after`, oldest first. Webhook and project with each. */
+/** Locks the next deliveries to resend, after ID `after`, oldest first. */
 export const lockDeliveries = (
   db: Queryable,
   filter: DeliveryFilter,
   after: string,
   limit: number,
-): Promise<readonly z.output<typeof TakenDelivery>[]> =>
-  db.any(sql.type(TakenDelivery)`
+): Promise<readonly z.output<typeof LockedDelivery>[]> =>
+  db.any(sql.type(LockedDelivery)`
     select t.id, t.webhook_id, t.project_id from webhook_deliveries t
-    where ${deliveriesWhere(filter)} and t.id > ${after}
+    where ${deliveryCondition(filter)} and t.id > ${after}
     order by t.id limit ${limit} for update of t skip locked`)
 
 export type FiringFilter = {
@@ -101,10 +101,10 @@ export type FiringFilter = {
 }
 
 /**
- * Firings to make again. One that was made again is left out, so that a second run repeats nothing: the key of the other says
- * so. Nor is one made that closed a circle of triggers.
+ * Condition of firings to repeat. An already repeated firing, recognized by the idempotency key of the new one, is
+ * excluded, so that a second run repeats nothing. So is a firing that was refused because its triggers form a cycle.
  */
-const firingsWhere = (filter: FiringFilter) =>
+const firingCondition = (filter: FiringFilter) =>
   allOf([
     sql.fragment`t.state = ${filter.status === 'pending' ? 'queued' : 'failed'}`,
     filter.project !== null && sql.fragment`t.project_id = ${filter.project}`,
@@ -117,21 +117,21 @@ const firingsWhere = (filter: FiringFilter) =>
   ])
 
 export const countFirings = (db: Queryable, filter: FiringFilter): Promise<number> =>
-  db.oneFirst(countStatement`select count(*) from trigger_firings t where ${firingsWhere(filter)}`)
+  db.oneFirst(countStatement`select count(*) from trigger_firings t where ${firingCondition(filter)}`)
 
-const TakenFiring = z.strictObject({ id: z.string(), project_id: z.string() })
-type TakenFiring = z.output<typeof TakenFiring>
+const LockedFiring = z.strictObject({ id: z.string(), project_id: z.string() })
+type LockedFiring = z.output<typeof LockedFiring>
 
-/** Locks the next firings to make again, after id `after`, oldest first. */
+/** Locks the next firings to repeat, after ID `after`, oldest first. */
 export const lockFirings = (
   db: Queryable,
   filter: FiringFilter,
   after: string,
   limit: number,
-): Promise<readonly TakenFiring[]> =>
-  db.any(sql.type(TakenFiring)`
+): Promise<readonly LockedFiring[]> =>
+  db.any(sql.type(LockedFiring)`
     select t.id, t.project_id from trigger_firings t
-    where ${firingsWhere(filter)} and t.id > ${after} order by t.id limit ${limit} for update of t skip locked`)
+    where ${firingCondition(filter)} and t.id > ${after} order by t.id limit ${limit} for update of t skip locked`)
 
 export type TurnFilter = {
   project: string | null
@@ -141,26 +141,27 @@ export type TurnFilter = {
   to: Date | null
 }
 
-const IdleTurn = z.strictObject({
+const OrphanedTurn = z.strictObject({
   id: z.string(),
   project_id: z.string(),
   conversation_id: z.string().nullable(),
   status: z.string(),
 })
-export type IdleTurn = z.output<typeof IdleTurn>
+export type OrphanedTurn = z.output<typeof OrphanedTurn>
 
 /**
- * Turns that are not at their end and for which no message waits or is handled; those of paused projects wait on
- * purpose. The keys of both mailboxes are read once and matched by hash. Reads generation_work, which has those turns.
+ * Lists turns in progress without a waiting or active message; turns of paused projects are deferred and excluded. The
+ * keys of both mailboxes are read once and matched by hash. Reads generation_work, which contains all turns in
+ * progress.
  */
-export const turnsWithoutMessage = (
+export const listTurnsWithoutMessage = (
   db: Queryable,
   filter: TurnFilter,
   queues: { turn: string; conversation: string },
   limit: number,
-): Promise<readonly IdleTurn[]> =>
-  db.any(sql.type(IdleTurn)`
-    with kept as materialized (
+): Promise<readonly OrphanedTurn[]> =>
+  db.any(sql.type(OrphanedTurn)`
+    with messages as materialized (
       select name, split_part(singleton_key, '@', 1) as key from pgboss.job_common
       where name in (${queues.turn}, ${queues.conversation}) and state <= 'active'
     )
@@ -175,34 +176,35 @@ export const turnsWithoutMessage = (
       filter.ids.length > 0 && sql.fragment`t.id = any (${sql.array([...filter.ids], 'text')})`,
       timeRangeCondition(sql.fragment`t.created_at`, filter),
     ])}
-      and not exists (select from kept k where k.name = ${queues.turn} and k.key = t.id)
-      and not exists (select from kept k where k.name = ${queues.conversation} and k.key = t.conversation_id)
+      and not exists (select from messages k where k.name = ${queues.turn} and k.key = t.id)
+      and not exists (select from messages k where k.name = ${queues.conversation} and k.key = t.conversation_id)
     order by t.created_at, t.id limit ${limit}`)
 
-const IdleRun = z.strictObject({
+const OrphanedRun = z.strictObject({
   id: z.string(),
   project_id: z.string(),
   status: z.string(),
-  /** The attempt that no worker is told of; null where the run itself is to be looked at. */
+  /** The node execution without a message; null if the run itself requires a wake-up. */
   execution_id: z.string().nullable(),
 })
-export type IdleRun = z.output<typeof IdleRun>
+export type OrphanedRun = z.output<typeof OrphanedRun>
 
 /**
- * Runs that can move and for which no message waits or is handled, and attempts of theirs that nobody has and no message
- * tells of. Those of a pause wait on purpose. By orchestration_runs_live, _due and the primary keys of what runs wait for.
+ * Lists runs that can advance without a waiting or active message, and unclaimed node executions without a message.
+ * Paused ones are deferred and excluded. orchestration_runs_live, orchestration_runs_due and the primary keys of the
+ * awaited rows serve it.
  */
-export const runsWithoutMessage = (
+export const listRunsWithoutMessage = (
   db: Queryable,
   filter: Omit<TurnFilter, 'status'>,
-  queues: { run: string; told: string; node: string },
+  queues: { run: string; wake: string; node: string },
   limit: number,
-): Promise<readonly IdleRun[]> =>
-  db.any(sql.type(IdleRun)`
-    with kept as materialized (
+): Promise<readonly OrphanedRun[]> =>
+  db.any(sql.type(OrphanedRun)`
+    with messages as materialized (
       select name, case name when ${queues.run} then split_part(singleton_key, '@', 1) when ${queues.node} then data ->> 'execution_id'
         else data ->> 'run_id' end as key, start_after <= now() or state = 'active' as due
-      from pgboss.job_common where name in (${queues.run}, ${queues.told}, ${queues.node}) and state <= 'active'
+      from pgboss.job_common where name in (${queues.run}, ${queues.wake}, ${queues.node}) and state <= 'active'
     ), live as (
       select r.* from orchestration_runs r
       where r.status in ${LIVE} and ${allOf([
@@ -214,7 +216,7 @@ export const runsWithoutMessage = (
     select id, project_id, status, execution_id from (
       select r.id, r.project_id, r.status, r.created_at, null as execution_id
       from live r join projects p on p.id = r.project_id
-      where not exists (select from kept k where k.name in (${queues.run}, ${queues.told}) and k.key = r.id and k.due)
+      where not exists (select from messages k where k.name in (${queues.run}, ${queues.wake}) and k.key = r.id and k.due)
         and (
           r.due_at <= now()
           or r.pause_requested_at is null and p.paused_at is null and (
@@ -227,21 +229,21 @@ export const runsWithoutMessage = (
       where r.status = 'running' and e.status = 'running' and not e.applied
         and e.node_type in ${WORKER_EXECUTED}
         and (e.leased_until is null or e.leased_until < now())
-        and not exists (select from kept k where k.name = ${queues.node} and k.key = e.id)) found
+        and not exists (select from messages k where k.name = ${queues.node} and k.key = e.id)) found
     order by created_at, id limit ${limit}`)
 
 export type DocumentFilter = {
   project: string | null
-  /** Null: whatever has chunks. */
+  /** Null for all documents with chunks. */
   status: 'failed' | 'ready' | null
-  /** Only documents in which a chunk lacks a vector of this embedding space. */
+  /** Only documents with a chunk without a vector of this embedding space. */
   missing: number | null
   ids: readonly string[]
   from: Date | null
   to: Date | null
 }
 
-const documentsWhere = (filter: DocumentFilter) =>
+const documentCondition = (filter: DocumentFilter) =>
   allOf([
     sql.fragment`t.kind = 'document'`,
     filter.status === null ? sql.fragment`t.chunk_count > 0` : sql.fragment`t.status = ${filter.status}`,
@@ -252,12 +254,12 @@ const documentsWhere = (filter: DocumentFilter) =>
   ])
 
 export const countDocuments = (db: Queryable, filter: DocumentFilter): Promise<number> =>
-  db.oneFirst(countStatement`select count(*) from documents t where ${documentsWhere(filter)}`)
+  db.oneFirst(countStatement`select count(*) from documents t where ${documentCondition(filter)}`)
 
 const NextDocument = z.strictObject({ id: z.string(), project_id: z.string() })
 
-/** The next documents, newest first, from below an id on. */
-export const nextDocuments = (
+/** Lists the next documents with IDs below `below`, newest first. */
+export const listNextDocuments = (
   db: Queryable,
   filter: DocumentFilter,
   below: string | null,
@@ -265,12 +267,12 @@ export const nextDocuments = (
 ): Promise<readonly z.output<typeof NextDocument>[]> =>
   db.any(sql.type(NextDocument)`
     select t.id, t.project_id from documents t
-    where ${allOf([documentsWhere(filter), below !== null && sql.fragment`t.id < ${below}`])}
+    where ${allOf([documentCondition(filter), below !== null && sql.fragment`t.id < ${below}`])}
     order by t.id desc limit ${limit}`)
 
 export type MemoryFilter = Omit<DocumentFilter, 'status'>
 
-const memoriesWhere = (filter: MemoryFilter) =>
+const memoryCondition = (filter: MemoryFilter) =>
   allOf([
     sql.fragment`t.invalidated_at is null`,
     filter.missing !== null &&
@@ -282,10 +284,10 @@ const memoriesWhere = (filter: MemoryFilter) =>
   ])
 
 export const countMemories = (db: Queryable, filter: MemoryFilter): Promise<number> =>
-  db.oneFirst(countStatement`select count(*) from memories t where ${memoriesWhere(filter)}`)
+  db.oneFirst(countStatement`select count(*) from memories t where ${memoryCondition(filter)}`)
 
-/** The next memories that hold, newest first, from below an id on. */
-export const nextMemories = (
+/** Lists the next current memories with IDs below `below`, newest first. */
+export const listNextMemories = (
   db: Queryable,
   filter: MemoryFilter,
   below: string | null,
@@ -293,5 +295,5 @@ export const nextMemories = (
 ): Promise<readonly BareMemory[]> =>
   db.any(unembeddedMemory`
     select ${bareColumns} from memories t
-    where ${allOf([memoriesWhere(filter), below !== null && sql.fragment`t.id < ${below}`])}
+    where ${allOf([memoryCondition(filter), below !== null && sql.fragment`t.id < ${below}`])}
     order by t.id desc limit ${limit}`)

@@ -19,53 +19,53 @@ import { tryLockData } from './store.ts'
 
 export type UpOptions = { data: string; port?: string; demo?: boolean; json?: boolean }
 
-/** Tried first, so that the address of the demo provider stays the same from start to start. */
+/** Preferred port of the test model, so that the address of the demo provider is stable across starts. */
 const DOUBLE_PORT = 5049
 
-/** What stops a part of what runs. Parts are kept in the order of their start and stopped in the reverse one. */
-type Part = () => Promise<unknown>
+/** Stops a part of the deployment. Parts are stopped in the reverse order of their start. */
+type Stop = () => Promise<unknown>
 
 /**
- * Runs a whole deployment in this process until a signal: database unless the environment names one, web, worker and
- * the model double, with a first admin and a demo project in an empty one. Prints how to use it. A second signal ends
- * the process at once. Exits 1 with a message when something does not start.
+ * Runs a whole deployment in this process until a signal: web, worker, the test model, and an embedded database unless
+ * one is configured. An empty deployment gets a first admin and a demo project. Prints instructions. A second signal
+ * exits immediately. Exits 1 with a message if a part does not start.
  */
 export async function startAll(options: UpOptions): Promise<void> {
-  const began = performance.now()
-  const parts: Part[] = []
-  let asked = false
-  const starting = start(options, parts, () => asked)
-  const stop = async () => {
-    for (const part of parts.splice(0).reverse()) await part()
+  const startedAt = performance.now()
+  const stops: Stop[] = []
+  let stopRequested = false
+  const starting = startParts(options, stops, () => stopRequested)
+  const stopParts = async () => {
+    for (const stop of stops.splice(0).reverse()) await stop()
   }
-  const ended = (error: unknown) => {
+  const fail = (error: unknown) => {
     printProgress(describeError(error))
     process.exit(1)
   }
   onShutdownSignal(
     () => {
-      asked = true
+      stopRequested = true
       printProgress('stopping')
       starting
         .catch(() => {})
-        .then(stop)
-        .then(() => process.exit(0), ended)
+        .then(stopParts)
+        .then(() => process.exit(0), fail)
     },
     () => process.exit(1),
   )
-  let started: Started | null
+  let started: StartedDeployment | null
   try {
     started = await starting
   } catch (error) {
-    await stop().catch(failure => printProgress(describeError(failure)))
+    await stopParts().catch(failure => printProgress(describeError(failure)))
     throw error
   }
   if (!started) return
-  report(started, options, performance.now() - began)
+  printInstructions(started, options, performance.now() - startedAt)
   fs.rmSync(started.signInFile, { force: true })
 }
 
-type Started = {
+type StartedDeployment = {
   config: Config
   url: string
   database: string
@@ -75,19 +75,23 @@ type Started = {
   demo: Demo | null
 }
 
-/** Starts the parts in order; null when `stopped` said so on the way. */
-async function start(options: UpOptions, parts: Part[], stopped: () => boolean): Promise<Started | null> {
+/** Starts the parts in order. Returns null once `isStopped` is true. */
+async function startParts(
+  options: UpOptions,
+  stops: Stop[],
+  isStopped: () => boolean,
+): Promise<StartedDeployment | null> {
   const dataDir = path.resolve(options.data)
   const embedded = !namesDatabase(process.env)
   const secrets = loadOrCreateSecrets(dataDir)
   const env = withSecrets({ ...process.env, LOG_LEVEL: process.env.LOG_LEVEL || 'warn' }, secrets, embedded)
   if (options.port !== undefined) env.PORT = options.port
-  // One process has one health to ask for, that of web; the worker's port shall not be what keeps it from starting.
+  // The health of this process is served by web; a fixed port of the worker could only conflict.
   env.WORKER_HEALTH_PORT ||= '0'
   const { PORT, HOST, production } = loadSettings(env)
-  env.PORT = String(await takePort(PORT, HOST))
+  env.PORT = String(await findFreePort(PORT, HOST))
 
-  // The database comes up while the modules load.
+  // The modules load while the database starts.
   const loading = Promise.all([
     import('../web.ts'),
     import('../../jobs/worker.ts'),
@@ -98,25 +102,19 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
   ])
   loading.catch(() => {})
   const directory = databaseDirectory(dataDir)
-  if (embedded) env.DATABASE_URL = await startDatabase(directory, parts)
+  if (embedded) env.DATABASE_URL = await startDatabase(directory, stops)
   let double: Double | null = null
   if (options.demo ?? !production) {
-    double = await startModel()
-    parts.push(double.close)
+    double = await startTestModel()
+    stops.push(double.close)
     env.EGRESS_ALLOW_HOSTS = [env.EGRESS_ALLOW_HOSTS, new URL(double.url).host].filter(Boolean).join(',')
     env.EMBEDDING_PROVIDER ||= 'local'
   }
-  if (stopped()) return null
+  if (isStopped()) return null
 
-  const [
-    { startWeb },
-    { startWorker },
-    { migrate },
-    { createFirstAdmin: firstSignIn, createDemo: makeDemo },
-    { loadModules },
-    all,
-  ] = await loading
-  loadModules(all.modules)
+  const [{ startWeb }, { startWorker }, { migrate }, { createFirstAdmin, createDemo }, { loadModules }, { modules }] =
+    await loading
+  loadModules(modules)
   const config = loadSettings(env)
   const { host, port, pathname } = new URL(config.DATABASE_URL)
   if (config.AUTO_MIGRATE)
@@ -130,26 +128,26 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
   const log = (process: string) =>
     createLog({ level: config.LOG_LEVEL, base: { process }, destination: options.json ? stderr : undefined })
   process.on('unhandledRejection', error => log('up').error({ err: error }, 'unhandled rejection'))
-  if (stopped()) return null
+  if (isStopped()) return null
 
   const worker = await startWorker(migrated, log('worker'), config.WORKER_KINDS)
-  parts.push(worker.stop)
-  if (stopped()) return null
+  stops.push(worker.stop)
+  if (isStopped()) return null
   const web = await startWeb(migrated, log('web')).catch(error => {
-    throw portTaken(error, config.PORT) ?? error
+    throw portInUseError(error, config.PORT) ?? error
   })
-  parts.push(web.stop)
-  if (stopped()) return null
+  stops.push(web.stop)
+  if (isStopped()) return null
 
-  const address = `http://${reachable(config.HOST)}:${web.port}`
+  const address = `http://${reachableHost(config.HOST)}:${web.port}`
   const signInFile = path.join(dataDir, 'first-sign-in.json')
   const pool = await openPool({ databaseUrl: config.DATABASE_URL, connections: 2, applicationName: 'muster up' })
   try {
-    const signIn = await firstSignIn(pool, address, signInFile, config)
-    const demo = double && (await makeDemo(pool, config, address, double.url, signIn !== null).catch(unmade))
+    const signIn = await createFirstAdmin(pool, address, signInFile, config)
+    const demo = double && (await createDemo(pool, config, address, double.url, signIn !== null).catch(skipDemo))
     return {
       config,
-      // Cookies of sign-ins are of this host: under another name of it they are not sent.
+      // Sign-in cookies are bound to this host and are not sent under another name of it.
       url: config.BASE_URL,
       database: embedded ? `PostgreSQL in ${path.relative('', directory)}, port ${port}` : `${host}${pathname}`,
       double,
@@ -162,25 +160,28 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
   }
 }
 
-/** The demo is not what a deployment is for: without it the rest goes on. */
-function unmade(error: unknown): null {
-  printProgress(`the demo project is left as it is: ${describeError(error)}`)
+/** Reports the failure of the demo, which does not stop the deployment. */
+function skipDemo(error: unknown): null {
+  printProgress(`demo project not created: ${describeError(error)}`)
   return null
 }
 
-/** The host part of a url at which what listens on `host` is reached from here. */
-function reachable(host: string): string {
+/** Returns the host for URLs of a local server that listens on `host`. */
+function reachableHost(host: string): string {
   if (host === '0.0.0.0' || host === '::') return '127.0.0.1'
   return isIPv6(host) ? `[${host}]` : host
 }
 
-/** The port that web will listen on: `port`, or a free one for 0. Raises CommandError when it is taken. */
-async function takePort(port: number, host: string): Promise<number> {
+/**
+ * Returns the port for web: `port`, or a free one for 0.
+ * @throws CommandError if it is in use
+ */
+async function findFreePort(port: number, host: string): Promise<number> {
   const server = createServer().listen(port, host)
   try {
     await once(server, 'listening')
   } catch (error) {
-    throw portTaken(error, port) ?? error
+    throw portInUseError(error, port) ?? error
   }
   const free = portOf(server)
   server.close()
@@ -188,51 +189,53 @@ async function takePort(port: number, host: string): Promise<number> {
   return free
 }
 
-function portTaken(error: unknown, port: number): CommandError | null {
+function portInUseError(error: unknown, port: number): CommandError | null {
   if ((error as NodeJS.ErrnoException).code !== 'EADDRINUSE') return null
   return new CommandError(
     `port ${port} is in use`,
-    'Stop what listens there, or choose another one: muster up --port <number>, or PORT in the environment.',
+    'Stop the process that uses it, or choose another port with --port or PORT.',
   )
 }
 
 /**
- * Starts the embedded server; answers its url. One `up` at a time holds a lock in it: of two, whichever stopped first
- * would take the database from the other.
+ * Starts the embedded server and returns its URL. Only one `up` may use it, enforced by a lock: of two, the first to
+ * stop would stop the database of the other.
  */
-async function startDatabase(dir: string, parts: Part[]): Promise<string> {
-  // However this process ends, short of a kill, its server goes with it: the signal is sent before the first wait.
-  const end = () => void stopEmbedded(dir)
-  const others = await findEmbedded(dir)
-  if (others === null) process.on('exit', end)
+async function startDatabase(dir: string, stops: Stop[]): Promise<string> {
+  // Stops the server whenever this process exits, except by SIGKILL: stopEmbedded sends its signal synchronously.
+  const onExit = () => void stopEmbedded(dir)
+  const running = await findEmbedded(dir)
+  if (running === null) process.on('exit', onExit)
   const server = await startEmbedded({ dir })
-  const unlock = await lockData(server.url)
+  const unlock = await lockDataDirectory(server.url)
   if (!unlock) {
-    process.off('exit', end)
+    process.off('exit', onExit)
     throw new CommandError(
       'another muster up runs on this data directory',
-      'Stop it, or choose another directory: muster up --data <directory>.',
+      'Stop it, or choose another directory with --data.',
     )
   }
-  process.off('exit', end).on('exit', end)
-  parts.push(async () => {
+  process.off('exit', onExit).on('exit', onExit)
+  stops.push(async () => {
     await unlock()
     await server.stop()
-    process.off('exit', end)
+    process.off('exit', onExit)
   })
   return server.url
 }
 
-/** Takes the lock on a connection of its own; answers what gives it back, null when another process has it. */
-async function lockData(databaseUrl: string): Promise<(() => Promise<void>) | null> {
+/**
+ * Acquires the lock on a dedicated connection. Returns a function that releases it, null if another process holds it.
+ */
+async function lockDataDirectory(databaseUrl: string): Promise<(() => Promise<void>) | null> {
   const pool = await openPool({ databaseUrl, connections: 1, applicationName: 'muster up lock' })
-  const { promise: done, resolve: release } = Promise.withResolvers<void>()
-  const locked = await new Promise<boolean>((resolve, reject) => {
+  const { promise: released, resolve: release } = Promise.withResolvers<void>()
+  const isLocked = await new Promise<boolean>((resolve, reject) => {
     pool
       .connect(async connection => {
-        const got = await tryLockData(connection)
-        resolve(got)
-        if (got) await done
+        const isAcquired = await tryLockData(connection)
+        resolve(isAcquired)
+        if (isAcquired) await released
       })
       .catch(reject)
   })
@@ -240,17 +243,17 @@ async function lockData(databaseUrl: string): Promise<(() => Promise<void>) | nu
     release()
     await pool.end()
   }
-  if (locked) return close
+  if (isLocked) return close
   await close()
   return null
 }
 
-async function startModel(): Promise<Double> {
+async function startTestModel(): Promise<Double> {
   const { startDouble } = await import('../local/double/server.ts')
   return startDouble({ port: DOUBLE_PORT }).catch(() => startDouble())
 }
 
-function report(started: Started, { json }: UpOptions, ms: number): void {
+function printInstructions(started: StartedDeployment, { json }: UpOptions, ms: number): void {
   const { config, url, database, double, signIn, demo } = started
   const api = `${url}/api/v1`
   if (json) {
@@ -263,10 +266,10 @@ function report(started: Started, { json }: UpOptions, ms: number): void {
   print(`  API        ${api}`)
   print(`  Reference  ${config.DOCS_BASE_URL}`)
   print(`  Database   ${database}`)
-  if (double) print(`  Model      double-1, a stand-in that repeats what it is told, at ${double.url}/v1`)
+  if (double) print(`  Model      double-1, a test model that echoes its input, at ${double.url}/v1`)
   if (signIn) {
     print()
-    print('The first admin (the password is shown once):')
+    print('First admin (the password is shown once):')
     print()
     print(`  username   ${signIn.username}`)
     print(`  password   ${signIn.password}`)
@@ -274,16 +277,16 @@ function report(started: Started, { json }: UpOptions, ms: number): void {
   const login = `curl -s ${api}/users/login -H 'Content-Type: application/json' \\\n    -d '{"username":"${signIn?.username ?? 'admin'}","password":"${signIn?.password ?? '...'}"}'`
   if (demo) {
     print()
-    print(demo.key ? 'A first conversation (the project key is shown once):' : 'A conversation:')
+    print(demo.key ? 'First conversation (the project key is shown once):' : 'Conversation:')
     print()
-    print(`  KEY=${demo.key ?? '...      # a key of the project'}`)
+    print(`  KEY=${demo.key ?? '...      # a project key'}`)
     print(`  curl -s '${api}/sessions/${demo.session_id}/messages?wait=true' \\`)
     print(`    -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' \\`)
     print(`    -d '{"message":"Hello, who are you?"}'`)
     print(`  curl -s ${api}/sessions/${demo.session_id}/messages -H "Authorization: Bearer $KEY"`)
     if (demo.key) {
       print()
-      print('A file that becomes searchable, from the directory of this checkout:')
+      print('Upload a file, ingest and search it (run in the directory of this checkout):')
       print()
       print(`  FILE=$(curl -fsS ${api}/files/upload -H "Authorization: Bearer $KEY" -F file=@README.md \\`)
       print(`    | sed 's/.*"id":"\\(file_[^"]*\\)".*/\\1/')`)
@@ -294,12 +297,12 @@ function report(started: Started, { json }: UpOptions, ms: number): void {
     }
   }
   print()
-  print('To sign in; the token in the answer goes into the same header:')
+  print('Sign in (send the returned token in the same header):')
   print()
   print(`  ${login}`)
   if (demo && !demo.key) {
     print()
-    print('A new key of the demo project, with that token:')
+    print('Create a new key of the demo project with that token:')
     print()
     print(`  curl -s ${api}/project-keys -H "Authorization: Bearer $TOKEN" -H 'Content-Type: application/json' \\`)
     print(`    -d '{"project_id":"${demo.project_id}"}'`)

@@ -2,8 +2,8 @@ import type { Footprint } from '../control/storage/footprint.ts'
 import { sql } from '../core/db/sql.ts'
 
 /**
- * Files: stored bytes, or declared ones while there are none. Those behind messages of conversations do not count. Reads
- * the rows of the project by files_path.
+ * Bytes of files: stored ones, or declared ones until content is stored. Files of conversation messages are not
+ * counted. Index files_path.
  */
 export const fileFootprint: Footprint = project => ({
   bytes: sql.fragment`
@@ -13,15 +13,14 @@ export const fileFootprint: Footprint = project => ({
 })
 
 /**
- * Texts of chunks. Reads the rows of the project by document_chunks_project; octet_length does not fetch a text that is
- * stored out of its row.
+ * Bytes of chunk texts. Index document_chunks_project; octet_length does not fetch a text that is stored out of line.
  */
 export const chunkFootprint: Footprint = project => ({
   bytes: sql.fragment`select sum(octet_length(c.content)) from document_chunks c where c.project_id = ${project}`,
   chunks: sql.fragment`select count(*) from document_chunks c where c.project_id = ${project}`,
 })
 
-/** Four bytes a dimension of each vector, whoever it belongs to. Counts in the index knowledge_vectors_scan. */
+/** Bytes of all vectors of a project, four per dimension. Index-only scan of knowledge_vectors_scan. */
 export const vectorFootprint: Footprint = project => ({
   bytes: sql.fragment`
     select sum(v.count * s.dimensions * 4)

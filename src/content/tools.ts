@@ -5,13 +5,13 @@ import type { PrincipalRecord } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
 
 /**
- * Tools as content calls them: converters of ingestion rules and rerankers of searches. The area of tools comes later
- * and contributes the one that there is; without it no tool exists.
+ * Calls tools for content: converters of ingestion rules and rerankers of searches. The tools module registers the only
+ * implementation.
  */
 export type ToolRunner = {
-  /** A tool of a project, or one shared into it. */
+  /** Returns a tool that the project owns or has accepted as a share. */
   find(db: Queryable, projectId: string, toolId: string): Promise<{ id: string; type: string } | null>
-  /** One server-side call as a principal. Outcomes are values: it throws only for faults of its own. */
+  /** Makes one server-side call as a principal. Failures of the tool are values; throws only for internal errors. */
   call(services: Services, call: KnowledgeToolCall): Promise<ToolOutcome>
 }
 
@@ -20,10 +20,10 @@ export type KnowledgeToolCall = {
   tool_id: string
   action: string | null
   input: Record<string, unknown>
-  /** What its usage is metered as. */
+  /** Source of its usage in metering. */
   source: 'ingestion' | 'direct'
   principal: PrincipalRecord
-  /** Sent along by tools that can. */
+  /** Sent by tool types that support it. */
   idempotency_key: string | null
   timeout_ms: number
   signal?: AbortSignal
@@ -33,6 +33,6 @@ export type ToolOutcome = { ok: true; output: unknown } | { ok: false; error: Re
 
 export const toolRunners = extensionPoint<ToolRunner>('tools')
 
-/** A tool that a rule or a search names; null when the project has none of that id. */
+/** Returns the tool that a rule or a search references, or null if the project has none with that ID. */
 export const findTool: ToolRunner['find'] = async (db, projectId, toolId) =>
   (await toolRunners.only()?.find(db, projectId, toolId)) ?? null

@@ -1,21 +1,22 @@
 /**
- * What the modules of this process declare under one heading: its kinds, its queues, its events. Filled once, by
- * `loadModules`. Reading it before that is a fault of ours, never an empty answer.
+ * Registry of the declarations of all modules of one type: kinds, queues or events. Filled once, by `loadModules`;
+ * reading it earlier throws instead of returning nothing.
  */
 export type Declarations<T> = {
-  /** The declaration of a name. @throws Error for a name that no module declares */
+  /** Returns the declaration of a name. @throws Error if no module declares it */
   get(name: string): T
-  /** The same for a name that a caller wrote: undefined when no module declares it. */
+  /** Returns the declaration of a name given by a caller, undefined if no module declares it. */
   find(name: string): T | undefined
   all(): readonly T[]
-  /** @throws Error when a name is declared twice */
+  /** @throws Error for a duplicate name */
   fill(items: readonly T[]): void
 }
 
+/** Creates a registry; `what` is the type of declaration in error messages. */
 export function declarations<T>(what: string, nameOf: (item: T) => string): Declarations<T> {
   let byName: Map<string, T> | undefined
   let items: readonly T[] = []
-  const loaded = () => byName ?? fail(`${what}: no module has been loaded`)
+  const loaded = () => byName ?? fail(`${what}: modules are not loaded yet`)
   return {
     get: name => loaded().get(name) ?? fail(`${what} ${name} is not declared by any module`),
     find: name => loaded().get(name),
@@ -23,15 +24,15 @@ export function declarations<T>(what: string, nameOf: (item: T) => string): Decl
       loaded()
       return items
     },
-    fill(given) {
-      const filled = new Map<string, T>()
-      for (const item of given) {
+    fill(declared) {
+      const index = new Map<string, T>()
+      for (const item of declared) {
         const name = nameOf(item)
-        if (filled.has(name)) fail(`${what} ${name} is declared twice`)
-        filled.set(name, item)
+        if (index.has(name)) fail(`${what} ${name} is declared twice`)
+        index.set(name, item)
       }
-      byName = filled
-      items = given
+      byName = index
+      items = declared
     },
   }
 }
@@ -40,14 +41,14 @@ function fail(message: string): never {
   throw new Error(message)
 }
 
-/** A place where an earlier area lets later ones join in, such as what a deleted project leaves behind. */
+/** A point at which later modules register hooks of an earlier one, for example for the deletion of a project. */
 export type ExtensionPoint<T> = {
   name: string
-  /** One contribution, for the `extensions` of a module. */
+  /** Creates a contribution, for the `extensions` of a module. */
   with(value: T): Extension
-  /** Every contribution, in the order of the modules. */
+  /** Returns all contributions, in the order of the modules. */
   all(): readonly T[]
-  /** The one contribution there may be; undefined without it. @throws Error when there are several */
+  /** Returns the single contribution, undefined without one. @throws Error if there are several */
   only(): T | undefined
 }
 
@@ -62,24 +63,24 @@ export function extensionPoint<T>(name: string): ExtensionPoint<T> {
     name,
     with: value => ({ point: point as ExtensionPoint<never>, value }),
     all() {
-      if (!extensionsLoaded) fail(`extension point ${name}: no module has been loaded`)
+      if (!extensionsLoaded) fail(`extension point ${name}: modules are not loaded yet`)
       return (contributions.get(name) ?? []) as T[]
     },
     only() {
       const found = point.all()
-      if (found.length > 1) fail(`extension point ${name} takes one contribution`)
+      if (found.length > 1) fail(`extension point ${name} has more than one contribution`)
       return found[0]
     },
   }
   return point
 }
 
-/** Hands the contributions of the modules to their extension points. */
+/** Registers the contributions of all modules at their extension points. */
 export function registerExtensions(extensions: readonly Extension[]): void {
   contributions.clear()
   for (const { point, value } of extensions) {
-    const known = contributions.get(point.name)
-    if (known) known.push(value)
+    const values = contributions.get(point.name)
+    if (values) values.push(value)
     else contributions.set(point.name, [value])
   }
   extensionsLoaded = true

@@ -4,7 +4,7 @@ import { module } from './api/module.ts'
 import { auditEvents } from './db/writer.ts'
 import { sweepHandler } from './jobs/sweeps.ts'
 
-/** What the pipeline and the queues themselves bring. */
+/** Declarations of the request pipeline and the queues. */
 export default module('core', {
   errors: coreErrors,
   eventSources: [auditEvents],

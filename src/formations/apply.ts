@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { takenByForce } from '../core/api/dependents.ts'
+import { listForceDeleted } from '../core/api/dependents.ts'
 import { AppError, type ErrorCode, raise, raiseInvalid } from '../core/api/errors.ts'
 import { flatten, type JsonObject, type Request } from '../core/api/flatten.ts'
 import type { KindRow } from '../core/api/kind.ts'
@@ -222,7 +222,7 @@ export async function deleteResource(
   }
   const { delete: deletion } = type.operations
   // What a formation has goes by its own template alone: there it may be retained, or protected.
-  const isForced = 'force' in deleteWith && tx && !(await isAnyTracked(tx, await takenByForce(tx, type.kind, id)))
+  const isForced = 'force' in deleteWith && tx && !(await isAnyTracked(tx, await listForceDeleted(tx, type.kind, id)))
   const forced = isForced ? deleteWith : {}
   await call(run, deletion, operationRequest(deletion, { ...itemArguments(type, deletion, id, applied), ...forced }), {
     tx,

@@ -1,4 +1,4 @@
-import { type LongWork, longWorkResult, underWay } from '../core/api/long-work.ts'
+import { type LongWork, longWorkResult, workInProgress } from '../core/api/long-work.ts'
 import { BUSY, type FormationRow } from './model.ts'
 
 /** The newest operation of a formation. */
@@ -10,7 +10,7 @@ export const formationWork: LongWork<FormationRow> = {
   args: id => ({ formation_id: id }),
   async state({ record }, { status, error }) {
     const message = `The formation is ${status.replace('_', ' ')}`
-    if (BUSY.includes(status)) return underWay(message)
+    if (BUSY.includes(status)) return workInProgress(message)
     return { status: 'completed', message, result: longWorkResult(status === 'active' ? null : error, record) }
   },
 }

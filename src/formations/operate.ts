@@ -128,15 +128,15 @@ export async function runOperation(message: FormationMessage, context: JobContex
       const last = error instanceof AppError || claim.failures + claim.losses + 1 >= MAX_TRIES
       return services.write(async tx => {
         const row = await formationKind.find(tx, formation.id, true)
-        if (!row) return { outcome: 'superseded' }
+        if (!row) return { outcome: 'claim_lost' }
         if (last) {
-          if (!(await formationAttempts.end(tx, claim))) return { outcome: 'superseded' }
+          if (!(await formationAttempts.end(tx, claim))) return { outcome: 'claim_lost' }
           const failure = error instanceof AppError ? error.recorded() : new AppError('INTERNAL_ERROR').recorded()
           await fail(tx, row, operation.id, failure)
           return { outcome: 'failed', code: failure.code }
         }
         const delayMs = 1000 * 2 ** claim.failures
-        if (!(await formationAttempts.requeue(tx, claim, { delayMs, failed: true }))) return { outcome: 'superseded' }
+        if (!(await formationAttempts.requeue(tx, claim, { delayMs, failed: true }))) return { outcome: 'claim_lost' }
         tx.send(formationQueue, message, { startAfter: new Date(Date.now() + delayMs) })
         return { outcome: 'failed', decision: `retry in ${delayMs} ms` }
       })

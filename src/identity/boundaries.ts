@@ -7,32 +7,32 @@ import { type CompiledDocument, compileDocument } from '../core/iam/policy.ts'
 import { processSingleton } from '../core/process/process-singleton.ts'
 import type { Services } from '../core/process/services.ts'
 
-/** Boundary policies of agents, which narrow whatever their turns cause, however far down. */
+/** Boundary policies of agents, which restrict everything that their turns cause, at any depth. */
 
 export type Boundary = Omit<Extract<Bound, { kind: 'boundary' }>, 'kind'>
 
-/** Reads the boundary policy of a version of an agent; null for none. Contributed by the later area of agents. */
+/** Loads the boundary policy of an agent version; null if it has none. Registered by the agents module. */
 export const boundaryPolicies =
   extensionPoint<(db: Queryable, boundary: Boundary) => Promise<unknown>>('boundary policies of agents')
 
-// The configuration of a version never changes.
+// The configuration of an agent version is immutable.
 const compiledOf = processSingleton(() => new LRUCache<string, CompiledDocument>({ max: 1000 }))
 
-const nameOf = ({ agent_id, version }: Boundary): string => `${agent_id} ${version}`
+const cacheKey = ({ agent_id, version }: Boundary): string => `${agent_id} ${version}`
 
-/** Keeps a boundary policy that the caller has read anyway. */
+/** Compiles and caches a boundary policy that the caller has already loaded. */
 export function keepBoundary(services: Services, boundary: Boundary, document: unknown): CompiledDocument {
   const compiled = compileDocument(document)
-  compiledOf(services).set(nameOf(boundary), compiled)
+  compiledOf(services).set(cacheKey(boundary), compiled)
   return compiled
 }
 
 export const keepsBoundary = (services: Services, boundary: Boundary): boolean =>
-  compiledOf(services).has(nameOf(boundary))
+  compiledOf(services).has(cacheKey(boundary))
 
-/** A boundary policy as a layer. One that is gone with its agent, or cannot be read, allows nothing. */
+/** Returns the boundary policy as a layer. A missing or unreadable policy allows nothing. */
 export async function boundaryLayer(services: Services, boundary: Boundary): Promise<Layer> {
-  const known = compiledOf(services).get(nameOf(boundary))
+  const known = compiledOf(services).get(cacheKey(boundary))
   if (known) return { kind: 'agent', documents: [known] }
   const document = await boundaryPolicies.only()?.(services.pool, boundary)
   return { kind: 'agent', documents: document == null ? [] : [keepBoundary(services, boundary, document)] }

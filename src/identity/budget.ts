@@ -5,7 +5,7 @@ import { FairSemaphore } from '../core/process/fair-semaphore.ts'
 import { processSingleton } from '../core/process/process-singleton.ts'
 import type { Services } from '../core/process/services.ts'
 
-/** Connections of this process that requests without a credential hold: they do not delay those with one. */
+/** Database connections of this process for unauthenticated requests, so that they cannot delay authenticated ones. */
 const MAX_CONNECTIONS = 2
 const MAX_WAITING = 1000
 
@@ -18,6 +18,6 @@ const connections = processSingleton(
     }),
 )
 
-/** Does database work of a sign-in, here or at the OAuth endpoints; networks take turns. */
+/** Runs the database work of a sign-in or an OAuth request under the connection budget, fairly between networks. */
 export const withBudget = <T>(services: Services, network: string, work: (db: Pool) => Promise<T>): Promise<T> =>
   connections(services).use(network, 1, undefined, () => withoutTenant(() => work(services.pool)))

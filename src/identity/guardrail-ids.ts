@@ -4,33 +4,34 @@ import { kinds } from '../core/api/kind.ts'
 import type { Context } from '../core/api/operation.ts'
 import { type Fragment, sql } from '../core/db/sql.ts'
 
-/** Most guardrails of one project, agent or tool. */
+/** Guardrails per project, agent or tool. */
 const MAX_GUARDRAILS = 20
 
-/** What taking a guardrail away needs. */
+/** Permission required to detach a guardrail. */
 export const detachPermission = 'guardrails:DetachGuardrail'
 
-/** Carries the id of a project whose guardrails, or whose content mode, have changed. */
+/** Channel that carries the ID of a project whose guardrails or content mode changed. */
 export const projectGuardrailsChannel = 'muster_project_guardrails'
 
-/** Guardrails that are attached to something, in their order; an id that is there twice counts once. */
+/** Ordered IDs of attached guardrails, without duplicates. */
 export const GuardrailIds = z
   .array(z.string().min(1).max(64))
   .overwrite(ids => [...new Set(ids)])
   .max(MAX_GUARDRAILS)
 
-/** The condition that a row has a guardrail attached. */
+/** Condition: the row has the guardrail attached. */
 export const hasGuardrail = (id: string): Fragment => sql.fragment`t.guardrail_ids @> ${sql.array([id], 'text')}`
 
-/** What was attached in any of the lists and is missing from any of those that take their place. */
+/** Returns the guardrails that were attached in any old list and are missing from any new list. */
 export const removedGuardrails = (
   before: readonly (readonly string[] | null)[],
   after: readonly (readonly string[] | null)[],
 ): string[] => [...new Set(before.flatMap(ids => ids ?? []))].filter(id => after.some(ids => !ids?.includes(id)))
 
 /**
- * Asks whether the caller may detach guardrails: whoever may change what they are attached to may not thereby rid it of its
- * rules. Raises FORBIDDEN with `meta.detached`.
+ * Requires permission to detach guardrails, so that permission to update a resource does not include removing its
+ * guardrails.
+ * @throws FORBIDDEN with `meta.detached`
  */
 export function requireDetach(
   { allowed }: Pick<Context, 'allowed'>,
@@ -38,7 +39,7 @@ export function requireDetach(
   detached: readonly string[],
 ): void {
   const kind = kinds.get('guardrail')
-  // Every one is asked for, so that the audit entry names them all.
+  // Evaluates all of them, so that the audit entry lists each.
   const refused = detached.filter(id => !allowed(detachPermission, { kind, row: { id, project_id } }))
   if (refused.length > 0) raise('FORBIDDEN', { meta: { action: detachPermission, detached: refused } })
 }

@@ -6,8 +6,8 @@ const EVERY_MS = 60_000
 const FLUSH_MS = 1000
 
 /**
- * Collects which keys were used and writes them together a second later, so that no request waits for it. A key is
- * written at most once a minute.
+ * Collects the IDs of used keys and writes them in one batch a second later, outside of requests. A key is written at
+ * most once a minute.
  */
 export function keyUsageLog(
   write: (ids: string[], now: Date) => Promise<unknown>,
@@ -27,7 +27,7 @@ export function keyUsageLog(
       .then(() => write(ids, clock.now()))
       .then(
         () => {},
-        error => log.warn({ err: error }, 'use of keys not noted'),
+        error => log.warn({ err: error }, 'key usage not recorded'),
       )
   }
 

@@ -1,6 +1,9 @@
 import ipaddr from 'ipaddr.js'
 
-/** What limits by address count as one sender. Of IPv6 the network of 64 bits: who has one of its addresses has all. */
+/**
+ * Returns the sender to which limits by address apply. For IPv6 this is the /64 network, since its holder controls all
+ * its addresses.
+ */
 export function networkOf(ip: string | null | undefined): string {
   if (!ip || !ipaddr.isValid(ip)) return ''
   const address = ipaddr.process(ip)

@@ -6,25 +6,25 @@ import type { AttachedPolicy } from './principal-store.ts'
 
 const LOG_EVERY_MS = 60_000
 
-// A document never changes under one id, version and time, so a compiled one never goes stale.
+// A document never changes for one ID, version and time, so a compiled document never goes stale.
 const compiled = new LRUCache<string, CompiledDocument>({ max: 5000 })
-const complaints = new LRUCache<string, true>({ max: 1000, ttl: LOG_EVERY_MS })
+const recentlyLogged = new LRUCache<string, true>({ max: 1000, ttl: LOG_EVERY_MS })
 
 /**
- * Makes a layer of attached policies. A document that no longer parses denies everything in its layer and is logged once
- * a minute.
+ * Builds a layer from attached policies. A document that no longer parses denies everything in its layer and is logged
+ * at most once a minute.
  */
 export function policyLayer(kind: Layer['kind'], policies: readonly AttachedPolicy[], log: Logger): Layer {
   const documents = policies.map(({ id, version, updated_at, document }) => {
-    const name = `${id} ${version} ${updated_at}`
-    let found = compiled.get(name)
+    const key = `${id} ${version} ${updated_at}`
+    let found = compiled.get(key)
     if (!found) {
       found = compileDocument(document)
-      compiled.set(name, found)
+      compiled.set(key, found)
     }
-    if (!found.valid && !complaints.has(id)) {
-      complaints.set(id, true)
-      log.error({ policy_id: id, version }, 'stored policy does not parse and denies everything')
+    if (!found.valid && !recentlyLogged.has(id)) {
+      recentlyLogged.set(id, true)
+      log.error({ policy_id: id, version }, 'stored policy invalid, layer denies everything')
     }
     return found
   })

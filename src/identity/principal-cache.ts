@@ -2,7 +2,7 @@ import { LRUCache } from 'lru-cache'
 import { withoutTenantLimit } from '../core/db/tenant-context.ts'
 import type { Tx } from '../core/db/writer.ts'
 
-/** What a resolved principal was read from, as `<kind>:<id>`. A change of any of it makes the principal stale. */
+/** Row from which a principal was resolved, as `<kind>:<id>`. A change of it makes the principal stale. */
 export type PrincipalSource = `${'user' | 'key' | 'grant' | 'client' | 'policy' | 'project'}:${string}`
 
 export const principalChannel = 'muster_principals'
@@ -11,8 +11,8 @@ const MAX_AGE_MS = 5000
 const MAX_ENTRIES = 10_000
 
 /**
- * Resolved principals of one process, each for at most five seconds. `load` runs once for concurrent requests; what it
- * read is kept only when none of its sources changed while it was under way.
+ * Cache of a process for resolved principals, each for at most five seconds. Concurrent requests share one `load`; its
+ * result is cached only if none of its sources changed during the load.
  */
 export class PrincipalCache<V extends { sources: PrincipalSource[] }> {
   private readonly entries = new LRUCache<string, V>({
@@ -26,13 +26,13 @@ export class PrincipalCache<V extends { sources: PrincipalSource[] }> {
     { promise: Promise<V | null>; changed: Set<PrincipalSource>; cleared: boolean }
   >()
 
-  /** The principal under a name, from the cache or from `load`. Null is never kept: unknown tokens cost no memory. */
+  /** Returns a principal from the cache or from `load`. Null is never cached, so unknown tokens use no memory. */
   async get(name: string, load: () => Promise<V | null>): Promise<V | null> {
-    const known = this.entries.get(name)
-    if (known) return known
-    const running = this.loads.get(name)
-    // A load that began before a change must not answer a request that came after it.
-    if (running && running.changed.size === 0 && !running.cleared) return running.promise
+    const cached = this.entries.get(name)
+    if (cached) return cached
+    const pending = this.loads.get(name)
+    // A load that began before a change must not serve a request that arrived after it.
+    if (pending && pending.changed.size === 0 && !pending.cleared) return pending.promise
     const started = { promise: withoutTenantLimit(load), changed: new Set<PrincipalSource>(), cleared: false }
     this.loads.set(name, started)
     try {
@@ -45,7 +45,7 @@ export class PrincipalCache<V extends { sources: PrincipalSource[] }> {
     }
   }
 
-  /** Drops every principal that was read from a source. */
+  /** Drops every principal resolved from a source. */
   drop(source: PrincipalSource): void {
     for (const load of this.loads.values()) load.changed.add(source)
     for (const name of [...(this.bySource.get(source) ?? [])]) this.entries.delete(name)
@@ -76,17 +76,17 @@ export class PrincipalCache<V extends { sources: PrincipalSource[] }> {
 
 const caches = new Set<PrincipalCache<never>>()
 
-/** Adds a cache to those that `principalsChanged` drops from. @returns what takes it out again */
+/** Registers a cache for `principalsChanged`. @returns a function that unregisters it */
 export function registerCache(cache: PrincipalCache<never>): () => void {
   caches.add(cache)
   return () => caches.delete(cache)
 }
 
 /**
- * Announces that what credentials are resolved from changes in this transaction: a user (name, role, password, disabled,
- * attachments), a key (binding, policies, rotation, delete), an OAuth grant (scopes, end) or client (delete), a policy
- * (document) or a project (its bound keys and its grants go with it). Other processes are notified at the commit, this one
- * drops its entries before the answer goes out.
+ * Announces changes in this transaction that affect resolved credentials: of a user (name, role, password, disabled,
+ * attachments), a key (binding, policies, rotation, deletion), an OAuth grant (scopes, end), a client (deletion), a
+ * policy (document) or a project (deletion, with its bound keys and grants). Other processes are notified on commit;
+ * this process drops its entries before it responds.
  */
 export function principalsChanged(tx: Pick<Tx, 'invalidate' | 'afterCommit'>, ...sources: PrincipalSource[]): void {
   for (const source of sources) tx.invalidate(principalChannel, source)

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { type Queryable, sql, voidStatement } from '../core/db/sql.ts'
 
-/** A policy as an attachment names it, in attach order. */
+/** Attached policy. Lists are in attachment order. */
 const AttachedPolicy = z.object({ id: z.string(), version: z.int(), updated_at: z.string(), document: z.unknown() })
 export type AttachedPolicy = z.output<typeof AttachedPolicy>
 
@@ -24,16 +24,16 @@ const PrincipalKey = z.object({
 })
 export type PrincipalKey = z.output<typeof PrincipalKey>
 
-const attached = sql.fragment`coalesce(jsonb_agg(jsonb_build_object('id', p.id, 'version', p.version, 'updated_at', p.updated_at, 'document', p.document)
+const attachedPolicies = sql.fragment`coalesce(jsonb_agg(jsonb_build_object('id', p.id, 'version', p.version, 'updated_at', p.updated_at, 'document', p.document)
   order by a.position), '[]')`
 
 const userRecord = sql.fragment`jsonb_build_object('id', u.id, 'username', u.username, 'role', u.role, 'token_version', u.token_version,
   'disabled_at', u.disabled_at, 'policies', (
-    select ${attached} from user_policies a join policies p on p.id = a.policy_id where a.user_id = u.id))`
+    select ${attachedPolicies} from user_policies a join policies p on p.id = a.policy_id where a.user_id = u.id))`
 
 const keyRecord = sql.fragment`jsonb_build_object('id', k.id, 'project_id', k.project_id, 'expires_at', k.expires_at,
   'allowed_ips', k.allowed_ips, 'policies', (
-    select ${attached} from project_key_policies a join policies p on p.id = a.policy_id where a.key_id = k.id))`
+    select ${attachedPolicies} from project_key_policies a join policies p on p.id = a.policy_id where a.key_id = k.id))`
 
 const PrincipalGrant = z.object({
   id: z.string(),
@@ -46,48 +46,48 @@ export type PrincipalGrant = z.output<typeof PrincipalGrant>
 
 const attachedRow = sql.type(AttachedPolicy)
 
-/** One policy with its document. Primary key. */
-export const attachedPolicy = (db: Queryable, id: string): Promise<AttachedPolicy | null> =>
+/** Returns a policy with its document. Primary key. */
+export const findAttachedPolicy = (db: Queryable, id: string): Promise<AttachedPolicy | null> =>
   db.maybeOne(attachedRow`select id, version, updated_at, document from policies where id = ${id}`)
 
-const user = sql.type(z.object({ user: PrincipalUser }))
+const userRow = sql.type(z.object({ user: PrincipalUser }))
 
-/** A user with attachments and their documents. Primary key. */
-export const userPrincipal = (db: Queryable, id: string) =>
-  db.maybeOne(user`select ${userRecord} as user from users u where u.id = ${id}`)
+/** Returns a user with the attached policies. Primary key. */
+export const findUserPrincipal = (db: Queryable, id: string) =>
+  db.maybeOne(userRow`select ${userRecord} as user from users u where u.id = ${id}`)
 
 const KeyAndOwner = z.object({ key: PrincipalKey, user: PrincipalUser })
-const keyAndOwner = sql.type(KeyAndOwner)
+const keyAndOwnerRow = sql.type(KeyAndOwner)
 
-/** A key with its owner, both with their documents. Primary key. */
-export const keyPrincipal = (db: Queryable, id: string) =>
-  db.maybeOne(keyAndOwner`
+/** Returns a key with its owner and the policies of both. Primary key. */
+export const findKeyPrincipal = (db: Queryable, id: string) =>
+  db.maybeOne(keyAndOwnerRow`
     select ${keyRecord} as key, ${userRecord} as user from project_keys k join users u on u.id = k.user_id where k.id = ${id}`)
 
-const byString = sql.type(KeyAndOwner.extend({ string_expires_at: z.string().nullable() }))
+const keyByHashRow = sql.type(KeyAndOwner.extend({ string_expires_at: z.string().nullable() }))
 
 /**
- * The same by the hash of a key string, current or in its grace, whose end is `string_expires_at`. Unique index on
- * key_hash, index project_keys_previous.
+ * Returns a key by the hash of its current or previous string. `string_expires_at` is the end of the grace period, null
+ * for the current string. Unique index on key_hash, index project_keys_previous.
  */
-export const keyPrincipalByHash = (db: Queryable, hash: Buffer) =>
-  db.maybeOne(byString`
+export const findKeyPrincipalByHash = (db: Queryable, hash: Buffer) =>
+  db.maybeOne(keyByHashRow`
     select ${keyRecord} as key, ${userRecord} as user,
       case when k.key_hash = ${sql.binary(hash)} then null else coalesce(k.previous_key_expires_at, '-infinity') end::text as string_expires_at
     from project_keys k join users u on u.id = k.user_id
     where k.key_hash = ${sql.binary(hash)} or k.previous_key_hash = ${sql.binary(hash)}
     order by k.key_hash = ${sql.binary(hash)} desc limit 1`)
 
-const grantAndUser = sql.type(z.object({ grant: PrincipalGrant, user: PrincipalUser }))
+const grantAndUserRow = sql.type(z.object({ grant: PrincipalGrant, user: PrincipalUser }))
 
-/** An OAuth grant that was not revoked, with its user and the documents of the user. Primary key. */
-export const grantPrincipal = (db: Queryable, id: string) =>
-  db.maybeOne(grantAndUser`
+/** Returns an unrevoked OAuth grant with its user and the user's policies. Primary key. */
+export const findGrantPrincipal = (db: Queryable, id: string) =>
+  db.maybeOne(grantAndUserRow`
     select ${userRecord} as user, jsonb_build_object('id', g.id, 'client_id', g.client_id, 'project_id', g.project_id,
       'scopes', g.scopes, 'expires_at', g.expires_at) as grant
     from oauth_grants g join users u on u.id = g.user_id where g.id = ${id} and g.revoked_at is null`)
 
-/** Writes down the use of keys, at most once a minute each whatever the number of processes. */
+/** Records the use of keys, at most once a minute each, regardless of the number of processes. */
 export const recordKeyUse = (db: Queryable, ids: string[], now: Date) =>
   db.query(voidStatement`
     update project_keys set last_used_at = ${now.toISOString()}::timestamptz

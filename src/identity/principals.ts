@@ -18,21 +18,21 @@ import type { Services } from '../core/process/services.ts'
 import { sha256Of } from '../core/secrets/digest.ts'
 import { boundaryLayer } from './boundaries.ts'
 import { keyUsageLog } from './key-usage-log.ts'
-import { isProven } from './oauth/dpop.ts'
+import { isProofValid } from './oauth/dpop.ts'
 import { ACT_AS_USER, actionScopes, areWithin, policyOf } from './oauth/scopes.ts'
-import { noteGrantUse } from './oauth/store.ts'
+import { recordGrantUse } from './oauth/store.ts'
 import { policyLayer } from './policy-layer.ts'
 import { PrincipalCache, type PrincipalSource, principalChannel, registerCache } from './principal-cache.ts'
 import {
-  attachedPolicy,
-  grantPrincipal,
-  keyPrincipal,
-  keyPrincipalByHash,
+  findAttachedPolicy,
+  findGrantPrincipal,
+  findKeyPrincipal,
+  findKeyPrincipalByHash,
+  findUserPrincipal,
   type PrincipalGrant,
   type PrincipalKey,
   type PrincipalUser,
   recordKeyUse,
-  userPrincipal,
 } from './principal-store.ts'
 import { type Claims, verifyToken } from './tokens.ts'
 import { userKind } from './users/model.ts'
@@ -41,7 +41,9 @@ export { principalsChanged } from './principal-cache.ts'
 
 type Network = [ipaddr.IPv4 | ipaddr.IPv6, number]
 
-/** The key of a principal; `string_expires_at` is the end of the grace of a rotated string, null for the current one. */
+/**
+ * Key of a principal; `string_expires_at` is the end of the grace period of a rotated string, null for the current one.
+ */
 type Key = Omit<PrincipalKey, 'policies' | 'allowed_ips'> & {
   string_expires_at: string | null
   networks: Network[] | null
@@ -55,31 +57,31 @@ type Principal = {
   sources: PrincipalSource[]
 }
 
-/** Other strings are no key of ours; they are refused without a query. */
+/** Format of key strings; others are refused without a query. */
 const KEY = /^sk_[0-9A-Za-z]{20,100}$/
 
-function network(text: string): Network[] {
+function parseNetwork(text: string): Network[] {
   try {
     return [ipaddr.parseCIDR(text.includes('/') ? text : `${text}/${ipaddr.parse(text).kind() === 'ipv4' ? 32 : 128}`)]
   } catch {
-    // A range that cannot be read matches nobody.
+    // An invalid range matches no address.
     return []
   }
 }
 
-function comesFrom(networks: Network[], ip: string | null): boolean {
+function isInNetworks(networks: Network[], ip: string | null): boolean {
   if (ip === null || !ipaddr.isValid(ip)) return false
   const address = ipaddr.process(ip)
   return networks.some(([range, bits]) => range.kind() === address.kind() && address.match(range as never, bits))
 }
 
-/** Action scopes in a project, as the layer of a grant. */
+/** Returns the layer of a grant for action scopes in a project. */
 const scopeLayer = (scopes: readonly string[], projectId: string): Layer => ({
   kind: 'grant',
   documents: actionScopes(scopes).length === 0 ? [] : [compileDocument(policyOf(scopes, projectId))],
 })
 
-/** The layers that decide for a user, key or grant, and what they were read from. */
+/** Builds the layers of a user, key or grant, and lists their sources. */
 function principalOf(
   row: { user: PrincipalUser; key?: PrincipalKey; string_expires_at?: string | null; grant?: PrincipalGrant },
   log: Services['log'],
@@ -101,14 +103,18 @@ function principalOf(
   if (key.project_id) sources.push(`project:${key.project_id}`)
   return {
     user,
-    key: { ...key, string_expires_at: row.string_expires_at ?? null, networks: allowed_ips?.flatMap(network) ?? null },
+    key: {
+      ...key,
+      string_expires_at: row.string_expires_at ?? null,
+      networks: allowed_ips?.flatMap(parseNetwork) ?? null,
+    },
     grant,
     layers,
     sources,
   }
 }
 
-const past = (time: string | null, now: Date): boolean =>
+const isPast = (time: string | null, now: Date): boolean =>
   time !== null && (time === '-infinity' || new Date(time).getTime() <= now.getTime())
 
 type Resolver = {
@@ -116,7 +122,7 @@ type Resolver = {
   close(): void
 }
 
-/** The cache of principals of one process: each at most 5 s, dropped when a change is announced. */
+/** Principal cache of the process: entries live at most 5 s and are dropped when a change is announced. */
 const resolverOf = processSingleton(openResolver, resolver => resolver.close())
 
 function openResolver(services: Services): Resolver {
@@ -133,7 +139,7 @@ function openResolver(services: Services): Resolver {
   })
   return {
     resolve<T extends { sources: PrincipalSource[] }>(name: string, load: () => Promise<T | null>) {
-      // Announcements are missed while the connection is down.
+      // Notifications are lost while the connection is down.
       if (listening && notifications.healthy()) return cache.get(name, load) as Promise<T | null>
       cache.clear()
       return load()
@@ -145,15 +151,15 @@ function openResolver(services: Services): Resolver {
   }
 }
 
-/** Collects which keys this process used. */
+/** Records the use of keys by this process. */
 const keyUses = processSingleton(
   services => keyUsageLog((ids, now) => recordKeyUse(services.pool, ids, now), services),
   uses => uses.close(),
 )
 
-/** The same for OAuth grants. */
+/** Records the use of OAuth grants by this process. */
 const grantUses = processSingleton(
-  services => keyUsageLog((ids, now) => noteGrantUse(services.pool, ids, now), services),
+  services => keyUsageLog((ids, now) => recordGrantUse(services.pool, ids, now), services),
   uses => uses.close(),
 )
 
@@ -170,34 +176,34 @@ async function callerByKey(services: Services, token: string, ip: string | null)
   const { pool, clock, log } = services
   const hash = sha256Of(token)
   const found = await resolverOf(services).resolve(`key ${hash.toString('base64url')}`, async () => {
-    const row = await keyPrincipalByHash(pool, hash)
+    const row = await findKeyPrincipalByHash(pool, hash)
     return row && principalOf(row, log)
   })
   if (!found?.key) return null
   const { user, key } = found
   const now = clock.now()
-  if (user.disabled_at !== null || past(key.expires_at, now) || past(key.string_expires_at, now)) return null
-  if (key.networks && !comesFrom(key.networks, ip)) return null
+  if (user.disabled_at !== null || isPast(key.expires_at, now) || isPast(key.string_expires_at, now)) return null
+  if (key.networks && !isInNetworks(key.networks, ip)) return null
   keyUses(services).note(key.id)
   return callerOf(found, {
-    credential: { type: 'api_key', id: key.id, expires_at: wire(key.expires_at), scopes: null },
+    credential: { type: 'api_key', id: key.id, expires_at: toWireTime(key.expires_at), scopes: null },
     principal: { type: 'api_key', id: key.id },
     project_id: key.project_id,
   })
 }
 
-/** A grant as of now; null when it is revoked, ended, or its user is gone or disabled. */
+/** Returns a grant that is valid now; null if it is revoked or expired, or if its user is deleted or disabled. */
 async function usableGrant(services: Services, id: string): Promise<(Principal & { grant: PrincipalGrant }) | null> {
   const { pool, clock, log } = services
   const found = await resolverOf(services).resolve(`grant ${id}`, async () => {
-    const row = await grantPrincipal(pool, id)
+    const row = await findGrantPrincipal(pool, id)
     return row && principalOf(row, log)
   })
-  if (!found?.grant || found.user.disabled_at !== null || past(found.grant.expires_at, clock.now())) return null
+  if (!found?.grant || found.user.disabled_at !== null || isPast(found.grant.expires_at, clock.now())) return null
   return { ...found, grant: found.grant }
 }
 
-/** What clients may name the API as in `resource`, and tokens are issued for. */
+/** Audiences of tokens for the API, which clients may use as `resource`. */
 export const acceptedAudiences = (baseUrl: string): string[] => [baseUrl, `${baseUrl}/mcp`]
 
 async function callerByGrant(
@@ -213,7 +219,7 @@ async function callerByGrant(
   const found = await usableGrant(services, gid)
   if (found?.user.id !== claims.sub || found.grant.client_id !== claims.client_id) return null
   if (cnf === undefined ? proof !== undefined : typeof cnf.jkt !== 'string' || !proof) return null
-  if (proof && !(await isProven(services, token, proof, cnf?.jkt as string))) return null
+  if (proof && !(await isProofValid(services, token, proof, cnf?.jkt as string))) return null
   grantUses(services).note(gid)
   const { user, grant, layers } = found
   const expires_at = new Date(claims.exp * 1000).toISOString()
@@ -223,15 +229,17 @@ async function callerByGrant(
     const credential = { type: 'user', id: gid, expires_at, scopes: grant.scopes, client_id: grant.client_id } as const
     return callerOf(found, { credential, principal, project_id: null })
   }
-  // A refresh may ask for fewer scopes than were consented to; without the claim the token has all of them.
-  const issued = typeof scope === 'string' ? scope.split(' ') : grant.scopes
-  const fewer = areWithin(grant.scopes, issued) ? null : issued.filter(each => areWithin([each], grant.scopes))
-  const scopes = fewer ?? grant.scopes
-  return callerOf(fewer ? { user, layers: [...layers, scopeLayer(fewer, grant.project_id)] } : found, {
+  // A refresh may request fewer scopes than were granted; a token without the claim has all of them.
+  const tokenScopes = typeof scope === 'string' ? scope.split(' ') : grant.scopes
+  const narrowed = areWithin(grant.scopes, tokenScopes)
+    ? null
+    : tokenScopes.filter(each => areWithin([each], grant.scopes))
+  const scopes = narrowed ?? grant.scopes
+  return callerOf(narrowed ? { user, layers: [...layers, scopeLayer(narrowed, grant.project_id)] } : found, {
     credential: { type: 'oauth_token', id: gid, expires_at, scopes, client_id: grant.client_id },
     principal,
     project_id: grant.project_id,
-    bounds: [{ kind: 'grant', id: gid, scopes: fewer }],
+    bounds: [{ kind: 'grant', id: gid, scopes: narrowed }],
   })
 }
 
@@ -245,7 +253,7 @@ async function callerByToken(
   if (claims?.typ === 'oauth') return callerByGrant(services, token, claims, presented)
   if (!claims || presented.proof || !isIdOf(userKind, claims.sub)) return null
   const found = await resolverOf(services).resolve(`user ${claims.sub}`, async () => {
-    const row = await userPrincipal(pool, claims.sub)
+    const row = await findUserPrincipal(pool, claims.sub)
     return row && principalOf(row, log)
   })
   if (!found) return null
@@ -258,7 +266,7 @@ async function callerByToken(
   })
 }
 
-/** Resolves a token to its caller; null is 401 whatever the reason. */
+/** Resolves a token to its caller; null means 401, regardless of the reason. */
 export function authenticate(
   services: Services,
   token: string,
@@ -268,34 +276,37 @@ export function authenticate(
   return KEY.test(token) && !presented.proof ? callerByKey(services, token, presented.ip) : Promise.resolve(null)
 }
 
-const runOf = ({ id, policy_id, chain }: TriggerScope) => ({ trigger_id: id, policy_id, chain })
+const triggerRun = ({ id, policy_id, chain }: TriggerScope) => ({ trigger_id: id, policy_id, chain })
 
-const wire = (time: string | null): string | null => time && new Date(time).toISOString()
+const toWireTime = (time: string | null): string | null => time && new Date(time).toISOString()
 
-/** A user or key as of now; null when it is gone, disabled, expired, or a key that does not reach the project. */
+/**
+ * Returns a user or key that is valid now; null if it is deleted, disabled or expired, or if the key is bound to
+ * another project.
+ */
 async function usablePrincipal(services: Services, ref: PrincipalRef, projectId: string): Promise<Principal | null> {
   const { pool, clock, log } = services
   const found = await resolverOf(services).resolve(`${ref.type} of ${ref.id}`, async () => {
-    const row = await (ref.type === 'user' ? userPrincipal(pool, ref.id) : keyPrincipal(pool, ref.id))
+    const row = await (ref.type === 'user' ? findUserPrincipal(pool, ref.id) : findKeyPrincipal(pool, ref.id))
     return row && principalOf(row, log)
   })
   if (!found || found.user.disabled_at !== null) return null
   const { key } = found
-  if (key && (past(key.expires_at, clock.now()) || (key.project_id !== null && key.project_id !== projectId)))
+  if (key && (isPast(key.expires_at, clock.now()) || (key.project_id !== null && key.project_id !== projectId)))
     return null
   return found
 }
 
-/** A policy as a layer; one that is gone allows nothing. */
+/** Returns a policy as a layer; a deleted policy allows nothing. */
 async function storedPolicyLayer(services: Services, id: string): Promise<Layer> {
   const found = await resolverOf(services).resolve(`policy ${id}`, async () => {
-    const policy = await attachedPolicy(services.pool, id)
+    const policy = await findAttachedPolicy(services.pool, id)
     return { layer: policyLayer('trigger', policy ? [policy] : [], services.log), sources: [`policy:${id}` as const] }
   })
   return (found as { layer: Layer }).layer
 }
 
-/** The layers of the author of a definition as of now. One that cannot be used allows nothing. */
+/** Returns the current layers of a definition's author. An unavailable author allows nothing. */
 async function authorLayers(
   services: Services,
   { author, of }: BoundOf<'author'>,
@@ -306,7 +317,7 @@ async function authorLayers(
   return principal.layers.map(layer => ({ ...layer, author_of: { definition: of, unavailable: false } }))
 }
 
-/** What a grant allows as of now. One that has ended, or is about another project, allows nothing. */
+/** Returns the current layers of a grant. A grant that has ended or belongs to another project allows nothing. */
 async function grantLayers(services: Services, { id, scopes }: BoundOf<'grant'>, projectId: string): Promise<Layer[]> {
   const found = await usableGrant(services, id)
   if (found?.grant.project_id !== projectId) return [{ kind: 'grant', documents: [] }]
@@ -320,7 +331,7 @@ async function boundLayers(services: Services, bounds: readonly Bound[], project
   const layers = await Promise.all(
     bounds.map(bound => {
       if (bound.kind === 'author') return authorLayers(services, bound, projectId)
-      // No right of policies: the statements that read facts go by it.
+      // Not a permission layer: memory queries apply it.
       if (bound.kind === 'memory') return []
       if (bound.kind === 'grant') return grantLayers(services, bound, projectId)
       return bound.kind === 'policy' ? storedPolicyLayer(services, bound.id) : boundaryLayer(services, bound)
@@ -330,10 +341,10 @@ async function boundLayers(services: Services, bounds: readonly Bound[], project
 }
 
 /**
- * The caller of work that was started earlier and runs now: who started it, with the rights of this moment, bound to the
- * work's project; of what a trigger started within the policy of the trigger, which binds admins too; and within what else
- * the authority carries. Null when the user, key or grant is gone, disabled, expired or no longer reaches the project. Read
- * from the cache of the process: a change binds as soon as it is announced.
+ * Returns the caller for work that was started earlier: the principal that started it, with its current permissions,
+ * bound to the project of the work and restricted by the policy of the trigger that started it (admins too) and by the
+ * bounds of its authority. Null if the user, key or grant is deleted, disabled, expired or no longer valid for the
+ * project. Uses the principal cache: a change applies once it has been announced.
  */
 export async function callerForPrincipal(
   services: Services,
@@ -347,28 +358,28 @@ export async function callerForPrincipal(
   if (via?.type === 'oauth_grant' && (await usableGrant(services, via.id))?.grant.project_id !== projectId) return null
   const trigger = via?.type === 'trigger' ? via : null
   const policy = trigger?.policy_id ?? null
-  const within = [
+  const restrictions = [
     ...(policy === null ? [] : [await storedPolicyLayer(services, policy)]),
     ...(await boundLayers(services, bounds, projectId)),
   ]
-  return callerOf(within.length === 0 ? found : { ...found, layers: [...found.layers, ...within] }, {
+  return callerOf(restrictions.length === 0 ? found : { ...found, layers: [...found.layers, ...restrictions] }, {
     credential: {
       type: 'run',
       id: run?.work_id ?? record.id,
-      expires_at: wire(found.key?.expires_at ?? null),
+      expires_at: toWireTime(found.key?.expires_at ?? null),
       scopes: null,
     },
     principal: { type: record.type, id: record.id },
     project_id: projectId,
     bounds,
     starters,
-    run: trigger ? { work_type: 'trigger', work_id: trigger.id, ...run, ...runOf(trigger) } : run,
+    run: trigger ? { work_type: 'trigger', work_id: trigger.id, ...run, ...triggerRun(trigger) } : run,
   })
 }
 
 /**
- * The caller for what definitions of a project do that the caller uses: bound to the project whatever the credential, so
- * without the admin's gate, and within the rights that the authors of the definitions have now.
+ * Returns the caller with whom definitions of a project act: bound to the project regardless of the credential, and
+ * therefore without the admin gate, and restricted by the current permissions of the definitions' authors.
  */
 export async function effectiveCaller(
   services: Services,
@@ -376,9 +387,9 @@ export async function effectiveCaller(
   projectId: string,
   ...definitions: readonly CallerDefinition[]
 ): Promise<Caller> {
-  const known = caller.bounds ?? []
+  const current = caller.bounds ?? []
   const { bounds = [] } = narrowAuthority(principalRecord(caller), ...definitions)
-  const added = await boundLayers(services, bounds.slice(known.length), projectId)
+  const added = await boundLayers(services, bounds.slice(current.length), projectId)
   return {
     ...caller,
     credential: { ...caller.credential, type: 'run' },
@@ -389,8 +400,8 @@ export async function effectiveCaller(
 }
 
 /**
- * A user or a key as a caller, with what each of its layers is made of, to explain decisions. Null when there is no
- * such user or key. One statement, never cached.
+ * Returns a user or key as a caller, with the sources of each of its layers, to explain decisions; null if it does not
+ * exist. One statement, never cached.
  */
 export async function resolveSubject(
   { pool, log }: Pick<Services, 'pool' | 'log'>,
@@ -398,8 +409,8 @@ export async function resolveSubject(
 ): Promise<{ caller: Caller; layerIds: string[]; policyIds: string[][] } | null> {
   const row: { user: PrincipalUser; key?: PrincipalKey } | null =
     subject.key_id !== undefined
-      ? await keyPrincipal(pool, subject.key_id)
-      : await userPrincipal(pool, subject.user_id as string)
+      ? await findKeyPrincipal(pool, subject.key_id)
+      : await findUserPrincipal(pool, subject.user_id as string)
   if (!row) return null
   const principal = principalOf(row, log)
   const { user, key } = row
@@ -408,7 +419,7 @@ export async function resolveSubject(
   const id = key?.id ?? user.id
   return {
     caller: callerOf(principal, {
-      credential: { type, id, expires_at: wire(key?.expires_at ?? null), scopes: null },
+      credential: { type, id, expires_at: toWireTime(key?.expires_at ?? null), scopes: null },
       principal: { type, id },
       project_id: key?.project_id ?? null,
     }),

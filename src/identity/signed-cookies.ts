@@ -2,27 +2,27 @@ import type { Request, Response } from 'express'
 import type { Config } from '../config.ts'
 import { derivedKeys, isSigned, signatureOf } from './signatures.ts'
 
-/** Path under which a proxy serves the deployment; empty for none. */
+/** Returns the path under which a proxy serves the deployment; empty for none. */
 export const basePath = ({ BASE_URL }: Pick<Config, 'BASE_URL'>): string =>
   new URL(BASE_URL).pathname.replace(/\/$/, '')
 
-/** Whether cookies are sent over https alone. */
+/** Whether cookies are sent over https only. */
 const isSecure = ({ BASE_URL }: Pick<Config, 'BASE_URL'>): boolean => BASE_URL.startsWith('https:')
 
-/** The name of a cookie of this deployment: on https it starts with `__Secure-`. */
+/** Returns the name of a cookie of this deployment, with prefix `__Secure-` on https. */
 export const cookieName = (config: Pick<Config, 'BASE_URL'>, name: string): string =>
   isSecure(config) ? `__Secure-${name}` : name
 
-/** A cookie of a few routes of this deployment, with its signature in a second cookie, `<name>.sig`. */
+/** Cookie for some routes of this deployment, with its signature in a second cookie, `<name>.sig`. */
 export type SignedCookie = {
   set(res: Response, value: string): void
-  /** The value that the browser sent; null without one, and for one that this deployment has not signed. */
+  /** Returns the value sent by the browser; null if it is missing or its signature is invalid. */
   read(req: Request): string | null
   clear(res: Response): void
 }
 
 /**
- * Declares a cookie that scripts cannot read and that other sites send only by a link or a redirect.
+ * Declares a cookie that scripts cannot read and that is sent from other sites only with links and redirects.
  * @param options.path below BASE_URL
  */
 export function signedCookie(
@@ -43,10 +43,10 @@ export function signedCookie(
       res.cookie(`${name}.sig`, signatureOf(keys, `${name}=${value}`), { ...attributes, maxAge: maxAgeMs })
     },
     read(req) {
-      const sent = cookiesOf(req.headers.cookie)
-      const value = sent.get(name)
+      const cookies = cookiesOf(req.headers.cookie)
+      const value = cookies.get(name)
       if (value === undefined) return null
-      return isSigned(keys, `${name}=${value}`, sent.get(`${name}.sig`) ?? '') ? value : null
+      return isSigned(keys, `${name}=${value}`, cookies.get(`${name}.sig`) ?? '') ? value : null
     },
     clear(res) {
       for (const each of [name, `${name}.sig`]) res.clearCookie(each, attributes)
@@ -54,7 +54,7 @@ export function signedCookie(
   }
 }
 
-/** The cookies of a request by name. Of several with one name the first counts, which is of the longest path. */
+/** Returns the cookies of a request by name. Of equal names the first one counts: it has the longest path. */
 export function cookiesOf(header = ''): Map<string, string> {
   const cookies = new Map<string, string>()
   for (const pair of header.split(';')) {

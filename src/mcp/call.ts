@@ -8,7 +8,7 @@ import { invoke } from '../core/invoke/invoke.ts'
 import { callLong } from './long-call.ts'
 import { LEFT_OUT, type OperationTool, operationTool } from './registry.ts'
 import { errorResult, type ToolResult, toolResult } from './result.ts'
-import { invalidParams, isCounted, type McpClientSession, type PendingAnswer, takesTasks } from './session.ts'
+import { acceptsTasks, invalidParams, isCounted, type McpClientSession, type PendingAnswer } from './session.ts'
 import { fixedTool } from './tools.ts'
 import { isWithin } from './view.ts'
 
@@ -20,10 +20,10 @@ const Params = z.object({
   _meta: z.record(z.string(), z.unknown()).optional(),
 })
 
-/** Answers `tools/call`. */
+/** Handles `tools/call`. */
 export async function callMcpTool(session: McpClientSession, answering: PendingAnswer): Promise<object> {
   const { data } = Params.safeParse(answering.params)
-  if (!data) return invalidParams('name must be a string, and arguments an object')
+  if (!data) return invalidParams('name must be a string and arguments an object')
   const tool = fixedTool(data.name)
   if (!tool) return callMcpOperation(session, answering, data.name, data.arguments ?? {})
   session.exchange.noted.tool = data.name
@@ -34,7 +34,7 @@ export async function callMcpTool(session: McpClientSession, answering: PendingA
   }
 }
 
-/** Calls an operation by the name of its tool, with the rights of the request. */
+/** Calls an operation by its tool name, with the permissions of the request. */
 export async function callMcpOperation(
   session: McpClientSession,
   answering: PendingAnswer,
@@ -42,11 +42,11 @@ export async function callMcpOperation(
   args: Json,
 ): Promise<ToolResult | Json> {
   const tool = operationTool(name)
-  if (!tool || !isWithin(session.view, tool)) return invalidParams(`There is no tool ${name.slice(0, 100)}`)
+  if (!tool || !isWithin(session.view, tool)) return invalidParams(`Tool ${name.slice(0, 100)} not found`)
   session.exchange.noted.tool = name
   const { operation } = tool
   try {
-    const { call, waits } = callOf(session, answering, tool, args)
+    const { call, waits } = buildCall(session, answering, tool, args)
     if (operation.starts && String(args.wait) !== 'false') return await callLong(session, answering, tool, call, waits)
     return await toolResult(session, operation, await invoke(session.services, operation, call))
   } catch (error) {
@@ -54,18 +54,18 @@ export async function callMcpOperation(
   }
 }
 
-/** The caller that was found for the request, and from then on the one that its credential names. */
-function identifying({ identify }: McpClientSession['exchange'], caller: Caller): Call['identify'] {
+/** Returns the identified caller at the first use, and identifies the credential again at later uses. */
+function identifyOnce({ identify }: McpClientSession['exchange'], caller: Caller): Call['identify'] {
   let first = true
   return () => {
-    const known = first
+    const isFirst = first
     first = false
-    return known ? Promise.resolve(caller) : identify()
+    return isFirst ? Promise.resolve(caller) : identify()
   }
 }
 
-/** The call of an operation that flat arguments ask for. Raises VALIDATION_FAILED. */
-function callOf(
+/** Builds the call of an operation from flat arguments. @throws VALIDATION_FAILED */
+function buildCall(
   session: McpClientSession,
   { params, signal }: Pick<PendingAnswer, 'params' | 'signal'>,
   { operation }: OperationTool,
@@ -78,26 +78,26 @@ function callOf(
   const call = callAs(caller, 'mcp', {
     params: request.params,
     query: request.query,
-    // As over REST, where an empty body is an object without fields, so that defaults apply.
+    // Like REST, where an empty body is an empty object, so that defaults apply.
     body: operation.receive ? undefined : (request.body ?? (operation.body ? {} : undefined)),
-    // Before 2026 a client that leaves only stops waiting.
+    // In protocol versions before 2026, a client that disconnects only stops waiting.
     signal: modern || operation.starts ? signal : undefined,
     idempotencyKey: operation.method === 'post' && key != null ? String(key) : undefined,
   })
-  const whole = {
+  const extended = {
     ...call,
     isCounted: isCounted(exchange),
-    identify: identifying(exchange, caller),
+    identify: identifyOnce(exchange, caller),
     path: requestPath(operation, request.params),
     request: { ...exchange.request, closed: call.request.closed },
     upload: operation.receive ? jsonUpload(request.body) : undefined,
   }
-  return { call: whole, waits }
+  return { call: extended, waits }
 }
 
 /**
- * Waits for what a call starts, unless the arguments say otherwise. A client that takes tasks does not wait where less could
- * be waited for. Returns whether the call waits.
+ * Sets the default of `wait`: waits, unless the client accepts tasks and the operation bounds its wait. Returns whether
+ * the call waits.
  */
 function waitByDefault(
   session: McpClientSession,
@@ -108,7 +108,7 @@ function waitByDefault(
   const field = flatten(operation)?.fields.get('wait')
   if (!field) return false
   const wait =
-    args.wait === undefined ? !(takesTasks(session) && operation.starts?.bounded) : String(args.wait) === 'true'
+    args.wait === undefined ? !(acceptsTasks(session) && operation.starts?.bounded) : String(args.wait) === 'true'
   if (args.wait !== undefined) return wait
   if (field.in === 'query') request.query.wait = String(wait)
   else request.body = { ...request.body, wait }

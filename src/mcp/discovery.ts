@@ -8,19 +8,19 @@ import { invalidParams, type McpClientSession } from './session.ts'
 import { type FixedTool, fixedTool, READING, toolArgumentsSchema } from './tools.ts'
 import { isWithin, operationsIn } from './view.ts'
 
-/** The tools by which others are found and called. */
+/** Tools to find and call other tools. */
 
 const Search = z.strictObject({
-  query: z.string().min(1).max(200).describe('What is to be done, in a few words'),
-  module: z.string().max(100).optional().describe('Module to search in, such as `files`'),
-  limit: z.int().min(1).max(50).default(10).describe('Tools to show; default 10, at most 50'),
+  query: z.string().min(1).max(200).describe('Task to perform, in a few words'),
+  module: z.string().max(100).optional().describe('Module to search, for example `files`'),
+  limit: z.int().min(1).max(50).default(10).describe('Maximum number of tools. Default 10, at most 50.'),
 })
 
 const searchTools: FixedTool = {
   name: 'search-tools',
   title: 'Search tools',
   description:
-    'Find tools for a task, best first: name, title, summary, module and whether each only reads. Tools that the credential can nowhere use are left out and counted as hidden.',
+    'Find tools for a task, best match first. Returns the name, title, summary, module and read-only flag of each. Tools that the credential may not use anywhere are omitted and counted as hidden.',
   inputSchema: toolArgumentsSchema(Search),
   annotations: { title: 'Search tools', ...READING },
   async run({ view, caller }, args) {
@@ -32,16 +32,16 @@ const searchTools: FixedTool = {
         tool => module === undefined || tool.module === module,
       ),
     )
-    const open = found.filter(tool => usable.has(tool))
+    const usableTools = found.filter(tool => usable.has(tool))
     return jsonResult({
-      tools: open.slice(0, limit).map(({ name, title, module, operation }) => ({
+      tools: usableTools.slice(0, limit).map(({ name, title, module, operation }) => ({
         name,
         title,
         summary: operation.summary,
         module,
         read_only: operation.method === 'get',
       })),
-      hidden: found.length - open.length,
+      hidden: found.length - usableTools.length,
     })
   },
 }
@@ -53,7 +53,7 @@ const Describe = z.strictObject({
 const describeTools: FixedTool = {
   name: 'describe-tools',
   title: 'Describe tools',
-  description: 'Show descriptions and argument schemas of tools by name.',
+  description: 'Get descriptions and argument schemas of tools by name.',
   inputSchema: toolArgumentsSchema(Describe),
   annotations: { title: 'Describe tools', ...READING },
   async run({ view }, args) {
@@ -77,13 +77,16 @@ const describeTools: FixedTool = {
 
 const CallInput = z.strictObject({
   name: z.string().max(100).describe('Name of the tool'),
-  arguments: z.record(z.string(), z.unknown()).optional().describe('Its arguments, as describe-tools shows them'),
+  arguments: z
+    .record(z.string(), z.unknown())
+    .optional()
+    .describe('Arguments of the tool, as returned by describe-tools'),
 })
 
 const callToolByName: FixedTool = {
   name: 'call-tool',
   title: 'Call a tool',
-  description: 'Call a tool by name with its arguments; the result is that of the tool.',
+  description: 'Call a tool by name with its arguments and return its result.',
   inputSchema: toolArgumentsSchema(CallInput),
   annotations: {
     title: 'Call a tool',
@@ -94,7 +97,7 @@ const callToolByName: FixedTool = {
   },
   async run(session: McpClientSession, args, answering) {
     const { name, arguments: given = {} } = parse(CallInput, args)
-    if (fixedTool(name)) return invalidParams(`${name} is called by its own name`)
+    if (fixedTool(name)) return invalidParams(`Tool ${name} must be called directly`)
     return callMcpOperation(session, answering, name, given)
   },
 }

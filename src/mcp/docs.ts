@@ -5,7 +5,7 @@ import { parse } from '../core/api/validate.ts'
 import { jsonResult } from './result.ts'
 import { type FixedTool, READING, toolArgumentsSchema } from './tools.ts'
 
-/** The tools by which the manual is read. */
+/** Tools to read the manual. */
 
 const FOLDER = new URL('../../docs/', import.meta.url)
 
@@ -13,7 +13,7 @@ type DocPage = { path: string; title: string }
 
 let pages: readonly DocPage[] | undefined
 
-/** The pages of the manual, by name. */
+/** Returns the pages of the manual, by name. */
 function index(): readonly DocPage[] {
   pages ??= readdirSync(FOLDER)
     .filter(name => name.endsWith('.md'))
@@ -27,34 +27,34 @@ function index(): readonly DocPage[] {
 
 const textOf = (path: string): string => readFileSync(new URL(path, FOLDER), 'utf8')
 
-const Nothing = z.strictObject({})
+const NoArguments = z.strictObject({})
 
-const PageInput = z.strictObject({ path: z.string().max(255).describe('Path of a page, as get-docs lists it') })
+const PageInput = z.strictObject({ path: z.string().max(255).describe('Path of a page, as returned by get-docs') })
 
 export const manualTools: readonly FixedTool[] = [
   {
     name: 'get-docs',
     title: 'List the manual',
-    description: 'List the pages of the manual: path and title.',
-    inputSchema: toolArgumentsSchema(Nothing),
+    description: 'List the paths and titles of the manual pages.',
+    inputSchema: toolArgumentsSchema(NoArguments),
     annotations: { title: 'List the manual', ...READING },
     docs: true,
     async run(_session, args) {
-      parse(Nothing, args)
+      parse(NoArguments, args)
       return jsonResult({ pages: index() })
     },
   },
   {
     name: 'get-doc-page',
     title: 'Read the manual',
-    description: 'Read one page of the manual as markdown.',
+    description: 'Get a page of the manual as Markdown.',
     inputSchema: toolArgumentsSchema(PageInput),
     annotations: { title: 'Read the manual', ...READING },
     docs: true,
     async run(_session, args) {
       const { path } = parse(PageInput, args)
       if (!index().some(page => page.path === path))
-        return raiseInvalid({ code: 'INVALID_VALUE', path: 'path', message: 'is no page of the manual' })
+        return raiseInvalid({ code: 'INVALID_VALUE', path: 'path', message: 'is not a page of the manual' })
       return { content: [{ type: 'text', text: textOf(path) }] }
     },
   },

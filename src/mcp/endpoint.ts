@@ -1,18 +1,143 @@
-import { classifyInboundRequest, PerRequestHTTPServerTransport, ProtocolErrorCode } from '@modelcontextprotocol/server'
+import {
+  classifyInboundRequest,
+  PerRequestHTTPServerTransport,
+  ProtocolErrorCode,
+  Server,
+} from '@modelcontextprotocol/server'
 import { z } from 'zod'
+import type { Config } from '../config.ts'
 import { AppError, raise } from '../core/api/errors.ts'
+import { anonymousBodyError } from '../core/http/body.ts'
 import type { MountExchange } from '../core/http/mounts.ts'
+import type { Caller } from '../core/iam/caller.ts'
+import { insufficientScope, resourceMetadataUrl } from '../core/iam/challenges.ts'
+import { countRequest } from '../core/invoke/hooks.ts'
+import { isLoopback } from '../core/net/loopback.ts'
+import { release } from '../core/process/release.ts'
 import type { Services } from '../core/process/services.ts'
-import { admitRequest, countBound, requireOrigin } from './access.ts'
-import { requireHeaders } from './headers.ts'
+import { PROOF_ALGORITHMS } from '../identity/oauth/dpop.ts'
+import { MCP_ACCESS } from '../identity/oauth/scopes.ts'
 import { handlersOf } from './methods.ts'
 import { type Refusal, refuseMessage, sendResponse } from './reply.ts'
-import { serverOf } from './server.ts'
 import { capabilitiesIn, type McpMessage } from './session.ts'
-import { MODERN, OLD } from './versions.ts'
+import { MODERN, OLD, TASKS } from './versions.ts'
 import { viewOf } from './view.ts'
 
-/** One HTTP request of /mcp. */
+/**
+ * Returns the caller of a request.
+ * @throws UNAUTHORIZED with the challenge that starts the sign-in of a client, FORBIDDEN for an OAuth token without the
+ * scope of this endpoint
+ */
+export async function admitRequest({ config }: Services, exchange: MountExchange): Promise<Caller> {
+  const caller = await exchange.identify()
+  if (!caller) {
+    const error = anonymousBodyError(exchange.req)
+    if (error.code !== 'UNAUTHORIZED') throw error
+    const challenge = `Bearer resource_metadata="${resourceMetadataUrl(config, '/mcp')}", scope="${MCP_ACCESS}", DPoP algs="${PROOF_ALGORITHMS.join(' ')}"`
+    throw new AppError('UNAUTHORIZED', { headers: { 'WWW-Authenticate': challenge } })
+  }
+  const { type, scopes } = caller.credential
+  if (type === 'oauth_token' && !scopes?.includes(MCP_ACCESS))
+    throw new AppError('FORBIDDEN', { headers: insufficientScope(config, '/mcp', [...(scopes ?? []), MCP_ACCESS]) })
+  return caller
+}
+
+const isLoopbackUrl = (url: string): boolean => isLoopback(URL.parse(url) ?? { hostname: '' })
+
+/**
+ * Refuses pages of origins that may not use the API: browsers send the origin of a page, even to an address on the
+ * user's machine. A deployment on a loopback address accepts loopback origins and listed origins; `*` does not count as
+ * listed there.
+ * @throws FORBIDDEN
+ */
+export function requireOrigin(
+  { CORS_ALLOWED_ORIGINS: allowed, BASE_URL }: Pick<Config, 'CORS_ALLOWED_ORIGINS' | 'BASE_URL'>,
+  origin: string | undefined,
+): void {
+  if (origin === undefined || allowed.includes(origin)) return
+  if (allowed.includes('*') && (!isLoopbackUrl(BASE_URL) || isLoopbackUrl(origin))) return
+  raise('FORBIDDEN', { message: 'Origin is not allowed', meta: { origin: origin.slice(0, 255) } })
+}
+
+/**
+ * Counts a request of a bound key. Calls of an unbound key are counted where their project is known. @throws
+ * QUOTA_EXCEEDED
+ */
+export async function countBoundRequest(services: Services, caller: Caller): Promise<void> {
+  if (caller.credential.type === 'api_key' && caller.project_id !== null)
+    await countRequest(services, caller, caller.project_id)
+}
+
+/** Headers with which intermediaries route requests of 2026-07-28; they repeat values of the body. */
+
+/** Parameter that Mcp-Name repeats, by method. */
+const NAMED_BY: Record<string, string> = {
+  'tools/call': 'name',
+  'resources/read': 'uri',
+  'tasks/get': 'taskId',
+  'tasks/update': 'taskId',
+  'tasks/cancel': 'taskId',
+}
+
+const MISMATCH = -32020
+const ENCODED = /^=\?base64\?([A-Za-z0-9+/]*={0,2})\?=$/
+
+type Mismatch = { code: number; message: string; data: { mismatch: { header: string; value: string | null } } }
+
+const toMismatch = (header: string, value: string | undefined, message: string): Mismatch => ({
+  code: MISMATCH,
+  message: `${header} ${message}`,
+  data: { mismatch: { header, value: value ?? null } },
+})
+
+/** Returns the first mismatch between the headers and the body of a request; null if they match. */
+export function findHeaderMismatch(
+  { method, params }: Pick<McpMessage, 'method' | 'params'>,
+  headers: { version?: string; method?: string; name?: string },
+): Mismatch | null {
+  if (headers.version === undefined) return toMismatch('MCP-Protocol-Version', undefined, 'is required')
+  if (headers.method?.trim() !== method)
+    return toMismatch('Mcp-Method', headers.method, `must be ${method}, as in the body`)
+  const expectedName = Object.hasOwn(NAMED_BY, method) ? params?.[NAMED_BY[method]] : undefined
+  // A body without a name is refused later.
+  if (typeof expectedName !== 'string') return null
+  if (headers.name === undefined || decodeName(headers.name.trim()) !== expectedName)
+    return toMismatch('Mcp-Name', headers.name, `must equal params.${NAMED_BY[method]}`)
+  return null
+}
+
+function decodeName(value: string): string {
+  const found = ENCODED.exec(value)
+  return found ? Buffer.from(found[1], 'base64').toString('utf8') : value
+}
+
+const INSTRUCTIONS = `Every operation of the platform is a tool. Only a few are listed. To find the others:
+1. search-tools with a few words about the task, for example "upload a file".
+2. describe-tools with the names, for their arguments.
+3. call-tool with a name and its arguments. Every tool can also be called directly by its name.
+Lists are paged with limit and offset and can be filtered. Calls wait for long work; \`wait: false\` returns its record immediately. get-docs lists the pages of the manual.`
+
+/** The server sends no requests to clients, so that it validates no responses. */
+const validator = {
+  getValidator() {
+    throw new Error('client schemas are not validated')
+  },
+}
+
+/** Creates the SDK server for one request: the handshake. */
+export const serverOf = ({ config }: Services, modern: boolean): Server =>
+  new Server(
+    { name: config.MCP_SERVER_NAME, version: release },
+    {
+      capabilities: { tools: {}, resources: {}, ...(modern ? { extensions: { [TASKS]: {} } } : {}) },
+      instructions: INSTRUCTIONS,
+      supportedProtocolVersions: [MODERN, ...OLD],
+      jsonSchemaValidator: validator,
+      cacheHints: { 'server/discover': { ttlMs: 300_000, cacheScope: 'public' } },
+    },
+  )
+
+/** Handles one HTTP request of /mcp. */
 export async function serveMcp(services: Services, exchange: MountExchange): Promise<void> {
   const { config } = services
   const { req } = exchange
@@ -26,14 +151,14 @@ export async function serveMcp(services: Services, exchange: MountExchange): Pro
       headers: { Allow: 'POST' },
     })
   const body = await readMessage(exchange)
-  await countBound(services, caller)
+  await countBoundRequest(services, caller)
   const view = viewOf(req.query)
-  const inbound = inboundOf(exchange, body)
+  const inbound = classifyInbound(exchange, body)
   if (inbound.kind === 'refused') return refuseMessage(services, exchange, inbound.refusal, body)
   if (inbound.kind === 'notification') return exchange.end(202, null)
   const { message, modern } = inbound
   const handler = handlersOf(modern).get(message.method)
-  if (!handler) return handshake(services, exchange, message, modern)
+  if (!handler) return delegateToSdk(services, exchange, message, modern)
   const session = {
     services,
     exchange,
@@ -52,16 +177,16 @@ async function readMessage(exchange: MountExchange): Promise<unknown> {
     return await exchange.readJson()
   } catch (error) {
     if ((error as { type?: string }).type === 'entity.parse.failed')
-      return malformed(ProtocolErrorCode.ParseError, `Malformed request body: ${(error as Error).message}`)
+      return refuseMalformed(ProtocolErrorCode.ParseError, `Malformed request body: ${(error as Error).message}`)
     throw error
   }
 }
 
-/** Raises VALIDATION_FAILED for a body that is no JSON-RPC message. */
-function malformed(code: number, message: string): never {
+/** Refuses a body that is not a JSON-RPC message. @throws VALIDATION_FAILED */
+function refuseMalformed(code: number, message: string): never {
   return raise('VALIDATION_FAILED', {
     message,
-    meta: { problems: [{ code: 'MALFORMED', path: '', message: 'is not one JSON-RPC message' }], jsonrpc_code: code },
+    meta: { problems: [{ code: 'MALFORMED', path: '', message: 'must be one JSON-RPC message' }], jsonrpc_code: code },
   })
 }
 
@@ -70,36 +195,43 @@ type Inbound =
   | { kind: 'notification' }
   | { kind: 'request'; message: McpMessage; modern: boolean }
 
-const request = (body: unknown, modern: boolean): Inbound => ({ kind: 'request', message: body as McpMessage, modern })
+const toInbound = (body: unknown, modern: boolean): Inbound => ({
+  kind: 'request',
+  message: body as McpMessage,
+  modern,
+})
 
-/** What a body is, by the rules of the revision that it is of. Raises VALIDATION_FAILED. */
-function inboundOf({ req }: MountExchange, body: unknown): Inbound {
+/** Classifies a body by the rules of its protocol revision. @throws VALIDATION_FAILED */
+function classifyInbound({ req }: MountExchange, body: unknown): Inbound {
   const header = (name: string) => req.headers[name] as string | undefined
-  const given = {
+  const headerValues = {
     version: header('mcp-protocol-version'),
     method: header('mcp-method'),
     name: header('mcp-name'),
   }
-  const headersOf = (message: McpMessage): Inbound => {
-    const mismatch = requireHeaders(message, given)
-    return mismatch ? { kind: 'refused', refusal: { httpStatus: 400, ...mismatch } } : request(message, true)
+  const checkHeaders = (message: McpMessage): Inbound => {
+    const toMismatch = findHeaderMismatch(message, headerValues)
+    return toMismatch ? { kind: 'refused', refusal: { httpStatus: 400, ...toMismatch } } : toInbound(message, true)
   }
-  if (given.version === MODERN && isPlain(body)) return headersOf(body)
+  if (headerValues.version === MODERN && isModernRequest(body)) return checkHeaders(body)
   const found = classifyInboundRequest({
     httpMethod: 'POST',
-    protocolVersionHeader: given.version,
-    mcpMethodHeader: given.method,
-    mcpNameHeader: given.name,
+    protocolVersionHeader: headerValues.version,
+    mcpMethodHeader: headerValues.method,
+    mcpNameHeader: headerValues.name,
     body,
   })
   if (found.kind === 'reject')
-    return found.rung === 'jsonrpc-shape' ? malformed(found.code, found.message) : { kind: 'refused', refusal: found }
+    return found.rung === 'jsonrpc-shape'
+      ? refuseMalformed(found.code, found.message)
+      : { kind: 'refused', refusal: found }
   if (found.kind === 'legacy') {
-    if (found.reason === 'batch') malformed(ProtocolErrorCode.InvalidRequest, 'A batch of messages is not supported')
-    requireOldVersion(given.version)
+    if (found.reason === 'batch')
+      refuseMalformed(ProtocolErrorCode.InvalidRequest, 'Batches of messages are not supported')
+    requireOldVersion(headerValues.version)
     return found.reason === 'notification' || found.reason === 'response'
       ? { kind: 'notification' }
-      : request(body, false)
+      : toInbound(body, false)
   }
   const { revision } = found.classification
   if (revision !== MODERN)
@@ -112,10 +244,10 @@ function inboundOf({ req }: MountExchange, body: unknown): Inbound {
         data: { supported: [MODERN], requested: revision },
       },
     }
-  return found.messageKind === 'notification' ? { kind: 'notification' } : headersOf(body as McpMessage)
+  return found.messageKind === 'notification' ? { kind: 'notification' } : checkHeaders(body as McpMessage)
 }
 
-const Plain = z.object({
+const ModernRequest = z.object({
   jsonrpc: z.literal('2.0'),
   id: z.union([z.string(), z.int()]),
   method: z.string(),
@@ -128,10 +260,13 @@ const Plain = z.object({
   }),
 })
 
-/** Whether a body is plainly a request of 2026-07-28: the SDK, which says what is wrong with others, takes 0.3 ms for it. */
-const isPlain = (body: unknown): body is McpMessage => Plain.safeParse(body).success
+/**
+ * Whether a body is a valid request of 2026-07-28: avoids the SDK, which takes 0.3 ms and is only needed for detailed
+ * errors.
+ */
+const isModernRequest = (body: unknown): body is McpMessage => ModernRequest.safeParse(body).success
 
-/** Raises VALIDATION_FAILED for a version that no release of the protocol has; a request without one is of the first. */
+/** Requires a released protocol version; a request without a version uses the first one. @throws VALIDATION_FAILED */
 function requireOldVersion(version: string | undefined): void {
   if (version === undefined || OLD.includes(version)) return
   const message = `must be one of ${[MODERN, ...OLD].join(', ')}`
@@ -141,8 +276,8 @@ function requireOldVersion(version: string | undefined): void {
   })
 }
 
-/** Has the server of the SDK answer what it answers by itself: how clients begin, and methods that there are not. */
-async function handshake(
+/** Handles requests through the SDK server: the handshake and unknown methods. */
+async function delegateToSdk(
   services: Services,
   exchange: MountExchange,
   message: McpMessage,
@@ -155,7 +290,7 @@ async function handshake(
   await serverOf(services, modern).connect(transport)
   const response = await transport.handleMessage({ jsonrpc: '2.0', ...message } as never)
   const text = await response.text()
-  // Before 2026 errors of the protocol had no status of their own.
+  // Before 2026, protocol errors had HTTP status 200.
   if (response.status === 200 || !modern) return exchange.end(200, text)
   const { error } = JSON.parse(text) as { error: Omit<Refusal, 'httpStatus'> }
   refuseMessage(services, exchange, { httpStatus: response.status, ...error }, message)

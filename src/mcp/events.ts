@@ -3,7 +3,7 @@ import type { MountExchange } from '../core/http/mounts.ts'
 
 const KEEP_ALIVE_MS = 15_000
 
-/** The stream of an answer that says something before it is there. */
+/** Event stream of a response that sends messages before its result. */
 export class SseWriter {
   readonly #stream = new PassThrough()
   readonly #timer: NodeJS.Timeout

@@ -5,58 +5,61 @@ import { processSingleton } from '../core/process/process-singleton.ts'
 import type { Services } from '../core/process/services.ts'
 import { SseWriter } from './events.ts'
 import { invalidParams, type McpClientSession, type PendingAnswer, RpcError } from './session.ts'
-import { recordIn } from './task-id.ts'
+import { recordOfTaskId } from './task-id.ts'
 import { getTask, requireExtension } from './tasks.ts'
 
-/** Streams that say when tasks change. */
+/** Streams of task changes. */
 
-const MOST_TASKS = 50
-const MOST_STREAMS = 20
-const LONGEST_MS = 3_600_000
-/** How often the records of the tasks of a stream are asked whether they have changed. */
-const LOOK_MS = 1000
-/** How often a task is looked at whose record has not changed: it may wait for others, such as approvals. */
+const MAX_TASKS = 50
+const MAX_STREAMS = 20
+const MAX_DURATION_MS = 3_600_000
+/** Interval at which the revisions of a stream's records are polled. */
+const POLL_MS = 1000
+/**
+ * Interval at which a task is read again although its record has not changed: its state may depend on others, such as
+ * approvals.
+ */
 const RENEW_MS = 5000
 
 const SUBSCRIPTION = 'io.modelcontextprotocol/subscriptionId'
 
 const Params = z.object({
-  notifications: z.looseObject({ taskIds: z.array(z.string().max(200)).max(MOST_TASKS).optional() }),
+  notifications: z.looseObject({ taskIds: z.array(z.string().max(200)).max(MAX_TASKS).optional() }),
 })
 
-/** Streams that are open, by credential. */
-const open = processSingleton(() => new Map<string, number>())
+/** Number of open streams by credential. */
+const openStreams = processSingleton(() => new Map<string, number>())
 
-/** Answers `subscriptions/listen` with a stream that acknowledges the tasks it follows, and nothing else. */
+/** Handles `subscriptions/listen` with a stream that acknowledges and follows only tasks. */
 export async function listenToServer(session: McpClientSession, { id, params, signal }: PendingAnswer): Promise<null> {
   const { data } = Params.safeParse(params)
-  if (!data) return invalidParams(`notifications is required, with at most ${MOST_TASKS} taskIds`)
+  if (!data) return invalidParams(`notifications is required, with at most ${MAX_TASKS} taskIds`)
   const { taskIds } = data.notifications
   if (taskIds !== undefined) requireExtension(session)
-  // Of a signal that is aborted already no more is heard, and the stream would count as open for good.
+  // An already aborted signal fires no event, so that the stream would count as open forever.
   signal.throwIfAborted()
   const { credential } = session.caller
-  const streams = open(session.services)
+  const streams = openStreams(session.services)
   const count = streams.get(credential.id) ?? 0
-  if (count >= MOST_STREAMS) throw new RpcError(-32000, `At most ${MOST_STREAMS} streams of a credential may be open`)
+  if (count >= MAX_STREAMS) throw new RpcError(-32000, `Credential already has ${MAX_STREAMS} open streams`)
   streams.set(credential.id, count + 1)
   signal.addEventListener('abort', () => {
-    const left = (streams.get(credential.id) ?? 1) - 1
-    if (left > 0) streams.set(credential.id, left)
+    const openCount = (streams.get(credential.id) ?? 1) - 1
+    if (openCount > 0) streams.set(credential.id, openCount)
     else streams.delete(credential.id)
   })
   const events = new SseWriter(session.exchange)
   const _meta = { [SUBSCRIPTION]: id }
   const send = (method: string, params: object) => events.send({ jsonrpc: '2.0', method, params: { ...params, _meta } })
   send('notifications/subscriptions/acknowledged', { notifications: taskIds?.length ? { taskIds } : {} })
-  void follow(session, taskIds ?? [], signal, task => send('notifications/tasks', task)).finally(() => {
+  void followTasks(session, taskIds ?? [], signal, task => send('notifications/tasks', task)).finally(() => {
     send('notifications/cancelled', { requestId: id })
     events.end()
   })
   return null
 }
 
-/** Revisions of records, which are read for all streams of the process at once. */
+/** Revisions of records, read in batches for all streams of the process. */
 const revisions = processSingleton(
   ({ pool }: Services) =>
     new Batcher<string, string | undefined>(async ids => {
@@ -65,49 +68,51 @@ const revisions = processSingleton(
     }),
 )
 
-/** Tells of each task when it has changed, until all have ended, the time is over or the client leaves. */
-async function follow(
+/**
+ * Notifies about each task when it changes, until all have ended, the time limit is reached or the client disconnects.
+ */
+async function followTasks(
   session: McpClientSession,
   taskIds: readonly string[],
   signal: AbortSignal,
-  tell: (task: object) => void,
+  notify: (task: object) => void,
 ): Promise<void> {
   const { services, caller } = session
-  const until = Date.now() + LONGEST_MS
-  const told = new Map<string, string>()
-  const looked = new Map<string, { revision: string | undefined; until: number }>()
-  const left = new Set(taskIds)
+  const until = Date.now() + MAX_DURATION_MS
+  const sent = new Map<string, string>()
+  const lastReads = new Map<string, { revision: string | undefined; until: number }>()
+  const remaining = new Set(taskIds)
   const revisionOf = async (taskId: string) => {
-    const record = recordIn(services, taskId, caller)
+    const record = recordOfTaskId(services, taskId, caller)
     return { taskId, revision: record === null ? undefined : await revisions(services).add(record) }
   }
-  const lookAt = async (taskId: string): Promise<void> => {
+  const readTask = async (taskId: string): Promise<void> => {
     const task = await taskOf(session, taskId)
-    if (!task) return void left.delete(taskId)
+    if (!task) return void remaining.delete(taskId)
     const text = JSON.stringify([task.status, task.statusMessage])
-    if (told.get(taskId) !== text) tell(task)
-    told.set(taskId, text)
-    if (['completed', 'cancelled', 'failed'].includes(task.status as string)) left.delete(taskId)
+    if (sent.get(taskId) !== text) notify(task)
+    sent.set(taskId, text)
+    if (['completed', 'cancelled', 'failed'].includes(task.status as string)) remaining.delete(taskId)
   }
-  const lookAtAll = async (): Promise<void> => {
-    for (const { taskId, revision } of await Promise.all([...left].map(revisionOf))) {
-      const last = looked.get(taskId)
+  const readChangedTasks = async (): Promise<void> => {
+    for (const { taskId, revision } of await Promise.all([...remaining].map(revisionOf))) {
+      const last = lastReads.get(taskId)
       if (last && last.revision === revision && Date.now() < last.until) continue
-      await lookAt(taskId)
-      looked.set(taskId, { revision, until: Date.now() + RENEW_MS })
+      await readTask(taskId)
+      lastReads.set(taskId, { revision, until: Date.now() + RENEW_MS })
     }
   }
-  while (left.size > 0 && !signal.aborted && Date.now() < until) {
+  while (remaining.size > 0 && !signal.aborted && Date.now() < until) {
     try {
-      await lookAtAll()
+      await readChangedTasks()
     } catch (error) {
-      services.log.debug({ err: error }, 'tasks of a stream could not be read')
+      services.log.debug({ err: error }, 'task stream poll failed')
     }
-    if (left.size > 0) await new Promise(resolve => setTimeout(resolve, LOOK_MS))
+    if (remaining.size > 0) await new Promise(resolve => setTimeout(resolve, POLL_MS))
   }
 }
 
-/** A task as it stands; null for what the caller may not see, or see no longer. */
+/** Returns the current state of a task; null if the caller may not read it (any more). */
 async function taskOf(session: McpClientSession, taskId: string): Promise<Record<string, unknown> | null> {
   const caller = await session.exchange.identify()
   if (!caller) return null

@@ -5,7 +5,7 @@ import { manualTools } from './docs.ts'
 import { documentResources, fileResources, resourcePoint } from './resources.ts'
 import { toolPoint } from './tools.ts'
 
-/** Processes without clients of /mcp do without the SDK, which takes 60 ms of processor time and 6 MB to load. */
+/** Loads the endpoint with the MCP SDK on first use: it takes 60 ms of CPU time and 6 MB. */
 const endpoint = () => import('./endpoint.ts')
 
 export default module('mcp', {

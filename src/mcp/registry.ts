@@ -3,11 +3,11 @@ import { type Operation, operations } from '../core/api/operation.ts'
 import { couldEverAllow, passesAdminGate } from '../core/iam/access.ts'
 import type { Caller } from '../core/iam/caller.ts'
 
-/** Operations as tools. What is made here follows from the operations alone and is the same in every process. */
+/** Operations as tools. The registry depends only on the operations and is equal in all processes. */
 
 type Json = Record<string, unknown>
 
-/** A tool as clients are shown it. */
+/** Tool as presented to clients. */
 export type McpTool = {
   name: string
   title: string
@@ -16,27 +16,27 @@ export type McpTool = {
   annotations: Json
 }
 
-/** An operation as a tool. Its schema takes a millisecond to make, so it is made when it is asked for. */
+/** Operation as a tool. Its schema takes a millisecond to build and is built on first use. */
 export type OperationTool = Readonly<McpTool> & {
   /** Module of its action. */
   module: string
   operation: Operation
 }
 
-/** A call is answered when it is over: nothing is streamed. */
+/** Omitted parameters: results are not streamed. */
 export const LEFT_OUT = ['stream']
 
 const STREAMS = ['text/event-stream', 'application/x-ndjson', 'application/octet-stream']
 
-/** Names of tools that are no operations: an operation of one of these names has its module before it. */
-const TAKEN = ['call-tool', 'describe-tools', 'get-doc-page', 'get-docs', 'search-tools']
+/** Names of fixed tools: an operation with one of these names is prefixed with its module. */
+const FIXED_TOOL_NAMES = ['call-tool', 'describe-tools', 'get-doc-page', 'get-docs', 'search-tools']
 
 const nameOf = (operation: Operation): string => {
   const name = toKebabCase(operation.id)
-  return TAKEN.includes(name) ? `${moduleOf(operation)}-${name}` : name
+  return FIXED_TOOL_NAMES.includes(name) ? `${moduleOf(operation)}-${name}` : name
 }
 
-/** Takes the credential of a caller and a JSON body, and ends. */
+/** Whether an operation is a tool: it requires a credential, accepts JSON and does not stream. */
 const isOffered = ({ gate, mcp, pass, produces = '', answers, body, consumes }: Operation): boolean =>
   mcp &&
   gate !== 'public' &&
@@ -49,11 +49,11 @@ export const toKebabCase = (id: string): string =>
 
 const moduleOf = ({ action, tag }: Operation): string => action?.split(':')[0] ?? tag.toLowerCase().replaceAll(' ', '-')
 
-const PROJECT = { type: 'string', description: "Project; defaults to the credential's project" }
+const PROJECT = { type: 'string', description: "ID of the project. Default the credential's project." }
 
 function schemaOf(operation: Operation): Json {
   const schema = flatSchema(flatten(operation) as FlatCall, LEFT_OUT) as { properties: Json; required?: string[] }
-  // Of an item it is the item that is asked for.
+  // On operations of a project, project_id identifies the item and stays required.
   if (!('project_id' in schema.properties) || operation.path.includes('{project_id}')) return schema
   const { required = [], properties, ...rest } = schema
   const others = required.filter(name => name !== 'project_id')
@@ -93,40 +93,43 @@ type Registry = {
   modules: ReadonlySet<string>
 }
 
-let made: Registry | undefined
+let cachedRegistry: Registry | undefined
 
 function registry(): Registry {
   const all = operations.all()
-  if (made?.of !== all) {
+  if (cachedRegistry?.of !== all) {
     const tools = all
       .filter(isOffered)
       .map(toolOf)
       .sort((a, b) => (a.name < b.name ? -1 : 1))
     const modules = new Set(tools.map(({ module }) => module).sort())
-    made = { of: all, tools, byName: new Map(tools.map(tool => [tool.name, tool])), modules }
+    cachedRegistry = { of: all, tools, byName: new Map(tools.map(tool => [tool.name, tool])), modules }
   }
-  return made
+  return cachedRegistry
 }
 
-/** Every operation that is a tool, by name. */
+/** Returns all operation tools, by name. */
 export const operationTools = (): readonly OperationTool[] => registry().tools
 export const operationTool = (name: string): OperationTool | undefined => registry().byName.get(name)
 export const modulesOf = (): ReadonlySet<string> => registry().modules
 
-/** Whether a credential can use an operation anywhere. */
+/** Whether a credential may use an operation anywhere. */
 function isUsable(caller: Caller, { gate, action, kind }: Operation): boolean {
   if (action === null) return true
   return gate === 'admin' ? passesAdminGate(caller, action, kind && { kind }) : couldEverAllow(caller, action)
 }
 
-/** The tools whose action a credential can use somewhere. Without any right, those that ask for none are not shown either. */
+/**
+ * Returns the tools that a credential may use anywhere; none for a credential without any permission, not even tools
+ * that require none.
+ */
 export function permittedTools(caller: Caller): readonly OperationTool[] {
   const usable = operationTools().filter(({ operation }) => isUsable(caller, operation))
   return usable.some(({ operation }) => operation.action !== null) ? usable : []
 }
 
-/** A tool as a list shows it. */
-export const visibleTools = ({ name, title, description, inputSchema, annotations }: McpTool): McpTool => ({
+/** Returns a tool in the form of lists. */
+export const presentTool = ({ name, title, description, inputSchema, annotations }: McpTool): McpTool => ({
   name,
   title,
   description,

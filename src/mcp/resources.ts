@@ -2,31 +2,31 @@ import type { Readable } from 'node:stream'
 import { z } from 'zod'
 import { AppError } from '../core/api/errors.ts'
 import { extensionPoint } from '../core/declarations.ts'
-import { elicitApproval } from './ask.ts'
+import { invokeInSession } from './invoke.ts'
 import { INVALID_PARAMS, invalidParams, type McpClientSession, type PendingAnswer, RpcError } from './session.ts'
 
 /** Files and documents as resources. */
 
 type Json = Record<string, unknown>
-type Listed = { id: string; created_at: string; resource: Json }
+type ListedResource = { id: string; created_at: string; resource: Json }
 
 /** Resources of one kind. */
 export type ResourceSource = {
-  /** Page of those that the caller may read, newest first; none where the list is refused. */
+  /** Returns a page of the resources that the caller may read, newest first; empty if the list is refused. */
   list(
     session: McpClientSession,
     page: { offset: number; limit: number; signal: AbortSignal },
-  ): Promise<readonly Listed[]>
+  ): Promise<readonly ListedResource[]>
   templates: readonly Json[]
-  /** The contents under a URI; null where it is of another source or not the caller's. */
+  /** Returns the contents of a URI; null if it belongs to another source or the caller may not read it. */
   read(session: McpClientSession, uri: string, signal: AbortSignal): Promise<Json | null>
 }
 
 export const resourcePoint = extensionPoint<ResourceSource>('resources of MCP')
 
 const PAGE = 200
-/** Most entries of a page of the API. */
-const ASKED = 100
+/** Maximum page size of the API. */
+const API_PAGE = 100
 
 const Cursor = z.array(z.int().min(0))
 
@@ -36,11 +36,11 @@ function offsetsIn(cursor: unknown, sources: number): number[] {
     const text = Buffer.from(z.string().max(1000).parse(cursor), 'base64url').toString()
     return Cursor.length(sources).parse(JSON.parse(text))
   } catch {
-    return invalidParams('The cursor is not of this list')
+    return invalidParams('Cursor is invalid for this list')
   }
 }
 
-/** Answers `resources/list`: the sources merged, newest first. */
+/** Handles `resources/list`: merges the sources, newest first. */
 export async function listMcpResources(session: McpClientSession, { params, signal }: PendingAnswer): Promise<object> {
   const sources = resourcePoint.all()
   const offsets = offsetsIn(params.cursor, sources.length)
@@ -60,14 +60,14 @@ export async function listMcpResources(session: McpClientSession, { params, sign
   }
 }
 
-/** Answers `resources/templates/list`. */
+/** Handles `resources/templates/list`. */
 export const listTemplates = async (): Promise<object> => ({
   resourceTemplates: resourcePoint.all().flatMap(({ templates }) => templates),
   ttlMs: 300_000,
   cacheScope: 'public',
 })
 
-/** Answers `resources/read`. What is not there and what is not the caller's is answered alike. */
+/** Handles `resources/read`. Missing and forbidden resources give the same error. */
 export async function readMcpResource(session: McpClientSession, { params, signal }: PendingAnswer): Promise<object> {
   const { uri } = params
   if (typeof uri !== 'string') return invalidParams('uri must be a string')
@@ -79,8 +79,8 @@ export async function readMcpResource(session: McpClientSession, { params, signa
   throw new RpcError(session.modern ? INVALID_PARAMS : -32002, 'Resource not found', { uri: uri.slice(0, 2048) })
 }
 
-/** The entries of a list of the API; none where it is refused. */
-async function entries(
+/** Returns entries of an API list; empty if the list is refused. */
+async function listEntries(
   session: McpClientSession,
   list: string,
   { offset, limit, signal }: { offset: number; limit: number; signal: AbortSignal },
@@ -88,9 +88,13 @@ async function entries(
   const found: Json[] = []
   const { project } = session.view
   try {
-    for (let at = offset; found.length < limit; at += ASKED) {
-      const args = { limit: Math.min(ASKED, limit - found.length), offset: at, ...(project && { project_id: project }) }
-      const { body } = await elicitApproval(session, list, args, { signal })
+    for (let at = offset; found.length < limit; at += API_PAGE) {
+      const args = {
+        limit: Math.min(API_PAGE, limit - found.length),
+        offset: at,
+        ...(project && { project_id: project }),
+      }
+      const { body } = await invokeInSession(session, list, args, { signal })
       const { data } = body as { data: Json[] }
       found.push(...data)
       if (data.length < args.limit) break
@@ -101,11 +105,11 @@ async function entries(
   return found
 }
 
-/** Whether a row is not there, or not for the caller: both are answered alike. */
+/** Whether a row is missing or forbidden. */
 const isRefusal = (error: unknown): boolean =>
   error instanceof AppError && error.status >= 400 && error.status < 500 && error.status !== 429
 
-const hidden = (error: unknown): null => {
+const nullIfRefused = (error: unknown): null => {
   if (isRefusal(error)) return null
   throw error
 }
@@ -120,7 +124,7 @@ const TEXT =
 
 function tooLarge({ services }: McpClientSession, id: string): never {
   const { MCP_RESOURCE_MAX_BYTES: most } = services.config
-  return invalidParams(`The content is larger than ${most} bytes; read it by GET /api/v1/files/${id}/download`)
+  return invalidParams(`Content exceeds ${most} bytes; download it with GET /api/v1/files/${id}/download`)
 }
 
 async function bytesOf(session: McpClientSession, stream: Readable, id: string): Promise<Buffer> {
@@ -136,7 +140,7 @@ async function bytesOf(session: McpClientSession, stream: Readable, id: string):
 
 export const fileResources: ResourceSource = {
   async list(session, page) {
-    const rows = await entries(session, 'listFiles', page)
+    const rows = await listEntries(session, 'listFiles', page)
     return rows.map(({ id, created_at, filename, path, content_type, size }) => ({
       id: id as string,
       created_at: created_at as string,
@@ -149,13 +153,11 @@ export const fileResources: ResourceSource = {
       },
     }))
   },
-  templates: [
-    { uriTemplate: 'svc://file/{id}', name: 'file', title: 'Content of a file', description: 'A file by its ID' },
-  ],
+  templates: [{ uriTemplate: 'svc://file/{id}', name: 'file', title: 'Content of a file', description: 'File by ID' }],
   async read(session, uri, signal) {
     const id = idIn(uri, 'file')
     if (id === null) return null
-    const answer = await elicitApproval(session, 'downloadFile', { file_id: id }, { signal }).catch(hidden)
+    const answer = await invokeInSession(session, 'downloadFile', { file_id: id }, { signal }).catch(nullIfRefused)
     if (!answer?.stream) return null
     const mimeType = answer.contentType ?? 'application/octet-stream'
     const bytes = await bytesOf(session, answer.stream, id)
@@ -167,7 +169,7 @@ export const fileResources: ResourceSource = {
 
 export const documentResources: ResourceSource = {
   async list(session, page) {
-    const rows = await entries(session, 'listDocuments', page)
+    const rows = await listEntries(session, 'listDocuments', page)
     return rows.map(({ id, created_at, title, path }) => ({
       id: id as string,
       created_at: created_at as string,
@@ -184,13 +186,13 @@ export const documentResources: ResourceSource = {
       uriTemplate: 'svc://document/{id}',
       name: 'document',
       title: 'Text of a document',
-      description: 'A document by its ID',
+      description: 'Document by ID',
     },
   ],
   async read(session, uri, signal) {
     const id = idIn(uri, 'document')
     if (id === null) return null
-    const answer = await elicitApproval(session, 'getDocument', { document_id: id }, { signal }).catch(hidden)
+    const answer = await invokeInSession(session, 'getDocument', { document_id: id }, { signal }).catch(nullIfRefused)
     if (!answer) return null
     const text = String((answer.body as Json).content ?? '')
     if (Buffer.byteLength(text) > session.services.config.MCP_RESOURCE_MAX_BYTES) return tooLarge(session, id)

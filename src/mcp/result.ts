@@ -5,19 +5,19 @@ import { type McpClientSession, refuseOverHttp } from './session.ts'
 
 export type ToolResult = { content: object[]; structuredContent?: unknown; isError?: boolean }
 
-/** Characters of an answer that are shown, in bytes. */
+/** Maximum size of a text result, in bytes. */
 const MAX_TEXT = 1024 * 1024
 
-const CUT =
-  'The answer is larger and was cut here. Narrow it, with limit and offset or filters where the tool has them.'
+const TRUNCATED_NOTE =
+  'The result was truncated here. Reduce it with limit and offset or filters, if the tool has them.'
 
-/** A result that is one JSON object. */
+/** Returns a result with one JSON object. */
 export const jsonResult = (value: object): ToolResult => ({
   content: [{ type: 'text', text: JSON.stringify(value) }],
   structuredContent: value,
 })
 
-/** What a tool answers for what an operation answered. */
+/** Converts the result of an operation into a tool result. */
 export async function toolResult(
   session: McpClientSession,
   operation: Operation,
@@ -28,17 +28,17 @@ export async function toolResult(
     return {
       content: [
         { type: 'text', text: truncateBytes(text, MAX_TEXT) },
-        { type: 'text', text: CUT },
+        { type: 'text', text: TRUNCATED_NOTE },
       ],
     }
   const value = answer.stream ? (isJson(answer) ? JSON.parse(text) : undefined) : (answer.body ?? JSON.parse(text))
-  return { content: [{ type: 'text', text }], ...structured(session, value) }
+  return { content: [{ type: 'text', text }], ...structuredContentOf(session, value) }
 }
 
 const isJson = ({ contentType }: OperationResult): boolean => contentType?.startsWith('application/json') ?? false
 
-/** Before 2026 only objects may be structured content. */
-const structured = ({ modern }: McpClientSession, value: unknown): { structuredContent?: unknown } =>
+/** Before 2026, structured content had to be an object. */
+const structuredContentOf = ({ modern }: McpClientSession, value: unknown): { structuredContent?: unknown } =>
   value !== undefined && (modern || (typeof value === 'object' && value !== null && !Array.isArray(value)))
     ? { structuredContent: value }
     : {}
@@ -59,11 +59,11 @@ async function textOf({ method }: Operation, { status, body, text, stream }: Ope
   return Buffer.concat(pieces).toString('utf8')
 }
 
-/** What was raised, as a result that the model can read. Anything but an error of the catalogue is thrown on. */
+/** Converts an error of the catalogue into a result that the model can read; other errors are rethrown. */
 export function errorResult(session: McpClientSession, error: unknown): ToolResult {
   if (!(error instanceof AppError)) throw error
   const { services, exchange } = session
-  // More consent would help: the client has to be sent there.
+  // The client can request more consent, with the challenge of an HTTP error.
   if (error.status === 403 && error.headers?.['WWW-Authenticate']) refuseOverHttp(session, error)
   if (error.code === 'INTERNAL_ERROR')
     services.log.error({ err: error.cause, request_id: exchange.request.id, ...exchange.noted }, 'operation failed')

@@ -1,8 +1,8 @@
 import type { OperationTool } from './registry.ts'
 
-/** Which tools fit a task that is told in a few words. */
+/** Ranking of tools for a task described in a few words. */
 
-/** Words of people for the words of names; each stands for the first of its line. */
+/** Words of users for words of tool names: all words of a line match the first one. */
 const SYNONYMS = `
 delete remove erase drop destroy
 create make add new register mint setup build define open store set
@@ -24,6 +24,7 @@ provider vendor llm openai anthropic
 agent assistant bot
 generation reply turn response answer output ask
 generate reply answer respond ask chat
+decision decide ask
 document text page article
 chunk piece passage
 file attachment upload
@@ -96,17 +97,17 @@ const STOP = new Set(
   ),
 )
 
-/** Weight of a word by where a tool has it. */
+/** Weight of a word by its position in a tool. */
 const NAME = 4
 const TITLE = 2
 const MODULE = 1
 const DESCRIPTION = 0.7
-/** Weight of a word that only means the same. */
-const MEANT = 0.8
-/** How much it counts that nothing of the name is left over. */
-const WHOLE = 6
+/** Factor for a synonym. */
+const SYNONYM = 0.8
+/** Bonus for a tool whose name is fully covered by the query. */
+const FULL_NAME_BONUS = 6
 
-/** The part of a word that its forms share. */
+/** Returns the stem that inflected forms of a word share. */
 function stem(word: string): string {
   const singular = word
     .replace(/ies$/, 'y')
@@ -124,12 +125,12 @@ const wordsOf = (text: string): string[] =>
 
 type Entry = { name: Set<string>; title: Set<string>; module: Set<string>; description: Set<string> }
 
-/** Words of a tool, made once. */
+/** Words of each tool, computed once. */
 const entries = new WeakMap<OperationTool, Entry>()
 
 function entryOf(tool: OperationTool): Entry {
-  const known = entries.get(tool)
-  if (known) return known
+  const cached = entries.get(tool)
+  if (cached) return cached
   const entry = {
     name: new Set(wordsOf(tool.name)),
     title: new Set(wordsOf(tool.title)),
@@ -140,7 +141,7 @@ function entryOf(tool: OperationTool): Entry {
   return entry
 }
 
-/** A word of a query with the words of names that it may stand for. */
+/** Returns the name words of which a query word is a synonym. */
 const meaningsOf = (word: string): string[] => SYNONYMS.filter(line => line.includes(word)).map(([first]) => first)
 
 function weightIn({ name, title, module, description }: Entry, word: string): number {
@@ -150,7 +151,7 @@ function weightIn({ name, title, module, description }: Entry, word: string): nu
   return description.has(word) ? DESCRIPTION : 0
 }
 
-/** The tools that a query fits, best first, ties by name. */
+/** Returns the tools that match a query, best first, ties by name. */
 export function rankTools(query: string, tools: readonly OperationTool[]): OperationTool[] {
   const words = [...new Set(wordsOf(query))].map(word => ({ word, meanings: meaningsOf(word) }))
   const entriesOf = tools.map(entryOf)
@@ -169,13 +170,13 @@ export function rankTools(query: string, tools: readonly OperationTool[]): Opera
     for (const { word, meanings } of weights) {
       let best = weightIn(entry, word.word) * word.rarity
       if (entry.name.has(word.word)) covered.add(word.word)
-      for (const meant of meanings) {
-        best = Math.max(best, MEANT * weightIn(entry, meant.word) * meant.rarity)
-        if (entry.name.has(meant.word)) covered.add(meant.word)
+      for (const synonym of meanings) {
+        best = Math.max(best, SYNONYM * weightIn(entry, synonym.word) * synonym.rarity)
+        if (entry.name.has(synonym.word)) covered.add(synonym.word)
       }
       score += best
     }
-    return { tool, score: score === 0 ? 0 : score + (WHOLE * covered.size) / entry.name.size }
+    return { tool, score: score === 0 ? 0 : score + (FULL_NAME_BONUS * covered.size) / entry.name.size }
   })
   return scored
     .filter(({ score }) => score > 0)

@@ -9,41 +9,41 @@ type Json = Record<string, unknown>
 
 export type McpMessage = { method: string; id: string | number; params?: Json }
 
-/** One request, for those who answer it. */
+/** Context of one request. */
 export type McpClientSession = {
   services: Services
   exchange: MountExchange
   caller: Caller
   view: View
-  /** Of revision 2026-07-28: it stands by itself, and a client that leaves cancels it. */
+  /** Whether the request is of revision 2026-07-28: stateless, and cancelled when the client disconnects. */
   modern: boolean
-  /** What the client declared with the request; nothing before 2026. */
+  /** Capabilities declared in the request; empty before 2026. */
   capabilities: Json
-  /** An event stream may be sent. */
+  /** Whether the response may be an event stream. */
   streams: boolean
-  /** Answered over HTTP in place of a result. */
+  /** Error to send over HTTP in place of a result. */
   refused: AppError | null
 }
 
-/** What a handler may do while it answers. */
+/** Input and output of a handler. */
 export type PendingAnswer = {
   id: string | number
   params: Record<string, unknown>
-  /** Aborted when the client leaves. */
+  /** Aborted when the client disconnects. */
   signal: AbortSignal
-  /** Answers of users that come with the request, by key. */
+  /** User responses sent with the request, by key. */
   inputResponses: Record<string, unknown>
-  /** Sends a notification in the stream of the answer. */
+  /** Sends a notification in the stream of the response. */
   notify(method: string, params: Record<string, unknown>): void
 }
 
-const counted = new WeakSet<object>()
+const countedRequests = new WeakSet<object>()
 
-/** Whether a request has made a call before: it counts once against quotas, by its first one. */
+/** Whether a request has already made a call: only its first call counts against quotas. */
 export function isCounted({ request }: Pick<McpClientSession['exchange'], 'request'>): boolean {
-  const known = counted.has(request)
-  counted.add(request)
-  return known
+  const wasCounted = countedRequests.has(request)
+  countedRequests.add(request)
+  return wasCounted
 }
 
 const CAPABILITIES = 'io.modelcontextprotocol/clientCapabilities'
@@ -51,16 +51,16 @@ const CAPABILITIES = 'io.modelcontextprotocol/clientCapabilities'
 export const capabilitiesIn = (params: Json | undefined): Json =>
   ((params?._meta as Json | undefined)?.[CAPABILITIES] as Json | undefined) ?? {}
 
-export const takesTasks = ({ capabilities }: Pick<McpClientSession, 'capabilities'>): boolean =>
+export const acceptsTasks = ({ capabilities }: Pick<McpClientSession, 'capabilities'>): boolean =>
   (capabilities.extensions as Json | undefined)?.[TASKS] !== undefined
 
-/** Whether forms may be shown to the user of the client. An empty capability is that of forms. */
-export function takesForms({ capabilities: { elicitation } }: Pick<McpClientSession, 'capabilities'>): boolean {
+/** Whether forms may be shown to the user of the client. An empty capability means forms. */
+export function acceptsForms({ capabilities: { elicitation } }: Pick<McpClientSession, 'capabilities'>): boolean {
   if (typeof elicitation !== 'object' || elicitation === null) return false
   return 'form' in elicitation || Object.keys(elicitation).length === 0
 }
 
-/** An error of the protocol: the request asks for what there is not. */
+/** Protocol error. */
 export class RpcError extends Error {
   readonly code: number
   readonly data?: unknown
@@ -74,12 +74,12 @@ export class RpcError extends Error {
 export const INVALID_PARAMS = -32602
 export const MISSING_CAPABILITY = -32021
 
-/** Raises -32602. */
+/** @throws RpcError -32602 */
 export function invalidParams(message: string): never {
   throw new RpcError(INVALID_PARAMS, message)
 }
 
-/** Has a request answered over HTTP with an error of the platform, in place of a result. */
+/** Responds over HTTP with a platform error in place of a result. */
 export function refuseOverHttp(session: McpClientSession, error: AppError): never {
   session.refused = error
   throw error

@@ -5,9 +5,9 @@ import type { McpTool } from './registry.ts'
 import type { ToolResult } from './result.ts'
 import type { McpClientSession, PendingAnswer } from './session.ts'
 
-/** A tool that is no operation. */
+/** Tool that is not an operation. */
 export type FixedTool = McpTool & {
-  /** One of those that read the manual, which every list has. */
+  /** Whether the tool reads the manual; such tools are in every list. */
   docs?: boolean
   run(
     session: McpClientSession,
@@ -18,10 +18,10 @@ export type FixedTool = McpTool & {
 
 export const toolPoint = extensionPoint<readonly FixedTool[]>('tools of MCP')
 
-/** What hosts are told of such a tool that only reads. */
+/** Annotations of a fixed tool that only reads. */
 export const READING = { readOnlyHint: true, destructiveHint: false, idempotentHint: true, openWorldHint: false }
 
-/** The JSON Schema of the arguments of such a tool. */
+/** Returns the JSON Schema of a fixed tool's arguments. */
 export const toolArgumentsSchema = (schema: z.ZodType): Record<string, unknown> => inlineSchema(schema)
 
 export const fixedTools = (): readonly FixedTool[] => toolPoint.all().flat()

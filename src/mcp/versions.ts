@@ -1,8 +1,8 @@
-/** The revision whose requests stand by themselves. */
+/** Revision with stateless requests. */
 export const MODERN = '2026-07-28'
 
-/** Revisions that begin with `initialize`, newest first. */
+/** Revisions that start with `initialize`, newest first. */
 export const OLD: readonly string[] = ['2025-11-25', '2025-06-18', '2025-03-26']
 
-/** Extension of long work that is answered as a task. */
+/** Extension for tasks. */
 export const TASKS = 'io.modelcontextprotocol/tasks'

@@ -1,8 +1,10 @@
 import { module } from '../core/api/module.ts'
-import { namesToCome } from './names.ts'
+import type { PlannedNames } from '../core/iam/catalogue.ts'
 
 /**
- * Names of the contract whose modules are still to come: known, so that a policy written for all of it is not refused
- * whole, and clients can tell the codes apart. A module that arrives takes its names from here.
+ * Names of the API contract without a module yet. They are valid in policies, so that a policy written for the whole
+ * contract is accepted. A module that is added takes over its names.
  */
+export const namesToCome: PlannedNames = { actions: [], types: ['knowledge'], events: [] }
+
 export default module('planned', { planned: namesToCome })

@@ -3,7 +3,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { ok } from './tasks-support.ts'
 
-describe('a hostile case', () => {
+describe('hostile cases', () => {
   let app: TestApp
   let project: TestProject
   before(async () => {
@@ -15,7 +15,7 @@ describe('a hostile case', () => {
   const aCase = (body: object = {}) => ok(project.key.post('/cases', { title: 'A claim', ...body }), 201)
   const list = (path: string) => ok(project.key.get(path))
 
-  it('is shown with its parts on pages that fit into memory', async () => {
+  it('limits the size of list pages', async () => {
     const about = await aCase({ fields: { text: 'x'.repeat(250_000) } })
     const { pool } = app.services
     await pool.query(sql.unsafe`
@@ -46,7 +46,7 @@ describe('a hostile case', () => {
     }
   })
 
-  it('goes with its actor, however many it has', async () => {
+  it('moves any number of cases with their actor', async () => {
     const { body: from } = await project.key.post('/actors', { name: 'from' })
     const { body: to } = await project.key.post('/actors', { name: 'to' })
     const about = await aCase({ actor_id: from.id })
@@ -71,7 +71,7 @@ describe('a hostile case', () => {
     assert.equal(await updated(), 2000)
   })
 
-  it('is due at a time that the database can hold', async () => {
+  it('rejects due times outside the range of the database', async () => {
     for (const time of ['0000-01-01T00:00:00Z', '9999-12-31T23:59:59-14:00', '0001-01-01T00:00:00+14:00']) {
       const made = await project.key.post('/cases', { title: 'x', due_at: time })
       assert.deepEqual([made.status, made.body.error?.meta.problems[0].path], [400, 'due_at'], time)
@@ -81,7 +81,7 @@ describe('a hostile case', () => {
     assert.equal((await aCase({ due_at: '2026-01-01T02:00:00+02:00' })).due_at, '2026-01-01T00:00:00.000Z')
   })
 
-  it('made beside others has a number of its own, and an external id is of one', async () => {
+  it('allocates unique numbers and external IDs under concurrency', async () => {
     const replies = await Promise.all(
       Array.from({ length: 40 }, (_, at) =>
         project.key.post('/cases', { title: 'x', ...(at % 2 ? { external_id: `E-${at % 5}` } : {}) }),
@@ -96,7 +96,7 @@ describe('a hostile case', () => {
     assert.ok(made.every(({ number }) => number < next.number))
   })
 
-  it('is merged by nobody who may not read it', async () => {
+  it('refuses to merge a case that the caller may not read', async () => {
     const [hidden, seen] = [await aCase({ title: 'Hidden' }), await aCase()]
     const statement = (action: string, id: string) => ({
       effect: 'Allow',
@@ -110,7 +110,7 @@ describe('a hostile case', () => {
     assert.equal((await list(`/cases/${hidden.id}`)).status, 'open')
   })
 
-  it('is merged and linked in both directions at once without harm', async () => {
+  it('handles concurrent merges and links in both directions', async () => {
     for (let round = 0; round < 5; round++) {
       const [one, other] = [await aCase(), await aCase()]
       const merge = (from: any, into: any) => project.key.post(`/cases/${from.id}/merge`, { into_case_id: into.id })

@@ -29,7 +29,7 @@ describe('cases', () => {
   const timeline = async (id: string, query = '') => (await key.get(`/cases/${id}/timeline${query}`)).body.data
   const events = (id: string) => storedEvents(app.services.pool, { resource: id })
 
-  it('start open, with a number of their project and one row of their timeline', async () => {
+  it('creates an open case with a project number and one timeline entry', async () => {
     const first = await create({ fields: { amount: 20 }, subject: { type: 'order', id: 'o-1', label: 'Order 1' } })
     const second = await create()
     assert.equal(second.number, first.number + 1)
@@ -47,7 +47,7 @@ describe('cases', () => {
     assert.deepEqual((await key.get(`/cases/${first.id}`)).body, first)
   })
 
-  it('of one external id are one, however many make it at once', async () => {
+  it('creates one case per external ID under concurrent creates', async () => {
     const made = await Promise.all(
       Array.from({ length: 50 }, () => key.post('/cases', { title: 'Once', external_id: 'T-1' })),
     )
@@ -59,7 +59,7 @@ describe('cases', () => {
     assert.equal((await other.key.post('/cases', { title: 'Once', external_id: 'T-1' })).status, 201)
   })
 
-  it('get numbers without gaps of their own making when they are made at once', async () => {
+  it('allocates numbers without gaps under concurrent creates', async () => {
     const other = await app.projectWith(['cases:*'])
     const made = await Promise.all(Array.from({ length: 20 }, () => create({}, other.key)))
     assert.deepEqual(
@@ -68,7 +68,7 @@ describe('cases', () => {
     )
   })
 
-  it('refuse what they do not take, and name it', async () => {
+  it('rejects invalid fields and reports them', async () => {
     const refused = async (body: object, path: string) => {
       const answer = await key.post('/cases', { title: 'x', ...body })
       assert.deepEqual(code(answer), [400, 'VALIDATION_FAILED'], JSON.stringify(body))
@@ -95,7 +95,7 @@ describe('cases', () => {
     assert.deepEqual(code(await key.get('/cases?number=x')), [400, 'VALIDATION_FAILED'])
   })
 
-  it('keep every change of fields that are changed at once, and say what changed', async () => {
+  it('keeps all concurrent changes of fields and records them', async () => {
     const { id } = await create({ fields: { kept: true } })
     const changed = await Promise.all(
       Array.from({ length: 10 }, (_, n) => key.patch(`/cases/${id}`, { fields: { [`f${n}`]: n } })),
@@ -131,7 +131,7 @@ describe('cases', () => {
     assert.equal(over.body.error.meta.problems[0].path, 'fields')
   })
 
-  it('are resolved, closed and reopened as their states allow', async () => {
+  it('resolves, closes and reopens a case as its status allows', async () => {
     const { id } = await create()
     const conflict = async (verb: string, body: object, status: string) => {
       const answer = await key.post(`/cases/${id}/${verb}`, body)
@@ -182,14 +182,14 @@ describe('cases', () => {
     )
   })
 
-  it('are closed once, whoever does it at once', async () => {
+  it('closes a case once under concurrent requests', async () => {
     const { id } = await create()
     const answers = await Promise.all(Array.from({ length: 10 }, () => key.post(`/cases/${id}/close`, {})))
     assert.deepEqual(answers.map(({ status }) => status).sort(), [200, ...Array(9).fill(409)])
     assert.equal((await timeline(id, '?kind=status_changed')).length, 1)
   })
 
-  it('are refused to an execution that is under way, and while one is', async () => {
+  it('refuses conflicting operations while an execution is active', async () => {
     const { id } = await create()
     await app.services.pool.query(
       sql.unsafe`update cases set active_execution_id = 'pbk_exec_1', status = 'in_progress' where id = ${id}`,
@@ -204,7 +204,7 @@ describe('cases', () => {
     }
   })
 
-  it('keep comments and evidence, which nobody changes', async () => {
+  it('stores immutable comments and evidence', async () => {
     const { id } = await create()
     const comment = await key.post(`/cases/${id}/comments`, { body: 'called them' })
     assert.deepEqual([comment.status, comment.body.kind, comment.body.data], [201, 'comment', { body: 'called them' }])
@@ -257,7 +257,7 @@ describe('cases', () => {
     assert.equal((await key.get(`/cases/${id}/timeline`)).status, 404)
   })
 
-  it('take no file of another project, and none that the caller may not read', async () => {
+  it('refuses files of other projects and files that the caller may not read', async () => {
     const { id } = await create()
     const other = await app.projectWith(['files:*'])
     const theirs = (await other.key.post('/files/upload/base64', { filename: 'r.txt', content: 'cGFpZA==' })).body.id
@@ -271,14 +271,14 @@ describe('cases', () => {
     assert.equal((await key.get(`/cases/${id}/evidence`)).body.total, 0)
   })
 
-  /** A key of the same project that may do exactly this. */
+  /** Creates a key of the project with exactly these permissions. */
   async function keyOf(action: string[], resource = `srn:${project}:*:*`): Promise<Client> {
     const document = { statement: [{ effect: 'Allow', action, resource: [resource] }] }
     const policy = (await app.admin.post('/policies', { document })).body.id
     return app.as((await app.admin.post('/project-keys', { project_id: project, policy_ids: [policy] })).body.secret)
   }
 
-  it('are linked to what the caller may read, once, and outlive it', async () => {
+  it('links readable resources once and keeps the link after their deletion', async () => {
     const { id } = await create()
     const document = (await key.post('/documents', { title: 'Terms', content: 'All sales are final.' })).body
     const link = (body: object, by = key) => by.post(`/cases/${id}/links`, body)
@@ -307,7 +307,7 @@ describe('cases', () => {
     )
   })
 
-  it('are found by every filter', async () => {
+  it('supports every filter', async () => {
     const actor = (await key.post('/actors', { name: 'Ada' })).body.id
     const wanted = await create({
       title: 'Broken 100% lamp',
@@ -330,7 +330,7 @@ describe('cases', () => {
       'q=100%25%20LAMP',
       'tags[team]=lamps',
       'due_from=2026-03-01T00:00:00Z&due_to=2026-03-02T00:00:00Z',
-      // Both bounds count.
+      // Both bounds are inclusive.
       'due_from=2026-03-01T00:00:00Z&due_to=2026-03-01T00:00:00Z',
     ])
       assert.deepEqual(
@@ -356,7 +356,7 @@ describe('cases', () => {
     )
   })
 
-  it('are as if missing to other projects, and only as far as a policy says', async () => {
+  it('returns 404 to other projects and enforces policies', async () => {
     const { id } = await create()
     const other = await app.projectWith(['cases:*'])
     for (const answer of [
@@ -376,7 +376,7 @@ describe('cases', () => {
     assert.equal((await one.get(`/cases/${(await create()).id}`)).status, 403)
   })
 
-  it('are merged with all that they have, and closed', async () => {
+  it('merges the contents of a case and closes it', async () => {
     const into = await create({ title: 'Kept' })
     const from = await create({ title: 'Double' })
     await key.post(`/cases/${from.id}/comments`, { body: 'from the double' })
@@ -400,7 +400,7 @@ describe('cases', () => {
     )
   })
 
-  it('lose what a turn said with the turn, and keep its hash', async () => {
+  it('erases the content of evidence with its turn and keeps the hash', async () => {
     const turn = (await app.key.post(`/agents/${app.agentId}/generate`, { prompt: 'x' })).body
 
     const made = (await app.key.post('/cases', { title: 'Evidence of a turn' })).body

@@ -5,7 +5,7 @@ import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { RUN_ACTIONS, type RunApp, startRunApp } from './fixtures.ts'
 
-/** Where a worker is killed: in the advance of the run behind an execution, and in the attempt of a node. */
+/** Fault points: in the advance of the run of an execution, and in a node execution. */
 const POINTS = ['run_locked', 'run_advanced', 'run_committed', 'node_taken', 'node_called', 'node_finished'] as const
 
 const FAST = {
@@ -23,7 +23,7 @@ const STEPS = (tool_id: string) => [
   { key: 'last', title: 'Last', type: 'call_tool', tool_id, capture: true },
 ]
 
-describe('executions whose workers are lost', function () {
+describe('executions after the loss of a worker', function () {
   this.timeout(300_000)
   let app: RunApp
   let workers: TestProcess[] = []
@@ -48,7 +48,7 @@ describe('executions whose workers are lost', function () {
     return made
   }
   const steady = steadyWorkers()
-  /** A worker that comes to no harm. */
+  /** Starts a worker without faults. */
   const steadyWorker = (env: Record<string, string> = {}) =>
     steady.start(app.databaseUrl, { ...FAST, ...env }, ['orchestration', 'delivery'])
   const created = async (path: string, body: object): Promise<any> => {
@@ -57,7 +57,7 @@ describe('executions whose workers are lost', function () {
     return reply.body
   }
 
-  it('write each record once, wherever that is', async () => {
+  it('writes each record once, whatever the fault point', async () => {
     const started: { id: string; kase: string }[] = []
     for (const point of POINTS) {
       const playbook = await created('/playbooks', { name: `at ${point}`, steps: STEPS(await app.tool()) })
@@ -75,7 +75,7 @@ describe('executions whose workers are lost', function () {
     for (const { id, kase } of started) await requireOnce(await until(id, 'completed'), kase)
   })
 
-  it('take each event once that they wait for, wherever that is', async () => {
+  it('handles each awaited event once, whatever the fault point', async () => {
     const points = ['event_judged', 'event_taken', 'event_answered', 'run_locked', 'run_advanced', 'run_committed']
     const wait = (key: string, title: string) => ({
       key,
@@ -95,7 +95,7 @@ describe('executions whose workers are lost', function () {
       const playbook = await created('/playbooks', { name: title, steps })
       const { id: case_id } = await created('/cases', { title: 'waits' })
       const { id } = await created('/playbook-executions', { case_id, playbook_id: playbook.id })
-      // Whoever has it wait is not the one that is lost.
+      // The worker that starts the wait is not the worker that is killed.
       await steadyWorker()
       await waits(id, 'one')
       await steady.stop()

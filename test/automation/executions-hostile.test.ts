@@ -5,7 +5,7 @@ import { eventually } from '../support/app.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
 import { RUN_ACTIONS, type RunApp, set, startRunApp } from './fixtures.ts'
 
-describe('a hostile playbook', () => {
+describe('hostile playbooks', () => {
   let app: RunApp
   let tool_id: string
   let counter = 0
@@ -24,7 +24,7 @@ describe('a hostile playbook', () => {
     assert.equal(reply.status, 201, JSON.stringify(reply.body))
     return reply.body
   }
-  /** An execution of one step over a new case, once it waits or has ended. */
+  /** Starts an execution of one step on a new case and waits until it waits or has settled. */
   const executed = async (step: object, more: object, input: object): Promise<any> => {
     const steps = [{ key: 'a', title: 'A', type: 'call_tool', tool_id, ...step }]
     const playbook = await created('/playbooks', { name: `playbook ${++counter}`, steps, ...more })
@@ -40,7 +40,7 @@ describe('a hostile playbook', () => {
   }
   const fieldsOf = async ({ case_id }: { case_id: string }) => (await app.key.get(`/cases/${case_id}`)).body.fields
 
-  it('may cut characters in two: what is left of them is kept as U+FFFD', async () => {
+  it('stores split surrogate pairs as U+FFFD', async () => {
     const half = { substr: [{ var: 'input.s' }, 0, 1] }
     const input = { s: '🙂' }
     const done = await executed({ input_mapping: { x: half }, case_writes: { x: half } }, { outcome: half }, input)
@@ -56,7 +56,7 @@ describe('a hostile playbook', () => {
     assert.deepEqual([run.status, run.state.nodes?.x ?? run.output], ['succeeded', { result: '\ufffd' }])
   })
 
-  it('has no more evaluated, or held, for what it writes than for one expression', async () => {
+  it('limits case writes to the budget and size of one expression', async () => {
     const writes = (count: number, expression: unknown) =>
       Object.fromEntries(Array.from({ length: count }, (_, at) => [`key${at}`, expression]))
     const doubled = { merge: [{ var: 'accumulator' }, { var: 'current' }] }
@@ -74,7 +74,7 @@ describe('a hostile playbook', () => {
     assert.deepEqual(await fieldsOf(large), {})
   })
 
-  it('has nothing called, run or decided that its writer may not have called, run or decided', async () => {
+  it('starts nothing that the author of the playbook may not start', async () => {
     const { projectId: project_id } = app
     const orchestration_id = await app.orchestration([set('x')])
     const user = async (...actions: string[]) => {
@@ -94,7 +94,7 @@ describe('a hostile playbook', () => {
       const made = await (await user(action)).post('/playbooks', body(steps))
       assert.equal(made.status, 201, JSON.stringify(made.body))
       const path = `/playbooks/${made.body.id}`
-      // Its words, and leaving the call out, are another thing; bringing it back is not.
+      // Changing texts and removing the call need no permission; adding the call again does.
       assert.equal((await plain.patch(path, { description: 'mine' })).status, 200)
       assert.equal((await plain.patch(path, { steps, resolve_case: false })).status, 200)
       const title = steps.map(step => ({ ...step, title: 'B' }))
@@ -105,7 +105,7 @@ describe('a hostile playbook', () => {
     }
   })
 
-  it('keeps nothing in its records of a turn whose content was erased', async () => {
+  it('erases the content of a turn from its records', async () => {
     const { agentId: agent_id } = app
     const ask = { type: 'instruct_agent', tool_id: undefined, agent_id, instructions: 'SECRET', capture: true }
     const done = await executed({ ...ask, case_writes: { told: 'yes' } }, {}, {})
@@ -120,11 +120,11 @@ describe('a hostile playbook', () => {
     const { data } = (await app.key.get(`/events?resource_id=${done.id}`)).body
     assert.ok(data.length >= 3)
     for (const each of data) assert.doesNotMatch(JSON.stringify(each), /SECRET/, each.event)
-    // What the playbook wrote elsewhere stays.
+    // Values that the playbook wrote elsewhere remain.
     assert.deepEqual(await fieldsOf(done), { told: 'yes' })
   })
 
-  it('shows large values of executions one by one only', async () => {
+  it('omits large values from lists of executions', async () => {
     const manual = { type: 'manual', tool_id: undefined }
     const large = await executed(manual, {}, { text: 'x'.repeat(900_000) })
     const small = await executed(manual, {}, { text: 'small' })
@@ -134,7 +134,7 @@ describe('a hostile playbook', () => {
     assert.equal(large.input.text.length, 900_000)
   })
 
-  it('leaves the case as it was where what it has come to is too large for the run', async () => {
+  it('reverts the case writes of a step whose output is too large for the run', async () => {
     app.target.answer = json({ text: 'x'.repeat(950_000) })
     const call = (n: number) => ({ key: `s${n}`, title: 'S', type: 'call_tool', tool_id, case_writes: { last: n } })
     const steps = [1, 2, 3, 4, 5].map(call)
@@ -154,10 +154,10 @@ describe('a hostile playbook', () => {
     assert.equal(events.length, 4)
   })
 
-  it('that cannot be marked as overdue keeps nobody else from being told, as often as it is started', async () => {
+  it('reports other overdue steps when many executions cannot be marked', async () => {
     const manual = { type: 'manual', tool_id: undefined, due_seconds: 1 }
     const { id } = await executed(manual, {}, {})
-    // More than one statement finds, all due before that of another.
+    // More than one page, and all due before the step of another execution.
     const { pool } = app.services
     const copy = sql.fragment`left(${id}, -4) || lpad(n::text, 4, '0')`
     await pool.query(sql.unsafe`

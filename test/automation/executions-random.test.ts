@@ -5,7 +5,7 @@ import { RUN_ACTIONS, type RunApp, startRunApp } from './fixtures.ts'
 import { together } from './support/crowd.ts'
 import { type Cast, type Expected, interpreted, type RandomPlaybook, randomPlaybook } from './support/playbooks.ts'
 
-/** Playbooks, and the first seed. A long run: 1000. */
+/** Number of playbooks, and the first seed. A long run: 1000. */
 const PLAYBOOKS = Number(process.env.RANDOM_PLAYBOOKS ?? 40)
 const SEED = Number(process.env.RANDOM_PLAYBOOKS_SEED ?? 1)
 
@@ -41,7 +41,7 @@ describe('random playbooks', function () {
     return reply.body
   }
 
-  /** Follows a playbook to its end, as its people would. */
+  /** Drives an execution to its end, completing manual steps and approvals. */
   const followed = async ({ seed, definition, fields, people }: RandomPlaybook): Promise<Expected> => {
     const playbook = await made('/playbooks', { name: `seed ${seed}`, ...definition })
     const kase = await made('/cases', { title: `seed ${seed}`, fields })
@@ -59,7 +59,7 @@ describe('random playbooks', function () {
       const { skips, value, approves } = people[step_key]
       const path = `/playbook-executions/${id}/steps/${step_key}`
       if (type === 'approval') {
-        // It is waited for until a worker has taken note of the decision.
+        // Waits until a worker has processed the decision.
         const { status } = (await app.key.get(`/approvals/${approval_id}`)).body
         if (status !== 'pending') await sleep(20)
         else
@@ -91,7 +91,7 @@ describe('random playbooks', function () {
     }
   }
 
-  it('come to what they must', async () => {
+  it('match the expected outcome', async () => {
     const seeds = Array.from({ length: PLAYBOOKS }, (_, index) => SEED + index)
     const wrong: string[] = []
     await together(seeds, AT_ONCE, async seed => {
@@ -106,7 +106,7 @@ describe('random playbooks', function () {
   })
 })
 
-/** The output of a step without what only the platform knows. */
+/** Returns the output of a step without values that the platform generates. */
 function withoutIds({ type, output }: any): unknown {
   if (type === 'require_approval') return { decision: output.decision }
   return type === 'ask_decider' ? { decided: output.answers.length === 3 } : output

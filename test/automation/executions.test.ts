@@ -19,7 +19,7 @@ const approval = (key: string, more: object = {}) => ({
 })
 const code = ({ status, body }: Reply) => [status, body?.error?.code]
 
-describe('executions of playbooks', () => {
+describe('playbook executions', () => {
   let app: RunApp
   let key: RunApp['key']
   let counter = 0
@@ -65,7 +65,7 @@ describe('executions of playbooks', () => {
     )
     return found
   }
-  /** Starts a playbook over a new case. */
+  /** Starts a playbook on a new case. */
   const run = async (steps: object[], more: any = {}, body: object = {}) => {
     const { id: playbook_id } = await playbook(steps, more.playbook)
     const { id: case_id } = await newCase(more.case)
@@ -80,7 +80,7 @@ describe('executions of playbooks', () => {
   const events = async (id: string): Promise<any[]> =>
     (await storedEvents(app.services.pool, { resource: id })).map(({ name, envelope }) => ({ ...envelope, name }))
 
-  it('take people and machines through the steps, and resolve the case', async () => {
+  it('runs manual and automated steps and resolves the case', async () => {
     const tool = await app.tool()
     const started = await run(
       [
@@ -169,7 +169,7 @@ describe('executions of playbooks', () => {
     assert.equal(told[5].data.status, 'completed')
   })
 
-  it('let one of two who complete a step at once', async () => {
+  it('completes a step once under concurrent requests', async () => {
     const started = await run([manual('a'), manual('b')])
     await until(started.id, 'waiting', 'a')
     const replies = await Promise.all([complete(started.id, 'a'), complete(started.id, 'a')])
@@ -194,7 +194,7 @@ describe('executions of playbooks', () => {
     assert.equal((await key.get('/playbook-executions?status=nope')).status, 400)
   })
 
-  it('are started, completed and cancelled at once without two of them winning', async () => {
+  it('lets one of several concurrent commands win', async () => {
     for (let round = 0; round < 5; round++) {
       const { id: playbook_id } = await playbook([manual('a')])
       const { id: case_id } = await newCase()
@@ -217,7 +217,7 @@ describe('executions of playbooks', () => {
     }
   })
 
-  it('ask for the evidence that a step requires', async () => {
+  it('requires the evidence of a step', async () => {
     const started = await run([
       manual('show', { required_evidence: [{ name: 'receipt', kind: 'note' }], skippable: true }),
       manual('next', { skippable: true }),
@@ -243,7 +243,7 @@ describe('executions of playbooks', () => {
     assert.deepEqual(Object.keys(over.output), ['show'])
   })
 
-  it('are one at a time on a case, and not on a closed one', async () => {
+  it('allows one active execution per case and none on a closed case', async () => {
     const started = await run([manual('a')])
     const { playbook_id, case_id } = started
     await until(started.id, 'waiting')
@@ -285,7 +285,7 @@ describe('executions of playbooks', () => {
     assert.equal((await key.get(`/orchestration-runs/${started.orchestration_run_id}`)).status, 404)
   })
 
-  it('check the case and the input, and need a playbook', async () => {
+  it('validates the case and the input and requires a playbook', async () => {
     const numbers = { type: 'object', required: ['amount'], properties: { amount: { type: 'number' } } }
     const { id: playbook_id } = await playbook([manual('a')], { case_schema: numbers, input_schema: numbers })
     const { id: case_id } = await newCase({ fields: { amount: 'x' } })
@@ -307,7 +307,7 @@ describe('executions of playbooks', () => {
     assert.equal((await until(made.active_execution_id, 'waiting')).playbook_id, plain)
   })
 
-  it('read the case anew at each step, and follow their version', async () => {
+  it('reads the current case at each step and keeps the pinned version', async () => {
     const { id: playbook_id } = await playbook([
       manual('first'),
       {
@@ -330,7 +330,7 @@ describe('executions of playbooks', () => {
     assert.equal((await key.get(`/cases/${case_id}`)).body.status, 'resolved')
   })
 
-  it('fail at a step, tell of it, and are retried from there', async () => {
+  it('fails at a step, files an exception and is retried from that step', async () => {
     const tool = await app.tool({ execute: { url: `${app.target.url}/fails` } })
     const first = await app.tool()
     const steps = [
@@ -383,7 +383,7 @@ describe('executions of playbooks', () => {
     ])
   })
 
-  it('go on after a failure where the playbook says so', async () => {
+  it('continues after a failure with on_failure', async () => {
     const tool = await app.tool({ execute: { url: `${app.target.url}/fails` } })
     const fails = (key: string, more: object) => ({ key, title: key, type: 'call_tool', tool_id: tool, ...more })
     const started = await run([
@@ -404,7 +404,7 @@ describe('executions of playbooks', () => {
     )
   })
 
-  it('wait for approvals, and follow what was decided', async () => {
+  it('waits for approvals and follows the decision', async () => {
     const decide = async (id: string, decision: 'approve' | 'reject') => {
       const { waiting_on } = await until(id, 'waiting')
       assert.equal(waiting_on.type, 'approval')
@@ -471,7 +471,7 @@ describe('executions of playbooks', () => {
     assert.equal((await read(cancelled.id)).steps[0].status, 'cancelled')
   })
 
-  it('ask agents, deciders and orchestrations', async () => {
+  it('runs agents, deciders and orchestrations', async () => {
     const child = await app.orchestration([{ id: 'x', type: 'transform', expression: { var: 'input.n' } }])
     const started = await run([
       { key: 'child', title: 'Child', type: 'run_orchestration', orchestration_id: child, input_mapping: { n: 7 } },
@@ -487,7 +487,7 @@ describe('executions of playbooks', () => {
     assert.ok(over.usage.input_tokens > 0)
   })
 
-  it('keep their runs to themselves', async () => {
+  it('hides its run from lists and refuses commands on it', async () => {
     const started = await run([manual('a')])
     await until(started.id, 'waiting')
     const id = started.orchestration_run_id
@@ -511,7 +511,7 @@ describe('executions of playbooks', () => {
     assert.equal((await read(started.id)).status, 'waiting')
   })
 
-  it('become overdue once, and time out', async () => {
+  it('marks a step as overdue once and times out', async () => {
     const started = await run([manual('late', { due_seconds: 1, timeout_seconds: 3 })])
     await until(started.id, 'waiting')
     await eventually(async () => (await read(started.id)).steps[0].overdue)
@@ -520,7 +520,7 @@ describe('executions of playbooks', () => {
     assert.equal((await events(started.id)).filter(({ name }) => name.endsWith('step_overdue')).length, 1)
   })
 
-  it('are started by triggers', async () => {
+  it('is started by a trigger', async () => {
     const { id: target_id } = await playbook([manual('a')])
     const trigger = await created('/triggers', { name: 'starts', type: 'manual', target_type: 'playbook', target_id })
     const fire = async (input: object) => {
@@ -537,7 +537,7 @@ describe('executions of playbooks', () => {
     assert.deepEqual(code(await fire({ nothing: 1 })), [400, 'TRIGGER_INPUT_INVALID'])
   })
 
-  it('ask no decider in a run of an orchestration, whose graph has no such nodes', async () => {
+  it('fails a run whose graph contains a decider node', async () => {
     const decider = await madeDecider(key, { tool_id: await app.tool() })
     const node = { id: 'd', type: 'decide', metadata: { decider_id: decider.id } }
     const found = await created('/orchestrations/validate', { project_id: app.projectId, nodes: [node] }, 200)
@@ -551,7 +551,7 @@ describe('executions of playbooks', () => {
     assert.equal((await key.get(`/decisions?decider_id=${decider.id}`)).body.total, 0)
   })
 
-  it('ask deciders, and fail where one does', async () => {
+  it('evaluates deciders and fails when a decider fails', async () => {
     app.target.answer = json(TOOL_ANSWERS)
     const tool_id = await app.tool()
     const decider = await madeDecider(key, { tool_id })
@@ -564,7 +564,7 @@ describe('executions of playbooks', () => {
     assert.deepEqual([output.decision_id, output.answers.length], [decision_id, 3])
     const [evidence] = (await key.get(`/cases/${started.case_id}/evidence`)).body.data
     assert.deepEqual([evidence.kind, evidence.step_key, evidence.content], ['decision', 'ask', output])
-    assert.ok(app.target.last().body.includes(`case ${counter}`), 'the case is what it is asked about')
+    assert.ok(app.target.last().body.includes(`case ${counter}`), 'the decider receives the case')
 
     app.target.answer = json({ nonsense: true })
     const failing = await until((await run([ask])).id, 'failed')
@@ -572,7 +572,7 @@ describe('executions of playbooks', () => {
     assert.ok(failing.steps[0].decision_id)
   })
 
-  it('call no tool that a guardrail stops, and ask where one says so', async () => {
+  it('does not call a tool that a guardrail blocks, and requests approval when it escalates', async () => {
     const call = async (document: object) => {
       const { id } = await guardrail(key, document)
       return { key: 'call', title: 'Call', type: 'call_tool', tool_id: await app.tool({ guardrail_ids: [id] }) }
@@ -592,7 +592,7 @@ describe('executions of playbooks', () => {
     assert.deepEqual([failed.error.code, failed.error.meta.reason], ['PLAYBOOK_STEP_FAILED', 'rejected'])
   })
 
-  it('carry a tool context that nobody sees, until they are over', async () => {
+  it('uses a tool context that is never returned and is cleared at the end', async () => {
     const tool_id = await app.tool()
     const steps = [manual('a'), { key: 'call', title: 'Call', type: 'call_tool', tool_id }]
     const started = await run(steps, {}, { tool_context: { tenant: 'secret-tenant' } })
@@ -611,7 +611,7 @@ describe('executions of playbooks', () => {
     assert.deepEqual(code(bad), [400, 'INVALID_TOOL_CONTEXT_KEY'])
   })
 
-  it('run as who started or retried them, whoever completes a step', async () => {
+  it('runs with the permissions of the principal that started or retried it', async () => {
     const platform = await app.admin.post('/tools', {
       project_id: app.projectId,
       name: 'lists',
@@ -640,7 +640,7 @@ describe('executions of playbooks', () => {
     assert.equal(started.status, 201, JSON.stringify(started.body))
     const { id } = started.body
     await until(id, 'waiting')
-    // This one may list, but what follows runs as the other.
+    // This principal may list, but later steps run as the other principal.
     assert.equal((await complete(id, 'a')).status, 200)
     const failed = await until(id, 'failed')
     assert.equal(failed.error.meta.tool_status_code, 403, JSON.stringify(failed.error))
@@ -649,7 +649,7 @@ describe('executions of playbooks', () => {
     assert.equal(over.steps[1].attempt, 2)
     assert.deepEqual(over.started_by, failed.started_by)
 
-    // Executions are named as their case.
+    // Policies refer to executions by their case.
     const ofOne = await keyWith(['playbooks:*', 'cases:*'], `srn:${app.projectId}:case:${case_id}`)
     assert.equal((await ofOne.get(`/playbook-executions/${id}`)).status, 200)
     assert.deepEqual(
@@ -663,7 +663,7 @@ describe('executions of playbooks', () => {
     assert.equal((await elsewhere.key.get(`/playbook-executions/${id}`)).status, 404)
   })
 
-  it('hold still while their project is paused, but for what people do', async () => {
+  it('starts no step while the project is paused, except after commands of callers', async () => {
     const started = await run([manual('a'), manual('b')])
     await until(started.id, 'waiting')
     const { case_id, playbook_id } = started
@@ -683,7 +683,7 @@ describe('executions of playbooks', () => {
     assert.equal((await key.get(`/cases/${case_id}`)).body.status, 'waiting')
   })
 
-  it('wait out a timer, and say so', async () => {
+  it('waits for a timer and reports it', async () => {
     const started = await run([{ key: 'nap', title: 'Nap', type: 'wait', duration_seconds: 1 }], {
       playbook: { resolve_case: false },
     })
@@ -698,7 +698,7 @@ describe('executions of playbooks', () => {
     assert.ok(!(await events(long.id)).some(({ name }) => name.endsWith('step_waiting')))
   })
 
-  it('wait for an event of their project that the filter lets by', async () => {
+  it('waits for an event of the project that passes the filter', async () => {
     const awaits = (more: object) => ({ key: 'paid', title: 'Paid', type: 'wait', event: more })
     const filter = {
       and: [
@@ -714,7 +714,7 @@ describe('executions of playbooks', () => {
     const invoice = `inv-${++counter}`
     const started = await run(steps, { case: { fields: { invoice } } })
     await until(started.id, 'waiting')
-    // Before the step waits it is for nobody.
+    // An event before the wait is not matched.
     await newCase({ external_id: `${invoice}-early`, title: 'settled' })
     assert.equal((await complete(started.id, 'ask', { result: { title: 'settled' } })).status, 200)
     const waits = await until(started.id, 'waiting', 'paid')
@@ -732,7 +732,7 @@ describe('executions of playbooks', () => {
       [started.id],
     )
     assert.equal((await caseOf(started)).status, 'waiting')
-    // A change of the case does not count: what the filter reads of it is as the wait found it.
+    // The filter reads the case at the start of the wait, not later changes.
     assert.equal((await key.patch(`/cases/${case_id}`, { fields: { invoice: 'other' } })).status, 200)
     await newCase({ external_id: 'other', title: 'settled' })
     await newCase({ external_id: `${invoice}-x`, title: 'settled' })
@@ -746,7 +746,7 @@ describe('executions of playbooks', () => {
     assert.deepEqual(told, ['started', 'step_waiting', 'step_completed', 'step_completed', 'step_waiting'])
   })
 
-  it('are not woken by what they do themselves, nor by an event of another project, and time out', async () => {
+  it('ignores its own events and events of other projects, and times out', async () => {
     const { key: other } = await app.projectWith(['cases:*'])
     const started = await run([
       { key: 'any', title: 'Any', type: 'wait', event: { pattern: 'cases.*', timeout_seconds: 3 } },
@@ -759,7 +759,7 @@ describe('executions of playbooks', () => {
     assert.equal(failed.waiting_on, null)
   })
 
-  it('are woken by an event together, each once', async () => {
+  it('resumes all executions that wait for an event, each once', async () => {
     const title = `wakes ${++counter}`
     const event = { pattern: 'cases.created', filter: { '==': [{ var: 'data.title' }, title] } }
     const { id: playbook_id } = await playbook([{ key: 'all', title: 'All', type: 'wait', event }, manual('next')])
@@ -778,7 +778,7 @@ describe('executions of playbooks', () => {
     }
   })
 
-  it('take nothing that the policy of their trigger hides, and need the right to a trigger where they are written', async () => {
+  it('ignores events that the policy of the trigger denies, and requires triggers:CreateTrigger to write an event wait', async () => {
     const keyWith = async (action: string[]) => {
       const document = { statement: [{ effect: 'Allow', action, resource: [`srn:${app.projectId}:*:*`] }] }
       const policy = (await app.admin.post('/policies', { document })).body
@@ -804,12 +804,12 @@ describe('executions of playbooks', () => {
     const open = await created('/playbook-executions', { case_id: (await newCase()).id, playbook_id: target_id })
     await until(open.id, 'waiting', 'all')
     await newCase()
-    // Both judged the event: who may see it has gone on.
+    // Both evaluated the event; only the execution that may see it has continued.
     await until(open.id, 'waiting', 'next')
     assert.equal((await read(hidden.id)).current_step_key, 'all')
   })
 
-  it('are paused and resumed', async () => {
+  it('pauses and resumes an execution', async () => {
     const started = await run([manual('a'), manual('b'), { key: 'c', title: 'C', type: 'wait', duration_seconds: 1 }])
     const { id } = started
     await until(id, 'waiting')
@@ -827,7 +827,7 @@ describe('executions of playbooks', () => {
     const drives = async () => (await key.get(`/orchestration-runs/${started.orchestration_run_id}`)).body
     await eventually(async () => (await drives()).status === 'awaiting_input')
     assert.deepEqual(statuses(await read(id)), ['a:completed', 'b:pending', 'c:pending'])
-    // A pause of the project is another one.
+    // A pause of the project is separate.
     assert.equal((await app.admin.post(`/projects/${app.projectId}/pause`, { reason: 'closed' })).status, 200)
     try {
       assert.deepEqual(code(await key.post(`${path}/resume`)), [409, 'PROJECT_PAUSED'])
@@ -845,7 +845,7 @@ describe('executions of playbooks', () => {
       ['api_key', { changes: { paused: { from: false, to: true } }, reason: 'holidays' }],
       ['api_key', { changes: { paused: { from: true, to: false } } }],
     ])
-    // While it is paused no timer ends.
+    // No timer fires while it is paused.
     assert.equal((await complete(id, 'b')).status, 200)
     await until(id, 'waiting', 'c')
     assert.equal((await key.post(`${path}/pause`)).status, 200)
@@ -856,7 +856,7 @@ describe('executions of playbooks', () => {
     assert.equal((await narrow.key.post(`${path}/pause`)).status, 404)
   })
 
-  it('fail at what cannot be evaluated, also where a person has completed the step', async () => {
+  it('fails when an expression cannot be evaluated, even after a manual completion', async () => {
     const doubled = Array.from({ length: 10 }, () => 0).reduce<object>(inner => ({ cat: [inner, inner] }), {
       var: 'output.text',
     })
@@ -869,7 +869,7 @@ describe('executions of playbooks', () => {
     assert.deepEqual((await caseOf(started)).fields, {})
   })
 
-  it('go with their project, and their playbooks come with a copy of it', async () => {
+  it('is deleted with its project; playbooks are copied with a project', async () => {
     const { id: project_id } = await app.project('copied')
     const { body: tool } = await app.admin.post('/tools', { project_id, name: 't', execute: { url: app.target.url } })
     const { body: made } = await app.admin.post('/playbooks', {

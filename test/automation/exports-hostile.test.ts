@@ -4,7 +4,7 @@ import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { ACTIONS, move, ok, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
 
-describe('exports of a hostile case', () => {
+describe('exports of hostile cases', () => {
   let app: TaskApp
   before(async () => {
     app = await startTaskApp({
@@ -29,7 +29,7 @@ describe('exports of a hostile case', () => {
   }
   const tooLarge = ['failed', 'REQUEST_REJECTED']
 
-  it('show of each linked record what its GET shows, and no more', async () => {
+  it('presents each linked record exactly as its GET operation does', async () => {
     const { key } = app
     app.target.answer = json({ no: true }, 500)
     const flow = await workflow(key, {
@@ -94,7 +94,7 @@ describe('exports of a hostile case', () => {
     }
   })
 
-  it('are made of any number of fences, and of a deep value', async () => {
+  it('handles long runs of backticks and deeply nested values', async () => {
     const { id } = await aCase()
     const deep = (levels: number): unknown => (levels === 0 ? [1, 2, 3] : [deep(levels - 1), 1, 2])
     for (const content of [{ text: '` '.repeat(250_000) }, { deep: deep(55), '"': '"'.repeat(10_000) }])
@@ -108,7 +108,7 @@ describe('exports of a hostile case', () => {
       assert.ok((await content(file)).includes('` ` `'.replaceAll('`', file.format === 'html' ? '&#96;' : '`')))
   })
 
-  it('are refused, and not held in memory, where rows, links, records or executions are too many or too large', async () => {
+  it('refuses too many or too large rows, links, records and executions without loading them', async () => {
     const { pool } = app.services
     const project = app.projectId
     const rows = await aCase()

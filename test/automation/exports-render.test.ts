@@ -23,7 +23,7 @@ const HOSTILE = [
 ]
 const all = HOSTILE.join(' ~ ')
 
-/** A snapshot whose every text is hostile. */
+/** Snapshot in which every text is hostile. */
 const snapshot = (): CaseSnapshot => ({
   export_version: 1,
   generated_at: '2026-01-01T00:00:00.000Z',
@@ -92,8 +92,8 @@ const chromium = ['chromium', 'chromium-browser', 'google-chrome'].find(name => 
 
 const rendered = (format: ExportFormat): string => [...RENDERERS[format].render(snapshot())].join('')
 
-describe('the text of exports', () => {
-  it('in HTML is one page that loads, runs and sends nothing', () => {
+describe('export rendering', () => {
+  it('renders an HTML page that loads, runs and sends nothing', () => {
     const html = rendered('html')
     const policy = /http-equiv="Content-Security-Policy" content="([^"]+)"/.exec(html)?.[1] ?? ''
     assert.match(policy, /^default-src 'none'; style-src 'sha256-[\w+/=]+'; base-uri 'none'; form-action 'none'$/)
@@ -109,14 +109,14 @@ describe('the text of exports', () => {
       ['https://example.com/?a=%22b%22'],
     )
     assert.ok(html.includes('javascript:alert(1)'), 'shown as text')
-    // biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
+    // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are the subject of the test
     assert.doesNotMatch(html, /[\u0000\u202e\u2066]/)
     assert.ok(html.isWellFormed() && html.includes('[U+202E]'))
     assert.equal(html.match(/<\/style>/g)?.length, 1)
     assert.equal(html.match(/<\/title>/g)?.length, 1)
   })
 
-  it('in Markdown stays text: no heading, link, table, code or HTML of a record', () => {
+  it('renders record text in Markdown without headings, links, tables, code or HTML', () => {
     const lines = rendered('markdown').split('\n')
     const headings = lines.filter(line => /^\s*#/.test(line))
     assert.ok(headings[0].startsWith('# Case 7\\: '))
@@ -144,7 +144,7 @@ describe('the text of exports', () => {
         fence = mark
         continue
       }
-      // What is left without escapes and code spans are marks of our own.
+      // Without escapes and code spans, only the markup of the renderer remains.
       const bare = line.replace(/\\./g, '').replace(/(`+)(?!`).*?[^`]\1(?!`)/g, '')
       assert.doesNotMatch(bare, /[<&[\]]|\w:\/\//, line.slice(0, 200))
       assert.doesNotMatch(bare, /^\s*(=+|-{3,}|~{3,})\s*$/)
@@ -158,13 +158,13 @@ describe('the text of exports', () => {
     assert.doesNotMatch(markdown, /\u202e/)
   })
 
-  it('in JSON is what the records hold', () => {
+  it('renders the exact records as JSON', () => {
     const json = JSON.parse(rendered('json'))
     assert.equal(json.case.description.slice(0, 500), all.slice(0, 500))
     assert.equal(json.executions[0].definition.steps.length, 2)
   })
 
-  it('opens in a browser, which runs and loads nothing of it', function () {
+  it('runs and loads nothing in a browser', function () {
     if (!chromium) return this.skip()
     const folder = mkdtempSync(path.join(tmpdir(), 'export-'))
     try {

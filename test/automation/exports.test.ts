@@ -8,7 +8,7 @@ import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
 
-/** Short leases, so that a lost worker is missed at once. */
+/** Short leases, so that a lost worker is detected quickly. */
 const FAST = { SHUTDOWN_GRACE_MS: '2000', PLAYBOOK_EXPORT_LEASE_SECONDS: '1' }
 
 const HOSTILE = '# <script>alert(1)</script> ](javascript:alert(1)) `x` | \u202egpj.exe'
@@ -51,7 +51,7 @@ describe('exports', () => {
       path?.startsWith(`/exports/${exportId}`),
     )
 
-  it('whose worker is killed in the middle leave no half files, and complete once', async () => {
+  it('leaves no partial files and completes once after a worker is killed', async () => {
     const about = await aCase()
     const queued = await project.key.post('/playbook-exports', { subject_type: 'case', subject_id: about.id })
     assert.equal(queued.status, 202)
@@ -80,7 +80,7 @@ describe('exports', () => {
     )
   })
 
-  it('are files of the project whose bytes are as their hashes say', async () => {
+  it('creates project files that match their hashes', async () => {
     const about = await aCase({ title: HOSTILE, fields: { amount: 20 } })
     await made(`/cases/${about.id}/comments`, { body: HOSTILE })
     const evidence = await made(`/cases/${about.id}/evidence`, { name: HOSTILE, kind: 'note', content: 'x' })
@@ -116,7 +116,7 @@ describe('exports', () => {
     }
   })
 
-  it('leave out what the requester may not read when they are built, and what is gone', async () => {
+  it('omits records that are deleted or not readable by the requester when it is built', async () => {
     const about = await aCase()
     const other = await aCase({ title: 'Another' })
     const file = await made('/files/upload/base64', { filename: 'a.txt', content: 'aGk=' })
@@ -146,7 +146,7 @@ describe('exports', () => {
     assert.deepEqual(own.omitted, [{ type: 'file', id: lost.id, reason: 'not_found' }])
   })
 
-  it('are refused of what the caller does not see, or in no format', async () => {
+  it('refuses an export of an invisible subject or without formats', async () => {
     const about = await aCase()
     const stranger = (await app.projectWith(['cases:*'])).key
     const post = async (by: Client, body: object) => {
@@ -159,7 +159,7 @@ describe('exports', () => {
     assert.deepEqual(await post(project.key, { subject_id: about.id, subject_type: 'playbook_execution' }), missing)
     for (const formats of [[], ['pdf'], ['json', 'json'], 'json'])
       assert.deepEqual(await post(project.key, { subject_id: about.id, formats }), [400, 'VALIDATION_FAILED'])
-    // Who may export and not read would read by an export.
+    // A caller with the export permission only would otherwise read by an export.
     const blind = await app.projectWith(['cases:ExportCase', 'cases:CreateCase'])
     const hidden = await aCase({}, blind.key)
     assert.deepEqual(await post(blind.key, { subject_id: hidden.id }), missing)
@@ -174,7 +174,7 @@ describe('exports', () => {
     await ended(queued.id)
   })
 
-  it('go with their files when they are deleted, when their time is over, and with their case', async () => {
+  it('removes files on delete, on expiry and with the case', async () => {
     const about = await aCase()
     const [one, two, three] = await Promise.all([built(about.id), built(about.id), built(about.id)])
     assert.equal((await project.key.delete(`/playbook-exports/${one.id}`)).status, 204)
@@ -192,7 +192,7 @@ describe('exports', () => {
     assert.deepEqual(await filesOf(three.id), [])
   })
 
-  it('stay for ever where no time is set', async () => {
+  it('keeps files without expiry when no TTL is set', async () => {
     await worker?.stop()
     worker = await runWorker(app.databaseUrl, { ...FAST, PLAYBOOK_EXPORT_TTL_DAYS: '0' }, ['orchestration'])
     const kept = await built((await aCase()).id)
@@ -203,7 +203,7 @@ describe('exports', () => {
     worker = await runWorker(app.databaseUrl, FAST, ['orchestration'])
   })
 
-  it('that cannot be removed when their time is over keep no other from being removed', async () => {
+  it('removes other expired exports when some cannot be removed', async () => {
     const about = await aCase()
     const [stuck, sound] = await Promise.all([built(about.id), built(about.id)])
     const { pool } = app.services
@@ -217,9 +217,9 @@ describe('exports', () => {
     assert.equal(await expireExports(app.services, new AbortController().signal), 1)
   })
 
-  it('that cannot be written fail, with the reason in the record and an event, and no file', async () => {
+  it('fails with an error, an event and no file when it cannot be built', async () => {
     const about = await aCase()
-    // Nobody works on it before the requester has lost its rights.
+    // No worker builds it before the requester has lost its permissions.
     const user = await app.user('leaver', [
       {
         statement: [
@@ -242,7 +242,7 @@ describe('exports', () => {
     assert.equal(await app.services.pool.oneFirst(sql.unsafe`select count(*)::int from playbook_export_attempts`), 0)
   })
 
-  it('show executions with their steps and the definition that they follow', async () => {
+  it('contains executions with steps and pinned definition', async () => {
     const steps = [{ key: 'look', title: 'Look at it', type: 'manual' }]
     const playbook = await made('/playbooks', { project_id: project.id, name: 'Looking', steps }, app.admin)
     const about = await aCase()
@@ -297,7 +297,7 @@ describe('exports', () => {
     assert.equal((await app.admin.post('/playbook-exports', missing)).status, 404)
   })
 
-  it('of a project beyond its storage are refused', async () => {
+  it('refuses an export when the storage quota is exceeded', async () => {
     const full = await app.projectWith(['cases:*'])
     const about = await aCase({}, full.key)
     await made(

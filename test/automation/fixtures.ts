@@ -27,14 +27,14 @@ export type RunApp = AgentApp & {
   /** A tool that calls the target below a path. */
   tool(fields?: object): Promise<string>
   orchestration(nodes: object[], edges?: object[], more?: object): Promise<string>
-  /** Starts a run and answers with it; waits unless told otherwise. */
+  /** Starts a run and returns it; waits unless `wait` is false. */
   start(orchestrationId: string, body?: object): Promise<any>
   /** A run of a new orchestration. */
   run(nodes: object[], edges?: object[], body?: object): Promise<any>
   read(runId: string): Promise<any>
   /** Waits until no message of a run is left to be handled. */
   idle(runId: string): Promise<void>
-  /** A run once it is as asked; default at its end. */
+  /** Returns a run once it meets a condition. Default: when it has ended. */
   until(runId: string, is?: (run: any) => boolean): Promise<any>
 }
 
@@ -80,7 +80,7 @@ export async function startRunApp(options: Parameters<typeof startAgentApp>[0] =
     },
     async until(id, is = ended) {
       let found: any
-      await eventually(async () => is((found = await read(id))), { what: `the run ${id} as asked` })
+      await eventually(async () => is((found = await read(id))), { what: `run ${id} in the expected state` })
       return found
     },
     async close() {
@@ -100,7 +100,7 @@ export const chain = (...ids: string[]): object[] => ids.slice(1).map((to, index
 export const attempts = (run: any): string[] =>
   run.node_executions.map(({ node_id, attempt, status }: any) => `${node_id}:${attempt}:${status}`)
 
-/** A node that is done at once: its artifact is `{ result }` of an expression. */
+/** A node that completes immediately with the artifact `{ result }` of an expression. */
 export const set = (id: string, expression: unknown = id, more: object = {}) => ({
   id,
   type: 'transform',

@@ -9,7 +9,7 @@ export type Graph = { nodes: unknown[]; edges: unknown[]; [name: string]: unknow
 /** A transform; its expression reads nothing. */
 export const step = (id: string, fields: object = {}) => ({ id, type: 'transform', expression: 1, ...fields })
 
-/** An edge, with what is written behind a colon as its label: `a->b:yes`. */
+/** An edge, with its condition after a colon: `a->b:yes`. */
 export function edge(text: string, fields: object = {}) {
   const [, from, to, condition] = /^(.*)->([^:]*)(?::(.*))?$/.exec(text) as RegExpExecArray
   return { from, to, ...(condition === undefined ? {} : { condition }), ...fields }
@@ -28,7 +28,7 @@ export async function madeOrchestration(key: Client, fields: Record<string, unkn
   return reply.body
 }
 
-/** What is found in a graph, as `CODE path`, sorted. */
+/** Findings of a graph as `CODE path`, sorted. */
 export async function findings(key: Client, graph: object): Promise<{ problems: string[]; warnings: string[] }> {
   const reply = await key.post('/orchestrations/validate', graph)
   assert.equal(reply.status, 200, JSON.stringify(reply.body))

@@ -6,7 +6,7 @@ import { type Client, startApp, type TestApp } from '../support/app.ts'
 import { processorMs } from '../support/event-loop.ts'
 import { edge, findings, graphOf, refusedGraph, step } from './orchestration-support.ts'
 
-/** A mapping of what stands at a path. */
+/** A mapping that reads a path. */
 const read = (path: unknown) => ({ input_mapping: { x: { var: path } } })
 const input = 'input.x'
 
@@ -34,10 +34,10 @@ describe('validation of orchestrations', () => {
     assert.deepEqual(problems, [])
     return warnings
   }
-  /** What is wrong with one node. */
+  /** Problems of one node. */
   const ofNode = (node: object) => problemsOf({ nodes: [node] })
 
-  it('takes a graph whose every node is written well', async () => {
+  it('accepts a graph with every node type', async () => {
     const every = { var: input }
     const nodes = [
       {
@@ -100,7 +100,7 @@ describe('validation of orchestrations', () => {
     assert.deepEqual(await found({}), { problems: [], warnings: [] })
   })
 
-  it('finds ids and types that are missing, wrong or there twice', async () => {
+  it('finds missing, invalid and duplicate IDs and types', async () => {
     const nodes = [
       { type: 'transform', expression: 1 },
       step(''),
@@ -132,7 +132,7 @@ describe('validation of orchestrations', () => {
     assert.deepEqual(warnings, ['NODE_TYPE_UNKNOWN nodes[10].type'])
   })
 
-  it('names nodes by their places in the body, whichever of them have no id', async () => {
+  it('refers to nodes by their index in the body', async () => {
     const anonymous = { type: 'transform', expression: 1 }
     const reads = (id: string, fields: object = {}) => step(id, { ...read('never'), ...fields })
     const nodes = [anonymous, reads('b'), { ...anonymous, id: 7 }, reads('b'), anonymous, reads('c', { type: 'odd' })]
@@ -157,7 +157,7 @@ describe('validation of orchestrations', () => {
     })
   })
 
-  it('finds required fields that are absent, null or empty', async () => {
+  it('finds required fields that are missing, null or empty', async () => {
     const required: Record<string, string[]> = {
       agent: ['agent_id'],
       tool: ['tool_id'],
@@ -220,7 +220,7 @@ describe('validation of orchestrations', () => {
     for (const [node, expected] of wrong) assert.deepEqual(await ofNode(node), [expected])
   })
 
-  it('finds durations that are none', async () => {
+  it('finds invalid durations', async () => {
     const good = ['0s', '0.5ms', '1.5h', '366d', 'PT0S', 'P1D', 'PT90M', 'P365DT23H59M60S']
     const bad = ['', '5', 's', '-1s', '1 s', '367d', 'P', 'PT', 'P1DT', 'P1W', '1h30m', 'PT1H1H', 5, true, { a: 1 }]
     for (const duration of good) assert.deepEqual(await ofNode({ id: 'a', type: 'delay', duration }), [], duration)
@@ -230,7 +230,7 @@ describe('validation of orchestrations', () => {
     assert.deepEqual(await ofNode(poll), ['DURATION_INVALID nodes[0].interval', 'DURATION_INVALID nodes[0].timeout'])
   })
 
-  it('finds retries that cannot be made', async () => {
+  it('finds invalid retry policies', async () => {
     const wrong: [unknown, string][] = [
       [3, ''],
       [{ max_attempts: 0 }, '.max_attempts'],
@@ -246,7 +246,7 @@ describe('validation of orchestrations', () => {
       assert.deepEqual(await ofNode(step('a', { retry })), [`RETRY_INVALID nodes[0].retry${path}`])
   })
 
-  it('finds events that graphs cannot emit, and warns of those that no trigger can name', async () => {
+  it('finds reserved event types, and warns of events that triggers cannot match', async () => {
     const event = (event_type: unknown) => ({ nodes: [{ id: 'a', type: 'emit_event', event_type }] })
     for (const name of ['refused', 'Refunds.refused', 'refunds.', 'a b.c', `a.${'x'.repeat(128)}`, 7])
       assert.deepEqual(await problemsOf(event(name)), ['EVENT_TYPE_INVALID nodes[0].event_type'])
@@ -256,7 +256,7 @@ describe('validation of orchestrations', () => {
     assert.deepEqual(await warningsOf(event('refunds.refused')), [])
   })
 
-  it('finds paths of the state that may not be written', async () => {
+  it('finds state paths that may not be written', async () => {
     const keys = [
       'a..b',
       '',
@@ -287,7 +287,7 @@ describe('validation of orchestrations', () => {
     )
   })
 
-  it('finds edges that hang in the air or contradict each other', async () => {
+  it('finds edges with unknown ends and contradictory groups', async () => {
     const nodes = [step('a'), step('b'), step('c')]
     const edges = [
       { from: 'a', to: 'gone' },
@@ -325,7 +325,7 @@ describe('validation of orchestrations', () => {
       assert.deepEqual(await found({ nodes, edges: group(condition) }), { problems: [], warnings: [] })
   })
 
-  it('finds cycles, every one with its nodes, and graphs without a beginning', async () => {
+  it('finds cycles with their nodes, and graphs without a start node', async () => {
     const nodes = ['s', 'a', 'b', 'c', 'd', 'self'].map(id => step(id))
     const edges = ['s->a', 'a->b', 'b->a', 'b->c', 'c->d', 'd->c', 'self->self'].map(text => edge(text))
     const { body } = await anybody.post('/orchestrations/validate', { nodes, edges })
@@ -343,7 +343,7 @@ describe('validation of orchestrations', () => {
     ])
   })
 
-  it('lets a cycle pass through a loop, and says which edge never activates anything', async () => {
+  it('allows a cycle through a loop, and warns of the edge that closes it', async () => {
     const loop = { id: 'loop', type: 'loop', orchestration_id: 'orch_1', collection: 'input.items' }
     const graph = graphOf([step('s'), step('a'), loop], ['s->a', 'a->loop', 'loop->a'])
     assert.deepEqual(await warningsOf(graph), ['LOOP_REENTRY edges[2]'])
@@ -357,7 +357,7 @@ describe('validation of orchestrations', () => {
     ])
   })
 
-  it('warns of fields that the type of a node does not read, whatever is in them', async () => {
+  it('warns of fields that the type of a node ignores', async () => {
     const node = step('a', { agent_id: 7, timeout: 'never', expires_in: null })
     assert.deepEqual(await warningsOf({ nodes: [node] }), [
       'NODE_FIELD_UNUSED nodes[0].agent_id',
@@ -368,11 +368,11 @@ describe('validation of orchestrations', () => {
     ])
   })
 
-  describe('of what is read', () => {
+  describe('of state reads', () => {
     const writer = (id: string, ...names: string[]) =>
       step(id, { state_mapping: Object.fromEntries(names.map(name => [name, { var: 'output.result' }])) })
 
-    it('refuses a mapping of a key that nothing before it writes', async () => {
+    it('refuses an input mapping of an unwritten key', async () => {
       const graph = (path: unknown) =>
         graphOf([writer('a', 'state.known'), step('b', read(path)), writer('c', 'later')], ['a->b', 'b->c'])
       assert.deepEqual(await problemsOf(graph('never')), ['STATE_KEY_UNWRITTEN nodes[1].input_mapping.x'])
@@ -390,13 +390,13 @@ describe('validation of orchestrations', () => {
       assert.deepEqual(await found(elements), { problems: [], warnings: [] })
     })
 
-    it('points at the input where that declares the key', async () => {
+    it('suggests the input if it declares the key', async () => {
       const graph = graphOf([step('a', read('order.id'))], [], { input_schema: { properties: { order: {} } } })
       const { body } = await anybody.post('/orchestrations/validate', graph)
       assert.match(body.problems[0].message, /input\.order/)
     })
 
-    it('warns of such keys everywhere else', async () => {
+    it('warns of unwritten keys elsewhere', async () => {
       const never = { var: 'never' }
       const nodes = [
         {
@@ -443,7 +443,7 @@ describe('validation of orchestrations', () => {
       assert.deepEqual(await warningsOf({ nodes }), at.map(path => `STATE_KEY_UNWRITTEN nodes[${path}`).sort())
     })
 
-    it('warns of keys that only some ways write', async () => {
+    it('warns of keys that only some paths write', async () => {
       const choose = step('choose', { type: 'condition' })
       const graph = (fields: object, edges = ['choose->a:yes', 'choose->b:no', 'a->end', 'b->end']) =>
         graphOf([choose, writer('a', 'only', 'both'), writer('b', 'both'), step('end', fields)], edges)
@@ -461,7 +461,7 @@ describe('validation of orchestrations', () => {
       assert.deepEqual(await warningsOf(graph(read('nodes.choose.label'))), [])
     })
 
-    it('knows that a group of all waits for each of its sources', async () => {
+    it('takes into account that a group of all waits for each source', async () => {
       const joined = (activation_condition: string) => ({
         nodes: [
           step('s'),
@@ -484,7 +484,7 @@ describe('validation of orchestrations', () => {
         ])
     })
 
-    it('refuses artifacts of nodes that do not come before, wherever they are read', async () => {
+    it('refuses reads of artifacts of nodes that are not upstream', async () => {
       const of = (id: string) => ({ var: [`nodes.${id}.result`, 1] })
       const nodes = [
         step('a', {
@@ -502,7 +502,7 @@ describe('validation of orchestrations', () => {
       ])
     })
 
-    it('is not looked at while edges hang in the air or lead in a circle', async () => {
+    it('is skipped for graphs with unknown ends or cycles', async () => {
       const nodes = [step('a', read('never')), step('b')]
       assert.deepEqual(await found(graphOf(nodes, ['a->gone'])), {
         problems: ['EDGE_NODE_UNKNOWN edges[0].to'],
@@ -514,7 +514,7 @@ describe('validation of orchestrations', () => {
     })
   })
 
-  it('warns of groups that wait for several branches of one decision', async () => {
+  it('warns of groups that require several branches of one decision', async () => {
     const join = { activation_group: 'g' }
     const nodes = [step('choose', { type: 'condition' }), step('a'), step('b'), step('b2'), step('end')]
     const edges = [
@@ -534,7 +534,7 @@ describe('validation of orchestrations', () => {
     ])
   })
 
-  it('compiles schemas, of nodes too', async () => {
+  it('compiles schemas, including schemas of nodes', async () => {
     const bad = { type: 'objekt' }
     const graph = graphOf([{ id: 'a', type: 'agent', agent_id: 'agent_1', output_schema: bad }], [], {
       state_schema: bad,
@@ -557,7 +557,7 @@ describe('validation of orchestrations', () => {
     assert.equal((await writer.key.post('/orchestrations', { name: 'x', nodes: many, edges: [] })).status, 201)
   })
 
-  it('refuses what is beyond the limits', async () => {
+  it('refuses definitions above the limits', async () => {
     const steps = (count: number) => Array.from({ length: count }, (_, n) => step(`n${n}`))
     const edges = (count: number) => Array.from({ length: count }, (_, n) => edge('n0->n1', { condition: `${n}` }))
     assert.deepEqual(await problemsOf({ nodes: steps(500), edges: edges(2000) }), [])
@@ -571,7 +571,7 @@ describe('validation of orchestrations', () => {
     assert.deepEqual(await ofNode(wide), ['NODE_FIELD_INVALID nodes[0].input_mapping'])
   })
 
-  it('lists no more than a thousand findings of a kind, and shortens names in them', async () => {
+  it('lists at most 1,000 findings of a kind, and truncates names', async () => {
     const name = 'k'.repeat(50_000)
     const keys = Object.fromEntries(Array.from({ length: 900 }, (_, n) => [`k${n}`, { var: `never${n}` }]))
     const nodes = [
@@ -581,7 +581,7 @@ describe('validation of orchestrations', () => {
     const { body } = await anybody.post('/orchestrations/validate', { nodes })
     assert.equal(body.problems.length, 1000)
     assert.equal(body.problems.at(-1).code, 'LIMIT_EXCEEDED')
-    // As many as are listed are all listed; what is found beside the graph counts too.
+    // Exactly as many as are listed; findings outside the graph count, too.
     const exact = [nodes[0], step('b', { input_mapping: Object.fromEntries(Object.entries(keys).slice(0, 100)) })]
     const { problems } = (await anybody.post('/orchestrations/validate', { nodes: exact })).body
     assert.deepEqual([problems.length, problems.at(-1).code], [1000, 'STATE_KEY_UNWRITTEN'])
@@ -602,7 +602,7 @@ describe('validation of orchestrations', () => {
     assert.ok(problem.path.length < 300 && problem.message.length < 400)
   })
 
-  it('looks up what a graph within the limits names, and lists a thousand of it', async () => {
+  it('looks up references of graphs within the limits, and lists 1,000 of them', async () => {
     const stores = Array.from({ length: 50 }, (_, n) => `store_${n}`)
     const knowing = (count: number) =>
       Array.from({ length: count }, (_, n) => ({ id: `n${n}`, type: 'knowledge', memory_store_ids: stores }))
@@ -622,7 +622,7 @@ describe('validation of orchestrations', () => {
     assert.equal((await findings(key, { nodes: passing })).problems.length, 501)
   })
 
-  it('takes little of the event loop for the worst graphs that fit', async () => {
+  it('blocks the event loop only briefly for the worst graphs', async () => {
     const chain = Array.from({ length: 2000 }, (_, n) =>
       edge(`n${Math.floor(n / 4)}->n${Math.min(499, Math.floor(n / 4) + 1 + (n % 4))}`),
     )
@@ -655,7 +655,7 @@ describe('validation of orchestrations', () => {
     }
   })
 
-  it('needs no right without a project, and the action with one', async () => {
+  it('requires no permission without a project, and the action with one', async () => {
     const graph = graphOf([{ id: 'a', type: 'tool', tool_id: 'tool_1' }])
     assert.deepEqual(await warningsOf(graph), [])
     refused(await app.anonymous.post('/orchestrations/validate', graph), 401, 'UNAUTHORIZED')
@@ -676,7 +676,7 @@ describe('validation of orchestrations', () => {
     refused(await anybody.post('/orchestrations/validate', { nodes: {} }), 400, 'VALIDATION_FAILED')
   })
 
-  it('warns of what the project does not have; what is shared with it counts', async () => {
+  it('warns of references missing in the project; shared resources count', async () => {
     const [mine, theirs] = [await app.project(), await app.project()]
     const tool = async (client: Client) => (await client.post('/tools', { name: 'x', type: 'client' })).body.id
     const [own, lent, foreign] = [await tool(mine.key), await tool(theirs.key), await tool(theirs.key)]
@@ -704,7 +704,7 @@ describe('validation of orchestrations', () => {
     assert.deepEqual(refusedGraph(await mine.key.post('/orchestrations', broken)).warnings, expected)
   })
 
-  it('is described field by field', async () => {
+  it('is documented field by field', async () => {
     const { schemas } = (await app.anonymous.get('//openapi.json')).body.components
     const { properties, required } = schemas.OrchestrationNode
     assert.deepEqual(required, ['id', 'type'])

@@ -15,7 +15,7 @@ describe('orchestrations', () => {
 
   const make = (fields: Record<string, unknown> = {}) => madeOrchestration(project.key, fields)
 
-  it('are kept, found, changed and deleted by who may', async () => {
+  it('are created, read, updated and deleted with permission', async () => {
     const graph = graphOf([step('a', { metadata: { x: 1 } }), step('b')], ['a->b'], {
       state_schema: { type: 'object' },
       input_schema: { type: 'object', required: ['order'] },
@@ -84,7 +84,7 @@ describe('orchestrations', () => {
     assert.equal((await key.get('/orchestrations?to=2999-01-01T00:00:00Z&limit=1')).body.data.length, 1)
   })
 
-  it('are listed with their versions in pages that end before 16 MiB', async () => {
+  it('are listed with their versions in pages of less than 16 MiB', async () => {
     const { key } = await app.projectWith(['orchestrations:*'])
     const large = (value: number) => ({
       nodes: [step('a', { expression: value, instructions: 'x'.repeat(1_000_000) })],
@@ -101,7 +101,7 @@ describe('orchestrations', () => {
     }
   })
 
-  it('refuse bodies of another shape, naming the path', async () => {
+  it('refuse bodies of another shape, with the path', async () => {
     const wrong: [string, object][] = [
       ['edges', { name: 'x', nodes: [step('a')] }],
       ['nodes', { name: 'x', edges: [] }],
@@ -124,7 +124,7 @@ describe('orchestrations', () => {
     refused(await app.admin.post('/orchestrations', { name: 'x', ...graphOf([]) }), 400, 'VALIDATION_FAILED')
   })
 
-  it('refuse a graph with all that is wrong with it, and write nothing', async () => {
+  it('refuse a graph with all its problems, and write nothing', async () => {
     const graph = graphOf([{ id: 'ask', type: 'agent' }, step('a'), step('b')], ['a->b', 'b->a', 'ask->gone'])
     const expected = ['CYCLE_DETECTED edges', 'EDGE_NODE_UNKNOWN edges[2].to', 'NODE_FIELD_REQUIRED nodes[0].agent_id']
     const { key } = await app.projectWith(['orchestrations:*'])
@@ -139,14 +139,14 @@ describe('orchestrations', () => {
     assert.deepEqual((await key.get(`/orchestrations/${id}`)).body, { id, ...before })
   })
 
-  it('validate the merged definition when they are changed', async () => {
+  it('validate the merged definition on update', async () => {
     const { id } = await make(graphOf([step('a'), step('b')], ['a->b']))
     const { problems } = refusedGraph(await project.key.patch(`/orchestrations/${id}`, { nodes: [step('a')] }))
     assert.deepEqual(problems, ['EDGE_NODE_UNKNOWN edges[0].to'])
     assert.equal((await project.key.patch(`/orchestrations/${id}`, { nodes: [step('a')], edges: [] })).status, 200)
   })
 
-  it('refuse context keys that no header can be named by', async () => {
+  it('refuse invalid context keys', async () => {
     const node = { id: 'a', type: 'sub_orchestration', orchestration_id: 'orch_x', context_keys: ['fine', 'not fine'] }
     const graph = graphOf([node])
     const { meta } = refused(
@@ -162,7 +162,7 @@ describe('orchestrations', () => {
     )
   })
 
-  it('keep what is written as it is written, older names of fields as those of today', async () => {
+  it('store definitions unchanged, with former field names renamed', async () => {
     const nodes = [
       { id: 'keep', type: 'memory_write', memory_id: 'mstore_1', state_mapping: { 'state.Zed.camelCase': 1, a_b: 2 } },
       { id: 'find', type: 'knowledge', memory_ids: ['mstore_1'], input_mapping: { query: 'x', memory_ids: 'mine' } },
@@ -186,7 +186,7 @@ describe('orchestrations', () => {
     assert.deepEqual((await project.key.get(`/orchestrations/${made.id}`)).body.nodes, made.nodes)
   })
 
-  it('need the rights to the tools and orchestrations that they name where they are written', async () => {
+  it('require permission on referenced tools and orchestrations when they are written', async () => {
     const tool = await project.key.post('/tools', {
       name: 'pays',
       execute: { method: 'GET', url: 'https://example.com/pay' },
@@ -225,7 +225,7 @@ describe('orchestrations', () => {
     assert.equal((await project.key.post(`${path}/versions/1/restore`)).status, 200)
   })
 
-  it('that another module drives are not there for anybody', async () => {
+  it('that a module manages are invisible', async () => {
     const { key } = await app.projectWith(['orchestrations:*'])
     const { id } = await madeOrchestration(key)
     await app.services.pool.query(voidStatement`update orchestrations set managed_by = 'playbook' where id = ${id}`)
@@ -251,7 +251,7 @@ describe('orchestrations', () => {
         label,
       ])
 
-    it('follow what runs, not names, metadata or the order of keys', async () => {
+    it('follow behaviour, not names, metadata or the order of keys', async () => {
       const nodes = [step('a', { state_mapping: { x: 1, y: { var: 'state.x' } } }), step('b')]
       const { id } = await make({ ...graphOf(nodes, ['a->b']), version_label: 'first' })
       const path = `/orchestrations/${id}`
@@ -262,7 +262,7 @@ describe('orchestrations', () => {
       assert.equal(await write({ nodes: laidOut, edges: [edge('a->b', { metadata: { bend: 1 } })] }), 1)
       assert.deepEqual((await project.key.get(path)).body.nodes, laidOut)
       assert.equal(await write({ nodes: nodes.map(({ id, ...node }) => ({ ...node, timeout: null, id })) }), 1)
-      // The order in which it writes is what it does.
+      // The order of its keys is part of its behaviour.
       const turned = [step('a', { state_mapping: { y: { var: 'state.x' }, x: 1 } }), step('b')]
       assert.equal(await write({ nodes: turned, version_label: 'turned' }), 2)
       assert.deepEqual(Object.keys((await project.key.get(path)).body.nodes[0].state_mapping), ['y', 'x'])
@@ -284,7 +284,7 @@ describe('orchestrations', () => {
       refused(await project.key.get(`${path}/versions/0`), 400, 'VALIDATION_FAILED')
     })
 
-    it('are compared by the ids of nodes, and by the ends and labels of edges', async () => {
+    it('are compared by node ID, and by the ends and labels of edges', async () => {
       const { id } = await make(graphOf([step('a'), step('b')], ['a->b:x', 'a->b:y']))
       const nodes = [step('new'), step('b', { expression: 2, metadata: { x: 1 } }), step('a')]
       const edges = [edge('a->b:y', { activation_group: 'g' }), edge('new->b')]
@@ -307,7 +307,7 @@ describe('orchestrations', () => {
       refused(await project.key.get(`/orchestrations/${id}/versions/compare?from=7`), 404, 'RESOURCE_NOT_FOUND')
     })
 
-    it('are compared by an order that counts', async () => {
+    it('are compared with the order where it matters', async () => {
       const mapped = (...keys: string[]) =>
         step('a', { state_mapping: Object.fromEntries(keys.map(key => [key, { var: 'output.result' }])) })
       const { id } = await make(graphOf([mapped('x', 'y', 'z'), step('b'), step('c')], ['a->b', 'a->c:1']))
@@ -339,7 +339,7 @@ describe('orchestrations', () => {
       )
     })
 
-    it('are compared within what one answer may hold, however long a name is and however many edges are equal', async () => {
+    it('are compared within the size of a response, however long a name is and however many edges are equal', async () => {
       const name = 'n'.repeat(300_000)
       const naming = (value: number) => ({ nodes: [step('a', { options: { [name]: Array(20_000).fill(value) } })] })
       const { id } = await make(naming(0))
@@ -358,7 +358,7 @@ describe('orchestrations', () => {
       assert.match(added.at(-1), /x#2000$/)
     })
 
-    it('are restored as the next one, the live one as none', async () => {
+    it('are restored as the next version; the current one is not', async () => {
       const { id, nodes } = await make({ name: 'old' })
       const path = `/orchestrations/${id}`
       await project.key.patch(path, { nodes: [step('b')], name: 'new' })
@@ -380,7 +380,7 @@ describe('orchestrations', () => {
       refused(await restore(1, { lable: 'x' }), 400, 'VALIDATION_FAILED')
     })
 
-    it('that could not be written today are not restored; what they name may be gone', async () => {
+    it('that are no longer valid are not restored; missing references are allowed', async () => {
       const tool = await project.key.post('/tools', { name: 'pay', type: 'client' })
       const { id } = await make(graphOf([{ id: 'a', type: 'tool', tool_id: tool.body.id }]))
       const path = `/orchestrations/${id}`
@@ -395,7 +395,7 @@ describe('orchestrations', () => {
       assert.equal((await project.key.get(path)).body.version, 3)
     })
 
-    it('of twenty writes at once have twenty numbers in a row', async () => {
+    it('of 20 concurrent writes have consecutive numbers', async () => {
       const { id } = await make()
       const path = `/orchestrations/${id}`
       const replies = await Promise.all(
@@ -421,7 +421,7 @@ describe('orchestrations', () => {
       return reply.body
     }
 
-    it('show types, labels, groups and edges that lead back', async () => {
+    it('show types, labels, groups and edges that close a cycle', async () => {
       const nodes = [
         step('size', { type: 'condition' }),
         step('a'),
@@ -449,7 +449,7 @@ describe('orchestrations', () => {
       )
     })
 
-    it('cannot be broken by what is written in a graph', async () => {
+    it('are safe from any text in a graph', async () => {
       const hostile = '"] --> x\n  click n0 "javascript:alert(1)" %%{init}%% <script>`end`</script> #quot;|'
       const nodes = [{ id: 'a', type: hostile }, step('b')]
       const text = await draw({ nodes, edges: [edge('a->b', { condition: hostile, activation_group: hostile })] })
@@ -463,7 +463,7 @@ describe('orchestrations', () => {
     })
   })
 
-  it('are cloned with what they name, and with each other', async () => {
+  it('are cloned with their references, and with each other', async () => {
     const source = await app.projectWith(ORCHESTRATION_ACTIONS)
     const tool = (await source.key.post('/tools', { name: 'pay', type: 'client' })).body.id
     const child = await madeOrchestration(source.key, {

@@ -28,7 +28,7 @@ describe('playbooks', () => {
     return listed(reply.body.problems)
   }
 
-  it('refuses a create with what validation finds, and writes nothing for either', async () => {
+  it('refuses to create an invalid playbook, and writes nothing', async () => {
     const steps = [
       manual('one', { next: 'two' }),
       manual('two', { next: 'one' }),
@@ -54,7 +54,7 @@ describe('playbooks', () => {
     assert.equal((await key.get('/playbooks?name=refused')).body.total, 0)
   })
 
-  it('finds everything that is wrong with steps', async () => {
+  it('finds all problems of steps', async () => {
     assert.deepEqual(await findings({ steps: [] }), ['STEPS_REQUIRED steps'])
     assert.deepEqual(
       await findings({
@@ -138,7 +138,7 @@ describe('playbooks', () => {
         ])
   })
 
-  it('looks up what steps name', async () => {
+  it('looks up the references of steps', async () => {
     const client = await key.post('/tools', { name: 'asks', type: 'client' })
     const platform = await key.post('/tools', { name: 'platform', type: 'platform', actions: ['list-actors'] })
     assert.equal(platform.status, 201, JSON.stringify(platform.body))
@@ -167,7 +167,7 @@ describe('playbooks', () => {
     assert.equal((await other.key.get(`/playbooks/${playbook.id}`)).status, 404)
   })
 
-  it('makes a version of another procedure, restores and compares', async () => {
+  it('creates, restores and compares versions', async () => {
     const playbook = await made([manual('a', { when: { '==': [{ var: 'case.fields.a_b' }, 1] } })], {
       version_label: 'first',
     })
@@ -207,7 +207,7 @@ describe('playbooks', () => {
     assert.equal((await key.patch(`/playbooks/${playbook.id}`, { nothing: 1 })).body.error.code, 'VALIDATION_FAILED')
   })
 
-  it('is listed in pages that end before 16 MiB', async () => {
+  it('is listed in pages of less than 16 MiB', async () => {
     const { key } = await app.projectWith(['playbooks:*'])
     const steps = Array.from({ length: 13 }, (_, n) => manual(`a${n}`, { instructions: 'x'.repeat(20_000) }))
     for (let n = 0; n < 70; n++) {
@@ -218,7 +218,7 @@ describe('playbooks', () => {
     assert.deepEqual([data.length, total, limit], [65, 70, 65])
   })
 
-  it('has a graph of its own that no route shows', async () => {
+  it('has a managed graph that no route shows', async () => {
     const playbook = await made([manual('a')])
     assert.equal((await key.get('/orchestrations')).body.total, 0)
     const orchestration_id: any = await app.services.pool.oneFirst(

@@ -9,21 +9,21 @@ import { disagreements, interpret, type World } from './support/interpreter.ts'
 import { randomOf } from './support/random.ts'
 import { startToolDouble, type ToolDouble } from './support/tool-double.ts'
 
-/** Graphs that run undisturbed, and those whose workers are killed; the first seed. A long run: 1800, 200. */
+/** Graphs without faults, graphs with killed workers, and the first seed. A long run: 1800, 200. */
 const UNDISTURBED = Number(process.env.RANDOM_GRAPHS ?? 160)
 const DISTURBED = Number(process.env.RANDOM_GRAPHS_KILLED ?? 24)
 const SEED = Number(process.env.RANDOM_GRAPHS_SEED ?? 1)
-/** A node's write fails beside nodes that were activated with it: rare, and run every time. */
+/** Seeds of a rare case that runs every time: the write of a node fails alongside nodes activated with it. */
 const RARE = [1132, 1740, 1758]
 
-/** Runs that are driven at once. */
+/** Concurrent runs. */
 const AT_ONCE = 24
-/** Faults after which nobody needs more of them. */
+/** Failures after which the test stops. */
 const ENOUGH = 5
 
 const WORKER = { SHUTDOWN_GRACE_MS: '2000', EGRESS_ALLOW_HOSTS: '127.0.0.1' }
 
-/** Short leases, so that a lost worker is missed within seconds, and as many deliveries as there may be kills. */
+/** Short leases, so that a lost worker is detected within seconds, and a delivery limit above the number of kills. */
 const KILLED = {
   ...WORKER,
   ORCHESTRATION_NODE_LEASE_SECONDS: '2',
@@ -33,8 +33,8 @@ const KILLED = {
 
 const modeOf = (seed: number): Mode => (seed % 2 === 0 ? 'lockstep' : 'free')
 
-describe('what must come of a graph whose nodes wait', () => {
-  it('does not depend on the order in which they go on', () => {
+describe('reference model of graphs with waiting nodes', () => {
+  it('predicts outcomes that do not depend on the order in which nodes resume', () => {
     const references: References = { tool: 'tool_1', child: name => name }
     const definitions = CHILD_NAMES.map(name => [name, childOf(name, references).definition] as const)
     const world: World = { definition: id => new Map<string, any>(definitions).get(id) }
@@ -70,7 +70,7 @@ describe('random graphs', function () {
     return made
   }
 
-  /** Runs a graph to its end; what is wrong about it, with what it takes to see it again. */
+  /** Runs a graph to its end. Returns its deviations with the data to reproduce them. */
   const tried = async (graph: RandomGraph): Promise<string[]> => {
     let run = 'no run'
     const outcome = async () => {
@@ -111,13 +111,13 @@ describe('random graphs', function () {
     await double?.close()
   })
 
-  it('run as they must, by two workers', async () => {
+  it('match the reference model with two workers', async () => {
     await Promise.all([worker(WORKER), worker(WORKER)])
     await runAll([...new Set([...RARE, ...from(SEED, UNDISTURBED)])])
     assert.deepEqual(await sideEffects(project.key, double, { exactly: true }), [])
   })
 
-  it('run as they must when workers are killed', async () => {
+  it('match the reference model when workers are killed', async () => {
     const random = randomOf(SEED)
     await Promise.all([worker(KILLED), worker(KILLED)])
     let over = false

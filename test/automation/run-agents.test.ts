@@ -23,7 +23,7 @@ describe('agents in runs', function () {
   }
   const generation = async (id: string) => (await app.key.get(`/generations/${id}`)).body
 
-  it('are asked what the node says: messages, else a prompt with the other input, else that there is none', async () => {
+  it('receive messages, else a prompt with the other input, else a placeholder', async () => {
     const messages = [
       { role: 'user', content: 'one' },
       { role: 'assistant', content: 'two' },
@@ -58,7 +58,7 @@ describe('agents in runs', function () {
     assert.deepEqual([wrong.error.code, wrong.error.meta.reason], ['ORCHESTRATION_NODE_FAILED', 'expression'])
   })
 
-  it('give the object of an output_schema, or what their text holds', async () => {
+  it('return the object of an output_schema, or of their text', async () => {
     const output_schema = {
       type: 'object',
       properties: { n: { type: 'integer' } },
@@ -81,7 +81,7 @@ describe('agents in runs', function () {
     assert.deepEqual(free.output, { a: { content: '{"n":1}' } })
   })
 
-  it('carry where they come from; later traces are below the first', async () => {
+  it('carry their origin; later traces are children of the first', async () => {
     const run = await app.run([agent('a'), agent('b')], chain('a', 'b'), { metadata: { m: 1 } })
     assert.equal(run.status, 'succeeded', JSON.stringify(run.error))
     const [one, two] = await Promise.all(run.node_executions.map((each: any) => generation(each.generation_id)))
@@ -98,7 +98,7 @@ describe('agents in runs', function () {
     assert.ok(used.usage_own.output_tokens > 0)
   })
 
-  it('park while their tool outputs are waited for, and go on with them', async () => {
+  it('wait for their tool outputs and continue with them', async () => {
     const tool = await app.admin.post('/tools', { project_id: app.projectId, name: 'pick', type: 'client' })
     const agent_id = await app.agent({ tool_bindings: [{ tool_id: tool.body.id }] })
     const prompt = script({ tool_calls: [{ name: 'pick', args: {} }] }, { text: 'picked' })
@@ -124,7 +124,7 @@ describe('agents in runs', function () {
     assert.deepEqual(done.output.a, { content: 'picked' }, JSON.stringify(done.error))
   })
 
-  it('are tried again in a turn of its own; a failure is that of the turn', async () => {
+  it('are retried in a separate turn; the failure is the failure of the turn', async () => {
     const failing = script({ error: { status: 400, message: 'no' } })
     const run = await app.run([agent('a', { prompt: failing, retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
     assert.equal(run.status, 'failed')
@@ -135,7 +135,7 @@ describe('agents in runs', function () {
     assert.deepEqual([missing.error.code, attempts(missing)], ['AGENT_NOT_FOUND', ['a:1:failed']])
   })
 
-  it('are stopped by the timeout of their node, and with their run', async () => {
+  it('are cancelled by the timeout of their node and with their run', async () => {
     const slow = script({ delay_ms: 20_000, text: 'late' })
     const late = await app.run([agent('a', { prompt: slow, timeout: '200ms' })])
     assert.deepEqual([late.error?.code, late.error?.meta.reason], ['ORCHESTRATION_NODE_FAILED', 'timeout'])
@@ -147,7 +147,7 @@ describe('agents in runs', function () {
     assert.equal((await app.read(run.id)).status, 'cancelled')
   })
 
-  it('fail by the quota of their project, with its code', async () => {
+  it('fail with the quota code of their project', async () => {
     const quota = await app.admin.post('/quotas', {
       scope: 'project',
       project_id: app.projectId,
@@ -162,7 +162,7 @@ describe('agents in runs', function () {
     assert.deepEqual(attempts(run), ['a:1:failed'])
   })
 
-  it('are not quoted any more once the content of their turn was erased, in the run and in those that repeat it', async () => {
+  it('are redacted after the content of their turn was erased, in the run and in its retries', async () => {
     const tool_id = await app.tool()
     app.target.answer = (_request, response) => response.writeHead(400).end()
     const nodes = [
@@ -194,7 +194,7 @@ describe('agents in runs', function () {
     }
   })
 
-  it('keep the records of their turns while they last, whatever the retention of the project', async () => {
+  it('keep the records of their turns while they are live, whatever the retention of the project', async () => {
     const nodes = [agent('a', { prompt: script({ text: 'kept' }) }), { id: 'b', type: 'human', prompt: 'Go on?' }]
     const id = await app.orchestration(nodes, chain('a', 'b'))
     const run = await app.start(id, { wait: false })

@@ -34,7 +34,7 @@ describe('callbacks of webhook nodes', function () {
     return { status: response.status, body: text ? JSON.parse(text) : null }
   }
 
-  it('take the artifact of the node, once', async () => {
+  it('store the artifact of the node, once', async () => {
     const run = await waiting()
     const url = urlOf(run)
     assert.match(url, /\/api\/v1\/hooks\/orchestration-runs\/rcb_[\w-]{43}$/)
@@ -49,7 +49,7 @@ describe('callbacks of webhook nodes', function () {
     assert.equal((await call(url, '{"n": 8}')).status, 404)
   })
 
-  it('take one of two that come at once', async () => {
+  it('accept one of two concurrent calls', async () => {
     const run = await waiting()
     const replies = await Promise.all([1, 2].map(n => call(urlOf(run), JSON.stringify({ n }))))
     assert.deepEqual(replies.map(({ status }) => status).sort(), [202, 404])
@@ -57,7 +57,7 @@ describe('callbacks of webhook nodes', function () {
     assert.deepEqual((await app.until(run.id)).artifacts.hook, { n: taken })
   })
 
-  it('are each for one wait, and end with it', async () => {
+  it('belong to one wait each and end with it', async () => {
     const both = await app.run([hook, { id: 'other', type: 'webhook' }])
     const [one, other] = both.required_actions.map(({ callback_url }: any) => callback_url)
     assert.notEqual(one, other)
@@ -74,7 +74,7 @@ describe('callbacks of webhook nodes', function () {
     assert.equal((await call(urlOf(expired), '{}')).status, 404)
   })
 
-  it('refuse what is no JSON object of at most 1 MiB, and go on to wait', async () => {
+  it('refuse bodies other than a JSON object of at most 1 MiB, and keep waiting', async () => {
     const run = await waiting()
     const url = urlOf(run)
     for (const [body, status, code] of [
@@ -96,7 +96,7 @@ describe('callbacks of webhook nodes', function () {
     assert.deepEqual((await app.until(run.id)).artifacts.hook, {})
   })
 
-  it('are shown to those who may answer alone: no event and no log line has them, nor the database', async () => {
+  it('are shown only to callers who may submit the input: not in events, log lines or the database', async () => {
     const run = await waiting()
     const token = urlOf(run).split('/').at(-1) as string
     await call(urlOf(run), 'no')
@@ -107,7 +107,7 @@ describe('callbacks of webhook nodes', function () {
     assert.ok(!app.statements.join('\n').includes(token))
   })
 
-  it('are not shown to readers who may not answer the node themselves', async () => {
+  it('are not shown to readers who may not submit the input', async () => {
     const run = await waiting()
     const statement = [
       {
@@ -131,7 +131,7 @@ describe('callbacks of webhook nodes', function () {
     assert.ok(urlOf((await app.key.get('/orchestration-runs')).body.data[0]))
   })
 
-  it('outlive a new encryption key, and are shown as they were made', async () => {
+  it('remain valid and visible after a key rotation', async () => {
     const run = await waiting()
     const later = await startApp({
       databaseUrl: app.databaseUrl,
@@ -148,7 +148,7 @@ describe('callbacks of webhook nodes', function () {
     }
   })
 
-  it('leave the picture of a run with what it has come to', async () => {
+  it('leave the diagram of a run with its results', async () => {
     const run = await waiting()
     const path = `/orchestrations/${run.orchestration_id}/diagram`
     const picture = async (query: string, by = app.key) => by.get(`${path}${query}`)

@@ -3,7 +3,7 @@ import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
 
-/** What happens to a chain of nodes, or comes of one of them, while its worker goes on with it unread. */
+/** Events during a chain of nodes whose worker advances the run without reading it. */
 describe('hostile chains of nodes', function () {
   this.timeout(60_000)
   let app: RunApp
@@ -53,7 +53,7 @@ describe('hostile chains of nodes', function () {
     'a number beyond doubles': '{"n":1e999}',
     ['__proto__']: '{"__proto__":{"polluted":true},"constructor":{"prototype":{"polluted":true}}}',
   }))
-    it(`go on where a tool answers with ${name}`, async () => {
+    it(`continue after a tool responds with ${name}`, async () => {
       const run = await ending(raw(body))
       assert.deepEqual(attempts(run), ['a:1:completed', 'b:1:completed', 'c:1:completed'])
       assert.equal(({} as { polluted?: boolean }).polluted, undefined)
@@ -61,13 +61,13 @@ describe('hostile chains of nodes', function () {
       assert.equal(used.total, app.target.requests.length)
     })
 
-  it('fail where a tool answers with a tree that is too deep', async () => {
+  it('fail for a tool response that is nested too deeply', async () => {
     const run = await ending(raw(`${'['.repeat(5000)}${']'.repeat(5000)}`))
     assert.deepEqual(attempts(run), ['a:1:completed', 'b:1:failed'])
     assert.equal(run.error.code, 'TOOL_HTTP_ERROR')
   })
 
-  it('fail where the tool of a later node is deleted meanwhile', async () => {
+  it('fail when the tool of a later node is deleted in the meantime', async () => {
     const made = await tools()
     const orchestration = await orchestrationOf(made)
     const release = holdSecond()
@@ -81,7 +81,7 @@ describe('hostile chains of nodes', function () {
     assert.equal(app.target.requests.length, 2)
   })
 
-  it('go on where the key that started them is deleted meanwhile', async () => {
+  it('continue when the key that started them is deleted in the meantime', async () => {
     const release = holdSecond()
     const orchestration = await orchestrationOf(await tools())
     const { body: policy } = await app.admin.post('/policies', {

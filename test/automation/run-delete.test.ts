@@ -19,7 +19,7 @@ describe('deleting an orchestration', function () {
   const remove = async (id: string) => assert.equal((await app.key.delete(`/orchestrations/${id}`)).status, 204)
   const eventNames = async (id: string) => (await eventsOf(app.key, id)).map(({ event }: any) => event)
 
-  it('cancels its runs, with the approvals that they wait for, and deletes them', async () => {
+  it('cancels and deletes its runs, with their pending approvals', async () => {
     const tool_id = await app.tool()
     const id = await app.orchestration([ask, { id: 'approve', type: 'approval', tool_id }])
     const run = await app.start(id)
@@ -33,7 +33,7 @@ describe('deleting an orchestration', function () {
     assert.equal((await app.key.get(`/orchestration-runs/${done.id}`)).status, 200)
   })
 
-  it('under way is waited for by a start, which then finds none', async () => {
+  it('blocks a concurrent start, which then finds no orchestration', async () => {
     const id = await app.orchestration([ask])
     const held = Promise.withResolvers<void>()
     const deleted = Promise.withResolvers<void>()
@@ -54,7 +54,7 @@ describe('deleting an orchestration', function () {
     assert.deepEqual([status, body.error.code], [404, 'ORCHESTRATION_NOT_FOUND'])
   })
 
-  it('fails the runs of other orchestrations that wait for one of them', async () => {
+  it('fails runs of other orchestrations that wait for one of its runs', async () => {
     const below = await app.orchestration([ask])
     const parent = await app.run(
       [
@@ -72,7 +72,7 @@ describe('deleting an orchestration', function () {
     assert.equal(failed.failed_node_id, 'one')
   })
 
-  it('takes along what its runs started of other orchestrations, at any depth', async () => {
+  it('deletes runs of other orchestrations that its runs started, at any depth', async () => {
     const leaf = await app.orchestration([ask])
     const middle = await app.orchestration([
       { id: 'each', type: 'loop', orchestration_id: leaf, collection: 'input.items' },
@@ -90,7 +90,7 @@ describe('deleting an orchestration', function () {
     assert.equal((await app.key.get(`/orchestrations/${leaf}`)).status, 200)
   })
 
-  it('gives the room of its runs to others that wait for it', async () => {
+  it('releases the slots of its runs', async () => {
     const limit = (max_concurrent_runs: number | null) =>
       app.admin.patch(`/projects/${app.projectId}`, { max_concurrent_runs })
     const tool_id = await app.tool()

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { json } from '../execution/tool-target.ts'
 import { chain, type RunApp, startRunApp } from './fixtures.ts'
 
-describe('as whom runs act', function () {
+describe('acting principal of runs', function () {
   this.timeout(60_000)
   let app: RunApp
   let tool_id: string
@@ -32,7 +32,7 @@ describe('as whom runs act', function () {
   }
   const list = (id: string) => ({ id, type: 'tool', tool_id, operation_id: 'list-orchestrations' })
 
-  it('may do through a platform tool what their starter may, and no more', async () => {
+  it('may do through a platform tool what the principal that started it may', async () => {
     const graph = await app.orchestration([list('a')])
     const narrow = await keyWith('orchestrations:StartRun', 'orchestrations:GetRun')
     const run = (await narrow.client.post('/orchestration-runs', { orchestration_id: graph, wait: true })).body
@@ -44,7 +44,7 @@ describe('as whom runs act', function () {
     assert.deepEqual(allowed.started_by, { kind: 'api_key', id: wide.id })
   })
 
-  it('may do nothing once their key is gone, whoever answers them', async () => {
+  it('may do nothing after its key is deleted, whoever submits input', async () => {
     const graph = await app.orchestration([{ id: 'h', type: 'human' }, list('a')], chain('h', 'a'))
     const { client, id } = await keyWith('orchestrations:*')
     const run = (await client.post('/orchestration-runs', { orchestration_id: graph, wait: true })).body
@@ -55,7 +55,7 @@ describe('as whom runs act', function () {
     assert.deepEqual(done.started_by, { kind: 'api_key', id })
   })
 
-  it('stay within their project, whatever their starter may elsewhere', async () => {
+  it('is limited to the project of the run', async () => {
     const other = await app.project()
     const store = (await other.key.post('/memory-stores', { name: 'elsewhere' })).body.id
     await other.key.post('/memory-entries', { memory_store_id: store, content: 'harbour' })
@@ -76,7 +76,7 @@ describe('as whom runs act', function () {
     assert.equal((await asAdmin(write)).error?.code, 'RESOURCE_NOT_FOUND')
   })
 
-  it('write memory only where their starter may', async () => {
+  it('writes memory only with permission', async () => {
     const store = await app.key.post('/memory-stores', { name: 'facts' })
     const graph = await app.orchestration([
       { id: 'm', type: 'memory_write', memory_store_id: store.body.id, input_mapping: { content: 'x' } },

@@ -7,7 +7,7 @@ import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
 import { RUN_ACTIONS, type RunApp, startRunApp } from './fixtures.ts'
 
-describe('the locks of a purge and of what goes on beside it', () => {
+describe('locks of a purge and concurrent work', () => {
   let app: RunApp
   before(async () => {
     app = await startRunApp({
@@ -23,13 +23,13 @@ describe('the locks of a purge and of what goes on beside it', () => {
     return reply.body
   }
   const read = async (path: string): Promise<any> => (await app.key.get(path)).body
-  /** No worker makes turns here: one ends by hand, and nobody is told. */
+  /** No worker executes turns here: a turn is settled directly, without notifications. */
   const end = (generationId: string) =>
     app.services.pool.query(sql.unsafe`
       update generations set status = 'completed', completed_at = now(),
         output = '{"content": "secret", "model": "m", "finish_reason": "stop", "object": null}'
       where id = ${generationId}`)
-  /** Holds a row, as a transaction does that has come to it, while something else is done. */
+  /** Holds the lock of a row, as a transaction would, while another statement runs. */
   async function holding(row: Fragment, work: () => Promise<void>): Promise<void> {
     const { pool } = app.services
     const held = Promise.withResolvers<void>()
@@ -58,7 +58,7 @@ describe('the locks of a purge and of what goes on beside it', () => {
   const isFree = (row: Fragment) => app.services.pool.exists(sql.unsafe`select from ${row} for update skip locked`)
   const row = (table: string, id: string) => sql.fragment`${sql.identifier([table])} where id = ${id}`
 
-  it('are taken in one order: a task is not held while its worker waits for the turn that is erased', async () => {
+  it('are taken in one order: a task is not blocked while its worker waits for the erased turn', async () => {
     const dispatch = { kind: 'agent', agent_id: app.agentId, input_mapping: { prompt: 'hello' } }
     const workflow = await created('/workflows', {
       name: 'asks',
@@ -77,7 +77,7 @@ describe('the locks of a purge and of what goes on beside it', () => {
     assert.deepEqual(result, { content: 'secret' })
   })
 
-  it('are taken in one order: a run is not held by a purge that waits for its execution', async () => {
+  it('are taken in one order: a run is not blocked by a purge that waits for its execution', async () => {
     const steps = [
       { key: 'a', title: 'A', type: 'instruct_agent', agent_id: app.agentId, instructions: 'say it' },
       { key: 'b', title: 'B', type: 'manual' },
@@ -87,7 +87,7 @@ describe('the locks of a purge and of what goes on beside it', () => {
     const { id } = await created('/playbook-executions', { case_id, playbook_id: playbook.id, input: {} })
     const path = `/playbook-executions/${id}`
     const turn = await eventually(async () => (await read(path)).steps[0].generation_id)
-    // The turn of a step that is worked at: the record of the step knows it, and so does the attempt of the run.
+    // The turn of an active step: referenced by the record of the step and by the node execution.
     await end(turn)
     const { orchestration_run_id } = await read(path)
     await holding(row('playbook_executions', id), async () => {
@@ -100,7 +100,7 @@ describe('the locks of a purge and of what goes on beside it', () => {
     await eventually(async () => (await app.admin.get(`/generations/${turn}`)).body.content_redacted_at !== null)
   })
 
-  it('do not wait for each other: a run that is cancelled takes no turn that has ended', async () => {
+  it('do not conflict: a cancelled run locks no settled turn', async () => {
     const orchestration_id = await app.orchestration([{ id: 'ask', type: 'agent', agent_id: app.agentId }])
     const run = await created('/orchestration-runs', { orchestration_id })
     const turn = await eventually(async () => (await app.read(run.id)).node_executions[0]?.generation_id)
@@ -113,7 +113,7 @@ describe('the locks of a purge and of what goes on beside it', () => {
     })
   })
 
-  it('are taken in one order: a turn that is about to wait for its client is called off with its run', async () => {
+  it('are taken in one order: a turn about to wait for its client is cancelled with its run', async () => {
     const double = doubleClient(app.double)
     const tool = await created('/tools', { name: 'pick', type: 'client' })
     const agent_id = await app.agent({ tool_bindings: [{ tool_id: tool.id }] })
@@ -129,7 +129,7 @@ describe('the locks of a purge and of what goes on beside it', () => {
         cancelled = app.key.post(`/orchestration-runs/${run.id}/cancel`, {})
         await someoneWaits()
         await double.read('POST', '/control/gates/pick/open')
-        // The turn comes behind the cancel, of which its worker has not been told.
+        // The turn settles after the cancellation, before its worker is notified.
         await someoneWaits(2)
       })
       assert.equal((await cancelled)?.body.status, 'cancelled')

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { type RunApp, startRunApp } from './fixtures.ts'
 
 /** Runs of two orchestrations, and keys whose policies name some of them. */
-describe('names of runs in policies', function () {
+describe('run names in policies', function () {
   this.timeout(60_000)
   let app: RunApp
   let one: string
@@ -45,13 +45,13 @@ describe('names of runs in policies', function () {
     return body.data.map(({ id }: any) => id).sort()
   }
 
-  it('are their own', async () => {
+  it('match the run itself', async () => {
     const key = await keyWith(allow(READ, [srn('orchestration_run', runs[0])]))
     assert.deepEqual(await statuses(key), [200, 403, 403])
     assert.deepEqual(await listed(key), [runs[0]])
   })
 
-  it('are those of their orchestration', async () => {
+  it('match its orchestration', async () => {
     const key = await keyWith(allow(READ, [srn('orchestration', one)]))
     assert.deepEqual(await statuses(key), [200, 200, 403])
     assert.deepEqual(await listed(key), [runs[0], runs[1]].sort())
@@ -59,7 +59,7 @@ describe('names of runs in policies', function () {
     assert.deepEqual(await listed(type), [...runs].sort())
   })
 
-  it('deny by either what the other allows', async () => {
+  it('deny by one name what the other allows', async () => {
     const own = await keyWith(allow(READ, [srn('orchestration', '*')]), deny(READ, [srn('orchestration_run', runs[0])]))
     assert.deepEqual(await statuses(own), [403, 200, 200])
     assert.deepEqual(await listed(own), [runs[1], runs[2]].sort())
@@ -68,7 +68,7 @@ describe('names of runs in policies', function () {
     assert.deepEqual(await listed(graph), [runs[2]])
   })
 
-  it('decide commands, by the name that the policy knows', async () => {
+  it('decide commands', async () => {
     const key = await keyWith(allow(['orchestrations:PauseRun'], [srn('orchestration_run', runs[2])]))
     assert.equal((await key.post(`/orchestration-runs/${runs[2]}/pause`)).status, 200)
     assert.equal((await key.post(`/orchestration-runs/${runs[0]}/pause`)).status, 403)
@@ -77,14 +77,14 @@ describe('names of runs in policies', function () {
     assert.ok(entries.data.some((entry: any) => entry.resource_srn === srn('orchestration_run', runs[2])))
   })
 
-  it('of no orchestration list nothing, and do not start runs', async () => {
+  it('without an orchestration neither list nor start runs', async () => {
     const key = await keyWith(allow(['orchestrations:*'], [srn('orchestration_run', '*')]))
     assert.equal((await key.get('/orchestrations')).status, 403)
     assert.equal((await key.post('/orchestration-runs', { orchestration_id: one })).status, 403)
     assert.deepEqual(await listed(key), [...runs].sort())
   })
 
-  it('show in what a caller is told that it may do', async () => {
+  it('appear in the allowed actions of a caller', async () => {
     const user = await app.user(undefined, [{ statement: [allow(READ, [srn('orchestration', one)])] }])
     const pages = [0, 100, 200, 300].map(offset =>
       user.get(`/users/me/permissions?project_id=${app.projectId}&limit=100&offset=${offset}`),

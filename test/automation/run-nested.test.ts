@@ -40,7 +40,7 @@ describe('nested runs', function () {
     return run.error.meta
   }
 
-  it('of a loop are under way as many at once as it says, in a window that slides', async () => {
+  it('of a loop run concurrently up to its parallelism, in a sliding window', async () => {
     const id = await app.orchestration([loop(await leaf(), { parallelism: 2 })])
     const run = await app.start(id, { input: { items: [0, 1, 2, 3, 4] }, wait: false })
     const finished = new Set<number>()
@@ -59,7 +59,7 @@ describe('nested runs', function () {
     assert.deepEqual(attempts(done), ['l:1:completed'])
   })
 
-  it('are none for what is no list, and refused for more items than the loop may go over', async () => {
+  it('are none for a value that is no list, and refused above max_iterations', async () => {
     const graph = await app.orchestration([loop(await leaf(), { max_iterations: 2 }), set('b')], chain('l', 'b'))
     for (const input of [{}, { items: 'abc' }, { items: [] }])
       assert.deepEqual((await app.start(graph, { input })).artifacts.l, { results: [] })
@@ -68,7 +68,7 @@ describe('nested runs', function () {
     assert.equal((await children(run.id)).length, 0)
   })
 
-  it('that fail fail the node with their own error, and end those beside them', async () => {
+  it('fail the node with their own error and cancel the others', async () => {
     const id = await app.orchestration([loop(await leaf())])
     const run = await app.start(id, { input: { items: [0, 1, 2] }, wait: false })
     await eventually(() => held.length === 3)
@@ -89,7 +89,7 @@ describe('nested runs', function () {
     assert.deepEqual(reported, [run.id])
   })
 
-  it('end with a run that is cancelled, whatever is under way in them', async () => {
+  it('are cancelled with their parent, whatever is active in them', async () => {
     const middle = await app.orchestration([loop(await leaf()), { id: 'h', type: 'human' }])
     const run = await app.run(
       [
@@ -118,7 +118,7 @@ describe('nested runs', function () {
     }
   })
 
-  it('inherit who started the run, and of its tool context what the node names', async () => {
+  it('inherit the principal, and the tool context keys of the node', async () => {
     const id = await app.orchestration([
       { id: 'all', type: 'sub_orchestration', orchestration_id: await leaf(), input_mapping: { item: 'all' } },
       {
@@ -157,7 +157,7 @@ describe('nested runs', function () {
     assert.equal((await app.until(run.id)).status, 'succeeded')
   })
 
-  it('are bounded by the project at the moment they start, and by the deployment', async () => {
+  it('are limited by the project at their start, and by the deployment', async () => {
     const inner = await app.orchestration([set('x')])
     const middle = await app.orchestration([{ id: 's', type: 'sub_orchestration', orchestration_id: inner }])
     await app.admin.patch(`/projects/${app.projectId}`, { max_run_depth: 1 })
@@ -179,7 +179,7 @@ describe('nested runs', function () {
     failed(late.body, 'ORCHESTRATION_RUN_DEPTH_LIMIT')
   })
 
-  it('may run each other: written without a finding, they end at the depth limit', async () => {
+  it('may run each other: written without a finding, they stop at the depth limit', async () => {
     const first = await app.orchestration([set('x')])
     const second = await app.orchestration([{ id: 'back', type: 'sub_orchestration', orchestration_id: first }])
     const nodes = [
@@ -200,7 +200,7 @@ describe('nested runs', function () {
     assert.deepEqual(meta, { depth: 11, limit: 10, limit_source: 'deployment', orchestration_id: second })
   })
 
-  it('must satisfy the input_schema of their graph, whose version each takes when it starts', async () => {
+  it('must match the input_schema of their graph, in the version current at their start', async () => {
     const graph = await app.orchestration(
       [{ id: 'a', type: 'tool', tool_id, input_mapping: { item: { var: 'input.item' } } }],
       [],
@@ -233,7 +233,7 @@ describe('nested runs', function () {
     assert.deepEqual((await children(run.id)).map((each: any) => each.orchestration_version).sort(), [1, 2])
   })
 
-  it('are started anew by a retry, and cancelled by the timeout of their node', async () => {
+  it('are restarted by a retry, and cancelled by the timeout of their node', async () => {
     const run = await app.run(
       [
         {
@@ -257,7 +257,7 @@ describe('nested runs', function () {
     assert.ok(below.some(({ status }: any) => status === 'cancelled'))
   })
 
-  it('hold a parent as they stand: asleep, waiting, running', async () => {
+  it('determine the status of their parent: sleeping, waiting, running', async () => {
     const sleeper = await app.orchestration([{ id: 'd', type: 'delay', duration: '1h' }])
     const run = await app.run([{ id: 's', type: 'sub_orchestration', orchestration_id: sleeper }], [], { wait: false })
     await app.until(run.id, ({ status }) => status === 'sleeping')
@@ -276,7 +276,7 @@ describe('nested runs', function () {
     await app.until(run.id, ({ status }) => status === 'sleeping')
   })
 
-  it('of a long loop are started and gathered in reasonable time', async () => {
+  it('of a long loop start and complete in reasonable time', async () => {
     const quick = await app.orchestration([set('x', { var: 'input.item' })])
     const items = Array.from({ length: 300 }, (_, index) => index)
     const run = await app.run([loop(quick, { parallelism: 50 })], [], { input: { items }, wait: false })

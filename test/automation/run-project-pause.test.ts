@@ -20,11 +20,11 @@ describe('runs of a paused project', function () {
   }
   const resume = async () => assert.equal((await app.admin.post(`/projects/${app.projectId}/resume`)).status, 200)
   const actionsOf = ({ required_actions }: any) => required_actions.map(({ type }: any) => type)
-  // The pause is written first, what it means for the run by a worker.
+  // The pause is written first; a worker applies it to the run.
   const isPaused = (run: any) => run.pause_requested_at !== null && actionsOf(run).includes('paused')
   const paused = (id: string) => app.until(id, isPaused)
 
-  it('wait with the pause of the project, and go on with its end', async () => {
+  it('pause with the project and resume with it', async () => {
     const human = await app.run([{ id: 'ask', type: 'human' }, one('then')], chain('ask', 'then'))
     const sleeper = await app.run([{ id: 'nap', type: 'delay', duration: '1h' }], [], { wait: false })
     await app.until(sleeper.id, ({ status }) => status === 'sleeping')
@@ -51,7 +51,7 @@ describe('runs of a paused project', function () {
     await app.key.post(`/orchestration-runs/${sleeper.id}/cancel`)
   })
 
-  it('that were paused by hand stay so', async () => {
+  it('that were paused separately stay paused', async () => {
     const before = await app.run([{ id: 'ask', type: 'human' }])
     await app.key.post(`/orchestration-runs/${before.id}/pause`, { reason: 'mine' })
     const during = await app.run([{ id: 'ask', type: 'human' }])
@@ -69,7 +69,7 @@ describe('runs of a paused project', function () {
       assert.equal((await app.key.post(`/orchestration-runs/${id}/resume`)).status, 200)
   })
 
-  it('begin nothing behind what was under way, which is kept', async () => {
+  it('start nothing after their active work, whose results are stored', async () => {
     let release = () => {}
     const released = new Promise<void>(resolve => {
       release = resolve
@@ -98,7 +98,7 @@ describe('runs of a paused project', function () {
     assert.equal((await app.until(run.id)).status, 'succeeded')
   })
 
-  it('below others are parked and go on with them', async () => {
+  it('that are nested pause and resume with it', async () => {
     const leaf = await app.orchestration([{ id: 'ask', type: 'human' }])
     const run = await app.run([{ id: 'sub', type: 'sub_orchestration', orchestration_id: leaf }])
     const child = run.required_actions[0].orchestration_run_id
@@ -114,7 +114,7 @@ describe('runs of a paused project', function () {
     assert.equal((await app.until(run.id)).status, 'succeeded')
   })
 
-  it('that are many are all looked at', async () => {
+  it('are all woken, however many they are', async () => {
     const id = await app.orchestration([{ id: 'ask', type: 'human' }])
     const runs = await Promise.all(Array.from({ length: 20 }, () => app.start(id, { wait: false })))
     for (const run of runs) await app.until(run.id, ({ status }) => status === 'awaiting_input')

@@ -4,7 +4,7 @@ import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
 
-describe('records of runs', function () {
+describe('run records', function () {
   this.timeout(60_000)
   let app: RunApp
 
@@ -30,7 +30,7 @@ describe('records of runs', function () {
       return found.length >= count && found
     })
 
-  it('are not made of what is refused, which is named', async () => {
+  it('are not created for refused requests', async () => {
     const input_schema = { type: 'object', required: ['n'], properties: { n: { type: 'integer' } } }
     const orchestration_id = await app.orchestration([set('a')], [], { input_schema })
     const before = await total()
@@ -47,7 +47,7 @@ describe('records of runs', function () {
     assert.equal(await total(), before)
   })
 
-  it('execute the version that was asked for, whatever is written later', async () => {
+  it('execute the requested version, regardless of later ones', async () => {
     const id = await app.orchestration([set('one')])
     await app.key.patch(`/orchestrations/${id}`, {
       nodes: [{ id: 'h', type: 'human' }, set('two')],
@@ -61,7 +61,7 @@ describe('records of runs', function () {
     assert.deepEqual([done.orchestration_version, done.artifacts.h, done.output], [2, {}, { two: { result: 'two' } }])
   })
 
-  it('are one for one key of the caller', async () => {
+  it('are created once per idempotency key', async () => {
     const body = { orchestration_id: await app.orchestration([set('a')]), input: { n: 1 } }
     const headers = { 'idempotency-key': 'start-once' }
     const replies = [
@@ -77,7 +77,7 @@ describe('records of runs', function () {
     assert.equal(other.status, 409, JSON.stringify(other.body))
   })
 
-  it('are told of as GET shows them, each time they begin to wait for input', async () => {
+  it('are in events as GET returns them, each time a run starts to await input', async () => {
     const graph = await app.orchestration(
       [
         { id: 'h', type: 'human' },
@@ -103,7 +103,7 @@ describe('records of runs', function () {
     assert.deepEqual(await app.read(run.id), done)
   })
 
-  it('that fail are told of with their error, and make an exception', async () => {
+  it('of failed runs emit their error and file an exception', async () => {
     const run = await app.run([{ id: 'u', type: 'unheard' }])
     const failed = (await told(run.id, 2)).find(({ event }: any) => event.endsWith('failed'))
     assert.deepEqual([failed.data, failed.error ?? failed.data.error], [run, run.error])
@@ -118,7 +118,7 @@ describe('records of runs', function () {
     )
   })
 
-  it('emit events of their graphs once, with what the node was given', async () => {
+  it('emit events of their graphs once, with the input of the node', async () => {
     const run = await app.run(
       [{ id: 'e', type: 'emit_event', event_type: 'orders.shipped', input_mapping: { n: { var: 'input.n' } } }],
       [],
@@ -142,7 +142,7 @@ describe('records of runs', function () {
       )
   })
 
-  it('are metered once for every attempt that began, by what workers spent on it and not by what it waited', async () => {
+  it('are metered once per attempt, by worker time without waits', async () => {
     const leaf = await app.orchestration([set('a')])
     const run = await app.run(
       [
@@ -214,7 +214,7 @@ describe('records of runs', function () {
     assert.equal(detail('CancelRun').reason, 'enough')
   })
 
-  it('are gone with their orchestration, whatever is under way', async () => {
+  it('are deleted with their orchestration, whatever is active', async () => {
     app.target.answer = () => {}
     const tool_id = await app.tool()
     const graph = await app.orchestration([

@@ -21,7 +21,7 @@ describe('muster reprocess runs', function () {
     return JSON.parse(stdout)
   }
 
-  it('wakes runs that can move and lack a message, and only those', async () => {
+  it('wakes runs that can continue and have no message, and only those', async () => {
     const id = await app.orchestration([{ id: 'a', type: 'transform', expression: 1 }])
     const runs: string[] = []
     for (let n = 0; n < 3; n++) runs.push((await app.start(id, { wait: false })).id)
@@ -32,7 +32,7 @@ describe('muster reprocess runs', function () {
     assert.equal((await reprocess('--id', runs[0])).woken, 1)
     assert.equal((await reprocess('--project', (await app.project()).id)).found, 0)
     await app.admin.post(`/projects/${app.projectId}/pause`)
-    assert.equal((await reprocess('--id', runs[1])).found, 0, 'those of a pause wait on purpose')
+    assert.equal((await reprocess('--id', runs[1])).found, 0, 'paused runs wait intentionally')
     await app.admin.post(`/projects/${app.projectId}/resume`)
     assert.deepEqual((await reprocess()).runs.sort(), runs.slice(1).sort())
     assert.equal((await reprocess()).found, 0)

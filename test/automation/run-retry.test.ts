@@ -51,7 +51,7 @@ describe('retrying runs', function () {
     return run
   }
 
-  it('goes on where the run stood, with what it had come to', async () => {
+  it('continues where the run ended, with its results', async () => {
     const run = await failed()
     const made = await retried(run.id, { tool_context: { 'x-token': 'new' } })
     assert.notEqual(made.id, run.id)
@@ -78,14 +78,14 @@ describe('retrying runs', function () {
     assert.equal((await app.read(run.id)).status, 'failed')
   })
 
-  it('carries nothing of the old tool context', async () => {
+  it('copies nothing of the former tool context', async () => {
     const made = await retried((await failed()).id)
     assert.equal(made.tool_context, null)
     await app.until(made.id)
     assert.ok(!JSON.stringify(app.target.requests[0].headers).includes('old'))
   })
 
-  it('begins at a node, without what came behind it', async () => {
+  it('restarts from a node, without the results of later nodes', async () => {
     const run = await failed()
     const made = await retried(run.id, { from_node_id: 'second' })
     assert.deepEqual(made.state, { input: { n: 1 }, nodes: { first: { result: 1 } }, first: 1 })
@@ -94,7 +94,7 @@ describe('retrying runs', function () {
     assert.equal(done.state.last, 3)
   })
 
-  it('begins at a node that was taken over from the run before', async () => {
+  it('restarts from a node that was itself copied from an earlier run', async () => {
     const run = await failed()
     app.target.answer = json({ no: true }, 404)
     const again = await app.until((await retried(run.id)).id)
@@ -104,7 +104,7 @@ describe('retrying runs', function () {
     assert.deepEqual(Object.keys(made.artifacts), ['first'])
   })
 
-  it('does not answer again what was answered, and asks again what was not', async () => {
+  it('keeps submitted inputs and requests the missing ones again', async () => {
     const run = await app.run([
       { id: 'a', type: 'human' },
       { id: 'b', type: 'human' },
@@ -121,7 +121,7 @@ describe('retrying runs', function () {
     assert.equal((await answer(made.id, 'b')).body.status, 'succeeded')
   })
 
-  it('is of runs that failed, were cancelled or expired', async () => {
+  it('is allowed for failed, cancelled and expired runs', async () => {
     const live = await app.run([{ id: 'a', type: 'human' }])
     for (const id of [live.id, (await app.run([write('a', 1)])).id]) {
       const reply = await retry(id)
@@ -135,7 +135,7 @@ describe('retrying runs', function () {
     assert.equal(made.expires_at, null)
   })
 
-  it('refuses what it cannot do, and makes nothing', async () => {
+  it('refuses invalid requests and creates nothing', async () => {
     const run = await failed()
     const count = async () => (await app.key.get('/orchestration-runs?limit=1')).body.total
     const before = await count()
@@ -158,7 +158,7 @@ describe('retrying runs', function () {
     assert.equal((await reader.post(`/orchestration-runs/${run.id}/retry`)).status, 403)
   })
 
-  it('happens once under an Idempotency-Key', async () => {
+  it('runs once under an Idempotency-Key', async () => {
     const run = await failed()
     const headers = { 'Idempotency-Key': `retry-${run.id}` }
     const [one, other] = [await retry(run.id, {}, headers), await retry(run.id, {}, headers)]

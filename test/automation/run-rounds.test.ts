@@ -67,7 +67,7 @@ describe('rounds of nodes', function () {
     )
   })
 
-  it('do not wait for nodes that park, whose outcome is applied by itself', async () => {
+  it('do not wait for nodes that wait, whose outcome is applied separately', async () => {
     const id = await started(
       [call('slow'), { id: 'h', type: 'human' }, set('then'), call('own'), set('after')],
       [...chain('h', 'then'), ...chain('slow', 'after')],
@@ -83,7 +83,7 @@ describe('rounds of nodes', function () {
     assert.equal((await app.until(id)).status, 'succeeded')
   })
 
-  it('are over with the first failure: what is under way is cancelled, what has completed is not applied', async () => {
+  it('end with the first failure: active work is cancelled, completed work is not applied', async () => {
     const rule = await app.key.post('/guardrails', { name: 'ask', document: { class: 'C' } })
     const gated = await app.tool({ guardrail_ids: [rule.body.id] })
     const leaf = await app.orchestration([call('inner')])
@@ -130,11 +130,11 @@ describe('rounds of nodes', function () {
     assert.equal((await app.key.get(`/approvals/${approval_id}`)).body.status, 'expired')
     ;(await asked('slow'))()
     ;(await asked('inner'))()
-    await eventually(() => app.logs.filter(line => line.includes('superseded') && line.includes(id)).length >= 1)
+    await eventually(() => app.logs.filter(line => line.includes('claim_lost') && line.includes(id)).length >= 1)
     assert.deepEqual(await app.read(id), run)
   })
 
-  it('follow labels: a value as text, no edge for it ends the run, an object fails it', async () => {
+  it('follow labels: values as text; a value without an edge ends the run, an object fails it', async () => {
     for (const [value, text] of [
       [true, 'true'],
       [null, 'null'],
@@ -162,7 +162,7 @@ describe('rounds of nodes', function () {
     assert.equal(failed(list, 'expression').field, 'expression')
   })
 
-  it('write into the state by paths, one after the other, without a way into objects of the engine', async () => {
+  it('write into the state by paths, in order, without access to objects of the engine', async () => {
     const run = await app.run(
       [
         set(
@@ -186,7 +186,7 @@ describe('rounds of nodes', function () {
     }
   })
 
-  it('take any names in input and outputs', async () => {
+  it('accept any names in input and outputs', async () => {
     const input = JSON.parse('{"__proto__":{"a":1},"constructor":2,"hasOwnProperty":3,"a.b":4}')
     const graph = await app.orchestration(
       [
@@ -213,7 +213,7 @@ describe('rounds of nodes', function () {
     assert.equal(JSON.stringify(answer.body.output), '{"h":{"__proto__":{"x":1},"choice":"constructor"}}')
   })
 
-  it('fail by expressions that give nothing usable, and by types that nobody knows', async () => {
+  it('fail for expressions without a usable value and for unknown types', async () => {
     const text = await app.run([{ id: 'd', type: 'delay', duration: { var: 'input.d' } }], [], { input: { d: 'soon' } })
     assert.equal(failed(text, 'expression').field, 'duration')
     const unknown = await app.run([{ id: 'u', type: 'teleport', retry: { max_attempts: 3 } }])
@@ -224,7 +224,7 @@ describe('rounds of nodes', function () {
     failed(decide, 'unknown_type')
   })
 
-  it('pass edges with an empty label where a condition comes to one', async () => {
+  it('pass edges with an empty label for an empty value', async () => {
     const run = await app.run(
       [{ id: 'c', type: 'condition', expression: { var: 'input.label' } }, set('empty'), set('other')],
       [
@@ -236,7 +236,7 @@ describe('rounds of nodes', function () {
     assert.deepEqual(Object.keys(run.output), ['empty'], JSON.stringify(run))
   })
 
-  it('are not begun of graphs that cannot be executed at all', async () => {
+  it('do not start for graphs that cannot be executed', async () => {
     const stored = async (change: (id: string) => Promise<unknown>) => {
       const id = await app.orchestration([set('a'), set('b')], chain('a', 'b'))
       await change(id)
@@ -258,13 +258,13 @@ describe('rounds of nodes', function () {
       assert.deepEqual([run.status, run.error?.code, attempts(run)], ['failed', code, []])
   })
 
-  it('whose advance fails again and again end their run, which blocks nothing', async () => {
+  it('whose advance keeps failing end their run and block nothing', async () => {
     const { pool } = app.services
     const id = await app.orchestration([set('a')])
     let run: any
     await refusingUpdates(app.services, 'orchestration_runs', `new.status = 'succeeded'`, async () => {
       run = await app.start(id, { wait: false })
-      // Each try comes at once, in place of up to a minute after the one before.
+      // Each attempt follows immediately instead of after up to a minute.
       const done = async () => {
         await pool.query(sql.unsafe`
           update pgboss.job set start_after = now() where name = 'run.advance' and state = 'retry'`)
@@ -282,7 +282,7 @@ describe('rounds of nodes', function () {
     )
   })
 
-  it('may be many: a chain and a fan of 500 nodes, with room for others meanwhile', async () => {
+  it('can be many: a chain and a fan of 500 nodes, without blocking others', async () => {
     const ids = Array.from({ length: 250 }, (_, index) => `n${index}`)
     const fan = Array.from({ length: 250 }, (_, index) => `f${index}`)
     const graph = await app.orchestration(
@@ -295,7 +295,7 @@ describe('rounds of nodes', function () {
     assert.equal(big.node_executions.length, 500)
   })
 
-  it('are at most so many in a run, polls and tries included', async () => {
+  it('are limited per run, including polls and retries', async () => {
     const fan = Array.from({ length: 499 }, (_, index) => `f${index}`)
     app.target.answer = json({ done: false })
     const run = await app.run(

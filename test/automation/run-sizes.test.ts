@@ -5,7 +5,7 @@ import { chain, type RunApp, set, startRunApp } from './fixtures.ts'
 
 const MIB = 1024 * 1024
 
-describe('what runs hold', function () {
+describe('size limits of runs', function () {
   this.timeout(60_000)
   let app: RunApp
 
@@ -24,12 +24,12 @@ describe('what runs hold', function () {
     assert.ok(JSON.stringify(run).length < 20 * MIB)
   }
 
-  it('inputs that a mapping multiplies fail the node before they are made', async () => {
+  it('fail a node whose mapping multiplies its input, before the input is built', async () => {
     const run = await app.run([set('a', 1, { input_mapping: copies(490, 'k', 'input') })], [], { input: large })
-    tooLarge(run, 'a', /input_mapping gives more than 4 MiB/)
+    tooLarge(run, 'a', /input_mapping exceeds 4 MiB/)
   })
 
-  it('the expressions of a mapping share one budget', async () => {
+  it('give the expressions of a mapping one budget', async () => {
     const fields = { input_mapping: copies(490, 'k', 'input.list.length') }
     for (const key of Object.keys(fields.input_mapping))
       (fields.input_mapping as any)[key] = { length: { map: [{ var: 'input.list' }, { '+': [{ var: '' }, 1] }] } }
@@ -37,20 +37,20 @@ describe('what runs hold', function () {
     assert.deepEqual([run.status, run.error?.meta.reason], ['failed', 'expression'], JSON.stringify(run.error))
   })
 
-  it('writes that would make the state too large are not made', async () => {
+  it('refuse writes that would make the state too large', async () => {
     const run = await app.run([set('a', 1, { state_mapping: copies(490, 'state.k', 'state.input') })], [], {
       input: large,
     })
-    tooLarge(run, 'a', /state_mapping writes more than 4 MiB/)
+    tooLarge(run, 'a', /state_mapping exceed 4 MiB/)
     assert.deepEqual(Object.keys(run.state), ['input', 'nodes'])
     const few = await app.run([set('a', 1, { state_mapping: copies(4, 'state.k', 'state.input') })], [], {
       input: large,
     })
-    tooLarge(few, 'a', /The state of the run/)
+    tooLarge(few, 'a', /State of the run/)
     assert.deepEqual(Object.keys(few.state), ['input', 'nodes'])
   })
 
-  it('nodes that are open together hold 16 MiB', async () => {
+  it('allow active nodes 16 MiB together', async () => {
     const nodes = Array.from({ length: 24 }, (_, at) => ({
       id: `h${at}`,
       type: 'human',
@@ -60,7 +60,7 @@ describe('what runs hold', function () {
     tooLarge(run, 'h18', /16 MiB/)
   })
 
-  it('inputs of nested runs are bounded like those of others, and are made a few at a time', async () => {
+  it('apply to inputs of nested runs, which are created a few at a time', async () => {
     const orchestration_id = await app.orchestration([set('c')])
     const loop = { id: 'l', type: 'loop', orchestration_id, collection: 'input.items', parallelism: 100 }
     const own = { ...loop, input_mapping: copies(2, 'k', 'input.x') }
@@ -69,7 +69,7 @@ describe('what runs hold', function () {
     const run = await app.run([shared], [], { input: { ...large, items: Array(12).fill(1) } })
     assert.equal(run.status, 'succeeded', JSON.stringify(run.error))
     assert.equal(run.artifacts.l.results.length, 12)
-    // Events are written with the runs that they tell of.
+    // Events are written with their runs.
     const together = await app.services.pool.any(sql.type(z.object({ count: z.int() }))`
       select count(*) as count from events where name = 'orchestration_runs.started' group by xmin::text`)
     assert.ok(
@@ -78,7 +78,7 @@ describe('what runs hold', function () {
     )
   })
 
-  it('outputs of nested runs that make no artifact together are not read', async () => {
+  it('skip reading outputs of nested runs that cannot fit into one artifact', async () => {
     const orchestration_id = await app.orchestration([set('c', { var: 'input.x' })])
     const loop = {
       id: 'l',
@@ -87,10 +87,10 @@ describe('what runs hold', function () {
       collection: 'input.items',
       input_mapping: { x: { var: 'input.x' } },
     }
-    tooLarge(await app.run([loop], [], { input: { ...large, items: [1, 2, 3] } }), 'l', /outputs of the nested runs/)
+    tooLarge(await app.run([loop], [], { input: { ...large, items: [1, 2, 3] } }), 'l', /Outputs of the nested runs/)
   })
 
-  it('is in lists where it is small; of others these say how they stand', async () => {
+  it('leave large values out of lists', async () => {
     const id = await app.orchestration(
       [set('a', { var: 'input.x' }), { id: 'h', type: 'human', input_mapping: { x: { var: 'input.x' } } }],
       chain('a', 'h'),

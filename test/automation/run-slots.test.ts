@@ -8,7 +8,7 @@ import { chain, ended, type RunApp, startRunApp } from './fixtures.ts'
 
 type Held = { request: TargetRequest; release: () => void }
 
-describe('room for runs', function () {
+describe('run slots', function () {
   this.timeout(60_000)
   let app: RunApp
   let tool_id: string
@@ -59,7 +59,7 @@ describe('room for runs', function () {
       ({ id }: any) => id,
     )
 
-  it('is for as many as the project says; the others wait their turn, the first one first', async () => {
+  it('are limited by the project; other runs wait in order', async () => {
     await limit(1)
     const graph = await app.orchestration([call('a'), call('b')], chain('a', 'b'))
     const ids = await started(graph, 1)
@@ -80,7 +80,7 @@ describe('room for runs', function () {
     for (const id of ids) assert.equal((await app.until(id)).status, 'succeeded')
   })
 
-  it('passes on from runs that end in the very step in which they have it, and from those that are cancelled', async () => {
+  it('are released by runs that end in the step that took them, and by cancelled runs', async () => {
     await limit(1)
     const slow = await app.orchestration([call('a')])
     const quick = await app.orchestration([{ id: 'x', type: 'transform', expression: 1 }])
@@ -94,7 +94,7 @@ describe('room for runs', function () {
     for (const id of [first, ...others]) assert.equal((await app.until(id)).status, 'succeeded')
   })
 
-  it('is that of a whole tree: nested runs cannot wait for themselves', async () => {
+  it('belong to a whole tree: nested runs cannot block themselves', async () => {
     await limit(1)
     const leaf = await app.orchestration([call('a')])
     const middle = await app.orchestration([
@@ -112,7 +112,7 @@ describe('room for runs', function () {
     for (const id of ids) assert.equal((await app.until(id)).status, 'succeeded')
   })
 
-  it('for attempts is waited for with one message each, however often they are looked at and swept', async () => {
+  it('for node executions are awaited with one message each, however often they are swept', async () => {
     const graph = await app.orchestration([call('a')])
     const ids = await started(graph, 12)
     await eventually(() => held.length === 2)
@@ -138,7 +138,7 @@ describe('room for runs', function () {
     for (const id of ids) assert.equal((await app.until(id)).status, 'succeeded')
   })
 
-  it('is free while a run waits, and waited for when it goes on', async () => {
+  it('are free while a run waits, and awaited when it continues', async () => {
     await limit(1)
     const graph = await app.orchestration([{ id: 'h', type: 'human' }, call('a')], chain('h', 'a'))
     const [one, two] = await started(graph, 2)
@@ -155,7 +155,7 @@ describe('room for runs', function () {
     assert.equal(most, 1)
   })
 
-  it('is waited for by a timer that is due', async () => {
+  it('are awaited by a timer that is due', async () => {
     await limit(1)
     const delayed = await app.orchestration([{ id: 'd', type: 'delay', duration: '1h' }, call('b')], chain('d', 'b'))
     const slow = await app.orchestration([call('a')])
@@ -175,7 +175,7 @@ describe('room for runs', function () {
     for (const id of [first, timed]) assert.equal((await app.until(id)).status, 'succeeded')
   })
 
-  it('is waited for by a call that was approved meanwhile', async () => {
+  it('are awaited by a call that was approved in the meantime', async () => {
     await limit(1)
     const rule = await guardrail(app.key, { class: 'C' })
     const guarded = await app.tool({ guardrail_ids: [rule.id] })
@@ -192,7 +192,7 @@ describe('room for runs', function () {
     for (const id of [first, asked.id]) assert.equal((await app.until(id)).status, 'succeeded')
   })
 
-  it('comes back with a limit that is raised; one that is lowered stops nobody', async () => {
+  it('follow a raised limit; a lowered limit stops no run', async () => {
     await limit(2)
     const slow = await app.orchestration([call('a')])
     const ids = await started(slow, 3)
@@ -211,7 +211,7 @@ describe('room for runs', function () {
     for (const id of ids) assert.equal((await app.until(id)).status, 'succeeded')
   })
 
-  it('has a project for so many attempts, over all workers', async () => {
+  it('limit the node executions of a project over all workers', async () => {
     const names = ['a', 'b', 'c', 'd', 'e']
     const graph = await app.orchestration(names.map(call))
     const ids = await started(graph, 3)

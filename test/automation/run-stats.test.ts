@@ -7,7 +7,7 @@ import { type RunApp, startRunApp } from './fixtures.ts'
 
 const PATH = '/orchestrations/queue/stats'
 
-describe('statistics of the queue of runs', function () {
+describe('statistics of the run queue', function () {
   this.timeout(60_000)
   let app: RunApp
   let release = () => {}
@@ -23,7 +23,7 @@ describe('statistics of the queue of runs', function () {
   const reader = async (...resource: string[]) =>
     app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['orchestrations:GetQueueStats'], resource }] }])
 
-  it('tell what waits and what is held, by project', async () => {
+  it('count queued and claimed work by project', async () => {
     const idle = (await app.key.get(PATH)).body
     assert.deepEqual(idle, {
       driver: 'postgres',
@@ -52,7 +52,7 @@ describe('statistics of the queue of runs', function () {
     assert.ok(stats.claim_latency_ms.p50 >= 0 && stats.claim_latency_ms.p95 >= stats.claim_latency_ms.p50)
 
     const oldest = async () => (await scrape(app.url)).value('muster_work_oldest_seconds', { concern: 'orchestration' })
-    // Messages only wake: what waits is in the rows.
+    // Messages only wake; waiting work is in the rows.
     await app.services.pool.query(rawQuery("delete from pgboss.job_common where state < 'active'"))
     assert.ok(((await oldest()) as number) > 0)
 
@@ -73,7 +73,7 @@ describe('statistics of the queue of runs', function () {
     assert.equal(await oldest(), 0)
   })
 
-  it('are joined by what the runs of an orchestration used', async () => {
+  it('include the usage of the runs of an orchestration', async () => {
     app.target.answer = json({ ok: true })
     const tool_id = await app.tool()
     const nodes = [{ id: 'a', type: 'tool', tool_id }]
@@ -87,7 +87,7 @@ describe('statistics of the queue of runs', function () {
     assert.equal(own.total, (await used(`orchestration_run_id=${run.id}`)).total)
   })
 
-  it('are for those who may see them', async () => {
+  it('require permission', async () => {
     assert.equal((await (await app.user()).get(PATH)).status, 403)
     assert.equal((await (await app.projectWith(['orchestrations:GetRun'])).key.get(PATH)).status, 403)
     const named = await reader(`srn:${app.projectId}:orchestration:orch_00000000000000000000000000`)
@@ -105,7 +105,7 @@ describe('statistics of the queue of runs', function () {
     assert.equal((await app.admin.get(`${PATH}?project_id=proj_00000000000000000000000000`)).status, 404)
   })
 
-  it('name a driver that is none', async () => {
+  it('refuse an unsupported driver', async () => {
     const wrong = await startApp({ databaseUrl: app.databaseUrl, env: { ORCHESTRATION_QUEUE_DRIVER: 'redis' } })
     try {
       const reply = await wrong.admin.get(PATH)

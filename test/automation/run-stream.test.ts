@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { openStream, readStream } from '../execution/streams.ts'
 import { chain, type RunApp, startRunApp } from './fixtures.ts'
 
-describe('streams of runs', function () {
+describe('run streams', function () {
   this.timeout(60_000)
   let app: RunApp
 
@@ -19,7 +19,7 @@ describe('streams of runs', function () {
   const answer = (id: string) =>
     app.key.post(`/orchestration-runs/${id}/human-input`, { node_id: 'ask', output: { choice: 'yes' } })
 
-  it('tell how a run stands, and what becomes of it until its end', async () => {
+  it('send the state of a run and its changes until it ends', async () => {
     const run = await started()
     const stream = await open(run.id)
     assert.equal(stream.status, 200)
@@ -57,7 +57,7 @@ describe('streams of runs', function () {
     assert.equal(messages.filter(({ event }) => event === 'run.settled').length, 1)
   })
 
-  it('go on behind the revision that a client has', async () => {
+  it('continue after the last revision of the client', async () => {
     const run = await started()
     const first = await open(run.id)
     let revision = 0
@@ -80,7 +80,7 @@ describe('streams of runs', function () {
     )
   })
 
-  it('of a run that was deleted end', async () => {
+  it('end when the run is deleted', async () => {
     const id = await app.orchestration([ask])
     const run = await app.start(id)
     const stream = await open(run.id)
@@ -90,7 +90,7 @@ describe('streams of runs', function () {
     assert.ok(messages.length <= 4)
   })
 
-  it('are for those who may read the run', async () => {
+  it('require permission to read the run', async () => {
     const run = await started()
     const other = await app.projectWith(['orchestrations:*'])
     assert.equal((await other.key.get(`/orchestration-runs/${run.id}/stream`)).status, 404)

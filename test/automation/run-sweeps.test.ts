@@ -7,7 +7,7 @@ import { runWorker } from '../support/hosts.ts'
 import { type RunApp, startRunApp } from './fixtures.ts'
 import { copyRun } from './support/copies.ts'
 
-describe('sweeps for runs', () => {
+describe('run sweeps', () => {
   let app: RunApp
   before(async () => {
     app = await startRunApp({ workers: [] })
@@ -43,16 +43,16 @@ describe('sweeps for runs', () => {
   }
   const clear = () => app.services.pool.query(sql.unsafe`delete from orchestration_runs`)
 
-  it('send nothing for those that wait, and ask of them in pages', async () => {
+  it('send nothing for waiting runs, and check them in pages', async () => {
     await waiting(2500)
     const { woken, statements } = await swept()
     assert.deepEqual(woken, [])
-    // Six for what is due, lost, left or deleted, and two pages.
+    // Six queries for due, lost, stale or deleted rows, and two pages.
     assert.equal(statements, 8)
     await clear()
   })
 
-  it('find the one of many of which nobody was told, wherever it is', async () => {
+  it('find one of many runs whose notification was lost', async () => {
     const ids = await waiting(2500)
     const places = [0, 1999, 2000, 2500]
     for (const at of places)
@@ -62,7 +62,7 @@ describe('sweeps for runs', () => {
     await clear()
   })
 
-  it('wake of those that wait for room the trees that would get it, and those of trees that run', async () => {
+  it('wake the trees next in line for a slot, and runs of running trees', async () => {
     const ids = await waiting(300)
     const { pool } = app.services
     await app.admin.patch(`/projects/${app.projectId}`, { max_concurrent_runs: 2 })
@@ -71,7 +71,7 @@ describe('sweeps for runs', () => {
         update orchestration_runs r set status = 'queued', queued_at = now() - (1000 - o.n) * interval '1 s'
         from unnest(${sql.array(ids, 'text')}) with ordinality as o (id, n) where o.id = r.id`)
     await queue()
-    // Two for the room that there is, and ten more, since the first may not be able to go on.
+    // Two free slots and ten more trees, since the first may be unable to continue.
     assert.deepEqual((await swept()).woken, ids.slice(0, 12))
     const run = (id: string) =>
       pool.query(sql.unsafe`update orchestration_runs set status = 'running', queued_at = null where id = ${id}`)
@@ -82,7 +82,7 @@ describe('sweeps for runs', () => {
       (await swept()).woken.filter(id => id !== ids[0]),
       [...ids.slice(1, 12), ids[300]].sort(),
     )
-    // One that is to be stopped needs no room.
+    // A run to be cancelled needs no slot.
     const setParent = (execution: string | null) =>
       pool.query(sql.unsafe`update orchestration_runs set parent_execution_id = ${execution} where id = ${ids[200]}`)
     await setParent('gone')
@@ -101,7 +101,7 @@ describe('sweeps for runs', () => {
     await clear()
   })
 
-  it('have a run of one project wait for no more than a few of the many of another', async () => {
+  it('let a run of one project wait for only a few of the many runs of another', async () => {
     const ids = await waiting(600)
     const { pool } = app.services
     const other = await app.project()

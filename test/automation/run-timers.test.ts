@@ -4,7 +4,7 @@ import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
 
-describe('times of runs', function () {
+describe('run timers', function () {
   this.timeout(60_000)
   let app: RunApp
   let tool_id: string
@@ -29,7 +29,7 @@ describe('times of runs', function () {
   const forgetTimers = () =>
     app.services.pool.query(rawQuery(`delete from pgboss.job where name ~ '^(run|node)[.]' and state = 'created'`))
 
-  it('end a run that has one, with all that is under way', async () => {
+  it('expire a run with all its active work', async () => {
     const graph = await app.orchestration([{ id: 'h', type: 'human' }, call('t')])
     app.target.answer = () => {}
     const run = await app.start(graph, { expires_in: 1, wait: false })
@@ -43,7 +43,7 @@ describe('times of runs', function () {
       assert.equal((await app.key.post('/orchestration-runs', { orchestration_id: graph, expires_in })).status, 400)
   })
 
-  it('end waits for people: an edge takes that up, or the run is over', async () => {
+  it('expire waits for people: an edge handles it, or the run expires', async () => {
     for (const type of ['human', 'webhook']) {
       const nodes = [{ id: 'w', type, expires_in: 1 }, set('late'), set('next')]
       const taken = await app.run(nodes, [
@@ -59,14 +59,14 @@ describe('times of runs', function () {
     }
   })
 
-  it('wake a run though every message of it is lost', async () => {
+  it('wake a run even if every message is lost', async () => {
     const run = await app.run([{ id: 'd', type: 'delay', duration: '2s' }, set('e')], chain('d', 'e'), { wait: false })
     await app.until(run.id, ({ status }) => status === 'sleeping')
     await forgetTimers()
     assert.equal((await app.until(run.id)).status, 'succeeded')
   })
 
-  it('of a delay come at once where they are past or nothing', async () => {
+  it('of a delay end immediately if they are past or zero', async () => {
     const run = await app.run(
       [
         { id: 'a', type: 'delay', duration: '0s' },
@@ -86,7 +86,7 @@ describe('times of runs', function () {
     })
   })
 
-  it('go on while a run is paused, and are taken up as it is resumed', async () => {
+  it('continue while a run is paused, and apply on resume', async () => {
     const graph = await app.orchestration([{ id: 'd', type: 'delay', duration: '1s' }, set('e')], chain('d', 'e'))
     const run = await app.start(graph, { wait: false })
     const asleep = await app.until(run.id, ({ status }) => status === 'sleeping')
@@ -98,7 +98,7 @@ describe('times of runs', function () {
     assert.equal(resumed.status, 'succeeded')
   })
 
-  it('bound how long a caller waits, who gets the run as it stands', async () => {
+  it('limit the wait of a caller, who gets the current run', async () => {
     const run = await app.run([{ id: 'd', type: 'delay', duration: '1h' }])
     assert.equal(run.status, 'sleeping')
     const graph = await app.orchestration([{ id: 'd', type: 'delay', duration: '500ms' }, set('e')], chain('d', 'e'))
@@ -121,7 +121,7 @@ describe('times of runs', function () {
   describe('of retries', () => {
     const meta = (run: any, attempt: number) => run.node_executions[attempt - 1].error
 
-    it('grow as the node says, between tries that stay on record', async () => {
+    it('grow by the policy of the node, with all attempts on record', async () => {
       app.target.answer = (request, response) => json({}, app.target.requests.length < 4 ? 503 : 200)(request, response)
       const graph = await app.orchestration([
         call('a', {
@@ -139,7 +139,7 @@ describe('times of runs', function () {
       assert.ok(waits[0] >= 100 && waits[1] >= 200 && waits[2] >= 200, String(waits))
     })
 
-    it('are those that a target asks for, as far as the longest delay', async () => {
+    it('follow Retry-After, up to the maximum delay', async () => {
       app.target.answer = (request, response) => {
         if (app.target.requests.length === 1) response.setHeader('retry-after', '60')
         json({}, app.target.requests.length === 1 ? 429 : 200)(request, response)
@@ -152,7 +152,7 @@ describe('times of runs', function () {
       assert.ok(Date.parse(second.started_at) - Date.parse(first.completed_at) >= 400)
     })
 
-    it('keep the node among the active ones, and the run asleep', async () => {
+    it('keep the node active and the run asleep', async () => {
       app.target.answer = json({}, 500)
       const graph = await app.orchestration([
         call('a', { retry: { max_attempts: 2, backoff: { delay_ms: 3_600_000, max_delay_ms: 3_600_000 } } }),
@@ -163,7 +163,7 @@ describe('times of runs', function () {
       assert.equal(asleep.wake_at, asleep.node_executions[1].wake_at)
     })
 
-    it('follow a timeout and a target that cannot be reached, but no refusal', async () => {
+    it('follow timeouts and unreachable targets, but not refusals', async () => {
       app.target.answer = () => {}
       const late = await app.run([
         call('a', { timeout: '100ms', retry: { max_attempts: 2, backoff: { delay_ms: 0 } } }),
@@ -192,7 +192,7 @@ describe('times of runs', function () {
       assert.deepEqual([attempts(refused), refused.error.code], [['a:1:failed'], 'VALIDATION_FAILED'])
     })
 
-    it('end with an edge that takes the failure up', async () => {
+    it('end at an edge that handles the failure', async () => {
       app.target.answer = json({}, 500)
       const run = await app.run(
         [
@@ -209,7 +209,7 @@ describe('times of runs', function () {
       assert.equal(app.target.requests.length, 2)
     })
 
-    it('of polls: exhausted ones complete, or fail where the node says so', async () => {
+    it('of polls: exhausted polls complete, or fail with fail_on_timeout', async () => {
       app.target.answer = json({ done: false })
       const poll = {
         id: 'p',

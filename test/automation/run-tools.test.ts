@@ -32,7 +32,7 @@ describe('tools in runs', function () {
     return run.error
   }
 
-  it('are stopped by a guardrail, and only an edge that names it takes that up', async () => {
+  it('are blocked by a guardrail, and only a matching edge continues', async () => {
     const before = (await app.key.get('/events?event=guardrails.tripwire')).body.total
     for (const [document, stopped] of [
       [{ class: 'D' }, 'blocked'],
@@ -55,7 +55,7 @@ describe('tools in runs', function () {
     await eventually(async () => (await app.key.get('/events?event=guardrails.tripwire')).body.total === before + 1)
   })
 
-  it('wait for an approval, and are called as it was edited, judged no more, under the same key', async () => {
+  it('wait for an approval, and are called with the edited arguments under the same key without another evaluation', async () => {
     const tool_id = await guarded({ class: 'C' })
     app.target.answer = (request, response) => json({}, app.target.requests.length === 1 ? 503 : 200)(request, response)
     const run = await app.run(
@@ -86,7 +86,7 @@ describe('tools in runs', function () {
     assert.deepEqual(computed.map(({ node_id }: any) => node_id).sort(), ['next', 't', 't'])
   })
 
-  it('that are refused show the decision, and only an edge for it goes on', async () => {
+  it('that are rejected show the decision, and only a matching edge continues', async () => {
     const graph = async (document: object) =>
       app.orchestration(
         [node('t', await guarded(document)), set('next'), set('no'), set('late')],
@@ -108,7 +108,7 @@ describe('tools in runs', function () {
     assert.equal(app.target.requests.length, 0)
   })
 
-  it('of a poll that may not be called fail it', async () => {
+  it('fail a poll that may not call them', async () => {
     const run = await app.run([
       { id: 'p', type: 'poll', tool_id: await guarded({ class: 'C' }), exit_condition: true, interval: '1s' },
     ])
@@ -116,7 +116,7 @@ describe('tools in runs', function () {
     assert.equal(app.target.requests.length, 0)
   })
 
-  it('are polled with the input that the state gives each time', async () => {
+  it('are polled with the current input', async () => {
     const tool_id = await app.tool()
     app.target.answer = ({ body }, response) => json(JSON.parse(body))({} as never, response)
     const run = await app.run(
@@ -138,7 +138,7 @@ describe('tools in runs', function () {
     assert.deepEqual(bodies()[0], { n: 1 })
   })
 
-  it('are judged with the guardrail context of the run', async () => {
+  it('are evaluated with the guardrail context of the run', async () => {
     const tool_id = await guarded({ class: 'B', guard: { '==': [{ var: 'context.tenant' }, 'acme'] } })
     const run = await app.run([node('t', tool_id)], [], { guardrail_context: { tenant: 'acme' } })
     assert.deepEqual(run.output, { t: { ok: true } })
@@ -155,7 +155,7 @@ describe('tools in runs', function () {
     assert.deepEqual(below.output, { s: { t: { ok: true } } }, 'nested runs inherit it whole')
   })
 
-  it('get the tool context of the run, whose values nothing shows', async () => {
+  it('receive the tool context of the run, whose values are never shown', async () => {
     const tool_id = await app.tool()
     const graph = await app.orchestration([node('t', tool_id), { id: 'h', type: 'human' }], chain('t', 'h'))
     const body = { orchestration_id: graph, tool_context: { Tenant: 'very-secret' }, wait: true }
@@ -195,7 +195,7 @@ describe('tools in runs', function () {
     assert.deepEqual([twice.status, twice.body.error.code], [400, 'INVALID_TOOL_CONTEXT_KEY'])
   })
 
-  it('are not called without the context that their run was given', async () => {
+  it('are not called without the context of their run', async () => {
     const tool_id = await app.tool()
     const run = await app.run([{ id: 'h', type: 'human' }, node('t', tool_id)], chain('h', 't'), {
       tool_context: { tenant: 'x' },
@@ -208,7 +208,7 @@ describe('tools in runs', function () {
     assert.equal(app.target.requests.length, 0)
   })
 
-  it('may be missing, and fail their node with their own code', async () => {
+  it('fail their node with their own code if they are missing', async () => {
     failed(await app.run([node('t', 'tool_missing')]), 'TOOL_NOT_FOUND')
     failed(await app.run([{ id: 'a', type: 'approval', tool_id: 'tool_missing' }]), 'TOOL_NOT_FOUND')
     failed(
@@ -217,7 +217,7 @@ describe('tools in runs', function () {
     )
   })
 
-  it('wrap what is no object, and refuse what is too large', async () => {
+  it('wrap results other than objects, and refuse large ones', async () => {
     const tool_id = await app.tool()
     app.target.answer = json([1, 2])
     const run = await app.run(
@@ -245,7 +245,7 @@ describe('tools in runs', function () {
     assert.equal(error.meta.node_id, 'e')
   })
 
-  it('write memory as the node says', async () => {
+  it('write memory by the settings of the node', async () => {
     const store = await app.key.post('/memory-stores', { name: 'facts' })
     assert.equal(store.status, 201, JSON.stringify(store.body))
     const run = await app.run(
@@ -272,7 +272,7 @@ describe('tools in runs', function () {
     assert.equal(await app.services.pool.oneFirst(stored), idempotency_key)
   })
 
-  it('write memory that comes from conversations of the project alone', async () => {
+  it('write memory only from conversations of the project', async () => {
     const store = (await app.key.post('/memory-stores', { name: 'said' })).body.id
     const conversation = async (project_id: string) =>
       (await app.admin.post('/conversations', { project_id })).body.id as string
@@ -295,7 +295,7 @@ describe('tools in runs', function () {
     failed(await said(own, 'manual'), 'VALIDATION_FAILED')
   })
 
-  it('are noted in the activity, with their node, once for all polls, and in what the end of the run tells', async () => {
+  it('are recorded in the activity with their node, once for all polls, and in the final event of the run', async () => {
     const price = {
       provider: 'platform',
       model: 'compute-second',

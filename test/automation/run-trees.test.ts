@@ -14,7 +14,7 @@ const ENV = {
   ORCHESTRATION_SCHEDULER_INTERVAL_MS: '1000',
 }
 
-describe('large trees of runs', function () {
+describe('large run trees', function () {
   this.timeout(180_000)
   let app: RunApp
   let seeds: Record<'cancel' | 'call' | 'turn' | 'fail' | 'pause' | 'delete', Seed>
@@ -69,7 +69,7 @@ describe('large trees of runs', function () {
 
   type Seed = { root: string; top: string; middle: string; leaf: any }
 
-  /** A live run with one below it at each of two depths, whose leaf is as asked. */
+  /** A live run with one nested run at each of two depths, whose leaf is as given. */
   async function grown(leaf: string, is: (leaf: any) => boolean): Promise<Seed> {
     const middle = await app.orchestration([loop(leaf)])
     const top = await app.orchestration([loop(middle)])
@@ -81,7 +81,7 @@ describe('large trees of runs', function () {
     await app.idle(root)
     return { root, top, middle, leaf: waiting }
   }
-  /** Makes the tree one of so many at each depth: the others are copies. */
+  /** Copies the nested runs of the tree up to a number at each depth. */
   const grow = ({ leaf }: Seed, copies: number) => copyTree(app.services.pool, leaf.parent_orchestration_run_id, copies)
 
   /** What a request of this process does in the database. */
@@ -91,7 +91,7 @@ describe('large trees of runs', function () {
     return { reply, statements: app.statements.length - before }
   }
 
-  /** Runs until a worker dies in the midst of what it has to do, and another one has done it. */
+  /** Runs until a worker dies in the middle of its work and another completes it. */
   async function survived(point: string, isDone: () => Promise<boolean>): Promise<void> {
     const first = await worker({ FAULT_POINTS: point })
     assert.equal((await first.exited).signal, 'SIGKILL')
@@ -106,14 +106,14 @@ describe('large trees of runs', function () {
   const exists = (orchestrationId: string) =>
     app.services.pool.exists(sql.unsafe`select from orchestrations where id = ${orchestrationId}`)
 
-  it('make no calls once they are cancelled, although they have yet to be stopped', async () => {
+  it('make no calls after cancellation, before they are cancelled themselves', async () => {
     const { root } = seeds.call
     await grow(seeds.call, 150)
     const attempts = await app.services.pool.any(sql.unsafe`
       update orchestration_node_executions set leased_until = null where node_id = 'call' returning id, run_id`)
     assert.equal(attempts.length, 151)
     assert.equal((await app.key.post(`/orchestration-runs/${root}/cancel`)).status, 200)
-    // No message tells that they are to be stopped: a sweep finds them behind these.
+    // No message announces their cancellation: a sweep finds them after these.
     await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'run.control_descendants'`)
     await app.services.queues.send(
       attempts.map(({ id, run_id }: any) => ({
@@ -130,7 +130,7 @@ describe('large trees of runs', function () {
     }
   })
 
-  it('are cancelled by a request that takes one run, and by workers of which one is lost', async () => {
+  it('are cancelled by a request that cancels one run, and by workers of which one is lost', async () => {
     const { root, leaf } = seeds.cancel
     await grow(seeds.cancel, 1000)
     const all = await live(root)
@@ -154,7 +154,7 @@ describe('large trees of runs', function () {
     assert.deepEqual(await app.services.pool.anyFirst(statuses), ['cancelled'])
   })
 
-  it('ask no model once they are cancelled, although they have yet to be stopped', async () => {
+  it('call no model after cancellation, before they are cancelled themselves', async () => {
     const { root, leaf } = seeds.turn
     await grow(seeds.turn, 150)
     const turn = async () => (await app.key.get(`/generations/${leaf.node_executions[0].generation_id}`)).body
@@ -180,7 +180,7 @@ describe('large trees of runs', function () {
     }
   })
 
-  it('are stopped with a node of which one run has failed, by workers', async () => {
+  it('are cancelled by workers with a node of which one run failed', async () => {
     const { root, leaf, middle } = seeds.fail
     await grow(seeds.fail, 150)
     const made = await steadyWorker()
@@ -195,7 +195,7 @@ describe('large trees of runs', function () {
     }
   })
 
-  it('are paused by a request that takes one run, and by workers of which one is lost', async () => {
+  it('are paused by a request that pauses one run, and by workers of which one is lost', async () => {
     const { root } = seeds.pause
     await grow(seeds.pause, 200)
     const path = `/orchestration-runs/${root}/pause`
@@ -237,7 +237,7 @@ describe('large trees of runs', function () {
     assert.equal((await app.key.delete(`/orchestrations/${top}`)).status, 204)
   })
 
-  it('of many runs that have ended are deleted page by page', async () => {
+  it('of many ended runs are deleted page by page', async () => {
     const id = done.orchestration_id
     await copyRun(app.services.pool, done.id, 1500)
     const { reply, statements } = await costOf(() => app.key.delete(`/orchestrations/${id}`))

@@ -5,7 +5,7 @@ import { eventually } from '../support/app.ts'
 import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
 
 /** A worker that makes one attempt after the other of a run does not read the run in between, unless it has changed. */
-describe('runs whose worker goes on with them', function () {
+describe('runs advanced without being read', function () {
   this.timeout(60_000)
   let app: RunApp
   let orchestration: string
@@ -39,28 +39,28 @@ describe('runs whose worker goes on with them', function () {
   const post = async (path: string) => assert.equal((await app.key.post(path)).status, 200)
   const states = async (id: string) => attempts(await app.read(id))
 
-  it('end with each call made once', async () => {
+  it('call each tool once', async () => {
     const run = await held()
     const released = Date.now()
     release()
     const { node_executions } = await app.until(run.id)
     assert.deepEqual(attempts({ node_executions }), ['a:1:completed', 'b:1:completed', 'c:1:completed'])
     assert.equal(app.target.requests.length, 3)
-    // By the clock of the database, which is that of this machine.
+    // By the clock of the database, which runs on this machine.
     const [, b, c] = node_executions
     assert.ok(Date.parse(b.completed_at) >= released && Date.parse(c.started_at) >= released)
     const times = node_executions.flatMap(({ started_at, completed_at }: any) => [started_at, completed_at])
     assert.deepEqual(times, times.toSorted())
   })
 
-  it('begin nothing behind a pause, their own or of their project', async () => {
+  it('start nothing after a pause of the run or the project', async () => {
     for (const [pause, resume] of [
       [
         (id: string) => post(`/orchestration-runs/${id}/pause`),
         (id: string) => post(`/orchestration-runs/${id}/resume`),
       ],
       [
-        // Before its runs have heard of it.
+        // Before its runs are notified.
         () => query(`update projects set paused_at = now() where id = '${app.projectId}'`),
         async (id: string) => {
           await query(`update projects set paused_at = null where id = '${app.projectId}'`)
@@ -90,7 +90,7 @@ describe('runs whose worker goes on with them', function () {
     assert.equal((await app.read(run.id)).status, 'cancelled')
   })
 
-  it('are left by a worker whose attempt another one has taken', async () => {
+  it('are abandoned by a worker that lost its claim', async () => {
     const run = await held()
     await query(`update orchestration_node_executions set deliveries = deliveries + 1
       where run_id = '${run.id}' and node_id = 'b'`)

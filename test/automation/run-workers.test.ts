@@ -16,7 +16,7 @@ const ENV = {
   ORCHESTRATION_NODE_MAX_DELIVERIES: '2',
 }
 
-describe('runs and workers that are lost', function () {
+describe('runs and lost workers', function () {
   this.timeout(60_000)
   let app: RunApp
   let tool_id: string
@@ -52,7 +52,7 @@ describe('runs and workers that are lost', function () {
   const forget = () =>
     app.services.pool.query(rawQuery(`delete from pgboss.job where name ~ '^(run|node)[.]' and state < 'active'`))
 
-  it('repeat the call that one died in, under the same key, and nothing before it', async () => {
+  it('repeat the interrupted call under the same key, and nothing before it', async () => {
     const id = await app.orchestration([call('a'), call('b'), call('c')], chain('a', 'b', 'c'))
     app.target.answer = (request, response) =>
       keyOf(request)?.toString().endsWith(':b:1') ? never() : json({ ok: 1 })(request, response)
@@ -71,7 +71,7 @@ describe('runs and workers that are lost', function () {
     assert.deepEqual(done.artifacts, { a: { ok: 1 }, b: { ok: 2 }, c: { ok: 2 } })
   })
 
-  it('take over at once what one of their host held that was killed, whatever its leases are', async () => {
+  it('take over the executions of a killed worker of the same host immediately, whatever its leases', async () => {
     const id = await app.orchestration([call('a'), call('b'), call('c')], chain('a', 'b', 'c'))
     app.target.answer = (request, response) =>
       keyOf(request)?.toString().endsWith(':b:1') ? never() : json({ ok: 1 })(request, response)
@@ -98,7 +98,7 @@ describe('runs and workers that are lost', function () {
     const taker = await steadyWorker(long)
     await isDone(one.run)
     await taker.stop()
-    // And one that runs already: with its next heartbeat.
+    // And an active run: at its next heartbeat.
     app.target.answer = answer
     const two = await lost()
     await steadyWorker({ ...long, WORKER_HEARTBEAT_INTERVAL_MS: '500' })
@@ -107,7 +107,7 @@ describe('runs and workers that are lost', function () {
     await isDone(two.run)
   })
 
-  it('take over what a frozen one held when it was silent for two heartbeats, and it writes nothing when it goes on', async () => {
+  it('take over from a frozen worker after two missed heartbeats; it writes nothing when it resumes', async () => {
     const id = await app.orchestration([call('a'), call('b')], chain('a', 'b'))
     const answers: ((value: object) => void)[] = []
     app.target.answer = (request, response) => {
@@ -124,14 +124,16 @@ describe('runs and workers that are lost', function () {
     await eventually(() => answers.length === 3)
     answers[0]({ by: 'the first' })
     frozen.child.kill('SIGCONT')
-    await eventually(() => frozen.output.some(line => /"msg":"node attempt"/.test(line) && /superseded/.test(line)))
+    await eventually(() =>
+      frozen.output.some(line => /"msg":"node execution attempted"/.test(line) && /claim_lost/.test(line)),
+    )
     answers[2]({ by: 'the second' })
     const done = await app.until(run.id)
     assert.deepEqual(done.artifacts, { a: { by: 'the second' }, b: { by: 'the second' } })
     assert.equal(app.target.requests.length, 3)
   })
 
-  it('take nothing over from one that finishes what it does after it was told to stop', async () => {
+  it('take nothing over from a worker that finishes its work during shutdown', async () => {
     const id = await app.orchestration([call('a')])
     let finish = never
     app.target.answer = (request, response) => {
@@ -147,7 +149,7 @@ describe('runs and workers that are lost', function () {
     await eventually(() => app.target.requests.length === 1)
     const second = await steadyWorker(env)
     first.child.kill('SIGTERM')
-    await eventually(() => first.output.some(line => line.includes('stopping')))
+    await eventually(() => first.output.some(line => line.includes('shutdown started')))
     const beats = async () =>
       (await app.services.pool.oneFirst(
         sql.unsafe`select count(*)::int from worker_heartbeats where holder is not null`,
@@ -162,7 +164,7 @@ describe('runs and workers that are lost', function () {
     assert.ok(!second.output.some(line => line.includes('leases of lost workers ended')))
   })
 
-  it('give an attempt up that killed worker after worker, and try again as its node says', async () => {
+  it('abandon an attempt that killed several workers, and retry by the policy of the node', async () => {
     const id = await app.orchestration([call('a', { retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
     app.target.answer = never
     const run = await app.start(id, { wait: false })
@@ -187,7 +189,7 @@ describe('runs and workers that are lost', function () {
     )
   })
 
-  it('go on at once with what a worker that is told to stop hands back', async () => {
+  it('continue immediately with the executions that a stopping worker requeues', async () => {
     const long = { ORCHESTRATION_NODE_LEASE_SECONDS: '600' }
     const id = await app.orchestration([call('a')])
     app.target.answer = never
@@ -202,7 +204,7 @@ describe('runs and workers that are lost', function () {
     assert.equal(new Set(app.target.requests.map(keyOf)).size, 1)
   })
 
-  it('finish what they do for as long as attempts may, whatever other work is given, and begin nothing more', async () => {
+  it('finish active executions during the grace period and start nothing more', async () => {
     const id = await app.orchestration([call('a'), call('b')], chain('a', 'b'))
     let finish = never
     app.target.answer = (request, response) => {
@@ -214,7 +216,7 @@ describe('runs and workers that are lost', function () {
     await eventually(() => app.target.requests.length === 1)
     first.child.kill('SIGTERM')
     await eventually(() => first.output.some(line => line.includes('stopping')))
-    // What is not waited for is aborted at once, and has a second to leave.
+    // Work that is not waited for is aborted immediately and has a second to finish.
     await new Promise(resolve => setTimeout(resolve, 3000))
     finish()
     assert.deepEqual(await first.exited, { code: 0, signal: null })
@@ -225,7 +227,7 @@ describe('runs and workers that are lost', function () {
     assert.equal(app.target.requests.length, 2)
   })
 
-  it('end attempts that take longer than any may whose node says nothing', async () => {
+  it('limit attempts without a timeout by the timeout of the deployment', async () => {
     app.target.answer = never
     await steadyWorker({ ORCHESTRATION_NODE_TIMEOUT_MS: '300' })
     const own = call('b', { timeout: '1h' })
@@ -234,7 +236,7 @@ describe('runs and workers that are lost', function () {
     assert.deepEqual([failed_node_id, error.meta.reason], ['a', 'timeout'])
   })
 
-  it('make no more at once than they may, whether they come with a run or alone', async () => {
+  it('execute no more nodes concurrently than configured', async () => {
     const held: (() => void)[] = []
     let most = 0
     app.target.answer = (request, response) => {
@@ -252,10 +254,10 @@ describe('runs and workers that are lost', function () {
       answer()
     }
     for (const { id } of runs) assert.equal((await app.until(id)).status, 'succeeded')
-    assert.ok(most <= 4, `${most} at once`)
+    assert.ok(most <= 4, `${most} concurrently`)
   })
 
-  it('advance no more runs at once than they may', async () => {
+  it('advance no more runs concurrently than configured', async () => {
     const id = await app.orchestration([{ id: 'x', type: 'transform', expression: 1 }])
     const runs: string[] = []
     for (let n = 0; n < 3; n++) runs.push((await app.start(id, { wait: false })).id)
@@ -275,7 +277,7 @@ describe('runs and workers that are lost', function () {
     for (const run of runs) assert.equal((await app.until(run)).status, 'succeeded')
   })
 
-  it('discard the late answer of one that has lost its lease', async () => {
+  it('discard the late result of a worker that lost its lease', async () => {
     const id = await app.orchestration([call('a')])
     let answerFirst = never
     app.target.answer = (request, response) => {
@@ -291,13 +293,13 @@ describe('runs and workers that are lost', function () {
     assert.deepEqual(done.output, { a: { from: 'second' } })
     answerFirst()
     first.child.kill('SIGCONT')
-    await eventually(() => first.output.some(line => line.includes('superseded')))
+    await eventually(() => first.output.some(line => line.includes('claim_lost')))
     assert.deepEqual(await app.read(run.id), done)
     const used = await app.key.get(`/usage/events?orchestration_run_id=${run.id}`)
     assert.equal(used.body.data.filter((event: any) => event.meter_type === 'compute_execution').length, 1)
   })
 
-  it('end the calls of a run that is cancelled, and discard their results', async () => {
+  it('abort the calls of a cancelled run and discard their results', async () => {
     const id = await app.orchestration([call('a'), call('b')], chain('a', 'b'))
     let closed = false
     app.target.answer = (_request, response) =>
@@ -315,7 +317,7 @@ describe('runs and workers that are lost', function () {
   })
 
   for (const point of ['run_advanced', 'run_committed', 'node_taken', 'node_called'])
-    it(`neither lose nor repeat a step where one dies at ${point}`, async () => {
+    it(`neither lose nor repeat a step when a worker dies at ${point}`, async () => {
       const id = await app.orchestration(
         [
           { id: 'x', type: 'emit_event', event_type: 'tests.done', input_mapping: { point } },
@@ -340,7 +342,7 @@ describe('runs and workers that are lost', function () {
       ])
     })
 
-  it('sleep through the time without any, and wake once', async () => {
+  it('sleep through a time without workers, and wake once', async () => {
     const id = await app.orchestration([{ id: 'd', type: 'delay', duration: '1s' }, call('a')], chain('d', 'a'))
     const first = await worker()
     const run = await app.start(id, { wait: false })
@@ -355,7 +357,7 @@ describe('runs and workers that are lost', function () {
     assert.equal(app.target.requests.length, 1)
   })
 
-  it('are found by a sweep where messages are lost', async () => {
+  it('are found by a sweep when messages are lost', async () => {
     const rule = await app.key.post('/guardrails', { name: 'ask', document: { class: 'C' } })
     const guarded = await app.tool({ guardrail_ids: [rule.body.id] })
     const leaf = await app.orchestration([{ id: 'h', type: 'human' }])

@@ -3,7 +3,7 @@ import { eventsOf } from '../execution/decider-support.ts'
 import { json } from '../execution/tool-target.ts'
 import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
 
-describe('runs of orchestrations', function () {
+describe('orchestration runs', function () {
   this.timeout(60_000)
   let app: RunApp
 
@@ -17,7 +17,7 @@ describe('runs of orchestrations', function () {
   after(() => app?.close())
 
   describe('graphs of inline nodes', () => {
-    it('run to their end while a caller waits, with what nothing follows as the output', async () => {
+    it('run to completion while the caller waits and output the artifacts of the final nodes', async () => {
       const run = await app.run(
         [
           set(
@@ -62,7 +62,7 @@ describe('runs of orchestrations', function () {
       assert.equal((await app.until(run.id)).status, 'succeeded')
     })
 
-    it('join once: all after both, any after the first', async () => {
+    it('join once: `all` after both edges, `any` after the first', async () => {
       const run = await app.run(
         [
           set('a', 1),
@@ -83,7 +83,7 @@ describe('runs of orchestrations', function () {
   })
 
   describe('tools', () => {
-    it('are called with the input of their node, one after the other, each under a key of its own', async () => {
+    it('are called in order with the input of their node, each under its own key', async () => {
       const tool_id = await app.tool()
       app.target.answer = ({ body }, response) => json({ got: JSON.parse(body || '{}') })({} as never, response)
       const run = await app.run(
@@ -102,7 +102,7 @@ describe('runs of orchestrations', function () {
       )
     })
 
-    it('are tried again as their node says, under another key', async () => {
+    it('are retried by the policy of their node, under another key', async () => {
       const tool_id = await app.tool()
       let calls = 0
       app.target.answer = (request, response) => json({ n: ++calls }, calls < 3 ? 500 : 200)(request, response)
@@ -114,7 +114,7 @@ describe('runs of orchestrations', function () {
       assert.equal(new Set(app.target.requests.map(({ headers }) => headers['idempotency-key'])).size, 3)
     })
 
-    it('that answer with what no retry can mend are called once', async () => {
+    it('are called once when the failure is not retriable', async () => {
       const tool_id = await app.tool()
       app.target.answer = json({ no: true }, 404)
       const run = await app.run([
@@ -126,7 +126,7 @@ describe('runs of orchestrations', function () {
       assert.equal(app.target.requests.length, 1)
     })
 
-    it('are polled until the condition holds', async () => {
+    it('are polled until the condition is met', async () => {
       const tool_id = await app.tool()
       let calls = 0
       app.target.answer = (request, response) => json({ done: ++calls === 3 })(request, response)
@@ -144,7 +144,7 @@ describe('runs of orchestrations', function () {
   })
 
   describe('waits', () => {
-    it('for people are answered one by one, each once', async () => {
+    it('for people are submitted one by one, each once', async () => {
       const run = await app.run(
         [
           { id: 'x', type: 'human', options: ['yes', 'no'] },
@@ -176,13 +176,13 @@ describe('runs of orchestrations', function () {
       assert.equal((await answer('y', {})).body.error.code, 'ORCHESTRATION_RUN_NOT_AWAITING_INPUT')
     })
 
-    it('for a time end when it comes', async () => {
+    it('for a time end when it is reached', async () => {
       const run = await app.run([{ id: 'd', type: 'delay', duration: '200ms' }, set('e', 1)], chain('d', 'e'))
       assert.deepEqual(run.output, { e: { result: 1 } })
       assert.deepEqual(run.artifacts.d, { waited: '200ms' })
     })
 
-    it('for an approval follow what was decided', async () => {
+    it('for an approval follow the decision', async () => {
       const tool_id = await app.tool()
       const graph = await app.orchestration(
         [{ id: 'ask', type: 'approval', tool_id, arguments: { n: { var: 'input.n' } } }, set('yes', 1), set('no', 0)],
@@ -209,7 +209,7 @@ describe('runs of orchestrations', function () {
   })
 
   describe('memory', () => {
-    it('is written by nodes, and found in the stores that a node names where its input names none', async () => {
+    it('is written by nodes, and searched in the stores of the node if the input lists none', async () => {
       const store = async (name: string) => (await app.key.post('/memory-stores', { name })).body.id
       const [kept, other] = [await store('kept'), await store('other')]
       const find = (id: string, more: object) => ({
@@ -242,7 +242,7 @@ describe('runs of orchestrations', function () {
   })
 
   describe('agents', () => {
-    it('are asked by a turn of their own, and their answer is the artifact', async () => {
+    it('are called in a separate turn whose reply is the artifact', async () => {
       const run = await app.run(
         [{ id: 'a', type: 'agent', agent_id: app.agentId, prompt: { cat: ['Hello ', { var: 'input.who' }] } }],
         [],
@@ -258,7 +258,7 @@ describe('runs of orchestrations', function () {
   })
 
   describe('nested runs', () => {
-    it('give their output, one for each item of a loop in its order', async () => {
+    it('return their output, in item order for a loop', async () => {
       const child = await app.orchestration([set('r', { '*': [{ var: 'input.item' }, { var: 'input.by' }] })])
       const run = await app.run(
         [
@@ -286,13 +286,13 @@ describe('runs of orchestrations', function () {
       assert.ok(nested.body.data.every((each: any) => each.run_depth === 1 && each.state === null))
     })
 
-    it('that recurse end at the depth limit', async () => {
+    it('that recurse stop at the depth limit', async () => {
       const id = await app.orchestration([set('a', 1)])
       const made = await app.key.patch(`/orchestrations/${id}`, {
         nodes: [{ id: 'again', type: 'sub_orchestration', orchestration_id: id }],
       })
       assert.equal(made.status, 200, JSON.stringify(made.body))
-      // Of two limits that are the same that of the deployment is named.
+      // If both limits are equal, the limit of the deployment is reported.
       for (const max_run_depth of [10, null]) {
         await app.admin.patch(`/projects/${app.projectId}`, { max_run_depth })
         const run = await app.until((await app.start(id, { wait: false })).id)
@@ -301,7 +301,7 @@ describe('runs of orchestrations', function () {
       }
     })
 
-    it('hold their parent while they wait for input', async () => {
+    it('block their parent while they await input', async () => {
       const child = await app.orchestration([{ id: 'h', type: 'human' }])
       const run = await app.run([{ id: 's', type: 'sub_orchestration', orchestration_id: child }])
       assert.equal(run.status, 'awaiting_input')
@@ -325,7 +325,7 @@ describe('runs of orchestrations', function () {
   })
 
   describe('commands', () => {
-    it('are refused by runs that wait for nobody', async () => {
+    it('are refused for runs that await no input', async () => {
       const asleep = await app.run([{ id: 'd', type: 'delay', duration: '1h' }], [], { wait: false })
       await app.until(asleep.id, ({ status }) => status === 'sleeping')
       const ended = await app.run([set('a')])
@@ -346,7 +346,7 @@ describe('runs of orchestrations', function () {
       assert.equal((await app.key.post(`/orchestration-runs/${asleep.id}/cancel`)).status, 200)
     })
 
-    it('pause a run that waits: what it waits for stays first, and what is decided meanwhile counts once it is resumed', async () => {
+    it('pause a waiting run: its wait stays first, and a decision during the pause applies on resume', async () => {
       const tool_id = await app.tool()
       const run = await app.run(
         [{ id: 'ask', type: 'approval', tool_id }, { id: 'hook', type: 'webhook' }, set('next')],
@@ -371,7 +371,7 @@ describe('runs of orchestrations', function () {
       assert.deepEqual(resumed.artifacts.next, { result: 'next' })
     })
 
-    it('cancel a run with the approval that it waits for, once', async () => {
+    it('cancel a run with its pending approval, once', async () => {
       const tool_id = await app.tool()
       const run = await app.run([{ id: 'ask', type: 'approval', tool_id }])
       const cancel = () => app.key.post(`/orchestration-runs/${run.id}/cancel`)
@@ -382,7 +382,7 @@ describe('runs of orchestrations', function () {
       assert.equal((await app.key.post(`/approvals/${approval_id}/approve`)).status, 409)
     })
 
-    it('pause a run: what is under way is kept, nothing begins until it is resumed', async () => {
+    it('pause a run: active work finishes, and nothing starts until the run is resumed', async () => {
       const tool_id = await app.tool()
       let free = () => {}
       app.target.answer = (request, response) => {

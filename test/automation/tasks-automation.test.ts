@@ -16,7 +16,7 @@ import {
   workflow,
 } from './tasks-support.ts'
 
-describe('what states of tasks start', () => {
+describe('task dispatches', () => {
   let app: TaskApp
   let key: Client
 
@@ -30,7 +30,7 @@ describe('what states of tasks start', () => {
   })
   after(() => app.close())
 
-  /** A workflow whose state `work` makes a dispatch. */
+  /** Creates a workflow whose state `work` starts a dispatch. */
   const working = (dispatch: object, onEnter: object = {}, more: object[] = []) =>
     workflow(key, {
       states: [
@@ -58,7 +58,7 @@ describe('what states of tasks start', () => {
   const rejected = async (id: string) =>
     (await eventsOf(key, id)).filter(({ event }) => event === 'tasks.automation_rejected').map(({ data }) => data)
 
-  it('is the call of a tool, whose result is written and routes the task', async () => {
+  it('calls a tool, writes its result and routes the task', async () => {
     const flow = await working(
       calling({
         input_mapping: { title: { var: 'task.title' }, n: { '+': [{ var: 'task.payload.n' }, 1] } },
@@ -97,12 +97,12 @@ describe('what states of tasks start', () => {
     )
     const activity = await ok(key.get('/activity?kind=action_executed'))
     assert.ok(activity.data.some(({ detail }: any) => detail.task_id === id))
-    // By hand the chain begins anew.
+    // A manual move resets the chain.
     assert.equal((await ok(move(key, id, 'start'))).automation_chain_depth, 0)
     await until(key, id, ({ state }) => state === 'good')
   })
 
-  it('is a turn of an agent, as whoever moved the task', async () => {
+  it('starts an agent turn with the permissions of the principal that moved the task', async () => {
     const flow = await working(
       { kind: 'agent', agent_id: app.agentId, input_mapping: { prompt: { cat: ['Hello ', { var: 'task.title' }] } } },
       { on_complete: [{ when: { var: 'result.content' }, transition: 'close' }] },
@@ -115,14 +115,14 @@ describe('what states of tasks start', () => {
     assert.deepEqual([moved.principal_id, moved.tool_id], [null, null])
     const turn = await ok(key.get(`/generations/${moved.generation_id}`))
     assert.equal(turn.source, 'task')
-    // What it said goes with its content.
+    // Erasing the turn's content erases its output from the task.
     assert.ok(JSON.stringify(await eventsOf(key, id)).includes(done.last_result.content))
     await ok(app.admin.delete(`/traces/${turn.trace_id}/content`))
     assert.equal((await read(key, id)).last_result, null)
     assert.ok(!JSON.stringify(await eventsOf(key, id)).includes(done.last_result.content))
   })
 
-  it('is a run of an orchestration, which the task cancels when it is left', async () => {
+  it('starts an orchestration run and cancels it when the task leaves the state', async () => {
     const node = { id: 'a', type: 'transform', expression: { n: { var: 'input.n' } } }
     const quick = await ok(key.post('/orchestrations', { name: 'quick', nodes: [node], edges: [] }), 201)
     const dispatch = { kind: 'orchestration', orchestration_id: quick.id, input_mapping: { n: 5 } }
@@ -143,7 +143,7 @@ describe('what states of tasks start', () => {
     await ok(move(key, left.id, 'leave'))
     assert.equal((await ok(key.get(run))).status, 'cancelled')
 
-    // One that somebody else ends fails the dispatch.
+    // A run cancelled by another caller fails the dispatch.
     const failing = await started(waiting)
     const again = await until(key, failing.id, task => task.active_dispatch?.id)
     await ok(key.post(`/orchestration-runs/${again.active_dispatch.id}/cancel`))
@@ -159,14 +159,14 @@ describe('what states of tasks start', () => {
         { orchestration_run_id: third.active_dispatch.id, run_status: 'cancelled', cause: null },
       ],
     )
-    // What goes with a task that is deleted.
+    // Deleting the task cancels its run.
     const deleted = await started(waiting)
     const fourth = await until(key, deleted.id, task => task.active_dispatch?.id)
     await ok(key.delete(`/tasks/${deleted.id}`), 204)
     assert.equal((await ok(key.get(`/orchestration-runs/${fourth.active_dispatch.id}`))).status, 'cancelled')
   })
 
-  it('is a firing, which ends with the task', async () => {
+  it('cancels its trigger firing when the task is deleted', async () => {
     const graph = { nodes: [{ id: 'nap', type: 'delay', duration: '1h' }], edges: [] }
     const { id: target_id } = await ok(key.post('/orchestrations', { name: 'naps', ...graph }), 201)
     const fields = { name: 'naps', type: 'manual', target_type: 'orchestration', target_id }
@@ -185,7 +185,7 @@ describe('what states of tasks start', () => {
     )
   })
 
-  it('is the firing of a trigger', async () => {
+  it('fires a trigger', async () => {
     const fields = { name: 'calls', type: 'manual', target_type: 'tool', target_id: app.toolId, input: { a: 1 } }
     const trigger = await ok(key.post('/triggers', fields), 201)
     const flow = await working(
@@ -202,7 +202,7 @@ describe('what states of tasks start', () => {
     const failing = await working({ kind: 'trigger', trigger_id: trigger.id }, { on_failure: 'fall' })
     app.target.answer = json({}, 500)
     await until(key, (await started(failing)).id, ({ state }) => state === 'bad')
-    // Who may not fire the trigger does not by moving a task; and there is nothing then that could be named as the cause.
+    // Moving a task does not fire a trigger that the caller may not fire, and leaves no recorded cause.
     const statement = [{ effect: 'Allow', action: ['tasks:*'], resource: [`srn:${app.projectId}:*:*`] }]
     const mover = await app.user('mover', [{ statement }])
     const unable = await task(key, failing.id)
@@ -213,7 +213,7 @@ describe('what states of tasks start', () => {
     assert.equal(failed.state, 'work')
   })
 
-  it('is tried again as often as it may, and then moved on with the failure', async () => {
+  it('retries up to max_attempts, then applies the on_failure transition', async () => {
     app.target.answer = json({ no: true }, 503)
     const flow = await working(calling(), {
       retry: { max_attempts: 3, backoff_seconds: 0.01, backoff_multiplier: 2 },
@@ -237,7 +237,7 @@ describe('what states of tasks start', () => {
     assert.equal((await historyOf(key, id)).filter(({ transition }) => transition === 'fall').length, 1)
   })
 
-  it('parks the task where it fails without a way on, files an exception, and is started again by hand', async () => {
+  it('leaves the task in its state after a failure without on_failure, files an exception and can be retried', async () => {
     app.target.answer = json({}, 500)
     const flow = await working(calling(), { on_complete: [{ when: true, transition: 'pass' }] })
     const { id } = await started(flow)
@@ -252,7 +252,7 @@ describe('what states of tasks start', () => {
     assert.deepEqual(await refusal(key.post(`/tasks/${id}/retry`)), [409, 'TASK_TRANSITION_CONFLICT'])
   })
 
-  it('that a guardrail does not let pass is a failure', async () => {
+  it('fails when a guardrail blocks the call', async () => {
     const document = { class: 'D' }
     const rule = await ok(app.admin.post('/guardrails', { project_id: app.projectId, name: 'no', document }), 201)
     const fields = { project_id: app.projectId, name: 'guarded', execute: { url: app.target.url } }
@@ -269,7 +269,7 @@ describe('what states of tasks start', () => {
     )
   })
 
-  it('leaves the task where no rule matches, where the move is refused, and where somebody is asked', async () => {
+  it('leaves the task in its state when no rule matches, the transition is refused or an approval is required', async () => {
     const flow = await working(calling(), { on_complete: [{ when: { var: 'result.nope' }, transition: 'pass' }] })
     const { id } = await started(flow)
     await eventually(async () => (await namesOf(key, id)).at(-1) === 'automation_unrouted')
@@ -302,7 +302,7 @@ describe('what states of tasks start', () => {
     assert.equal(moved.automation_chain_depth, 0)
   })
 
-  it('ends after as many moves of machines as there may be', async () => {
+  it('stops at the automation chain limit', async () => {
     const flow = await working(calling(), { on_complete: [{ when: true, transition: 'loop' }] })
     const { id } = await started(flow)
     const stuck = await until(key, id, ({ automation_status }) => automation_status === 'unrouted', 60_000)
@@ -314,7 +314,7 @@ describe('what states of tasks start', () => {
     )
   })
 
-  it('that writes what the payload must not be fails and is not tried again', async () => {
+  it('fails without a retry when the result violates the payload schema', async () => {
     const flow = await workflow(key, {
       states: [
         {
@@ -336,7 +336,7 @@ describe('what states of tasks start', () => {
     assert.deepEqual([failed.payload, app.target.requests.length], [{}, 1])
   })
 
-  it('whose result comes after the task has left is not heard of', async () => {
+  it('ignores a result that arrives after the task has left the state', async () => {
     let release = () => {}
     const held = new Promise<void>(resolve => {
       release = resolve
@@ -360,7 +360,7 @@ describe('what states of tasks start', () => {
     )
   })
 
-  it('is held while the task is paused, and made as whoever resumes it', async () => {
+  it('defers a dispatch while the task is paused and releases it with the permissions of the caller that resumes it', async () => {
     const flow = await working(calling(), { on_complete: [{ when: true, transition: 'pass' }] })
     const { id } = await task(key, flow.id)
     await ok(key.post(`/tasks/${id}/resume`))
@@ -382,7 +382,7 @@ describe('what states of tasks start', () => {
     assert.deepEqual(await refusal(key.post(`/tasks/${closed.id}/pause`)), [409, 'TASK_TRANSITION_CONFLICT'])
   })
 
-  it('is held while the project is paused, and made when that ends', async () => {
+  it('defers a dispatch while the project is paused and releases it on resume', async () => {
     const flow = await working(calling(), { on_complete: [{ when: true, transition: 'pass' }] })
     const [first, second] = [await task(key, flow.id), await task(key, flow.id)]
     await ok(key.post(`/tasks/${second.id}/pause`))

@@ -7,11 +7,11 @@ import { type Client, eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { FAST, historyOf, move, ok, read, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
 
-/** Tasks of each point, and workers that are killed there. A long run: 100 and 20. */
+/** Tasks per fault point, and workers killed there. A long run: 100 and 20. */
 const TASKS = Number(process.env.CRASH_TASKS ?? 3)
 const KILLS = Number(process.env.CRASH_KILLS ?? 1)
 
-/** Where a worker is killed, and what the task had started. */
+/** Fault points, and the kind of work that the task has started. */
 const POINTS = {
   task_claimed: 'tool',
   task_called: 'tool',
@@ -21,7 +21,7 @@ const POINTS = {
   task_looked: 'orchestration',
 } as const
 
-describe('tasks whose workers are lost', function () {
+describe('tasks after the loss of a worker', function () {
   this.timeout(600_000)
   let app: TaskApp
   let key: Client
@@ -95,7 +95,7 @@ describe('tasks whose workers are lost', function () {
     await app?.close()
   })
 
-  it('at any point are moved once, and what they started is started once', async () => {
+  it('applies each transition and starts each work item once, whatever the fault point', async () => {
     const tasks: { id: string; kind: string }[] = []
     for (const [point, kind] of Object.entries(POINTS)) {
       const flow = await flowOf(kind)
@@ -103,7 +103,7 @@ describe('tasks whose workers are lost', function () {
       for (let kill = 1; kill <= KILLS; kill++) {
         const doomed = await worker({ FAULT_POINTS: `${point}=kill:${kill}` })
         if (kill > 1) tasks.push({ id: (await task(key, flow.id)).id, kind })
-        // The first at the first of all; later ones may find less left to do.
+        // The first is killed at the first fault; later workers may have less to do.
         const idle = kill === 1 ? new Promise<never>(() => {}) : sleep(5000)
         await Promise.race([doomed.exited, idle])
         await doomed.kill()
@@ -133,7 +133,7 @@ describe('tasks whose workers are lost', function () {
     assert.equal(used.total, idsOf('tool').length)
   })
 
-  it('in a call that must not be repeated count it as failed', async () => {
+  it('fails a call that is not repeatable', async () => {
     await stopAll()
     const { id } = await task(key, (await flowOf('tool', app.toolId)).id)
     const doomed = await worker({ FAULT_POINTS: 'task_called=kill' })
@@ -146,7 +146,7 @@ describe('tasks whose workers are lost', function () {
     assert.equal(used.data.filter(({ tool_id }: any) => tool_id === app.toolId).length, 1)
   })
 
-  it('go on when the message of a dispatch is lost, and when that of its end is', async () => {
+  it('recovers when the dispatch or settle message is lost', async () => {
     await stopAll()
     const calling = await task(key, (await flowOf('tool')).id)
     await forget(taskDispatchQueue.name, calling.id)
@@ -158,7 +158,7 @@ describe('tasks whose workers are lost', function () {
     for (const { id } of [calling, waiting]) assert.equal((await closed(id)).state, 'good')
   })
 
-  it('wait for a worker with one message each, however often they are swept', async () => {
+  it('queues one message per dispatch, however often the sweep runs', async () => {
     await stopAll()
     app.target.answer = () => {}
     const flow = await flowOf('tool')
@@ -169,7 +169,7 @@ describe('tasks whose workers are lost', function () {
     const sweeps = () =>
       app.services.pool.oneFirst(sql.unsafe`
         select count(*)::int from pgboss.job_common where name = 'task.sweep' and state = 'completed'`) as Promise<number>
-    // Long enough ago for their messages to have been lost.
+    // Past the time after which they count as orphaned.
     await app.services.pool.query(
       sql.unsafe`update task_dispatches set due_at = now() - interval '1 minute' where state = 'queued'`,
     )
@@ -187,7 +187,7 @@ describe('tasks whose workers are lost', function () {
     for (const id of ids) await closed(id)
   })
 
-  it('hold a call while their worker is frozen, and write nothing when it thaws', async () => {
+  it('ignores the writes of a worker that was frozen past its lease', async () => {
     let answer = () => {}
     app.target.answer = (request, response) => {
       answer = () => json({ late: true })(request, response)
@@ -208,7 +208,7 @@ describe('tasks whose workers are lost', function () {
     assert.equal((await historyOf(key, id)).length, 2)
   })
 
-  it('leave no move out when fifty callers and a worker want them at once', async () => {
+  it('applies every move of fifty concurrent callers and a worker', async () => {
     const flow = await flowOf('tool')
     const { id } = await task(key, flow.id)
     const replies = await Promise.all(Array.from({ length: 50 }, () => move(key, id, 'fall')))

@@ -8,7 +8,7 @@ import { json } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { ok, read, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
 
-describe('a hostile workflow', () => {
+describe('hostile workflows', () => {
   let app: TaskApp
   let key: Client
   before(async () => {
@@ -21,7 +21,7 @@ describe('a hostile workflow', () => {
   })
   after(() => app.close())
 
-  /** A workflow whose first state calls a tool. */
+  /** Creates a workflow whose first state calls a tool. */
   const calling = (dispatch: object, on_enter: object = {}, states: object[] = [], transitions: object[] = []) =>
     workflow(key, {
       states: [
@@ -38,7 +38,7 @@ describe('a hostile workflow', () => {
   const keys = (count: number, expression: unknown) =>
     Object.fromEntries(Array.from({ length: count }, (_, at) => [`key${at}`, expression]))
 
-  it('has no names that no call could name, or no index hold', async () => {
+  it('rejects state and transition names over 255 characters', async () => {
     const long = randomBytes(6000).toString('hex')
     const states = [{ name: long, initial: true }, { name: 'b' }]
     const transitions = [
@@ -56,7 +56,7 @@ describe('a hostile workflow', () => {
     )
   })
 
-  it('has no more evaluated, or held, of a mapping than of one expression', async () => {
+  it('limits a mapping to the budget and size of one expression', async () => {
     const text = 'x'.repeat(200_000)
     const given = await calling({ input_mapping: keys(1000, { var: 'task.payload.text' }) })
     const first = await stands((await task(key, given.id, { payload: { text } })).id)
@@ -70,7 +70,7 @@ describe('a hostile workflow', () => {
     )
   })
 
-  it('has no more evaluated for all of its rules than for one', async () => {
+  it('limits all completion rules to the budget of one expression', async () => {
     const doubled = { merge: [{ var: 'accumulator' }, { var: 'current' }] }
     const when = { '<': [{ length: { reduce: [{ var: 'task.payload.list' }, doubled, []] } }, 0] }
     const moves = [{ name: 'go', from: ['work'], to: 'work' }]
@@ -85,14 +85,14 @@ describe('a hostile workflow', () => {
     const few = await task(key, (await flow(1)).id, { payload })
     assert.equal((await until(key, few.id, ({ status }) => status === 'closed')).state, 'done')
     const many = await task(key, (await flow(500)).id, { payload })
-    // Rules that others have left no budget for do not match.
+    // Rules evaluated after the budget is used up do not match.
     assert.deepEqual(
       [(await stands(many.id)).automation_status, (await read(key, many.id)).state],
       ['completed', 'work'],
     )
   })
 
-  it('may cut characters in two: what is left of them is kept as U+FFFD', async () => {
+  it('stores split surrogate pairs as U+FFFD', async () => {
     const half = { substr: [{ var: 'task.payload.s' }, 0, 1] }
     const flow = await calling({ input_mapping: { half }, payload_writes: { half } })
     const { id } = await task(key, flow.id, { payload: { s: '🙂' } })
@@ -100,7 +100,7 @@ describe('a hostile workflow', () => {
     assert.deepEqual([done.automation_status, done.payload], ['completed', { s: '🙂', half: '\ufffd' }])
   })
 
-  it('has no tasks that make the work of each other again without end', async () => {
+  it('stops tasks that retry each other at the chain limit', async () => {
     const retries = await ok(
       app.admin.post('/tools', {
         project_id: app.projectId,
@@ -136,7 +136,7 @@ describe('a hostile workflow', () => {
     assert.equal((await ok(key.post(`/tasks/${failed.id}/retry`))).automation_chain_depth, 0)
   })
 
-  it('has no tasks that create each other without end, by a tool or by a run', async () => {
+  it('stops tasks that create each other by a tool or a run at the chain limit', async () => {
     const creates = await ok(
       app.admin.post('/tools', {
         project_id: app.projectId,
@@ -186,7 +186,7 @@ describe('a hostile workflow', () => {
     }
   })
 
-  it('keeps nothing of a turn whose content is erased while the task is settled', async () => {
+  it('stores no turn content that is erased while the task settles', async () => {
     const flow = await workflow(key, {
       states: [
         {
@@ -201,7 +201,7 @@ describe('a hostile workflow', () => {
     const { id } = await task(key, flow.id)
     const { active_dispatch } = await until(key, id, ({ active_dispatch }) => active_dispatch?.id != null)
     const turn = active_dispatch.id as string
-    // No worker makes turns here: it ends by hand.
+    // No worker runs here: the test settles the turn.
     await pool.query(sql.unsafe`
       update generations set status = 'completed', output = '{"content": "secret", "model": "m", "finish_reason": "stop", "object": null}', completed_at = now() where id = ${turn}`)
     let settling: Promise<unknown> = Promise.resolve()
@@ -220,7 +220,7 @@ describe('a hostile workflow', () => {
     assert.deepEqual([after.automation_status, after.last_result], ['completed', null])
   })
 
-  it('keeps nothing of a turn that a firing made for it, once its content is erased', async () => {
+  it('erases the content of a turn that the firing of a task started', async () => {
     const { pool } = app.services
     const dispatching = (dispatch: object) =>
       workflow(key, { states: [{ name: 'work', initial: true, on_enter: { dispatch } }], transitions: [] })
@@ -234,7 +234,7 @@ describe('a hostile workflow', () => {
     const asked = await started({ kind: 'agent', agent_id: app.agentId, ...mapping })
     const fired = await started({ kind: 'trigger', trigger_id: trigger.id, ...mapping })
     const turn = asked.active_dispatch.id
-    // No worker makes either here: they end by hand.
+    // No worker runs here: the test settles both.
     await pool.query(sql.unsafe`update generations set status = 'completed', completed_at = now() where id = ${turn}`)
     const output = { content: 'secret' }
     const result = { target_type: 'agent', target_id: app.agentId, result_id: turn, status: 'completed', output }
@@ -249,7 +249,7 @@ describe('a hostile workflow', () => {
     assert.ok(!JSON.stringify(await ok(key.get(`/events?resource_id=${fired.id}`))).includes('secret'))
   })
 
-  it('whose tasks are large is shown on pages and a board that fit into memory', async () => {
+  it('limits the size of list pages and boards with large tasks', async () => {
     const names = Array.from({ length: 4 }, (_, at) => `state ${at}`)
     const flow = await workflow(key, {
       states: names.map((name, at) => ({ name, initial: at === 0 })),
@@ -277,7 +277,7 @@ describe('a hostile workflow', () => {
     assert.ok(shown.every((count: number) => count >= 16) && shown.reduce((a: number, b: number) => a + b) <= 68)
   })
 
-  it('whose tasks have a key __proto__ keeps it', async () => {
+  it('keeps the payload key __proto__', async () => {
     const flow = await workflow(key, { states: [{ name: 'a', initial: true }], transitions: [] })
     const payload = JSON.parse('{"__proto__": {"a": 1}, "b": 2}')
     const { id } = await task(key, flow.id, { payload })
@@ -286,7 +286,7 @@ describe('a hostile workflow', () => {
     assert.equal(JSON.stringify((await read(key, id)).payload), '{"__proto__":3,"b":2}')
   })
 
-  it('has no tool called that its writer may not call', async () => {
+  it('does not call a tool that the author of the workflow may not call', async () => {
     const { projectId: project_id } = app
     const user = async (...actions: string[]) => {
       const resource = [`srn:${project_id}:*:*`]

@@ -16,7 +16,7 @@ export const ACTIONS = [
   'generations:*',
 ]
 
-/** Short leases and ticks, so that a lost worker is missed within seconds. */
+/** Short leases and intervals, so that a lost worker is detected within seconds. */
 export const FAST = {
   GENERATION_LEASE_SECONDS: '2',
   GENERATION_SWEEP_SECONDS: '1',
@@ -33,7 +33,7 @@ export const FAST = {
 
 export type TaskApp = TriggerApp
 
-/** An app with an agent, a tool, and who works on tasks. */
+/** Starts an app with an agent, a tool and task workers. */
 export const startTaskApp = ({ env, ...more }: Parameters<typeof startTriggerApp>[0] = {}): Promise<TaskApp> =>
   startTriggerApp({
     workers: ['orchestration', 'generation', 'trigger', 'delivery'],
@@ -66,7 +66,7 @@ export const move = (key: Client, id: string, transition: string, more: object =
 
 export const read = (key: Client, id: string): Promise<any> => ok(key.get(`/tasks/${id}`))
 
-/** A task once it is as it is expected. */
+/** Waits until a task meets a condition. */
 export const until = (key: Client, id: string, holds: (task: any) => boolean, within?: number): Promise<any> =>
   eventually(
     async () => {
@@ -79,7 +79,7 @@ export const until = (key: Client, id: string, holds: (task: any) => boolean, wi
 export const historyOf = async (key: Client, id: string): Promise<any[]> =>
   (await ok(key.get(`/tasks/${id}/history?limit=100`))).data
 
-/** The events of a task, oldest first. */
+/** Lists the events of a task, oldest first. */
 export const eventsOf = async (key: Client, id: string): Promise<any[]> =>
   (await ok(key.get(`/events?resource_id=${id}&limit=100`))).data.reverse()
 

@@ -3,7 +3,7 @@ import { sql, voidStatement } from '../../src/core/db/sql.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { ACTIONS, historyOf, move, ok, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
 
-describe('tasks that wait', () => {
+describe('waiting tasks', () => {
   let app: TaskApp
   let key: Client
 
@@ -16,7 +16,7 @@ describe('tasks that wait', () => {
   })
   after(() => app.close())
 
-  /** A workflow whose tasks begin with a dispatch. */
+  /** Creates a workflow whose initial state starts a dispatch. */
   const begun = (dispatch: object) =>
     workflow(key, {
       states: [
@@ -26,7 +26,7 @@ describe('tasks that wait', () => {
       transitions: [{ name: 'close', from: ['work'], to: 'end' }],
     })
 
-  it('for an approval that expires are open again, and say so in their history', async () => {
+  it('clears a pending transition when its approval expires and records it in the history', async () => {
     const flow = await workflow(key, {
       states: [
         { name: 'draft', initial: true },
@@ -42,12 +42,12 @@ describe('tasks that wait', () => {
     const last = (await historyOf(key, id)).at(-1)
     assert.deepEqual(
       [last.from_state, last.to_state, last.transition, last.principal_kind, last.principal_id, last.note],
-      ['draft', 'draft', null, 'approval', null, 'The transition finish was expired'],
+      ['draft', 'draft', null, 'approval', null, 'Transition finish expired'],
     )
     assert.equal((await ok(move(key, id, 'finish'))).pending_transition, 'finish')
   })
 
-  it('for the client of their turn stay with it, and are looked at ever less often', async () => {
+  it('keeps waiting for a turn that requires client action, checking it less and less often', async () => {
     const agent = await app.agent({ tool_bindings: [{ tool: { name: 'pick', type: 'client' } }] })
     const prompt = '@double [{"tool_calls":[{"name":"pick","args":{}}]},{"text":"picked"}]'
     const flow = await begun({ kind: 'agent', agent_id: agent, input_mapping: { prompt } })
@@ -65,7 +65,7 @@ describe('tasks that wait', () => {
         sql.unsafe`
         select extract(epoch from look_at - now())::int from task_dispatches where task_id = ${id}` as never,
       )
-    await eventually(async () => (await nextLook()) > 500, { what: 'the next look' })
+    await eventually(async () => (await nextLook()) > 500, { what: 'the next check' })
     const withinTwice = await pool.oneFirst<any>(
       sql.unsafe`
         select d.look_at <= now() + (now() - t.updated_at)
@@ -74,7 +74,7 @@ describe('tasks that wait', () => {
     assert.equal(withinTwice, true)
     await pool.query(voidStatement`update tasks set updated_at = now() - interval '10 days' where id = ${id}`)
     await pool.query(voidStatement`update task_dispatches set look_at = now() - interval '1 s' where task_id = ${id}`)
-    await eventually(async () => (await nextLook()) > 3500, { what: 'the next look' })
+    await eventually(async () => (await nextLook()) > 3500, { what: 'the next check' })
     assert.ok((await nextLook()) <= 3600)
     assert.equal((await ok(key.get(`/tasks/${id}`))).automation_status, 'running')
     const [{ tool_call_id }] = turn.required_action.tool_calls
@@ -87,7 +87,7 @@ describe('tasks that wait', () => {
     assert.equal((await until(key, id, ({ state }) => state === 'end')).status, 'closed')
   })
 
-  it('for a trigger fire none where a trigger made them', async () => {
+  it('does not fire a trigger for a task that a trigger created', async () => {
     const target = { type: 'manual', target_type: 'tool' }
     const trigger = await ok(key.post('/triggers', { ...target, name: 'inner', target_id: app.toolId }), 201)
     const flow = await begun({ kind: 'trigger', trigger_id: trigger.id })

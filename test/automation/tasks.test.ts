@@ -53,7 +53,7 @@ describe('tasks', () => {
   })
   after(() => app.close())
 
-  it('are created in the initial state, with who created them in their history', async () => {
+  it('creates a task in the initial state and records the creator in its history', async () => {
     const made = await task(key, cards.id, { payload: { n: 1 }, metadata: { a: 1 }, assignee: 'user_1' })
     assert.match(made.id, /^task_/)
     assert.deepEqual(
@@ -78,7 +78,7 @@ describe('tasks', () => {
     assert.deepEqual((await read(key, closed.id)).available_transitions, [])
   })
 
-  it('are refused for what cannot be', async () => {
+  it('rejects invalid input', async () => {
     const body = { workflow_id: cards.id, title: 'x' }
     for (const [fields, expected] of [
       [{ state: 'nope' }, [400, 'TASK_STATE_NOT_FOUND']],
@@ -100,14 +100,14 @@ describe('tasks', () => {
     assert.equal((await reader.post('/tasks', body)).status, 403)
   })
 
-  it('never show what they carry to tools', async () => {
+  it('never returns the tool context', async () => {
     const made = await task(key, cards.id, { tool_context: { token: 'tiptop-secret' } })
     await ok(move(key, made.id, 'submit', { tool_context: { token: 'tiptop-secret' } }))
     const seen = JSON.stringify([await read(key, made.id), await eventsOf(key, made.id), await historyOf(key, made.id)])
     assert.ok(!seen.includes('tiptop-secret') && !seen.includes('tool_context'))
   })
 
-  it('move forth and back, and what happened is listed oldest first', async () => {
+  it('applies transitions and lists the history oldest first', async () => {
     const { id } = await task(key, cards.id)
     await ok(move(key, id, 'submit', { note: 'please' }))
     await ok(move(key, id, 'back'))
@@ -145,7 +145,7 @@ describe('tasks', () => {
     )
   })
 
-  it('refuse moves in the order of the checks', async () => {
+  it('checks a move in the documented order', async () => {
     const { id } = await task(key, cards.id)
     assert.deepEqual(await refusal(move(key, id, 'nope', { tool_context: { 'a b': '1' } })), [
       400,
@@ -168,7 +168,7 @@ describe('tasks', () => {
     assert.equal((await historyOf(key, id)).length, 2)
   })
 
-  it('let one of fifty callers win', async () => {
+  it('applies one of fifty concurrent transitions', async () => {
     const { id } = await task(key, cards.id)
     const replies = await Promise.all(Array.from({ length: 50 }, () => move(key, id, 'submit')))
     const lost = replies.filter(({ status }) => status === 409)
@@ -177,7 +177,7 @@ describe('tasks', () => {
     assert.equal((await historyOf(key, id)).length, 2)
   })
 
-  it('are moved where the guard holds, which reads what only the platform writes', async () => {
+  it('evaluates guards, which can read last_result', async () => {
     const byResult = await workflow(key, guarded({ var: 'task.last_result.ok' }))
     const forged = await task(key, byResult.id, { payload: { last_result: { ok: true } } })
     const refused = await move(key, forged.id, 'finish')
@@ -200,7 +200,7 @@ describe('tasks', () => {
     await ok(move(key, good.id, 'finish'))
   })
 
-  it('keep the version of the workflow that they were created with', async () => {
+  it('keeps the workflow version that the task was created with', async () => {
     const flow = await workflow(key, board)
     const { id } = await task(key, flow.id)
     await ok(key.patch(`/workflows/${flow.id}`, { transitions: [{ name: 'other', from: ['draft'], to: 'done' }] }))
@@ -210,7 +210,7 @@ describe('tasks', () => {
     assert.deepEqual(await refusal(move(key, young.id, 'submit')), [400, 'TASK_TRANSITION_NOT_FOUND'])
   })
 
-  it('have payloads that their schema allows, of which patches merge the keys', async () => {
+  it('validates the payload and merges the keys of patches', async () => {
     const schema = { type: 'object', properties: { n: { type: 'integer' } }, required: ['n'] }
     const flow = await workflow(key, { ...board, payload_schema: schema })
     assert.deepEqual(await refusal(key.post('/tasks', { workflow_id: flow.id, title: 'x' })), [
@@ -232,7 +232,7 @@ describe('tasks', () => {
     assert.deepEqual(updates[4].data.changed, ['title', 'due_at'])
   })
 
-  it('are listed by workflow, state, status, automation, assignee and time', async () => {
+  it('filters by workflow, state, status, automation status, assignee and due time', async () => {
     const flow = await workflow(key, board)
     const first = await task(key, flow.id, { assignee: 'user_7', due_at: '2031-01-01T00:00:00Z' })
     const second = await task(key, flow.id, { state: 'done' })
@@ -252,7 +252,7 @@ describe('tasks', () => {
       assert.deepEqual(await refusal(key.get(`/tasks?${query}`)), [400, 'VALIDATION_FAILED'], query)
   })
 
-  it('wait for approval, are moved with it, and not without', async () => {
+  it('applies a gated transition only after approval', async () => {
     const flow = await workflow(key, withGate)
     const gated = await task(key, flow.id, { payload: { ready: false } })
     const parked = await ok(move(key, gated.id, 'finish'))
@@ -294,7 +294,7 @@ describe('tasks', () => {
     assert.match(moved.principal_id, /^user_/)
   })
 
-  it('take the approval of a transition with them when they are deleted', async () => {
+  it('withdraws the pending approval of a deleted task', async () => {
     const flow = await workflow(key, withGate)
     const { id } = await task(key, flow.id)
     const { pending_approval_id } = await ok(move(key, id, 'finish'))
@@ -305,7 +305,7 @@ describe('tasks', () => {
     assert.equal((await namesOf(key, id)).at(-1), 'deleted')
   })
 
-  it('keep their workflow while they are open, and go with it when they are closed', async () => {
+  it('blocks the deletion of a workflow with open tasks and deletes closed tasks with it', async () => {
     const flow = await workflow(key, board)
     const { id } = await task(key, flow.id)
     const refused = await key.delete(`/workflows/${flow.id}`)
@@ -318,7 +318,7 @@ describe('tasks', () => {
     assert.equal((await key.get(`/tasks/${id}`)).status, 404)
   })
 
-  it('are counted by state on the board of their workflow, for who may see them', async () => {
+  it('counts visible tasks by state on the board', async () => {
     const flow = await workflow(key, board)
     const made = [await task(key, flow.id), await task(key, flow.id), await task(key, flow.id, { state: 'review' })]
     await ok(move(key, made[0].id, 'finish'))
@@ -332,7 +332,7 @@ describe('tasks', () => {
       ['done', 1, [made[0].id], true],
     ])
     assert.equal(shown.total, 2)
-    // A state that a later version no longer has.
+    // A state that later versions do not declare.
     await ok(key.patch(`/workflows/${flow.id}`, { states: [{ name: 'start', initial: true }], transitions: [] }))
     assert.deepEqual(summary((await ok(key.get(`/workflows/${flow.id}/board`))).states), [
       ['start', 0, [], true],
@@ -349,7 +349,7 @@ describe('tasks', () => {
     assert.equal((await ok(blind.get(`/workflows/${flow.id}/board`))).total, 0)
   })
 
-  it('report once that they have stalled', async () => {
+  it('emits one event per stalled task', async () => {
     const flow = await workflow(key, {
       ...board,
       states: [{ name: 'draft', initial: true, stalled_after: 0.05 }, ...board.states.slice(1)],
@@ -358,7 +358,7 @@ describe('tasks', () => {
     const other = await task(key, cards.id)
     const stalledOf = async (task: string) =>
       (await eventsOf(key, task)).filter(({ event }) => event === 'tasks.stalled')
-    // Every later one is reported by a sweep that comes by the first again.
+    // Each further stall is reported by a sweep that processes the first task again.
     for (const each of [id, (await task(key, flow.id)).id])
       await eventually(async () => (await stalledOf(each)).length > 0, { what: 'a report' })
     const last = await task(key, flow.id)

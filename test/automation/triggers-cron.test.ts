@@ -16,7 +16,7 @@ const from = (text: string, at: string, zone?: string, times = 1): string[] => {
 }
 
 describe('cron expressions', () => {
-  it('have five fields of numbers, names, lists, ranges and steps', () => {
+  it('parses five fields of numbers, names, lists, ranges and steps', () => {
     for (const text of [
       '* * * * *',
       '*/15 0-6/2 1,15 JAN-MAR MON-FRI',
@@ -62,7 +62,7 @@ describe('cron expressions', () => {
       assert.throws(() => parseCron(text), { code: 'INVALID_CRON_EXPRESSION' }, text)
   })
 
-  it('occur by the clock of UTC', () => {
+  it('computes occurrences in UTC', () => {
     const at = '2026-01-30T10:07:30Z'
     assert.deepEqual(from('* * * * *', at, 'UTC', 2), ['2026-01-30T10:08', '2026-01-30T10:09'])
     assert.deepEqual(from('*/15 * * * *', at, 'UTC', 4), [
@@ -74,20 +74,20 @@ describe('cron expressions', () => {
     assert.deepEqual(from('0 9 31 * *', at, 'UTC', 2), ['2026-01-31T09:00', '2026-03-31T09:00'])
     assert.deepEqual(from('0 0 29 2 *', at, 'UTC', 2), ['2028-02-29T00:00', '2032-02-29T00:00'])
     assert.deepEqual(from('0 0 29 FEB *', '2096-03-01T00:00:00Z'), ['2104-02-29T00:00'])
-    // Sunday is 0 and 7.
+    // Both 0 and 7 are Sunday.
     assert.deepEqual(from('0 0 * * 7', at), from('0 0 * * SUN', at))
-    // Both restricted: either; a star beside a restricted one: that one.
+    // If both days are restricted, either matches; a star defers to the restricted field.
     assert.deepEqual(from('0 0 13 * FRI', '2026-02-01T00:00:00Z', 'UTC', 3), [
       '2026-02-06T00:00',
       '2026-02-13T00:00',
       '2026-02-20T00:00',
     ])
     assert.deepEqual(from('0 0 * * MON-FRI', '2026-02-06T12:00:00Z'), ['2026-02-09T00:00'])
-    // Never the instant itself.
+    // The given instant is excluded.
     assert.deepEqual(from('0 10 * * *', '2026-01-30T10:00:00Z'), ['2026-01-31T10:00'])
   })
 
-  it('occur by the clock of a zone', () => {
+  it('computes occurrences in a time zone', () => {
     assert.deepEqual(from('0 9 * * *', '2026-01-15T00:00:00Z', 'Europe/Berlin'), ['2026-01-15T08:00'])
     assert.deepEqual(from('0 9 * * *', '2026-07-15T00:00:00Z', 'Europe/Berlin'), ['2026-07-15T07:00'])
     assert.deepEqual(from('0 0 * * *', '2026-01-15T00:00:00Z', 'Pacific/Kiritimati'), ['2026-01-15T10:00'])
@@ -97,8 +97,8 @@ describe('cron expressions', () => {
     for (const zone of ['Mars/Phobos', '', '+02:00', 'Europe/Berlin; x']) assert.equal(isTimezone(zone), false)
   })
 
-  it('whose local time a shift leaves out occur once, at the shift', () => {
-    // 29 March 2026, 02:00 in Berlin: the clock is put to 03:00, at 01:00 UTC.
+  it('fires a skipped local time once, at the shift', () => {
+    // 29 March 2026, 02:00 in Berlin: clocks go forward to 03:00, at 01:00 UTC.
     const at = '2026-03-28T12:00:00Z'
     assert.deepEqual(from('30 2 * * *', at, 'Europe/Berlin', 2), ['2026-03-29T01:00', '2026-03-30T00:30'])
     assert.deepEqual(from('0,30 2 * * *', at, 'Europe/Berlin', 2), ['2026-03-29T01:00', '2026-03-30T00:00'])
@@ -110,8 +110,8 @@ describe('cron expressions', () => {
     ])
   })
 
-  it('whose local time comes twice occur once; by the hour they go on', () => {
-    // 25 October 2026, 03:00 in Berlin: the clock is put back to 02:00, at 01:00 UTC.
+  it('fires a repeated local time once, and hourly expressions at each hour', () => {
+    // 25 October 2026, 03:00 in Berlin: clocks go back to 02:00, at 01:00 UTC.
     const at = '2026-10-24T12:00:00Z'
     assert.deepEqual(from('30 2 * * *', at, 'Europe/Berlin', 2), ['2026-10-25T00:30', '2026-10-26T01:30'])
     assert.deepEqual(from('0 3 * * *', at, 'Europe/Berlin', 2), ['2026-10-25T02:00', '2026-10-26T02:00'])

@@ -9,7 +9,7 @@ import { startProcess, type TestProcess } from '../support/processes.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
 import { ended, FAST, firingsOf, hook, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
 
-describe('firings and their workers', function () {
+describe('durable firings', function () {
   this.timeout(90_000)
   let app: TriggerApp
   let key: Client
@@ -21,7 +21,7 @@ describe('firings and their workers', function () {
     return made
   }
   const steady = steadyWorkers()
-  /** A worker that comes to no harm. */
+  /** Starts a worker without faults. */
   const steadyWorker = (env: Record<string, string> = {}, kinds = ['trigger', 'generation']) =>
     steady.start(app.databaseUrl, { ...FAST, ...env }, kinds)
   const tool = (fields: object = {}) => madeTrigger(key, { target_type: 'tool', target_id: app.toolId, ...fields })
@@ -30,7 +30,7 @@ describe('firings and their workers', function () {
     assert.equal(reply.status, 202, JSON.stringify(reply.body))
     return reply.body.id
   }
-  /** Holds the first call of the target; returns what answers it. */
+  /** Blocks the first call of the target. Returns a function that answers it. */
   const holdCall = () => {
     let free = () => {}
     app.target.answer = (request, response) => {
@@ -57,7 +57,7 @@ describe('firings and their workers', function () {
   })
   after(() => app?.close())
 
-  it('a hook that was accepted fires when no worker was there, and when its message is lost', async () => {
+  it('fires an accepted hook after a time without workers and after the loss of its message', async () => {
     const trigger = await tool({ type: 'webhook' })
     const ids: string[] = []
     for (const body of ['{"n":1}', '{"n":2}']) ids.push((await hook(app.url, trigger, body)).body.firing_id)
@@ -69,7 +69,7 @@ describe('firings and their workers', function () {
     assert.deepEqual(keys().sort(), [...ids].sort())
   })
 
-  it('a web process that is killed behind the commit has accepted the hook', async () => {
+  it('keeps a hook that was accepted by a web process killed after the commit', async () => {
     const web = await startProcess('web', app.databaseUrl, { ...FAST, FAULT_POINTS: 'trigger_accepted=kill' })
     const trigger = await tool({ type: 'webhook' })
     const headers = { 'X-Svc-Signature': (await import('./triggers-support.ts')).signatureOf(trigger.secret, '{}') }
@@ -79,12 +79,12 @@ describe('firings and their workers', function () {
       const all = await firingsOf(key, trigger.id)
       return all[0]?.status === 'succeeded' ? all : null
     })
-    // The sender tries again.
+    // The sender retries.
     assert.equal((await hook(app.url, trigger, '{}', headers)).body.firing_id, firing.id)
     assert.equal(app.target.requests.length, 1)
   })
 
-  it('a worker that is killed before it starts a turn leaves it to another', async () => {
+  it('starts a turn on another worker after a worker is killed before the start', async () => {
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: app.agentId })
     const first = await worker({ FAULT_POINTS: 'trigger_claimed=kill' }, ['trigger'])
     const id = await fire(trigger.id, { message: 'hi' })
@@ -95,7 +95,7 @@ describe('firings and their workers', function () {
     assert.equal((await key.get(`/generations?agent_id=${app.agentId}`)).body.total, 1)
   })
 
-  it('a worker that is killed behind the start of a turn has started one', async () => {
+  it('starts one turn when a worker is killed after the start', async () => {
     const agent = await app.agent()
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
     const first = await worker({ FAULT_POINTS: 'trigger_started=kill' }, ['trigger'])
@@ -107,7 +107,7 @@ describe('firings and their workers', function () {
     assert.equal((await key.get(`/generations?agent_id=${agent}`)).body.total, 1)
   })
 
-  it('a worker that is killed between the end of a turn and its settling changes nothing', async () => {
+  it('settles a firing once when a worker is killed between the end of the turn and its settling', async () => {
     const agent = await app.agent()
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
     await steadyWorker({}, ['trigger'])
@@ -120,7 +120,7 @@ describe('firings and their workers', function () {
     assert.equal((await key.get(`/generations/${firing.result.result_id}`)).body.status, 'completed')
   })
 
-  it('a tool is called again under its key when its worker is killed', async () => {
+  it('repeats a tool call with the same idempotency key after its worker is killed', async () => {
     const trigger = await tool()
     holdCall()
     const first = await worker()
@@ -133,7 +133,7 @@ describe('firings and their workers', function () {
     assert.deepEqual(keys(), [id, id])
   })
 
-  it('one that was lost too often is given up', async () => {
+  it('abandons a firing after too many lost workers', async () => {
     const trigger = await tool()
     const id = await fire(trigger.id)
     for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'trigger_called=kill' })).exited
@@ -148,7 +148,7 @@ describe('firings and their workers', function () {
     )
   })
 
-  it('a worker that was frozen past its lease writes nothing when it thaws', async () => {
+  it('ignores the writes of a worker that was frozen past its lease', async () => {
     const trigger = await tool()
     const answer = holdCall()
     const first = await worker()
@@ -164,7 +164,7 @@ describe('firings and their workers', function () {
     assert.deepEqual((await key.get(`/trigger-firings/${id}`)).body, firing)
   })
 
-  it('one that is stopped hands its call over, which is not one lost', async () => {
+  it('requeues the call of a stopped worker without counting a loss', async () => {
     const trigger = await tool()
     for (let n = 0; n < 4; n++) {
       app.target.requests.length = 0
@@ -180,7 +180,7 @@ describe('firings and their workers', function () {
     assert.equal((await ended(key, id)).status, 'succeeded')
   })
 
-  it('what was accepted before a pause goes on when it ends, whether the trigger is active or not', async () => {
+  it('releases firings accepted before a pause on resume, even of an inactive trigger', async () => {
     const trigger = await tool()
     const id = await fire(trigger.id)
     await key.patch(`/triggers/${trigger.id}`, { active: false })
@@ -198,7 +198,7 @@ describe('firings and their workers', function () {
     assert.equal((await ended(key, id)).status, 'succeeded')
   })
 
-  it('that a pause has put off go on in batches: its end sends one message, however many they are', async () => {
+  it('releases deferred firings in batches, starting with one message', async () => {
     const { pool } = app.services
     const count = 450
     const trigger = await tool()
@@ -230,7 +230,7 @@ describe('firings and their workers', function () {
     assert.equal(app.target.requests.length, count)
   })
 
-  it('a manual fire answers with the firing as it stands when its time is over', async () => {
+  it('returns the unsettled firing of a fire request after the maximum wait', async () => {
     const slow = await startProcess('web', app.databaseUrl, { ...FAST, TRIGGER_FIRE_WAIT_MAX_MS: '50' })
     processes.push(slow)
     const trigger = await tool()
@@ -245,7 +245,7 @@ describe('firings and their workers', function () {
     assert.equal((await ended(key, id)).status, 'succeeded')
   })
 
-  it('with their trigger go those that wait; what was started goes on', async () => {
+  it('discards waiting firings of a deleted trigger and continues started work', async () => {
     const agent = await app.agent({ model: 'gone/m' })
     await double.put('gone', { rules: [{ reply: { text: 'done', gate: 'gone' } }] })
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
@@ -261,7 +261,7 @@ describe('firings and their workers', function () {
     assert.equal(app.target.requests.length, 0)
   })
 
-  it('one whose turn was deleted ends', async () => {
+  it('settles a firing whose turn was deleted', async () => {
     const agent = await app.agent()
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
     await steadyWorker({}, ['trigger'])
@@ -275,7 +275,7 @@ describe('firings and their workers', function () {
     assert.equal((await ended(key, id)).error.code, 'RESOURCE_NOT_FOUND')
   })
 
-  it('as many as cannot be ended keep no other from being ended', async () => {
+  it('settles the other firings when many cannot be settled', async () => {
     const { triggerFiringSweep: firingSweep } = await import('../../src/automation/triggers/queue.ts')
     const agent = await app.agent()
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
@@ -283,7 +283,7 @@ describe('firings and their workers', function () {
     const ids = [await fire(trigger.id, { message: 'bad' }), await fire(trigger.id, { message: 'good' })]
     for (const id of ids)
       await eventually(async () => (await key.get(`/trigger-firings/${id}`)).body.status === 'running')
-    // More of the first one than one statement finds, all older than the second.
+    // The first fill more than one page, and all are older than the second.
     await app.services.pool.query(sql.unsafe`
       insert into trigger_firings select r.* from trigger_firings t, generate_series(1, 1000) n, jsonb_populate_record(t,
         jsonb_build_object('id', left(t.id, -4) || lpad(n::text, 4, '0'), 'created_at', t.created_at - interval '1 day')) r
@@ -297,7 +297,7 @@ describe('firings and their workers', function () {
     })
   })
 
-  it('firings that ended long ago are deleted', async () => {
+  it('deletes firings past their retention', async () => {
     const { pruneFirings } = await import('../../src/automation/triggers/handlers.ts')
     const trigger = await tool()
     await steadyWorker()

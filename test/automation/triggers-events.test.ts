@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { Breadth } from '../../src/automation/triggers/fanout.ts'
+import { FanoutLimiter } from '../../src/automation/triggers/fanout.ts'
 import { snapshotProjects } from '../../src/control/storage/snapshot.ts'
 import { newestSnapshot } from '../../src/control/storage/store.ts'
 import { sql } from '../../src/core/db/sql.ts'
@@ -8,7 +8,7 @@ import { type Client, eventually } from '../support/app.ts'
 import { emitNamed } from '../support/events.ts'
 import { ACTIONS, allEnded, firingsOf, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
 
-/** More than any other test here fires by one event. */
+/** More firings than one event causes in any other test of this file. */
 const FANOUT = 12
 
 describe('event triggers', function () {
@@ -19,12 +19,12 @@ describe('event triggers', function () {
   const on = (event_pattern: string, fields: object = {}) =>
     madeTrigger(key, { ...tool, type: 'event', event_pattern, ...fields })
   const actor = (name = 'x', more: object = {}) => key.post('/actors', { name, ...more })
-  /** A platform tool of one operation, as target. */
+  /** Creates a platform tool with one operation, as target. */
   const platform = async (action: string) => {
     const { id } = await made(key, { name: 'platform', type: 'platform', actions: [action] })
     return { target_type: 'tool', target_id: id, action }
   }
-  /** Events are dispatched in the order of their times: those before this one have been by now. */
+  /** Waits for the dispatch of a new event. Dispatch is in order of time, so all earlier events are dispatched too. */
   const dispatched = async () =>
     eventually(
       async () =>
@@ -47,7 +47,7 @@ describe('event triggers', function () {
   })
   after(() => app?.close())
 
-  it('fire once for each event that matches, with its envelope over their input', async () => {
+  it('fires once per matching event, with its envelope merged over the input', async () => {
     const trigger = await on('actors.created', { input: { own: 1, event: 'x' } })
     const other = await on('actors.*')
     const { body: made } = await actor('Ada')
@@ -75,7 +75,7 @@ describe('event triggers', function () {
     assert.equal((await firingsOf(key, trigger.id)).length, 1)
   })
 
-  it('fire while they are active, for what happens after they were made, and past what their filter and policy let by', async () => {
+  it('fires only when active, for events after its creation that pass its filter and policy', async () => {
     await actor('early')
     const off = await on('actors.created', { active: false })
     const filtered = await on('actors.created', { event_filter: { '==': [{ var: 'data.name' }, 'wanted'] } })
@@ -102,7 +102,7 @@ describe('event triggers', function () {
     assert.equal((await allEnded(key, off.id, 1)).length, 1)
   })
 
-  it('fail where their filter or mapping costs more than one of thousands may', async () => {
+  it('fails a firing whose filter or mapping exceeds its budget', async () => {
     const list = Array(80).fill(1)
     const dear = { map: [{ preserve: list }, { map: [{ preserve: list }, { '+': [{ var: '' }, 1] }] }] }
     const filtered = await on('actors.created', { event_filter: dear })
@@ -122,7 +122,7 @@ describe('event triggers', function () {
     assert.equal((await allEnded(key, other.id, 1))[0].status, 'succeeded')
   })
 
-  it('record that their project is paused, and start nothing', async () => {
+  it('records a failed firing while the project is paused', async () => {
     const trigger = await on('projects.paused')
     await app.admin.post(`/projects/${app.projectId}/pause`, { reason: 'night' })
     const [firing] = await allEnded(key, trigger.id, 1)
@@ -131,7 +131,7 @@ describe('event triggers', function () {
     assert.equal(app.target.requests.length, 0)
   })
 
-  it('do not fire themselves: the second firing is refused and filed, the trigger stays', async () => {
+  it('refuses a trigger that would fire itself, files an exception and keeps the trigger active', async () => {
     const trigger = await on('actors.created', {
       ...(await platform('create-actor')),
       input_mapping: { name: 'by a trigger' },
@@ -155,7 +155,7 @@ describe('event triggers', function () {
     assert.equal((await key.get(`/triggers/${trigger.id}`)).body.active, true)
   })
 
-  it('that listen to everything do not fire for ever', async () => {
+  it('stops triggers that match every event', async () => {
     const trigger = await on('*', { ...(await platform('create-actor')), input_mapping: { name: 'again' } })
     await actor()
     await eventually(async () => (await key.get('/exceptions?kind=event_trigger_loop')).body.total > 0)
@@ -168,13 +168,13 @@ describe('event triggers', function () {
       const settled = again.every(({ status }) => status === 'succeeded' || status === 'failed')
       return settled && first.length === again.length ? again : null
     })
-    // The making of the trigger, the actor, and the audit entries of both; what their firings caused is refused.
+    // The creation of the trigger, the actor, and the audit entries of both; the effects of their firings are refused.
     assert.equal(all.filter(({ status }) => status === 'succeeded').length, 4)
     for (const { causation_chain, status } of all)
       assert.deepEqual(causation_chain, status === 'succeeded' ? [] : [trigger.id])
   })
 
-  it('fire one another at most so deep', async () => {
+  it('limits the depth of trigger chains', async () => {
     const target = await platform('create-actor')
     const triggers: any[] = []
     for (let n = 0; n < 6; n++)
@@ -198,7 +198,7 @@ describe('event triggers', function () {
     for (const { id } of triggers.slice(0, 5)) assert.equal((await allEnded(key, id, 1))[0].status, 'succeeded')
   })
 
-  /** The firings of triggers once nothing is under way any more. */
+  /** Lists the firings of triggers once none is active. */
   const settledFirings = (triggers: readonly { id: string }[]) =>
     eventually(
       async () => {
@@ -217,7 +217,7 @@ describe('event triggers', function () {
       (item: any) => item.detail.reason === 'breadth',
     )
 
-  it('fire by one event at most so often in all, whatever it leads to; the others are skipped', async () => {
+  it('limits the total firings caused by one event and skips the rest', async () => {
     const target = { ...(await platform('create-actor')), input_mapping: { name: 'more' } }
     const triggers = [await on('actors.created', target), await on('actors.*', target), await on('actors.*', target)]
     await actor()
@@ -240,7 +240,7 @@ describe('event triggers', function () {
     assert.ok(item.detail.skipped >= skipped.length)
     assert.equal((await breaches()).length, 1)
     assert.equal((await key.get(`/triggers/${triggers[0].id}`)).body.active, true)
-    // What another event leads to is counted by itself.
+    // Another event has a separate count.
     await key.patch(`/triggers/${triggers[1].id}`, { active: false })
     await key.patch(`/triggers/${triggers[2].id}`, { active: false })
     const before = (await firingsOf(key, triggers[0].id)).length
@@ -250,7 +250,7 @@ describe('event triggers', function () {
     assert.notEqual(newest.status, 'skipped')
   })
 
-  it('count what a firing by hand leads to as what an event does', async () => {
+  it('counts firings caused by a manual firing like firings caused by an event', async () => {
     const target = { ...(await platform('create-actor')), input_mapping: { name: 'more' } }
     const triggers = [await on('actors.created', target), await on('actors.*', target), await on('actors.*', target)]
     const byHand = await madeTrigger(key, { ...target, type: 'manual' })
@@ -263,30 +263,30 @@ describe('event triggers', function () {
     )
   })
 
-  it('share the count of one root however many dispatch at once', async () => {
+  it('shares the count of a root among concurrent dispatches', async () => {
     const root = { id: `evt_${app.projectId.slice(5)}`, project_id: app.projectId, chained: true }
     const dispatch = () =>
       app.services.write(async tx => {
-        const breadth = new Breadth(10)
-        await breadth.read(tx, [root])
-        await breadth.lock(tx, Array(8).fill(root))
-        const admitted = Array.from({ length: 8 }, () => breadth.admits(root)).filter(Boolean).length
-        await breadth.write(tx)
+        const limiter = new FanoutLimiter(10)
+        await limiter.read(tx, [root])
+        await limiter.lock(tx, Array(8).fill(root))
+        const admitted = Array.from({ length: 8 }, () => limiter.admit(root)).filter(Boolean).length
+        await limiter.write(tx)
         return admitted
       })
-    // The root itself is the first.
+    // The root firing is the first.
     assert.deepEqual((await Promise.all([dispatch(), dispatch(), dispatch()])).sort(), [0, 1, 8])
-    // An event that more triggers want than it may fire is counted before anything follows from it.
+    // An event that matches more triggers than the limit is counted before its effects.
     const first = { id: `${root.id}x`, project_id: app.projectId, chained: false }
     const counts = sql.unsafe`select firings, skipped from trigger_fanouts where root_id = ${first.id}`
     const fire = (of: typeof first, wanted: number) =>
       app.services.write(async tx => {
-        const breadth = new Breadth(2)
-        await breadth.read(tx, [of])
-        const spent = breadth.isSpent(of)
-        await breadth.lock(tx, Array(wanted).fill(of))
-        const admitted = Array.from({ length: wanted }, () => breadth.admits(of))
-        await breadth.write(tx)
+        const limiter = new FanoutLimiter(2)
+        await limiter.read(tx, [of])
+        const spent = limiter.isExhausted(of)
+        await limiter.lock(tx, Array(wanted).fill(of))
+        const admitted = Array.from({ length: wanted }, () => limiter.admit(of))
+        await limiter.write(tx)
         return [spent, ...admitted]
       })
     assert.deepEqual(await fire(first, 2), [false, true, true])
@@ -296,7 +296,7 @@ describe('event triggers', function () {
     assert.deepEqual(await app.services.pool.any(counts), [{ firings: 2, skipped: 2 }])
   })
 
-  it('take room in the storage of their project', async () => {
+  it('counts firings in the storage of the project', async () => {
     const stored = async () => {
       await snapshotProjects(app.services, { all: true })
       return (await newestSnapshot(app.services.pool, app.projectId))?.bytes as number
@@ -310,7 +310,7 @@ describe('event triggers', function () {
     assert.ok((await stored()) >= before + 500)
   })
 
-  it('are not fired again by what a turn does that they started', async () => {
+  it('is not fired by the effects of a turn that it started', async () => {
     const trigger = await on('generations.completed', { target_type: 'agent', ...(await agentTarget()) })
     await key.post(`/agents/${trigger.target_id}/generate?wait=true`, { prompt: 'hi' })
     const [first, second] = await allEnded(key, trigger.id, 2)
@@ -332,7 +332,7 @@ describe('event triggers', function () {
     return { target_id: agent.body.id }
   }
 
-  it('one that cannot be evaluated keeps no other from firing', async () => {
+  it('fires other triggers when one cannot be evaluated', async () => {
     await on('actors.created', {
       event_filter: { reduce: [{ var: 'data' }, { cat: [{ var: 'accumulator' }, { var: 'accumulator' }] }, 'x'] },
     })
@@ -344,7 +344,7 @@ describe('event triggers', function () {
     await dispatched()
   })
 
-  it('are not fired by events that only look like those of the platform', async () => {
+  it('is not fired by custom events in platform namespaces', async () => {
     const any = await on('*')
     await app.services.write(async tx => {
       emitNamed(tx, 'actors.created', app.projectId, { id: 'actor_x' })
@@ -362,7 +362,7 @@ describe('event triggers', function () {
     assert.equal(all.filter(({ input }) => input.event === 'actors.invented').length, 0)
   })
 
-  it('cost a project without any nothing: its events count as dispatched when they are written', async () => {
+  it('marks events as dispatched when they are written in a project without event triggers', async () => {
     const { body } = await actor('quiet')
     const stored = await app.services.pool.one(
       sql.unsafe`select dispatched_at is not null as done, packed is not null as packed, causation from events where resource_id = ${body.id}`,

@@ -16,7 +16,7 @@ import {
 
 const MIB = 1024 * 1024
 
-describe('hooks of triggers', function () {
+describe('trigger hooks', function () {
   this.timeout(60_000)
   let app: TriggerApp
   let key: Client
@@ -38,7 +38,7 @@ describe('hooks of triggers', function () {
   })
   after(() => app?.close())
 
-  it('take what is signed, once', async () => {
+  it('accepts a signed call once', async () => {
     const body = '{"b":1,"__proto__":{"x":1},"a":"é","own":2}'
     const headers = { 'X-Svc-Signature': signatureOf(trigger.secret, body), 'content-type': 'text/html' }
     const first = await call(body, headers)
@@ -52,14 +52,14 @@ describe('hooks of triggers', function () {
     const again = await Promise.all([call(body, headers), call(body, headers)])
     for (const reply of again)
       assert.deepEqual([reply.status, reply.body.firing_id, reply.body.status], [202, firing.id, 'succeeded'])
-    // What is signed counts, not what else the header says.
+    // Only the signed parts count, not the other parts of the header.
     const more = { 'X-Svc-Signature': `${headers['X-Svc-Signature']},v1=${'0'.repeat(64)}` }
     assert.equal((await call(body, more)).body.firing_id, firing.id)
     assert.equal((await firingsOf(key, trigger.id)).length, 1)
     assert.equal(app.target.requests.length, 1)
   })
 
-  it('that come at once with one signature are one firing', async () => {
+  it('creates one firing for concurrent calls with the same signature', async () => {
     const headers = { 'X-Svc-Signature': signatureOf(trigger.secret, '{}') }
     const replies = await Promise.all(Array.from({ length: 8 }, () => call('{}', headers)))
     assert.deepEqual(new Set(replies.map(({ status }) => status)), new Set([202]))
@@ -67,7 +67,7 @@ describe('hooks of triggers', function () {
     assert.equal((await firingsOf(key, trigger.id)).length, 1)
   })
 
-  it('take any JSON as their input', async () => {
+  it('accepts any JSON value as input', async () => {
     for (const [body, input] of [
       ['', {}],
       ['[1,2]', { payload: [1, 2] }],
@@ -81,7 +81,7 @@ describe('hooks of triggers', function () {
     }
   })
 
-  it('refuse what is not signed, or was signed otherwise, or long ago', async () => {
+  it('refuses unsigned, wrongly signed and expired calls', async () => {
     const now = Math.floor(Date.now() / 1000)
     const digest = (secret: string, at: number | string, body: string) =>
       createHmac('sha256', secret).update(`${at}.${body}`).digest('hex')
@@ -110,7 +110,7 @@ describe('hooks of triggers', function () {
         [401, 'UNAUTHORIZED'],
         value,
       )
-    // In time on both sides, several signatures, upper case.
+    // Both ends of the tolerance, several signatures, upper case.
     for (const value of [
       `t=${now - 250},v1=${digest(trigger.secret, now - 250, '{}')}`,
       `t=${now + 250},v1=${digest(trigger.secret, now + 250, '{}')}`,
@@ -120,7 +120,7 @@ describe('hooks of triggers', function () {
     assert.equal((await firingsOf(key, trigger.id)).length, 3)
   })
 
-  it('are refused in the order of what is known', async () => {
+  it('checks a call in the documented order', async () => {
     const manual = await madeTrigger(key, { target_type: 'tool', target_id: app.toolId })
     for (const id of [manual.id, 'trg_01m839z85t2hz61d7c3k8rha9n', 'x', '%00'])
       assert.deepEqual(await code(hook(app.url, { id, secret: 'x' }, '{}')), [404, 'RESOURCE_NOT_FOUND'])
@@ -146,7 +146,7 @@ describe('hooks of triggers', function () {
     assert.equal((await firingsOf(key, agent.id)).length, 0)
   })
 
-  it('say before they look at a signature that their secret cannot be read, until it is replaced', async () => {
+  it('reports an unreadable secret before it verifies a signature', async () => {
     await app.services.pool.query(
       sql.unsafe`update triggers set sealed_secret = 'v1.00000000.AAAA.AAAA.AAAA' where id = ${trigger.id}`,
     )
@@ -156,7 +156,7 @@ describe('hooks of triggers', function () {
     assert.equal((await hook(app.url, { id: trigger.id, secret }, '{}')).status, 202)
   })
 
-  it('send the body without saying how long it is', async () => {
+  it('accepts a body without a Content-Length', async () => {
     const chunk = new TextEncoder().encode('x'.repeat(64 * 1024))
     let left = 64
     const body = new ReadableStream({
@@ -174,7 +174,7 @@ describe('hooks of triggers', function () {
     assert.equal(await request, 413)
   })
 
-  it('take the old secret for as long as it is kept', async () => {
+  it('accepts the previous secret until it expires', async () => {
     const rotate = (body?: object) => key.post(`/triggers/${trigger.id}/rotate-secret`, body)
     const old = trigger.secret
     const next = (await rotate({ keep_previous_seconds: 60 })).body.secret
@@ -186,7 +186,7 @@ describe('hooks of triggers', function () {
     assert.equal((await hook(app.url, { ...trigger, secret: last }, '{}')).status, 202)
   })
 
-  it('are signed over the body alone where the trigger says so', async () => {
+  it('verifies a signature of the body with body_sha256', async () => {
     trigger = await madeTrigger(key, {
       type: 'webhook',
       target_type: 'tool',
@@ -204,7 +204,7 @@ describe('hooks of triggers', function () {
     assert.deepEqual(await code(call(body)), [401, 'UNAUTHORIZED'])
   })
 
-  it('take three statements', async () => {
+  it('uses three statements per call', async () => {
     await eventually(async () => (await call('{}')).status === 202)
     const before = app.statements.length
     assert.equal((await call('{"n":1}')).status, 202)

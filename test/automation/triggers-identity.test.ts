@@ -13,17 +13,17 @@ import {
   tryTrigger,
 } from './triggers-support.ts'
 
-/** What the platform refused the call of a tool with. */
+/** Returns the error with which the platform refused the tool call. */
 const refusalOf = ({ error }: any): string => JSON.parse(error.meta.tool_response_body).error.code
 
-describe('whom triggers act as', function () {
+describe('trigger permissions', function () {
   this.timeout(60_000)
   let app: TriggerApp
   let tool: { target_type: string; target_id: string }
   const statement = (action: string[], effect = 'Allow') => ({
     statement: [{ effect, action, resource: [`srn:${app.projectId}:*:*`] }],
   })
-  /** A user with a policy that can be changed. */
+  /** Creates a user with a policy that the test can change. */
   const creator = async (action: string[]) => {
     const user = await app.user(undefined, [])
     const policy = (await app.admin.post('/policies', { document: statement(action) })).body.id
@@ -31,7 +31,7 @@ describe('whom triggers act as', function () {
     return { user, policy }
   }
   const of = (fields: object) => ({ project_id: app.projectId, ...fields })
-  /** A platform tool that may call some operations, and a trigger on one of them. */
+  /** Creates a platform tool with some operations, and a trigger for one of them. */
   const platformTrigger = async (key: Client, action: string, fields: object = {}) => {
     const { id } = await made(app.admin, of({ name: 'platform', type: 'platform', actions: [action] }))
     return madeTrigger(key, of({ target_type: 'tool', target_id: id, action, ...fields }))
@@ -47,7 +47,7 @@ describe('whom triggers act as', function () {
   })
   after(() => app?.close())
 
-  it('creating one needs the right to start its target, and so does pointing it elsewhere', async () => {
+  it('requires the permission to start the target on create and on a change of the target', async () => {
     const { user } = await creator(['triggers:*'])
     assert.deepEqual(codeOf(await tryTrigger(user, of(tool))), [403, 'FORBIDDEN'])
     const trigger = await madeTrigger(app.key, tool)
@@ -59,12 +59,12 @@ describe('whom triggers act as', function () {
     assert.deepEqual([stored.target_id, stored.input], [app.toolId, null])
     assert.equal((await user.patch(path, { description: 'x', active: false })).status, 200)
     assert.equal((await user.patch(path, { active: true })).status, 200)
-    // Firing needs no right to the target.
+    // Firing requires no permission on the target.
     assert.equal((await user.post(`${path}/fire`)).body.status, 'succeeded')
     assert.deepEqual((await app.key.get(path)).body.run_as.kind, 'api_key')
   })
 
-  it('they go by the rights that their creator has at the time', async () => {
+  it('uses the current permissions of the creator', async () => {
     const { user, policy } = await creator(['triggers:*', 'tools:CallTool'])
     const trigger = await madeTrigger(user, of({ ...tool, type: 'webhook' }))
     assert.deepEqual(trigger.run_as, { kind: 'user', id: user.id })
@@ -76,7 +76,7 @@ describe('whom triggers act as', function () {
     assert.equal((await firingsOf(app.key, trigger.id)).length, 1)
   })
 
-  it('they do not fire without their creator, and stay', async () => {
+  it('keeps a trigger whose creator was deleted but does not fire it', async () => {
     const { user } = await creator(['triggers:*', 'tools:CallTool'])
     const trigger = await madeTrigger(user, of({ ...tool, type: 'webhook' }))
     const schedule = await madeTrigger(user, of({ ...tool, type: 'schedule', cron: '0 0 1 1 *' }))
@@ -97,7 +97,7 @@ describe('whom triggers act as', function () {
     assert.equal(app.target.requests.length, 0)
   })
 
-  it('a key goes with its policies, and is gone when it is revoked', async () => {
+  it('applies the policies of an API key and stops when the key is revoked', async () => {
     const project = await app.projectWith(['triggers:*', 'tools:*'])
     const target = await made(project.key, { execute: { url: app.target.url } })
     const trigger = await madeTrigger(project.key, { target_type: 'tool', target_id: target.id })
@@ -107,7 +107,7 @@ describe('whom triggers act as', function () {
     assert.deepEqual(codeOf(await app.admin.post(`/triggers/${trigger.id}/fire`)), [409, 'TRIGGER_CREATOR_UNAVAILABLE'])
   })
 
-  it('the policy of a trigger binds what it does, an admin too', async () => {
+  it('applies the policy of the trigger, even for an admin', async () => {
     const boundary = (
       await app.admin.post('/policies', { document: statement(['tools:CallTool', 'actors:ListActors']) })
     ).body.id
@@ -121,14 +121,14 @@ describe('whom triggers act as', function () {
     assert.equal((await fired(app.key, free.id)).status, 'succeeded')
     const held = await app.admin.delete(`/policies/${boundary}`)
     assert.deepEqual([...codeOf(held), held.body.error.meta.counts.triggers], [409, 'POLICY_HAS_DEPENDENTS', 2])
-    // A change of the document binds the next firing.
+    // A change of the document applies to the next firing.
     await app.admin.put(`/policies/${boundary}`, { document: statement(['actors:*']) })
     assert.deepEqual(codeOf(await app.key.post(`/triggers/${allowed.id}/fire`)), [403, 'FORBIDDEN'])
     await app.admin.put(`/policies/${boundary}`, { document: statement(['tools:CallTool', 'actors:*']) })
     assert.equal((await fired(app.key, denied.id)).status, 'succeeded')
   })
 
-  it('an admin is confined to the project', async () => {
+  it('confines an admin to the project', async () => {
     const other = await app.project()
     const trigger = await platformTrigger(app.admin, 'create-actor', { input: { name: 'x', project_id: other.id } })
     const firing = await fired(app.key, trigger.id)
@@ -136,7 +136,7 @@ describe('whom triggers act as', function () {
     assert.equal((await other.key.get('/actors')).body.total, 0)
   })
 
-  it('what they start fires no trigger and makes none, at any depth', async () => {
+  it('refuses to fire or create triggers from started work, at any depth', async () => {
     const double = (await import('../local/double/client.ts')).client(app.double)
     const inner = await madeTrigger(app.key, tool)
     const fire = await platformTrigger(app.key, 'fire-trigger', { input: { trigger_id: inner.id } })
@@ -150,7 +150,7 @@ describe('whom triggers act as', function () {
       input: { trigger_id: inner.id, description: 'x' },
     })
     assert.equal(refusalOf(await fired(app.key, change.id)), 'FORBIDDEN')
-    // A turn that calls another agent, whose tool fires.
+    // A turn that calls another agent, whose tool fires the trigger.
     const platform = await made(app.key, { name: 'fires', type: 'platform', actions: ['fire-trigger'] })
     await double.put('inner', {
       rules: [
@@ -179,7 +179,7 @@ describe('whom triggers act as', function () {
     assert.equal((await firingsOf(app.key, inner.id)).length, 0)
   })
 
-  it('an agent within a boundary makes no trigger', async () => {
+  it('refuses to create a trigger as an agent with a boundary policy', async () => {
     const double = (await import('../local/double/client.ts')).client(app.double)
     const platform = await made(app.key, { name: 'makes', type: 'platform', actions: ['create-trigger'] })
     await double.put('maker', {
@@ -202,7 +202,7 @@ describe('whom triggers act as', function () {
     assert.equal((await app.key.get('/triggers?name=shed')).body.total, 1)
   })
 
-  it('a target that is gone fails the firing', async () => {
+  it('fails a firing whose target was deleted', async () => {
     const target = await made(app.key, { execute: { url: app.target.url } })
     const trigger = await madeTrigger(app.key, { target_type: 'tool', target_id: target.id })
     await app.key.delete(`/tools/${target.id}`)

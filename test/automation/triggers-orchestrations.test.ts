@@ -16,10 +16,10 @@ import {
   type TriggerApp,
 } from './triggers-support.ts'
 
-/** The workers that runs need beside those of triggers. */
+/** Workers for runs, in addition to the trigger workers. */
 const WORKERS = ['trigger', 'generation', 'delivery', 'orchestration'] as never
 
-describe('triggers of orchestrations', function () {
+describe('orchestration triggers', function () {
   this.timeout(60_000)
   let app: TriggerApp
   let key: Client
@@ -43,7 +43,7 @@ describe('triggers of orchestrations', function () {
   })
   after(() => app?.close())
 
-  it('start a run with their input, which ends them', async () => {
+  it('starts a run with the input and settles with the run', async () => {
     const trigger = await on(await graph([transform]), { input: { seed: 1 } })
     const firing = await fired(key, trigger.id, { extra: 2 })
     assert.deepEqual(
@@ -71,7 +71,7 @@ describe('triggers of orchestrations', function () {
     assert.ok(parent.trigger_id && parent.trigger_firing_id)
   })
 
-  it('refuse an input that is larger than that of a run, or is made so by their mapping', async () => {
+  it('refuses an input above the run limit, before and after mapping', async () => {
     const target_id = await graph([transform])
     const half = { text: 'x'.repeat(200_000) }
     const doubled = Object.fromEntries(Array.from({ length: 6 }, (_, at) => [`k${at}`, { var: 'input.text' }]))
@@ -79,13 +79,13 @@ describe('triggers of orchestrations', function () {
     const plain = await on(target_id, { type: 'webhook', input: half })
     const byHand = await key.post(`/triggers/${mapped.id}/fire`, { input: half })
     assert.deepEqual(codeOf(byHand), [400, 'TRIGGER_INPUT_INVALID'])
-    assert.match(byHand.body.error.message, /input_mapping: makes more than 1 MiB/)
+    assert.match(byHand.body.error.message, /input_mapping: must return at most 1 MiB/)
     const called = await hook(app.url, plain, JSON.stringify({ more: 'x'.repeat(1_000_000) }))
     assert.deepEqual([called.status, called.body.error.code], [400, 'TRIGGER_INPUT_INVALID'])
     assert.deepEqual([await firingsOf(key, mapped.id), await firingsOf(key, plain.id)], [[], []])
   })
 
-  it('refuse an input that breaks the input_schema, by hand with an answer, else on the firing', async () => {
+  it('refuses an input that violates input_schema, in the response of a fire request and on other firings', async () => {
     const input_schema = { type: 'object', properties: { seed: { type: 'integer' } }, required: ['seed'] }
     const id = await graph([transform], { input_schema })
     const trigger = await on(id)
@@ -99,7 +99,7 @@ describe('triggers of orchestrations', function () {
     assert.deepEqual([firing.status, firing.error.code], ['failed', 'TRIGGER_INPUT_INVALID'])
   })
 
-  it('end when their run waits for somebody, and with its failure', async () => {
+  it('settles when the run awaits input or fails', async () => {
     const waiting = await on(await graph([{ id: 'ask', type: 'human', prompt: 'ok?' }]))
     assert.deepEqual((await fired(key, waiting.id)).result.status, 'awaiting_input')
     const failing = await on(await graph([{ id: 'call', type: 'tool', tool_id: app.toolId }]))
@@ -110,7 +110,7 @@ describe('triggers of orchestrations', function () {
       response.writeHead(200, { 'content-type': 'application/json' }).end('{"ok":true}')
   })
 
-  it('record a run that was cancelled', async () => {
+  it('fails a firing whose run was cancelled', async () => {
     const trigger = await on(await graph([{ id: 'later', type: 'delay', duration: '1h' }]))
     const { body } = await key.post(`/triggers/${trigger.id}/fire?wait=false`)
     let run: string | undefined
@@ -124,7 +124,7 @@ describe('triggers of orchestrations', function () {
     assert.deepEqual(firing.error.meta, { orchestration_run_id: run, run_status: 'cancelled' })
   })
 
-  it('whose run calls fire are refused', async () => {
+  it('refuses a fire request from its own run', async () => {
     const inner = await madeTrigger(key, { target_type: 'tool', target_id: app.toolId })
     const tool = await key.post('/tools', { name: 'fires', type: 'platform', actions: ['fire-trigger'] })
     const node = { id: 'fire', type: 'tool', tool_id: tool.body.id, operation_id: 'fire-trigger' }
@@ -135,7 +135,7 @@ describe('triggers of orchestrations', function () {
     assert.deepEqual(await firingsOf(key, inner.id), [])
   })
 
-  it('whose graph emits the event that they listen to fire once', async () => {
+  it('fires once when its graph emits the matching event', async () => {
     const id = await graph([{ id: 'emit', type: 'emit_event', event_type: 'orders.shipped', input_mapping: { a: 1 } }])
     const trigger = await on(id, { type: 'event', event_pattern: 'orders.shipped' })
     assert.equal((await key.post('/orchestration-runs', { orchestration_id: id })).status, 201)
@@ -145,11 +145,11 @@ describe('triggers of orchestrations', function () {
       ['succeeded', 'failed', 'TRIGGER_CAUSATION_LIMIT'],
     )
     assert.equal(second.error.meta.reason, 'repeat')
-    // Exceptions are filed beside the work.
+    // Exceptions are filed in the background.
     await eventually(async () => (await key.get('/exceptions?kind=event_trigger_loop')).body.total === 1)
   })
 
-  /** The triggers that led to the event that a graph emitted for a run. */
+  /** Returns the causation chain of the event that the graph of a run emitted. */
   const causes = async (name: string): Promise<string[] | null> => {
     const [{ causation }] = await eventually(async () => {
       const found = await app.services.pool.any(
@@ -159,13 +159,13 @@ describe('triggers of orchestrations', function () {
     })
     return causation && triggersIn(causation)
   }
-  it('hand on what led to the start of a run, and to what it waited for', async () => {
+  it('propagates the causation chain to the run and across its waits', async () => {
     const tool = await key.post('/tools', { name: 'resumes', type: 'platform', actions: ['resume-run'] })
     const resumes = await madeTrigger(key, { target_type: 'tool', target_id: tool.body.id, action: 'resume-run' })
     const wait = { id: 'wait', type: 'approval', tool_id: app.toolId }
     const tell = (event_type: string) => ({ id: 'tell', type: 'emit_event', event_type })
     const edges = [{ from: 'wait', to: 'tell' }]
-    /** Has a run approved while it is paused, and resumed by a trigger: it goes on with what was decided. */
+    /** Approves a run while it is paused and resumes it by a trigger; the run continues with the decision. */
     const resumed = async (run: string) => {
       const { approval_id } = await eventually<any>(async () => {
         const { body } = await key.get(`/orchestration-runs/${run}`)
@@ -190,7 +190,7 @@ describe('triggers of orchestrations', function () {
     assert.deepEqual(await causes('children.resumed'), [resumes.id])
   })
 
-  it('have led each to the audit entries of its own calls, which are written together', async () => {
+  it('attributes audit entries that are written together to their own chains', async () => {
     const tool = await key.post('/tools', { name: 'calls', type: 'platform', actions: ['call-tool'] })
     assert.equal(tool.status, 201, JSON.stringify(tool.body))
     app.target.answer = (_request, response) =>
@@ -215,7 +215,7 @@ describe('triggers of orchestrations', function () {
     assert.deepEqual(causations.toSorted(), made.map(({ id }) => [id]).toSorted())
   })
 
-  it('have led to no run that goes on because one of theirs gave it room', async () => {
+  it('does not attribute a run that starts when a triggered run frees a slot', async () => {
     const { status } = await app.admin.patch(`/projects/${app.projectId}`, { max_concurrent_runs: 1 })
     assert.equal(status, 200)
     let release = () => {}
@@ -228,7 +228,7 @@ describe('triggers of orchestrations', function () {
     await eventually(() => app.target.requests.length === 1)
     const waiting = await graph([{ id: 'tell', type: 'emit_event', event_type: 'room.given' }])
     const { body } = await key.post('/orchestration-runs', { orchestration_id: waiting })
-    // It has been looked at, and found no room.
+    // It was checked and found no free slot.
     await eventually(async () =>
       app.services.pool.oneFirst(sql.unsafe`
         select count(*) > 0 from pgboss.job
@@ -239,7 +239,7 @@ describe('triggers of orchestrations', function () {
     await app.admin.patch(`/projects/${app.projectId}`, { max_concurrent_runs: null })
   })
 
-  it('whose call retries the run that they listen for do so once', async () => {
+  it('retries the run whose event it matches once', async () => {
     const failing = await graph([{ id: 'bad', type: 'condition', expression: { preserve: [1] } }])
     const tool = await key.post('/tools', { name: 'retries', type: 'platform', actions: ['retry-run'] })
     assert.equal(tool.status, 201, JSON.stringify(tool.body))

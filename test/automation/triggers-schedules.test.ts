@@ -7,7 +7,7 @@ import { allEnded, FAST, firingsOf, madeTrigger, startTriggerApp, type TriggerAp
 
 const MINUTELY = { type: 'schedule', cron: '* * * * *' }
 
-/** Puts the clock of a process 30 s ahead. */
+/** Sets the clock of a process 30 s ahead. */
 const AHEAD = `--import=data:text/javascript,${encodeURIComponent(`
   const Real = Date
   globalThis.Date = class extends Real {
@@ -15,7 +15,7 @@ const AHEAD = `--import=data:text/javascript,${encodeURIComponent(`
     static now() { return Real.now() + 30000 }
   }`)}`
 
-describe('schedules of triggers', function () {
+describe('trigger schedules', function () {
   this.timeout(60_000)
   let app: TriggerApp
   let key: Client
@@ -27,10 +27,10 @@ describe('schedules of triggers', function () {
     return made
   }
   const steady = steadyWorkers()
-  /** A worker that comes to no harm. */
+  /** Starts a worker without faults. */
   const steadyWorker = (env: Record<string, string> = {}) =>
     steady.start(app.databaseUrl, { ...FAST, ...env }, ['trigger'])
-  /** Schedules are due when their next instant is past: by how many seconds. */
+  /** Makes schedules due by moving their next time into the past by some seconds. */
   const dueSince = (id: string, seconds: number) =>
     app.services.pool.query(
       sql.unsafe`update triggers set next_fire_at = date_trunc('second', now()) - ${seconds} * interval '1 s' where id = ${id}`,
@@ -52,7 +52,7 @@ describe('schedules of triggers', function () {
   })
   after(() => app?.close())
 
-  it('have their next instant while they are active', async () => {
+  it('has a next fire time while it is active', async () => {
     const trigger = await madeTrigger(key, { ...tool, ...MINUTELY })
     assert.deepEqual([trigger.timezone, trigger.overlap_policy, trigger.misfire_policy], ['UTC', 'allow', 'fire_once'])
     assert.ok(secondsUntil(trigger.next_fire_at) <= 60 && trigger.next_fire_at.endsWith(':00.000Z'))
@@ -66,12 +66,12 @@ describe('schedules of triggers', function () {
     await key.delete(path)
   })
 
-  it('fire once an instant, however many workers there are and whatever their clocks say', async () => {
+  it('fires once per occurrence with several workers and skewed clocks', async () => {
     await Promise.all([worker(), worker(), worker(), worker(), worker({}, [AHEAD])])
     const triggers: any[] = []
     for (let n = 0; n < 5; n++) triggers.push(await madeTrigger(key, { ...tool, ...MINUTELY, cron: '0 0 1 1 *' }))
     const ids = triggers.map(({ id }) => id)
-    // In twenty seconds: a clock that is ahead would be there by now.
+    // In twenty seconds: a clock that is ahead has already passed it.
     await app.services.pool.query(sql.unsafe`
       update triggers set next_fire_at = now() + interval '20 s' where id = any(${sql.array(ids.slice(0, 1), 'text')})`)
     for (let round = 1; round <= 5; round++) {
@@ -98,7 +98,7 @@ describe('schedules of triggers', function () {
     for (const each of ids) await key.delete(`/triggers/${each}`)
   })
 
-  it('make up for missed instants once, or not at all', async () => {
+  it('fires once or not at all for missed occurrences, by misfire_policy', async () => {
     const once = await madeTrigger(key, { ...tool, ...MINUTELY })
     const skipping = await madeTrigger(key, { ...tool, ...MINUTELY, misfire_policy: 'skip' })
     for (const { id } of [once, skipping]) await dueSince(id, 3600)
@@ -111,7 +111,7 @@ describe('schedules of triggers', function () {
     for (const { id } of [once, skipping]) await key.delete(`/triggers/${id}`)
   })
 
-  it('leave out an instant while a firing is under way where they say so', async () => {
+  it('skips an occurrence while a firing is active with overlap_policy skip', async () => {
     let free = () => {}
     app.target.answer = (_request, response) => {
       free = () => response.writeHead(200, { 'content-type': 'application/json' }).end('{}')
@@ -134,7 +134,7 @@ describe('schedules of triggers', function () {
     await key.delete(`/triggers/${skipping.id}`)
   })
 
-  it('do not fire in a paused project, nor afterwards for the time of the pause', async () => {
+  it('does not fire in a paused project and skips its missed occurrences', async () => {
     const trigger = await madeTrigger(key, { ...tool, ...MINUTELY })
     await app.admin.post(`/projects/${app.projectId}/pause`)
     await dueSince(trigger.id, 120)
@@ -149,7 +149,7 @@ describe('schedules of triggers', function () {
     await key.delete(`/triggers/${trigger.id}`)
   })
 
-  it('are left alone by workers whose scheduler is switched off', async () => {
+  it('is not fired by a worker with a disabled scheduler', async () => {
     await steadyWorker({ TRIGGER_SCHEDULER_DISABLED: 'true' })
     const trigger = await madeTrigger(key, { ...tool, ...MINUTELY })
     await dueSince(trigger.id, 1)
@@ -160,7 +160,7 @@ describe('schedules of triggers', function () {
     assert.equal((await allEnded(key, trigger.id, 1)).length, 1)
   })
 
-  it('of many triggers fire in batches', async () => {
+  it('fires many schedules in batches', async () => {
     const first = await madeTrigger(key, { ...tool, type: 'schedule', cron: '0 0 1 1 *' })
     await app.services.pool.query(sql.unsafe`
       insert into triggers (id, project_id, name, type, target_type, target_id, cron, timezone, authority, created_by,

@@ -18,7 +18,7 @@ export const ACTIONS = [
   'webhooks:*',
 ]
 
-/** Short leases, so that a lost worker is missed within seconds. */
+/** Short leases, so that a lost worker is detected within seconds. */
 export const FAST = {
   GENERATION_LEASE_SECONDS: '2',
   GENERATION_SWEEP_SECONDS: '1',
@@ -30,7 +30,7 @@ export const FAST = {
 
 export type TriggerApp = AgentApp & { target: Target; toolId: string }
 
-/** An app with an agent, a tool and who fires triggers. */
+/** Starts an app with an agent, a tool and trigger workers. */
 export async function startTriggerApp(
   options: Parameters<typeof startAgentApp>[0] & { actions?: readonly string[] } = {},
 ): Promise<TriggerApp> {
@@ -67,7 +67,7 @@ export async function madeTrigger(key: Client, fields: Record<string, unknown>):
 
 export const codeOf = ({ status, body }: Reply): [number, string] => [status, body?.error?.code]
 
-/** Fires by hand and waits for the end. */
+/** Fires a trigger and waits until the firing settles. */
 export async function fired(key: Client, id: string, input?: object): Promise<any> {
   const reply = await key.post(`/triggers/${id}/fire`, { input })
   assert.equal(reply.status, 200, JSON.stringify(reply.body))
@@ -77,7 +77,7 @@ export async function fired(key: Client, id: string, input?: object): Promise<an
 export const firingsOf = async (key: Client, id: string): Promise<any[]> =>
   (await key.get(`/trigger-firings?trigger_id=${id}&limit=100`)).body.data
 
-/** A firing once it has ended. */
+/** Waits until a firing has settled. */
 export const ended = (key: Client, id: string): Promise<any> =>
   eventually(
     async () => {
@@ -87,7 +87,7 @@ export const ended = (key: Client, id: string): Promise<any> =>
     { what: `end of ${id}` },
   )
 
-/** The firings of a trigger once there are so many, all of which have ended; oldest first. */
+/** Waits for a number of settled firings of a trigger. Returns them oldest first. */
 export const allEnded = (key: Client, id: string, count: number): Promise<any[]> =>
   eventually(
     async () => {
@@ -101,7 +101,7 @@ export const allEnded = (key: Client, id: string, count: number): Promise<any[]>
 export const signatureOf = (secret: string, body: string | Buffer, at = Math.floor(Date.now() / 1000)): string =>
   `t=${at},v1=${createHmac('sha256', secret).update(`${at}.`).update(body).digest('hex')}`
 
-/** Calls the hook of a trigger; signed with its secret unless headers are given. */
+/** Calls the hook of a trigger, signed with its secret unless headers are given. */
 export async function hook(
   url: string,
   trigger: { id: string; secret?: string },

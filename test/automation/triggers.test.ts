@@ -34,7 +34,7 @@ describe('triggers', function () {
   })
   after(() => app?.close())
 
-  it('are made, listed, changed and deleted', async () => {
+  it('creates, lists, updates and deletes triggers', async () => {
     const trigger = await madeTrigger(key, { ...tool, name: 'nightly', description: 'x', input: { seed: 1 } })
     assert.match(trigger.id, /^trg_/)
     assert.deepEqual(
@@ -57,7 +57,7 @@ describe('triggers', function () {
     )
   })
 
-  it('refuse fields that do not go together, and name the field', async () => {
+  it('rejects incompatible fields and reports the field', async () => {
     const platform = await made(key, { type: 'platform', name: 'p', actions: ['list-actors'] })
     const clients = await made(key, { type: 'client', name: 'c' })
     const cases: [object, string, string][] = [
@@ -103,7 +103,7 @@ describe('triggers', function () {
     assert.deepEqual(codeOf(big), [400, 'VALIDATION_FAILED'])
   })
 
-  it('fired by hand call a tool with their input, under the id of the firing', async () => {
+  it('calls a tool with the input and the firing ID as idempotency key', async () => {
     const trigger = await madeTrigger(key, { ...tool, input: { seed: 1, both: 'trigger' } })
     const firing = await fired(key, trigger.id, { extra: 2, both: 'fire' })
     assert.deepEqual(
@@ -131,7 +131,7 @@ describe('triggers', function () {
     assert.equal((await stranger.get(`/trigger-firings/${firing.id}`)).status, 404)
   })
 
-  it('keep the failure of a tool, and a preview of a long answer', async () => {
+  it('stores the error of a tool and a preview of a long output', async () => {
     const trigger = await madeTrigger(key, tool)
     app.target.answer = json({ no: true }, 500)
     const failed = await fired(key, trigger.id)
@@ -141,7 +141,7 @@ describe('triggers', function () {
     assert.deepEqual([output.truncated, output.preview.length], [true, 4000])
   })
 
-  it('run an agent, whose turn ends them and carries their id', async () => {
+  it('starts an agent turn that settles the firing and references the trigger', async () => {
     const trigger = await madeTrigger(key, agent)
     assert.deepEqual(codeOf(await key.post(`/triggers/${trigger.id}/fire`)), [400, 'TRIGGER_INPUT_INVALID'])
     for (const input of [{ messages: [] }, { messages: [{ role: 'user' }] }, { messages: 'x' }])
@@ -165,7 +165,7 @@ describe('triggers', function () {
     await fired(key, trigger.id, { any: 'thing' })
   })
 
-  it('succeed when their agent waits for its client, and stay so', async () => {
+  it('succeeds when the turn waits for its client and keeps that status', async () => {
     const clientTool = await made(key, { type: 'client', name: 'ask', parameters: { type: 'object' } })
     await double.put('waits', {
       rules: [{ when: { call: 1 }, reply: { tool_calls: [{ name: 'ask', args: {} }] } }, { reply: { text: 'done' } }],
@@ -176,7 +176,7 @@ describe('triggers', function () {
     assert.deepEqual([firing.status, firing.result.status], ['succeeded', 'requires_action'])
   })
 
-  it('keep what failed in a turn', async () => {
+  it('stores the error of a failed turn', async () => {
     await double.put('broken', { rules: [{ reply: { error: { status: 400, message: 'no' } } }] })
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: await app.agent({ model: 'broken/m' }) })
     const firing = await fired(key, trigger.id, { message: 'hi' })
@@ -186,7 +186,7 @@ describe('triggers', function () {
     )
   })
 
-  it('answer at once where nobody waits', async () => {
+  it('returns immediately with wait false', async () => {
     const trigger = await madeTrigger(key, tool)
     for (const [query, body] of [
       ['?wait=false', {}],
@@ -198,7 +198,7 @@ describe('triggers', function () {
     }
   })
 
-  it('fire only while they are active and their project runs', async () => {
+  it('fires only while the trigger is active and the project is not paused', async () => {
     const trigger = await madeTrigger(key, { ...tool, active: false })
     assert.deepEqual(codeOf(await key.post(`/triggers/${trigger.id}/fire`)), [409, 'TRIGGER_NOT_ACTIVE'])
     await key.patch(`/triggers/${trigger.id}`, { active: true })
@@ -210,7 +210,7 @@ describe('triggers', function () {
     assert.equal((await fired(key, trigger.id)).status, 'succeeded')
   })
 
-  it('map their input', async () => {
+  it('maps the input', async () => {
     const trigger = await madeTrigger(key, {
       ...tool,
       input: { a: 1 },
@@ -220,7 +220,7 @@ describe('triggers', function () {
     assert.deepEqual(firing.input, { sum: 3, by: trigger.name })
   })
 
-  it('keep their secret to themselves', async () => {
+  it('returns the secret only from the secret operations', async () => {
     const trigger = await madeTrigger(key, { ...tool, type: 'webhook' })
     assert.match(trigger.secret, /^[0-9a-f]{64}$/)
     assert.ok(trigger.hook_url.endsWith(`/api/v1/hooks/triggers/${trigger.id}`))
@@ -257,7 +257,7 @@ describe('triggers', function () {
     assert.equal((await reader.get(`${path}/secret`)).status, 403)
   })
 
-  it('are copied with a project: switched off, with a secret of their own, in the name of who copies', async () => {
+  it('copies a trigger with its project as inactive, with a new secret, running as the caller', async () => {
     const trigger = await madeTrigger(key, { ...tool, type: 'webhook', input: { z: 1, a: 2 } })
     const copied = await app.admin.post(`/projects/${app.projectId}/clone`, {
       name: 'copy',

@@ -44,7 +44,7 @@ describe('workflows', () => {
   })
   after(() => app.close())
 
-  it('are created, read, listed, changed and deleted by who may', async () => {
+  it('are created, read, listed, updated and deleted with permission', async () => {
     const flow = await made({ description: 'for cards', payload_schema: { type: 'object' } })
     assert.match(flow.id, /^wfl_/)
     assert.deepEqual(flow.states, states)
@@ -70,7 +70,7 @@ describe('workflows', () => {
     assert.deepEqual(events, ['workflows.deleted', 'workflows.updated', 'workflows.created'])
   })
 
-  it('need a name, states and transitions of the right types', async () => {
+  it('require a name, states and transitions of the right types', async () => {
     for (const body of [
       { states, transitions },
       { name: 'x', transitions },
@@ -84,7 +84,7 @@ describe('workflows', () => {
     }
   })
 
-  it('are refused with everything that is wrong with them', async () => {
+  it('are refused with all their problems', async () => {
     const body = await refused({
       states: [
         { name: 'a', initial: true },
@@ -93,17 +93,17 @@ describe('workflows', () => {
       transitions: [{ name: 't', from: ['a'], to: 'nowhere' }],
     })
     assert.deepEqual(body.error.meta.problems, [
-      { code: 'DUPLICATE_STATE_NAME', path: 'states[1].name', message: 'repeats a' },
+      { code: 'DUPLICATE_STATE_NAME', path: 'states[1].name', message: 'is a duplicate: a' },
       {
         code: 'INITIAL_STATE_COUNT',
         path: 'states',
-        message: 'must hold exactly one state with initial: true, and holds 2',
+        message: 'must contain exactly one state with initial: true, contains 2',
       },
-      { code: 'UNKNOWN_STATE', path: 'transitions[0].to', message: 'names no state: nowhere' },
+      { code: 'UNKNOWN_STATE', path: 'transitions[0].to', message: 'refers to a state that does not exist: nowhere' },
     ])
   })
 
-  it('are refused for each thing that can be wrong', async () => {
+  it('are refused for each kind of problem', async () => {
     const start = { name: 's', initial: true }
     const dispatch = { kind: 'agent', agent_id: 'agent_01h00000000000000000000000' }
     const entering = (on_enter: unknown, more: object = {}) => ({ states: [start, { name: 'w', on_enter, ...more }] })
@@ -149,7 +149,7 @@ describe('workflows', () => {
     }
   })
 
-  it('are refused with a thousand problems at most', async () => {
+  it('are refused with at most 1,000 problems', async () => {
     const from = (count: number) => Array.from({ length: count }, (_, n) => `none ${n}`)
     const problemsOf = async (count: number) => {
       const { error } = await refused({ transitions: [{ name: 't', from: from(count), to: 'done' }] })
@@ -159,7 +159,7 @@ describe('workflows', () => {
     assert.deepEqual(await problemsOf(1001), [1000, 'LIMIT_EXCEEDED'])
   })
 
-  it('name tools that something can call', async () => {
+  it('refer only to tools that can be dispatched', async () => {
     const client = await key.post('/tools', { name: 'asks', type: 'client', parameters: { type: 'object' } })
     const platform = await key.post('/tools', { name: 'lists', type: 'platform', actions: ['list-tools'] })
     assert.deepEqual([client.status, platform.status], [201, 201], JSON.stringify([client.body, platform.body]))
@@ -170,14 +170,14 @@ describe('workflows', () => {
     assert.deepEqual(codesOf(await refused(using({ tool_id: client.body.id }))), ['DISPATCH_TARGET_INVALID'])
     assert.deepEqual(codesOf(await refused(using({ tool_id: platform.body.id }))), ['DISPATCH_TARGET_INVALID'])
     const flow = await made(using({ tool_id: platform.body.id, operation_id: 'list-tools' }))
-    // What they name may go.
+    // Their references may be deleted.
     assert.equal((await key.delete(`/tools/${platform.body.id}`)).status, 204)
     assert.equal((await key.patch(`/workflows/${flow.id}`, { description: 'still' })).status, 200)
     const same = await key.patch(`/workflows/${flow.id}`, { states: flow.states })
     assert.deepEqual(codesOf(same.body), ['DISPATCH_TARGET_NOT_FOUND'])
   })
 
-  it('have versions: of each change of the definition one', async () => {
+  it('have one version for each change of the definition', async () => {
     const odd = { ...states[0], position: { x: 1, y: 2 } }
     const flow = await made({ states: [odd, ...states.slice(1)], version_label: 'first' })
     const path = `/workflows/${flow.id}`
@@ -214,7 +214,7 @@ describe('workflows', () => {
     assert.equal((await key.get(`${path}/versions`)).body.total, 3)
   })
 
-  it('are compared by the order of states and transitions too', async () => {
+  it('are compared including the order of states and transitions', async () => {
     const { id } = await made()
     const path = `/workflows/${id}`
     const [draft, review, done] = states
@@ -224,7 +224,7 @@ describe('workflows', () => {
     ])
   })
 
-  it('count versions without a gap when changes come at once', async () => {
+  it('have consecutive versions for concurrent changes', async () => {
     const { id } = await made()
     const replies = await Promise.all(
       Array.from({ length: 8 }, (_, n) => key.patch(`/workflows/${id}`, { payload_schema: { title: `${n}` } })),

@@ -32,7 +32,7 @@ export async function run(): Promise<Row[]> {
   await Promise.all(listeners.map(listener => listener.listen(CHANNEL, () => heard++).ready))
   const { write } = createWriter({
     pool,
-    queues: { insert: async () => [], parts: async () => [] },
+    queues: { insert: async () => [], sendCtes: async () => [] },
     notifier,
     eventMaxBytes: 0,
     onError: () => {},

@@ -2,9 +2,8 @@ import { type ChildProcess, fork, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { pathToFileURL } from 'node:url'
 import { loadConfig } from '../../src/config.ts'
-import { deliveryQueueStats } from '../../src/control/webhooks/handlers.ts'
-import { sealedForWebhook } from '../../src/control/webhooks/model.ts'
-import { newWebhookSecret } from '../../src/control/webhooks/secret.ts'
+import { deliveryTask } from '../../src/control/webhooks/handlers.ts'
+import { newWebhookSecret, sealedForWebhook } from '../../src/control/webhooks/model.ts'
 import { insertWebhook } from '../../src/control/webhooks/store.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { sql } from '../../src/core/db/sql.ts'
@@ -105,7 +104,7 @@ async function roundTrips(
     },
   })
   const rows: Row[] = []
-  const running = deliveryQueueStats.start(counted)
+  const running = deliveryTask.start(counted)
   for (const [what, project, events, of] of [
     ['statements a delivery when idle', await newProject(services, 1, url), 1, 1],
     ['statements a delivery under load', await newProject(services, 1, url), 2000, 2000],

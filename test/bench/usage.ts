@@ -1,7 +1,7 @@
 import { pathToFileURL } from 'node:url'
 import pg from 'pg'
 import { priceUsage } from '../../src/control/usage/price-usage.ts'
-import { usageRows } from '../../src/control/usage/store.ts'
+import { usageInsert } from '../../src/control/usage/store.ts'
 import { type Fragment, rawQuery, sql, voidStatement } from '../../src/core/db/sql.ts'
 import { useOf } from '../control/usage-support.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
@@ -64,7 +64,7 @@ export async function run(): Promise<Row[]> {
     const guard = sql.fragment`exists (select from ended)`
     const [without, having]: number[][] = [[], []]
     for (let n = 0; n < WARM_UP + TRIES; n++) {
-      const used = sql.fragment`, used as (${usageRows(await rate(), guard)})`
+      const used = sql.fragment`, used as (${usageInsert(await rate(), guard)})`
       const [least, most] = [await timed(() => end(sql.fragment``)), await timed(() => end(used))]
       if (n < WARM_UP) continue
       without.push(least)
@@ -76,7 +76,7 @@ export async function run(): Promise<Row[]> {
       return ((await walBytes(db)) - before) / TRIES
     }
     const bytes =
-      (await wal(async () => sql.fragment`, used as (${usageRows(await rate(), guard)})`)) -
+      (await wal(async () => sql.fragment`, used as (${usageInsert(await rate(), guard)})`)) -
       (await wal(async () => sql.fragment``))
     const [memory, event] = [percentile(rating, 0.5), percentile(having, 0.5) - percentile(without, 0.5)]
     await app.services.pool.query(rawQuery('drop table bench_turns'))

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pathToFileURL } from 'node:url'
 import {
-  dueRuns,
+  listDueRuns,
   listExpiredNodes,
   listStaleQueuedRuns,
   listStaleRunningRuns,
@@ -83,7 +83,7 @@ async function parked(): Promise<Row[]> {
     const messages = await sent()
     const times: Record<string, number[]> = {}
     const sweeps: Record<string, () => Promise<unknown>> = {
-      due: () => dueRuns(pool, 5, 1000),
+      due: () => listDueRuns(pool, 5, 1000),
       lost: () => listExpiredNodes(pool, 1000),
       untaken: () => listUnclaimedNodes(pool, 5, 1000),
       queued: () => listStaleQueuedRuns(pool, 5, 1000),

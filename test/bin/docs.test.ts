@@ -129,7 +129,7 @@ describe('the commands of the pages', function () {
     )
     assert.match(
       last(of('Metadata')).error.message,
-      /^metadata does not satisfy the schema declared for '\/faq': \/lang must be equal to one of the allowed values$/,
+      /^metadata violates the schema of '\/faq': \/lang must be equal to one of the allowed values$/,
     )
     assert.match(of('Who may see which path'), /"total":1/)
     assert.deepEqual(

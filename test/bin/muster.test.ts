@@ -257,13 +257,13 @@ describe('muster', function () {
         const local = { FILES_STORAGE_PROVIDER: 'local' }
         assert.equal(
           await storage({ FILES_STORAGE_PROVIDER: 'tape' }),
-          'fail FILES_STORAGE_PROVIDER is none of postgres, local, s3',
+          'fail FILES_STORAGE_PROVIDER must be one of postgres, local, s3',
         )
         assert.equal(await storage(local), 'fail FILES_STORAGE_DIR is not set')
         assert.equal(await storage({ ...local, FILES_STORAGE_DIR: dir }), `ok in ${dir}`)
         assert.match(await storage({ ...local, FILES_STORAGE_DIR: path.join(dir, 'none') }), /^fail .*ENOENT/)
         fs.writeFileSync(path.join(dir, 'file'), '')
-        assert.match(await storage({ ...local, FILES_STORAGE_DIR: path.join(dir, 'file') }), /^fail .*no directory/)
+        assert.match(await storage({ ...local, FILES_STORAGE_DIR: path.join(dir, 'file') }), /^fail .*not a directory/)
         assert.deepEqual(fs.readdirSync(dir), ['file'])
       } finally {
         fs.rmSync(dir, { recursive: true })
@@ -285,13 +285,13 @@ describe('muster', function () {
         const well = await diagnosis(env)
         assert.deepEqual(
           well.of('file storage').map(({ status, detail }) => [status, detail]),
-          [['ok', `in the bucket ${s3.bucket}`]],
+          [['ok', `in bucket ${s3.bucket}`]],
         )
         assert.deepEqual([s3.requests.length > 1, s3.objects.size], [true, 0])
         s3.refuse = () => ({ status: 403, code: 'AccessDenied' })
         const ill = await diagnosis(env)
         assert.equal(ill.of('file storage')[0].status, 'fail')
-        assert.match(ill.of('file storage')[0].detail, /does not take files: .*AccessDenied/)
+        assert.match(ill.of('file storage')[0].detail, /does not accept files: .*AccessDenied/)
         assert.match(ill.of('file storage')[0].fix as string, /FILES_S3_\*/)
       } finally {
         await s3.close()
@@ -311,7 +311,7 @@ describe('muster', function () {
         assert.deepEqual(await embeddings(env), {
           name: 'embeddings',
           status: 'ok',
-          detail: 'openai m gives vectors of 32',
+          detail: 'openai m, 32 dimensions',
         })
         assert.equal(server.calls.length, 1)
         const other = await embeddings({ ...env, EMBEDDING_DIMENSIONS: '64' })
@@ -323,7 +323,7 @@ describe('muster', function () {
         assert.match(denied.detail, /refused the credentials.*no such key/)
         const none = await embeddings({ EMBEDDING_PROVIDER: 'openai' })
         assert.equal(none.status, 'warn')
-        assert.match(none.detail, /EMBEDDING_MODEL is not: searches go by words alone/)
+        assert.match(none.detail, /EMBEDDING_MODEL is not: searches use words only/)
       } finally {
         await server.close()
       }
@@ -336,7 +336,7 @@ describe('muster', function () {
       })
       assert.equal(ok, false)
       assert.match(of('text search')[0].detail, /no configuration klingon/)
-      assert.match(of('vector index')[0].detail, /^KNOWLEDGE_VECTOR_INDEX: pgvector needs/)
+      assert.match(of('vector index')[0].detail, /^KNOWLEDGE_VECTOR_INDEX: pgvector requires/)
       const english = await diagnosis({ KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' })
       assert.deepEqual([english.of('text search')[0].status, english.of('vector index')], ['ok', []])
     })
@@ -384,7 +384,7 @@ describe('muster', function () {
     it('reencrypt exits 1 when values are left', async () => {
       const { code, stderr } = await muster(['secrets', 'reencrypt'], { SECRETS_ENCRYPTION_KEY: OTHER })
       assert.equal(code, 1)
-      assert.match(stderr, /[1-9]\d* values are left/)
+      assert.match(stderr, /[1-9]\d* values remain/)
     })
   })
 
@@ -497,7 +497,7 @@ describe('muster', function () {
     assert.equal(none.code, 1)
     const unknown = await muster(['reprocess', 'dead-letters', 'replay', '--queue', 'nothing'])
     assert.equal(unknown.code, 1)
-    assert.match(unknown.stderr, /there is no queue nothing/)
+    assert.match(unknown.stderr, /queue nothing not found/)
 
     const replay = ['reprocess', 'dead-letters', 'replay']
     assert.equal((await json(...replay, '--dry-run')).found, 2)

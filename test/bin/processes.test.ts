@@ -72,7 +72,7 @@ describe('web and worker processes', function () {
     const lines = async (env: Record<string, string>) => {
       const both = await Promise.all([ready('src/web.ts', [], env), ready('jobs/worker.ts', [], env)])
       const told = both.map(
-        ({ running }) => running.output.stdout.match(/"klingon".*no such text search config/g)?.length,
+        ({ running }) => running.output.stdout.match(/"klingon".*text search configuration not found/g)?.length,
       )
       for (const { running } of both) await running.stop()
       return told
@@ -124,7 +124,7 @@ describe('web and worker processes', function () {
     const second = await inFlight(impatient.port)
     second.answered.catch(() => {})
     impatient.running.child.kill('SIGTERM')
-    await eventually(() => impatient.running.output.stdout.includes('"msg":"stopping"'))
+    await eventually(() => impatient.running.output.stdout.includes('"msg":"shutdown started"'))
     await sleep(800)
     assert.equal(await impatient.running.stop(), 1)
   })
@@ -139,7 +139,7 @@ describe('web and worker processes', function () {
     assert.equal(await status(`${url}/healthz`), 200)
     await eventually(async () => (await status(`${url}/readyz`)) === 200, { within: 10_000 })
     assert.equal(await running.stop(), 0)
-    assert.match(running.output.stdout, /worker has stopped/)
+    assert.match(running.output.stdout, /worker stopped/)
     const pool = await openPool({ databaseUrl: database.url, connections: 1 })
     assert.equal(await pool.oneFirst(sql.unsafe`select count(*) from worker_heartbeats`), 0)
     await pool.end()
@@ -158,7 +158,7 @@ describe('web and worker processes', function () {
     await rm(folder, { recursive: true })
     const stale = async () => {
       const { error } = (await (await fetch(`${url}/readyz`)).json()) as any
-      return error?.code === 'SERVICE_NOT_READY' && error.meta.checks.heartbeat_file === 'not written lately'
+      return error?.code === 'SERVICE_NOT_READY' && error.meta.checks.heartbeat_file === 'not written recently'
     }
     await eventually(stale, { what: 'the worker not ready' })
     assert.equal(await running.stop(), 0)
@@ -193,7 +193,7 @@ describe('web and worker processes', function () {
     assert.equal(code, 1)
     assert.equal(
       stderr,
-      'cooking: is no concern of the worker; the concerns are delivery, ingestion, generation, orchestration, trigger, evaluation, snapshot\n',
+      'cooking: is not a worker concern; use one of delivery, ingestion, generation, orchestration, trigger, evaluation, snapshot\n',
     )
   })
 

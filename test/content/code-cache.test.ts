@@ -447,9 +447,9 @@ describe('codes kept in the process', () => {
       await way()
       // A block of vectors, by which the codes do not fit.
       assert.ok(memory.free < 990_000, `${memory.free} bytes free`)
-      assert.equal(memory.besideCodes, limit)
+      assert.equal(memory.vectorLimit, limit)
       await warm()
-      assert.equal(memory.besideCodes, limit - 3750 * 264)
+      assert.equal(memory.vectorLimit, limit - 3750 * 264)
       assert.ok(memory.free >= 0)
     })
     it('stay as they are until the search that asks for them has compared them', () => {

@@ -311,7 +311,7 @@ describe('converters', function () {
       const error = failure(await ingest(content_type), 'CONVERTER_FAILED')
       assert.deepEqual(error, {
         code: 'CONVERTER_FAILED',
-        message: `Converter tool '${tool}' failed: The target of the tool answered 500`,
+        message: `Converter tool '${tool}' failed: Target of the tool responded with 500`,
         meta: {
           tool_id: tool,
           cause: {
@@ -344,7 +344,7 @@ describe('converters', function () {
       assert.equal((await settledStatus(app.key, id)).status, 'ready')
       await eventually(() => tools.calls(tool)[0].signal.aborted, { what: 'the end of the first call' })
       const attempt = tools.calls(tool)[0].headers['idempotency-key'] as string
-      await eventually(() => app.logs.some(line => line.includes(attempt) && line.includes('superseded')))
+      await eventually(() => app.logs.some(line => line.includes(attempt) && line.includes('claim_lost')))
       assert.ok(!app.logs.some(line => line.includes(attempt) && line.includes('CONVERTER_FAILED')))
       assert.equal((await app.key.get(`/documents/${id}`)).body.content, 'second')
     })

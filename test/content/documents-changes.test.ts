@@ -191,7 +191,7 @@ describe('changes of documents', () => {
       const id = await plantDocument(app, project.id, { path: '/advice.pdf' })
       const refused = await patch(id, { content: 'x' })
       const [problem] = refused.body.error.meta.problems
-      assert.match(problem.message, /delete the document with its file and upload another file/)
+      assert.match(problem.message, /delete the document and upload another file/)
       assert.equal((await project.key.delete(`/documents/${id}`)).status, 204)
       const bytes = { prefix: '/', filename: 'advice.pdf', content: Buffer.from('other').toString('base64') }
       assert.equal((await project.key.post('/files/upload/base64', bytes)).status, 201)

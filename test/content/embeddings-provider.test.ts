@@ -181,11 +181,11 @@ describe('the embedding provider', () => {
       })
 
     for (const [status, message] of [
-      [400, /answered 400/],
+      [400, /responded with status 400/],
       [401, /refused the credentials/],
       [403, /refused the credentials/],
       [404, /refused the credentials, the model or the address/],
-      [422, /answered 422/],
+      [422, /responded with status 422/],
     ] as const) {
       it(`is asked once when it answers ${status}`, async () => {
         server.behave = () => ({ status, body: { error: { message: 'no' } } })
@@ -284,7 +284,7 @@ describe('the embedding provider', () => {
         assert.match(body.error.message, /EMBEDDING_DIMENSIONS/)
       }
       assert.equal(server.calls.length, 2)
-      const complaints = lines(app, 'does not give vectors of EMBEDDING_DIMENSIONS')
+      const complaints = lines(app, 'embedding dimensions differ from EMBEDDING_DIMENSIONS')
       assert.equal(complaints.length, 1)
       assert.deepEqual([complaints[0].dimensions, complaints[0].expected], [DIMENSIONS + 1, DIMENSIONS])
     })

@@ -67,9 +67,7 @@ describe('embedding anew', () => {
     const { app, key } = await next(local(64))
     await eventually(async () => (await pendingOf(key)) === 0)
     assert.deepEqual(await counts(app), { vectors: 7, spaces: 1, bytes: 256, embedded: 7 })
-    await eventually(() =>
-      app.logs.some(line => line.includes('documents were embedded anew') && line.includes('"pending":0')),
-    )
+    await eventually(() => app.logs.some(line => line.includes('documents reindexed') && line.includes('"pending":0')))
   })
 
   it('replaces the vectors of another model, and says what is left until then', async () => {
@@ -161,7 +159,7 @@ describe('embedding anew', () => {
     server.behave = () => ({ status: 401 })
     const { app, key } = await next(remote({ EMBEDDING_MODEL: 'another' }))
     await eventually(() => server.calls.length > 0)
-    await eventually(() => app.logs.some(line => line.includes('documents were embedded anew')))
+    await eventually(() => app.logs.some(line => line.includes('documents reindexed')))
     assert.equal(await pendingOf(key), 4)
     assert.deepEqual(await counts(first), { vectors: 4, spaces: 1, bytes: 256, embedded: 4 })
   })
@@ -197,7 +195,7 @@ describe('embedding anew', () => {
     await Promise.all(Array.from({ length: 201 }, (_, index) => create(project.key, `document ${index}`)))
     server.behave = () => ({ status: 401 })
     const { app } = await next(remote())
-    await eventually(() => app.logs.some(line => line.includes('documents were embedded anew')))
+    await eventually(() => app.logs.some(line => line.includes('documents reindexed')))
     assert.equal(server.calls.length, 3)
   })
 

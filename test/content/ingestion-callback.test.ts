@@ -131,7 +131,7 @@ describe('conversion of files', () => {
     tools.answer(tool, { body: { pages } })
     const { status, error } = await ingested(key, await image())
     assert.deepEqual([status, error.code, error.meta.path], ['failed', 'CONVERTER_OUTPUT_INVALID', 'pages'])
-    assert.match(error.message, /20 at most \(INGESTION_MAX_PAGES\)/)
+    assert.match(error.message, /at most 20 items \(INGESTION_MAX_PAGES\)/)
     const { id, token } = await deferred()
     refuses(await post(id, token, { pages }), 422, 'CONVERTER_OUTPUT_INVALID')
     assert.equal((await post(id, token, { pages: pages.slice(1) })).status, 204)

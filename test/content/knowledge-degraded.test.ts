@@ -75,7 +75,9 @@ describe('knowledge search with something missing', () => {
     assert.equal(status, 200)
     assert.deepEqual(body.degraded_channels, ['lexical'])
     assert.deepEqual(body.results[0].signals, { vector: 1 })
-    const { channel, code, detail, err } = JSON.parse(app.logs.find(line => line.includes('without a channel')) ?? '{}')
+    const { channel, code, detail, err } = JSON.parse(
+      app.logs.find(line => line.includes('search channel unavailable')) ?? '{}',
+    )
     assert.deepEqual([channel, code, err], ['lexical', '42704', undefined])
     assert.match(detail, /nonsense/)
   })
@@ -106,7 +108,7 @@ describe('knowledge search with something missing', () => {
         await connection.query(rawQuery(`lock table ${table} in access exclusive mode`))
         const given = app.logs.length
         const answer = search(key)
-        await eventually(() => app.logs.slice(given).some(line => line.includes('without a channel')))
+        await eventually(() => app.logs.slice(given).some(line => line.includes('search channel unavailable')))
         await connection.query(rawQuery('rollback'))
         return answer
       })

@@ -223,7 +223,7 @@ describe('metadata schemas', () => {
       refused(reply, 'VALIDATION_FAILED')
       assert.equal(
         reply.body.error.message,
-        "metadata does not satisfy the schema declared for '/reports': (root) must have required property 'quarter'",
+        "metadata violates the schema of '/reports': (root) must have required property 'quarter'",
       )
       const { problems, ...meta } = reply.body.error.meta
       assert.deepEqual(meta, { metadata_schema_id: id, resource_type: 'document', path_prefix: '/reports' })
@@ -247,7 +247,7 @@ describe('metadata schemas', () => {
       const told = async (metadata: object) => (await write('/reports/a', { metadata })).body.error.message as string
       assert.equal(
         await told({ [first]: 1 }),
-        "metadata does not satisfy the schema declared for '/reports': (root) must have required property 'quarter'; " +
+        "metadata violates the schema of '/reports': (root) must have required property 'quarter'; " +
           `/${first} must be string`,
       )
       const many = await told(Object.fromEntries(Object.keys(properties).map(name => [name, 1])))
@@ -349,7 +349,7 @@ describe('metadata schemas', () => {
       const slow = await write('/slow/a', { metadata: {} })
       assert.match(slow.body.error.message, /\(root\) takes longer than 50 ms to check$/)
       const endless = await write('/endless/a', { metadata: {} })
-      assert.match(endless.body.error.message, /\(root\) leads the schema into itself without end$/)
+      assert.match(endless.body.error.message, /\(root\) makes the schema recurse without end$/)
       refused(await write('/pattern/a', { metadata: { a: `${'a'.repeat(60_000)}!` } }), 'VALIDATION_FAILED')
       assert.equal((await write('/elsewhere', { metadata: {} })).status, 201)
     })
@@ -439,7 +439,7 @@ describe('metadata schemas', () => {
       const { id } = await declared()
       await declared({ path_prefix: '/reports/legal', schema: {} })
       const audit = async (body?: object) => project.key.post(`/metadata-schemas/${id}/audit`, body)
-      const prefix = "metadata does not satisfy the schema declared for '/reports': "
+      const prefix = "metadata violates the schema of '/reports': "
       assert.deepEqual((await audit()).body, {
         data: [
           {

@@ -213,7 +213,7 @@ describe('a deployment that demands pgvector', () => {
       const config = loadConfig({ ...testEnvironment(clone.url), KNOWLEDGE_VECTOR_INDEX: 'pgvector' })
       await assert.rejects(
         startWeb(config, createLog({ level: 'silent' })),
-        /KNOWLEDGE_VECTOR_INDEX: pgvector needs the extension/,
+        /KNOWLEDGE_VECTOR_INDEX: pgvector requires the extension/,
       )
     } finally {
       await clone.drop()

@@ -106,7 +106,7 @@ describe('muster reprocess', function () {
     server.calls.length = 0
     const { code, stderr } = await reprocess(['embeddings'], { ...settings(), EMBEDDING_MODEL: 'another' })
     assert.equal(code, 1)
-    assert.match(stderr, /the workers have another embedding model/)
+    assert.match(stderr, /the workers use another embedding model/)
     assert.deepEqual(server.calls, [])
     assert.deepEqual(await vectors(id), before)
   })
@@ -117,7 +117,7 @@ describe('muster reprocess', function () {
     server.behave = () => ({ status: 401 })
     const { code, stderr } = await reprocess(['embeddings'])
     assert.equal(code, 1)
-    assert.match(stderr, /embeds nothing; 0 of 1 documents are done/)
+    assert.match(stderr, /the embedding provider failed after 0 of 1 documents/)
     assert.deepEqual(await vectors(id), before)
   })
 
@@ -134,7 +134,7 @@ describe('muster reprocess', function () {
     const before = await events()
     const done = await json(['ingestions', '--project', project.id])
     assert.deepEqual({ ...done, stderr: '' }, { found: 1, queued: 1, refused: [], dry_run: false, stderr: '' })
-    assert.match(done.stderr, /1 of 1 documents looked at, 1 queued/)
+    assert.match(done.stderr, /1 of 1 documents checked, 1 queued/)
     await eventually(async () => (await events()) === (before as number) + 1)
     const again = await json(['ingestions', '--status', 'ready'])
     assert.equal(again.queued, 1)

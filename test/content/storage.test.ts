@@ -382,7 +382,7 @@ describe('storage that is set up wrongly', () => {
       const app = await startApp({ env })
       if (!what.startsWith('a directory'))
         assert.ok(
-          app.logs.some(line => line.includes('file storage is misconfigured') && line.includes('"level":"error"')),
+          app.logs.some(line => line.includes('file storage misconfigured') && line.includes('"level":"error"')),
         )
       const { key } = await app.project()
       const refused = await upload(app.url, key, { bytes: 'x' })

@@ -795,7 +795,7 @@ describe('the audit log', () => {
             }),
           )
           await queues.send([{ queue: retentionSweepQueue, data: { sweep: 'audit entries' } }])
-          await eventually(() => keeping.logs.some(line => line.includes('sweep done')))
+          await eventually(() => keeping.logs.some(line => line.includes('sweep completed')))
           assert.ok(
             await pool.exists(sql.unsafe`select 1 from audit_entries where created_at = ${new Date(0).toISOString()}`),
           )

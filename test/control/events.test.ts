@@ -279,7 +279,7 @@ describe('events', () => {
       await makeSecret()
       await eventually(async () => (await allDeliveries(well)).length === 1)
       assert.deepEqual(await allDeliveries(broken), [])
-      assert.ok(app.logs.some(line => line.includes('does not parse') && line.includes(broken)))
+      assert.ok(app.logs.some(line => line.includes('webhook policy invalid') && line.includes(broken)))
     })
   })
 

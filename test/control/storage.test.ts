@@ -384,7 +384,7 @@ describe('storage', () => {
       assert.equal(first.failed, 1)
       assert.deepEqual(await snapshots(id), [])
       for (const other of others) assert.equal((await snapshots(other.id)).length, 1)
-      assert.ok(app.logs.some(line => line.includes('storage not measured') && line.includes(id)))
+      assert.ok(app.logs.some(line => line.includes('storage measurement failed') && line.includes(id)))
       assert.deepEqual(await snapshotProjects(app.services, { all: false }), { measured: 1, failed: 0 })
       assert.equal((await snapshots(id)).length, 1)
     })

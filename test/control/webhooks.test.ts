@@ -1,12 +1,12 @@
 import { strict as assert } from 'node:assert'
 import { randomBytes } from 'node:crypto'
 import { pruneEvents } from '../../src/control/events/retention.ts'
-import { deleteExpired, lockExpiredEvents } from '../../src/control/events/store.ts'
+import { deleteExpiredEvents, lockExpiredEvents } from '../../src/control/events/store.ts'
 import { createDispatcher } from '../../src/control/webhooks/dispatch.ts'
 import { type DeliveryRow, deliveryKind } from '../../src/control/webhooks/model.ts'
 import { notifyWorkers } from '../../src/control/webhooks/operations.ts'
 import { pruneDeliveries } from '../../src/control/webhooks/retention.ts'
-import { deleteOrphanedTexts, insertDelivery, lockOrphanedTexts } from '../../src/control/webhooks/store.ts'
+import { deleteOrphanedEnvelopes, insertDelivery, lockOrphanedEnvelopes } from '../../src/control/webhooks/store.ts'
 import { inTransaction, onSeparateConnection } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
@@ -654,7 +654,7 @@ describe('texts of deliveries', () => {
         const ids = await lockExpiredEvents(db, before(), 1000)
         made = onSeparateConnection(() => redeliver(row.id))
         await blocked()
-        await deleteExpired(db, ids)
+        await deleteExpiredEvents(db, ids)
       })
       assert.deepEqual((await read((await made) as string)).payload, (await read(row.id)).payload)
       await sentTwice()
@@ -668,11 +668,11 @@ describe('texts of deliveries', () => {
       )
       let made: Promise<string> | undefined
       await inTransaction(app.services.pool, async db => {
-        const ids = await lockOrphanedTexts(db, '', 1000)
+        const ids = await lockOrphanedEnvelopes(db, '', 1000)
         assert.ok(ids.includes(row.event_id))
         made = onSeparateConnection(() => redeliver(row.id))
         await blocked()
-        await deleteOrphanedTexts(db, ids)
+        await deleteOrphanedEnvelopes(db, ids)
       })
       await made
       await sentTwice()
@@ -712,7 +712,7 @@ describe('limits of webhooks', () => {
     const { status, body } = await create(id)
     assert.equal(status, 400)
     assert.equal(body.error.code, 'VALIDATION_FAILED')
-    assert.match(body.error.message, /at most 3 webhooks/)
+    assert.match(body.error.message, /maximum of 3 webhooks/)
     const { data, total } = (await app.admin.get(`/webhooks?project_id=${id}`)).body
     assert.equal(total, LIMIT)
     assert.equal((await create((await app.project()).id)).status, 201)

@@ -67,7 +67,7 @@ describe('the purge of what an end user said', function () {
     assert.equal((await (await app.project()).key.post(`/actors/${actor.id}/purge-content`)).status, 404)
   })
 
-  it('is one piece of work however often it is asked for, and keeps the actor', async () => {
+  it('is one job however often it is requested, and retains the actor', async () => {
     const actor = (await made('/actors', { name: 'Ann' })).id
     const into = (await made('/actors', { name: 'Bob' })).id
     const first = await purge(actor)
@@ -88,7 +88,7 @@ describe('the purge of what an end user said', function () {
     assert.equal((await app.key.delete(`/actors/${actor}`)).status, 204)
   })
 
-  it('calls off turns that run, and erases what they were given', async () => {
+  it('cancels running turns and erases their input', async () => {
     const actor = (await made('/actors', { name: 'Ann' })).id
     const session = await sessionOf(actor)
     const { generation_id } = await made(`/sessions/${session.id}/messages`, {
@@ -150,7 +150,7 @@ describe('the purge of what an end user said', function () {
     assert.deepEqual(await placesOf(app, 'kaiserschmarrn-marker'), [])
   })
 
-  it('takes from the ledger what was known already, and what has lost its memory', async () => {
+  it('erases ledger entries of skipped facts and of deleted memories', async () => {
     const actor = (await made('/actors', { name: 'Ann' })).id
     const { conversation_id } = await sessionOf(actor)
     const store = (await made('/memory-stores', { name: 'facts' })).id
@@ -194,7 +194,7 @@ describe('the purge of what an end user said', function () {
     assert.deepEqual(await placesOf(app, 'linzer-marker'), [])
   })
 
-  describe('what was deleted before', () => {
+  describe('content deleted earlier', () => {
     const say = async (conversation: string, message: string, actor_id?: string) =>
       (await made(`/conversations/${conversation}/messages`, { role: 'user', message, actor_id })).document_id
     const erased = async (actor: string, marker: string) => {
@@ -280,7 +280,7 @@ describe('the purge of what an end user said', function () {
     await done()
   })
 
-  it('goes on where a worker was killed, and counts everything once', async () => {
+  it('continues after a killed worker and counts everything once', async () => {
     const actor = (await made('/actors', { name: 'Ann' })).id
     const session = await sessionOf(actor)
     for (const text of ['one', 'two', 'three']) await send(session.id, text)

@@ -50,7 +50,7 @@ describe('actors', () => {
       assert.equal(entry.action, 'actors:CreateActor')
     })
 
-    it('refuses what is no actor', async () => {
+    it('refuses invalid actors', async () => {
       for (const body of [
         {},
         { name: '' },
@@ -182,7 +182,7 @@ describe('actors', () => {
       assert.equal((await app.admin.get(`/actors?project_id=${project}`)).body.total, 2)
     })
 
-    it('shows a limited caller what its policies name, and refuses what they do not', async () => {
+    it('shows a limited caller only the actors its policies allow', async () => {
       const mine = await make({ name: 'mine' })
       const other = await make({ name: 'other' })
       const user = await app.user(undefined, [
@@ -198,7 +198,7 @@ describe('actors', () => {
   })
 
   describe('update', () => {
-    it('writes what is given, clears what is null and emits it', async () => {
+    it('writes given fields, clears null ones and emits the update', async () => {
       const made = await make({ instructions: 'a', metadata: { plan: 'free' } })
       const changed = await app.key.patch(`/actors/${made.id}`, {
         name: ' Bea ',
@@ -227,7 +227,7 @@ describe('actors', () => {
       assert.equal((await app.key.patch(`/actors/${made.id}`, { agent_id: '' })).status, 400)
     })
 
-    it('validates the two links on the record as it would stand', async () => {
+    it('validates the two links on the merged record', async () => {
       const made = await make({ agent_id: app.agentId })
       const refused = await app.key.patch(`/actors/${made.id}`, { chat_id: 'chat_1' })
       assert.deepEqual([refused.status, refused.body.error.code], [400, 'AGENT_AND_CHAT_EXCLUSIVE'])

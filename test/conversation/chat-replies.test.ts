@@ -120,7 +120,7 @@ describe('replies of chats', () => {
     assert.equal((await messages(path)).length, 1)
   })
 
-  it('take their turn among those of agents, each behind what it saw', async () => {
+  it('run in sequence with agent turns, each reply after the messages it has seen', async () => {
     await double.put('queue', {
       rules: [{ when: { system: 'chat' }, reply: { text: 'from the chat', gate: 'queue' } }],
     })

@@ -245,7 +245,7 @@ describe('chats', () => {
       assert.equal(count.n, 0)
     })
 
-    it('need the results of calls in a history, each once and right behind its call', async () => {
+    it('require one result for each call of a history, immediately after it', async () => {
       const chat = await make()
       const call = (id: string) => ({ id, type: 'function', function: { name: 'f', arguments: '{}' } })
       const result = (tool_call_id: string) => ({ role: 'tool', tool_call_id, content: 'x' })
@@ -293,7 +293,7 @@ describe('chats', () => {
       refused(await complete({ ...body, stream: true }, key), 409, 'PROJECT_PAUSED')
     })
 
-    it('are refused at a quota of the project before the provider is asked, and by none of agents or actors', async () => {
+    it('are refused by a project quota before the model call, and by no quota of agents or actors', async () => {
       const lane = 'capped'
       await double.put(lane, { rules: [{ reply: { text: 'x', usage: { prompt_tokens: 11, completion_tokens: 5 } } }] })
       const { id, key } = await app.project()
@@ -329,7 +329,7 @@ describe('chats', () => {
       assert.deepEqual([await asked(), await metered()], [3, 3])
     })
 
-    it('are metered with what the provider reports, for nobody but the project', async () => {
+    it('are metered with the reported usage, attributed only to the project', async () => {
       const lane = 'metered'
       await double.put(lane, {
         rules: [{ reply: { text: 'x', usage: { prompt_tokens: 11, completion_tokens: 5 } } }],
@@ -400,7 +400,7 @@ describe('chats', () => {
       assert.ok((pieces.at(-1)?.usage?.total_tokens ?? 0) > 0)
     })
 
-    it('call tools of the client, whole and streamed, and go on with their results', async () => {
+    it('call client tools, whole and streamed, and continue with their results', async () => {
       const lane = 'tools'
       const call = { name: 'weather', args: { city: 'Rome' } }
       await double.put(lane, {
@@ -442,7 +442,7 @@ describe('chats', () => {
       )
     })
 
-    it('answer with what a schema asks for', async () => {
+    it('answer with an object that satisfies the schema', async () => {
       const lane = 'structured'
       await double.put(lane, {
         rules: [{ when: { user: 'good' }, reply: { text: '{"city":"Rome"}' } }, { reply: { text: '{"city":1}' } }],
@@ -470,7 +470,7 @@ describe('chats', () => {
       )
     })
 
-    it('go on from answers as that client sends them back, with what it made of them', async () => {
+    it('accept answers as the client sends them back, with its parsed fields', async () => {
       const lane = 'again'
       await double.put(lane, {
         rules: [{ when: { json: true }, reply: { text: '```json\n{"city":"Rome"}\n```' } }, { reply: { text: 'on' } }],
@@ -486,7 +486,7 @@ describe('chats', () => {
       assert.equal(more.choices[0].message.content, 'on')
     })
 
-    it('aborted, leaves the provider and meters what was said', async () => {
+    it('aborts the model call and meters the streamed text', async () => {
       const lane = 'left'
       await double.put(lane, {
         rules: [{ reply: { text: 'one two three four', chunk_words: 1, gate: 'left-gate', gate_after: 2 } }],

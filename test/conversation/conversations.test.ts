@@ -60,7 +60,7 @@ describe('conversations', () => {
       assert.deepEqual([told[0].data, told[1].data, told[2].data], [made, changed.body, changed.body])
     })
 
-    it('is refused with what it cannot have', async () => {
+    it('is refused with invalid fields', async () => {
       const { id } = await make()
       const missing = await app.key.post('/conversations', { actor_id: 'actor_00000000000000000000000000' })
       assert.deepEqual([missing.status, missing.body.error.code], [400, 'ACTOR_NOT_FOUND'])
@@ -74,7 +74,7 @@ describe('conversations', () => {
       assert.equal((await other.key.get(`/conversations/${id}/messages`)).status, 404)
     })
 
-    it('stays as it is when a change names nothing', async () => {
+    it('is unchanged by an empty patch', async () => {
       const record = (await make({ name: 'same' })) as { id: string }
       const changed = await app.key.patch(`/conversations/${record.id}`, {})
       assert.deepEqual([changed.status, changed.body], [200, record])
@@ -106,7 +106,7 @@ describe('conversations', () => {
       assert.equal((await key.get('/conversations?status=expired')).status, 400)
     })
 
-    it('has tags of its own routes, which policies see', async () => {
+    it('has tag routes, which policies apply to', async () => {
       const { id } = await make({ tags: { team: 'red' } })
       assert.deepEqual((await app.key.patch(`/conversations/${id}/tags`, { tier: 'gold' })).body, {
         team: 'red',
@@ -154,7 +154,7 @@ describe('conversations', () => {
       assert.deepEqual(await events(document_id), [{ name: 'conversation_messages.created', data: stored.body }])
     })
 
-    it('what is no message is refused', async () => {
+    it('an invalid message is refused', async () => {
       const { id } = await make()
       const system = await say(id, 'x', { role: 'system' })
       assert.deepEqual([system.status, system.body.error.code], [400, 'SYSTEM_MESSAGE_NOT_ALLOWED'])
@@ -179,7 +179,7 @@ describe('conversations', () => {
       assert.equal((await app.key.get(`/conversations/${id}`)).body.message_count, 0)
     })
 
-    it('fifty concurrent appends all get a position of their own', async () => {
+    it('fifty concurrent appends get different positions', async () => {
       const { id } = await make()
       const answers = await Promise.all(Array.from({ length: 50 }, (_, index) => say(id, `m${index}`)))
       assert.deepEqual(new Set(answers.map(each => each.status)), new Set([201]))
@@ -226,7 +226,7 @@ describe('conversations', () => {
       assert.equal(new Set(stored.map((each: any) => each.content)).size, 21)
     })
 
-    it('an idempotency key stores one message, also when two come at once', async () => {
+    it('an idempotency key stores one message, also for concurrent requests', async () => {
       const { id } = await make()
       const first = await say(id, 'once', { idempotency_key: 'k' })
       const again = await say(id, 'twice', { idempotency_key: 'k', metadata: { a: 1 } })
@@ -287,7 +287,7 @@ describe('conversations', () => {
       assert.deepEqual(lines, (await app.key.get(`/conversations/${id}/messages`)).body.data)
     })
 
-    it('leave no text behind when they or their conversation are deleted', async () => {
+    it('leave no text when they or their conversation are deleted', async () => {
       const { id } = await make()
       const stored = [await say(id, 'a'), await say(id, 'b')].map(each => each.body.document_id)
       const kept = async () =>
@@ -299,7 +299,7 @@ describe('conversations', () => {
       assert.equal(await kept(), 0)
     })
 
-    it('share a text until the last conversation that uses it is deleted, also when both go at once', async () => {
+    it('share a text until the last conversation that uses it is deleted, also concurrently', async () => {
       for (let round = 0; round < 10; round++) {
         const one = await make()
         const two = await make()

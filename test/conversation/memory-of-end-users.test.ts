@@ -68,7 +68,7 @@ describe('memory of end users in turns', function () {
     ...more,
   })
 
-  it('is told to nobody else: what one says, the next is not shown', async () => {
+  it('is not visible to other end users', async () => {
     const storeId = await store()
     const { id, lane } = await agent(both(storeId), writes('My password hint is curlew'))
     const [ann, bob] = [await actor(), await actor()]
@@ -342,7 +342,7 @@ describe('memory of end users in turns', function () {
     )
   })
 
-  it('is widened by fewer tags, fewer stores or by sharing only for those who may search what is read then', async () => {
+  it('is widened by fewer tags, fewer stores or sharing only with permission to search the result', async () => {
     const storeId = await store()
     const may = async (action: string[]) =>
       app.user(undefined, [{ statement: [{ effect: 'Allow', action, resource: [`srn:${app.projectId}:*:*`] }] }])
@@ -406,7 +406,7 @@ describe('memory of end users in turns', function () {
     )
   })
 
-  it('is allowed on a session to those alone who may read and write what it adds', async () => {
+  it('is allowed on a session only with permission to read and write the additions', async () => {
     const storeId = await store()
     const { id } = await agent({})
     const may = async (action: string[]) =>

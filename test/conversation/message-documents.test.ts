@@ -140,7 +140,7 @@ describe('documents of messages', function () {
       assert.deepEqual(await texts(id), ['mine'])
     })
 
-    it('go with their message, and with their file', async () => {
+    it('are deleted with their message and with their file', async () => {
       const id = await conversation()
       const { document_id } = await say(id, 'short-lived')
       const { file_id } = (await app.key.get(`/documents/${document_id}`)).body
@@ -149,7 +149,7 @@ describe('documents of messages', function () {
       expectRefusal(await app.key.get(`/files/${file_id}`), 404, 'RESOURCE_NOT_FOUND')
     })
 
-    it('stay while a fork uses them, and go with the last session, also when both go at once', async () => {
+    it('are retained while a fork uses them, and deleted with the last session, also concurrently', async () => {
       for (let round = 0; round < 6; round++) {
         const parent = await app.session()
         const { document_id } = await app.say(parent, 'shared')
@@ -214,7 +214,7 @@ describe('documents of messages', function () {
       assert.equal(JSON.parse(String(exported.body).split('\n')[0]).content, 'the whole report')
     })
 
-    it('are messages of sessions too, and ask for an automatic reply', async () => {
+    it('are messages of sessions too, and request an automatic reply', async () => {
       const { agentId } = await app.scripted([{ reply: { text: 'noted' } }])
       const session = await app.session({ agent_id: agentId, auto_generate: true })
       const { id: document_id } = await document({ content: 'minutes' })
@@ -228,7 +228,7 @@ describe('documents of messages', function () {
         expectRefusal(await app.key.post(path, body), 400, 'VALIDATION_FAILED')
     })
 
-    it('come instead of a text, never beside one', async () => {
+    it('cannot be combined with a text', async () => {
       const id = await conversation()
       const { id: document_id } = await document()
       for (const body of [
@@ -280,7 +280,7 @@ describe('documents of messages', function () {
       assert.match(JSON.stringify(entry), new RegExp(`documents:GetDocument.*${closed.id}`))
     })
 
-    it('are one message of a conversation, also when two come at once, and may be messages of several', async () => {
+    it('are one message per conversation, also for concurrent requests, and may be messages of several conversations', async () => {
       const { id: document_id } = await document()
       const id = await conversation()
       const replies = await Promise.all(Array.from({ length: 8 }, () => post(id, { document_id })))
@@ -336,7 +336,7 @@ describe('documents of messages', function () {
       expectStatus(await app.key.delete(`/conversations/${id}/messages/${document_id}`), 204)
     })
 
-    it('show their text as it is: changed, withdrawn, restored', async () => {
+    it('show their current text: changed, withdrawn, restored', async () => {
       const { id: document_id } = await document({ content: 'first' })
       const id = await conversation()
       await post(id, { document_id })

@@ -91,7 +91,7 @@ describe('sessions with a shared agent', () => {
     assert.equal((await grantee.key.get(`/sessions/${session.id}`)).body.queued_turns, 0)
   })
 
-  it('stay when the share or the agent is gone, and those of its own project go with it', async () => {
+  it("are retained when the share or the agent is deleted; sessions of the agent's project are deleted with it", async () => {
     const { id, share } = await usable()
     const session = await open({ agent_id: id })
     await say(session.id)

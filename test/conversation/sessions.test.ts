@@ -22,7 +22,7 @@ describe('sessions', () => {
   const read = async (session: Json) => expectStatus(await app.key.get(`/sessions/${session.id}`), 200)
 
   describe('creation', () => {
-    it('a session is open, has a conversation of its own and makes no actor', async () => {
+    it('a session is open, has a separate conversation and creates no actor', async () => {
       const before = (await app.key.get('/actors')).body.total
       const session = await app.session()
       const { id, conversation_id, created_at, updated_at, ...rest } = session
@@ -53,7 +53,7 @@ describe('sessions', () => {
       assert.equal((await app.key.get('/actors')).body.total, before)
     })
 
-    it('unknown agents and actors, and those of other projects, are refused by their own codes', async () => {
+    it('unknown agents and actors, and agents and actors of other projects, are refused with specific codes', async () => {
       const other = await app.project()
       const stranger = expectStatus(await other.key.post('/actors', { name: 'Stranger' }), 201)
       for (const agent_id of ['agent_00000000000000000000000000', 'nonsense'])
@@ -192,7 +192,7 @@ describe('sessions', () => {
       assert.deepEqual([generation.session_id, generation.actor_id], [session.id, ann.id])
     })
 
-    it('generate without wait answers 202 with a generation that can be read at once', async () => {
+    it('generate without wait answers 202 with a generation that can be read immediately', async () => {
       const session = await app.session()
       await app.say(session, 'hello')
       const accepted = expectStatus(await app.generate(session), 202)
@@ -210,7 +210,7 @@ describe('sessions', () => {
       }
     })
 
-    it('generate in an empty session, and what is not true or false as wait, is refused', async () => {
+    it('generate in an empty session, and an invalid value of wait, is refused', async () => {
       const session = await app.session()
       expectRefusal(await app.generate(session), 400, 'VALIDATION_FAILED')
       expectRefusal(await app.generate(session, '?wait=yes'), 400, 'VALIDATION_FAILED')
@@ -219,7 +219,7 @@ describe('sessions', () => {
         expectRefusal(await app.key.post(`/sessions/${session.id}/messages`, body), 400, 'VALIDATION_FAILED')
     })
 
-    it('a failed turn answers its own code to the one who waits and leaves no message', async () => {
+    it('a failed turn answers its code to the waiting caller and leaves no message', async () => {
       const { agentId } = await app.scripted([{ reply: { error: { status: 400, message: 'no' } } }])
       const session = await app.session({ agent_id: agentId })
       await app.say(session, 'hello')
@@ -259,7 +259,7 @@ describe('sessions', () => {
       expectRefusal(refused, 400, 'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
     })
 
-    it('a caller who waits longer than SYNC_WAIT_SECONDS gets the 202, and the turn goes on', async () => {
+    it('a caller that waits longer than SYNC_WAIT_SECONDS gets 202, and the turn continues', async () => {
       const { agentId } = await app.scripted([{ reply: { text: 'late', gate: 'late' } }])
       const session = await app.session({ agent_id: agentId })
       await app.say(session, 'hello')
@@ -328,7 +328,7 @@ describe('sessions', () => {
   })
 
   describe('automatic replies', () => {
-    it('with auto_generate a message asks for a turn, and wait=true fills the reply', async () => {
+    it('with auto_generate a message requests a turn, and wait=true fills the reply', async () => {
       const session = await app.session({ auto_generate: true })
       const waited = expectStatus(
         await app.key.post(`/sessions/${session.id}/messages?wait=true`, { message: 'a' }),
@@ -342,7 +342,7 @@ describe('sessions', () => {
       assert.deepEqual(contents(await app.messages(session)), ['a', 'echo: a', 'b', 'echo: b'])
     })
 
-    it('a failed automatic turn answers its error to the one who waits; the message stays', async () => {
+    it('a failed automatic turn answers its error to the waiting caller; the message is retained', async () => {
       const { agentId } = await app.scripted([{ reply: { error: { status: 400, message: 'no' } } }])
       const session = await app.session({ agent_id: agentId, auto_generate: true })
       const reply = await app.key.post(`/sessions/${session.id}/messages?wait=true`, { message: 'hello' })
@@ -385,7 +385,7 @@ describe('sessions', () => {
       assert.equal((await app.generation(message.generation_id)).status, 'failed')
     })
 
-    it('wait=true with a delay returns at once without a reply', async () => {
+    it('wait=true with a delay returns immediately without a reply', async () => {
       const session = await app.session({ auto_generate: true, message_delay_seconds: 60 })
       const reply = expectStatus(
         await app.key.post(`/sessions/${session.id}/messages?wait=true`, { message: 'a' }),
@@ -398,7 +398,7 @@ describe('sessions', () => {
   })
 
   describe('changes', () => {
-    it('a patch changes what it names; one that changes nothing leaves the record and emits nothing', async () => {
+    it('a patch changes the given fields; a patch without changes leaves the record and emits nothing', async () => {
       const session = await app.session({ name: 'first', tags: { a: '1' } })
       const changed = expectStatus(
         await patch(session, { name: null, tags: { b: '2' }, tool_context: { x: 'y' } }),
@@ -499,7 +499,7 @@ describe('sessions', () => {
       assert.equal(expectStatus(await patch(closed, { status: 'open' }), 200).status, 'open')
     })
 
-    it('a time to live counts from the last activity, also one that is set later', async () => {
+    it('a time to live counts from the last activity, also if it is set later', async () => {
       const session = await app.session()
       await app.say(session, 'hello')
       await sleep(1100)
@@ -528,7 +528,7 @@ describe('sessions', () => {
       expectRefusal(await app.key.get('/sessions?status=gone'), 400, 'VALIDATION_FAILED')
     })
 
-    it('tag routes read, replace and merge, and tell of it by their own event', async () => {
+    it('tag routes read, replace and merge tags, and emit a specific event', async () => {
       const session = await app.session({ tags: { a: '1' } })
       const path = `/sessions/${session.id}/tags`
       assert.deepEqual(expectStatus(await app.key.put(path, { b: '2', c: '3' }), 200), { b: '2', c: '3' })
@@ -654,7 +654,7 @@ describe('sessions', () => {
       expectRefusal(await app.key.get(`/conversations/${session.conversation_id}`), 404, 'RESOURCE_NOT_FOUND')
     })
 
-    it('with generations, sessions are counted among the dependents and go with force', async () => {
+    it('with generations, sessions are counted among the dependents and deleted with force', async () => {
       const agent_id = await app.agent()
       const session = await app.session({ agent_id })
       await app.say(session, 'hello')
@@ -734,7 +734,7 @@ describe('sessions', () => {
       assert.deepEqual(roles(await app.messages(session)), ['user', 'user'])
     })
 
-    it('a waiting turn that is cancelled by its generation leaves the mailbox; the next message asks for another', async () => {
+    it('a queued turn that is cancelled by its generation leaves the mailbox; the next message requests another', async () => {
       const session = await app.session({ auto_generate: true, message_delay_seconds: 3600 })
       const first = await app.say(session, 'one')
       expectStatus(await app.key.post(`/generations/${first.generation_id}/cancel`), 200)
@@ -748,7 +748,7 @@ describe('sessions', () => {
       assert.equal((await app.generation(second.generation_id)).status, 'pending')
     })
 
-    it('on_busy queue waits behind it; more than twenty are refused', async () => {
+    it('on_busy queue waits for the running turn; more than twenty turns are refused', async () => {
       const session = await running('queue')
       const first = await start(session, 'queue')
       const queued: string[] = []

@@ -80,7 +80,7 @@ describe('tools in sessions and conversations', () => {
     ])
   })
 
-  it('keep no session busy while it is paused; what follows goes to the end', async () => {
+  it('keep no session busy while paused; the resumed turn is enqueued at the end', async () => {
     const { id } = await open()
     const result = await paused(id)
     await say(id, said({ text: 'meanwhile' }))
@@ -112,7 +112,7 @@ describe('tools in sessions and conversations', () => {
     assert.equal((await app.key.get(`/generations/${result.generation_id}`)).body.status, 'requires_action')
   })
 
-  it('stream what tools do and what follows a pause', async () => {
+  it('stream tool events and the events after a pause', async () => {
     const { id } = await open()
     await say(id, said(call('server'), call('pick'), { text: 'the end' }))
     const first = await readStream(await openStream(app, `/sessions/${id}/generate`, { stream: true }))

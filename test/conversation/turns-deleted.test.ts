@@ -87,7 +87,7 @@ describe('turns of a conversation that is deleted', function () {
     await expectGone(id)
   })
 
-  it('of a session are ended too, and give back what they had reserved of a quota', async () => {
+  it('of a session are ended too, and release their quota reservations', async () => {
     const { id, session_id } = await lost(async agent_id => {
       const session = await ok(app.key.post('/sessions', { agent_id }), 201)
       await ok(app.key.post(`/sessions/${session.id}/messages`, { message: 'hello' }), 201)
@@ -113,7 +113,7 @@ describe('turns of a conversation that is deleted', function () {
     assert.equal((await next()).status, 202)
   })
 
-  it('are ended at once by a cancel, and their content can be erased', async () => {
+  it('are ended immediately by a cancel, and their content can be erased', async () => {
     const { id, conversation_id } = await lost()
     await ok(app.key.delete(`/conversations/${conversation_id}`), 204)
     assert.equal((await ok(app.key.post(`/generations/${id}/cancel`))).status, 'failed')
@@ -125,7 +125,7 @@ describe('turns of a conversation that is deleted', function () {
     await ok(app.key.delete(`/conversations/${conversation_id}`), 204)
     await forget()
     const { stdout } = await muster(['reprocess', 'generations'], testEnvironment(app.databaseUrl))
-    assert.match(stdout, /1 turns are woken/)
+    assert.match(stdout, /1 turns woken/)
     const made = await startProcess('worker', app.databaseUrl, { ...FAST, CONVERSATION_SWEEP_SECONDS: '3600' }, [
       'generation',
     ])

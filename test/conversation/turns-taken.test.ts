@@ -32,7 +32,7 @@ describe('a turn that was taken by a worker that is lost before it starts', func
       body.messages.filter(({ role }: any) => role !== 'system').map(({ content }: any) => content),
     )
 
-  it('sees what it saw when it was taken, and the next turn answers what came since', async () => {
+  it('sees the messages of its first claim, and the next turn answers later ones', async () => {
     const { agentId, requests } = await app.scripted([{ reply: { text: 'answer' } }])
     const session = await app.session({ agent_id: agentId, auto_generate: true })
     const first = await app.say(session, 'one')
@@ -48,7 +48,7 @@ describe('a turn that was taken by a worker that is lost before it starts', func
     assert.deepEqual(contents(await app.messages(session)), ['one', 'answer', 'two', 'answer'])
   })
 
-  it('sees nothing that was stored behind it, whoever answers', async () => {
+  it('sees no message stored after its claim, by agents and chats', async () => {
     const chat = expectStatus(
       await app.admin.post('/chats', { project_id: app.projectId, ai_provider_id: app.providerId }),
       201,

@@ -134,7 +134,7 @@ describe('turns of a conversation', function () {
   })
 
   describe('the answer', () => {
-    it('is the ids at once, and the reply is the next message', async () => {
+    it('is the ids immediately, and the reply is the next message', async () => {
       const id = await t.conversation(['hello'])
       const accepted = await t.ask(id)
       assert.equal(accepted.status, 202)
@@ -227,7 +227,7 @@ describe('turns of a conversation', function () {
       assert.equal((await t.ask(id, { agent_id: app.agentId }, '?wait=true')).status, 200)
     })
 
-    it('turns into the ids when it takes longer than a caller may wait; the turn goes on', async () => {
+    it('is the ids when the wait times out; the turn continues', async () => {
       const agent_id = await t.scripted('slow', [{ reply: { text: 'late', gate: 'slow' } }])
       const id = await t.conversation()
       const answer = await t.ask(id, { agent_id }, '?wait=true')
@@ -271,7 +271,7 @@ describe('turns of a conversation', function () {
       ])
     })
 
-    it('reads who speaks, whose instructions come before those of the owner', async () => {
+    it("contains the speaker, whose instructions precede the owner's", async () => {
       const agent_id = await t.scripted('speaks', [{ reply: { text: 'Arr' } }], { instructions: 'Help.' })
       const pirate = (await app.key.post('/actors', { name: 'Hook', instructions: 'A pirate.', agent_id })).body.id
       const owner = (await app.key.post('/actors', { name: 'Ann', instructions: 'A doctor.' })).body.id
@@ -301,7 +301,7 @@ describe('turns of a conversation', function () {
       ])
     })
 
-    it('is the conversation when the turn starts, not when it was asked for', async () => {
+    it('is the conversation when the turn starts, not when it was requested', async () => {
       const agent_id = await t.scripted('later', [
         { when: { call: 1 }, reply: { text: 'first', gate: 'later' } },
         { reply: { text: 'second' } },
@@ -324,7 +324,7 @@ describe('turns of a conversation', function () {
   })
 
   describe('the place of the reply', () => {
-    it('is right behind the last message the turn saw, whatever moved meanwhile', async () => {
+    it('is immediately after the last message the turn has seen, also after inserts', async () => {
       const agent_id = await t.scripted('place', [{ reply: { text: 'reply', gate: 'place' } }])
       const id = await t.conversation(['a', 'b', 'c'])
       const { generation_id } = (await t.ask(id, { agent_id })).body
@@ -383,7 +383,7 @@ describe('turns of a conversation', function () {
       await t.ended(waiting)
     })
 
-    it('goes on behind a failed turn', async () => {
+    it('continues after a failed turn', async () => {
       const agent_id = await t.scripted('once-broken', [
         { when: { call: 1 }, reply: { error: { status: 500 } } },
         { reply: { text: 'ok' } },
@@ -400,7 +400,7 @@ describe('turns of a conversation', function () {
       )
     })
 
-    it('lets a turn go that is cancelled while it waits; those behind it run', async () => {
+    it('removes a turn that is cancelled while queued; later turns run', async () => {
       const agent = await t.scripted('leave', [{ reply: { text: 'said', gate: 'leave-gate' } }])
       const id = await t.conversation()
       const [first, second, third] = [
@@ -523,7 +523,7 @@ describe('turns of a conversation', function () {
   })
 
   describe('a deleted conversation', () => {
-    it('ends what runs and what waits with RESOURCE_NOT_FOUND, keeps the generations and no text', async () => {
+    it('fails open turns with RESOURCE_NOT_FOUND, and retains the generations without text', async () => {
       const agent_id = await t.scripted('deleted', [{ reply: { text: 'never', gate: 'deleted' } }])
       const id = await t.conversation(['a', 'b'])
       const waited = t.ask(id, { agent_id }, '?wait=true')
@@ -559,7 +559,7 @@ describe('turns of a conversation', function () {
       assert.deepEqual(await t.openTurns(), [])
     })
 
-    it('goes with its project, whatever names what in it', async () => {
+    it('is deleted with its project, with all references', async () => {
       const { id: projectId, key } = await app.project()
       const provider = await key.post('/ai-providers', {
         name: 'p',
@@ -718,7 +718,7 @@ describe('turns of a conversation over processes', function () {
     assert.equal((await t.double.requests('many')).length, 100)
   })
 
-  it('a killed worker costs no turn: another finishes it and those behind it', async () => {
+  it('another worker completes the turn of a killed one and the later turns', async () => {
     const agent_id = await t.scripted('killed', [
       { when: { call: 1 }, reply: { text: 'lost', gate: 'killed' } },
       { reply: { text: 'found {{count}}' } },
@@ -747,7 +747,7 @@ describe('turns of a conversation over processes', function () {
     })
   }
 
-  it('a worker that is asked to stop finishes its turn and leaves the next to another', async () => {
+  it('a stopping worker completes its turn and leaves the next to another', async () => {
     const agent_id = await t.scripted('stopped', [
       { when: { call: 1 }, reply: { text: 'one', gate: 'stopped' } },
       { reply: { text: 'two' } },
@@ -757,7 +757,7 @@ describe('turns of a conversation over processes', function () {
     const turns = [(await t.ask(id, { agent_id })).body, (await t.ask(id, { agent_id })).body]
     await t.waitingAt('stopped')
     first.child.kill('SIGTERM')
-    await eventually(() => first.output.some(line => line.includes('"msg":"stopping"')))
+    await eventually(() => first.output.some(line => line.includes('"msg":"shutdown started"')))
     await t.open('stopped')
     await first.exited
     assert.deepEqual(await t.texts(id), ['hi', 'one'])

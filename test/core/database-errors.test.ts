@@ -108,7 +108,7 @@ describe('errors of the database', function () {
     assert.equal(await kindOf(() => readOnly), 'unavailable')
   })
 
-  it('are told from those of other sockets', async () => {
+  it('are distinguished from errors of other sockets', async () => {
     const server = net.createServer(socket => void socket.resetAndDestroy())
     await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
     const { port } = server.address() as AddressInfo
@@ -159,7 +159,7 @@ describe('errors of the database', function () {
     }
   })
 
-  it('are what a refusal was raised for', async () => {
+  it('are found as the cause of another error', async () => {
     const cause = await thrownBy(() => pool.query(rawQuery(raising('53100'))))
     const refusal = new AppError('TOOL_HTTP_ERROR', { cause: new AppError('SERVICE_NOT_READY', { cause }) })
     assert.ok(isTransient(refusal) && isDatabaseError(refusal))
@@ -190,7 +190,7 @@ describe('errors of the database', function () {
     assert.equal((await project.key.post('/actors', { name: 'after' })).status, 201)
   })
 
-  it('leave an Idempotency-Key to the repeat, also when its claim could not be given up at once', async () => {
+  it('leave an Idempotency-Key to the retry, even if its claim could not be released immediately', async () => {
     const project = await app.project()
     const headers = { 'idempotency-key': 'again' }
     const refusing = async (table: string, when: string) => {

@@ -136,7 +136,7 @@ describe('the egress rule', () => {
     assert.ok(outcome.kind === 'blocked' && ['127.0.0.1', '::1'].includes(outcome.address!))
   })
 
-  it('refuses other schemes, credentials in the url and what is no url', async () => {
+  it('refuses other schemes, credentials in the URL and invalid URLs', async () => {
     const egress = client({ allowHosts: '*.test,127.0.0.1' })
     for (const url of [
       'ftp://a.test/',
@@ -200,7 +200,7 @@ describe('the allow-list', () => {
     )
   })
 
-  it('refuses an entry it does not understand', () => {
+  it('refuses an invalid entry', () => {
     const bad = [
       '*',
       '*.',
@@ -340,7 +340,7 @@ describe('redirects', () => {
     const { url } = await serve(redirecting)
     const request = { method: 'POST', body: 'x', redirectMode: 'repost' as const }
     const see = await call(client(), through(url, 303, '/end'), request)
-    assert.deepEqual(see, { kind: 'failed', reason: 'redirects', message: 'the receiver answered 303', status: 303 })
+    assert.deepEqual(see, { kind: 'failed', reason: 'redirects', message: 'receiver answered 303', status: 303 })
     const loop = await serve((_r, response) => response.writeHead(307, { location: '/' }).end())
     assert.equal(gist(await call(client(), loop.url, { ...request, maxRedirects: 2 })), 'failed redirects')
     assert.equal(loop.requests.length, 3)
@@ -447,7 +447,7 @@ describe('a request', () => {
     assert.equal(requests[0].headers.upgrade, undefined)
   })
 
-  it('asks for a body as it is, and hands on one that is encoded all the same', async () => {
+  it('requests an unencoded body, and returns an encoded one unchanged', async () => {
     const { url, requests } = await serve((_request, response) =>
       response.writeHead(200, { 'content-encoding': 'gzip' }).end(gzipSync('x'.repeat(10_000))),
     )
@@ -509,14 +509,14 @@ describe('a request', () => {
     assert.equal(requests.length, 0)
   })
 
-  it('tells a refused connection, an unknown name and a name without address', async () => {
+  it('distinguishes a refused connection, an unknown name and a name without address', async () => {
     assert.equal(gist(await call(client(), 'http://127.0.0.1:9/')), 'failed connect')
     const unknown = client({ resolve: () => Promise.reject(new Error('ENOTFOUND')) })
     assert.equal(gist(await call(unknown, 'http://name.test/')), 'failed dns')
     assert.equal(gist(await call(client({ resolve: async () => [] }), 'http://name.test/')), 'failed dns')
   })
 
-  it('a failed lookup is remembered for two seconds', async () => {
+  it('caches a failed lookup for two seconds', async () => {
     const server = await serve(ok)
     let answers = 0
     const resolve = async () => {
@@ -531,7 +531,7 @@ describe('a request', () => {
     assert.equal(gist(await call(egress, `http://name.test:${server.port}/`)), 'answer 200')
   })
 
-  it('waits for its turn to resolve a name outside of its time limit, as long as it is willing to', async () => {
+  it('does not count the wait for a lookup slot as part of its timeout, up to waitMs', async () => {
     const server = await serve(ok)
     const release: (() => void)[] = []
     const resolve = (name: string) =>
@@ -553,7 +553,7 @@ describe('a request', () => {
     assert.equal(gist(await call(egress, url, { tenant: 'b', timeoutMs: 200 })), 'answer 200')
   })
 
-  it('ends at its time limit: while resolving, waiting for headers, reading the body, following redirects', async () => {
+  it('times out while resolving, waiting for headers, reading the body, following redirects', async () => {
     const limited = { timeoutMs: 150 }
     const hanging = client({ resolve: () => new Promise(() => {}) })
     assert.equal(gist(await call(hanging, 'http://name.test/', limited)), 'failed timeout')
@@ -600,7 +600,7 @@ describe('a request', () => {
     }
   })
 
-  it('truncates when asked to, and drops the connection', async () => {
+  it('truncates with the option truncate, and drops the connection', async () => {
     const { url, sockets } = await serve((_r, response) => {
       response.write('0123456789')
       const timer = setInterval(() => response.write('x'.repeat(1000)), 5)
@@ -612,7 +612,7 @@ describe('a request', () => {
     await eventually(() => sockets.size === 0, { what: 'the connection closed' })
   })
 
-  it('ends an answer where enough of it has come, and drops the connection', async () => {
+  it('ends the body once isEnough is true, and drops the connection', async () => {
     const { url, sockets } = await serve((_r, response) => {
       response.setHeader('x-kind', 'endless')
       const timer = setInterval(() => response.write('0123456789'), 5)
@@ -728,7 +728,7 @@ describe('fetch', () => {
     assert.equal((await reader.read()).done, true)
   })
 
-  it('asks for one coding, decodes it, and counts what comes out', async () => {
+  it('requests one coding, decodes it, and counts decoded bytes', async () => {
     const body = 'x'.repeat(100_000)
     const { url, requests } = await serve((request, response) => {
       const gzipped = gzipSync(body)
@@ -797,7 +797,7 @@ describe('fetch', () => {
     await assert.rejects(read('/lines'), /more than 60 lines/)
   })
 
-  it('answers a redirect as it is', async () => {
+  it('returns a redirect unchanged', async () => {
     const { url, requests } = await serve((_r, response) => response.writeHead(302, { location: '/x' }).end('moved'))
     const response = await client().fetch(url, { redirect: 'follow' })
     assert.deepEqual([response.status, response.headers.get('location')], [302, '/x'])
@@ -805,7 +805,7 @@ describe('fetch', () => {
     assert.equal(requests.length, 1)
   })
 
-  it('rejects what the rule refuses', async () => {
+  it('rejects if the rule refuses', async () => {
     const { fetch } = client({ resolve: async () => ['10.0.0.1'] })
     await assert.rejects(fetch('http://name.test/v1'), (error: unknown) => {
       assert.ok(error instanceof EgressBlockedError)

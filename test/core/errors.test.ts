@@ -273,19 +273,19 @@ describe('the error catalogue', () => {
       assert.ok(hinted.includes(status) || code === 'REQUEST_REJECTED', `${code} ${status}`)
       for (const text of [hint, description, message]) assert.ok(text.length > 3, code)
     }
-    assert.match(errorEntry('PRECONDITION_FAILED').hint, /read the record again/i)
-    assert.match(errorEntry('REQUEST_REJECTED').hint, /HTTP layer/)
+    assert.match(errorEntry('PRECONDITION_FAILED').hint, /get the resource again/i)
+    assert.match(errorEntry('REQUEST_REJECTED').hint, /size, encoding and range/)
   })
 
   it('tells what to do where the status alone would say something wrong', () => {
     for (const [code, advice] of [
       ['EMBEDDING_NOT_CONFIGURED', /EMBEDDING_PROVIDER and EMBEDDING_MODEL/],
-      ['FILE_ALREADY_INGESTED', /POST \/documents\/\{document_id\}\/ingest.*meta\.document_id/],
+      ['FILE_ALREADY_INGESTED', /meta\.document_id.*POST \/documents\/\{document_id\}\/ingest/],
       ['FILE_HAS_DEPENDENTS', /GET \/files\/\{file_id\}\/dependents/],
-      ['FILE_STORAGE_MISCONFIGURED', /Repeating does not help.*FILES_/],
+      ['FILE_STORAGE_MISCONFIGURED', /FILES_.*Retrying does not help/],
       ['FILE_TOO_LARGE_FOR_SYNC', /without wait=true/],
-      ['INGESTION_CALLBACK_INVALID_TOKEN', /the whole address/],
-      ['PDF_PARSE_FAILED', /without a password/],
+      ['INGESTION_CALLBACK_INVALID_TOKEN', /the complete callback URL/],
+      ['PDF_PARSE_FAILED', /without password protection/],
       ['QUOTA_STORAGE_EXCEEDED', /meta\.quota_id/],
       ['UNSUPPORTED_FILE_TYPE', /POST \/ingestion-rules/],
       ['UPLOAD_TOKEN_EXPIRED', /POST \/files\/presigned-url/],
@@ -342,12 +342,12 @@ describe('the error catalogue', () => {
 describe('an error', () => {
   it('says in its message what its meta says, as far as it does', () => {
     const message = (code: ErrorCode, meta?: Record<string, unknown>) => new AppError(code, { meta }).message
-    assert.equal(message('AGENT_NOT_FOUND', { id: 'agent_1' }), 'The agent agent_1 does not exist in the project')
-    assert.equal(message('AGENT_NOT_FOUND'), 'The agent does not exist in the project')
+    assert.equal(message('AGENT_NOT_FOUND', { id: 'agent_1' }), 'Agent agent_1 not found in this project')
+    assert.equal(message('AGENT_NOT_FOUND'), 'Agent not found in this project')
     const conflict = message('VERSION_CONFLICT', { current_version: 3, expected_version: 2 })
-    assert.equal(conflict, 'The record is at version 3, not at the expected_version 2')
+    assert.equal(conflict, 'The resource is at version 3, not at expected_version 2')
     // What callers wrote is shown as it is, and not much of it.
-    assert.equal(message('RESOURCE_NOT_FOUND', { id: '{id} $& {code}' }), 'There is no resource {id} $& {code}')
+    assert.equal(message('RESOURCE_NOT_FOUND', { id: '{id} $& {code}' }), 'Resource {id} $& {code} not found')
     assert.ok(message('RESOURCE_NOT_FOUND', { id: 'x'.repeat(5000) }).length < 300)
     assert.equal(new AppError('AGENT_NOT_FOUND', { message: 'own {id}', meta: { id: 1 } }).message, 'own {id}')
   })

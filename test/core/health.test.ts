@@ -239,10 +239,10 @@ describe('health of a process whose database is away', function () {
     try {
       const slow = other.query('select pg_sleep(3)')
       await assert.rejects(
-        watch.waiting(() => new Promise(() => {})),
+        watch.runWhileResponsive(() => new Promise(() => {})),
         DatabaseUnresponsiveError,
       )
-      assert.equal(watch.isSilent(), true)
+      assert.equal(watch.isUnresponsive(), true)
       await slow
     } finally {
       watch.close()

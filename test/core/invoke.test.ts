@@ -167,7 +167,7 @@ describe('invoke', () => {
       app.services.write(tx =>
         call(tx, admin, 'createDocument', { body: { project_id: project.id, content: 'text' } }),
       ),
-      error => error instanceof AppError && /transactions of its own/.test(String((error.cause as Error).message)),
+      error => error instanceof AppError && /opens its own transactions/.test(String((error.cause as Error).message)),
     )
   })
 })

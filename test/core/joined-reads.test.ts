@@ -4,7 +4,7 @@ import { coalescedReads } from '../../src/core/db/coalesced-reads.ts'
 import { abandonmentNow, withTenant } from '../../src/core/db/tenant-context.ts'
 
 describe('joined reads', () => {
-  it('follow the read that is under way with one for everybody who asked meanwhile', async () => {
+  it('follow the running read with one for all callers that called meanwhile', async () => {
     const joined = coalescedReads<number>()
     const gates: (() => void)[] = []
     let stored = 1
@@ -28,7 +28,7 @@ describe('joined reads', () => {
     assert.deepEqual(await Promise.all(later), [2, 2, 2])
   })
 
-  it('are one for all who ask in a turn of the event loop', async () => {
+  it('are shared by all callers in a turn of the event loop', async () => {
     const joined = coalescedReads<number>()
     let reads = 0
     const read = async () => ++reads
@@ -36,14 +36,14 @@ describe('joined reads', () => {
     assert.equal(await joined('a', read), 3)
   })
 
-  it('are not abandoned with the first who asked', async () => {
+  it('are not abandoned with the first caller', async () => {
     const joined = coalescedReads<boolean>()
     const read = async () => abandonmentNow() !== undefined
     const tenancy = { tenant: 'a', patienceMs: 1, isAbandoned: () => true }
     assert.equal(await withTenant(tenancy, () => joined('a', read)), false)
   })
 
-  it('fail together, and not those who ask after them', async () => {
+  it('fail together, without affecting later callers', async () => {
     const joined = coalescedReads<number>()
     const fails = () => Promise.reject(new Error('gone'))
     await assert.rejects(joined('a', fails), /gone/)

@@ -38,7 +38,7 @@ describe('core/notifier', () => {
   beforeEach(() => {
     heard = []
     notifier = openNotifier({ databaseUrl: proxy.url, applicationName, log })
-    const queues = { insert: async () => [], parts: async () => [] }
+    const queues = { insert: async () => [], sendCtes: async () => [] }
     writer = createWriter({ pool, queues, notifier, eventMaxBytes: 1000, onError: () => assert.fail() })
   })
 
@@ -86,7 +86,7 @@ describe('core/notifier', () => {
     assert.deepEqual(await sessions(), [])
   })
 
-  it('sends what a transaction notified once its commit is answered, and nothing of one that is rolled back', async () => {
+  it('sends notifications after the commit and none after a rollback', async () => {
     let seenBefore: string[] = []
     await writer.write(async tx => {
       tx.notify(channel, 'written')
@@ -110,7 +110,7 @@ describe('core/notifier', () => {
     assert.deepEqual((await settle()).sort(), ['nested', 'written'])
   })
 
-  it('sends what a single statement notified if it made its change', async () => {
+  it('sends notifications of a single statement whose guard is true', async () => {
     const change = (n: number) =>
       writer.writeOne(outgoing => {
         outgoing.notify(channel, `of ${n}`)
@@ -126,13 +126,13 @@ describe('core/notifier', () => {
     assert.deepEqual(await settle(), ['of 1'])
   })
 
-  it('tells of an invalidation with the commit, on no connection of its own', async () => {
+  it('sends an invalidation with the commit, on the same connection', async () => {
     await writer.write(async tx => tx.invalidate(channel, 'dropped'))
     await until('dropped', () => heard.length === 1)
     assert.deepEqual(await sessions(), [])
   })
 
-  it('holds up no commit while its own statement waits, sends equal notices once and the rest with one statement', async () => {
+  it('delays no commit while its statement waits, and sends pending notifications once with one statement', async () => {
     await unanswered('first')
     try {
       for (let n = 0; n < 20; n++) {
@@ -148,7 +148,7 @@ describe('core/notifier', () => {
     assert.deepEqual(await settle(), ['first', 'even', 'odd'])
   })
 
-  it('opens a lost connection again and sends what was not answered', async () => {
+  it('reopens a lost connection and repeats unanswered notifications', async () => {
     await unanswered('under way')
     notify('waiting')
     proxy.resetAll()
@@ -156,7 +156,7 @@ describe('core/notifier', () => {
     assert.deepEqual(await settle(), ['under way', 'under way', 'waiting'])
   })
 
-  it('sends what is left when it is closed', async () => {
+  it('sends pending notifications when it is closed', async () => {
     notify('first')
     notify('last')
     await notifier.close()

@@ -38,7 +38,7 @@ describe('core/notify', () => {
     }
   }
 
-  it('every listener of a channel gets each payload until it ends', async () => {
+  it('every listener of a channel receives each payload until it unsubscribes', async () => {
     notifications = await openNotifications({ databaseUrl, log, applicationName })
     const first: string[] = []
     const second: string[] = []
@@ -59,7 +59,7 @@ describe('core/notify', () => {
     assert.deepEqual(second, ['one', 'two'])
   })
 
-  it('a handler that throws disturbs no other', async () => {
+  it('a handler that throws affects no other handler', async () => {
     notifications = await openNotifications({ databaseUrl, log, applicationName })
     const seen: string[] = []
     notifications.listen(channel, () => {
@@ -70,7 +70,7 @@ describe('core/notify', () => {
     await until('seen', () => seen.length === 1)
   })
 
-  it('a lost connection is reported, opened again, and listeners are told to look', async () => {
+  it('reports and reopens a lost connection, and calls onReconnect of listeners', async () => {
     const events: string[] = []
     notifications = await openNotifications({
       databaseUrl,
@@ -94,7 +94,7 @@ describe('core/notify', () => {
     await until('after', () => seen.length === 1)
   })
 
-  it('a connection that went silent is noticed by the heartbeat', async () => {
+  it('the heartbeat detects an unresponsive connection', async () => {
     const { port, hostname } = new URL(databaseUrl)
     const sockets: net.Socket[] = []
     const proxy = net.createServer(socket => {
@@ -131,7 +131,7 @@ describe('core/notify', () => {
     proxy.close()
   })
 
-  it('a first connection that fails is an error', async () => {
+  it('throws when the first connection fails', async () => {
     const url = new URL(databaseUrl)
     url.pathname = '/no_such_database'
     await assert.rejects(openNotifications({ databaseUrl: url.href, log }), /does not exist/)

@@ -4,7 +4,7 @@ import { parse } from 'yaml'
 import { errorCodes, errorEntry } from '../../src/core/api/errors.ts'
 import { operations } from '../../src/core/api/operation.ts'
 import { policyActions } from '../../src/core/iam/catalogue.ts'
-import { namesToCome } from '../../src/planned/names.ts'
+import { namesToCome } from '../../src/planned/module.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { codesOf, type Described, describedOperations, withoutSharing } from '../support/fuzz.ts'
 

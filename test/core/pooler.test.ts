@@ -96,7 +96,7 @@ describe('connections through PgBouncer', function () {
     return Number(major) > 1 || Number(minor) >= 21
   }
 
-  it('says which parameters the pooler has to ignore', async () => {
+  it('names the startup parameters that the pooler must ignore', async () => {
     const message = await refusal(await pooler({ pool_mode: 'session' }))
     assert.match(
       message,
@@ -104,14 +104,14 @@ describe('connections through PgBouncer', function () {
     )
   })
 
-  it('in transaction mode says what is wrong, or works with the address of the server beside it', async () => {
+  it('reports the problem in transaction mode, or works with DATABASE_LISTEN_URL', async () => {
     const settings = { pool_mode: 'transaction', ignore_startup_parameters: IGNORED }
     const url = await pooler(keepsStatements() ? { ...settings, max_prepared_statements: '200' } : settings)
     if (!keepsStatements()) {
-      assert.match(await refusal(url, database.url), /^DATABASE_URL: prepared statements do not hold/)
+      assert.match(await refusal(url, database.url), /^DATABASE_URL: prepared statements are lost/)
       await assert.rejects(
         startProcess('web', url, { DATABASE_LISTEN_URL: database.url }),
-        /prepared statements do not hold/,
+        /prepared statements are lost/,
       )
       return
     }
@@ -119,7 +119,7 @@ describe('connections through PgBouncer', function () {
     await works({ DATABASE_URL: url, DATABASE_LISTEN_URL: database.url })
   })
 
-  it('works in session mode, with one address and with both', async () => {
+  it('works in session mode, with and without DATABASE_LISTEN_URL', async () => {
     const url = await pooler({ pool_mode: 'session', ignore_startup_parameters: IGNORED })
     await requireConnections({ DATABASE_URL: url, DATABASE_LISTEN_URL: url })
     await works({ DATABASE_URL: url, DATABASE_LISTEN_URL: database.url })

@@ -21,7 +21,7 @@ describe('statements that repeat', () => {
   const read = (id: number) => pool.one(sql.unsafe`select * from things where id = ${id}`)
   const prepared = () => pool.any(sql.unsafe`select name, statement from pg_prepared_statements order by name`)
 
-  it('are prepared once they have been sent often, rare ones are not', async () => {
+  it('are prepared after repeated execution, rare ones are not', async () => {
     for (let n = 1; n <= 30; n++) assert.equal(((await read(n)) as { word: string }).word, `w${n}`)
     await pool.one(sql.unsafe`select count(*) from things where id = ${1}`)
     const statements = (await prepared()) as { name: string; statement: string }[]
@@ -29,7 +29,7 @@ describe('statements that repeat', () => {
     assert.ok(statements[0].statement.includes('select * from things'))
   })
 
-  it('survive a change of the schema, alone and in transactions', async () => {
+  it('survive a schema change, outside and inside of transactions', async () => {
     const inside = (id: number) =>
       inTransaction(pool, connection => connection.one(sql.unsafe`select * from things where id = ${id} for update`))
     for (let n = 1; n <= 30; n++) await inside(n)
@@ -40,7 +40,7 @@ describe('statements that repeat', () => {
     for (let n = 1; n <= 9; n++) assert.equal(((await inside(n)) as { again: number }).again, 8)
   })
 
-  it('stay within the bound, whatever is sent', async () => {
+  it('never exceed the maximum number', async () => {
     for (let text = 0; text < 130; text++) {
       for (let n = 0; n < 11; n++) await pool.query(sql.unsafe`select ${sql.literalValue(String(text))}`)
     }

@@ -134,8 +134,8 @@ describe('queues and workers', function () {
       assert.equal((await jobs(tasks.name)).length, 0)
     })
 
-    it('messages of several queues ride in one statement of the caller', async () => {
-      const parts = await queues.parts([
+    it('sends messages of several queues in one statement of the caller', async () => {
+      const parts = await queues.sendCtes([
         queueMessage(mailbox, { id: 'a' }),
         queueMessage(tasks, { id: 'b' }),
         queueMessage(tasks, { id: 'c' }),
@@ -171,7 +171,7 @@ describe('queues and workers', function () {
       assert.equal((await one('select count(*)::int as n from entity')).n, 1)
     })
 
-    it('a wake-up sent while another is handled is kept and handled after it', async () => {
+    it('handles a wake-up sent while another is active after it', async () => {
       const order: string[] = []
       let finish = () => {}
       await run([
@@ -194,7 +194,7 @@ describe('queues and workers', function () {
       assert.deepEqual(order, ['start', 'end', 'start', 'end'])
     })
 
-    it('a delayed wake-up hides no immediate one and comes on its own under the same key', async () => {
+    it('a delayed wake-up suppresses no immediate one with the same key', async () => {
       const at: number[] = []
       await run([handler(mailbox, {}, async () => void at.push(Date.now()))])
       const due = Date.now() + 2000
@@ -211,7 +211,7 @@ describe('queues and workers', function () {
       assert.equal((await jobs(mailbox.name)).length, 20)
     })
 
-    it('a message locks no row that those who send others lock', async () => {
+    it('sending locks no row shared with other senders', async () => {
       await queues.transaction(async tx => {
         await queues.insert(tx, [queueMessage(tasks, { id: 'first' })])
         await tx.executeSql('set constraints all immediate', [])
@@ -220,7 +220,7 @@ describe('queues and workers', function () {
       })
     })
 
-    it('creating the queues again changes nothing and stores changed rules', async () => {
+    it('creating the queues again only updates changed options', async () => {
       await createQueuesInDatabase(databaseUrl, { retentionDays: 3 })
       const row = await one('select * from pgboss.queue where name = $1', [mailbox.name])
       assert.equal(row.deletion_seconds, 3 * 86_400)
@@ -263,7 +263,7 @@ describe('queues and workers', function () {
       }
     }
 
-    it('a mailbox looks for what came while it was busy, when no notification can tell', async () => {
+    it('a mailbox polls for wake-ups sent while it was busy if notifications are down', async () => {
       let handled = 0
       await queues.send([queueMessage(mailbox, { id: 'e' })])
       await run(
@@ -278,7 +278,7 @@ describe('queues and workers', function () {
       await until('both', () => handled === 2, 20_000)
     })
 
-    it('messages come without notifications too', async () => {
+    it('handles messages without notifications', async () => {
       let handled = 0
       await run([handler(tasks, {}, async () => void handled++)], { listen: undefined, pollMs: 100 })
       await queues.send([queueMessage(tasks, { id: 'a' })])
@@ -334,7 +334,7 @@ describe('queues and workers', function () {
         [shared.name],
       )
 
-    it('a message is due by the clock of the database, whatever its sender takes for the time', async () => {
+    it('a message is due by the clock of the database, not of its sender', async () => {
       const { now } = Date
       const due = new Date(now() + 60_000)
       Date.now = () => now() + 120_000
@@ -361,7 +361,7 @@ describe('queues and workers', function () {
       assert.ok(Date.now() >= due)
     })
 
-    it('workers are told of every message that is due soon, however it came to be', async () => {
+    it('notifies workers of every message that is due soon', async () => {
       const told: string[] = []
       const heard = async (what: string) => {
         await until(what, () => told.length > 0)
@@ -401,7 +401,7 @@ describe('queues and workers', function () {
       end()
     })
 
-    it('a message whose notification was lost is handled with the next poll', async () => {
+    it('handles a message whose notification was lost with the next poll', async () => {
       const seen = await seldomPolling({ idleMs: 1000 })
       await until('polled seldom', () => seen.polls === 5)
       const polls = seen.polls
@@ -438,7 +438,7 @@ describe('queues and workers', function () {
   describe('leases', () => {
     const trail = async () => (await pool.query('select worker, attempt, what from trail order by n')).rows
 
-    it('the message of a killed worker goes to another after the lease', async () => {
+    it('another worker takes over the message of a killed worker after the lease', async () => {
       const first = await startProcess('one')
       await queues.send([queueMessage(tasks, { id: 't', ms: 600 })])
       await until('started', async () => (await trail()).length === 1)
@@ -457,7 +457,7 @@ describe('queues and workers', function () {
       ])
     })
 
-    it('a worker that was stopped past its lease settles nothing', async () => {
+    it('a worker that was suspended past its lease records nothing', async () => {
       const first = await startProcess('one')
       await queues.send([queueMessage(tasks, { id: 't', ms: 1500 })])
       await until('started', async () => (await trail()).length === 1)
@@ -488,7 +488,7 @@ describe('queues and workers', function () {
       assert.deepEqual(attempts, [1])
     })
 
-    it('the signal of a handler whose message was taken away is aborted', async () => {
+    it('aborts the signal of a handler whose claim is lost', async () => {
       let aborted = false
       await run([
         handler(tasks, {}, async (_, { signal }) => {
@@ -506,7 +506,7 @@ describe('queues and workers', function () {
     })
   })
 
-  it('a slot whose handler goes on after its lease was lost is held and does not work', async () => {
+  it('counts a slot whose handler continues after a lost lease as held, not working', async () => {
     const slots = async () =>
       [...(await registry.metrics()).matchAll(/muster_worker_slots\{queue="test-tasks",state="(\w+)"\} (\d+)/g)].map(
         ([, state, count]) => `${count} ${state}`,
@@ -549,7 +549,7 @@ describe('queues and workers', function () {
     await until('notifications again', () => listen.healthy())
   })
 
-  it('the gauges show what waits', async () => {
+  it('the gauges show waiting messages', async () => {
     setQueueDepthSource(() => queues.stats())
     await queues.send([
       queueMessage(tasks, { id: 'a' }),
@@ -563,7 +563,7 @@ describe('queues and workers', function () {
   })
 
   describe('failing', () => {
-    it('an attempt that the database failed is not counted, one whose statement took too long is', async () => {
+    it('does not count an attempt failed by the database, but counts a statement timeout', async () => {
       const attempts: number[] = []
       const { log, lines } = recorder()
       let exhausted = 0
@@ -589,10 +589,10 @@ describe('queues and workers', function () {
       assert.deepEqual(attempts, [1, 1, 1, 1, 2, 2])
       assert.equal(exhausted, 0)
       const outcomes = lines.filter(line => line.msg === 'attempt').map(line => line.outcome)
-      assert.deepEqual(outcomes, ['handed_back', 'handed_back', 'handed_back', 'retry', 'handed_back', 'done'])
+      assert.deepEqual(outcomes, ['requeued', 'requeued', 'requeued', 'retry', 'requeued', 'done'])
     })
 
-    it('messages of a batch that the database failed are given back together', async () => {
+    it('requeues all messages of a batch failed by the database', async () => {
       const handled: string[][] = []
       await run([
         handler(fragile, { batch: 3, concurrency: 1 }, async (batch: { id: string }[]) => {
@@ -608,7 +608,7 @@ describe('queues and workers', function () {
       ])
     })
 
-    it('a message that a schedule sends anew is dropped when it fails or its worker is lost', async () => {
+    it('drops a failed or lost message that a schedule sends again', async () => {
       const request = { limit: 1, last: '', held: new Map(), share: 1, borrow: 0 }
       await queues.send([queueMessage(recurring, { id: 'lost' })])
       const [lost] = (await claimMessages(queues.db, recurring, request))!.jobs
@@ -684,7 +684,7 @@ describe('queues and workers', function () {
       assert.ok(written.every(line => typeof line.duration_ms === 'number' && typeof line.job === 'string'))
     })
 
-    it('of an error that the database cannot hold, what it can hold is kept', async () => {
+    it('stores an error without characters that the database cannot store', async () => {
       const texts = [`${'x'.repeat(1999)}😀`, 'a\0b\ud83d', null]
       await run([
         handler(fragile, {}, async ({ ms }) => {
@@ -704,7 +704,7 @@ describe('queues and workers', function () {
       assert.ok(letters.every(({ attempts }) => attempts === 2))
     })
 
-    it('a handler sets the delay of its own retry', async () => {
+    it('a handler sets the delay of its retry', async () => {
       const at: number[] = []
       const waiting = handler(tasks, {}, async (_, { retryIn }) => {
         at.push(Date.now())
@@ -719,7 +719,7 @@ describe('queues and workers', function () {
       assert.ok(gap >= 300 && gap < 10_000, `${gap} ms`)
     })
 
-    it('a message that its handler completed with its work stays completed, whatever comes then', async () => {
+    it('a message completed by its handler stays completed after a later error', async () => {
       const writes = await openPool({ databaseUrl, connections: 2 })
       const writer = createWriter({ pool: writes, queues, notifier, eventMaxBytes: 0, onError: () => {} })
       const exhausted: string[] = []
@@ -759,7 +759,7 @@ describe('queues and workers', function () {
       await writes.end()
     })
 
-    it('a failing entity takes new wake-ups at once and never fills the dead letters with merged retries', async () => {
+    it('a failing entity handles new wake-ups immediately and dead-letters no merged retries', async () => {
       let handled = 0
       let broken = true
       await run([
@@ -804,7 +804,7 @@ describe('queues and workers', function () {
       assert.ok(calls[1] - calls[0] > 1000)
     })
 
-    it('when a batch fails its messages are tried one by one', async () => {
+    it('retries the messages of a failed batch one by one', async () => {
       const calls: string[][] = []
       const { log, lines } = recorder()
       await queues.send(['a', 'b', 'c'].map(id => queueMessage(tasks, { id })))
@@ -832,7 +832,7 @@ describe('queues and workers', function () {
       ])
     })
 
-    it('messages of a batch are handled in the name of the triggers that led to each', async () => {
+    it('handles messages of a batch under their own trigger chains', async () => {
       const calls: [chain: readonly string[], ids: string[]][] = []
       const sent = { a: ['trg_1'], b: [], c: ['trg_1'], d: ['trg_1', 'trg_2'] }
       await queues.send(Object.entries(sent).map(([id, chain]) => queueMessage(tasks, { id }, { chain })))
@@ -869,7 +869,7 @@ describe('queues and workers', function () {
       return { takeSlot, handled }
     }
 
-    it('work without a message has those that a claim would have given it, and a message the one that it gives back', async () => {
+    it('work without a message acquires and releases slots under the limits of a claim', async () => {
       const { takeSlot, handled } = await runWithSlots(4, { projectShare: 0.5 })
       const taken = ['p', 'p', 'p', 'p', 'q', 'r'].map(project => takeSlot(shared, project))
       assert.deepEqual(
@@ -881,7 +881,7 @@ describe('queues and workers', function () {
       await until('handled', () => handled.length === 1)
     })
 
-    it('a message is given back whose slot was taken while it was claimed, and handled when that is free again', async () => {
+    it('requeues a message whose slot was acquired during the claim, and handles it later', async () => {
       await pool.query(`
         create function await_gate() returns trigger language plpgsql as $$
           begin perform pg_advisory_xact_lock_shared(4711); return new; end $$;
@@ -917,7 +917,7 @@ describe('queues and workers', function () {
       }
     })
 
-    it('a slow message holds its own slot only', async () => {
+    it('a slow message holds one slot only', async () => {
       let finish = () => {}
       let quick = 0
       await run([
@@ -932,7 +932,7 @@ describe('queues and workers', function () {
       finish()
     })
 
-    it('a waiting wake-up of a busy entity holds up no other entity', async () => {
+    it('a waiting wake-up of a busy entity delays no other entity', async () => {
       let finish = () => {}
       let quick = 0
       await run([
@@ -949,7 +949,7 @@ describe('queues and workers', function () {
       finish()
     })
 
-    it('a wake-up that comes while its entity is busy, or as it ends, is handled without a poll', async () => {
+    it('handles a wake-up sent while its entity is busy, or as it ends, without a poll', async () => {
       let handled = 0
       const next = () => queues.send([queueMessage(sharedMailbox, { id: 'one', project_id: 'one' })])
       const chained = handler(sharedMailbox, {}, async () => {
@@ -962,7 +962,7 @@ describe('queues and workers', function () {
       await until('all', () => handled === 300, 40_000)
     })
 
-    it('one project holds its share while others wait, and all but one slot alone', async () => {
+    it('one project holds its share while others wait, otherwise all but one slot', async () => {
       const held = new Map<string, number>()
       let most = 0
       const release: (() => void)[] = []
@@ -1059,7 +1059,7 @@ describe('queues and workers', function () {
       assert.deepEqual(batches[0].sort(), ['busy', 'busy', 'quiet', 'quiet'])
     })
 
-    it('a free slot goes to the project that holds the fewest in all workers together', async () => {
+    it('a free slot goes to the project with the fewest active messages in the deployment', async () => {
       const first = holding()
       await backlog('a', 10)
       const one = await run([first.declared], { concurrency: 3 })
@@ -1085,7 +1085,7 @@ describe('queues and workers', function () {
       for (const round of [0, 100, 200]) assert.equal(new Set(started.slice(round, round + 100)).size, 100)
     })
 
-    it('within a project those of a higher priority come first, then the oldest', async () => {
+    it('within a project a higher priority comes first, then the oldest', async () => {
       const started: string[] = []
       for (const id of ['old', 'new']) await queues.send([queueMessage(shared, { id, project_id: 'a' })])
       await queues.send([queueMessage(shared, { id: 'urgent', project_id: 'a' }, { priority: 1 })])
@@ -1119,7 +1119,7 @@ describe('queues and workers', function () {
   })
 
   describe('stopping', () => {
-    it('waits for what runs, then gives the rest back at once without counting the attempt', async () => {
+    it('waits for running handlers, then requeues the rest without counting the attempt', async () => {
       const { log, lines } = recorder()
       const seen: string[] = []
       const workers = await run(
@@ -1138,12 +1138,12 @@ describe('queues and workers', function () {
       )
       await queues.send(['quick', 'gives up', 'slow', 'deaf'].map(id => queueMessage(tasks, { id })))
       await until('all active', () => workers.running() === 4)
-      const { handedBack } = await workers.stop(1000)
-      assert.equal(handedBack, 3)
+      const { requeued } = await workers.stop(1000)
+      assert.equal(requeued, 3)
       assert.equal(seen.length, 4)
       const states = Object.fromEntries((await jobs(tasks.name)).map(job => [job.data.id, job.state]))
       assert.deepEqual(states, { quick: 'completed', 'gives up': 'created', slow: 'created', deaf: 'created' })
-      assert.deepEqual(lines.map(line => line.outcome).sort(), ['done', 'handed_back', 'handed_back', 'handed_back'])
+      assert.deepEqual(lines.map(line => line.outcome).sort(), ['done', 'requeued', 'requeued', 'requeued'])
 
       const attempts: number[] = []
       await run([handler(tasks, {}, async (_, { attempt }) => void attempts.push(attempt))])
@@ -1151,7 +1151,7 @@ describe('queues and workers', function () {
       assert.deepEqual(attempts, [1, 1, 1])
     })
 
-    it('of a batch gives back what other triggers led to than to those it was at', async () => {
+    it('requeues the messages of a batch with other trigger chains than the active ones', async () => {
       const calls: (readonly string[])[] = []
       await queues.send(
         ['trg_1', 'trg_2', 'trg_3'].map((trigger, n) => queueMessage(tasks, { id: `${n}` }, { chain: [trigger] })),
@@ -1163,12 +1163,12 @@ describe('queues and workers', function () {
         }),
       ])
       await until('active', () => calls.length === 1)
-      assert.equal((await workers.stop(0)).handedBack, 2)
+      assert.equal((await workers.stop(0)).requeued, 2)
       assert.equal(calls.length, 1)
       assert.deepEqual((await jobs(tasks.name)).map(job => job.state).sort(), ['completed', 'created', 'created'])
     })
 
-    it('an entity given back while its next wake-up waits is handled at once', async () => {
+    it('handles an entity requeued while its next wake-up waits immediately', async () => {
       const workers = await run([
         handler(mailbox, {}, async (_, { signal }) => {
           await once(signal, 'abort')
@@ -1178,13 +1178,13 @@ describe('queues and workers', function () {
       await queues.send([queueMessage(mailbox, { id: 'e' })])
       await until('active', () => workers.running() === 1)
       await queues.send([queueMessage(mailbox, { id: 'e' })])
-      assert.equal((await workers.stop(0)).handedBack, 1)
+      assert.equal((await workers.stop(0)).requeued, 1)
       assert.deepEqual((await jobs(mailbox.name)).map(job => job.state).sort(), ['completed', 'created'])
     })
   })
 
   describe('schedules', () => {
-    it('an instant at which nothing is due makes no message', async () => {
+    it('an instant at which nothing is due sends no message', async () => {
       let asked = 0
       let due = false
       const looks = async () => {
@@ -1198,7 +1198,7 @@ describe('queues and workers', function () {
       await until('sent', async () => (await jobs(tasks.name)).length > 0)
     })
 
-    it('conditions of schedules with the same instants are one statement, and each holds for its own', async () => {
+    it('evaluates conditions of schedules with the same instants in one statement, each separately', async () => {
       const asked: string[] = []
       const counting = pg.Client.prototype.query as (...args: unknown[]) => unknown
       pg.Client.prototype.query = function (this: pg.Client, ...args: unknown[]) {
@@ -1232,7 +1232,7 @@ describe('queues and workers', function () {
       for (const text of asked) assert.match(text, /as "test-two"/)
     })
 
-    it('any number of workers makes one message per instant', async () => {
+    it('any number of workers sends one message per instant', async () => {
       let handled = 0
       const handlers = [handler(tasks, {}, async () => void handled++)]
       const schedules = [schedule('test-tick', 1, tasks, instant => ({ id: instant.toISOString() }))]

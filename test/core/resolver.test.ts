@@ -24,7 +24,7 @@ describe('resolving names', () => {
     return openResolver({ servers: names.address, hostsFile, configFile })
   }
 
-  it('gives the addresses of both families, IPv4 first', async () => {
+  it('returns the addresses of both families, IPv4 first', async () => {
     names.answer = () => ['2001:db8::1', '192.0.2.1', '192.0.2.2']
     assert.deepEqual(await on()('both.test'), ['192.0.2.1', '192.0.2.2', '2001:db8::1'])
     names.answer = () => ['2001:db8::1']
@@ -33,14 +33,14 @@ describe('resolving names', () => {
     assert.equal((await on()('many.test')).length, 32)
   })
 
-  it('gives the addresses of one family when the other gets no answer, or a failure', async () => {
+  it('returns the addresses of one family if the other fails or times out', async () => {
     names.answer = (_name, type) => (type === 'A' ? ['192.0.2.1'] : 'silent')
     assert.deepEqual(await on()('a.test'), ['192.0.2.1'])
     names.answer = (_name, type) => (type === 'A' ? 'broken' : ['2001:db8::1'])
     assert.deepEqual(await on()('b.test'), ['2001:db8::1'])
   })
 
-  it('fails for a name that is not known, has no address, or whose server fails or is silent', async () => {
+  it('fails for an unknown name, one without address, and a failing or unresponsive server', async () => {
     await assert.rejects(on()('no.test'), { message: 'no.test does not resolve: ENOTFOUND' })
     names.answer = () => []
     await assert.rejects(on()('no.test'), { message: 'no.test does not resolve: ENODATA' })
@@ -50,7 +50,7 @@ describe('resolving names', () => {
     await assert.rejects(on()('no.test'), { message: 'no.test does not resolve: ETIMEOUT' })
   })
 
-  it('asks again when an answer is lost', async () => {
+  it('repeats a query when the response is lost', async () => {
     const seen = new Set<string>()
     names.answer = (name, type) => {
       if (seen.has(type)) return ['192.0.2.1']
@@ -60,7 +60,7 @@ describe('resolving names', () => {
     assert.deepEqual(await on()('lost.test'), ['192.0.2.1'])
   })
 
-  it('reads the hosts file first, and localhost is this machine', async () => {
+  it('reads the hosts file first, and resolves localhost to loopback', async () => {
     const resolve = on('# comment\n127.0.0.1 localhost\n192.0.2.7\tNamed.test alias # and why\n::7 named.test\nx y\n')
     assert.deepEqual(await resolve('named.test'), ['192.0.2.7', '::7'])
     assert.deepEqual(await resolve('alias'), ['192.0.2.7'])
@@ -71,7 +71,7 @@ describe('resolving names', () => {
     assert.deepEqual(names.asked, [])
   })
 
-  it('completes a name by the search list, before or after it is tried as it is', async () => {
+  it('applies the search list before or after the unqualified name', async () => {
     names.answer = name => (name === 'tools.corp.test' || name === 'a.b.c' ? ['192.0.2.1'] : 'unknown')
     const config = 'nameserver 192.0.2.53\nsearch dev.test corp.test\noptions timeout:1 ndots:2\n'
     assert.deepEqual(await on('', config)('tools'), ['192.0.2.1'])
@@ -86,7 +86,7 @@ describe('resolving names', () => {
     assert.deepEqual(tried(), ['x.y.dev.test', 'x.y.corp.test', 'x.y'])
   })
 
-  it('refuses what is no address of a name server', () => {
+  it('refuses an invalid name server', () => {
     for (const servers of ['ns.test', '192.0.2.1:x', '192.0.2.1,,x']) assert.throws(() => openResolver({ servers }))
     openResolver({ servers: ' 192.0.2.1 , 192.0.2.2:5353,[2001:db8::1]:53' })
   })
@@ -104,7 +104,7 @@ describe('lookups of many projects', () => {
     return { running, begun, lookup }
   }
 
-  it('share what runs, and an answer for a second', async () => {
+  it('share running lookups, and results for a second', async () => {
     const { running, begun, lookup } = byHand()
     const both = [lookup('x.test', { tenant: 'a' }), lookup('x.test', { tenant: 'b' })]
     await sleep(0)
@@ -118,7 +118,7 @@ describe('lookups of many projects', () => {
     assert.deepEqual(begun, ['x.test', 'x.test'])
   })
 
-  it('remember a failure for two seconds', async () => {
+  it('cache a failure for two seconds', async () => {
     const { running, begun, lookup } = byHand()
     const first = lookup('x.test', {})
     await sleep(0)
@@ -133,7 +133,7 @@ describe('lookups of many projects', () => {
     assert.equal(begun.length, 2)
   })
 
-  it('wait for those of their own project only, also for a name that another project waits for', async () => {
+  it('wait only for lookups of their own project', async () => {
     const { running, begun, lookup } = byHand()
     for (let each = 0; each < 32; each++) void lookup(`${each}.test`, { tenant: 'a' })
     let waits = 0
@@ -150,7 +150,7 @@ describe('lookups of many projects', () => {
     assert.deepEqual([begun.length, waits], [33, 0])
   })
 
-  it('are not begun for a caller that has left', async () => {
+  it('are not started for a caller that is gone', async () => {
     const { running, begun, lookup } = byHand()
     for (let each = 0; each < 32; each++) void lookup(`${each}.test`, {})
     const controller = new AbortController()

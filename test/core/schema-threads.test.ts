@@ -43,7 +43,7 @@ describe('schemas in threads', () => {
   const problems = async (schema: object, value: unknown, project?: string) =>
     (await checks.problems(schemaOf(schema, project), [value]))[0]
 
-  it('say what is wrong with a schema and with values', async () => {
+  it('report problems of a schema and of values', async () => {
     await checks.check(schemaOf({ type: 'object' }))
     await assert.rejects(checks.check(schemaOf({ type: 'nope' })), (error: Error) => {
       assert.ok(error instanceof SchemaError)
@@ -62,7 +62,7 @@ describe('schemas in threads', () => {
     )
   })
 
-  it('are compiled and run beside the event loop', async () => {
+  it('are compiled and run outside the event loop', async () => {
     await problems({ type: 'string' }, 1)
     const turn = await longestTurn(async () => {
       await checks.check(schemaOf(costly(0)))
@@ -74,7 +74,7 @@ describe('schemas in threads', () => {
     assert.ok(turn < 40, `${turn} ms`)
   })
 
-  it('are remembered where they were refused: asked again, they cost nothing', async () => {
+  it('are cached when refused, so that a second check costs nothing', async () => {
     const refused = schemaOf({
       patternProperties: Object.fromEntries(Array.from({ length: 4000 }, (_, index) => [`x{900}${index}`, {}])),
     })
@@ -88,7 +88,7 @@ describe('schemas in threads', () => {
     for (let time = 0; time < 20; time++) assert.ok((await cost()) < 100)
   })
 
-  it('of one project do not make another wait', async () => {
+  it('of one project do not delay another project', async () => {
     await problems({ type: 'string' }, 1)
     let done = 0
     const flood = Promise.allSettled(
@@ -112,7 +112,7 @@ describe('schemas in threads', () => {
     await flood
   })
 
-  it('of several projects take turns by what each has used', async () => {
+  it('of several projects take turns by processor time used', async () => {
     checks = new SchemaChecks({ threads: 1, log })
     const order: string[] = []
     const ask = (project: string, number: number) =>
@@ -123,7 +123,7 @@ describe('schemas in threads', () => {
     assert.deepEqual(order.slice(0, 4).sort(), ['proj_a', 'proj_a', 'proj_b', 'proj_b'], order.join())
   })
 
-  it('give the same answers on a machine that has no time', async function () {
+  it('give the same results on a busy machine', async function () {
     this.timeout(120_000)
     const properties = Object.fromEntries(
       Array.from({ length: 1000 }, (_, index) => [`property_${index}`, { type: 'string', maxLength: 100 }]),
@@ -146,7 +146,7 @@ describe('schemas in threads', () => {
     }
   })
 
-  it('leave their queue when nobody waits for them any more', async () => {
+  it('leave their queue when the caller is gone', async () => {
     checks = new SchemaChecks({ threads: 1, log })
     const flood = Array.from({ length: 5 }, (_, number) => checks.check(schemaOf(costly(number))))
     const controller = new AbortController()
@@ -156,7 +156,7 @@ describe('schemas in threads', () => {
     await Promise.all(flood)
   })
 
-  it('take no value that would fill the memory of a thread', async () => {
+  it('refuse values that would fill the memory of a thread', async () => {
     assert.deepEqual(
       (await problems({}, 'x'.repeat(4 * 1024 * 1024))).map(({ keyword }) => keyword),
       ['size'],
@@ -214,7 +214,7 @@ describe('threads for schemas', () => {
   }
   afterEach(() => threads.close())
 
-  it('are replaced when they are stuck, and others go on meanwhile', async () => {
+  it('are replaced when stuck, while others continue', async () => {
     open({ stuckMs: 500 })
     const stuck = run('hang')
     assert.deepEqual(await run('1', 'proj_b'), answered)
@@ -222,21 +222,21 @@ describe('threads for schemas', () => {
     assert.deepEqual(await run('1'), answered)
   })
 
-  it('are replaced when their memory is full, and the job is tried in a fresh one', async function () {
+  it('are replaced when their memory is full, and the job is retried in a new one', async function () {
     this.timeout(120_000)
     open()
     assert.deepEqual(await run('grow'), { broke: 'memory' })
     assert.deepEqual(await run('1'), answered)
   })
 
-  it('that fail for a fault of ours fail their job with it', async () => {
+  it('that fail by a bug fail their job with its error', async () => {
     open()
     await assert.rejects(run('throw'), /a fault/)
     assert.deepEqual(await run('crash'), { broke: 'memory' })
     assert.deepEqual(await run('1'), answered)
   })
 
-  it('are no more than the setting says, and never all of one project', async () => {
+  it('never exceed the setting and never all serve one project', async () => {
     open({ threads: 3 })
     const of = async (project: string) => {
       const found = await Promise.all(Array.from({ length: 12 }, () => threads.run(job('0', project))))
@@ -251,7 +251,7 @@ describe('threads for schemas', () => {
     assert.equal(new Set(ids.map(each => (each as unknown as { threadId: number }).threadId)).size, 3)
   })
 
-  it('are not ready for a project that has all it may have, though one is idle', async () => {
+  it('are not ready for a project at its limit, although one is idle', async () => {
     open({ stuckMs: 500 })
     await Promise.all([run('1', 'proj_a'), run('1', 'proj_b')])
     const stuck = run('hang', 'proj_a')
@@ -260,7 +260,7 @@ describe('threads for schemas', () => {
     await stuck
   })
 
-  it('are closed to a project that has used up its time, until some of it has come back', async () => {
+  it('are unavailable to a project without budget until it refills', async () => {
     open({ waitMs: 200 })
     // Said to have taken 5.2 seconds: 0.8 seconds until there is some time again.
     assert.deepEqual(await run('5200'), answered)
@@ -270,7 +270,7 @@ describe('threads for schemas', () => {
     assert.deepEqual(await eventually(() => run('1').catch(() => null)), answered)
   })
 
-  it('take no more than a thousand jobs of a project, nor 16 MiB of them', async () => {
+  it('accept at most 1,000 jobs and 16 MiB of a project', async () => {
     open()
     const many = Array.from({ length: 1101 }, () => run('0'))
     const ends = await Promise.allSettled(many)
@@ -283,7 +283,7 @@ describe('threads for schemas', () => {
     assert.deepEqual(await run('0', 'proj_b'), answered)
   })
 
-  it('end what waits when they are closed', async () => {
+  it('settle waiting jobs when they are closed', async () => {
     open()
     const waiting = [run('hang'), run('1'), run('1')]
     const ends = Promise.allSettled(waiting)

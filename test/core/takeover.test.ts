@@ -9,7 +9,7 @@ import { Heartbeat } from '../../src/core/jobs/takeover.ts'
 import { hasProcessEnded, ownIdentity } from '../../src/core/process/holder.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 
-describe('leases of workers that are gone', () => {
+describe('leases of lost workers', () => {
   let app: TestApp
   const identity = ownIdentity() ?? { host: 'here', pid: process.pid, started: '0' }
   const worker = { instance: 'mine', kinds: [], startedAt: new Date().toISOString(), identity }
@@ -29,7 +29,7 @@ describe('leases of workers that are gone', () => {
     (await app.services.pool.anyFirst(sql.unsafe`
       select instance_id from worker_heartbeats where holder is null order by instance_id`)) as string[]
 
-  it('tells processes of a number by their start', async function () {
+  it('distinguishes processes with the same PID by their start time', async function () {
     if (!ownIdentity()) this.skip()
     const child = spawn(process.execPath, ['-e', 'setInterval(() => {}, 1000)'])
     const pid = child.pid as number
@@ -42,7 +42,7 @@ describe('leases of workers that are gone', () => {
     assert.equal(hasProcessEnded({ pid, started }), true)
   })
 
-  it('are ended at once where the process of this host is gone, and of another host when it was silent for two heartbeats', async () => {
+  it('are ended immediately for an ended process of this host, and after two missed heartbeats for another host', async () => {
     const { host, pid, started } = identity
     await addWorker('here and alive', { host, pid, started, ageMs: -600_000 })
     await addWorker('here with a reused number', { host, pid, started: '1' })
@@ -60,7 +60,7 @@ describe('leases of workers that are gone', () => {
     assert.deepEqual(await gone(), ['elsewhere and silent', 'here with a reused number'])
   })
 
-  it('are ended for messages, once', async () => {
+  it('are ended once for messages', async () => {
     const { pool, queues } = app.services
     await queues.send([queueMessage(retentionSweepQueue, { sweep: 'none' })])
     const hold = (holder: string) =>

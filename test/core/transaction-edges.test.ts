@@ -33,7 +33,7 @@ describe('begin and commit of a transaction', () => {
   const numbers = async (table: string) =>
     (await pool.anyFirst(rawQuery(`select n from ${table} order by n`))) as unknown as number[]
 
-  it('take no round trip of their own', async () => {
+  it('take no separate round trip', async () => {
     const trips = countRoundTrips()
     await inTransaction(pool, async tx => {
       await note(tx, 1)
@@ -44,7 +44,7 @@ describe('begin and commit of a transaction', () => {
     assert.deepEqual(await numbers('notes'), [1, 2])
   })
 
-  it('take none of a single statement, also of one without values or with a prepared plan', async () => {
+  it('take no separate round trip for a single statement, with or without values or a prepared plan', async () => {
     const trips = countRoundTrips()
     for (let n = 0; n < 12; n++) await inTransaction(pool, tx => sendWithCommit(() => note(tx, n)))
     await inTransaction(pool, tx => sendWithCommit(() => tx.query(rawQuery('insert into notes values (100)'))))
@@ -53,7 +53,7 @@ describe('begin and commit of a transaction', () => {
     assert.equal((await numbers('notes')).length, 13)
   })
 
-  it('are not sent where nothing is between them', async () => {
+  it('are not sent for an empty transaction', async () => {
     const trips = countRoundTrips()
     await inTransaction(pool, async () => {})
     await assert.rejects(
@@ -68,7 +68,7 @@ describe('begin and commit of a transaction', () => {
     assert.deepEqual(await numbers('notes'), [1])
   })
 
-  it('hold all statements, also behind one that failed', async () => {
+  it('enclose all statements, including statements after a failed one', async () => {
     for (const bad of ['select 1 / 0', 'nonsense', 'select n from nowhere']) {
       const work = inTransaction(pool, async tx => {
         await tx.query(rawQuery(bad)).catch(() => {})
@@ -79,7 +79,7 @@ describe('begin and commit of a transaction', () => {
     }
   })
 
-  it('commit nothing where the last statement fails', async () => {
+  it('commit nothing if the last statement fails', async () => {
     const work = inTransaction(pool, async tx => {
       await note(tx, 1)
       await sendWithCommit(() => note(tx, 1))
@@ -90,7 +90,7 @@ describe('begin and commit of a transaction', () => {
     assert.deepEqual(await numbers('notes'), [2])
   })
 
-  it('commit nothing where the commit that goes along fails', async () => {
+  it('commit nothing if the COMMIT sent with it fails', async () => {
     const work = inTransaction(pool, async tx => {
       await keep(tx, 1)
       await note(tx, 1)
@@ -102,7 +102,7 @@ describe('begin and commit of a transaction', () => {
     assert.deepEqual(await numbers('kept'), [1])
   })
 
-  it('fail where a statement has failed that nobody heard of', async () => {
+  it('fail if an earlier error was ignored', async () => {
     const work = inTransaction(pool, async tx => {
       await note(tx, 1)
       await tx.query(rawQuery('select 1 / 0')).catch(() => {})
@@ -111,7 +111,7 @@ describe('begin and commit of a transaction', () => {
     assert.deepEqual(await numbers('notes'), [])
   })
 
-  it('go on with a statement whose plan is stale', async () => {
+  it('repeat the transaction after a stale plan', async () => {
     await pool.query(rawQuery('create table changing (n int)'))
     const read = (tx: Transaction) => tx.any(sql.unsafe`select * from changing`)
     for (let n = 0; n < 8; n++) await inTransaction(pool, tx => sendWithCommit(() => read(tx)))
@@ -128,7 +128,7 @@ describe('begin and commit of a transaction', () => {
     assert.deepEqual(await numbers('notes'), [1, 2])
   })
 
-  it('roll back what was written where the work throws', async () => {
+  it('roll back if the work throws', async () => {
     const work = inTransaction(pool, async tx => {
       await note(tx, 1)
       throw new Error('changed its mind')
@@ -137,7 +137,7 @@ describe('begin and commit of a transaction', () => {
     assert.deepEqual(await numbers('notes'), [])
   })
 
-  it('hold savepoints', async () => {
+  it('support savepoints', async () => {
     await inTransaction(pool, async tx => {
       await tx.transaction(inner => note(inner, 1))
       await tx
@@ -151,16 +151,16 @@ describe('begin and commit of a transaction', () => {
     assert.deepEqual(await numbers('notes'), [1, 3])
   })
 
-  it('let no statement follow the last one', async () => {
+  it('refuse a statement after the last one', async () => {
     const work = inTransaction(pool, async tx => {
       await sendWithCommit(() => note(tx, 1))
       await note(tx, 2)
     })
-    await assert.rejects(work, /behind the last one of its transaction/)
+    await assert.rejects(work, /after the last statement of its transaction/)
     assert.deepEqual(await numbers('notes'), [1])
   })
 
-  it('answer a statement with its own result', async () => {
+  it('return the result of each statement', async () => {
     await note(pool, 7)
     const found = await inTransaction(pool, tx => sendWithCommit(() => tx.any(rawQuery('select n from notes'))))
     assert.deepEqual(found, [{ n: 7 }])
@@ -168,7 +168,7 @@ describe('begin and commit of a transaction', () => {
     assert.equal(rowCount, 1)
   })
 
-  describe('take settings along', () => {
+  describe('with settings', () => {
     const limit = (tx: Transaction, ms: number) => setForTransaction(tx, { statement_timeout: `${ms}ms` })
     const shown = sql.type(z.object({ statement_timeout: z.string() }))
     const show = (tx: Pool | Transaction) => tx.oneFirst(shown`show statement_timeout`)
@@ -180,7 +180,7 @@ describe('begin and commit of a transaction', () => {
       for (let time = 0; time < 10; time++) await inTransaction(pool, tx => limit(tx, 1000))
     })
 
-    it('of one statement in one round trip, which answers with its own result', async () => {
+    it('apply them with one statement in one round trip, which returns its own result', async () => {
       const trips = countRoundTrips()
       for (const ms of [1234, 4321]) {
         const value = await inTransaction(pool, async tx => {
@@ -194,7 +194,7 @@ describe('begin and commit of a transaction', () => {
       assert.equal(await show(pool), usual)
     })
 
-    it('of all statements of the transaction', async () => {
+    it('apply them to all statements of the transaction', async () => {
       await inTransaction(pool, async tx => {
         await limit(tx, 1234)
         assert.equal(await show(tx), '1234ms')
@@ -205,7 +205,7 @@ describe('begin and commit of a transaction', () => {
       assert.equal(await show(pool), usual)
     })
 
-    it('which refuse the statement behind them when they are refused', async () => {
+    it('fail the next statement if they are invalid', async () => {
       const work = inTransaction(pool, async tx => {
         await setForTransaction(tx, { statement_timeout: 'soon' })
         await sendWithCommit(() => note(tx, 1))
@@ -215,7 +215,7 @@ describe('begin and commit of a transaction', () => {
       assert.equal(await show(pool), usual)
     })
 
-    it('or drop them where nothing follows', async () => {
+    it('drop them without a following statement', async () => {
       const trips = countRoundTrips()
       await inTransaction(pool, tx => limit(tx, 1234))
       trips.stop()

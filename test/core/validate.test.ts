@@ -46,7 +46,7 @@ describe('what is wrong with a value', () => {
     [z.strictObject({}), [], 'INVALID_TYPE v: must be an object'],
     [z.record(z.string(), z.string()), 'x', 'INVALID_TYPE v: must be an object'],
     [z.null(), 1, 'INVALID_TYPE v: must be null'],
-    [z.never(), 1, 'INVALID_TYPE v: must be left out'],
+    [z.never(), 1, 'INVALID_TYPE v: must be omitted'],
     [z.string(), undefined, 'REQUIRED v: is required'],
     [z.strictObject({}), { x: 1 }, 'UNKNOWN_PROPERTY v.x: is not a known property'],
     [z.literal('a'), 'b', 'INVALID_VALUE v: must be a'],
@@ -67,7 +67,11 @@ describe('what is wrong with a value', () => {
     [z.string().regex(/^a+$/, 'must be only a'), 'b', 'INVALID_FORMAT v: must be only a'],
     [z.iso.datetime(), 'b', 'INVALID_FORMAT v: must be an ISO 8601 time'],
     [z.uuid(), 'b', 'INVALID_FORMAT v: must be a valid uuid'],
-    [z.record(z.string().min(2), z.int()), { x: 1 }, 'INVALID_KEY v.x: is a key and must have at least 2 characters'],
+    [
+      z.record(z.string().min(2), z.int()),
+      { x: 1 },
+      'INVALID_KEY v.x: has an invalid key: must have at least 2 characters',
+    ],
     [z.union([z.string(), z.array(z.string())]), 5, 'INVALID_UNION v: must be a string or an array'],
     [
       z.union([z.string(), z.array(Shape)]),

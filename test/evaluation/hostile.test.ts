@@ -5,10 +5,10 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { Readable } from 'node:stream'
 import { countStatement, idStatement, voidStatement } from '../../src/core/db/sql.ts'
-import { linesOf } from '../../src/evaluation/datasets/item-files.ts'
-import { itemsAfter } from '../../src/evaluation/datasets/store.ts'
+import { readLines } from '../../src/evaluation/datasets/item-files.ts'
+import { listItemsAfter } from '../../src/evaluation/datasets/store.ts'
 import { failRun } from '../../src/evaluation/eval-runs/settle-run.ts'
-import { listStaleRuns, outcomesOf } from '../../src/evaluation/eval-runs/store.ts'
+import { listOutcomes, listStaleRuns } from '../../src/evaluation/eval-runs/store.ts'
 import { eventually } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
@@ -46,7 +46,7 @@ describe('a hostile project that evaluates', () => {
     const run = await app.run((await app.eval({ agent_id, dataset_id, scorers })).id)
     const [{ error }] = await app.results(run)
     assert.deepEqual([run.status, error.code, error.meta.scorer], ['completed', 'EVAL_SCORING_FAILED', 'llm_judge'])
-    assert.match(error.message, /more than 8388608/)
+    assert.match(error.message, /at most 8388608/)
     assert.equal((await app.lanes.requests('many-judge')).length, 0)
     // What an item and an answer take is asked whole.
     const plain = await app.eval({ agent_id, dataset_id, scorers: [judge('many-judge', '{{expected}}{{input}}')] })
@@ -162,7 +162,7 @@ describe('a hostile project that evaluates', () => {
       assert.match(row.body.error.meta.problems[0].message, /more than 100 cells/)
       const wide = await send(id, `input\n${`${'x'.repeat(MiB)},`.repeat(20)}\n`, CSV)
       refused(wide, 400, 'VALIDATION_FAILED', 'lines[2]')
-      assert.match(wide.body.error.meta.problems[0].message, /longer than a row may be/)
+      assert.match(wide.body.error.meta.problems[0].message, /is too long/)
     })
 
     it('holds the process up with no rows, however many they are or large', async () => {
@@ -215,7 +215,7 @@ describe('a hostile project that evaluates', () => {
         yield Buffer.from('\nnext')
       }
       const lines: number[] = []
-      for await (const line of linesOf(Readable.from(pieces()), 4 * MiB)) lines.push(line.length)
+      for await (const line of readLines(Readable.from(pieces()), 4 * MiB)) lines.push(line.length)
       assert.deepEqual(lines, [2 * MiB, 4])
     })
 
@@ -273,9 +273,9 @@ describe('a hostile project that evaluates', () => {
       assert.deepEqual(await page(0), [6, 5, 5], list)
       assert.deepEqual(await page(5), [6, 50, 1], list)
     }
-    const first = await itemsAfter(app.services.pool, dataset_id, null, 200)
+    const first = await listItemsAfter(app.services.pool, dataset_id, null, 200)
     assert.equal(first.length, 5)
-    assert.equal((await itemsAfter(app.services.pool, dataset_id, first[4], 200)).length, 1)
+    assert.equal((await listItemsAfter(app.services.pool, dataset_id, first[4], 200)).length, 1)
     const file = (await app.key.get(`/datasets/${dataset_id}/items/export`)).body
     assert.deepEqual(
       file.split('\n').map((line: string) => line && JSON.parse(line).input[0].content[0]),
@@ -295,7 +295,7 @@ describe('a hostile project that evaluates', () => {
     const { grouping } = run.aggregate_scores
     assert.deepEqual(Object.keys(grouping.groups).sort(), ['short', 'x'.repeat(255)])
     assert.equal(grouping.ungrouped_item_count, 2)
-    const [{ scores }] = await outcomesOf(app.services.pool, run.id, null)
+    const [{ scores }] = await listOutcomes(app.services.pool, run.id, null)
     assert.deepEqual(scores, [
       { scorer: 'exact_match', score: 1, passed: true },
       { scorer: 'llm_judge', score: 0.25, passed: false },
@@ -328,7 +328,7 @@ describe('a hostile project that evaluates', () => {
     )
     await pool.query(voidStatement`
       update eval_runs set status = 'running', active_at = now() - interval '20 seconds' where id = ${lost.id}`)
-    const found = await listStaleRuns(pool, { quietMs: 5000, abandonedMs: 1000, limit: 1 })
+    const found = await listStaleRuns(pool, { staleMs: 5000, abandonedMs: 1000, limit: 1 })
     assert.deepEqual(
       found.map(({ id, whole }) => [id, whole]),
       [[lost.id, true]],

@@ -149,7 +149,7 @@ describe('tools of agents', () => {
     assert.equal((await key.patch(`/agents/${id}`, { stop_conditions: null, tool_choice: 'auto' })).status, 200)
   })
 
-  it('need the rights on what is named', async () => {
+  it('require permissions on the bound tools', async () => {
     const secret = (await key.post('/secrets', { name: 'token', value: 'hunter2hunter2' })).body.id
     const limited = await keyWith('agents:*')
     const inline = {

@@ -87,7 +87,11 @@ describe('files that are read whole, where there is little memory', function () 
     const { status, body } = await generate(2)
     assert.deepEqual([status, body.error.code], [400, 'VALIDATION_FAILED'])
     assert.deepEqual(body.error.meta.problems, [
-      { code: 'TOO_BIG', path: 'messages', message: `must hold files of at most ${Math.floor(MIB / 6)} bytes in all` },
+      {
+        code: 'TOO_BIG',
+        path: 'messages',
+        message: `must refer to files of at most ${Math.floor(MIB / 6)} bytes in total`,
+      },
     ])
   })
 

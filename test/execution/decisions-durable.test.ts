@@ -173,7 +173,7 @@ describe('decisions and their workers', function () {
     assert.equal(decision.error.code, 'DECISION_INTERRUPTED')
     answer()
     first.child.kill('SIGCONT')
-    await eventually(() => first.output.some(line => line.includes(id) && line.includes('superseded')), {
+    await eventually(() => first.output.some(line => line.includes(id) && line.includes('claim_lost')), {
       what: 'the late worker leaving',
     })
     assert.deepEqual((await app.key.get(`/decisions/${id}`)).body, decision)

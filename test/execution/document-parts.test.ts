@@ -122,7 +122,7 @@ describe('documents in messages', () => {
     }
   })
 
-  describe('beside results of tools', () => {
+  describe('together with tool results', () => {
     let target: Target
     let tool: any
     before(async () => {
@@ -235,7 +235,7 @@ describe('documents in messages', () => {
       assert.equal((await app.key.get('/generations')).body.total, before)
     })
 
-    it('are for agents alone: chats and sessions know no such part', async () => {
+    it('are refused by chats and sessions', async () => {
       const session = (await app.key.post('/sessions', { agent_id: app.agentId })).body
       refusedAs(await app.key.post(`/sessions/${session.id}/messages`, { message: result() }), 400, 'VALIDATION_FAILED')
       const completion = await app.key.post('/chat/completions', { messages: [{ role: 'user', content: [result()] }] })

@@ -73,7 +73,7 @@ describe('durable turns', function () {
     assert.equal(new Set(prompts).size, 200)
   })
 
-  it('a killed worker is followed by another, which goes on after the settled step', async () => {
+  it('another worker continues after the settled step of a killed one', async () => {
     await double.put('killed', {
       rules: [
         { when: { call: 1 }, reply: { tool_calls: [{ name: 'nothing', args: {} }] } },
@@ -130,7 +130,7 @@ describe('durable turns', function () {
     assert.equal(record.output.content, 'fresh')
     await open('frozen-gate')
     first.child.kill('SIGCONT')
-    await eventually(() => first.output.some(line => line.includes('"outcome":"lost"')), {
+    await eventually(() => first.output.some(line => line.includes('"outcome":"claim_lost"')), {
       what: 'the thawed worker leaving',
     })
     assert.deepEqual((await app.key.get(`/generations/${record.id}`)).body, record)
@@ -242,7 +242,7 @@ describe('durable turns', function () {
     assert.deepEqual(counted, [])
   })
 
-  it('a client of a killed web process goes on at another without a gap', async () => {
+  it('a client of a killed web process resumes its stream at another without a gap', async () => {
     await double.put('moved', {
       rules: [{ reply: { text: 'one two three four five six seven eight', chunk_delay_ms: 80 } }],
     })
@@ -325,14 +325,14 @@ describe('durable turns', function () {
     const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
     await waitingAt('polite-gate')
     running.child.kill('SIGTERM')
-    await eventually(() => running.output.some(line => line.includes('"msg":"stopping"')))
+    await eventually(() => running.output.some(line => line.includes('"msg":"shutdown started"')))
     await open('polite-gate')
     assert.deepEqual(await running.exited, { code: 0, signal: null })
     const record = await ended(body.generation_id)
     assert.equal(record.output.content, 'finished')
   })
 
-  it('a worker that starts goes on at once with the turn of one that was killed, with the leases of the defaults', async () => {
+  it('a starting worker immediately continues the turn of a killed one, with default leases', async () => {
     await double.put('killed', {
       rules: [{ when: { call: 1 }, reply: { text: 'held', gate: 'killed-gate' } }, { reply: { text: 'taken over' } }],
     })
@@ -346,7 +346,7 @@ describe('durable turns', function () {
     assert.equal((await ended(body.generation_id)).output.content, 'taken over')
   })
 
-  it('a worker whose grace runs out hands its turn back at once, uncounted', async () => {
+  it('a worker requeues its turn immediately and uncounted when its grace period ends', async () => {
     await double.put('handed', {
       rules: [{ when: { call: 1 }, reply: { text: 'held', gate: 'handed-gate' } }, { reply: { text: 'taken over' } }],
     })

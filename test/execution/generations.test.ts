@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import http from 'node:http'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pruneEvents } from '../../src/control/events/retention.ts'
-import { deleteExpired, lockExpiredEvents } from '../../src/control/events/store.ts'
+import { deleteExpiredEvents, lockExpiredEvents } from '../../src/control/events/store.ts'
 import { inTransaction, onSeparateConnection } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { schemaChecks } from '../../src/core/json-schema/checks.ts'
@@ -60,7 +60,7 @@ describe('generations', () => {
       assert.equal(body.usage.cost_usd, null)
     })
 
-    it('runs in the background by default; the record is readable at once', async () => {
+    it('runs in the background by default; the record is readable immediately', async () => {
       const { status, body } = await generate({ messages: [{ role: 'user', content: 'later' }] }, '')
       assert.equal(status, 202)
       assert.deepEqual(Object.keys(body).sort(), ['generation_id', 'status', 'trace_id'])
@@ -111,7 +111,7 @@ describe('generations', () => {
       )
     })
 
-    it('refuses what it cannot run, and writes nothing', async () => {
+    it('refuses invalid requests and writes nothing', async () => {
       const count = async () => (await app.key.get('/generations')).body.total
       const before = await count()
       const cases: [object, string, number, string][] = [
@@ -141,7 +141,7 @@ describe('generations', () => {
       assert.equal(body.error.code, 'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
     })
 
-    it('refuses in a paused project, and runs what was accepted after it resumes', async () => {
+    it('refuses in a paused project, and runs accepted turns after it resumes', async () => {
       const other = await startAgentApp()
       try {
         await other.key.post(`/projects/${other.projectId}/pause`, { reason: 'maintenance' })
@@ -157,7 +157,7 @@ describe('generations', () => {
       }
     })
 
-    it('goes on when the waiting caller closes the connection', async () => {
+    it('continues when the waiting caller disconnects', async () => {
       await double.put('closed', { rules: [{ reply: { text: 'done', gate: 'closed-gate' } }] })
       const agent = await app.agent({ model: 'closed/m' })
       const request = http.request(`${app.url}/api/v1/agents/${agent}/generate?wait=true`, {
@@ -192,7 +192,7 @@ describe('generations', () => {
       }
     })
 
-    it('answers at depth 0 without asking a model', async () => {
+    it('answers at depth 0 without a model call', async () => {
       await double.put('depth', { rules: [] })
       const agent = await app.agent({ model: 'depth/m' })
       const { status, body } = await generate({ prompt: 'x', max_call_depth: 0 }, '?wait=true', agent)
@@ -279,7 +279,7 @@ describe('generations', () => {
       assert.equal(messages.at(-1)?.data.output.content, 'a\ufffdb c')
     })
 
-    it('a provider that fails for a moment is asked again', async () => {
+    it('a call is retried after a transient failure of the provider', async () => {
       await double.put('flaky', { rules: [{ replies: [{ error: { status: 503 } }, { text: 'ok' }] }] })
       const agent = await app.agent({ model: 'flaky/m' })
       assert.equal((await generate({ prompt: 'x' }, '?wait=true', agent)).body.output.content, 'ok')
@@ -352,7 +352,7 @@ describe('generations', () => {
       }
     })
 
-    it('an answer that opens a fence and goes on with empty lines is refused without holding the worker', async () => {
+    it('an answer that opens a fence followed by empty lines is refused without blocking the worker', async () => {
       await double.put('open-fence', { rules: [{ reply: { text: `\`\`\`${'\n'.repeat(100_000)}x` } }] })
       const agent = await app.agent({ model: 'open-fence/m', output_schema: { type: 'object' } })
       const turn = await longestTurn(async () => {
@@ -362,7 +362,7 @@ describe('generations', () => {
       assert.ok(turn < 1000, `${turn} ms`)
     })
 
-    it('a model that calls a tool nobody bound sees the error and goes on; max_steps ends the turn', async () => {
+    it('a model that calls an unbound tool gets the error and continues; max_steps ends the turn', async () => {
       await double.put('caller', {
         rules: [
           { when: { last_role: 'user' }, reply: { tool_calls: [{ name: 'lookup', args: { q: 1 } }] } },
@@ -455,7 +455,7 @@ describe('generations', () => {
       assert.equal(record.error.message, last.data.message)
     })
 
-    it('goes on after Last-Event-ID, and replays a settled turn', async () => {
+    it('resumes after Last-Event-ID, and replays a settled turn', async () => {
       await double.put('resumed', { rules: [{ reply: { text: 'one two three four', chunk_delay_ms: 60 } }] })
       const agent = await app.agent({ model: 'resumed/m' })
       const response = await openStream(app, `/agents/${agent}/generate`, { prompt: 'x', stream: true })
@@ -585,7 +585,7 @@ describe('generations', () => {
       assert.equal((await app.key.get(`/generations/${third.body.id}/transcript`)).body.steps[0].text, 'echo: c')
     })
 
-    it('cancels a running and a pending turn; a settled one stays as it is', async () => {
+    it('cancels a running and a pending turn; a settled one is unchanged', async () => {
       await double.put('cancel', { rules: [{ reply: { text: 'never', gate: 'cancel-gate' } }] })
       const agent = await app.agent({ model: 'cancel/m' })
       const { body } = await generate({ prompt: 'x' }, '', agent)
@@ -600,7 +600,7 @@ describe('generations', () => {
       assert.equal(again.body.updated_at, record.updated_at)
     })
 
-    it('keeps what a turn was asked that was called off before it started', async () => {
+    it('stores the input of a turn that is cancelled before it starts', async () => {
       const idle = await startAgentApp({ workers: [] })
       try {
         const { generation_id } = (await idle.key.post(`/agents/${idle.agentId}/generate`, { prompt: 'early' })).body
@@ -733,7 +733,7 @@ describe('generations', () => {
             )
             return rows.length > 0
           })
-          await deleteExpired(db, ids)
+          await deleteExpiredEvents(db, ids)
         })
         assert.equal((await erased)?.status, 200)
         const { payload } = (await other.key.get(`/webhook-deliveries/${delivery.id}`)).body
@@ -783,7 +783,7 @@ describe('generations', () => {
       return { agent, id: body.error.meta.generation_id as string, trace: body.error.meta.trace_id as string }
     }
 
-    it('is a new generation that goes on from the settled steps of the failed one', async () => {
+    it('creates a generation that continues after the settled steps of the failed one', async () => {
       const { id, trace } = await failed('retry')
       const { status, body } = await retry(id)
       assert.deepEqual([status, body.output.content, body.trace_id], [200, 'at last', trace])
@@ -802,7 +802,7 @@ describe('generations', () => {
       assert.equal((await app.key.get(`/generations?initiator_generation_id=${id}`)).body.total, 1)
     })
 
-    it('asks again for an answer that was refused, without showing it to the model', async () => {
+    it('requests a refused answer again, without showing it to the model', async () => {
       await double.put('retry-object', { rules: [{ replies: [{ text: 'no JSON' }, { text: '{}' }] }] })
       const agent = await app.agent({ model: 'retry-object/m', output_schema: { type: 'object' } })
       const first = await generate({ prompt: 'x' }, '?wait=true', agent)

@@ -330,7 +330,7 @@ describe('guardrails', () => {
     const { body: provider } = await app.admin.post('/ai-providers', { project_id: id, ...vendor })
     const agent = await app.admin.post('/agents', { ...bound, ai_provider_id: provider.id })
     const messages = (reply: any) =>
-      reply.body.warnings?.map(({ message }: any) => /the tool (\S+) do/.exec(message)?.[1])
+      reply.body.warnings?.map(({ message }: any) => /of tool (\S+) do/.exec(message)?.[1])
     assert.deepEqual(messages(agent), ['pay', 'pay'])
     assert.deepEqual(messages(await key.patch(`/guardrails/${rule.id}`, { document })), [tool.id, 'pay'])
     const without = await app.admin.patch(`/agents/${agent.body.id}`, { guardrail_ids: null })

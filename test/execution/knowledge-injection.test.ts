@@ -21,7 +21,7 @@ const ACTIONS = [
 
 const LOCAL = { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '64' }
 
-describe('what an agent knows', function () {
+describe('knowledge of an agent', function () {
   this.timeout(60_000)
   let app: AgentApp
   let double: ReturnType<typeof client>
@@ -72,7 +72,7 @@ describe('what an agent knows', function () {
       await document('Trout swim upstream.', '/fish/trout.md')
     })
 
-    it('is the first message, of the user, and what was said comes behind it', async () => {
+    it('is the first user message, before all others', async () => {
       const { id, lane } = await knowing({ document_paths: ['/birds'] }, { instructions: 'Be brief' })
       const result = await completed(id, { messages: [{ role: 'user', content: 'Hello' }] })
       const messages = await asked(lane)
@@ -132,7 +132,7 @@ describe('what an agent knows', function () {
       assert.ok(cut.length <= 1200, String(cut.length))
     })
 
-    it('is read in its own order without a text to ask by, and is nothing without a filter either', async () => {
+    it('is read in its stored order without a query, and is empty without a filter', async () => {
       const open = await knowing({})
       const narrow = await knowing({ document_ids: [shore] })
       assert.equal((await transcript((await completed(open.id, { prompt: ' ' })).id)).knowledge, null)
@@ -143,7 +143,7 @@ describe('what an agent knows', function () {
       )
     })
 
-    it('is documents alone where nothing narrows it, and never those of others where memories do', async () => {
+    it('is only documents if nothing narrows it, and never documents of others if memories do', async () => {
       const open = await knowing({ limit: 50, min_score: 0 })
       await completed(open.id)
       assert.match(blockIn(await asked(open.lane)) ?? '', /Curlews nest in moors/)
@@ -200,7 +200,7 @@ describe('what an agent knows', function () {
       assert.deepEqual((await transcript((await completed(id)).id)).knowledge, { results: [], error: null })
     })
 
-    it('is not asked for again by who reads the turn, and goes with its content', async () => {
+    it('is readable with the turn without a search, and is erased with its content', async () => {
       const { id } = await knowing({ document_ids: [shore] })
       const turn = (await completed(id)).id
       assert.equal((await app.key.delete(`/generations/${turn}/content`)).status, 200)
@@ -279,7 +279,7 @@ describe('what an agent knows', function () {
       assert.equal((await blind.patch(`/agents/${made.body.id}`, { knowledge_config: kept })).status, 200)
     })
 
-    it('is of a version: a turn is given what the version that it is served knows', async () => {
+    it('belongs to a version: a turn gets the knowledge of its version', async () => {
       const path = await document('Version one knows curlews.', '/versions/1.md')
       const { id, lane } = await knowing({ document_ids: [path] })
       await app.key.patch(`/agents/${id}`, { knowledge_config: null })
@@ -333,7 +333,7 @@ describe('what an agent knows', function () {
     })
   })
 
-  it('of a shared agent is that of its project, and no call changes it', async () => {
+  it('of a shared agent is read from its project, and no call changes it', async () => {
     const shy = await app.projectWith(ACTIONS)
     await document('Ours are curlews.', '/shared/a.md')
     const { id, lane } = await knowing({ document_paths: ['/shared'], write_memory_store_id: await store('ours') })
@@ -362,7 +362,7 @@ describe('what an agent knows', function () {
   })
 })
 
-describe('what an agent knows, and its workers', function () {
+describe('knowledge of an agent over processes', function () {
   this.timeout(60_000)
   let app: AgentApp
 
@@ -371,7 +371,7 @@ describe('what an agent knows, and its workers', function () {
   })
   after(() => app.close())
 
-  it('is the same for the worker that goes on with the turn of a lost one', async () => {
+  it('is unchanged for the worker that continues the turn of a lost one', async () => {
     const double = client(app.double)
     await double.put('lost', { rules: [{ reply: { text: 'ok' } }] })
     const made = await app.key.post('/documents', { content: 'The first of all curlews.', path: '/a.md' })

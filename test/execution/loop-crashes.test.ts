@@ -119,7 +119,7 @@ describe('workers killed in turns with tools', function () {
     })
   }
 
-  it('during a call, with another one of the step done, keep that one and say what is not known', async () => {
+  it('during a call, keep the outcome of another call and report the unknown one', async () => {
     let held = 0
     target.answer = (request, response) => {
       if (request.url === '/fast') return json({ fast: true })(request, response)
@@ -169,7 +169,7 @@ describe('workers killed in turns with tools', function () {
     assert.deepEqual(uses, [{ tool_action: 'act' }])
   })
 
-  it('in a pause and behind it, go on days later with the version and the numbers they had', async () => {
+  it('in a pause and after it, continue days later with the same version and numbers', async () => {
     const client = { tool: { name: 'pick', type: 'client' } }
     const agent = await app.agent({ instructions: 'first', tool_bindings: [client, bound('act', false)] })
     const first = await worker({ FAULT_POINTS: 'after_settle=kill' })

@@ -68,7 +68,7 @@ describe('turns with tools', () => {
     target.requests.length = 0
   })
 
-  it('show the model the tools, make its calls, and give it what they answered', async () => {
+  it('show the model the tools, make its calls and return the results', async () => {
     const parameters = { type: 'object', required: ['city'], properties: { city: { type: 'string' } } }
     const id = await tool('weather', { description: 'Says the weather', parameters })
     const agent = await agentWith([{ tool_id: id }])
@@ -96,7 +96,7 @@ describe('turns with tools', () => {
     assert.deepEqual(steps[0].tool_results[0].result, { temp: 21 })
   })
 
-  it('make the calls of one step side by side, a number of them at once, with results in their order', async () => {
+  it('make the calls of one step concurrently up to a limit, with results in order', async () => {
     const id = await tool('slow')
     const agent = await agentWith([{ tool_id: id }])
     let [now, most] = [0, 0]
@@ -122,7 +122,7 @@ describe('turns with tools', () => {
     assert.equal(most, 3)
   })
 
-  it('let the model see what went wrong, and go on', async () => {
+  it('return failures to the model and continue', async () => {
     const id = await tool('odd', { parameters: { type: 'object', properties: { n: { type: 'integer' } } } })
     const agent = await agentWith([{ tool_id: id }])
     target.answer = json({ no: 'way' }, 500)
@@ -143,7 +143,7 @@ describe('turns with tools', () => {
     assert.match(JSON.stringify((await asked()).messages.at(-4)), /TOOL_NOT_FOUND/)
   })
 
-  it('bound what one step may ask for', async () => {
+  it('limit the calls of one step', async () => {
     const id = await tool('many')
     const agent = await agentWith([{ tool_id: id }])
     const calls = Array.from({ length: 128 }, (_, n) => ({ name: 'many', args: { n }, id: 'same' }))
@@ -243,7 +243,7 @@ describe('turns with tools', () => {
     assert.deepEqual(done(await generate(structured, script(text(written)))).output.object, JSON.parse(written))
   })
 
-  it('carry the tool context of their caller, and need what the headers of servers ask for', async () => {
+  it('send the tool context of their caller, and require the keys in headers of servers', async () => {
     const id = await tool('context', { context_keys: ['tenant'] })
     const agent = await agentWith([{ tool_id: id }])
     const tool_context = { tenant: 'acme', other: 'x', sessionId: 'forged' }
@@ -269,7 +269,7 @@ describe('turns with tools', () => {
     assert.deepEqual([code(lacking), lacking.body.error.meta.key], [[400, 'MISSING_TOOL_CONTEXT_KEY'], 'tenant'])
   })
 
-  it('go on without tools that are not there, and say so to the model', async () => {
+  it('continue without unavailable tools, and tell the model', async () => {
     const gone = await tool('gone')
     const agent = await agentWith([
       { tool_id: gone },
@@ -285,11 +285,11 @@ describe('turns with tools', () => {
       ['here'],
     )
     assert.equal(messages[0].role, 'system')
-    assert.match(messages[0].content, /not available at the moment: .*dead server/)
+    assert.match(messages[0].content, /currently unavailable: .*dead server/)
     assert.doesNotMatch(messages[0].content, /ECONN|connect/)
   })
 
-  it('stream what tools do, and show it again to whoever comes back', async () => {
+  it('stream tool events, and replay them on reconnect', async () => {
     const agent = await agentWith([{ tool_id: await tool('streamed') }])
     const reply = { text: 'let me see', ...call('streamed') }
     const events = await collect(`/agents/${agent}/generate`, {
@@ -350,7 +350,7 @@ describe('turns with tools', () => {
       assert.equal(target.requests.length, calls)
     })
 
-    it('pause, and go on with what the client gives them', async () => {
+    it('pause, and continue with the outputs of the client', async () => {
       const body = await paused()
       assert.equal(body.output, null)
       const [pending] = body.required_action.tool_calls
@@ -371,7 +371,7 @@ describe('turns with tools', () => {
       assert.deepEqual(required.data.required_action, body.required_action)
     })
 
-    it('want each pending call answered once, and consume nothing otherwise', async () => {
+    it('require one output for each pending call, and change nothing otherwise', async () => {
       const body = await paused()
       const [{ id }] = body.required_action.tool_calls
       const one = { tool_call_id: id, output: 1 }
@@ -501,7 +501,7 @@ describe('turns with tools', () => {
       assert.equal(done(await outputs(agent, body.id, answers(body, 'x'))).status, 'completed')
     })
 
-    it('keep no content where none is to be kept, and go on all the same', async () => {
+    it('store no content in content mode none, and continue nevertheless', async () => {
       const hidden = await agentWith([client], { trace_content_mode: 'none' })
       const secret = 'VERY-SECRET-VALUE'
       const body = done(
@@ -597,7 +597,7 @@ describe('turns with tools', () => {
       assert.equal(depth, 4)
     })
 
-    it('never wait for one another for want of workers', async () => {
+    it('never wait for each other for lack of workers', async () => {
       const leaf = await app.agent({ model: 'double-1' })
       const agent = await app.agent({ tool_bindings: [platform(['create-agent-generation'])] })
       const ask = script(call('api_create-agent-generation', { agent_id: leaf, prompt: 'hi' }), text('done'))

@@ -141,9 +141,9 @@ describe('the listing of an mcp tool', () => {
       const query = `project_id=${app.projectId}&kind=tool_resolution_failed&limit=10`
       const { data } = (await app.admin.get(`/activity?${query}`)).body
       const found = data.map(({ detail }: any) => detail.reason)
-      return found.filter((reason: string) => /not asked before 2/.test(reason)).length === 3 ? found : null
+      return found.filter((reason: string) => /not called before 2/.test(reason)).length === 3 ? found : null
     })
-    assert.match(reasons[0], /^The server of the tool dead gave no answer 2 times in a row and is not asked before /)
+    assert.match(reasons[0], /^Server of tool dead failed 2 times in a row and is not called before /)
     // Whoever asks for the actions gets an answer of the server.
     const { meta } = refused(await app.admin.get(`/tools/${tool.id}/actions`), 502, 'TOOL_HTTP_ERROR')
     assert.equal(meta.tool_status_code, 503)

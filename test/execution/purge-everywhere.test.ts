@@ -206,7 +206,7 @@ describe('a purge', function () {
       return data.every(({ status }: any) => status === 'completed')
     })
 
-  it('of an end user leaves nothing of what it said or was answered anywhere', async () => {
+  it('of an end user erases its messages and their answers everywhere', async () => {
     const actor = (await admin('/actors', { name: 'Ann' })).id
     const other = (await admin('/actors', { name: 'Bob' })).id
     const session = await admin('/sessions', { agent_id: agent, actor_id: actor, auto_generate: true })

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, afterEach, before, describe, it } from 'mocha'
-import { fullestActors } from '../../src/control/usage/sums.ts'
+import { listActorsByUsage } from '../../src/control/usage/sums.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
@@ -210,7 +210,7 @@ describe('quotas of tokens and money', function () {
     await used(90, { actor_id: early, created_at: '2026-01-01T10:10:00Z' })
     await used(5, { actor_id: late, created_at: '2026-01-01T10:40:00Z' })
     const of = { project_id: app.projectId, metric: 'tokens' as const, meter: null }
-    const since = (time: string) => fullestActors(app.services.pool, { ...of, since: `2026-01-01T${time}Z` }, 10)
+    const since = (time: string) => listActorsByUsage(app.services.pool, { ...of, since: `2026-01-01T${time}Z` }, 10)
     assert.deepEqual(await since('10:30:00'), [{ actor_id: late, used: 5 }])
     assert.deepEqual(await since('10:00:00'), [
       { actor_id: early, used: 90 },

@@ -58,7 +58,7 @@ describe('a stream whose caller loses the right to it', () => {
       return body.status === 'completed' ? body : null
     })
 
-  it('ends with UNAUTHORIZED when the key is deleted, while the turn goes on and another key can resume', async () => {
+  it('ends with UNAUTHORIZED when the key is deleted, while the turn continues and another key can resume', async () => {
     const { agent, finish } = await waiting()
     const { key, revoke } = await temporaryKey()
     const stream = await readUntil(await open(key, `/agents/${agent}/generate`, { prompt: 'x', stream: true }), 'delta')

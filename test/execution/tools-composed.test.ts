@@ -189,7 +189,7 @@ describe('tools made of others', () => {
         step_id: 'two',
         cause: {
           code: 'TOOL_HTTP_ERROR',
-          message: 'The target of the tool answered 500',
+          message: 'Target of the tool responded with 500',
           meta: { tool_status_code: 500, tool_response_body: '{}', tool_url: `${target.url}/two`, tool_method: 'POST' },
         },
       })
@@ -302,7 +302,7 @@ describe('tools made of others', () => {
     it('name operations that can be offered', async () => {
       const wrong = async (action: string) =>
         refusedAt(await key.post('/tools', platform(['list-tools', action])), 'actions[1]').message as string
-      assert.match(await wrong('listActors'), /did you mean list-actors\?/)
+      assert.match(await wrong('listActors'), /; use list-actors$/)
       for (const action of ['nothing', 'list-tools', '']) await wrong(action)
       for (const id of [
         'loginUser',
@@ -319,7 +319,7 @@ describe('tools made of others', () => {
         'streamGeneration',
       ]) {
         assert.ok(operations.find(id), id)
-        assert.ok(!(await wrong(id.replace(/[A-Z]/g, letter => `-${letter.toLowerCase()}`))).includes('did you mean'))
+        assert.ok(!(await wrong(id.replace(/[A-Z]/g, letter => `-${letter.toLowerCase()}`))).includes('; use '))
       }
     })
 

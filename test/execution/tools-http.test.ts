@@ -330,7 +330,7 @@ describe('http tools', () => {
       }
       const fields = { output_mapping, preset_parameters: { name: 'preset' } }
       assert.deepEqual(await answering(json({ n: 4 }), fields), { who: 'preset', twice: 8, none: null })
-      const noted = app.logs.filter(line => line.includes('output mapping reads what is not there'))
+      const noted = app.logs.filter(line => line.includes('output mapping read missing values'))
       assert.deepEqual([noted.length, JSON.parse(noted[0]).missing], [1, ['output.x']])
       const range = Array.from({ length: 999 }, (_, index) => index)
       const tooMuch = {
@@ -592,7 +592,7 @@ describe('http tools', () => {
       assert.deepEqual([entries[0].status, entries[0].resource_srn], [200, `srn:${id}:tool:${made.id}`])
       assert.ok(!JSON.stringify(entries).includes('argument value'))
       assert.ok(!app.logs.join('').includes('argument value'))
-      const lines = app.logs.filter(line => line.includes(made.id) && line.includes('"tool call"'))
+      const lines = app.logs.filter(line => line.includes(made.id) && line.includes('"tool called"'))
       assert.equal(lines.length, 1)
     })
 

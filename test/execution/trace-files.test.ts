@@ -90,7 +90,7 @@ describe('steps files of traces', function () {
   })
   after(() => app.close())
 
-  it('take the steps of a settled turn out of the journal; its transcript stays what it was', async () => {
+  it('take the steps of a settled turn from the journal; its transcript is unchanged', async () => {
     const agent = await t.twoSteps('moved')
     const { id, trace_id } = await t.turn({ prompt: 'go' }, agent)
     const { file_id } = await t.written(trace_id)
@@ -164,7 +164,7 @@ describe('steps files of traces', function () {
     assert.deepEqual(message?.data.output, output)
   })
 
-  it('give a turn that is run again the steps it goes on from', async () => {
+  it('provide the settled steps of a retried turn', async () => {
     await t.double.put('again', {
       rules: [
         {
@@ -242,7 +242,7 @@ describe('steps files of traces', function () {
     )
   })
 
-  it('are complete to readers while they are written anew', async () => {
+  it('are complete for readers while they are rewritten', async () => {
     const first = await t.turn({ prompt: 'a' })
     let writing = true
     const reads = (async () => {
@@ -298,14 +298,14 @@ describe('steps files of traces', function () {
     }
   })
 
-  it('whose bytes the storage has lost are reported, and hold what comes later', async () => {
+  it('are reported if storage has lost their bytes, and store later steps', async () => {
     const first = await t.turn({ prompt: 'a' })
     const { file_id } = await t.written(first.trace_id)
     await t.rows('delete from file_blobs where id = (select location::uuid from files where id = $1) returning 1', [
       file_id,
     ])
     assert.deepEqual((await t.transcript(first.id)).steps, [])
-    const reported = () => app.logs.filter(line => line.includes('are lost') && line.includes(file_id)).length
+    const reported = () => app.logs.filter(line => line.includes('trace steps lost') && line.includes(file_id)).length
     assert.equal(reported(), 1)
     const second = await t.turn({ prompt: 'b', trace_id: first.trace_id })
     await t.written(first.trace_id)
@@ -379,7 +379,7 @@ describe('steps files of traces', function () {
     )
   })
 
-  it('belong to the platform: read by id, deleted and changed by nobody', async () => {
+  it('belong to the platform: readable by id, never deleted or changed by callers', async () => {
     const { trace_id } = await t.turn()
     const { file_id } = await t.written(trace_id)
     const refused = await app.key.delete(`/files/${file_id}`)
@@ -409,7 +409,7 @@ describe('steps files of traces', function () {
   })
 
   describe('that are purged', () => {
-    it('are gone with their bytes; the second purge changes nothing', async () => {
+    it('are deleted with their bytes; the second purge changes nothing', async () => {
       const root = await t.turn()
       const child = await t.turn({ prompt: 'b', parent_trace_id: root.trace_id })
       const files = [await t.written(root.trace_id), await t.written(child.trace_id)].map(({ file_id }) => file_id)
@@ -479,7 +479,7 @@ describe('steps files of traces', function () {
     assert.notEqual((await t.trace(alone.trace_id)).content_redacted_at, null)
   })
 
-  it('go with their agent and with their project', async () => {
+  it('are deleted with their agent and with their project', async () => {
     const { id, key } = await app.project()
     const provider = await key.post('/ai-providers', {
       name: 'p',
@@ -547,7 +547,7 @@ describe('steps files of traces', function () {
       await idle.close()
     })
 
-    it('lose no step of turns that are grouped under one trace at once', async () => {
+    it('lose no step of concurrent turns in one trace', async () => {
       const agent = await of.twoSteps('grouped')
       await Promise.all([worker(), worker()])
       const { id, trace_id } = await of.turn({ prompt: 'first' }, agent)
@@ -670,7 +670,7 @@ describe('steps files of traces', function () {
     const of = kit(broken)
     try {
       const { id, trace_id } = await of.turn()
-      await eventually(() => broken.logs.some(line => line.includes('steps of traces stay in the journal')))
+      await eventually(() => broken.logs.some(line => line.includes('trace flush postponed')))
       assert.equal((await of.trace(trace_id)).file_id, null)
       assert.equal((await of.transcript(id)).steps.length, 1)
     } finally {

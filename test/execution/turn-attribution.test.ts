@@ -154,7 +154,7 @@ describe('turns of runs', () => {
     assert.deepEqual([exceptions[0].kind, exceptions[0].node_id], ['guardrail_tripwire', 'ask'])
   })
 
-  it('know what their run has used so far', async () => {
+  it('read the usage of their run', async () => {
     const rule = await guardrail(app.key, {
       class: 'B',
       guard: {
@@ -235,7 +235,7 @@ describe('turns of runs', () => {
     ])
   })
 
-  it('tell who made them of a pause and of its end', async () => {
+  it('notify their owner of a pause and of its end', async () => {
     const agent = await app.agent({ tool_bindings: [{ tool: { name: 'pick', type: 'client' } }] })
     const { id } = await turn(agent, script(call('pick'), { text: 'done' }))
     const row = await ended(id)

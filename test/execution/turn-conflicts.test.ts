@@ -10,10 +10,10 @@ import { startAgentApp } from './fixtures.ts'
 
 const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', PROVIDER_MAX_RETRIES: '0' }
 
-describe('turns beside other writers', function () {
+describe('turns with concurrent writers', function () {
   this.timeout(120_000)
 
-  it('go on behind a step that a lost worker journals between the load and the claim of the next', async () => {
+  it('continue after a step that a lost worker journals between the load and the claim of the next one', async () => {
     const app = await startAgentApp({ workers: [] })
     const double = client(app.double)
     const db = new pg.Client(app.databaseUrl)
@@ -54,7 +54,7 @@ describe('turns beside other writers', function () {
     }
   })
 
-  it('are failed by no purge of their trace, and ask their model once', async () => {
+  it('are not failed by a purge of their trace, and call their model once', async () => {
     const app = await startAgentApp()
     try {
       const double = client(app.double)

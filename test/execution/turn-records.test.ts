@@ -50,7 +50,7 @@ describe('what turns with tools offer and record', () => {
     return ((await answer.json()) as any).data.at(-1).body
   }
 
-  it('offer fields for the person only where a person may be asked, and none that the tool has itself', async () => {
+  it('offer justification fields only if approval may be required, and none that the tool has itself', async () => {
     const rule = await guardrail(app.key, { class: 'C' })
     const own = { type: 'object', properties: { approval_evidence: { type: 'string' } } }
     const guarded = await tool('guarded', { parameters: own, guardrail_ids: [rule.id] })

@@ -41,7 +41,7 @@ describe('statements', function () {
     assert.equal(count, 7)
   })
 
-  it('of a turn write events whose fields the dictionary of envelopes knows', async () => {
+  it('of a turn write events whose fields are in the dictionary of envelopes', async () => {
     await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
     const { rows } = await app.services.pool.query(sql.unsafe`
       select name, octet_length(packed) as bytes from events where name like 'generations.%' order by id desc limit 2`)

@@ -151,7 +151,7 @@ describe('usage of turns', () => {
     assert.equal((await app.key.get('/usage/events?foo=1')).status, 400)
   })
 
-  it('of a try of a provider is an event of its own', async () => {
+  it('of an attempt at a provider is a separate event', async () => {
     const reply = await app.key.post(`/ai-providers/${app.providerId}/check`, { model: 'tried' })
     assert.equal(reply.body.ok, true, JSON.stringify(reply.body))
     const event = await eventually(async () => (await events('model=tried'))[0])
@@ -161,7 +161,7 @@ describe('usage of turns', () => {
     )
   })
 
-  it('of a turn that fails is that of the calls that were answered', async () => {
+  it('of a failed turn is the usage of its answered calls', async () => {
     const agent = await app.agent({
       tool_bindings: [inline('look')],
       output_schema: { type: 'object', required: ['n'], properties: { n: { type: 'integer' } } },

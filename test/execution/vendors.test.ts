@@ -266,8 +266,8 @@ describe('model calls', () => {
         ['undefined', { AWS_EC2_METADATA_DISABLED: 'true' }],
       ]
       for (const [expected, env] of sources) {
-        const probe = `const { deploymentKeys } = await import('./src/core/net/aws.ts')
-          console.log((await deploymentKeys())?.accessKeyId)`
+        const probe = `const { deploymentAwsKeys } = await import('./src/core/net/aws.ts')
+          console.log((await deploymentAwsKeys())?.accessKeyId)`
         const { stdout } = await promisify(execFile)(process.execPath, ['--input-type=module', '-e', probe], {
           env: { ...none, ...env },
         })
@@ -512,7 +512,7 @@ describe('model calls', () => {
       const { id, model } = await custom(replies({ error: { status: 500, message: 'out of order' } }))
       await assert.rejects(call(id, { model }), (error: any) => {
         assert.equal(error.code, 'AI_PROVIDER_ERROR')
-        assert.equal(error.message, 'The AI provider answered 500: out of order')
+        assert.equal(error.message, 'AI provider responded with 500: out of order')
         assert.deepEqual(Object.keys(error.meta).sort(), [
           'ai_provider_id',
           'model',
@@ -550,7 +550,7 @@ describe('model calls', () => {
       const { id, model } = await custom(replies({ delay_ms: 5000 }))
       await assert.rejects(call(id, { model }), (error: any) => {
         assert.equal(error.code, 'AI_PROVIDER_ERROR')
-        assert.equal(error.message, 'The AI provider did not answer within 2000 ms')
+        assert.equal(error.message, 'AI provider did not respond within 2000 ms')
         assert.equal(error.meta.provider_status_code, null)
         return true
       })
@@ -589,7 +589,7 @@ describe('model calls', () => {
       const id = await provider({ provider: 'custom', base_url: `${vendors.url}/custom/v1`, secret_id })
       vendors.next('/custom', { status: 401, body: { error: { message: 'bad key sk-very-secret-value' } } })
       await assert.rejects(call(id), (error: any) => {
-        assert.equal(error.message, 'The AI provider answered 401: bad key ***')
+        assert.equal(error.message, 'AI provider responded with 401: bad key ***')
         assert.equal(JSON.stringify(error.meta).includes('very-secret'), false)
         return true
       })

@@ -165,7 +165,7 @@ describe('the tool write_memory', function () {
     assert.deepEqual([told.severity, told.detail.tool_name], ['warning', 'write_memory'])
   })
 
-  it('makes an agent one that no decider takes', async () => {
+  it('makes an agent ineligible for deciders', async () => {
     const { id } = await writer(await store())
     const questions = [{ type: 'predicate', name: 'q', instructions: 'Is it?' }]
     const error = refused(

@@ -227,7 +227,7 @@ describe('formations whose workers are lost', function () {
       queueMessage(formationQueue, { formation_id: id, operation_id: String(operation_id), project_id: projectId }),
     ])
     assert.equal((await settled(id)).status, 'active')
-    await eventually(() => frozen.output.some(line => line.includes('superseded')), {
+    await eventually(() => frozen.output.some(line => line.includes('claim_lost')), {
       what: 'the end of the frozen worker',
     })
     await frozen.kill()

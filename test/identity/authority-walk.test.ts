@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { isAllowed } from '../../src/core/iam/access.ts'
-import { askedForBy, narrowAuthority } from '../../src/core/iam/authority.ts'
+import { narrowAuthority, narrowToRequester } from '../../src/core/iam/authority.ts'
 import { type Caller, type CallerDefinition, type PrincipalRecord, principalRecord } from '../../src/core/iam/caller.ts'
 import { callerForPrincipal, effectiveCaller } from '../../src/identity/principals.ts'
 import { secretKind } from '../../src/identity/secrets/model.ts'
@@ -11,7 +11,7 @@ const STEPS = 7
 const ACTIONS = ['secrets:CreateSecret', 'secrets:ListSecrets', 'secrets:DeleteSecret', 'secrets:UseSecret']
 
 type Allows = (action: string) => boolean
-/** What may narrow an effect, as the reference keeps it: whether it is the author of a definition, and what it allows. */
+/** Narrowing of an effect in the reference model: whether it is an author of a definition, and the actions it allows. */
 type Narrowing = { author: boolean; allows: Allows }
 /** Work on its way to an effect: as the engine has it, and as the reference does. */
 type Work = { record: PrincipalRecord; own: Allows; within: readonly Narrowing[] }
@@ -78,7 +78,7 @@ describe('the authority of work', function () {
     return { record: ref, own: allows, within: [] }
   }
 
-  /** A definition that somebody wrote, perhaps within narrowed work of their own. */
+  /** A definition, possibly written by narrowed work. */
   function definition(): { definition: CallerDefinition; adds: (record: PrincipalRecord) => readonly Narrowing[] } {
     const author = random(12) === 0 ? null : random(3) === 0 ? walked(started(), 2) : started()
     const bounded = random(5) === 0 ? pick(boundaries) : null
@@ -86,7 +86,7 @@ describe('the authority of work', function () {
     return {
       definition: made,
       adds: record => [
-        // Their own rights narrow nobody twice.
+        // An author is not narrowed by the author's own permissions again.
         ...(author && author.record.type === record.type && author.record.id === record.id
           ? []
           : [{ author: true, allows: author ? author.own : () => false }]),
@@ -103,13 +103,13 @@ describe('the authority of work', function () {
       const { definition: used, adds } = definition()
       return { ...work, record: narrowAuthority(work.record, used), within: [...work.within, ...adds(work.record)] }
     }
-    // What a trigger or a retried run does is done as others, within what bounds the one who asks.
+    // Triggers and retried runs act as another principal, within the bounds of the caller.
     const asked = started()
     const policy = kind < 8 ? pick(policies) : null
     const via = policy && ({ type: 'trigger', id: 'trg', policy_id: policy.id, chain: ['trg'] } as const)
     const bounds = work.within.filter(({ author }) => !author)
     return {
-      record: askedForBy({ ...asked.record, via }, work.record),
+      record: narrowToRequester({ ...asked.record, via }, work.record),
       own: asked.own,
       within: [...(policy ? [{ author: false, allows: policy.allows }] : []), ...bounds],
     }
@@ -121,7 +121,7 @@ describe('the authority of work', function () {
     return now
   }
 
-  /** The caller of work that goes on at once or is stored in between, narrowed by what it uses last. */
+  /** The caller of work that continues directly or after being stored, narrowed by the definition it used last. */
   async function callerOf({ record, within }: Work): Promise<{ caller: Caller | null; within: readonly Narrowing[] }> {
     const { services } = app
     const stored = await callerForPrincipal(services, record, projectId)

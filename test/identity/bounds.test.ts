@@ -4,10 +4,10 @@ import { type Double, startDouble } from '../../src/local/double/server.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 
 /**
- * What narrows a caller goes with everything that it causes, and what one user wrote does not lend its rights to another who
- * changes it.
+ * The restrictions of a caller apply to everything that it causes, and a definition does not lend the permissions of its
+ * author to a user who changes it.
  */
-describe('what narrows a caller', function () {
+describe('restrictions of a caller', function () {
   this.timeout(120_000)
   let app: TestApp
   let double: Double
@@ -72,7 +72,7 @@ describe('what narrows a caller', function () {
       ...more,
     })
 
-  describe('that is the boundary of an agent', () => {
+  describe('by the boundary of an agent', () => {
     let below: any
     let all: any
     let bounded: any
@@ -110,7 +110,7 @@ describe('what narrows a caller', function () {
       })
     })
 
-    it('holds in the turn of another agent that it asks', async () => {
+    it('apply in the turn of another agent that it calls', async () => {
       const prompt = script(call(`${below.tool.name}_create-secret`))
       const turn = await ok(
         generate(wide, bounded.id, ask('create-agent-generation', { agent_id: below.agent.id, prompt })),
@@ -122,7 +122,7 @@ describe('what narrows a caller', function () {
       assert.equal(await exists(secret), false)
     })
 
-    it('holds in a run that it starts, also of an orchestration that it made, whoever starts that later', async () => {
+    it('apply in a run that it starts, and in later runs of an orchestration that it created', async () => {
       const turn = await ok(generate(wide, bounded.id, ask('start-run', { orchestration_id: below.graph.id })))
       const [{ result }] = await results(turn.id)
       assert.equal(result.status, 'failed', JSON.stringify(result))
@@ -136,7 +136,7 @@ describe('what narrows a caller', function () {
       assert.equal(await exists(secret), false)
     })
 
-    it('holds in a trigger that it fires and a run that it has retried', async () => {
+    it('apply in a trigger that it fires and in a run that it retries', async () => {
       const fired = await ok(generate(wide, bounded.id, ask('fire-trigger', { trigger_id: below.trigger.id })))
       const [{ result: firing }] = await results(fired.id)
       assert.equal(firing.status, 'failed', JSON.stringify(firing))
@@ -151,7 +151,7 @@ describe('what narrows a caller', function () {
       assert.equal(await exists(secret), false)
     })
 
-    it('may not be changed by what it bounds', async () => {
+    it('cannot be changed by the agent', async () => {
       const agent_id = bounded.id
       for (const [action, args] of [
         ['update-agent', { agent_id, boundary_policy: null }],
@@ -168,21 +168,21 @@ describe('what narrows a caller', function () {
       assert.deepEqual((await ok(wide.get(`/agents/${agent_id}`))).version, 1)
     })
 
-    it('bounds nothing but what it leads to', async () => {
+    it('apply only to the work of the agent', async () => {
       const run = await ok(wide.post('/orchestration-runs', { orchestration_id: below.graph.id, wait: true }))
       assert.equal(run.status, 'succeeded', JSON.stringify(run.error))
       assert.ok(await exists(secret))
     })
   })
 
-  describe('that is the right of who changes a definition', () => {
+  describe('by the permissions of the editor of a definition', () => {
     const effect = async (by: Client) => {
       const secret = named('changed')
       return { secret, tool: await maker(by, secret) }
     }
     const onTool = (tool: any) => ({ target_type: 'tool', target_id: tool.id, action: 'create-secret' })
 
-    it('a trigger acts as who pointed it elsewhere, and who made it stays on record', async () => {
+    it('a retargeted trigger acts as its editor and keeps its creator on record', async () => {
       const { tool } = await effect(wide)
       const policy = (await ok(admin.post('/policies', { document: allowing(['tools:CallTool']) }))).id
       const trigger = await made(wide, '/triggers', {
@@ -206,7 +206,7 @@ describe('what narrows a caller', function () {
       assert.deepEqual(renamed.run_as, wideRef)
     })
 
-    it('the policy of a trigger is changed by those alone who could make one', async () => {
+    it('only callers that could create a trigger may change its policy', async () => {
       const { tool } = await effect(wide)
       const editor = await app.user(undefined, [allowing(['triggers:*', 'tools:*'], ['triggers:CreateTrigger'])])
       const policy_id = (await ok(admin.post('/policies', { document: allowing(['tools:CallTool']) }))).id
@@ -222,7 +222,7 @@ describe('what narrows a caller', function () {
       assert.equal((await ok(wide.patch(path, { policy_id: null }))).policy_id, null)
     })
 
-    it('a tool that is changed below the trigger or the run of another does no more than its editor may', async () => {
+    it('a tool changed under the trigger or run of another user is limited to the permissions of its editor', async () => {
       const secret = ''
       const tool = await maker(wide, secret)
       const trigger = await made(wide, '/triggers', { name: named('trigger'), type: 'manual', ...onTool(tool) })
@@ -246,8 +246,8 @@ describe('what narrows a caller', function () {
     })
   })
 
-  describe('that a guardrail asks', () => {
-    it('is nothing that changes anything: platform tools may get, list and search', async () => {
+  describe('of guardrail tools', () => {
+    it('is limited to platform tools that get, list and search', async () => {
       const write = await maker(wide, named('context'))
       const read = await platform(wide, ['list-secrets'], { preset_parameters: { action: 'list-secrets' } })
       const step = (tool_id: string, action: string) => ({ steps: [{ id: 'a', tool_id, action }] })
@@ -268,7 +268,7 @@ describe('what narrows a caller', function () {
       for (const id of [read.id, await pipe(step(read.id, 'list-secrets'))]) assert.equal((await rule(id)).status, 201)
     })
 
-    it('is refused where it is there already, and the call with it, whoever makes that', async () => {
+    it('refuses calls of an existing tool that writes', async () => {
       const secret = named('context')
       const victim = await app.user()
       const everything = (await ok(admin.post('/policies', { document: allowing(['*']) }))).id
@@ -293,7 +293,7 @@ describe('what narrows a caller', function () {
       assert.deepEqual((await ok(admin.get(`/users/${victim.id}`))).policy_ids ?? [], [])
     })
 
-    it('is what its author, the author of its tool and the caller may all read', async () => {
+    it('reads only what its author, the author of its tool and the caller may read', async () => {
       const reader = (but: string[]) => app.user(undefined, [allowing(['*'], but)])
       const blind = await reader(['secrets:ListSecrets'])
       const document = { class: { if: [{ '!': [{ var: 'context.total' }] }, 'D', 'A'] } }
@@ -315,8 +315,8 @@ describe('what narrows a caller', function () {
     })
   })
 
-  describe('at decisions of people', () => {
-    it('work in the background answers no node that waits for a person, and completes no step', async () => {
+  describe('at human decisions', () => {
+    it('background work cannot submit human input or complete a manual step', async () => {
       const graph = await made(wide, '/orchestrations', {
         name: 'graph',
         nodes: [{ id: 'human', type: 'human' }],
@@ -353,7 +353,7 @@ describe('what narrows a caller', function () {
       )
     })
 
-    it('who fired, made or changed a trigger, or had a run retried, is a starter that may not approve', async () => {
+    it('callers that fired, created or changed a trigger, or retried a run, cannot approve', async () => {
       const rule = await made(wide, '/guardrails', {
         name: named('rule'),
         document: { class: 'C', forbid_self_approval: true },
@@ -391,7 +391,7 @@ describe('what narrows a caller', function () {
       await eventually(() => exists(secret))
     })
 
-    it('edited arguments are judged again: what is forbidden is refused, and the item waits', async () => {
+    it('edited arguments are evaluated again: forbidden ones are refused and the approval stays open', async () => {
       const amount = { var: 'args.amount' }
       const rule = await made(wide, '/guardrails', {
         name: named('rule'),
@@ -433,7 +433,7 @@ describe('what narrows a caller', function () {
       assert.deepEqual([await exists('paid-5000'), await exists('paid-500')], [false, false])
     })
 
-    it('equal proposals for other end users, contexts and callers are items of their own', async () => {
+    it('equal proposals for different end users, contexts and callers are separate approvals', async () => {
       const rule = await made(wide, '/guardrails', { name: named('rule'), document: { class: 'C' } })
       const tool = await maker(wide, named('twice'), { guardrail_ids: [rule.id] })
       const { id: agent_id } = await agent(wide, { tool_bindings: [{ tool_id: tool.id }] })
@@ -460,7 +460,7 @@ describe('what narrows a caller', function () {
   })
 
   describe('through a share', () => {
-    it('guardrails and people of the other project are shown what it gives, never the presets', async () => {
+    it('guardrails and approvers of the other project see the arguments, never the presets', async () => {
       const other = (await ok(admin.post('/projects', { name: 'grantee' }))).id
       const resource = [`srn:${other}:*:*`]
       const document = { statement: [{ effect: 'Allow', action: ['*'], resource }] }

@@ -10,10 +10,10 @@ import { BASE, CALLBACK, challengeOf, type Fixture, openFixture, startAddress } 
 
 const NETWORK = '203.0.113.7'
 
-describe('sign-in with a company account, attacked', () => {
+describe('attacks on sign-in with a company account', () => {
   let fixture: Fixture
   before(async () => {
-    // Nothing but the id_token says who somebody is.
+    // Only the id_token identifies the account.
     fixture = await openFixture({
       provider: { claimsInToken: true },
       env: { OIDC_AUTO_PROVISION: 'true', TRUST_PROXY: '1' },
@@ -66,12 +66,12 @@ describe('sign-in with a company account, attacked', () => {
         assert.equal(await logins(), before)
       })
 
-    it('refuses two pages in one address', async () => {
+    it('refuses two return addresses', async () => {
       const once = startAddress({ return_to: '/app/callback', code_challenge: challenge })
       assert.equal((await fixture.browser().get(`${once}&return_to=/app/callback`)).status, 400)
     })
 
-    it('lets no page frame it, keep it, learn its address or read it from another origin', async () => {
+    it('forbids framing, caching, referrers and cross-origin reads', async () => {
       const start = startAddress({ return_to: '/app/callback', code_challenge: challenge })
       for (const address of [start, CALLBACK, startAddress({})]) {
         const { headers } = await fixture.browser().get(address)
@@ -83,7 +83,7 @@ describe('sign-in with a company account, attacked', () => {
       }
     })
 
-    it('gives a cookie that only this path, this site and no script gets', async () => {
+    it('sets a cookie limited to its path and site, and hidden from scripts', async () => {
       const browser = fixture.browser()
       const { headers } = await browser.get(startAddress({ return_to: '/app/callback', code_challenge: challenge }))
       const cookies = headers.getSetCookie()
@@ -96,7 +96,7 @@ describe('sign-in with a company account, attacked', () => {
           assert.ok(cookie.split('; ').includes(attribute), `${cookie}: ${attribute}`)
     })
 
-    it('limits unfinished sign-ins of a network, and forgets them after ten minutes', async () => {
+    it('limits unfinished sign-ins of a network for ten minutes', async () => {
       const start = startAddress({ return_to: '/app/callback', code_challenge: challenge })
       const from = (ip: string) =>
         new Browser({ served: { [BASE]: fixture.app.url }, headers: { 'x-forwarded-for': ip } }).get(start)
@@ -113,7 +113,7 @@ describe('sign-in with a company account, attacked', () => {
       assert.equal((await from('2001:db8:1:2::1')).status, 302)
     })
 
-    it('holds two connections at most, however many come while the database is slow', async () => {
+    it('uses at most two connections while the database is slow', async () => {
       const { pool } = fixture.app.services
       const blocked = () =>
         pool.oneFirst(sql.unsafe`
@@ -172,7 +172,7 @@ describe('sign-in with a company account, attacked', () => {
       assert.equal(reply.location, null)
     }
 
-    it('by the browser that began it alone', async () => {
+    it('only by the browser that started it', async () => {
       const begun = await fixture.begin('victim')
       await refusedPage(fixture.browser(), begun.callback)
       const other = await fixture.begin('victim')
@@ -180,7 +180,7 @@ describe('sign-in with a company account, attacked', () => {
       assert.notEqual((await fixture.end(begun)).code, null)
     })
 
-    it('not with a cookie that was made up', async () => {
+    it('not with a forged cookie', async () => {
       const begun = await fixture.begin('victim')
       const own = begun.browser.cookie(BASE, '__Secure-oidc_login')
       const signature = begun.browser.cookie(BASE, '__Secure-oidc_login.sig')
@@ -254,7 +254,7 @@ describe('sign-in with a company account, attacked', () => {
         if (what.includes('issuer')) assert.equal(fixture.provider.requests.length, requests)
       })
 
-    it('not with the code that another browser was given', async () => {
+    it('not with the code of another browser', async () => {
       const thief = await fixture.begin('thief')
       const victim = await fixture.begin('victim')
       const url = new URL(thief.callback)
@@ -309,7 +309,7 @@ describe('sign-in with a company account, attacked', () => {
         assert.deepEqual([returned.code, returned.error], [null, 'provider_error'])
       })
 
-    it('with an id_token that was signed anew but says the same', async () => {
+    it('with an equal id_token with a new signature', async () => {
       fixture.provider.forge = token => resign(token, { iat: now() - 20 })
       assert.notEqual((await fixture.signIn('victim')).code, null)
     })
@@ -323,7 +323,7 @@ describe('sign-in with a company account, attacked', () => {
 
     const codeOf = async () => fixture.signIn((await fixture.app.as(victim.token).get('/users/me')).body.username)
 
-    it('is worth nothing without its verifier', async () => {
+    it('requires its verifier', async () => {
       const returned = await codeOf()
       assert.equal((await fixture.app.anonymous.post('/users/login', { oidc_code: returned.code })).status, 400)
       const wrong = await fixture.redeem({ ...returned, verifier: randomBytes(32).toString('base64url') })
@@ -333,14 +333,14 @@ describe('sign-in with a company account, attacked', () => {
       assert.equal((await fixture.redeem(returned)).status, 200)
     })
 
-    it('is taken once, also of two requests at once', async () => {
+    it('is redeemed once, even by two concurrent requests', async () => {
       const returned = await codeOf()
       const replies = await Promise.all(Array.from({ length: 4 }, () => fixture.redeem(returned)))
       assert.deepEqual(replies.map(({ status }) => status).sort(), [200, 401, 401, 401])
       assert.equal((await fixture.redeem(returned)).status, 401)
     })
 
-    it('lives for a minute', async () => {
+    it('expires after a minute', async () => {
       const [late, inTime] = [await codeOf(), await codeOf()]
       fixture.clock.advance(59_000)
       assert.equal((await fixture.redeem(inTime)).status, 200)
@@ -348,14 +348,14 @@ describe('sign-in with a company account, attacked', () => {
       assert.equal((await fixture.redeem(late)).status, 401)
     })
 
-    it('is refused like a wrong password, in the same words', async () => {
+    it('is refused with the same response as a wrong password', async () => {
       const unknown = await fixture.redeem({ code: 'made-up', verifier: randomBytes(32).toString('base64url') })
       const password = await fixture.app.anonymous.post('/users/login', { username: 'nobody', password: 'wrong' })
       assert.equal(unknown.status, 401)
       assert.deepEqual(unknown.body, password.body)
     })
 
-    it('is nothing once its account was unlinked, its user was deleted or disabled', async () => {
+    it('is refused after its account was unlinked, or its user deleted or disabled', async () => {
       const unlinked = await codeOf()
       const { data } = (await fixture.app.admin.get(`/users/${victim.id}/identities`)).body
       const query = new URLSearchParams({ issuer: data[0].issuer, subject: data[0].subject })
@@ -374,7 +374,7 @@ describe('sign-in with a company account, attacked', () => {
       assert.equal((await fixture.redeem(deleted)).status, 401)
     })
 
-    it('counts with another verifier as a failed sign-in, which locks the name as wrong passwords do', async () => {
+    it('counts with a wrong verifier as a failed sign-in, which locks the name', async () => {
       const returned = await codeOf()
       for (let tries = 0; tries < 10; tries++)
         await fixture.redeem({ ...returned, verifier: randomBytes(32).toString('base64url') })
@@ -384,7 +384,7 @@ describe('sign-in with a company account, attacked', () => {
     })
   })
 
-  it('stores nothing with which a sign-in could be answered or redeemed', async () => {
+  it('stores nothing that allows completing or redeeming a sign-in', async () => {
     const user = await fixture.linked('stored')
     const begun = await fixture.begin('stored')
     const cookie = begun.browser.cookie(BASE, '__Secure-oidc_login').value
@@ -400,7 +400,7 @@ describe('sign-in with a company account, attacked', () => {
     assert.deepEqual(await placesOf(fixture.app, body.token), [])
   })
 
-  it('leaves rows that a sweep deletes when their time is over', async () => {
+  it('leaves rows that the sweep deletes after they expire', async () => {
     await fixture.linked('swept')
     await fixture.begin('swept')
     fixture.clock.advance(599_000)

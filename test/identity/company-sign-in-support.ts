@@ -10,7 +10,7 @@ import { ACCOUNT_HEADER, CLIENT, type IdentityProvider, startIdentityProvider } 
 export const BASE = 'https://muster.example'
 export const CALLBACK = `${BASE}/oauth/oidc/callback`
 
-/** How a sign-in came back to the page that began it, and what it takes to redeem its code. */
+/** Result of a sign-in on the starting page, and the verifier to redeem its code. */
 export type Returned = { address: string; code: string | null; error: string | null; verifier: string }
 
 export const challengeOf = (verifier: string): string => createHash('sha256').update(verifier).digest('base64url')
@@ -27,7 +27,7 @@ export async function openFixture(
     provider?: Partial<Parameters<typeof startIdentityProvider>[0]>
     clock?: Clock
     databaseUrl?: string
-    /** One that is there already. */
+    /** Existing provider to use. */
     use?: IdentityProvider
     base?: string
   } = {},

@@ -54,7 +54,7 @@ describe('sign-in with a company account', () => {
       })
     })
 
-    it('sends the browser to the provider with what binds its answer', async () => {
+    it('sends the browser to the provider with state, nonce and challenge', async () => {
       const query = { return_to: '/app/callback', code_challenge: challengeOf('x'), prompt: 'select_account' }
       const replies = [
         await fixture.browser().get(startAddress(query)),
@@ -78,19 +78,19 @@ describe('sign-in with a company account', () => {
       assert.notEqual(code_challenge, query.code_challenge)
     })
 
-    it('goes back to the consent page that it was begun on', async () => {
+    it('returns to the consent page on which it started', async () => {
       await fixture.linked('consenting')
       const returned = await fixture.signIn('consenting', '/oauth/consent?request_id=oar_V1StGXR8_Z5jdHi6B-myT')
       assert.equal(returned.address, `${BASE}/oauth/consent?request_id=oar_V1StGXR8_Z5jdHi6B-myT`)
       assert.equal((await fixture.redeem(returned)).status, 200)
     })
 
-    it('says that the account holder refused', async () => {
+    it('reports a refusal of the account holder', async () => {
       const returned = await fixture.signIn(REFUSING)
       assert.deepEqual([returned.code, returned.error], [null, 'access_denied'])
     })
 
-    it('refuses an account without link, and audits what an admin needs to link it', async () => {
+    it('refuses an unlinked account, and audits the data to link it', async () => {
       const before = await fixture.users()
       fixture.provider.accounts.set('stranger', { preferred_username: 'A stranger' })
       const returned = await fixture.signIn('stranger')
@@ -107,7 +107,7 @@ describe('sign-in with a company account', () => {
       })
     })
 
-    it('links by issuer and subject alone, never by a name or an address', async () => {
+    it('links by issuer and subject only, never by a name or an address', async () => {
       const { app, provider } = fixture
       await app.user('boss@example.com')
       const claims = { preferred_username: ADMIN.username, name: ADMIN.username, email: 'boss@example.com' }
@@ -125,7 +125,7 @@ describe('sign-in with a company account', () => {
       assert.equal((await fixture.redeem(await fixture.signIn('impostor'))).body.id, other.id)
     })
 
-    it('is no way around a locked name', async () => {
+    it('does not bypass a locked name', async () => {
       await fixture.linked('locked')
       const returned = await fixture.signIn('locked')
       for (let tries = 0; tries < 10; tries++)
@@ -133,7 +133,7 @@ describe('sign-in with a company account', () => {
       assert.equal((await fixture.redeem(returned)).status, 401)
     })
 
-    it('goes on in another process at each step', async () => {
+    it('continues in another process at each step', async () => {
       const user = await fixture.linked('wandering')
       const others = [0, 1].map(() =>
         openFixture({ databaseUrl: fixture.app.databaseUrl, use: fixture.provider, clock: fixture.clock }),
@@ -194,7 +194,7 @@ describe('sign-in with a company account', () => {
       assert.equal(unlinked.status, 404)
     })
 
-    it('are read by their user, and by nobody else but admins', async () => {
+    it('are readable only by their user and by admins', async () => {
       const everything = { statement: [{ effect: 'Allow', action: ['*'] }] }
       const user = await fixture.app.user('reads-own', [everything])
       const other = await fixture.app.user('reads-others', [everything])
@@ -210,7 +210,7 @@ describe('sign-in with a company account', () => {
       assert.equal((await fixture.app.anonymous.get(path)).status, 401)
     })
 
-    it('name an issuer and a subject', async () => {
+    it('require an issuer and a subject', async () => {
       const { id } = await fixture.app.user()
       const invalid: [object, string][] = [
         [{ subject }, 'issuer'],
@@ -230,7 +230,7 @@ describe('sign-in with a company account', () => {
     })
   })
 
-  it('takes a password or a code, each with all that belongs to it', async () => {
+  it('accepts a password or a code, each with its required fields', async () => {
     const verifier = 'v'.repeat(43)
     const invalid: [object, string][] = [
       [{ oidc_code: 'x' }, 'code_verifier'],
@@ -269,7 +269,7 @@ describe('sign-in with a company account', () => {
     const account = (subject: string, claims: Record<string, unknown>) =>
       fixture.provider.accounts.set(subject, { groups: ['staff=eu'], ...claims })
 
-    it('makes an unknown account a user of its own, with the default policies and nothing of a namesake', async () => {
+    it('creates a separate user for an unknown account, with the default policies', async () => {
       const { app, entries, redeem, signIn } = provisioning
       const namesake = await app.user('bob', [{ statement: [{ effect: 'Allow', action: ['*'] }] }])
       await app.admin.patch(`/users/${namesake.id}`, { role: 'admin' })
@@ -294,7 +294,7 @@ describe('sign-in with a company account', () => {
       assert.deepEqual(await provisioning.users(), users)
     })
 
-    it('makes one user of an account that signs in several times at once', async () => {
+    it('creates one user for concurrent sign-ins of one account', async () => {
       account('eager', { preferred_username: 'eager' })
       const begun = await Promise.all(Array.from({ length: 6 }, () => provisioning.begin('eager')))
       const returned = await Promise.all(begun.map(each => provisioning.end(each)))
@@ -307,7 +307,7 @@ describe('sign-in with a company account', () => {
       assert.equal((await provisioning.users()).filter(({ username }) => username.startsWith('eager')).length, 1)
     })
 
-    it('gives accounts of one name that come at once names of their own, whatever the case', async () => {
+    it('gives concurrent accounts with equal names distinct usernames, regardless of case', async () => {
       await provisioning.app.user('Carol')
       const subjects = ['c1', 'c2', 'c3', 'c4']
       for (const subject of subjects) account(subject, { preferred_username: subject === 'c1' ? 'CAROL' : 'carol' })
@@ -331,7 +331,7 @@ describe('sign-in with a company account', () => {
       assert.deepEqual(await provisioning.users(), before)
     })
 
-    it('cuts a long name so that a number fits behind it', async () => {
+    it('truncates a long name to leave space for a number', async () => {
       for (const subject of ['long 1', 'long 2']) account(subject, { preferred_username: ` ${'n'.repeat(300)}` })
       const name = async (subject: string) =>
         (await provisioning.redeem(await provisioning.signIn(subject))).body.username
@@ -364,7 +364,7 @@ describe('sign-in with a company account', () => {
           assert.equal((await provisioning.users()).length, before + (isAdmitted ? 1 : 0))
         })
 
-      it('asks for it at every sign-in, and leaves the tokens of earlier ones', async () => {
+      it('is checked at every sign-in, and keeps existing tokens', async () => {
         account('leaving', { preferred_username: 'leaving' })
         const { token } = (await provisioning.redeem(await provisioning.signIn('leaving'))).body
         account('leaving', { preferred_username: 'leaving', groups: ['guests'] })
@@ -374,7 +374,7 @@ describe('sign-in with a company account', () => {
       })
     })
 
-    it('gives no password: each is refused as a wrong one is, at the cost of one', async () => {
+    it('sets no password: each attempt is refused at the cost of a wrong password', async () => {
       const { app } = provisioning
       account('without password', { preferred_username: 'without-password' })
       const { token, id } = (await provisioning.redeem(await provisioning.signIn('without password'))).body
@@ -386,9 +386,9 @@ describe('sign-in with a company account', () => {
         hashPassword(app.services, `password ${index}`, { ip: '127.0.0.1' }).then(() => hashed++),
       )
       try {
-        // Waits its turn for a hash, behind those that came before it.
+        // Waits for the hashes of earlier requests.
         const refused = await login('wrong')
-        assert.ok(hashed >= 7, `answered behind ${hashed} hashes of 8`)
+        assert.ok(hashed >= 7, `answered after ${hashed} hashes of 8`)
         assert.equal(refused.status, 401)
         assert.deepEqual(refused.body, unknown.body)
       } finally {
@@ -405,7 +405,7 @@ describe('sign-in with a company account', () => {
   })
 
   describe('depends on the provider', () => {
-    it('and fails alone while that is away', async () => {
+    it('and fails without affecting password sign-in while it is unavailable', async () => {
       const provider = await startIdentityProvider({ redirectUri: CALLBACK })
       const port = Number(new URL(provider.issuer).port)
       await provider.close()
@@ -431,7 +431,7 @@ describe('sign-in with a company account', () => {
       }
     })
 
-    it('and reaches no inner address that is not allowed', async () => {
+    it('and reaches no internal address that is not allowed', async () => {
       const fenced = await openFixture({ use: fixture.provider, env: { EGRESS_ALLOW_HOSTS: '' } })
       try {
         const before = fixture.provider.requests.length
@@ -444,7 +444,7 @@ describe('sign-in with a company account', () => {
       }
     })
 
-    it('and takes claims from the id_token, and the secret in a header, where the provider has them so', async () => {
+    it('and supports claims in the id_token and client_secret_basic', async () => {
       const other = await openFixture({ provider: { claimsInToken: true, authMethod: 'client_secret_basic' } })
       try {
         const user = await other.linked('dora')
@@ -488,7 +488,7 @@ describe('sign-in with a company account', () => {
       }
     })
 
-    it('and names another issuer than the settings in no sign-in', async () => {
+    it('and refuses an issuer that differs from the settings', async () => {
       const { port } = new URL(fixture.provider.issuer)
       const names = await startNameServer((_name, type) => (type === 'A' ? ['127.0.0.1'] : []))
       const start = startAddress({ return_to: '/app/callback', code_challenge: challengeOf('x') })
@@ -514,7 +514,7 @@ describe('sign-in with a company account', () => {
   })
 
   describe('settings', () => {
-    it('turn it off where they are not complete', async () => {
+    it('disable it if they are incomplete', async () => {
       const off = await startApp({ env: { BASE_URL: BASE, OIDC_ISSUER: fixture.provider.issuer } })
       try {
         const browser = new Browser({ served: { [BASE]: off.url } })
@@ -528,13 +528,13 @@ describe('sign-in with a company account', () => {
         const code = { oidc_code: 'x', code_verifier: 'v'.repeat(43) }
         assert.equal((await off.anonymous.post('/users/login', code)).status, 401)
         await companySignIn.start?.(off.services, 'web')
-        assert.ok(off.logs.some(line => line.includes('company sign-in is off')))
+        assert.ok(off.logs.some(line => line.includes('company sign-in disabled')))
       } finally {
         await off.close()
       }
     })
 
-    it('may name policies that do not exist: a warning at the start, and no user', async () => {
+    it('log a warning for unknown policies, and then provision no user', async () => {
       const env = { OIDC_AUTO_PROVISION: 'true', OIDC_DEFAULT_POLICY_IDS: 'pol_gone, pol_managed_read_only' }
       const wrong = await openFixture({ use: fixture.provider, env })
       try {
@@ -550,7 +550,7 @@ describe('sign-in with a company account', () => {
       }
     })
 
-    it('provision nobody before the first admin, who could then not be made', async () => {
+    it('provision no user before the first admin', async () => {
       const empty = await openFixture({ use: fixture.provider, env: { OIDC_AUTO_PROVISION: 'true' } })
       try {
         await empty.app.services.pool.query(sql.unsafe`delete from users`)
@@ -579,7 +579,7 @@ describe('sign-in with a company account', () => {
         )
       })
 
-    it('want TLS in production', () => {
+    it('require TLS in production', () => {
       const production = {
         NODE_ENV: 'production',
         BASE_URL: BASE,

@@ -26,7 +26,7 @@ const DEVICE_GRANT = 'urn:ietf:params:oauth:grant-type:device_code'
 const PASSWORD = 'a fine password'
 const HOSTILE = `<img src=x onerror=alert(1)>${'\u202e'.repeat(100)}`
 
-/** A program on the computer of the browser: where codes are sent, and a site with pages of its own. */
+/** Local program that receives codes and serves its pages. */
 async function startSite(): Promise<{ url: string; pages: Map<string, string>; close(): Promise<void> }> {
   const pages = new Map<string, string>()
   const server = http.createServer((req, res) => {
@@ -119,14 +119,14 @@ describe('the consent page in a browser', function () {
   const status = async (token: string, method: 'get' | 'post' = 'get') =>
     (await app.as(token)[method]('/actors', method === 'get' ? undefined : ({ name: 'x' } as never))).status
 
-  it('signs in, and grants what is chosen: a project, and reading in one click', async () => {
+  it('signs in and grants the selected project and scopes', async () => {
     const { page, problems, answer, tokens } = await begin()
     await signIn(page)
     await page.getByRole('heading', { name: 'A fine assistant asks for access' }).waitFor()
     assert.equal(await page.locator('#username').innerText(), 'ada')
     assert.equal(await page.locator('#redirect-host').innerText(), new URL(site.url).host)
     for (const notice of ['#unverified', '#loopback']) assert.ok(await page.locator(notice).isVisible(), notice)
-    assert.equal(await page.locator('input:checked').count(), 0, 'nothing is chosen that was not asked for')
+    assert.equal(await page.locator('input:checked').count(), 0, 'only requested scopes are selected')
     await page.locator('#project').selectOption('Atlas')
     await page.getByLabel('Read only').click()
     await approve(page)
@@ -136,7 +136,7 @@ describe('the consent page in a browser', function () {
     assert.deepEqual(problems, [])
   })
 
-  it('preselects what the client asks for, and nothing beyond it', async () => {
+  it('preselects exactly the requested scopes', async () => {
     const chosen = async (scope: string) => {
       const { page } = await begin({ scope })
       await signIn(page)
@@ -157,7 +157,7 @@ describe('the consent page in a browser', function () {
     assert.equal((await tokens()).scope, 'mcp:access actors:GetActor actors:ListActors')
   })
 
-  it('says what is missing, and stays', async () => {
+  it('reports missing input and stays open', async () => {
     const { page, answer } = await begin()
     await signIn(page, 'a wrong password')
     const message = page.getByRole('alert')
@@ -173,12 +173,12 @@ describe('the consent page in a browser', function () {
     assert.equal(await page.locator('input[name=kind]:invalid').count(), 4)
     await page.getByLabel('Some modules').click()
     await approve(page)
-    await message.filter({ hasText: 'Choose one of the modules at least.' }).waitFor()
+    await message.filter({ hasText: 'Choose at least one of the modules.' }).waitFor()
     await page.getByRole('button', { name: 'Deny' }).click()
     assert.equal((await answer()).get('error'), 'access_denied')
   })
 
-  it('is denied without anything chosen', async () => {
+  it('can be denied without a selection', async () => {
     const { page, answer, problems } = await begin()
     await signIn(page)
     await page.getByRole('button', { name: 'Deny' }).click()
@@ -187,7 +187,7 @@ describe('the consent page in a browser', function () {
     assert.deepEqual(problems, [])
   })
 
-  it('asks for no project where none is needed, and the console for nothing but a sign-in', async () => {
+  it('requires no project if none is needed, and only a sign-in for the console', async () => {
     for (const [asked, told, scope] of [
       [{ client_id: 'muster-cli', scope: 'muster:user' }, '#as-user', 'muster:user'],
       [{ scope: 'openid' }, '#identity', 'openid'],
@@ -206,12 +206,12 @@ describe('the consent page in a browser', function () {
     assert.equal((await tokens()).scope, 'muster:user')
   })
 
-  it('leads nowhere in another browser than the one that began', async () => {
+  it('works only in the browser that started the request', async () => {
     const { page: begun } = await begin()
     const { page } = await open()
     await page.goto(begun.url())
     await signIn(page)
-    await page.getByRole('alert').filter({ hasText: 'was begun in another browser' }).waitFor()
+    await page.getByRole('alert').filter({ hasText: 'was started in another browser' }).waitFor()
     assert.ok(await page.locator('#consent').isHidden())
   })
 
@@ -239,7 +239,7 @@ describe('the consent page in a browser', function () {
     const poll = (device_code: string) =>
       postForm(`${app.base}/oauth/token`, { grant_type: DEVICE_GRANT, client_id: 'muster-cli', device_code })
 
-    it('asks to confirm a code that was filled in, and for consent', async () => {
+    it('requires confirmation of a prefilled code, and consent', async () => {
       const started = await start()
       const { page, problems } = await open()
       await page.goto(started.verification_uri_complete)
@@ -261,7 +261,7 @@ describe('the consent page in a browser', function () {
       assert.deepEqual(problems, [])
     })
 
-    it('takes a code that is typed, in small letters too, and says when there is none', async () => {
+    it('accepts a typed code in any case, and reports an unknown one', async () => {
       const started = await start()
       const { page, problems } = await open()
       await page.goto(started.verification_uri)
@@ -273,7 +273,7 @@ describe('the consent page in a browser', function () {
       await page.getByText('This code is not valid').waitFor()
       await enter(started.user_code.toLowerCase())
       await page.getByRole('button', { name: 'Cancel' }).click()
-      await page.getByText('was ended').waitFor()
+      await page.getByText('was cancelled').waitFor()
       assert.equal((await poll(started.device_code)).body.error, 'access_denied')
       assert.deepEqual(problems, [])
     })
@@ -286,7 +286,7 @@ describe('the consent page in a browser', function () {
     }
     const company = { name: 'Continue with company account' }
 
-    it('comes back to the same request, signed in', async () => {
+    it('returns signed in to the same request', async () => {
       await account('cleo')
       const { page, problems, tokens } = await begin({}, { extraHTTPHeaders: { [ACCOUNT_HEADER]: 'cleo' } })
       const began = page.url()
@@ -301,7 +301,7 @@ describe('the consent page in a browser', function () {
       assert.deepEqual(problems, [])
     })
 
-    it('says why there is no sign-in, and takes a password then', async () => {
+    it('reports a failed sign-in and then accepts a password', async () => {
       for (const [name, reason] of [
         [REFUSING, 'was refused'],
         ['stranger', 'is not linked to a user'],
@@ -320,8 +320,8 @@ describe('the consent page in a browser', function () {
     })
   })
 
-  describe('against those who mean harm', () => {
-    it('shows names as text, and who is behind them', async () => {
+  describe('against attacks', () => {
+    it('shows names as text, with their verified hosts', async () => {
       for (const client_name of [HOSTILE, '\u202e'.repeat(200), '<b></b>'.repeat(28)]) {
         const registered = await register(app.base, { client_name })
         const { page, problems } = await begin({ client_id: registered.client_id })
@@ -360,7 +360,7 @@ describe('the consent page in a browser', function () {
       )
     })
 
-    it('is in no frame', async () => {
+    it('cannot be framed', async () => {
       const { page: begun } = await begin()
       for (const address of [begun.url(), `${app.base}/oauth/device`]) {
         site.pages.set('/frame', `<!doctype html><title>x</title><iframe src="${address}"></iframe>`)
@@ -372,7 +372,7 @@ describe('the consent page in a browser', function () {
     })
   })
 
-  it('is used by the keyboard alone', async () => {
+  it('is usable with the keyboard only', async () => {
     const { page, tokens } = await begin({ scope: 'actors:GetActor' })
     await page.keyboard.type('ada')
     await page.keyboard.press('Tab')
@@ -398,7 +398,7 @@ describe('the consent page in a browser', function () {
     assert.equal((await tokens()).scope, 'mcp:access actors:GetActor actors:ListActors')
   })
 
-  it('fits a telephone', async () => {
+  it('fits a phone screen', async () => {
     const client = await register(app.base, { client_name: 'x'.repeat(200) })
     const { page } = await begin(
       { client_id: client.client_id, scope: 'actors:GetActor' },

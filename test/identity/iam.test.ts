@@ -52,7 +52,7 @@ describe('permissions on the wire', () => {
     assert.deepEqual(replies[0].body, replies[1].body)
   })
 
-  it('are denied by a Deny wherever it stands', async () => {
+  it('are denied by a Deny in any position', async () => {
     const id = await actor(p)
     const allow = statement('Allow', ['actors:*'])
     const deny = statement('Deny', ['actors:DeleteActor'], [`srn:${p.id}:actor:*`])
@@ -123,7 +123,7 @@ describe('permissions on the wire', () => {
       assert.equal((await user.patch(`/actors/${id}`, { tags: { visibility: 'internal', more: 'x' } })).status, 200)
     })
 
-    it('ask for a tag in the body of a create and of a tag write', async () => {
+    it('require a tag in the body of a create and of a tag write', async () => {
       const user = await app.user(undefined, [
         {
           statement: [
@@ -146,7 +146,7 @@ describe('permissions on the wire', () => {
       assert.deepEqual((await user.get(path)).body, { team: 'red', more: 'x' })
     })
 
-    it('tell credentials and principals apart', async () => {
+    it('distinguish credentials and principals', async () => {
       const user = await app.user(undefined, [
         {
           statement: [
@@ -181,7 +181,7 @@ describe('permissions on the wire', () => {
       assert.equal((await user.get(`/actors/${finance}`)).status, 403)
     })
 
-    it('tell cost_center from costCenter', async () => {
+    it('distinguish cost_center and costCenter', async () => {
       const project = await app.project()
       const [snake, camel] = [await actor(project, { cost_center: '7' }), await actor(project, { costCenter: '7' })]
       const user = await app.user(undefined, [
@@ -205,7 +205,7 @@ describe('permissions on the wire', () => {
   })
 
   describe('of the admin gate', () => {
-    it('need an admin and an unbound credential', async () => {
+    it('require an admin and an unbound credential', async () => {
       const user = { username: 'made', password: 'a fine password' }
       for (const path of ['/users', '/projects', '/policies'])
         assert.equal((await p.key.post(path, { ...user, name: 'x' })).status, 403, path)
@@ -256,11 +256,11 @@ describe('permissions on the wire', () => {
         cold,
         'the process that made the change follows with the next request',
       )
-      // Told, that is: without a word it would keep what it knows for five seconds.
+      // By notification: without one, the cache entry would live for five seconds.
       await eventually(async () => (await second.get(path)).status === cold, { within: 4000, every: 5 })
     }
 
-    it('a policy that is edited to deny binds within a second', async () => {
+    it('a policy edited to deny applies within a second', async () => {
       const id = await actor(p)
       const user = await app.user(undefined, [{ statement: [statement('Allow', ['actors:*'])] }])
       const policy = (await app.admin.get(`/users/${user.id}`)).body.policy_ids[0]
@@ -274,7 +274,7 @@ describe('permissions on the wire', () => {
       )
     })
 
-    it('a deleted key and a key that lost its policies bind within a second', async () => {
+    it('deleting a key and detaching its policies apply within a second', async () => {
       const id = await actor(p)
       const user = await app.user(undefined, [{ statement: [statement('Allow', ['actors:*'])] }])
       const key = (await user.post('/project-keys', {})).body
@@ -288,7 +288,7 @@ describe('permissions on the wire', () => {
       await changed(key.secret, '/users/me', 200, admin => admin.delete(`/project-keys/${key.id}`), 401)
     })
 
-    it('a demoted admin is one no more within a second', async () => {
+    it('demoting an admin applies within a second', async () => {
       const credentials = { username: 'shortly', password: 'a fine password' }
       const made = (await app.admin.post('/users', { ...credentials, role: 'admin' })).body
       const signedIn = app.as((await app.anonymous.post('/users/login', credentials)).body.token)
@@ -297,7 +297,7 @@ describe('permissions on the wire', () => {
       assert.equal((await client(processes[1].url, signedIn.token).get('/users/me')).status, 401)
     })
 
-    it('tokens are good in every process with the same secret, and managed policies are there', async () => {
+    it('tokens are valid in every process with the same secret, and managed policies exist', async () => {
       const admin = client(processes[1].url, app.admin.token)
       assert.equal((await admin.get('/users/me')).body.username, ADMIN.username)
       assert.equal((await admin.get('/policies?name=read only')).body.total, 1)

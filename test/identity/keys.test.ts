@@ -49,7 +49,7 @@ describe('project keys', () => {
       assert.deepEqual([snake.body.project_id, snake.body.policy_ids], [project_id, [p1]])
     })
 
-    it('takes both spellings of a field when they agree', async () => {
+    it('accepts both spellings of a field if they agree', async () => {
       const [a, b] = await Promise.all([app.project(), app.project()])
       const same = { project_id: a.id, projectId: a.id, projectPublicId: a.id }
       assert.equal((await app.admin.post('/project-keys', same)).status, 201)
@@ -112,7 +112,7 @@ describe('project keys', () => {
       assert.deepEqual(missing.body.error.meta, { id, missing: [id] })
     })
 
-    it('answers a repeat with the same key, and keeps that answer encrypted', async () => {
+    it('returns the same key for a repeated request, and stores the response encrypted', async () => {
       const headers = { 'idempotency-key': 'mint-once' }
       const first = await app.admin.post('/project-keys', { name: 'once' }, headers)
       const again = await app.admin.post('/project-keys', { name: 'once' }, headers)
@@ -196,8 +196,8 @@ describe('project keys', () => {
     })
   })
 
-  describe('who may touch a key', () => {
-    it('is its owner and an admin; to others it does not exist', async () => {
+  describe('access to a key', () => {
+    it('is limited to its owner and admins; others get 404', async () => {
       const [a, b] = [await app.user(), await app.user()]
       const made = await a.post('/project-keys', { name: 'a' })
       const path = `/project-keys/${made.body.id}`
@@ -215,7 +215,7 @@ describe('project keys', () => {
       assert.ok(!(await works(made.body.secret)))
     })
 
-    it('stays its owner when the owner no longer sees the project', async () => {
+    it('stays with an owner who no longer sees the project', async () => {
       const { id } = await app.project()
       const owner = await app.user(undefined, [allow('*', `srn:${id}:*:*`)])
       const made = await owner.post('/project-keys', { project_id: id })
@@ -224,7 +224,7 @@ describe('project keys', () => {
       assert.equal((await owner.delete(`/project-keys/${made.body.id}`)).status, 204)
     })
 
-    it('is, for a key, reading only, those of its owner in its project', async () => {
+    it('lets a key only read keys of its owner in its project', async () => {
       const [p, q] = await Promise.all([app.project(), app.project()])
       const sibling = await app.admin.post('/project-keys', { project_id: p.id })
       assert.equal((await p.key.get(`/project-keys/${sibling.body.id}`)).status, 200)
@@ -237,7 +237,7 @@ describe('project keys', () => {
       assert.equal((await p.key.get(`/project-keys/${foreign.body.id}`)).status, 404)
     })
 
-    it('is, for a key with policies, what these allow', async () => {
+    it('lets a key with policies read the keys that its policies allow', async () => {
       const { id, keyId } = await app.project()
       const one = await policy(allow('project-keys:GetProjectKey', `srn:${id}:project_key:${keyId}`))
       const narrow = await app.admin.post('/project-keys', { project_id: id, policy_ids: [one] })
@@ -261,7 +261,7 @@ describe('project keys', () => {
       assert.deepEqual([foreign.status, foreign.body.total], [200, 0])
     })
 
-    it('shows a bound key those of its owner in its project', async () => {
+    it('shows a bound key the keys of its owner in its project', async () => {
       const [p, q] = await Promise.all([app.project(), app.project()])
       assert.deepEqual(ids(await p.key.get('/project-keys')), [p.keyId])
       assert.deepEqual(ids(await app.admin.get(`/project-keys?project_id=${q.id}`)), [q.keyId])
@@ -336,7 +336,7 @@ describe('project keys', () => {
   })
 
   describe('rotate', () => {
-    it('ends the old string at once', async () => {
+    it('invalidates the old string immediately', async () => {
       const made = (await app.admin.post('/project-keys', {})).body
       const rotated = await app.admin.post(`/project-keys/${made.id}/rotate`)
       assert.equal(rotated.status, 200)
@@ -347,7 +347,7 @@ describe('project keys', () => {
       assert.ok(await works(rotated.body.secret))
     })
 
-    it('lets the old string work through its grace', async () => {
+    it('keeps the old string valid during its grace period', async () => {
       const made = (await app.admin.post('/project-keys', {})).body
       const rotated = (await app.admin.post(`/project-keys/${made.id}/rotate`, { grace_seconds: 60 })).body
       assert.ok(await works(made.secret))
@@ -390,7 +390,7 @@ describe('project keys', () => {
     })
   })
 
-  describe('what it leaves behind', () => {
+  describe('effects of a key', () => {
     it('emits events of bound keys only, without the key', async () => {
       const { id } = await app.project()
       const made = (await app.admin.post('/project-keys', { project_id: id })).body
@@ -432,7 +432,7 @@ describe('project keys', () => {
       )
     })
 
-    it('goes with its owner', async () => {
+    it('is deleted with its owner', async () => {
       const owner = await app.user()
       const made = (await owner.post('/project-keys', {})).body
       assert.ok(await works(made.secret))

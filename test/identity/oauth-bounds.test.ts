@@ -25,7 +25,7 @@ describe('work that an OAuth token starts', function () {
   const exists = async (name: string): Promise<boolean> =>
     (await ok(app.admin.get(`/secrets?project_id=${projectId}&limit=100`))).data.some((each: any) => each.name === name)
 
-  /** A caller with a token of a grant of its own, which may do everything but what is in the modules named. */
+  /** A caller with a token of a new grant for all modules except the given ones. */
   async function granted(...without: string[]) {
     const selection = { kind: 'modules', modules: modules.filter(name => !without.includes(name)) }
     const consent = { project_id: projectId, selection }
@@ -34,7 +34,7 @@ describe('work that an OAuth token starts', function () {
     return { api: app.as(tokens.access_token), refresh_token: tokens.refresh_token, id: id as string }
   }
 
-  /** A tool that makes a secret, and a graph that calls it, behind a person where one is named. */
+  /** A tool that creates a secret, and a graph that calls it, after a human node if `human` is set. */
   async function effect(by: Client, { human = false } = {}) {
     const secret = named('secret')
     const tool = await made(by, '/tools', {
@@ -72,7 +72,7 @@ describe('work that an OAuth token starts', function () {
     await double?.close()
   })
 
-  it('may do what was consented to, and is named after the grant', async () => {
+  it('has the granted permissions and is attributed to the grant', async () => {
     const { api, id } = await granted()
     const { secret, graph } = await effect(user)
     const run = await start(api, graph)
@@ -81,7 +81,7 @@ describe('work that an OAuth token starts', function () {
     assert.ok(await exists(secret))
   })
 
-  it('may do nothing else, in a run, a nested one, and the turn of an agent', async () => {
+  it('has no other permissions in a run, a nested run and an agent turn', async () => {
     const { api } = await granted('secrets')
     const { secret, tool, graph } = await effect(user)
     const run = await start(api, graph)
@@ -129,7 +129,7 @@ describe('work that an OAuth token starts', function () {
     assert.equal(await exists(secret), false)
   })
 
-  it('ends with the grant, whoever continues it', async () => {
+  it('is refused after the grant ends, regardless of who continues it', async () => {
     const { api, id } = await granted()
     const { secret, graph } = await effect(user, { human: true })
     const run = await start(api, graph)
@@ -140,7 +140,7 @@ describe('work that an OAuth token starts', function () {
     assert.equal(await exists(secret), false)
   })
 
-  it('is bounded through what the token wrote: a trigger, and a tool that others call', async () => {
+  it('is restricted in definitions that the token wrote: a trigger, and a tool that others call', async () => {
     const { api, id } = await granted('secrets')
     const { graph, secret } = await effect(user)
     const trigger = await made(api, '/triggers', {

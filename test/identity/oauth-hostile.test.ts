@@ -23,7 +23,7 @@ import {
 } from '../support/oauth.ts'
 import { cert } from '../support/tls.ts'
 
-describe('OAuth and callers that mean harm', function () {
+describe('attacks on OAuth', function () {
   this.timeout(60_000)
   let app: OauthApp
   let user: Client & { id: string }
@@ -72,7 +72,7 @@ describe('OAuth and callers that mean harm', function () {
       assert.equal(await errors({ resource: 'https://elsewhere.example' }), 'invalid_target')
     })
 
-    it('with another redirect leads nowhere', async () => {
+    it('with an unregistered redirect URI is refused', async () => {
       for (const redirect_uri of [
         undefined,
         'http://127.0.0.1:4711/callback/x',
@@ -95,7 +95,7 @@ describe('OAuth and callers that mean harm', function () {
       assert.equal(twice.headers.get('location'), null)
     })
 
-    it('of an unknown client is a page, whose text is text', async () => {
+    it('of an unknown client shows a page with escaped text', async () => {
       const response = await authorize({ client_id: '<img src=x onerror=alert(1)>' })
       assert.equal(response.status, 400)
       assert.ok(!(await response.text()).includes('<img'))
@@ -141,7 +141,7 @@ describe('OAuth and callers that mean harm', function () {
     assert.equal((await app.anonymous.post('/oauth/consent', { request_id, ...consent() }, cookies)).status, 401)
   })
 
-  it('gives one code for a decision, however often it is resumed at once', async () => {
+  it('issues one code per decision, even for concurrent resumes', async () => {
     const browser = new Browser()
     const request_id = await beginRequest(
       browser,
@@ -216,7 +216,7 @@ describe('OAuth and callers that mean harm', function () {
       const names: Record<string, () => string[]> = {
         'inner.example': () => ['127.0.0.1'],
         'metadata.example': () => ['169.254.169.254'],
-        // Public when it is asked first, internal from then on.
+        // Resolves to a public address first, and to an internal one afterwards.
         'unsettled.example': () => (unsettled++ === 0 ? ['198.51.100.1'] : ['127.0.0.1']),
       }
       app.services.egress = createEgress({
@@ -236,7 +236,7 @@ describe('OAuth and callers that mean harm', function () {
       assert.equal(response.headers.get('location'), null)
     }
 
-    it('is refused when it redirects, hangs, is large, names another client or wants a shared secret', async () => {
+    it('is refused when it redirects, hangs, is large, is of another client or requires a shared secret', async () => {
       for (const path of ['/moved', '/hangs', '/large', '/other', '/secret']) await refused(`${inner.url}${path}`)
       const good = await authorize({ client_id: `${inner.url}/good` })
       assert.equal(good.status, 303, `${await good.text()} ${inner.requests.join()}`)
@@ -257,11 +257,11 @@ describe('OAuth and callers that mean harm', function () {
       ])
         await refused(url, '192.0.2.3')
       await refused(`https://unsettled.example:${port}/good`, '192.0.2.3')
-      assert.equal(unsettled, 1, 'one look-up, and the connection goes where it was checked')
+      assert.equal(unsettled, 1, 'one lookup, and the connection uses the checked address')
       assert.equal(inner.requests.length, asked)
     })
 
-    it('is fetched so often a minute, whoever asks', async () => {
+    it('is fetched at a limited rate across all senders', async () => {
       const replies = []
       for (let index = 0; index < 12; index++) {
         const asked = inner.requests.length
@@ -272,7 +272,7 @@ describe('OAuth and callers that mean harm', function () {
       assert.equal(replies.at(-1), 'refused')
     })
 
-    it('is fetched for one sender so often that others still get theirs', async () => {
+    it('is fetched at a limited rate per sender', async () => {
       await app.services.pool.query(rawQuery('delete from oauth_limits'))
       const asked = inner.requests.length
       const from = { 'x-test-address': '192.0.2.70' }
@@ -283,7 +283,7 @@ describe('OAuth and callers that mean harm', function () {
     })
   })
 
-  it('is offered as far as the settings say, at the path of a proxy, with cookies that browsers keep for https', async () => {
+  it('follows the settings, below the path of a proxy, with secure cookies', async () => {
     const base = 'https://muster.example/under'
     const off = { OAUTH_CIMD_ENABLED: 'false', OAUTH_REGISTRATION_ENABLED: 'false', OAUTH_DEVICE_ENABLED: 'false' }
     const own = await startApp({ env: { BASE_URL: base, ...off } })
@@ -370,7 +370,7 @@ describe('OAuth and callers that mean harm', function () {
         from(address),
       )
 
-    it('remembers assertions of clients for minutes, however long they are made for', async () => {
+    it('stores client assertions for at most ten minutes', async () => {
       const now = Math.floor(Date.now() / 1000)
       for (const exp of [now + 3600, 4102444800, 1e14]) {
         const { status, body } = await introspect(exp, '192.0.2.81')
@@ -381,7 +381,7 @@ describe('OAuth and callers that mean harm', function () {
       assert.equal(await count(long), 0)
     })
 
-    it('takes so many questions about tokens from an address, and fewer that fail', async () => {
+    it('limits token queries of an address, and failed ones further', async () => {
       const soon = Math.floor(Date.now() / 1000) + 300
       assert.equal((await introspect(soon, '192.0.2.82')).status, 200)
       await limits(`update oauth_limits set count = 300 where kind = 'token_question' and subject = '192.0.2.82'`)
@@ -412,7 +412,7 @@ describe('OAuth and callers that mean harm', function () {
       assert.equal((await open('192.0.2.85')).status, 200)
     })
 
-    it('holds text that is none for the database in nothing that a client says', async () => {
+    it('refuses client metadata that the database cannot store', async () => {
       for (const client_name of ['a\0b', '\ud800']) {
         const refused = await registration({ redirect_uris: [REDIRECT], client_name }, '192.0.2.80')
         assert.equal(refused.status, 400)
@@ -423,7 +423,7 @@ describe('OAuth and callers that mean harm', function () {
       assert.match(await response.text(), /invalid_client/)
     })
 
-    it('gives connections to senders in turn', async () => {
+    it('gives connections to senders fairly', async () => {
       const { pool } = app.services
       const [locked, done] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
       const lock = pool.transaction(async tx => {
@@ -443,7 +443,7 @@ describe('OAuth and callers that mean harm', function () {
     })
   })
 
-  it('starts with a library of the draft that its rules are for, or with metadata documents off', async () => {
+  it('starts only with the supported draft of metadata documents or with them disabled', async () => {
     const { EXPERIMENTS } = await import('oidc-provider/lib/helpers/features.js' as string)
     const documents = EXPERIMENTS.get('clientIdMetadataDocument')
     const { version } = documents
@@ -460,7 +460,7 @@ describe('OAuth and callers that mean harm', function () {
   })
 
   describe('a registration', () => {
-    it('names where it may be sent', async () => {
+    it('requires valid redirect URIs', async () => {
       const refusals: [object, string][] = [
         [{ redirect_uris: ['http://evil.example/callback'] }, 'invalid_redirect_uri'],
         [{ redirect_uris: ['https://a.example/callback#x'] }, 'invalid_redirect_uri'],
@@ -510,13 +510,13 @@ describe('OAuth and callers that mean harm', function () {
           )) as any
         ).count,
       )
-    /** Registrations that come at once, each from an address of its own. */
+    /** Concurrent registrations, each from a different address. */
     const flood = (network: string, count: number) =>
       Array.from({ length: count }, (_value, index) =>
         registration({ redirect_uris: [REDIRECT] }, `${network}.${index >> 8}.${index & 255}`),
       )
 
-    it('fills a table of clients up to its bound, and not by one more', async () => {
+    it('stores clients up to the limit', async () => {
       assert.equal(CAPACITY.unusedClients, 2000)
       const room = 30
       const bound = (await unused()) + room
@@ -540,7 +540,7 @@ describe('OAuth and callers that mean harm', function () {
       }
     })
 
-    it('takes one registration after the other, in all processes', async () => {
+    it('serializes registrations across processes', async () => {
       const { pool } = app.services
       CAPACITY.unusedClients = (await unused()) + 1
       try {
@@ -562,7 +562,7 @@ describe('OAuth and callers that mean harm', function () {
       }
     })
 
-    it('holds two connections at most, and those who are signed in are answered meanwhile', async () => {
+    it('uses at most two connections and does not delay signed-in callers', async () => {
       const { pool } = app.services
       const blocked = async () =>
         Number(
@@ -615,7 +615,7 @@ describe('OAuth and callers that mean harm', function () {
       assert.deepEqual([failed[0], failed.at(-1)], [400, 429])
     })
 
-    it('lets nobody guess the code of a device', async () => {
+    it('prevents guessing the code of a device', async () => {
       const started = await postForm(
         `${app.base}/oauth/device_authorization`,
         { client_id: 'muster-cli' },
@@ -643,7 +643,7 @@ describe('OAuth and callers that mean harm', function () {
       assert.equal(await enter(new Browser('192.0.2.41'), started.body.user_code), 200, 'the window is over')
     })
 
-    it('counts guesses that are made at once like others', async () => {
+    it('counts concurrent guesses like sequential ones', async () => {
       const browser = new Browser('192.0.2.43')
       const page = await (await browser.send(`${app.base}/oauth/device`)).text()
       const xsrf = /name="xsrf" value="([^"]+)"/.exec(page)?.[1] as string
@@ -655,7 +655,7 @@ describe('OAuth and callers that mean harm', function () {
       assert.ok(answers.filter(status => status === 200).length <= 5, answers.join())
     })
 
-    it('leads a browser without a session to the page where a code is typed', async () => {
+    it('leads a browser without a session to the code form', async () => {
       for (const [path, method] of [
         ['/oauth/device', 'POST'],
         ['/oauth/device/x', 'GET'],
@@ -668,7 +668,7 @@ describe('OAuth and callers that mean harm', function () {
   })
 
   describe('the sweep', () => {
-    it('drops what has expired, and grants a month after their end', async () => {
+    it('deletes expired rows, and grants a month after their end', async () => {
       const { pool } = app.services
       const count = async (table: string) =>
         Number(((await pool.one(rawQuery(`select count(*) from ${table}`))) as { count: string }).count)

@@ -42,7 +42,7 @@ describe('OAuth over several web processes', function () {
     await app?.close()
   })
 
-  it('goes on in one process with what another one began', async () => {
+  it('continues in one process a request that another one started', async () => {
     const tokens = await tokensOf(app.base, { client_id, redirect_uri: REDIRECT, user: app.admin, consent })
     const { status, body } = await refresh(app.base, client_id, tokens.refresh_token)
     assert.equal(status, 200, JSON.stringify(body))
@@ -50,7 +50,7 @@ describe('OAuth over several web processes', function () {
       assert.equal((await client(url, body.access_token).get('/actors')).status, 200)
   })
 
-  it('refuses in every process what was revoked or narrowed in one', async () => {
+  it('refuses revoked and narrowed grants in every process', async () => {
     const { access_token } = await tokensOf(app.base, { client_id, redirect_uri: REDIRECT, user: app.admin, consent })
     const there = client(second.url, access_token)
     const here = client(app.url, app.admin.token)
@@ -63,7 +63,7 @@ describe('OAuth over several web processes', function () {
     await eventually(async () => (await there.get('/files')).status === 401, { within: 3000 })
   })
 
-  it('signs with the key that the command line made, in processes that run already', async () => {
+  it('signs with a key rotated by the CLI in running processes', async () => {
     const keys = async (): Promise<{ kid: string }[]> => (await client(second.url, null).get('//oauth/jwks')).body.keys
     assert.equal((await keys()).length, 1)
     const command = launch('bin/muster.ts', ['oauth', 'rotate-keys', '--json'], testEnvironment(app.databaseUrl))

@@ -28,7 +28,7 @@ const PING = { jsonrpc: '2.0', id: 1, method: 'ping' }
 
 const DEVICE_GRANT = 'urn:ietf:params:oauth:grant-type:device_code'
 
-describe('OAuth beside the code flow', () => {
+describe('OAuth flows other than the code flow', () => {
   let app: OauthApp
   let user: Client & { id: string }
   let project: { id: string }
@@ -57,7 +57,7 @@ describe('OAuth beside the code flow', () => {
       const { status, body } = await postForm(`${app.base}/oauth/token`, fields)
       return status === 200 ? body : body.error
     }
-    /** Submits the form of a page; returns what comes of it. */
+    /** Submits the form of a page and returns the response page. */
     const submit = async (browser: Browser, page: string, more: Record<string, string> = {}) => {
       const action = /action="([^"]+)"/.exec(page)?.[1] as string
       const fields = [...page.matchAll(/name="([^"]+)" value="([^"]*)"/g)]
@@ -111,7 +111,7 @@ describe('OAuth beside the code flow', () => {
       assert.equal((await app.as(tokens.access_token).get('/actors')).status, 401, 'a code that comes twice')
     })
 
-    it('tells the device when its user refuses', async () => {
+    it('reports a refusal to the device', async () => {
       const started = await begin()
       const browser = new Browser()
       const page = await confirm(browser, started.verification_uri_complete)
@@ -119,7 +119,7 @@ describe('OAuth beside the code flow', () => {
       assert.equal(await poll(started.device_code), 'access_denied')
     })
 
-    it('tells the device when consent is refused, and when nobody decides in time', async () => {
+    it('reports denied consent and expiry to the device', async () => {
       const started = await begin()
       const browser = new Browser()
       const sent = await submit(browser, await confirm(browser, started.verification_uri_complete))
@@ -154,7 +154,7 @@ describe('OAuth beside the code flow', () => {
     })
   })
 
-  describe('tokens that are bound to a key', () => {
+  describe('tokens bound to a key', () => {
     const proofOf = async (
       keys: oauth.CryptoKeyPair,
       token: string,
@@ -173,7 +173,7 @@ describe('OAuth beside the code flow', () => {
       return (await fetch(`${app.base}/api/v1/actors`, { headers })).status
     }
 
-    it('are worth nothing without a fresh proof of that key for the request', async () => {
+    it('require a fresh proof of the key for the request', async () => {
       const { client_id } = await register(app.base)
       const issuer = new URL(app.base)
       const insecure = { [oauth.allowInsecureRequests]: true }
@@ -233,7 +233,7 @@ describe('OAuth beside the code flow', () => {
       assert.deepEqual([plain.status, plain.body.error], [400, 'invalid_grant'])
     })
 
-    it('are told apart from those that are not', async () => {
+    it('are distinguished from bearer tokens', async () => {
       const { client_id } = await register(app.base)
       const { access_token } = await tokensOf(app.base, { client_id, redirect_uri: REDIRECT, user, consent: consent() })
       const keys = await oauth.generateKeyPair('ES256', { extractable: true })
@@ -272,7 +272,7 @@ describe('OAuth beside the code flow', () => {
     }
     const verify = (token: string) => jwtVerify(token, createRemoteJWKSet(new URL(`${app.base}/oauth/jwks`)))
 
-    it('says who the user is, and gives no access to the API', async () => {
+    it('identifies the user, and gives no access to the API', async () => {
       const { config, tokens, client_id } = await signIn()
       const { payload } = await verify(tokens.id_token as string)
       assert.deepEqual([payload.sub, payload.aud, payload.iss], [user.id, client_id, app.base])
@@ -285,7 +285,7 @@ describe('OAuth beside the code flow', () => {
       }
     })
 
-    it('goes on with the keys of before for a day after they were replaced', async () => {
+    it('accepts previous signing keys for a day', async () => {
       const before = (await signIn()).tokens.id_token as string
       const kid = await rotateSigningKey(app.services)
       let after = ''
@@ -302,7 +302,7 @@ describe('OAuth beside the code flow', () => {
   })
 
   describe('first-party clients', () => {
-    it('get a token that is the user, and others do not', async () => {
+    it('get a token with all permissions of the user, and others do not', async () => {
       const asked = { scope: 'muster:user' }
       const given = { redirect_uri: 'http://127.0.0.1:9/callback', user: app.admin, consent: {}, asked }
       const { access_token, scope } = await tokensOf(app.base, { ...given, client_id: 'muster-cli' })

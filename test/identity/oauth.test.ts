@@ -88,7 +88,7 @@ describe('OAuth', () => {
   })
 
   describe('discovery', () => {
-    it('describes what is there and nothing else', async () => {
+    it('describes exactly the enabled features', async () => {
       for (const path of [
         '/.well-known/oauth-authorization-server',
         '/.well-known/oauth-authorization-server/mcp',
@@ -127,7 +127,7 @@ describe('OAuth', () => {
       }
     })
 
-    it('takes its address from the settings, not from the request', async () => {
+    it('takes its URL from the settings, not from the request', async () => {
       const response = await fetch(`${app.url}/.well-known/oauth-authorization-server`, {
         headers: { 'x-forwarded-host': 'evil.example', 'x-forwarded-proto': 'https', forwarded: 'host=evil.example' },
       })
@@ -135,7 +135,7 @@ describe('OAuth', () => {
       assert.equal(body.token_endpoint, `${app.base}/oauth/token`)
     })
 
-    it('answers other paths as paths that do not exist', async () => {
+    it('returns 404 for other paths', async () => {
       for (const path of ['//oauth', '//oauth/x', `//oauth/register/${client_id}`, '//oauth/end', '//oauth/request']) {
         const { status, body } = await app.anonymous.get(path)
         assert.equal(status, 404, path)
@@ -145,7 +145,7 @@ describe('OAuth', () => {
   })
 
   describe('the code flow', () => {
-    it('gives a registered client a token of the project and of what was consented to', async () => {
+    it('gives a registered client a token for the project and the granted scopes', async () => {
       const tokens = await tokensOf(app.base, flow(modules('actors')))
       assert.equal(tokens.token_type, 'Bearer')
       assert.equal(tokens.expires_in, 3600)
@@ -279,7 +279,7 @@ describe('OAuth', () => {
       assert.equal((await app.admin.post('/oauth/consent', missing)).status, 404)
     })
 
-    it('takes consent from users alone', async () => {
+    it('accepts consent only from users', async () => {
       const { access_token } = await tokensOf(app.base, flow())
       const { key } = await app.project()
       for (const caller of [app.as(access_token), key]) {
@@ -290,7 +290,7 @@ describe('OAuth', () => {
       assert.equal((await app.anonymous.post('/oauth/consent', all())).status, 401)
     })
 
-    it('records a decision once, and tells the client when it was denied', async () => {
+    it('records a decision once, and reports a denial to the client', async () => {
       const browser = new Browser()
       const { challenge } = pkce()
       const asked = { client_id, redirect_uri: REDIRECT, code_challenge: challenge, code_challenge_method: 'S256' }
@@ -311,7 +311,7 @@ describe('OAuth', () => {
       )
     })
 
-    it('asks for sign-in and consent every time, whatever the browser did before', async () => {
+    it('requires sign-in and consent for every request', async () => {
       const browser = new Browser()
       await codeOf(app.base, flow(all(), { browser }))
       const { challenge } = pkce()
@@ -347,7 +347,7 @@ describe('OAuth', () => {
       assert.deepEqual([late.status, late.body.error], invalid)
     })
 
-    it('of a code that comes twice are ended', async () => {
+    it('are revoked when their code is replayed', async () => {
       const { code, verifier } = await codeOf(app.base, flow())
       const first = await exchange(code, verifier)
       assert.equal(await allowed(first.body.access_token), 200)
@@ -358,14 +358,14 @@ describe('OAuth', () => {
       assert.deepEqual([data[0].principal_id, data[0].detail.kind], [null, 'code_reuse'])
     })
 
-    it('of a code are given to one of several requests at most', async () => {
+    it('are issued to only one of several requests with a code', async () => {
       const { code, verifier } = await codeOf(app.base, flow())
       const replies = await Promise.all(Array.from({ length: 8 }, () => exchange(code, verifier)))
       assert.ok(replies.filter(({ status }) => status === 200).length <= 1)
       assert.ok(replies.every(({ status, body }) => status === 200 || body.error === 'invalid_grant'))
     })
 
-    it('rotate; a refresh token that comes again ends the grant', async () => {
+    it('rotate; a replayed refresh token ends the grant', async () => {
       const own = await startOauthApp({
         env: { OAUTH_REFRESH_REUSE_GRACE_SECONDS: '0' },
         databaseUrl: undefined,
@@ -391,7 +391,7 @@ describe('OAuth', () => {
       }
     })
 
-    it('survive a client that races itself: one refresh of twenty is answered, and its pair works', async () => {
+    it('survive concurrent refreshes: one of twenty succeeds, and its tokens work', async () => {
       const { refresh_token } = await tokensOf(app.base, flow())
       const replies = await Promise.all(Array.from({ length: 20 }, () => refresh(app.base, client_id, refresh_token)))
       const given = replies.filter(({ status }) => status === 200)
@@ -423,7 +423,7 @@ describe('OAuth', () => {
       assert.equal(await audienceOf(`${app.base}/mcp`), `${app.base}/mcp`)
     })
 
-    it('of everything that reads stay small enough for a header', async () => {
+    it('with all read scopes are small enough for a header', async () => {
       const { access_token, scope } = await tokensOf(app.base, flow({ ...all(), selection: { kind: 'read' } }))
       assert.ok(scope.length > 2048)
       assert.ok(access_token.length < 2048, String(access_token.length))
@@ -459,7 +459,7 @@ describe('OAuth', () => {
       assert.deepEqual([status, body.error], [400, 'invalid_grant'])
     })
 
-    it('are narrowed by a refresh that asks for less, and never widened', async () => {
+    it('are narrowed by a refresh with fewer scopes, and never widened', async () => {
       const { refresh_token } = await tokensOf(app.base, flow(modules('actors', 'files')))
       const wider = await refresh(app.base, client_id, refresh_token, { scope: 'chats:*' })
       assert.deepEqual([wider.status, wider.body.error], [400, 'invalid_scope'])
@@ -520,7 +520,7 @@ describe('OAuth', () => {
   describe('grants', () => {
     const newest = async () => (await user.get(`/oauth/grants?client_id=${client_id}&limit=1`)).body.data[0]
 
-    it('are listed by their owner and by admins, narrowed and revoked at once', async () => {
+    it('are listed by their owner and by admins, narrowed and revoked immediately', async () => {
       const tokens = await tokensOf(app.base, flow(modules('actors', 'files')))
       const grant = await newest()
       assert.deepEqual(
@@ -561,13 +561,13 @@ describe('OAuth', () => {
       assert.equal((await user.delete(`/oauth/grants/${grant.id}`)).status, 404)
     })
 
-    it('end earlier where consent says so', async () => {
+    it('end earlier if the consent sets an expiry', async () => {
       await tokensOf(app.base, flow({ ...all(), expires_in_days: 1 }))
       const { expires_at } = await newest()
       assert.ok(Math.abs(new Date(expires_at).getTime() - Date.now() - 86_400_000) < 60_000)
     })
 
-    it('end with their user, their client, their project and the policies behind them', async () => {
+    it('end with their user, their client, their project and their policies', async () => {
       const owner = await newUser()
       const { access_token } = await tokensOf(app.base, flow(all(), { user: owner }))
       assert.equal(await allowed(access_token), 200)
@@ -609,7 +609,7 @@ describe('OAuth', () => {
       assert.equal((await app.as(access_token).get(`/users/${user.id}`)).status, 403)
     })
 
-    it('are written into the audit log with what they allow, and their tokens with the client', async () => {
+    it('are audited with their scopes, and their tokens with the client', async () => {
       const { access_token } = await tokensOf(app.base, flow(modules('actors')))
       await app.as(access_token).post('/actors', { name: 'audited' })
       const granted = (await app.admin.get('/audit-log?action=oauth:GrantConsent&limit=1')).body.data[0]
@@ -626,7 +626,7 @@ describe('OAuth', () => {
   })
 
   describe('step-up', () => {
-    it('names what the consent lacks where the user may do it, in one challenge', async () => {
+    it('lists missing scopes that the user may grant, in one challenge', async () => {
       const { access_token } = await tokensOf(app.base, flow(modules('files')))
       const { status, body, headers } = await app.as(access_token).get('/agents')
       assert.deepEqual([status, body.error.code], [403, 'FORBIDDEN'])
@@ -644,7 +644,7 @@ describe('OAuth', () => {
       assert.equal(scope, 'evaluations:CreateDataset files:* generations:GetGeneration mcp:access')
     })
 
-    it('is not offered where more consent would not help', async () => {
+    it('is not offered if more consent would not help', async () => {
       const limited = await newUser(['files:*'])
       const { access_token } = await tokensOf(app.base, flow(modules('files'), { user: limited }))
       const refused = await app.as(access_token).get('/agents')
@@ -660,7 +660,7 @@ describe('OAuth', () => {
     })
   })
 
-  it('keeps nothing that was sent in the clear', async () => {
+  it('stores no secret in plain text', async () => {
     const secret = await register(app.base, { token_endpoint_auth_method: 'client_secret_post' })
     const { code, verifier } = await codeOf(app.base, flow(all(), { client_id: secret.client_id }))
     const { body } = await exchange(code, verifier, {

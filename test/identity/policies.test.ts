@@ -32,7 +32,7 @@ describe('policies', () => {
     (await app.admin.post('/policies', { document, ...more })).body
 
   describe('authoring', () => {
-    it('knows the names of modules to come: such a policy is stored whole and grants what there is', async () => {
+    it('accepts names of later modules, stored unchanged', async () => {
       const project = await app.project()
       const document = {
         statement: [
@@ -52,7 +52,7 @@ describe('policies', () => {
         assert.equal((await app.admin.post('/policies', { document: allow(action) })).status, 400, action)
     })
 
-    it('refuses what says nothing, naming the path', async () => {
+    it('refuses incomplete documents with the path', async () => {
       const statement = { effect: 'Allow', action: ['*'] }
       for (const [path, code, document] of [
         ['document.statement[0].effect', 'INVALID_EFFECT', { statement: [{ ...statement, effect: 'allow' }] }],
@@ -93,7 +93,7 @@ describe('policies', () => {
       assert.equal((await app.admin.post('/policies', { document: allow('*'), color: 1 })).status, 400)
     })
 
-    it('accepts prefixes, aliases, event patterns and type spellings, and reads back what was written', async () => {
+    it('accepts prefixes, aliases, event patterns and type spellings, and returns them unchanged', async () => {
       const document = {
         statement: [
           {
@@ -125,7 +125,7 @@ describe('policies', () => {
       assert.equal((await app.admin.put(`/policies/${id}`, { name: 'x' })).status, 400)
     })
 
-    it('stay as they are when a PATCH names no field', async () => {
+    it('are unchanged by a PATCH without fields', async () => {
       const { id } = await make(allow('*'), { name: 'still' })
       const { body } = await app.admin.patch(`/policies/${id}`, { name: 'moved' })
       const reply = await app.admin.patch(`/policies/${id}`, {})
@@ -217,7 +217,7 @@ describe('policies', () => {
       assert.deepEqual((await app.admin.get(`/users/${user.id}`)).body.policy_ids, [b])
     })
 
-    it('stay as they are when one id is unknown, the body malformed or the list too long', async () => {
+    it('are unchanged if an ID is unknown, the body malformed or the list too long', async () => {
       const { id } = await make()
       const user = await app.user()
       const path = `/users/${user.id}/policies`
@@ -247,7 +247,7 @@ describe('policies', () => {
       assert.equal((await app.admin.post(`/users/${user.id}/policies/${MISSING}`)).status, 404)
     })
 
-    it('changed one by one at the same time are neither lost nor brought back', async () => {
+    it('are neither lost nor restored by concurrent changes', async () => {
       const [a, b, c] = [(await make()).id, (await make()).id, (await make()).id]
       const user = await app.user()
       const attachMeanwhile = async (id: string, change: (tx: Tx) => Promise<void>): Promise<string[]> => {
@@ -300,7 +300,7 @@ describe('policies', () => {
       assert.equal((await app.admin.get(`/policies/${id}`)).status, 404)
     })
 
-    it('made while the policy is deleted are refused or keep it', async () => {
+    it('created while the policy is deleted are refused or prevent the deletion', async () => {
       const users = [await app.user(), await app.user(), await app.user()]
       for (let round = 0; round < 5; round++) {
         const { id } = await make()
@@ -357,7 +357,7 @@ describe('policies', () => {
       assert.equal((await app.admin.get(`/policies/${id}/versions/compare?from=0`)).status, 400)
     })
 
-    it('are restored as a new version that binds at once', async () => {
+    it('are restored as a new version that applies immediately', async () => {
       const project = await app.project()
       const { id } = await make(allow('projects:*'))
       const user = await app.user()
@@ -375,7 +375,7 @@ describe('policies', () => {
   describe('managed', () => {
     before(() => Promise.all([syncManagedPolicies(app.services), syncManagedPolicies(app.services)]))
 
-    it('are documents anybody could write, and cover every reading action', () => {
+    it('are valid documents and cover every read action', () => {
       const operations = declared.all()
       const documents = managedPolicies(operations)
       for (const { id, document } of documents)
@@ -406,7 +406,7 @@ describe('policies', () => {
       assert.equal((await user.post('/projects', { name: 'x' })).status, 403)
     })
 
-    it('stay as they are when nothing changed', async () => {
+    it('are unchanged if nothing changed', async () => {
       await syncManagedPolicies(app.services)
       assert.equal((await app.admin.get('/policies/pol_managed_agent_runner')).body.version, 1)
     })
@@ -460,7 +460,7 @@ describe('policies', () => {
       assert.deepEqual(all, { allowed: true, layers: [] })
     })
 
-    it('is refused about others, and to bodies that name nothing', async () => {
+    it('is refused for other users, and for bodies without a subject', async () => {
       const user = await app.user()
       const admin = (await app.admin.get('/users/me')).body.id
       const question = { action: 'actors:GetActor', resource: 'srn:P:actor:a' }

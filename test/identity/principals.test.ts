@@ -44,7 +44,7 @@ describe('credentials', () => {
     }
   })
 
-  it('take the scheme in any case', async () => {
+  it('accept the scheme in any case', async () => {
     assert.equal((await app.anonymous.get('/users/me', { authorization: `bEaReR ${app.admin.token}` })).status, 200)
   })
 
@@ -102,7 +102,7 @@ describe('credentials', () => {
   })
 
   describe('keys', () => {
-    it('name themselves, their binding and their end', async () => {
+    it('return their ID, binding and expiry', async () => {
       const project = await app.project()
       const expires_at = new Date(clock.now().getTime() + 3_600_000).toISOString()
       const made = await key({ project_id: project.id, expires_at })
@@ -117,7 +117,7 @@ describe('credentials', () => {
       assert.equal(me.username, ADMIN.username)
     })
 
-    it('end at their time, also when they are cached', async () => {
+    it('expire at their time, also when cached', async () => {
       const expires_at = new Date(clock.now().getTime() + 60_000).toISOString()
       const { secret } = await key({ expires_at })
       assert.equal(await status(secret), 200)
@@ -125,7 +125,7 @@ describe('credentials', () => {
       assert.equal(await status(secret), 401)
     })
 
-    it('are gone with the next request when deleted, and follow their owner', async () => {
+    it('are refused from the next request after deletion, and follow their owner', async () => {
       const user = await app.user(undefined, [allowAll])
       const project = await app.project()
       const made = await key({}, user)
@@ -144,7 +144,7 @@ describe('credentials', () => {
       assert.equal((await project.key.get('/users/me')).status, 401)
     })
 
-    it('rotated with a grace work in both strings until it ends', async () => {
+    it('rotated with a grace period accept both strings until it ends', async () => {
       const made = await key()
       const rotated = (await app.admin.post(`/project-keys/${made.id}/rotate`, { grace_seconds: 60 })).body
       assert.equal(await status(made.secret), 200)
@@ -230,19 +230,23 @@ describe('credentials', () => {
       }
     })
 
-    it('does not trust its cache while it cannot hear of changes', async () => {
+    it('does not use its cache while notifications are down', async () => {
       const user = await app.user(undefined, [allowAll])
       const project = await app.project()
       assert.equal((await user.get(`/projects/${project.id}`)).status, 200)
       await app.services.pool.query(sql.unsafe`delete from user_policies where user_id = ${user.id}`)
-      assert.equal((await user.get(`/projects/${project.id}`)).status, 200, 'an unannounced change is not seen at once')
+      assert.equal(
+        (await user.get(`/projects/${project.id}`)).status,
+        200,
+        'an unannounced change is not visible immediately',
+      )
       await app.services.pool.query(sql.unsafe`
         select pg_terminate_backend(pid) from pg_stat_activity
         where datname = current_database() and application_name = 'muster-listen'`)
       await eventually(async () => (await user.get(`/projects/${project.id}`)).status === 403, { within: 4000 })
     })
 
-    it('denies everything in a layer whose stored document does not parse, and says so once a minute', async () => {
+    it('denies everything in a layer with an invalid stored policy, and logs it once a minute', async () => {
       const project = await app.project()
       const user = await app.user(undefined, [allowAll])
       const policy = (await app.admin.get(`/users/${user.id}`)).body.policy_ids[0]
@@ -254,16 +258,16 @@ describe('credentials', () => {
         await app.admin.put(`/users/${user.id}/policies`, { policy_ids: [policy] })
         assert.equal((await user.get(`/projects/${project.id}`)).status, 403)
       }
-      assert.equal(app.logs.filter(line => line.includes('does not parse') && line.includes(policy)).length, 1)
+      assert.equal(app.logs.filter(line => line.includes('stored policy invalid') && line.includes(policy)).length, 1)
     })
   })
 
-  describe('work that is driven later', () => {
+  describe('work that runs later', () => {
     const record = (type: 'user' | 'api_key', id: string) => ({ type, id, via: null })
     const at = (principal: Parameters<typeof callerForPrincipal>[1], project: string) =>
       callerForPrincipal(app.services, principal, project)
 
-    it('gets the caller who started it, bound to its project and with the rights of the moment', async () => {
+    it('runs as the caller that started it, bound to its project and with current permissions', async () => {
       const project = await app.project()
       const user = await app.user(undefined, [allowAll])
       const caller = await at(record('user', user.id), project.id)
@@ -285,7 +289,7 @@ describe('credentials', () => {
       assert.deepEqual((await at(record('api_key', ofAdmin), project.id))?.layers, [])
     })
 
-    it('gets none once the user or key is gone, disabled, expired or bound elsewhere', async () => {
+    it('has no caller once the user or key is deleted, disabled, expired or bound elsewhere', async () => {
       const project = await app.project()
       const other = await app.project()
       const user = await app.user(undefined, [allowAll])
@@ -309,7 +313,7 @@ describe('credentials', () => {
 describe('the cache of principals', () => {
   const value = (source: PrincipalSource) => ({ sources: [source] })
 
-  it('keeps nothing that was read before a change it heard of', async () => {
+  it('drops loads that began before a change', async () => {
     const cache = new PrincipalCache<ReturnType<typeof value>>()
     let release: () => void = () => {}
     const loads: number[] = []
@@ -337,7 +341,7 @@ describe('the cache of principals', () => {
     assert.deepEqual(loads, [1, 2, 4, 5])
   })
 
-  it('never keeps an unknown token', async () => {
+  it('never caches an unknown token', async () => {
     const cache = new PrincipalCache<ReturnType<typeof value>>()
     let loads = 0
     for (let round = 0; round < 3; round++)

@@ -57,7 +57,7 @@ describe('projects', () => {
       assert.deepEqual((await app.admin.get(`/projects/${id}`)).body, made.body)
     })
 
-    it('refuses what it does not know and what is out of range', async () => {
+    it('refuses unknown fields and values out of range', async () => {
       for (const body of [
         {},
         { name: '' },
@@ -125,7 +125,7 @@ describe('projects', () => {
       assert.equal(list.body.total, 2)
     })
 
-    it('shows a bound key its own project only, whoever owns it', async () => {
+    it('shows a bound key only its own project, regardless of the owner', async () => {
       const [a, b] = await Promise.all([app.project(), app.project()])
       const list = await a.key.get('/projects')
       assert.deepEqual(
@@ -163,7 +163,7 @@ describe('projects', () => {
   })
 
   describe('update', () => {
-    it('changes what it names and emits the record', async () => {
+    it('changes the given fields and emits the record', async () => {
       const { id } = await app.project()
       const changed = await app.admin.patch(`/projects/${id}`, {
         name: 'new',
@@ -193,7 +193,7 @@ describe('projects', () => {
       assert.equal((await eventsOf(id)).length, 1)
     })
 
-    it('does not wait for those who write in the project', async () => {
+    it('does not wait for writes in the project', async () => {
       const project = await app.project()
       const path = `/projects/${project.id}`
       const etag = (await app.admin.get(path)).headers.get('etag') ?? ''
@@ -279,7 +279,7 @@ describe('projects', () => {
       assert.equal((await app.admin.post(`/projects/${id}/pause`)).body.pause_reason, null)
     })
 
-    it('leaves reads, configuration and deletes alone', async () => {
+    it('does not affect reads, configuration and deletes', async () => {
       const { id } = await app.project()
       await app.admin.post(`/projects/${id}/pause`)
       assert.equal((await app.admin.get(`/projects/${id}`)).status, 200)
@@ -341,7 +341,7 @@ describe('projects', () => {
   })
 
   describe('delete', () => {
-    it('refuses while something counts, and takes it along when forced', async () => {
+    it('refuses while the project has resources, and deletes them when forced', async () => {
       const { id, key } = await app.project()
       const secret = (await key.post('/secrets', { name: 's', value: 'v' })).body.id
       const refused = await app.admin.delete(`/projects/${id}`)
@@ -367,7 +367,7 @@ describe('projects', () => {
       assert.equal(meta.sample_ids.secrets.length, 5)
     })
 
-    it('takes keys and webhooks without being forced, and ends the keys', async () => {
+    it('deletes keys and webhooks without force', async () => {
       const { id, key } = await app.project()
       const hook = await key.post('/webhooks', { name: 'h', url: 'http://127.0.0.1:9/hook', events: ['*'] })
       assert.equal(hook.status, 201, JSON.stringify(hook.body))
@@ -383,7 +383,7 @@ describe('projects', () => {
       assert.equal((await key.delete(`/projects/${id}`)).status, 403)
     })
 
-    it('leaves the audit entries, its own among those of the deployment', async () => {
+    it('keeps the audit entries; its own entry belongs to the deployment', async () => {
       const { id, key } = await app.project()
       await key.post('/secrets', { name: 's', value: 'v' })
       await app.admin.delete(`/projects/${id}?force=true`)
@@ -396,7 +396,7 @@ describe('projects', () => {
       assert.deepEqual({ ...own }, { project_id: null, status: 204 })
     })
 
-    it('leaves nothing of a project whose creates it races', async () => {
+    it('leaves no rows of concurrent creates', async () => {
       for (let round = 0; round < 4; round++) {
         const { id } = await app.project()
         const creates = Array.from({ length: 24 }, async (_, index) => {
@@ -449,7 +449,7 @@ describe('projects', () => {
   describe('deferred delete', () => {
     const sweep = (stopping = new AbortController().signal) => sweepDeferredDeletes(app.services, stopping)
 
-    it('of a project that fails keeps no other project', async () => {
+    it('continues with other projects after a failure', async () => {
       const ids = []
       for (let count = 0; count < 3; count++) {
         const { id } = await app.project()
@@ -469,7 +469,7 @@ describe('projects', () => {
         assert.equal(await sweep(), 2)
         for (const id of others) assert.equal((await app.admin.get(`/projects/${id}`)).status, 404)
         assert.equal((await app.admin.get(`/projects/${stuck}`)).status, 200)
-        const line = app.logs.find(text => text.includes('deferred delete of a project failed') && text.includes(stuck))
+        const line = app.logs.find(text => text.includes('deferred project deletion failed') && text.includes(stuck))
         assert.match(line ?? '', /stuck/)
       } finally {
         await rows('drop function refuse_delete() cascade')
@@ -477,7 +477,7 @@ describe('projects', () => {
       assert.equal(await sweep(), 1)
     })
 
-    it('pauses now and deletes on its day', async () => {
+    it('pauses immediately and deletes when due', async () => {
       const { id, key } = await app.project()
       await key.post('/secrets', { name: 's', value: 'v' })
       assert.equal((await app.admin.delete(`/projects/${id}?force=true&grace_days=2`)).status, 204)
@@ -507,7 +507,7 @@ describe('projects', () => {
       assert.equal((await app.admin.get(`/projects/${id}`)).status, 200)
     })
 
-    it('needs force and a sane number of days', async () => {
+    it('requires force and a valid number of days', async () => {
       const { id } = await app.project()
       for (const query of [
         'grace_days=7',
@@ -533,7 +533,7 @@ describe('projects', () => {
   })
 
   describe('clone', () => {
-    it('copies settings and tags, and what include names', async () => {
+    it('copies settings, tags and the included kinds', async () => {
       const parts = cloneables.with({
         name: 'test_parts',
         async copy(_tx, from, to, ids) {

@@ -99,7 +99,7 @@ describe('secrets in external stores', () => {
     return true
   }
 
-  it('say where the value lies, and have one', async () => {
+  it('return their source and have a value', async () => {
     const { status, body } = await make({ type: 'vault', path: 'openai#api_key' })
     assert.equal(status, 201)
     assert.deepEqual([body.has_value, body.source], [true, { type: 'vault', path: 'openai#api_key' }])
@@ -107,7 +107,7 @@ describe('secrets in external stores', () => {
     assert.equal(vault.requests.length, 0)
   })
 
-  it('have a value or a source, and a path that leads out of nothing', async () => {
+  it('require a value or a source, with a path inside the project folder', async () => {
     const source = { type: 'vault', path: 'x' }
     for (const body of [
       { name: 'x' },
@@ -140,7 +140,7 @@ describe('secrets in external stores', () => {
     assert.equal((await project.key.patch(`/secrets/${id}`, { source: null })).status, 400)
   })
 
-  it('are refused for a store that the deployment is not set up for', async () => {
+  it('are refused for a store that is not configured', async () => {
     const plain = await startApp()
     const { key } = await plain.project()
     for (const type of ['vault', 'aws_secrets_manager']) {
@@ -150,7 +150,7 @@ describe('secrets in external stores', () => {
     await plain.close()
   })
 
-  it('lie in a folder of their project, or nothing starts', () => {
+  it('require a prefix with the project ID at start', () => {
     for (const SECRETS_STORE_PREFIX of ['shared/', 'muster/{project_id}', '{project}/', 'a b/{project_id}/'])
       assert.throws(
         () => loadConfig({ ...testEnvironment(''), SECRETS_STORE_PREFIX }),
@@ -159,7 +159,7 @@ describe('secrets in external stores', () => {
     assert.throws(() => loadConfig({ ...testEnvironment(''), SECRETS_VAULT_ADDR: 'vault:8200' }), /SECRETS_VAULT_ADDR/)
   })
 
-  it('are used by tools, and masked in what comes back', async () => {
+  it('are used by tools, and masked in their responses', async () => {
     const id = await made201('vault', 'shop#token')
     inVault[`muster/${project.id}/shop`] = { token: 'the-token-of-the-shop' }
     target.answer = (request, response) => response.writeHead(500).end(`no entry with ${request.headers.authorization}`)
@@ -189,7 +189,7 @@ describe('secrets in external stores', () => {
     assert.equal(target.last().headers.authorization, 'Bearer sk-of-the-model')
   })
 
-  it('are read below the folder of their project alone', async () => {
+  it('are read only below the folder of their project', async () => {
     const id = await made201('vault', 'deep/er')
     const other = await app.project()
     inVault[`muster/${other.id}/deep/er`] = { value: 'of another project' }
@@ -199,7 +199,7 @@ describe('secrets in external stores', () => {
     assert.deepEqual([...new Set(vault.requests.map(({ url }) => url))], [`/v1/kv/data/muster/${project.id}/deep/er`])
   })
 
-  it('are read once for many who ask at once, and again after a minute', async () => {
+  it('are read once for concurrent requests, and again after a minute', async () => {
     const id = await made201('vault', 'kept')
     const at = `muster/${project.id}/kept`
     inVault[at] = { value: 'first' }
@@ -228,7 +228,7 @@ describe('secrets in external stores', () => {
     assert.deepEqual([value, runs, vault.requests.length], ['seen inside', 2, 1])
   })
 
-  it('say why a store gave no value', async () => {
+  it('report why a store returned no value', async () => {
     const id = await made201('vault', 'odd#field')
     const at = `muster/${project.id}/odd`
     const fails = (reason: string) => assert.rejects(reading(id), failsWith(reason, id))
@@ -265,7 +265,7 @@ describe('secrets in external stores', () => {
     assert.equal(target.requests.length, 0)
   })
 
-  it('lie in AWS Secrets Manager too, read with signed requests', async () => {
+  it('are read from AWS Secrets Manager with signed requests', async () => {
     const whole = await made201('aws_secrets_manager', 'plain')
     const field = await made201('aws_secrets_manager', 'group/json#api_key')
     inAws[`muster/${project.id}/plain`] = 'a plain text'
@@ -279,7 +279,7 @@ describe('secrets in external stores', () => {
     await assert.rejects(reading(missing), failsWith('store_unreachable', missing))
   })
 
-  it('move between a store and here, and back', async () => {
+  it('move between a store and the database, and back', async () => {
     const id = await made201('vault', 'moved')
     inVault[`muster/${project.id}/moved`] = { value: 'outside' }
     assert.equal(await reading(id), 'outside')
@@ -297,7 +297,7 @@ describe('secrets in external stores', () => {
     assert.deepEqual(still.body.source, { type: 'vault', path: 'moved' })
   })
 
-  it('are read with the token that the file holds now', async () => {
+  it('are read with the current token of the file', async () => {
     const id = await made201('vault', 'renewed')
     inVault[`muster/${project.id}/renewed`] = { value: 'v' }
     const file = app.config.SECRETS_VAULT_TOKEN_FILE as string

@@ -10,7 +10,7 @@ const percent = (text: string) => [...Buffer.from(text)].map(byte => `%${byte.to
 const form = (text: string) => new URLSearchParams([['', text]]).toString().slice(1)
 const json = (text: string) => JSON.stringify(text).slice(1, -1)
 
-describe('secrets in texts of other parties', () => {
+describe('secrets in third-party texts', () => {
   const secrets = [
     'aB3/xY9+zz==',
     'private key/+= \n"&<'.repeat(60),
@@ -51,7 +51,7 @@ describe('secrets in texts of other parties', () => {
     assert.equal(maskSecrets('<aaaaaaaaaaaaaaaaa>', ['a'.repeat(8)]), '<***>')
   })
 
-  it('are masked where the end of the shown text cuts them, in whatever spelling', () => {
+  it('are masked when truncated at the end, in every spelling', () => {
     const secret = 'Super/Secret+Value 0123456789'
     for (const [name, spell] of Object.entries(spellings))
       for (let bytes = 20; bytes < 120; bytes++) {
@@ -62,13 +62,13 @@ describe('secrets in texts of other parties', () => {
     assert.equal(maskSecrets('-'.repeat(20_000), ['xxxxxxxxy']).length, 16_384)
   })
 
-  it('are left where they are short, and so is what only looks alike', () => {
+  it('are not masked if they are short, nor are similar texts', () => {
     assert.equal(maskSecrets('1234567 ABC', ['1234567', '%41%42%43']), '1234567 ABC')
     const text = 'ab3/xy9+zz== a+b %4 %zz \\ \\u12 &#; &nope; &constructor; 😀\\'
     assert.equal(maskSecrets(text, ['aB3/xY9+zz==', '\\\\\\\\\\\\\\\\\\', '']), text)
   })
 
-  it('cost time that is linear in text and secret, whatever their letters are', async () => {
+  it('cost linear time in text and secret', async () => {
     const letters = 'a'.repeat(65_536)
     for (const [text, secret] of [
       [letters, `${'a'.repeat(30_000)}b${'a'.repeat(30_000)}`],

@@ -108,7 +108,7 @@ describe('secrets', () => {
         assert.equal((await project.key.patch(`/secrets/${id}`, body)).status, 400, JSON.stringify(body))
     })
 
-    it('is left as it is by a change without fields, without an event', async () => {
+    it('is unchanged by a PATCH without fields, without an event', async () => {
       const { id } = (await project.key.post('/secrets', { name: 'still', value: 'v' })).body
       const { body } = await project.key.patch(`/secrets/${id}`, { name: 'moved' })
       for (const method of ['patch', 'put'] as const) {
@@ -118,7 +118,7 @@ describe('secrets', () => {
       assert.equal((await rows('select 1 from events where resource_id = $1', [id])).length, 2)
     })
 
-    it('keeps one of the values that are written at the same time', async () => {
+    it('keeps one of several values written concurrently', async () => {
       const id = await store('v')
       const values = Array.from({ length: 8 }, (_, index) => `value ${index}`)
       const replies = await Promise.all(values.map(value => project.key.patch(`/secrets/${id}`, { value })))
@@ -136,7 +136,7 @@ describe('secrets', () => {
   })
 
   describe('value', () => {
-    it('is in no answer, event, audit entry, log line or stored row', async () => {
+    it('is in no response, event, audit entry, log line or stored row', async () => {
       const values = ['the-first-hidden-value', 'the-second-hidden-value']
       const replies = []
       const made = await project.key.post(
@@ -244,7 +244,7 @@ describe('secrets', () => {
     })
   })
 
-  describe('delete of one that is named', () => {
+  describe('delete of a referenced secret', () => {
     const provider = async (secret_id: string, more: object = {}) => {
       const body = { name: 'p', provider: 'openai', default_model: 'm', secret_id, ...more }
       const made = await project.key.post('/ai-providers', body)
@@ -252,7 +252,7 @@ describe('secrets', () => {
       return made.body.id as string
     }
 
-    it('is refused while AI providers use it, and takes them along when forced', async () => {
+    it('is refused while AI providers use it, and deletes them when forced', async () => {
       const id = await store('v')
       const providers = [await provider(id), await provider(id)]
       const refused = await project.key.delete(`/secrets/${id}`)
@@ -288,7 +288,7 @@ describe('secrets', () => {
         assert.equal((await project.key.get(path)).status, 200)
     })
 
-    it('is refused while a header of an AI provider names it, until it names it no more', async () => {
+    it('is refused while a header of an AI provider references it', async () => {
       const [id, other] = [await store('v'), await store('v')]
       const named = await provider(other, { config: { headers: { 'X-Team': `{{secret:${id}}}` } } })
       const list = await project.key.get(`/secrets/${id}/references`)
@@ -301,7 +301,7 @@ describe('secrets', () => {
       assert.equal((await project.key.get(`/ai-providers/${named}`)).status, 200)
     })
 
-    it('leaves no provider behind that was created at the same time', async () => {
+    it('leaves no concurrently created provider', async () => {
       for (let round = 0; round < 4; round++) {
         const id = await store('v')
         const body = { name: 'p', provider: 'openai', default_model: 'm', secret_id: id }
@@ -314,7 +314,7 @@ describe('secrets', () => {
       }
     })
 
-    it('can be foreseen: what names it is listed', async () => {
+    it('can be checked in the list of references', async () => {
       const id = await store('v')
       assert.deepEqual((await project.key.get(`/secrets/${id}/references`)).body.data, [])
       const first = await provider(id)
@@ -380,7 +380,7 @@ describe('secrets', () => {
       await reencryptSecrets({ ...app.services, secrets: createSecretBox({ key: old, previous: [next] }) })
     })
 
-    it('is safe beside writers, in batches', async () => {
+    it('is safe alongside writers, in batches', async () => {
       const ids = await Promise.all(Array.from({ length: 30 }, (_, index) => store(`value ${index}`)))
       const box = createSecretBox({ key: old })
       const bulk = Array.from({ length: 1200 }, (_, index) => `sec_${String(index).padStart(26, '0')}`)

@@ -42,7 +42,7 @@ describe('users', () => {
     (await app.admin.post('/users', { username, password: PASSWORD, ...more })).body
 
   describe('bootstrap', () => {
-    it('lets exactly one of ten concurrent calls through', async () => {
+    it('succeeds for exactly one of ten concurrent calls', async () => {
       const empty = await startApp()
       try {
         await empty.services.pool.query(sql.unsafe`delete from users`)
@@ -108,12 +108,12 @@ describe('users', () => {
       })
     })
 
-    it('takes the name whatever its case', async () => {
+    it('accepts the name in any case', async () => {
       await make('MixedCase')
       assert.equal((await login('mixedcase')).body.username, 'MixedCase')
     })
 
-    it('answers a wrong password and an unknown name alike, and a bad shape with 400', async () => {
+    it('returns the same 401 for a wrong password and an unknown name, and 400 for an invalid body', async () => {
       const wrong = await login(ADMIN.username, 'not the password')
       const unknown = await login('nobody at all', 'not the password')
       assert.equal(wrong.status, 401)
@@ -162,14 +162,14 @@ describe('users', () => {
       assert.equal((await login('locked')).status, 200)
     })
 
-    it('judges guesses sent all at once like guesses one after the other', async () => {
+    it('handles concurrent guesses like sequential ones', async () => {
       await make('burst')
       const guesses = Array.from({ length: 40 }, (_, at) => login('burst', at === 39 ? PASSWORD : `guess number ${at}`))
       for (const reply of await Promise.all(guesses)) assert.equal(reply.status, 401)
       assert.equal((await login('burst')).status, 401)
     })
 
-    it('leaves threads to other requests, however many passwords wait to be hashed', async () => {
+    it('leaves threads to other requests while passwords wait to be hashed', async () => {
       realPasswords()
       const olga = await app.user('olga-busy')
       let done = 0
@@ -182,7 +182,7 @@ describe('users', () => {
       assert.ok(before < 30, `${before} hashes came first`)
     })
 
-    it('forgets failures at a success, at an admin reset and after the window', async () => {
+    it('resets failures at a success, at an admin reset and after the window', async () => {
       const user = await make('forgetful')
       const fail = async (times: number) => {
         for (let round = 0; round < times; round++) await login('forgetful', 'wrong password')
@@ -215,7 +215,7 @@ describe('users', () => {
       Promise.all(
         Array.from({ length: count }, () => at.anonymous.post('/users/login', { username: name, password: PASSWORD })),
       )
-    /** Waits until so many attempts are in entries or wait in the database for the next one. */
+    /** Waits until `count` attempts are audited or stored for the next entry. */
     const gathered = (name: string, count: number, at: TestApp = app) =>
       eventually(async () => {
         const held = await at.services.pool.maybeOneFirst(
@@ -263,7 +263,7 @@ describe('users', () => {
       }
     })
 
-    it('that a process had gathered before it was killed are written by another', async () => {
+    it('of a killed process are written by another', async () => {
       const process = await startProcess('web', app.databaseUrl)
       const victim = { ...app, anonymous: client(process.url, null) }
       try {
@@ -291,7 +291,7 @@ describe('users', () => {
       await gathered('left', 9)
     })
 
-    it('count guesses that were sent before the lock and came after it', async () => {
+    it('count guesses sent before the lock that arrive after it', async () => {
       await make('stormed')
       const guesses = Array.from({ length: 25 }, (_, at) => login('stormed', `guess ${at}`))
       await Promise.all(guesses)
@@ -315,7 +315,7 @@ describe('users', () => {
       assert.deepEqual([first.status, first.principal_type, first.resource_srn], [401, 'user', `srn:*:user:${tess.id}`])
     })
 
-    it('are few entries however many names that nobody has are tried', async () => {
+    it('are limited for guesses of unknown names', async () => {
       clock.advance(MINUTE)
       await Promise.all(Array.from({ length: 25 }, (_, at) => login(`nobody ${at}`)))
       await gathered('', 5)
@@ -424,7 +424,7 @@ describe('users', () => {
   })
 
   describe('changes', () => {
-    it('rename, promote and demote, each ending the tokens of before', async () => {
+    it('rename, promote and demote, each ending existing tokens', async () => {
       const frank = await app.user('frank')
       const renamed = await app.admin.patch(`/users/${frank.id}`, { username: 'Frank' })
       assert.equal(renamed.body.username, 'Frank')
@@ -547,7 +547,7 @@ describe('users', () => {
       assert.doesNotMatch(app.logs.join(''), /reset by an admin|scrypt/)
     })
 
-    it('changed four times at once leave the one whose token works', async () => {
+    it('changed four times concurrently leave the one whose token works', async () => {
       const lena = await app.user('lena')
       const replies = await Promise.all(
         Array.from({ length: 4 }, (_, index) =>
@@ -590,7 +590,7 @@ describe('users', () => {
       assert.equal((await change(renewed, 'quite another one', PASSWORD)).status, 200)
     })
 
-    it('guessed all at once for a change are refused like guesses one after the other', async () => {
+    it('guessed concurrently for a change are refused like sequential guesses', async () => {
       const rosa = await app.user('rosa')
       const guesses = Array.from({ length: 40 }, (_, at) =>
         rosa.put('/users/me/password', {
@@ -603,7 +603,7 @@ describe('users', () => {
       assert.equal((await rosa.get('/users/me')).status, 200)
     })
 
-    /** Sends a request whose hash waits behind others; whether a transaction stayed open while three of them ran. */
+    /** Whether a transaction stayed open while a request waited for three other hashes. */
     async function opensTransaction(sender: HashRequester, send: () => Promise<{ status: number }>): Promise<boolean> {
       let done = 0
       const others = Promise.all(
@@ -626,7 +626,7 @@ describe('users', () => {
       return open
     }
 
-    it('are hashed and compared while no transaction waits', async () => {
+    it('are hashed and compared outside of transactions', async () => {
       realPasswords()
       const pia = await app.user('pia')
       const new_password = 'quite another one'
@@ -643,7 +643,7 @@ describe('users', () => {
       assert.deepEqual([again.status, again.headers.get('idempotency-replayed')], [201, 'true'])
     })
 
-    it('reset while the old one is compared stay as they were reset', async () => {
+    it('reset while the old one is compared keep the reset value', async () => {
       realPasswords()
       const vera = await app.user('vera')
       const sender = { user: vera.id }
@@ -659,7 +659,7 @@ describe('users', () => {
       assert.equal((await login('vera', 'set in between')).status, 200)
     })
 
-    it('wait behind at most a hundred others, and those of signed-in users behind no flood of sign-ins', async () => {
+    it('wait for at most a hundred others, and for signed-in users not for a flood of sign-ins', async () => {
       realPasswords()
       const rita = await app.user('rita-flooded')
       let done = 0
@@ -702,7 +702,7 @@ describe('users', () => {
       await eventually(async () => (await counted()) > 0, { every: 1 })
       leaving.abort()
       await Promise.all(left)
-      // Behind what has not left.
+      // Waits for the remaining requests.
       assert.equal((await login('behind those who left')).status, 401)
       const compared = await counted()
       assert.ok(compared < 50, `${compared} were compared`)
@@ -757,7 +757,7 @@ describe('users', () => {
       return first
     }
 
-    it('say all, some or none for every action of the catalogue', async () => {
+    it('return all, some or none for every action of the catalogue', async () => {
       const project = await app.project()
       const other = await app.project()
       const user = await app.user('olga', [

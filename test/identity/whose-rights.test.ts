@@ -7,7 +7,7 @@ import { type Client, eventually, type Reply, startApp, type TestApp } from '../
  * Whose rights the effects of definitions have, whatever starts them. The effect is a secret that a platform tool makes;
  * definitions and starts are by users who may make secrets and by one who may do everything else.
  */
-describe('what definitions do', function () {
+describe('effects of definitions', function () {
   this.timeout(240_000)
   let app: TestApp
   let double: Double
@@ -81,7 +81,7 @@ describe('what definitions do', function () {
   const generate = (by: Client, agentId: string, ...replies: object[]) =>
     by.post(`/agents/${agentId}/generate?wait=true`, { prompt: script(...replies, { text: 'done' }) })
 
-  /** How the effect is led to: by a definition of an author, in the name of a starter. Ends once nothing more happens. */
+  /** Ways to cause the effect: by a definition of an author, started by a starter. Each resolves when the work has ended. */
   const WAYS: Record<string, (author: Client, starter: Client, secret: string) => Promise<unknown>> = {
     'a tool that is called': async (author, starter, secret) =>
       starter.post(`/tools/${(await maker(author, secret)).id}/call`),
@@ -103,7 +103,7 @@ describe('what definitions do', function () {
       const { id } = await agent(wide, { tool_bindings: [{ tool_id: tool.id }] })
       return generate(starter, id, call(`${tool.name}_create-secret`))
     },
-    'an agent that asks another one': async (author, starter, secret) => {
+    'an agent that calls another one': async (author, starter, secret) => {
       const tool = await maker(wide, secret)
       const below = await agent(wide, { tool_bindings: [{ tool_id: tool.id }] })
       const asking = await made(wide, '/tools', {
@@ -224,7 +224,7 @@ describe('what definitions do', function () {
         }
     })
 
-  it('is refused with the definition named, until somebody who may do it adopts that', async () => {
+  it('are refused with the definition ID until a permitted user adopts it', async () => {
     const secret = named('adopted')
     const tool = await maker(narrow, secret)
     const refused = await wide.post(`/tools/${tool.id}/call`)
@@ -237,7 +237,7 @@ describe('what definitions do', function () {
     assert.ok(await exists(secret))
   })
 
-  it('keeps its author through changes of names and descriptions, and gets another by any other change', async () => {
+  it('keep the author on changes of names and descriptions, and get another one on other changes', async () => {
     const secret = named('renamed')
     const tool = await maker(wide, secret)
     await ok(narrow.patch(`/tools/${tool.id}`, { name: named('renamed'), description: 'as before' }))
@@ -266,7 +266,7 @@ describe('what definitions do', function () {
     assert.equal((await run()).status, 'succeeded')
   })
 
-  it('is refused when the author is deleted, for every kind of definition that is listed before', async () => {
+  it('are refused when the author is deleted, for every kind of definition', async () => {
     const resource = [`srn:${projectId}:*:*`]
     const author = await app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['*'], resource }] }])
     const secret = named('orphan')
@@ -297,7 +297,7 @@ describe('what definitions do', function () {
     assert.equal((await wide.post(`/tools/${tool.id}/call`)).body.error?.code, undefined)
   })
 
-  it('stays in the project and without the admin gate, whoever calls', async () => {
+  it('stay in the project and without the admin gate for every caller', async () => {
     const other = (await ok(admin.post('/projects', { name: 'other' }))).id
     const victim = await app.user()
     const policy = (

@@ -137,7 +137,7 @@ describe('workers of ingestion', function () {
       sql.unsafe`select id from document_chunks where document_id = ${id} order by id`,
     )
     frozen.child.kill('SIGCONT')
-    await logged(frozen, '"outcome":"superseded"')
+    await logged(frozen, '"outcome":"claim_lost"')
     await isWhole(id)
     assert.deepEqual(
       await app.services.pool.any(sql.unsafe`select id from document_chunks where document_id = ${id} order by id`),
@@ -153,7 +153,7 @@ describe('workers of ingestion', function () {
     const second = await steadyWorker({ FAULT_POINTS: 'ingestion_read=freeze:5000' })
     await eventually(async () => (await attempt(id))?.claims === 2)
     frozen.child.kill('SIGCONT')
-    await logged(frozen, '"outcome":"superseded"')
+    await logged(frozen, '"outcome":"claim_lost"')
     assert.equal((await key.get(`/documents/${id}`)).body.status, 'processing')
     await logged(second, '"outcome":"ready"')
     await isWhole(id)
@@ -260,11 +260,11 @@ describe('workers of ingestion', function () {
     const reader = () => readersOf(reading.pid)
     const id = await accepted({}, slowPdf(), { content_type: 'application/pdf' })
     await eventually(async () => (await reader()).length === 1)
-    // Its attempt is superseded: the next one reads in a process of its own.
+    // Its claim is lost: the next one reads in a process of its own.
     const [first] = await reader()
     assert.equal((await key.post(`/documents/${id}/ingest`)).status, 202)
     await eventually(async () => (await reader()).every(pid => pid !== first) && (await reader()).length === 1)
-    await logged(reading, '"outcome":"superseded"')
+    await logged(reading, '"outcome":"claim_lost"')
     const [second] = await reader()
     reading.child.kill('SIGTERM')
     assert.deepEqual(await reading.exited, { code: 0, signal: null })
@@ -323,7 +323,7 @@ describe('workers of ingestion', function () {
     const renamed = await begun()
     assert.equal((await key.patch(`/documents/${renamed}`, { title: 'renamed' })).status, 200)
     await settledStatus(key, renamed)
-    await eventually(() => held.output.filter(line => line.includes('"outcome":"superseded"')).length === 3)
+    await eventually(() => held.output.filter(line => line.includes('"outcome":"claim_lost"')).length === 3)
 
     assert.deepEqual(
       (await chunksOf(app, changed)).map(({ content }) => content),
@@ -391,9 +391,9 @@ describe('workers of ingestion', function () {
     const outcomes = busy.output
       .filter(line => line.includes('"msg":"ingestion"'))
       .map(line => JSON.parse(line).outcome as string)
-    assert.ok(outcomes.includes('superseded'))
+    assert.ok(outcomes.includes('claim_lost'))
     assert.deepEqual(
-      outcomes.filter(outcome => outcome !== 'ready' && outcome !== 'superseded'),
+      outcomes.filter(outcome => outcome !== 'ready' && outcome !== 'claim_lost'),
       [],
     )
   })

@@ -12,8 +12,8 @@ import { fixtures } from './conformance/fixtures.ts'
 const root = path.resolve(import.meta.dirname, '../..')
 
 /**
- * The conformance suites of the protocol against the real endpoint, with the tools that they ask for. The suites know no
- * credential: a proxy adds it. What they may fail is what is not offered, by name in conformance/expected-failures-*.yml.
+ * The conformance suites of the protocol against the real endpoint, with the tools that they require. A proxy
+ * adds the credential. Expected failures, for features that are not offered, are in conformance/expected-failures-*.yml.
  */
 describe('conformance of /mcp', () => {
   let app: TestApp

@@ -27,7 +27,7 @@ describe('discovery of tools', () => {
     assert.deepEqual(missed, [])
   })
 
-  it('leads from words to a file', async () => {
+  it('finds the tools to upload a file', async () => {
     const ask = tools(app.url, project.key.token)
     const [{ name }] = (await ask('search-tools', { query: 'upload a file' })).structuredContent.tools
     const [tool] = (await ask('describe-tools', { names: [name] })).structuredContent.tools
@@ -39,7 +39,7 @@ describe('discovery of tools', () => {
     assert.equal((await project.key.get(`/files/${structuredContent.id}`)).body.path, '/notes/a.txt')
   })
 
-  it('shows what it found, of a module, as much as is asked for', async () => {
+  it('filters by module and limits results', async () => {
     const { tools: found, hidden } = (await call('search-tools', { query: 'list', module: 'files', limit: 2 }))
       .structuredContent
     assert.equal(found.length, 2)
@@ -54,7 +54,7 @@ describe('discovery of tools', () => {
     assert.ok(confined.structuredContent.tools.every((tool: any) => tool.read_only))
   })
 
-  it('names the tools that it does not know, and calls no discovery tool by name', async () => {
+  it('lists unknown tools, and calls no discovery tool by name', async () => {
     const { tools: known, unknown } = (await call('describe-tools', { names: ['get-file', 'nope', 'call-tool'] }))
       .structuredContent
     assert.deepEqual(
@@ -66,7 +66,7 @@ describe('discovery of tools', () => {
       assert.equal((await call('call-tool', { name })).error.code, -32602)
   })
 
-  it('reads the manual, and nothing beside it', async () => {
+  it('reads only pages of the manual', async () => {
     const { pages } = (await call('get-docs')).structuredContent
     assert.ok(pages.some(({ path, title }: any) => path === 'tools.md' && title.length > 0))
     const page = await call('get-doc-page', { path: 'tools.md' })

@@ -8,7 +8,7 @@ import { eventually } from '../support/app.ts'
 import { wire } from './support.ts'
 
 /** Clients that go away before they are answered. */
-describe('a client of /mcp that goes away', () => {
+describe('a client of /mcp that disconnects', () => {
   let app: AgentApp
   let target: Target
   let locking: pg.Client
@@ -26,7 +26,7 @@ describe('a client of /mcp that goes away', () => {
     await target?.close()
   })
 
-  /** Has every statement that reads a table wait while `work` is under way. */
+  /** Delays all statements that read a table while `work` runs. */
   async function slowly(table: string, work: () => Promise<void>): Promise<void> {
     await locking.query(`begin; lock table ${table} in access exclusive mode`)
     try {
@@ -63,7 +63,7 @@ describe('a client of /mcp that goes away', () => {
     }
   }
 
-  it('ends the statement of a read', async () => {
+  it('aborts the statement of a read', async () => {
     for (const [table, name, args] of [
       ['document_chunks', 'search-knowledge', { query: 'refunds' }],
       ['documents', 'list-documents', {}],
@@ -83,7 +83,7 @@ describe('a client of /mcp that goes away', () => {
     )
   })
 
-  it('ends that of a REST request too, and of no other caller', async () => {
+  it('aborts the statement of a REST request too, and of no other caller', async () => {
     await slowly('documents', async () => {
       const client = new AbortController()
       const headers = { authorization: `Bearer ${app.key.token}` }
@@ -101,7 +101,7 @@ describe('a client of /mcp that goes away', () => {
     )
   })
 
-  it('before 2026 only stops waiting: its statement goes on', async () => {
+  it('before 2026 only stops waiting: its statement continues', async () => {
     await slowly('documents', async () => {
       const old = begin('list-documents', {}, '2025-11-25')
       await waiting(1)
@@ -113,7 +113,7 @@ describe('a client of /mcp that goes away', () => {
     })
   })
 
-  it('begins no write', async () => {
+  it('starts no write', async () => {
     const actor = (await app.key.post('/actors', { name: 'Bob' })).body
     const given = app.logs.length
     const responses: ServerResponse[] = []
@@ -123,7 +123,7 @@ describe('a client of /mcp that goes away', () => {
       const leave = begin('update-actor', { actor_id: actor.id, name: 'Eve' })
       await waiting(1)
       await leave()
-      // The server may hear of it later than the client has gone.
+      // The server may notice the disconnect later.
       await eventually(() => responses.length > 0 && responses.every(({ closed }) => closed))
     })
     unsubscribe('http.server.request.start', note)
@@ -134,7 +134,7 @@ describe('a client of /mcp that goes away', () => {
     await app.key.delete(`/actors/${actor.id}`)
   })
 
-  it('writes whole what it had begun', async () => {
+  it('completes a write that has started', async () => {
     await slowly('actors', async () => {
       const leave = begin('create-actor', { name: 'Ada' })
       await waiting(1)
@@ -159,7 +159,7 @@ describe('a client of /mcp that goes away', () => {
     assert.match(JSON.stringify(done.output), /after all/)
   })
 
-  it('has the request of its direct tool call broken off, and the call recorded as failed', async () => {
+  it('aborts the request of its direct tool call, and the call is recorded as failed', async () => {
     const tool = await made(app.key, { execute: { url: target.url } })
     const closed = Promise.withResolvers<void>()
     target.answer = (_request, response) => response.once('close', closed.resolve)

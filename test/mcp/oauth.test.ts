@@ -18,7 +18,7 @@ import {
 } from '../support/oauth.ts'
 import { wire, withTasks } from './support.ts'
 
-/** Clients that know nothing but the address, and the rights of the tokens that they get. */
+/** Clients that start with only the URL, and the permissions of their tokens. */
 describe('OAuth tokens at /mcp', function () {
   this.timeout(120_000)
   let app: OauthApp
@@ -84,7 +84,7 @@ describe('OAuth tokens at /mcp', function () {
     }
   }
 
-  it('are what unmodified clients of both lines get by themselves, from the address alone', async () => {
+  it('are obtained by unmodified clients of both versions from the URL only', async () => {
     const lines = {
       new: () => new NewClient({ name: 'test', version: '1' }, { versionNegotiation: { mode: 'auto' } } as never),
       old: () => new OldClient({ name: 'test', version: '1' }),
@@ -110,7 +110,7 @@ describe('OAuth tokens at /mcp', function () {
     }
   })
 
-  it('reach what was consented to; what they lack is asked for in one challenge', async () => {
+  it('reach the granted actions; missing ones are in one challenge', async () => {
     const { access_token } = await granted('files')
     const send = wire(app.base, access_token)
     for (const revision of ['2026-07-28', '2025-11-25']) {
@@ -131,7 +131,7 @@ describe('OAuth tokens at /mcp', function () {
     }
   })
 
-  it('of a user who may not either get an error of the call, which no consent would help', async () => {
+  it('of a user without the permission get a tool error, not a challenge', async () => {
     const few = await app.user(undefined, [allowing(project, ['files:*'])])
     const { access_token } = await tokensOf(app.base, {
       client_id,
@@ -145,7 +145,7 @@ describe('OAuth tokens at /mcp', function () {
     assert.equal(body.result.structuredContent.error.code, 'FORBIDDEN')
   })
 
-  it('that start work and may not read it are told what they started', async () => {
+  it('that start work without permission to read it get its ID', async () => {
     const graph = { project_id: project, name: 'started', nodes: [{ id: 'ask', type: 'human' }], edges: [] }
     const orchestration_id = (await user.post('/orchestrations', graph)).body.id
     const selection = { kind: 'actions', actions: ['orchestrations:StartRun'] }
@@ -163,7 +163,7 @@ describe('OAuth tokens at /mcp', function () {
     assert.deepEqual(ids.toSorted(), data.map(({ id }: { id: string }) => id).toSorted())
   })
 
-  it('without the scope of the endpoint are sent for it', async () => {
+  it('without the scope of the endpoint get a challenge for it', async () => {
     const { refresh_token } = await granted('files')
     const { body } = await refresh(app.base, client_id, refresh_token, { scope: 'files:*' })
     const refused = await wire(app.base, body.access_token)('tools/list')
@@ -196,7 +196,7 @@ describe('OAuth tokens at /mcp', function () {
       assert.equal((await send('tools/list', {}, { headers: { origin } })).status, status, origin)
   })
 
-  it('are for this API alone: another resource is no target', async () => {
+  it('are for this API only: another resource is an invalid target', async () => {
     const asked = { client_id, redirect_uri: REDIRECT, resource: 'https://elsewhere.example/mcp' }
     const challenge = { code_challenge: 'x'.repeat(43), code_challenge_method: 'S256' }
     const response = await new Browser().send(authorizeUrl(app.base, { ...asked, ...challenge }))

@@ -11,10 +11,10 @@ type Json = Record<string, any>
 
 const ROUNDS = 3
 
-/** Each operation as a tool asks for the same as over REST. */
+/** Each operation sends the same request as a tool and over REST. */
 describe('operations as tools', () => {
   let app: TestApp
-  /** Ids that look like ones; nothing is looked up. */
+  /** Well-formed IDs; they are not resolved. */
   let ids: Ids
   let asked: Json | null = null
   const originals = new Map<Operation, Operation>()
@@ -22,7 +22,7 @@ describe('operations as tools', () => {
     const own = Object.fromEntries(kinds.all().map(({ prefix }) => [prefix, [`${prefix}_1`]]))
     ids = { own, foreign: own, messages: [['conv_1', 'doc_1']] }
     for (const { operation } of operationTools()) {
-      // Made before the operation is changed: its arguments follow from what it is.
+      // Computed before the operation is changed, because the arguments depend on it.
       flatten(operation)
       originals.set(operation, { ...operation })
       Object.assign(operation, {
@@ -48,7 +48,7 @@ describe('operations as tools', () => {
     await app?.close()
   })
 
-  /** A value in a query; nothing where it cannot be told from none. */
+  /** A query value; empty if it is equal to an omitted one. */
   const queryText = (name: string, value: unknown): string[] => {
     if (value === null || value === '') return []
     if (Array.isArray(value)) return value.flatMap(each => queryText(name, each))
@@ -62,7 +62,7 @@ describe('operations as tools', () => {
     const args: Json = {}
     for (const { name, in: part, field, required, schema } of flatten(operation)?.fields.values() ?? []) {
       if (field === 'stream') continue
-      // Waiting is the default of tools alone, so both are told.
+      // Only tools wait by default, so `wait` is sent to both.
       if (field === 'wait') args[name] = random.chance(0.5)
       else if (part === 'path') args[name] = `id_${random.int(1000)}`
       else if (required || random.chance(0.5)) {
@@ -73,7 +73,7 @@ describe('operations as tools', () => {
     return args
   }
 
-  /** The same call over REST, and what it asked for; of a refusal its problems. */
+  /** The same call over REST; returns the request, or the problems of a refusal. */
   async function overRest(operation: Operation, args: Json): Promise<unknown> {
     asked = null
     let path = operation.path
@@ -94,7 +94,7 @@ describe('operations as tools', () => {
     return asked ?? reply.body.error
   }
 
-  it('ask for the same as over REST with the same arguments', async () => {
+  it('send the same request as REST for the same arguments', async () => {
     const call = tools(app.url, app.admin.token)
     const random = randomOf(20261125)
     let reached = 0

@@ -48,7 +48,7 @@ describe('resources of /mcp', () => {
       await client.close()
     })
 
-  it('gives text as text and bytes as base64, with their types', async () => {
+  it('returns text as text and bytes as base64, with their types', async () => {
     const { result } = (await read(project.key.token, `svc://file/${text.id}`)).body
     assert.deepEqual(result.contents, [{ uri: `svc://file/${text.id}`, mimeType: 'text/html', text: '<b>hi</b>' }])
     assert.deepEqual([result.ttlMs, result.cacheScope], [0, 'private'])
@@ -57,7 +57,7 @@ describe('resources of /mcp', () => {
     assert.deepEqual([...Buffer.from(blob, 'base64')], [0x89, 0x50, 0x4e, 0x47, 0, 255])
   })
 
-  it('names the download of what is too large', async () => {
+  it('refers to the download of a file that is too large', async () => {
     const { resources } = (await wire(app.url, project.key.token)('resources/list')).body.result
     const { uri } = resources.find(({ name }: any) => name === 'large.txt')
     const { error } = (await read(project.key.token, uri)).body
@@ -65,7 +65,7 @@ describe('resources of /mcp', () => {
     assert.match(error.message, /\/api\/v1\/files\/file_\w+\/download/)
   })
 
-  it('answers what is not there, of another project, and what may not be read alike', async () => {
+  it('returns the same error for missing, foreign and forbidden resources', async () => {
     const other = await app.project()
     const reader = await app.projectWith(['files:GetFile'])
     for (const revision of [MODERN, '2025-11-25']) {

@@ -20,7 +20,7 @@ export type Ask = {
 export const withTasks = { extensions: { [TASKS]: {} } }
 export const withForms = { ...withTasks, elicitation: { form: {} } }
 
-/** Sends one request as a client would that knows only the wire. */
+/** Sends one raw request without an SDK. */
 export function wire(url: string, token: string | null) {
   let id = 0
   return async (method: string, params: Record<string, any> = {}, ask: Ask = {}): Promise<Sent> => {

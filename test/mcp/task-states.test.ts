@@ -84,16 +84,16 @@ describe('states of tasks', function () {
   type Row = {
     tool: string
     args(): Promise<object> | object
-    /** What happens to the work while no worker is there; `by` asks as the client of the task. */
+    /** Runs while no worker is active; `by` is the client of the task. */
     meanwhile?(work: { id: string; cancel(): Promise<unknown>; leave(): Promise<unknown> }): Promise<unknown>
-    /** Who asks; the key of the project where it is missing. */
+    /** Caller. Default the key of the project. */
     by?: 'leaver'
     /** The answer to the form that is awaited. */
     answer?: { key: RegExp; content: object }
     ends: 'completed' | 'failed' | 'cancelled'
   }
   const cancelled: Pick<Row, 'meanwhile' | 'ends'> = { meanwhile: ({ cancel }) => cancel(), ends: 'cancelled' }
-  /** Of work that cannot be cancelled: the cancel is acknowledged, and it goes on. */
+  /** For work that cannot be cancelled: the cancel is acknowledged, and the work continues. */
   const carriedOn: Pick<Row, 'meanwhile' | 'ends'> = { meanwhile: ({ cancel }) => cancel(), ends: 'completed' }
 
   const rows: Record<string, Record<string, Row>> = {
@@ -199,7 +199,7 @@ describe('states of tasks', function () {
     },
   }
 
-  it('are those of every kind of long work', () => {
+  it('cover every kind of long work', () => {
     assert.deepEqual(
       longWork
         .all()
@@ -209,7 +209,7 @@ describe('states of tasks', function () {
     )
   })
 
-  it('are working until a worker comes, and then as the record ends', async () => {
+  it('are working until a worker starts, and then follow the record', async () => {
     const begun = []
     for (const [kind, cases] of Object.entries(rows))
       for (const [what, row] of Object.entries(cases)) {

@@ -13,7 +13,7 @@ describe('a task of /mcp whose processes are killed', () => {
   })
   after(() => app?.close())
 
-  it('is the same task in others, and ends with the record that the tool would have given', async () => {
+  it('is the same task in others, and ends with the record of the tool', async () => {
     const double = client(app.double)
     await double.put('killed', {
       rules: [{ when: { call: 1 }, reply: { text: 'lost', gate: 'killed' } }, { reply: { text: 'found' } }],

@@ -46,7 +46,7 @@ describe('tasks of /mcp', () => {
     return task
   }
 
-  it('answers slow work as a task whose result is that of the tool', async () => {
+  it('returns slow work as a task with the result of the tool', async () => {
     const task = await started('create-agent-generation', { agent_id: app.agentId, prompt: slow('late') })
     assert.equal(task.status, 'working')
     assert.equal(task.ttlMs, null)
@@ -61,7 +61,7 @@ describe('tasks of /mcp', () => {
     assert.deepEqual(Object.keys(waited.structuredContent), Object.keys(done.result.structuredContent))
   })
 
-  it('answers quick work, work that is not to be waited for, and other clients without a task', async () => {
+  it('creates no task for quick work, for wait=false, and for clients without tasks', async () => {
     const args = { agent_id: app.agentId, prompt: 'hello' }
     const background = await call('create-agent-generation', { ...args, wait: false }, { capabilities: withTasks })
     assert.equal(background.structuredContent.status, 'accepted')
@@ -73,7 +73,7 @@ describe('tasks of /mcp', () => {
     assert.equal(list.resultType, 'complete')
   })
 
-  it('answers the record as it is to a client that has waited long enough, and goes on', async () => {
+  it('returns the current record after the wait timeout, and the work continues', async () => {
     const args = { agent_id: app.agentId, prompt: script({ text: 'done', delay_ms: 9000 }) }
     const result = await call('create-agent-generation', args)
     assert.equal(result.isError, undefined)
@@ -85,7 +85,7 @@ describe('tasks of /mcp', () => {
     })
   })
 
-  it('answers failed work as an error of the tool', async () => {
+  it('returns failed work as a tool error', async () => {
     const args = { agent_id: app.agentId, prompt: script({ error: { status: 400 }, delay_ms: 1500 }) }
     const task = await call('create-agent-generation', args, { capabilities: withTasks })
     const done = await until(task.taskId, 'completed')
@@ -93,7 +93,7 @@ describe('tasks of /mcp', () => {
     assert.equal(done.result.structuredContent.error.code, 'AI_PROVIDER_ERROR')
   })
 
-  it('asks for a human node by a form, once', async () => {
+  it('requests input for a human node with a form, once', async () => {
     const nodes = [
       { id: 'ask', type: 'human', prompt: 'Which one?', options: ['red', 'blue'] },
       step('end', { expression: { var: 'nodes.ask.choice' } }),
@@ -143,7 +143,7 @@ describe('tasks of /mcp', () => {
     assert.equal((await get(task.taskId)).result.result.structuredContent.artifacts.ask.choice, 'blue')
   })
 
-  it('cancels a run, and acknowledges what has ended', async () => {
+  it('cancels a run, and acknowledges a finished one', async () => {
     const nodes = [{ id: 'ask', type: 'human', prompt: 'Go?' }, step('end')]
     const { id } = await madeOrchestration(app.admin, { project_id: app.projectId, ...graphOf(nodes, ['ask->end']) })
     const { taskId } = await started('start-run', { orchestration_id: id })
@@ -155,7 +155,7 @@ describe('tasks of /mcp', () => {
     assert.equal((await app.key.get(`/orchestration-runs/${taskId.split('.')[0]}`)).body.status, 'cancelled')
   })
 
-  it('asks for the outputs of client tools of one pause together', async () => {
+  it('requests the outputs of all client tools of a pause together', async () => {
     const pick = (name: string) => ({ tool: { name, type: 'client' } })
     const agent = await app.agent({ tool_bindings: [pick('left'), pick('right')] })
     const calls = {
@@ -181,7 +181,7 @@ describe('tasks of /mcp', () => {
     )
   })
 
-  it('asks for an approval, makes the call as it was proposed, and completes with the turn that follows', async () => {
+  it('requests an approval, executes the proposed call, and completes with the resumed turn', async () => {
     const rule = await app.admin.post('/guardrails', {
       project_id: app.projectId,
       name: 'ask',
@@ -222,7 +222,7 @@ describe('tasks of /mcp', () => {
     }
   })
 
-  it('decides no approval by an answer of another task, with other fields, or too large', async () => {
+  it('refuses approval input of another task, with unknown fields, or too large', async () => {
     const rule = await app.admin.post('/guardrails', {
       project_id: app.projectId,
       name: 'ask again',
@@ -260,7 +260,7 @@ describe('tasks of /mcp', () => {
     assert.equal(target.requests.length, 0)
   })
 
-  it('knows no task of others, without its mark, or after the right to read it was lost', async () => {
+  it('finds no task of another caller, with a forged ID, or without read permission', async () => {
     const { taskId } = await started('create-agent-generation', { agent_id: app.agentId, prompt: slow('x') })
     const record = taskId.split('.')[0]
     const other = await app.projectWith(['*'])
@@ -285,12 +285,12 @@ describe('tasks of /mcp', () => {
     for (const { status, body } of unknown) {
       assert.equal(status, 200)
       assert.equal(body.error.code, -32602, JSON.stringify(body))
-      assert.equal(body.error.message, 'There is no such task')
+      assert.equal(body.error.message, 'Task not found')
     }
     assert.equal((await get(taskId)).error, undefined)
   })
 
-  it('shows a form in a stream for as long as the caller may answer it', async () => {
+  it('shows a form in a stream while the caller may submit it', async () => {
     const { id } = await madeOrchestration(app.admin, {
       project_id: app.projectId,
       ...graphOf([{ id: 'ask', type: 'human', prompt: 'Go?' }]),
@@ -321,7 +321,7 @@ describe('tasks of /mcp', () => {
     }
   })
 
-  it('says that the record of a task was deleted', async () => {
+  it('reports that the record of a task was deleted', async () => {
     const { id } = await madeOrchestration(app.admin, {
       project_id: app.projectId,
       ...graphOf([{ id: 'ask', type: 'human', prompt: 'Go?' }]),
@@ -334,7 +334,7 @@ describe('tasks of /mcp', () => {
       assert.ok((await send(method, { taskId }, { capabilities: withTasks })).body.result)
   })
 
-  it('gives work that it may start to a caller that may not read it', async () => {
+  it('starts work for a caller that may not read it', async () => {
     const { body: policy } = await app.admin.post('/policies', {
       document: {
         statement: [
@@ -353,7 +353,7 @@ describe('tasks of /mcp', () => {
     }
   })
 
-  it('asks for the extension, and is not there before 2026', async () => {
+  it('requires the extension, and does not exist before 2026', async () => {
     for (const method of ['tasks/get', 'tasks/update', 'tasks/cancel']) {
       const refused = await send(method, { taskId: 'x' })
       assert.equal(refused.status, 400)
@@ -363,7 +363,7 @@ describe('tasks of /mcp', () => {
     }
   })
 
-  it('tells of the nodes of a run that are through, up to the last one', async () => {
+  it('reports progress of the nodes of a run, up to the last one', async () => {
     const nodes = ['a', 'b', 'c', 'd', 'e'].map(id =>
       id === 'a' ? step(id) : { id, type: 'delay', duration: '300ms' },
     )
@@ -394,7 +394,7 @@ describe('tasks of /mcp', () => {
     )
   })
 
-  it('tells of tasks by a stream', async () => {
+  it('notifies about tasks in a stream', async () => {
     const { taskId } = await started('create-agent-generation', { agent_id: app.agentId, prompt: slow('streamed') })
     const { body } = await send(
       'subscriptions/listen',
@@ -409,7 +409,7 @@ describe('tasks of /mcp', () => {
     assert.equal(events.at(-1).method, 'notifications/cancelled')
   })
 
-  it('has at most 20 streams open of a credential, and reads what has not changed for all of them at once', async () => {
+  it('allows 20 streams per credential, and polls unchanged records for all of them together', async () => {
     const { id } = await madeOrchestration(app.admin, {
       project_id: app.projectId,
       ...graphOf([{ id: 'ask', type: 'human', prompt: 'Go?' }]),
@@ -433,14 +433,14 @@ describe('tasks of /mcp', () => {
     const reads = (text: string) => app.statements.slice(given).filter(each => each.includes(text)).length
     await eventually(() => refused === 5, { what: '5 streams refused' })
     await eventually(() => Date.now() - begunAt > 4000)
-    // Each looks at its task as it begins, and every 5 s.
+    // Each reads its task at its start, and every 5 s.
     const rounds = 1 + Math.ceil((Date.now() - begunAt) / 5000)
     const looks = reads('from "orchestration_runs" t where t.id =')
     assert.ok(looks >= 20 && looks <= 20 * rounds, `${looks} looks`)
     assert.ok(reads('xmin::text as revision') > 0)
     held.abort()
     await Promise.all(streams)
-    // Streams that have ended make room.
+    // Ended streams free capacity.
     await eventually(async () => {
       const { body } = await send('subscriptions/listen', { notifications: {} }, { capabilities: withTasks })
       return String(body).includes('notifications/subscriptions/acknowledged')

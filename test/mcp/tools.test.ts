@@ -98,7 +98,7 @@ describe('tools of /mcp', () => {
     assert.equal((await call('get-actor', { actor_id: actor.id }, { query: '?read_only=true' })).isError, undefined)
   })
 
-  it('leaves out what the credential can use nowhere', async () => {
+  it('omits tools that the credential may not use anywhere', async () => {
     const { key } = await app.projectWith(['actors:ListActors'])
     assert.deepEqual(
       names(await listed(key.token, '?tools=all&permitted=true')).filter(name => name.includes('actor')),
@@ -123,7 +123,7 @@ describe('tools of /mcp', () => {
         (inputSchema.required ?? []).map((field: string) => [field, sample(inputSchema.properties[field])]),
       )
       const result = await ask(name, required)
-      // What names a project names another than the one that the key is bound to.
+      // Calls with a project use a project other than the one to which the key is bound.
       const code = 'project_id' in required ? /^(FORBIDDEN|API_KEY_PROJECT_SCOPE)$/ : /^FORBIDDEN$/
       assert.match(result.structuredContent?.error.code, code, `${name} ${JSON.stringify(result)}`)
     }
@@ -137,7 +137,7 @@ describe('tools of /mcp', () => {
       })
     ).body.id
 
-  it('answers records as REST does, in both eras', async () => {
+  it('returns records like REST, in both protocol versions', async () => {
     for (const revision of [MODERN, OLD]) {
       const args = { filename: `${revision}.txt`, tags: { cost_center: revision } }
       const made = await call('create-file', args, { revision })
@@ -151,7 +151,7 @@ describe('tools of /mcp', () => {
     }
   })
 
-  it('puts what a bound key makes into its project', async () => {
+  it('creates resources of a bound key in its project', async () => {
     const made = (await call('create-secret', { name: 'token', value: 'hidden' })).structuredContent
     assert.equal(made.project_id, project.id)
     assert.deepEqual((await call('delete-secret', { secret_id: made.id })).structuredContent, { deleted: true })
@@ -161,7 +161,7 @@ describe('tools of /mcp', () => {
     assert.equal((await unbound('create-actor', { name: 'A', project_id: project.id })).structuredContent.name, 'A')
   })
 
-  it('tells the model what is wrong with its arguments', async () => {
+  it('reports invalid arguments to the model', async () => {
     const unknown = await call('create-actor', { name: 'A', colour: 'red' })
     assert.equal(unknown.isError, true)
     assert.equal(unknown.structuredContent.error.code, 'VALIDATION_FAILED')
@@ -231,7 +231,7 @@ describe('tools of /mcp', () => {
     assert.equal((await used()) - before, 1)
   })
 
-  it('cuts what is too large, and says so', async () => {
+  it('truncates large results and reports it', async () => {
     const text = 'x'.repeat(1_200_000)
     const made = (
       await call('upload-file-base64', {
@@ -264,7 +264,7 @@ describe('tools of /mcp', () => {
   })
 })
 
-/** What every credential may ask for. */
+/** Tools that every credential may call. */
 const ANYBODY = [
   'get-me',
   'get-user',

@@ -40,7 +40,7 @@ describe('the transport of /mcp', () => {
       await client.close()
     })
 
-  it('says what it offers, in both eras', async () => {
+  it('declares its capabilities, in both protocol versions', async () => {
     const discovered = (await send('server/discover')).body.result
     assert.deepEqual(discovered.supportedVersions, [MODERN])
     assert.deepEqual(discovered.capabilities, {
@@ -66,7 +66,7 @@ describe('the transport of /mcp', () => {
     assert.deepEqual((await send('ping', {}, { revision: null })).body.result, {})
   })
 
-  it('leads callers without a credential to the sign-in, whatever they ask', async () => {
+  it('sends callers without a credential to the sign-in for every request', async () => {
     const challenge =
       'Bearer resource_metadata="https://muster.example/.well-known/oauth-protected-resource/mcp", scope="mcp:access", DPoP algs="ES256 EdDSA Ed25519 PS256 RS256"'
     for (const token of [null, 'sk_wrong', 'a.b.c'])
@@ -85,7 +85,7 @@ describe('the transport of /mcp', () => {
     assert.equal(get.headers.get('www-authenticate'), challenge)
   })
 
-  it('takes POST alone', async () => {
+  it('accepts only POST', async () => {
     for (const method of ['get', 'delete'] as const) {
       const { status, body, headers } = await project.key[method]('//mcp')
       assert.equal(status, 405)
@@ -94,7 +94,7 @@ describe('the transport of /mcp', () => {
     }
   })
 
-  it('refuses headers that do not say what the body says', async () => {
+  it('refuses headers that do not match the body', async () => {
     const call = { name: 'get-docs', arguments: {} }
     for (const headers of [
       { 'mcp-name': 'get-doc-page' },
@@ -112,7 +112,7 @@ describe('the transport of /mcp', () => {
     assert.equal((await send('tools/call', call, { headers: { 'mcp-name': encoded } })).status, 200)
   })
 
-  it('refuses revisions, methods and parameters that it does not know', async () => {
+  it('refuses unknown revisions, methods and parameters', async () => {
     const future = await send(
       'tools/list',
       {},
@@ -147,7 +147,7 @@ describe('the transport of /mcp', () => {
     }
   })
 
-  it('answers what is no message in the shape of the platform', async () => {
+  it('returns platform errors for bodies that are not messages', async () => {
     const post = (body: string) => project.key.post('//mcp', body)
     for (const [text, code] of [
       ['{', -32700],
@@ -165,7 +165,7 @@ describe('the transport of /mcp', () => {
     assert.equal(notice.status, 202)
   })
 
-  it('answers JSON to a client that names no media type or only JSON', async () => {
+  it('returns JSON to a client that accepts no media type or only JSON', async () => {
     for (const accept of ['application/json', '*/*', 'text/html', ''])
       for (const revision of [MODERN, '2025-11-25']) {
         const { status, headers } = await send('tools/list', {}, { revision, headers: { accept } })
@@ -174,7 +174,7 @@ describe('the transport of /mcp', () => {
       }
   })
 
-  it('refuses pages of other origins, and not the ones that are allowed', async () => {
+  it('refuses pages of other origins, but not of allowed ones', async () => {
     const refused = await send('tools/list', {}, { headers: { origin: 'https://evil.example' } })
     assert.equal(refused.status, 403)
     assert.equal(refused.body.error.code, 'FORBIDDEN')
@@ -202,7 +202,7 @@ describe('the transport of /mcp', () => {
     assert.equal(usage.body.observed_value, 4)
   })
 
-  it('is not there when it is switched off', async () => {
+  it('returns 404 when it is disabled', async () => {
     const off = await startApp({ env: { MCP_ENABLED: 'false' }, databaseUrl: app.databaseUrl })
     try {
       assert.equal((await wire(off.url, project.key.token)('tools/list')).status, 404)
@@ -211,7 +211,7 @@ describe('the transport of /mcp', () => {
     }
   })
 
-  it('counts no stream of a client that left before it began', async () => {
+  it('counts no stream of a client that disconnected before it started', async () => {
     const { pool } = app.services
     const quota = { project_id: project.id, scope: 'project', metric: 'requests', window: 'rolling_1h', limit: 1e6 }
     assert.equal((await app.admin.post('/quotas', quota)).status, 201)

@@ -72,7 +72,7 @@ export async function runWorker(
   await ready
   let stopping: Promise<void> | undefined
   const stop = async () => {
-    const stopped = says('worker has stopped')
+    const stopped = says('worker stopped')
     tell(host, { what: 'stop' })
     await stopped
     host.busy = false

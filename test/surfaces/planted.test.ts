@@ -52,7 +52,7 @@ describe('one more operation, without any other change', () => {
     assert.deepEqual(Object.keys(answered.example), ['text', 'actor_id'])
     assert.match(answered.example.actor_id, /^actor_/)
     const { text, actor_id } = body.components.schemas.Greeting.properties
-    assert.deepEqual([text.description, actor_id.description], ['The text', 'ID of the actor'])
+    assert.deepEqual([text.description, actor_id.description], ['Text', 'ID of the actor'])
   })
 
   it('is a tool of /mcp, whose arguments are the flat call, for callers who may use it', async () => {

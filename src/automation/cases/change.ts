@@ -7,15 +7,15 @@ import { caseExecutions } from './executions.ts'
 import { type CaseRow, type CaseStatus, caseKind, FIELDS_KIB } from './model.ts'
 import { appendTimeline, type CaseActor, type TimelineEvent } from './timeline.ts'
 
-/** Raises CASE_STATE_CONFLICT unless the case stands where the call is allowed. */
+/** @throws CASE_STATE_CONFLICT unless the case has one of the allowed statuses */
 export function requireStatus({ id, status }: CaseRow, ...allowed: CaseStatus[]): void {
   if (!allowed.includes(status)) raise('CASE_STATE_CONFLICT', { meta: { case_id: id, status } })
 }
 
-/** Raises CASE_STATE_CONFLICT for a closed case, which takes tags and nothing else. */
+/** Only the tags of a closed case can change. @throws CASE_STATE_CONFLICT for a closed case */
 export const requireNotClosed = (row: CaseRow): void => requireStatus(row, 'open', 'in_progress', 'waiting', 'resolved')
 
-/** Raises PLAYBOOK_EXECUTION_CONFLICT while an execution is under way on the case. */
+/** @throws PLAYBOOK_EXECUTION_CONFLICT if the case has an active execution */
 export async function requireNoExecution(
   db: Queryable,
   { id, active_execution_id: execution_id }: CaseRow,
@@ -23,12 +23,15 @@ export async function requireNoExecution(
   if (execution_id === null) return
   const status = await caseExecutions.only()?.statusOf(db, execution_id)
   raise('PLAYBOOK_EXECUTION_CONFLICT', {
-    message: 'An execution is under way on the case',
+    message: `Case ${id} has an active execution`,
     meta: { case_id: id, execution_id, status },
   })
 }
 
-/** Raises RESOURCE_NOT_FOUND for a playbook that the project does not have; it stays until the transaction ends. */
+/**
+ * Locks a playbook against deletion until the transaction ends.
+ * @throws RESOURCE_NOT_FOUND if the project does not have it
+ */
 export async function requirePlaybook(db: Queryable, projectId: string, id: string | null | undefined): Promise<void> {
   if (id == null) return
   const kind = kinds.find('playbook')
@@ -36,15 +39,15 @@ export async function requirePlaybook(db: Queryable, projectId: string, id: stri
     raise('RESOURCE_NOT_FOUND', { meta: { id } })
 }
 
-/** Working data with a change laid over it, key by key. Raises VALIDATION_FAILED when it becomes too large. */
-export function mergeFields(stored: CaseRow['fields'], given: CaseRow['fields']): CaseRow['fields'] {
-  const fields = { ...stored, ...given }
-  if (Buffer.byteLength(JSON.stringify(fields)) > FIELDS_KIB * 1024) fieldsTooBig()
+/** Merges `changes` into the fields of a case, key by key. @throws VALIDATION_FAILED if the result is too large */
+export function mergeFields(stored: CaseRow['fields'], changes: CaseRow['fields']): CaseRow['fields'] {
+  const fields = { ...stored, ...changes }
+  if (Buffer.byteLength(JSON.stringify(fields)) > FIELDS_KIB * 1024) raiseFieldsTooBig()
   return fields
 }
 
-/** Raises VALIDATION_FAILED for data of a case that is too large. */
-export const fieldsTooBig = (): never =>
+/** @throws VALIDATION_FAILED */
+export const raiseFieldsTooBig = (): never =>
   raiseInvalid({
     code: 'TOO_BIG',
     path: 'fields',
@@ -53,7 +56,7 @@ export const fieldsTooBig = (): never =>
 
 type Change = { from: unknown; to: unknown }
 
-/** What differs between two states of a case, for its timeline: by field, and by key within `fields`. */
+/** Returns the changes between two versions of a case for its timeline: by field, and by key within `fields`. */
 export function changedFields(before: CaseRow, after: CaseRow): Record<string, Change | Record<string, Change>> {
   const changes: Record<string, Change | Record<string, Change>> = {}
   for (const [name, to] of Object.entries(caseKind.changes(before, after))) {
@@ -69,7 +72,7 @@ export function changedFields(before: CaseRow, after: CaseRow): Record<string, C
   return changes
 }
 
-/** Changes a case, whose row the caller holds, and tells of it; nothing where it is so already. */
+/** Updates a case and appends the changes to its timeline. Does nothing without a change. Requires the row lock. */
 export async function changeCase(tx: Tx, stored: CaseRow, values: Values<CaseRow>, by: CaseActor): Promise<CaseRow> {
   if (Object.keys(caseKind.changes(stored, { ...stored, ...values })).length === 0) return stored
   const row = await caseKind.update(tx, stored.id, values)
@@ -80,8 +83,8 @@ export async function changeCase(tx: Tx, stored: CaseRow, values: Values<CaseRow
 }
 
 /**
- * Moves a case, whose row the caller holds, to a status with what changes beside it, and tells of it: a row of the timeline
- * behind what led to it, and an event. `data` is kept on the row. Nothing is told where the status stays.
+ * Updates a case including its status. If the status changes, emits an event and appends `status_changed` with `data`
+ * to the timeline, after the entries in `before`. Requires the row lock.
  */
 export async function moveCase(
   tx: Tx,
@@ -91,9 +94,9 @@ export async function moveCase(
   { before = [], data = {}, ...at }: Omit<TimelineEvent, 'kind'> & { before?: readonly TimelineEvent[] } = {},
 ): Promise<CaseRow> {
   const row = await caseKind.update(tx, stored.id, values)
-  const moved = stored.status !== row.status
-  const told: TimelineEvent = { kind: 'status_changed', data: { from: stored.status, to: row.status, ...data }, ...at }
-  appendTimeline(tx, row, by, moved ? [...before, told] : before)
-  if (moved) tx.emit(caseKind, 'status_changed', row, { extra: { from_status: stored.status } })
+  const changed = stored.status !== row.status
+  const event: TimelineEvent = { kind: 'status_changed', data: { from: stored.status, to: row.status, ...data }, ...at }
+  appendTimeline(tx, row, by, changed ? [...before, event] : before)
+  if (changed) tx.emit(caseKind, 'status_changed', row, { extra: { from_status: stored.status } })
   return row
 }

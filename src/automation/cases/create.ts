@@ -3,55 +3,120 @@ import type { Values } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { requireReferences } from '../../core/api/references.ts'
 import type { ExistingRow } from '../../core/api/resource.ts'
+import { RerunAfter } from '../../core/db/pool.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
+import type { Services } from '../../core/process/services.ts'
 import { requirePlaybook } from './change.ts'
 import { caseExecutions } from './executions.ts'
 import { type CaseInput, type CaseRow, caseKind } from './model.ts'
-import { allocateNumber } from './numbers.ts'
-import { caseOfExternalId, lockExternalId } from './store.ts'
+import { allocateNumbers, findCaseByExternalId, lockExternalId, lockNextNumber } from './store.ts'
 import { actorOf, appendTimeline, byCaller } from './timeline.ts'
 
-/** Adds a case, or finds the one of the project with the external id and leaves it as it is. Emits nothing. */
-async function obtainCase(
+/** Age after which an allocated number is dropped: it would follow higher numbers. */
+const MAX_NUMBER_AGE_MS = 10_000
+
+type PendingAllocation = { count: number; done: Promise<void> | null }
+
+/**
+ * Case numbers for concurrent creates. A create that takes the next number locks it until it commits, which would
+ * serialize concurrent creates. The waiting creates share one statement that allocates a number for each of them.
+ */
+class CaseNumbers {
+  readonly #db: Queryable
+  readonly #allocated = new Map<string, { number: number; at: number }[]>()
+  readonly #pending = new Map<string, PendingAllocation>()
+
+  constructor(db: Queryable) {
+    this.#db = db
+  }
+
+  take(project: string): number | null {
+    const allocated = this.#allocated.get(project) ?? []
+    for (let each = allocated.shift(); each; each = allocated.shift())
+      if (performance.now() - each.at < MAX_NUMBER_AGE_MS) return each.number
+    this.#allocated.delete(project)
+    return null
+  }
+
+  /** Allocates one more number. Concurrent callers share one statement. */
+  allocate(project: string): Promise<void> {
+    const pending = this.#pending.get(project) ?? { count: 0, done: null }
+    this.#pending.set(project, pending)
+    pending.count++
+    pending.done ??= this.#run(project, pending)
+    return pending.done
+  }
+
+  async #run(project: string, pending: PendingAllocation): Promise<void> {
+    // Callers in the same turn of the event loop join the allocation.
+    await new Promise(setImmediate)
+    const { count } = pending
+    this.#pending.delete(project)
+    const last = await allocateNumbers(this.#db, project, count)
+    const at = performance.now()
+    const allocated = this.#allocated.get(project) ?? []
+    for (let number = last - count + 1; number <= last; number++) allocated.push({ number, at })
+    this.#allocated.set(project, allocated)
+  }
+}
+
+const caseNumbers = processSingleton(services => new CaseNumbers(services.pool))
+
+/**
+ * Returns the number of a new case. One of several concurrent creates locks the next number until it commits; the
+ * others run again with numbers that were allocated for them.
+ * @throws RerunAfter while another transaction has locked the next number
+ */
+async function allocateNumber(tx: Queryable, services: Pick<Services, 'state'>, project: string): Promise<number> {
+  const numbers = caseNumbers(services)
+  const number = numbers.take(project) ?? (await lockNextNumber(tx, project))
+  if (number === null) throw new RerunAfter(() => numbers.allocate(project))
+  return number
+}
+
+/** Inserts a case, or returns the existing case with the external id unchanged. Emits nothing. */
+async function insertOrFindCase(
   { tx, services }: Pick<CaseCreation, 'tx' | 'services'>,
   values: Values<CaseRow> & { project_id: string },
 ): Promise<CaseRow | ExistingRow<CaseRow>> {
   const { project_id, external_id } = values
   if (external_id != null) {
-    const found = await caseOfExternalId(tx, project_id, external_id)
-    if (found) return { existing: found }
-    // Whoever makes the same case at once waits here for the other's commit.
+    const existing = await findCaseByExternalId(tx, project_id, external_id)
+    if (existing) return { existing }
+    // A concurrent create with the same external id waits here for the other's commit.
     await lockExternalId(tx, project_id, external_id)
-    const meanwhile = await caseOfExternalId(tx, project_id, external_id)
-    if (meanwhile) return { existing: meanwhile }
+    const concurrent = await findCaseByExternalId(tx, project_id, external_id)
+    if (concurrent) return { existing: concurrent }
   }
   return caseKind.insert(tx, { ...values, number: await allocateNumber(tx, services, project_id) })
 }
 
-/** What makes a case, in whose name, in a transaction. */
 export type CaseCreation = Pick<Context, 'tx' | 'services' | 'caller' | 'allow'> & { project: string }
 
 /**
- * Makes a case, or finds the one with its external id; with `start_execution` an execution of its playbook is started in the
- * same transaction, unless the case was there.
- * @throws ACTOR_NOT_FOUND, RESOURCE_NOT_FOUND, VALIDATION_FAILED, and what refuses the start of an execution
+ * Creates a case, or returns the existing case with its external id. With `start_execution`, starts an execution of the
+ * playbook of a new case in the same transaction.
+ * @throws ACTOR_NOT_FOUND, RESOURCE_NOT_FOUND, VALIDATION_FAILED, and errors of the execution start
  */
 export async function createCase(
   context: CaseCreation,
-  { project_id: _named, start_execution = false, input, ...given }: CaseInput,
+  { project_id: _project, start_execution = false, input, ...fields }: CaseInput,
 ): Promise<CaseRow | ExistingRow<CaseRow>> {
   const { tx, services, caller, project } = context
   if (input !== undefined && !start_execution)
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'input', message: 'goes with start_execution alone' })
-  if (start_execution && given.playbook_id == null)
-    raiseInvalid({ code: 'REQUIRED', path: 'playbook_id', message: 'is what start_execution needs' })
-  await requireReferences(tx, caseKind, project, given)
-  await requirePlaybook(tx, project, given.playbook_id)
-  const made = await obtainCase({ tx, services }, { ...given, project_id: project, created_by: actorOf(caller) })
-  if ('existing' in made) return made
-  tx.emit(caseKind, 'created', made)
-  const { title, priority, external_id } = made
-  appendTimeline(tx, made, byCaller(caller), [{ kind: 'created', data: { title, priority, external_id } }])
-  if (!start_execution) return made
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'input', message: 'is allowed only with start_execution' })
+  if (start_execution && fields.playbook_id == null)
+    raiseInvalid({ code: 'REQUIRED', path: 'playbook_id', message: 'is required with start_execution' })
+  await requireReferences(tx, caseKind, project, fields)
+  await requirePlaybook(tx, project, fields.playbook_id)
+  const values = { ...fields, project_id: project, created_by: actorOf(caller) }
+  const created = await insertOrFindCase({ tx, services }, values)
+  if ('existing' in created) return created
+  tx.emit(caseKind, 'created', created)
+  const { title, priority, external_id } = created
+  appendTimeline(tx, created, byCaller(caller), [{ kind: 'created', data: { title, priority, external_id } }])
+  if (!start_execution) return created
   const [executions] = caseExecutions.all()
-  return executions.start(context, made, input ?? {})
+  return executions.start(context, created, input ?? {})
 }

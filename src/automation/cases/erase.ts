@@ -1,10 +1,10 @@
 import type { TurnContentEraser } from '../../control/retention/erasure.ts'
-import { eraseEvidenceOf } from './store.ts'
+import { eraseTurnEvidence } from './store.ts'
 
-/** What a turn said goes from the evidence of it with the turn; its hash stays. Evidence is in no event. */
+/** Erases the output of a turn from evidence. The hash remains. No event contains evidence. */
 export const evidenceContent: TurnContentEraser = {
   async erase(tx, turns) {
-    const ids = await eraseEvidenceOf(
+    const ids = await eraseTurnEvidence(
       tx,
       turns.map(({ id }) => id),
     )

@@ -10,19 +10,20 @@ import type { TimelineEvent } from './timeline.ts'
 
 const sha256 = (text: string): string => createHash('sha256').update(text).digest('hex')
 
-/** The text whose hash stands for content: itself, or an object as JSON. */
-const textOf = (content: string | object): string => (typeof content === 'string' ? content : JSON.stringify(content))
+/** Returns content as hashed: text unchanged, an object as JSON. */
+const hashedText = (content: string | object): string =>
+  typeof content === 'string' ? content : JSON.stringify(content)
 
-/** Evidence as it is written, with what it is hashed by. */
+/** Evidence with its hash, where the hash is not derived from content or url. */
 export type HashedEvidence = Pick<EvidenceRow, 'name' | 'kind'> &
   Partial<
     Pick<EvidenceRow, 'content' | 'file_id' | 'url' | 'sha256' | 'playbook_execution_id' | 'step_key' | 'generation_id'>
   >
 
 /**
- * What a caller gives as evidence. A file is hashed as it is now.
- * @throws FILE_NOT_FOUND for a file that the project does not have or the caller may not read, VALIDATION_FAILED for one
- *   without content
+ * Returns evidence input with the current hash of its file.
+ * @throws FILE_NOT_FOUND for a file that is not in the project or not readable by the caller, VALIDATION_FAILED for a
+ *   file without content
  */
 export async function hashInputEvidence(
   { tx, allowed }: Pick<Context, 'tx' | 'allowed'>,
@@ -35,26 +36,24 @@ export async function hashInputEvidence(
     if (file_id !== undefined && !(file && allowed('files:GetFile', { kind: fileKind, row: file })))
       raise('FILE_NOT_FOUND', { meta: { id: file_id } })
     if (file && file.sha256 === null)
-      raiseInvalid({ code: 'INVALID_VALUE', path: 'file_id', message: 'names a file that has no content yet' })
+      raiseInvalid({ code: 'INVALID_VALUE', path: 'file_id', message: 'refers to a file without content' })
     pieces.push({ name, kind, content, file_id, url, sha256: file?.sha256 ?? undefined })
   }
   return pieces
 }
 
-/**
- * Adds evidence to a case, whose row the caller holds. Returns the rows, and what the timeline is to say of them.
- */
+/** Adds evidence to a case. Requires the row lock. Returns the rows and their timeline entries. */
 export async function addEvidence(
   tx: Tx,
   { id: case_id, project_id }: Pick<CaseRow, 'id' | 'project_id'>,
   captured_by: CasePrincipal,
   pieces: readonly HashedEvidence[],
-): Promise<{ rows: readonly EvidenceRow[]; happenings: TimelineEvent[] }> {
-  if (pieces.length === 0) return { rows: [], happenings: [] }
+): Promise<{ rows: readonly EvidenceRow[]; timelineEvents: TimelineEvent[] }> {
+  if (pieces.length === 0) return { rows: [], timelineEvents: [] }
   const evidence = pieces.map((piece): NewEvidence => {
     const { content = null, file_id = null, url = null } = piece
     const { playbook_execution_id = null, step_key = null, generation_id = null } = piece
-    const text = content === null ? null : textOf(content)
+    const text = content === null ? null : hashedText(content)
     return {
       id: newId(evidenceKind.prefix),
       project_id,
@@ -73,7 +72,7 @@ export async function addEvidence(
     }
   })
   const rows = await insertEvidence(tx, case_id, evidence)
-  const happenings = evidence.map(
+  const timelineEvents = evidence.map(
     ({ id, name, kind, sha256, playbook_execution_id, step_key }): TimelineEvent => ({
       kind: 'evidence_added',
       data: { evidence_id: id, name, kind, sha256 },
@@ -81,5 +80,5 @@ export async function addEvidence(
       step_key,
     }),
   )
-  return { rows, happenings }
+  return { rows, timelineEvents }
 }

@@ -4,24 +4,23 @@ import type { Tx } from '../../core/db/writer.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { CaseRow } from './model.ts'
 
-/** What the module of executions does for cases, which do not know it. */
+/** Operations of the executions module that cases use without importing it. */
 export type CaseExecutions = {
   /**
-   * Starts an execution of the case's playbook in the transaction that made the case, with the caller's rights; returns the
-   * case as it stands then. Raises what refuses a start.
+   * Starts an execution of the case's playbook in the transaction that created the case, with the caller's permissions.
+   * Returns the changed case.
    */
   start(
     context: Pick<Context, 'tx' | 'services' | 'caller' | 'allow'>,
     row: CaseRow,
     input: Record<string, unknown>,
   ): Promise<CaseRow>
-  /** The status of an execution. */
   statusOf(db: Queryable, id: string): Promise<string | null>
-  /** Deletes the executions of a case, none of which is under way, under its lock. */
+  /** Deletes the executions of a case without active execution. Requires the row lock. */
   remove(tx: Tx, row: CaseRow): Promise<void>
 }
 
-/** What else goes with a case that is deleted, under its lock. */
-export const caseDeleteHooks = extensionPoint<(tx: Tx, row: CaseRow) => Promise<void>>('what goes with cases')
+/** Hooks that delete further rows with a case, under its row lock. */
+export const caseDeleteHooks = extensionPoint<(tx: Tx, row: CaseRow) => Promise<void>>('case delete hooks')
 
-export const caseExecutions = extensionPoint<CaseExecutions>('executions of cases')
+export const caseExecutions = extensionPoint<CaseExecutions>('case executions')

@@ -6,56 +6,56 @@ import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { sql, voidStatement } from '../../core/db/sql.ts'
 
-/** A case is the lasting record of one subject: who owns it, what was done about it, what proves it. */
-
 export const CASE_STATUSES = ['open', 'in_progress', 'waiting', 'resolved', 'closed'] as const
 export type CaseStatus = (typeof CASE_STATUSES)[number]
 
 export const PRIORITIES = ['low', 'normal', 'high', 'urgent'] as const
 
-/** What a case has to work with, as JSON. */
+/** Size limit of `fields` as JSON. */
 export const FIELDS_KIB = 256
-const DEPTH = 32
+const MAX_DEPTH = 32
 
 const id = z.string().min(1).max(255)
 const time = z.iso.datetime()
 
-/** Who did something, by the credential. */
+/** Principal of the credential that made a change. */
 export const CasePrincipal = z.object({ kind: z.enum(['user', 'api_key']), id: z.string() })
 export type CasePrincipal = z.output<typeof CasePrincipal>
 
 const Subject = z
   .strictObject({
-    type: z.string().min(1).max(255).describe('What it is, such as `order`'),
-    id: z.string().min(1).max(255).describe('Its id where it lives'),
-    label: z.string().max(255).optional().describe('What people call it'),
+    type: z.string().min(1).max(255).describe('Type of the subject, for example `order`'),
+    id: z.string().min(1).max(255).describe('ID of the subject in its own system'),
+    label: z.string().max(255).optional().describe('Display name of the subject'),
   })
   .meta({ id: 'CaseSubject' })
 
 const fields = {
-  title: z.string().trim().min(1).max(300).describe('What it is about, in a line'),
-  description: z.string().max(65_536).nullable().describe('What it is about, at length'),
-  priority: z.enum(PRIORITIES).describe('How urgent it is; default normal'),
-  subject: Subject.nullable().describe('The thing or person that it is about'),
-  actor_id: id.nullable().describe('End user whom it concerns'),
-  assignee: z.string().min(1).max(255).nullable().describe('Who has it; a name or id that nothing interprets'),
-  playbook_id: id.nullable().describe('Playbook that its executions follow unless they name another'),
-  fields: metadataBag(FIELDS_KIB, DEPTH).describe(
-    'Data that playbooks read and write; a change is laid over it, key by key',
+  title: z.string().trim().min(1).max(300).describe('Title of the case'),
+  description: z.string().max(65_536).nullable().describe('Description of the case'),
+  priority: z.enum(PRIORITIES).describe('Priority of the case. Default normal.'),
+  subject: Subject.nullable().describe('Item or person that the case concerns'),
+  actor_id: id.nullable().describe('ID of the end user that the case concerns'),
+  assignee: z.string().min(1).max(255).nullable().describe('Name or ID of the assignee. Not interpreted.'),
+  playbook_id: id.nullable().describe('ID of the default playbook of executions'),
+  fields: metadataBag(FIELDS_KIB, MAX_DEPTH).describe(
+    'Data that playbooks read and write. An update replaces the given keys; other keys are unchanged.',
   ),
-  metadata: metadataBag(16, 8).nullable().describe('Data of your own, which nothing reads'),
-  due_at: timeInput.nullable().describe('When it should be done; nothing happens then'),
+  metadata: metadataBag(16, 8).nullable().describe('Arbitrary client data. Not interpreted.'),
+  due_at: timeInput.nullable().describe('Due time. Informational: nothing happens when it passes.'),
 }
 
-const external_id = z.string().min(1).max(255).nullable().describe('Your id of the case, unique in the project')
+const external_id = z.string().min(1).max(255).nullable().describe('Client ID of the case, unique in the project')
 
 export const Case = record(
   'Case',
   {
-    number: z.int().describe('Number of the case in its project, which people can say'),
+    number: z.int().describe('Number of the case, unique in the project'),
     title: fields.title,
     description: fields.description,
-    status: z.enum(CASE_STATUSES).describe('Where it stands; moved by executions, resolve, close and reopen'),
+    status: z
+      .enum(CASE_STATUSES)
+      .describe('Status. Changed by executions and by the resolve, close and reopen operations.'),
     priority: fields.priority,
     subject: fields.subject,
     external_id,
@@ -65,12 +65,12 @@ export const Case = record(
     fields: z.record(z.string(), z.unknown()).describe('Data that playbooks read and write'),
     metadata: z.record(z.string(), z.unknown()).nullable(),
     due_at: time.nullable(),
-    outcome: z.string().nullable().describe('What came of it'),
-    outcome_note: z.string().nullable().describe('Remark on the outcome'),
-    active_execution_id: z.string().nullable().describe('Execution of a playbook that is under way'),
-    execution_count: z.int().describe('Executions on the case'),
-    evidence_count: z.int().describe('Pieces of evidence, withdrawn ones included'),
-    resolved_at: time.nullable().describe('When it was resolved'),
+    outcome: z.string().nullable().describe('Outcome of the case. Null until it is resolved or merged.'),
+    outcome_note: z.string().nullable().describe('Note on the outcome'),
+    active_execution_id: z.string().nullable().describe('ID of the active playbook execution. Null if there is none.'),
+    execution_count: z.int().describe('Number of executions of the case'),
+    evidence_count: z.int().describe('Number of pieces of evidence, including withdrawn ones'),
+    resolved_at: time.nullable().describe('Time of resolution. Null until the case is resolved.'),
     closed_at: time.nullable(),
     created_by: CasePrincipal.nullable(),
   },
@@ -83,15 +83,20 @@ export const CaseInput = createBody(
     ...fields,
     external_id,
     tags: TagInput.describe('Tags of the case'),
-    start_execution: z.boolean().describe('Starts an execution of its playbook in the same transaction'),
-    input: metadataBag(1024, DEPTH).describe('What the execution is given; with start_execution alone'),
+    start_execution: z
+      .boolean()
+      .describe('Whether to start an execution of the playbook in the same transaction. Default false.'),
+    input: metadataBag(1024, MAX_DEPTH).describe('Input of the execution. Allowed only with start_execution.'),
   },
   ['title'],
   { title: 'Order 1042 is late' },
 )
 export type CaseInput = z.output<typeof CaseInput>
 
-export const CasePatch = patchBody('CasePatch', { ...fields, tags: TagInput.describe('Replaces the tags') })
+export const CasePatch = patchBody('CasePatch', {
+  ...fields,
+  tags: TagInput.describe('New tags. They replace the current tags.'),
+})
 
 export const caseKind = kind({
   name: 'case',
@@ -104,14 +109,14 @@ export const caseKind = kind({
   ],
   record: Case,
   events: ['created', 'updated', 'deleted', 'status_changed'],
-  eventNotes: 'updated: `changed` names the fields. status_changed: `from_status` is the status before.',
+  eventNotes: 'updated: `changed` lists the changed fields. status_changed: `from_status` is the previous status.',
 })
 export type CaseRow = z.output<typeof caseKind.row>
 
-/** Parts of a case are named as the case by policies. */
+/** Policies refer to parts of a case by the case. */
 const ofCase = ({ case_id }: { case_id: string }) => ({ type: 'case', id: case_id })
 
-/** Takes the lock of the case before that of a part of it. */
+/** Locks the case of a part. The case is always locked before its parts. */
 const lockCaseOf = (table: string) => (db: Parameters<typeof caseKind.find>[0], id: string) =>
   db.query(voidStatement`
     select from cases where id = (select p.case_id from ${sql.identifier([table])} p where p.id = ${id}) for update`)
@@ -144,16 +149,18 @@ export const TimelineEntry = record(
   'CaseTimelineEntry',
   {
     case_id: z.string(),
-    kind: z.enum(TIMELINE_KINDS).describe('What happened'),
+    kind: z.enum(TIMELINE_KINDS).describe('Kind of the entry'),
     principal_kind: z
       .enum(PRINCIPAL_KINDS)
-      .describe('Who did it: a user, a key, an execution of a playbook, or the decision on an approval'),
+      .describe(
+        'Origin of the entry: user, api_key, automation — a playbook execution or a change of a referenced record, approval — a decision on an approval',
+      ),
     principal_id: z.string().nullable(),
     playbook_execution_id: z.string().nullable(),
     step_key: z.string().nullable(),
     data: z
       .record(z.string(), z.unknown())
-      .describe('What changed, from what to what; the text of a comment; the ids of what it is about'),
+      .describe('Details by kind: old and new values, the text of a comment, or IDs of related records'),
   },
   { project: false, updated: false },
 )
@@ -170,9 +177,9 @@ export const timelineKind = kind({
 })
 export type TimelineRow = z.output<typeof timelineKind.row>
 
-/** What callers may add; the others are written by executions. */
-export const GIVEN_EVIDENCE = ['note', 'file', 'link'] as const
-const EVIDENCE_KINDS = [...GIVEN_EVIDENCE, 'output', 'decision', 'approval'] as const
+/** Kinds that callers may add. Executions write the others. */
+export const CALLER_EVIDENCE_KINDS = ['note', 'file', 'link'] as const
+const EVIDENCE_KINDS = [...CALLER_EVIDENCE_KINDS, 'output', 'decision', 'approval'] as const
 
 const CONTENT_BYTES = 1024 * 1024
 const content = z
@@ -184,43 +191,49 @@ export const Evidence = record(
   {
     case_id: z.string(),
     name: z.string(),
-    kind: z.enum(EVIDENCE_KINDS).describe('`note`, `file` and `link` are given; the others are what steps came to'),
+    kind: z
+      .enum(EVIDENCE_KINDS)
+      .describe(
+        'Kind of the evidence: note, file and link — added by callers; output, decision and approval — results of steps',
+      ),
     content: z
       .union([z.string(), z.record(z.string(), z.unknown())])
       .nullable()
-      .describe('Text or object, as it was captured; null once the content of its turn was purged'),
+      .describe('Captured text or object. Null for files and links, and after the content of its turn was purged.'),
     file_id: z.string().nullable(),
     url: z.string().nullable(),
-    sha256: z.string().describe('Of the content, of the bytes of the file when it was added, or of the url'),
+    sha256: z.string().describe('SHA-256 of the content, of the file at the time it was added, or of the url'),
     playbook_execution_id: z.string().nullable(),
     step_key: z.string().nullable(),
-    captured_by: CasePrincipal.describe('Who captured it'),
-    withdrawn_at: z.iso.datetime().nullable().describe('When it was withdrawn; null while it counts'),
-    withdrawn_reason: z.string().nullable().describe('Why it was withdrawn'),
+    captured_by: CasePrincipal.describe('Principal that added the evidence'),
+    withdrawn_at: z.iso.datetime().nullable().describe('Time of withdrawal. Null if it was not withdrawn.'),
+    withdrawn_reason: z.string().nullable().describe('Reason for the withdrawal'),
   },
   { project: false, updated: false },
 )
 
 export const EvidenceInput = z
   .strictObject({
-    name: z.string().trim().min(1).max(200).describe('What it is'),
-    kind: z.enum(GIVEN_EVIDENCE).describe('`note` has content, `file` a file_id, `link` a url'),
-    content: content.optional().describe('Text or object of a note, at most 1 MiB'),
-    file_id: id.optional().describe('File of the project'),
+    name: z.string().trim().min(1).max(200).describe('Name of the evidence'),
+    kind: z
+      .enum(CALLER_EVIDENCE_KINDS)
+      .describe('Kind: note — requires content; file — requires file_id; link — requires url'),
+    content: content.optional().describe('Text or object of a note. At most 1 MiB.'),
+    file_id: id.optional().describe('ID of a file in the project'),
     url: z
       .url({ protocol: /^https?$/, error: 'must be an http or https url' })
       .max(2048)
       .optional()
-      .describe('Address of a link, http or https'),
+      .describe('HTTP or HTTPS URL of a link'),
   })
-  .superRefine((given, context) => {
-    const wanted = { note: 'content', file: 'file_id', link: 'url' }[given.kind]
+  .superRefine((input, context) => {
+    const required = { note: 'content', file: 'file_id', link: 'url' }[input.kind]
     for (const part of ['content', 'file_id', 'url'] as const)
-      if ((given[part] === undefined) === (part === wanted))
+      if ((input[part] === undefined) === (part === required))
         context.addIssue({
           code: 'custom',
           path: [part],
-          message: part === wanted ? `is what a ${given.kind} needs` : `is no part of a ${given.kind}`,
+          message: part === required ? `is required for kind ${input.kind}` : `is not allowed for kind ${input.kind}`,
         })
   })
   .meta({ id: 'CaseEvidenceInput', example: { name: 'Call', kind: 'note', content: 'Called the customer back' } })
@@ -259,7 +272,7 @@ export const CaseLink = record(
     case_id: z.string(),
     type: z.enum(LINK_TYPES),
     target_id: z.string(),
-    target_exists: z.boolean().describe('False once what it names was deleted'),
+    target_exists: z.boolean().describe('Whether the linked resource still exists'),
     created_by: CasePrincipal.nullable(),
   },
   { project: false, updated: false },
@@ -267,8 +280,8 @@ export const CaseLink = record(
 
 export const LinkInput = z
   .strictObject({
-    type: z.enum(LINK_TYPES).describe('What is linked'),
-    target_id: id.describe('Its id; of the same project'),
+    type: z.enum(LINK_TYPES).describe('Type of the linked resource'),
+    target_id: id.describe('ID of the linked resource, which must be in the same project'),
   })
   .meta({ id: 'CaseLinkInput' })
 
@@ -284,25 +297,27 @@ export const linkKind = kind({
 })
 export type LinkRow = z.output<typeof linkKind.row>
 
-const Text = (most: number) => z.string().trim().min(1).max(most)
+const Text = (maxLength: number) => z.string().trim().min(1).max(maxLength)
 
 export const CommentInput = z
-  .strictObject({ body: Text(20_000).describe('What is said') })
+  .strictObject({ body: Text(20_000).describe('Text of the comment') })
   .meta({ id: 'CaseCommentInput', example: { body: 'Called the customer back' } })
 
 export const ResolveCaseInput = z
   .strictObject({
-    outcome: Text(255).describe('What came of it'),
-    note: z.string().max(20_000).nullable().optional().describe('More about it'),
+    outcome: Text(255).describe('Outcome of the case'),
+    note: z.string().max(20_000).nullable().optional().describe('Note on the outcome'),
   })
   .meta({ id: 'CaseResolveInput', example: { outcome: 'refunded' } })
 
 export const CloseInput = z
-  .strictObject({ reason: z.string().max(20_000).nullable().optional().describe('Why') })
+  .strictObject({ reason: z.string().max(20_000).nullable().optional().describe('Reason for closing the case') })
   .meta({ id: 'CaseCloseInput' })
 
-export const ReasonInput = z.strictObject({ reason: Text(20_000).describe('Why') }).meta({ id: 'CaseReasonInput' })
+export const ReasonInput = z
+  .strictObject({ reason: Text(20_000).describe('Reason for the change') })
+  .meta({ id: 'CaseReasonInput' })
 
 export const MergeInput = z
-  .strictObject({ into_case_id: id.describe('Case of the same project that gets what this one has') })
+  .strictObject({ into_case_id: id.describe('ID of the case, in the same project, to merge into') })
   .meta({ id: 'CaseMergeInput' })

@@ -10,7 +10,7 @@ import { caseOperations } from './operations.ts'
 import { caseFootprint } from './store.ts'
 
 export default module('cases', {
-  tags: { Cases: 'Matters with a timeline, evidence and links.' },
+  tags: { Cases: 'Records of one subject with a timeline, evidence and links.' },
   errors: caseErrors,
   kinds: [caseKind, timelineKind, evidenceKind, linkKind],
   operations: caseOperations,

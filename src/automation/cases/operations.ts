@@ -53,26 +53,25 @@ import {
   type TimelineRow,
   timelineKind,
 } from './model.ts'
-import { caseBytes, linkTo, withdrawEvidence } from './store.ts'
-import { actorOf, appendTimeline, byCaller, entriesOf } from './timeline.ts'
+import { caseBytes, requireLink, withdrawEvidence } from './store.ts'
+import { actorOf, appendTimeline, byCaller, timelineEntries } from './timeline.ts'
 
 const tag = 'Cases'
 const path = '/cases'
 const cases = resource(caseKind, { path, tag })
 
-/** A time as a filter. */
 const timeFilter = textFilter.pipe(timeOrDateInput.optional())
 
 const now = (): string => new Date().toISOString()
 
-/** The case under its lock, open for changes. Raises CASE_STATE_CONFLICT. */
-async function lockedCase({ tx, resource: { id } }: Pick<Context<any, any, CaseRow>, 'tx' | 'resource'>) {
+/** Locks the case of the path. @throws CASE_STATE_CONFLICT if it is closed */
+async function lockOpenCase({ tx, resource: { id } }: Pick<Context<any, any, CaseRow>, 'tx' | 'resource'>) {
   const row = await caseKind.lock(tx, id)
   requireNotClosed(row)
   return row
 }
 
-/** Raises RESOURCE_NOT_FOUND for a part of another case than the path names. */
+/** @throws RESOURCE_NOT_FOUND unless the part belongs to the case of the path */
 function requirePart({ params }: Pick<Context, 'params'>, part: { id: string; case_id: string } | null): void {
   if (part?.case_id !== params.case_id) raise('RESOURCE_NOT_FOUND', { meta: { id: part?.id } })
 }
@@ -84,9 +83,9 @@ export const caseOperations: Operation[] = [
     id: 'createCase',
     method: 'post',
     path,
-    summary: 'Create a case, or find the one with the external id',
+    summary: 'Create a case',
     description:
-      'A case that is found is answered with 200 and stays as it is; the right to create is enough to see it so. With `start_execution` its playbook is started in the same transaction, which needs the right to.',
+      'If a case with the `external_id` exists, returns it unchanged with 200; this requires no read permission. With `start_execution`, an execution of the playbook is started in the same transaction, which requires playbooks:StartExecution.',
     tag,
     action: 'cases:CreateCase',
     alsoActions: ['playbooks:StartExecution', 'playbooks:GetPlaybook'],
@@ -95,14 +94,14 @@ export const caseOperations: Operation[] = [
     answers: { 201: Case, 200: Case },
     raises: ['ACTOR_NOT_FOUND', 'RESOURCE_NOT_FOUND', 'PROJECT_PAUSED'],
     async run(context) {
-      const made = await createCase({ ...context, project: context.project as string }, context.body)
-      return 'existing' in made ? result(200, caseKind.present(made.existing)) : caseKind.present(made)
+      const created = await createCase({ ...context, project: context.project as string }, context.body)
+      return 'existing' in created ? result(200, caseKind.present(created.existing)) : caseKind.present(created)
     },
   }),
-  // cases_project serves the order; cases_status, cases_assignee, cases_subject, cases_actor, cases_playbook, cases_due,
-  // cases_external_id and cases_tags their filters.
+  // cases_project serves the order; cases_status, cases_assignee, cases_subject, cases_actor, cases_playbook,
+  // cases_due, cases_external_id and cases_tags serve the filters.
   cases.list({
-    description: 'A page ends before 16 MiB: `limit` says how many it was cut to.',
+    description: 'A page holds at most 16 MiB; `limit` in the response is the reduced page size.',
     bytes: caseBytes,
     filters: {
       status: oneOf('status', CASE_STATUSES),
@@ -112,19 +111,19 @@ export const caseOperations: Operation[] = [
       actor_id: equalsFilter('actor_id'),
       external_id: equalsFilter('external_id'),
       subject_type: columnFilter(
-        z.string().min(1).max(255).optional().describe('Exact match of the type of the subject'),
+        z.string().min(1).max(255).optional().describe('Type of the subject, exact match'),
         value => sql.fragment`t.subject ->> 'type' = ${value}`,
       ),
       subject_id: columnFilter(
-        z.string().min(1).max(255).optional().describe('Exact match of the id of the subject'),
+        z.string().min(1).max(255).optional().describe('ID of the subject, exact match'),
         value => sql.fragment`t.subject ->> 'id' = ${value}`,
       ),
       number: columnFilter(
-        z.coerce.number().int().min(1).max(2_147_483_647).optional().describe('The case of this number'),
+        z.coerce.number().int().min(1).max(2_147_483_647).optional().describe('Number of the case'),
         value => sql.fragment`t.number = ${value}`,
       ),
       q: columnFilter(
-        containsFilter('title').schema.describe('Part of the title, whatever the case'),
+        containsFilter('title').schema.describe('Substring of the title, case-insensitive'),
         containsFilter('title').where,
       ),
       due_from: columnFilter(
@@ -140,7 +139,8 @@ export const caseOperations: Operation[] = [
   }),
   cases.get(),
   cases.update({
-    description: '`fields` is laid over what is there, key by key; a closed case refuses the change.',
+    description:
+      'Keys of `fields` replace those keys of the current fields; other keys are unchanged. A closed case cannot be updated.',
     body: CasePatch,
     quiet: true,
     raises: ['ACTOR_NOT_FOUND', 'RESOURCE_NOT_FOUND', 'CASE_STATE_CONFLICT'],
@@ -154,22 +154,24 @@ export const caseOperations: Operation[] = [
     write: (next, { tx, stored, caller }) => changeCase(tx, stored, caseKind.changes(stored, next), byCaller(caller)),
   }),
   cases.remove({
-    description: 'With its timeline, evidence, links and executions; files and documents that it cites stay.',
+    description:
+      'Deletes the case with its timeline, evidence, links and executions. Referenced files and documents remain.',
     raises: ['PLAYBOOK_EXECUTION_CONFLICT'],
     async check(row, { tx }) {
       await requireNoExecution(tx, row)
       for (const { remove } of caseExecutions.all()) await remove(tx, row)
-      for (const leave of caseDeleteHooks.all()) await leave(tx, row)
+      for (const deleteHook of caseDeleteHooks.all()) await deleteHook(tx, row)
     },
   }),
   ...cases.tags({
-    // It tells itself what changed.
+    // changeCase emits the event.
     event: null,
     set: (tx, stored, tags, caller) => changeCase(tx, stored, { tags }, byCaller(caller)),
   }),
   cases.action('resolve', {
-    summary: 'Resolve a case with its outcome',
-    description: 'The case stays readable and can be reopened. Executions of playbooks on it are not ended by that.',
+    summary: 'Resolve a case',
+    description:
+      'Records the outcome of an open case. Refused while an execution is active. A resolved case can be reopened.',
     body: ResolveCaseInput,
     answers: { 200: Case },
     raises: ['CASE_STATE_CONFLICT', 'PLAYBOOK_EXECUTION_CONFLICT'],
@@ -185,7 +187,7 @@ export const caseOperations: Operation[] = [
   }),
   cases.action('close', {
     summary: 'Close a case',
-    description: 'A closed case is read only, but for its tags, until it is reopened.',
+    description: 'A closed case is read-only except for its tags until it is reopened.',
     body: CloseInput,
     bodyOptional: true,
     answers: { 200: Case },
@@ -201,8 +203,8 @@ export const caseOperations: Operation[] = [
     },
   }),
   cases.action('reopen', {
-    summary: 'Reopen a resolved or closed case',
-    description: 'Its outcome is cleared; the timeline keeps what it was.',
+    summary: 'Reopen a case',
+    description: 'Reopens a resolved or closed case and clears its outcome, which remains in the timeline.',
     body: ReasonInput,
     answers: { 200: Case },
     raises: ['CASE_STATE_CONFLICT'],
@@ -218,7 +220,7 @@ export const caseOperations: Operation[] = [
   cases.action('merge', {
     summary: 'Merge a case into another',
     description:
-      'The other case gets its timeline, evidence and links, and a link to it; it is closed with the outcome `merged`. Needs the right to change both, and to read the one that is merged.',
+      'Moves the timeline, evidence and links to the other case, links the other case to this case, and closes this case with the outcome `merged`. Requires cases:UpdateCase on both cases and cases:GetCase on this case.',
     action: 'cases:UpdateCase',
     alsoActions: ['cases:GetCase'],
     body: MergeInput,
@@ -230,8 +232,8 @@ export const caseOperations: Operation[] = [
     id: 'listCaseTimeline',
     method: 'get',
     path: `${path}/{case_id}/timeline`,
-    summary: 'List what happened to a case, oldest first',
-    description: 'A page ends before 16 MiB: `limit` says how many it was cut to.',
+    summary: 'List timeline entries',
+    description: 'A page holds at most 16 MiB; `limit` in the response is the reduced page size.',
     tag,
     action: 'cases:GetCase',
     paged: true,
@@ -253,16 +255,16 @@ export const caseOperations: Operation[] = [
   cases.action('comments', {
     id: 'commentCase',
     command: ['cases', 'comment'],
-    summary: 'Add a comment to the timeline of a case',
-    description: 'Entries of the timeline are never changed.',
+    summary: 'Add a comment to a case',
+    description: 'The comment becomes a timeline entry, which cannot be changed.',
     action: 'cases:CommentCase',
     body: CommentInput,
     answers: { 201: TimelineEntry },
     raises: ['CASE_STATE_CONFLICT'],
     async run(context) {
       const { tx, caller, body } = context
-      const row = await lockedCase(context)
-      const [entry] = entriesOf(row, byCaller(caller), [{ kind: 'comment', data: { body: body.body } }])
+      const row = await lockOpenCase(context)
+      const [entry] = timelineEntries(row, byCaller(caller), [{ kind: 'comment', data: { body: body.body } }])
       return result(201, timelineKind.present(await timelineKind.insert(tx, entry)))
     },
   }),
@@ -270,8 +272,8 @@ export const caseOperations: Operation[] = [
     id: 'listCaseEvidence',
     method: 'get',
     path: `${path}/{case_id}/evidence`,
-    summary: 'List the evidence of a case, oldest first',
-    description: 'A page ends before 16 MiB: `limit` says how many it was cut to.',
+    summary: 'List the evidence of a case',
+    description: 'Oldest first. A page holds at most 16 MiB; `limit` in the response is the reduced page size.',
     tag,
     action: 'cases:GetCase',
     paged: true,
@@ -292,7 +294,7 @@ export const caseOperations: Operation[] = [
   cases.action('evidence', {
     id: 'addCaseEvidence',
     summary: 'Add evidence to a case',
-    description: 'It is never changed: what was wrong is withdrawn and added again. A file is hashed as it is now.',
+    description: 'Evidence cannot be changed, only withdrawn. The hash of a file is its current hash.',
     action: 'cases:AddEvidence',
     alsoActions: ['files:GetFile'],
     body: EvidenceInput,
@@ -300,10 +302,10 @@ export const caseOperations: Operation[] = [
     raises: ['CASE_STATE_CONFLICT', 'FILE_NOT_FOUND'],
     async run(context) {
       const { tx, caller, body } = context
-      const row = await lockedCase(context)
+      const row = await lockOpenCase(context)
       const pieces = await hashInputEvidence(context, row.project_id, [body])
-      const { rows, happenings } = await addEvidence(tx, row, actorOf(caller), pieces)
-      appendTimeline(tx, row, byCaller(caller), happenings)
+      const { rows, timelineEvents } = await addEvidence(tx, row, actorOf(caller), pieces)
+      appendTimeline(tx, row, byCaller(caller), timelineEvents)
       return result(201, evidenceKind.present(rows[0]))
     },
   }),
@@ -312,7 +314,7 @@ export const caseOperations: Operation[] = [
     method: 'post',
     path: `${path}/{case_id}/evidence/{evidence_id}/withdraw`,
     summary: 'Withdraw evidence of a case',
-    description: 'It stays in the list, with its hash, and says why it does not count any more.',
+    description: 'Withdrawn evidence remains listed with its content, its hash and the reason.',
     tag,
     action: 'cases:WithdrawEvidence',
     body: ReasonInput,
@@ -320,7 +322,7 @@ export const caseOperations: Operation[] = [
     raises: ['CASE_STATE_CONFLICT', 'RESOURCE_NOT_FOUND'],
     async run(context) {
       const { tx, caller, params, body } = context
-      const row = await lockedCase(context)
+      const row = await lockOpenCase(context)
       const piece = await evidenceKind.find(tx, params.evidence_id)
       if (!piece) return raise('RESOURCE_NOT_FOUND', { meta: { id: params.evidence_id } })
       requirePart(context, piece)
@@ -335,15 +337,15 @@ export const caseOperations: Operation[] = [
     id: 'listCaseLinks',
     method: 'get',
     path: `${path}/{case_id}/links`,
-    summary: 'List the links of a case, oldest first',
-    description: 'To what else in the project the case is about.',
+    summary: 'List the links of a case',
+    description: 'Lists links to other resources of the project, oldest first.',
     tag,
     action: 'cases:GetCase',
     paged: true,
     answers: { 200: pageOf(CaseLink) },
     async run(context) {
-      // Unique index on (case_id, type, target_id).
-      const listed = await pageResult<LinkRow>(context, {
+      // By the unique index on (case_id, type, target_id).
+      const page = await pageResult<LinkRow>(context, {
         columns: linkKind.columns,
         from: sql.fragment`case_links t`,
         rows: sql.fragment`t.case_id = ${context.resource.id}`,
@@ -352,40 +354,40 @@ export const caseOperations: Operation[] = [
         key: sql.fragment`t.id`,
         present: row => row,
       })
-      return { ...listed, data: await presentLinks(context.db, listed.data as LinkRow[]) }
+      return { ...page, data: await presentLinks(context.db, page.data as LinkRow[]) }
     },
   }),
   cases.action('links', {
     id: 'linkCase',
-    summary: 'Link a case to something of its project',
-    description: 'Something that the caller may read. A link that is there already is answered with 200.',
+    summary: 'Link a case to a resource',
+    description: 'The caller must be allowed to read the resource. An existing link is returned with 200.',
     action: 'cases:LinkCase',
     body: LinkInput,
     answers: { 201: CaseLink, 200: CaseLink },
     raises: ['CASE_STATE_CONFLICT'],
     async run(context) {
       const { tx, caller, body } = context
-      const stored = await lockedCase(context)
+      const stored = await lockOpenCase(context)
       await requireLinkTarget(context, stored, body.type, body.target_id)
-      const { row, happenings } = await linkCase(tx, stored, actorOf(caller), body)
-      appendTimeline(tx, stored, byCaller(caller), happenings)
-      const [shown] = await presentLinks(tx, [row ?? (await linkTo(tx, stored.id, body.type, body.target_id))])
-      return result(row ? 201 : 200, shown)
+      const { row, timelineEvents } = await linkCase(tx, stored, actorOf(caller), body)
+      appendTimeline(tx, stored, byCaller(caller), timelineEvents)
+      const [link] = await presentLinks(tx, [row ?? (await requireLink(tx, stored.id, body.type, body.target_id))])
+      return result(row ? 201 : 200, link)
     },
   }),
   itemOperation(caseKind, {
     id: 'unlinkCase',
     method: 'delete',
     path: `${path}/{case_id}/links/{link_id}`,
-    summary: 'Remove a link of a case',
-    description: 'What the link named stays as it is; the timeline records the removal.',
+    summary: 'Delete a link of a case',
+    description: 'The linked resource is unchanged. The timeline records the removal.',
     tag,
     action: 'cases:LinkCase',
     answers: { 204: null },
     raises: ['CASE_STATE_CONFLICT', 'RESOURCE_NOT_FOUND'],
     async run(context) {
       const { tx, caller, params } = context
-      const stored = await lockedCase(context)
+      const stored = await lockOpenCase(context)
       const link = await linkKind.find(tx, params.link_id)
       if (!link) return raise('RESOURCE_NOT_FOUND', { meta: { id: params.link_id } })
       requirePart(context, link)

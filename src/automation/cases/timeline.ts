@@ -2,12 +2,12 @@ import { newId } from '../../core/api/ids.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { type CasePrincipal, type CaseRow, type TimelineKind, type TimelineRow, timelineKind } from './model.ts'
-import { timelineRows } from './store.ts'
+import { timelineInsert } from './store.ts'
 
-/** Who changed a case. */
+/** Principal of a timeline entry. */
 export type CaseActor = Pick<TimelineRow, 'principal_kind' | 'principal_id'>
 
-/** What no caller did to the case: an execution of a playbook, or a change of what it names. */
+/** Actor of changes without a caller: by a playbook execution, or by a change of a referenced record. */
 export const AUTOMATION: CaseActor = { principal_kind: 'automation', principal_id: null }
 
 export const actorOf = ({ principal }: Pick<Caller, 'principal'>): CasePrincipal => ({
@@ -20,7 +20,6 @@ export const byCaller = ({ principal }: Pick<Caller, 'principal'>): CaseActor =>
   principal_id: principal.id,
 })
 
-/** One thing that happened to a case. */
 export type TimelineEvent = {
   kind: TimelineKind
   data?: Record<string, unknown>
@@ -28,13 +27,13 @@ export type TimelineEvent = {
   step_key?: string | null
 }
 
-/** Rows of a timeline for what happened. */
-export const entriesOf = (
+/** Builds timeline rows. */
+export const timelineEntries = (
   { id: case_id, project_id }: Pick<CaseRow, 'id' | 'project_id'>,
   by: CaseActor,
-  happened: readonly TimelineEvent[],
+  events: readonly TimelineEvent[],
 ) =>
-  happened.map(({ kind, data = {}, playbook_execution_id = null, step_key = null }) => ({
+  events.map(({ kind, data = {}, playbook_execution_id = null, step_key = null }) => ({
     id: newId(timelineKind.prefix),
     project_id,
     case_id,
@@ -47,15 +46,15 @@ export const entriesOf = (
   }))
 
 /**
- * Appends to the timeline of a case, whose row the caller holds, with the end of the transaction. Call it once a
- * transaction with all that happened: the order between two calls is open.
+ * Appends entries to the timeline of a case at the end of the transaction. Requires the row lock. Call it once per
+ * transaction with all entries: the order of two calls is undefined.
  */
 export function appendTimeline(
   tx: Pick<Tx, 'alongside'>,
   row: Pick<CaseRow, 'id' | 'project_id'>,
   by: CaseActor,
-  happenings: readonly TimelineEvent[],
+  events: readonly TimelineEvent[],
 ): void {
-  const entries = entriesOf(row, by, happenings)
-  if (entries.length > 0) tx.alongside(guard => timelineRows(entries, guard))
+  const entries = timelineEntries(row, by, events)
+  if (entries.length > 0) tx.alongside(guard => timelineInsert(entries, guard))
 }

@@ -15,45 +15,45 @@ import { retryRun } from '../runs/commands/retry.ts'
 import { runKind } from '../runs/model.ts'
 import {
   type ExecutionRow,
-  executionConflict,
   executionKind,
   isExecutionTerminal,
-  NOT_BEGUN,
+  PENDING_STEP,
   type PlaybookStepRow,
+  raiseExecutionConflict,
 } from './model.ts'
 import { stepOutcomeOf } from './outcome.ts'
 import { type LockedExecution, lockExecutionForWrite } from './run-driver.ts'
 import { attachToCase, inputSchemaProblems } from './start.ts'
-import { capturedNames, writeExecution } from './store.ts'
+import { listCapturedEvidence, writeExecution } from './store.ts'
 
-/** Commands that callers give an execution. Each holds its case and the execution before the run that drives it. */
+// Commands on executions. Each locks the case and the execution before the run that drives it.
 
-type Commanding = Pick<Context, 'tx' | 'services' | 'caller' | 'allowed'>
+type CommandContext = Pick<Context, 'tx' | 'services' | 'caller' | 'allowed'>
 
-/** An execution for a command of the caller. Raises RESOURCE_NOT_FOUND. */
-async function opened({ tx, caller }: Commanding, row: ExecutionRow): Promise<LockedExecution> {
-  const held = (await lockExecutionForWrite(tx, row)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: row.id } })
-  held.by = byCaller(caller)
-  return held
+/** Locks an execution for a command of the caller. @throws RESOURCE_NOT_FOUND */
+async function lockForCommand({ tx, caller }: CommandContext, row: ExecutionRow): Promise<LockedExecution> {
+  const execution = (await lockExecutionForWrite(tx, row)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: row.id } })
+  execution.by = byCaller(caller)
+  return execution
 }
 
-/** Raises RESOURCE_NOT_FOUND for a key that the playbook does not have. */
-function stepIn(held: LockedExecution, key: string): { record: PlaybookStepRow; step: PlaybookStep } {
+/** @throws RESOURCE_NOT_FOUND if the playbook has no step with the key */
+function requireStep(execution: LockedExecution, key: string): { record: PlaybookStepRow; step: PlaybookStep } {
   return (
-    held.step(key) ??
+    execution.step(key) ??
     raise('RESOURCE_NOT_FOUND', {
-      message: `The execution ${held.row.id} has no step ${key}`,
-      meta: { id: held.row.id, step_key: key },
+      message: `Execution ${execution.row.id} has no step ${key}`,
+      meta: { id: execution.row.id, step_key: key },
     })
   )
 }
 
-/** A manual step that waits. Raises PLAYBOOK_EXECUTION_CONFLICT for any other. */
-function waitingStep(held: LockedExecution, key: string): { record: PlaybookStepRow; step: PlaybookStep } {
-  const found = stepIn(held, key)
+/** Returns a waiting manual step. @throws PLAYBOOK_EXECUTION_CONFLICT for any other step */
+function requireWaitingStep(execution: LockedExecution, key: string): { record: PlaybookStepRow; step: PlaybookStep } {
+  const found = requireStep(execution, key)
   const { record } = found
-  if (isExecutionTerminal(held.row) || record.status !== 'waiting' || record.type !== 'manual')
-    executionConflict(held.row, 'The step does not wait for anybody', record)
+  if (isExecutionTerminal(execution.row) || record.status !== 'waiting' || record.type !== 'manual')
+    raiseExecutionConflict(execution.row, `Step ${key} is not a waiting manual step`, record)
   return found
 }
 
@@ -64,138 +64,140 @@ export type StepCompletion = {
 }
 
 /**
- * Completes the manual step that an execution waits for: of two that come at once one is taken.
- * @throws PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED, FILE_NOT_FOUND, RESOURCE_NOT_FOUND, RunFirst
+ * Completes the manual step that an execution waits for. The first of several concurrent requests wins.
+ * @throws PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED, FILE_NOT_FOUND, RESOURCE_NOT_FOUND, RerunAfter
  */
 export async function completeStep(
-  context: Commanding,
+  context: CommandContext,
   row: ExecutionRow,
   key: string,
   { result, note, evidence }: StepCompletion,
 ): Promise<LockedExecution> {
   const { tx, services, caller } = context
-  const held = await opened(context, row)
-  const { step } = waitingStep(held, key)
+  const execution = await lockForCommand(context, row)
+  const { step } = requireWaitingStep(execution, key)
   const problems = [
     ...(await inputSchemaProblems(services, row.project_id, step.result_schema ?? null, result, 'result')),
-    ...(await missingEvidence(tx, held, step, evidence)),
+    ...(await missingEvidence(tx, execution, step, evidence)),
   ]
   if (problems.length > 0) raiseInvalid(problems)
-  const given = await hashInputEvidence(context, row.project_id, evidence)
-  const doer = actorOf(caller)
-  const pieces = given.map(piece => ({ ...piece, playbook_execution_id: row.id, step_key: key }))
-  const { happenings } = await addEvidence(tx, held.case, doer, pieces)
-  held.told(happenings)
-  held.act = { doer, skip: false, note }
-  await answer(context, held, key, result)
-  return held
+  const hashed = await hashInputEvidence(context, row.project_id, evidence)
+  const actor = actorOf(caller)
+  const pieces = hashed.map(piece => ({ ...piece, playbook_execution_id: row.id, step_key: key }))
+  const { timelineEvents } = await addEvidence(tx, execution.case, actor, pieces)
+  execution.addTimelineEvents(timelineEvents)
+  execution.action = { actor, skip: false, note }
+  await completeNode(context, execution, key, result)
+  return execution
 }
 
-/** What a step requires and neither is given now nor was captured for it before. */
+/** Returns a problem for each required piece of evidence that is neither in `evidence` nor captured before. */
 async function missingEvidence(
   tx: Tx,
   { row }: LockedExecution,
   { key, required_evidence }: PlaybookStep,
-  given: readonly EvidenceInput[],
+  evidence: readonly EvidenceInput[],
 ): Promise<Problem[]> {
   if (!required_evidence?.length) return []
-  const there = new Set(given.map(({ kind, name }) => `${kind} ${name}`))
-  if (required_evidence.every(({ kind, name }) => there.has(`${kind} ${name}`))) return []
-  for (const { kind, name } of await capturedNames(tx, row.id, key)) there.add(`${kind} ${name}`)
+  const present = new Set(evidence.map(({ kind, name }) => `${kind} ${name}`))
+  if (required_evidence.every(({ kind, name }) => present.has(`${kind} ${name}`))) return []
+  for (const { kind, name } of await listCapturedEvidence(tx, row.id, key)) present.add(`${kind} ${name}`)
   return required_evidence.flatMap(({ kind, name }) =>
-    there.has(`${kind} ${name}`)
+    present.has(`${kind} ${name}`)
       ? []
-      : [{ code: 'REQUIRED', path: 'evidence', message: `must have the ${kind} ${name}` }],
+      : [{ code: 'REQUIRED', path: 'evidence', message: `must contain the ${kind} ${name}` }],
   )
 }
 
 /**
- * Skips the manual step that an execution waits for, where its playbook lets people.
+ * Skips the manual step that an execution waits for, if the playbook declares it skippable.
  * @throws PLAYBOOK_EXECUTION_CONFLICT, RESOURCE_NOT_FOUND
  */
 export async function skipStep(
-  context: Commanding,
+  context: CommandContext,
   row: ExecutionRow,
   key: string,
   reason: string,
 ): Promise<LockedExecution> {
   const { caller } = context
-  const held = await opened(context, row)
-  const { record, step } = waitingStep(held, key)
-  if (!step.skippable) executionConflict(held.row, 'The step cannot be skipped', record)
-  held.act = { doer: actorOf(caller), skip: true, note: reason }
-  await answer(context, held, key, null)
-  return held
+  const execution = await lockForCommand(context, row)
+  const { record, step } = requireWaitingStep(execution, key)
+  if (!step.skippable) raiseExecutionConflict(execution.row, `Step ${key} is not skippable`, record)
+  execution.action = { actor: actorOf(caller), skip: true, note: reason }
+  await completeNode(context, execution, key, null)
+  return execution
 }
 
-const answer = (
-  { tx, services }: Pick<Commanding, 'tx' | 'services'>,
-  held: LockedExecution,
+const completeNode = (
+  { tx, services }: Pick<CommandContext, 'tx' | 'services'>,
+  execution: LockedExecution,
   node_id: string,
   artifact: unknown,
-) => completeDrivenNode(tx, services, held.row.orchestration_run_id, { node_id, artifact, driven: held })
+) => completeDrivenNode(tx, services, execution.row.orchestration_run_id, { node_id, artifact, driven: execution })
 
 /**
- * Says who has a step that waits.
+ * Sets the assignee of a waiting manual step.
  * @throws PLAYBOOK_EXECUTION_CONFLICT, RESOURCE_NOT_FOUND
  */
 export async function assignStep(
-  context: Commanding,
+  context: CommandContext,
   row: ExecutionRow,
   key: string,
   assignee: string | null,
 ): Promise<LockedExecution> {
   const { services } = context
-  const held = await opened(context, row)
-  const { record } = waitingStep(held, key)
+  const execution = await lockForCommand(context, row)
+  const { record } = requireWaitingStep(execution, key)
   const from = record.assignee
-  if (from === assignee) return held
+  if (from === assignee) return execution
   record.assignee = assignee
   const data = { changes: { assignee: { from, to: assignee } } }
-  await held.change(record, { kind: 'updated', data }, services.clock.now().toISOString())
-  return held
+  await execution.writeStep(record, { kind: 'updated', data }, services.clock.now().toISOString())
+  return execution
 }
 
 /**
- * Ends an execution at once, with everything below it.
+ * Cancels an execution with its run and all descendant runs.
  * @throws PLAYBOOK_EXECUTION_CONFLICT
  */
 export async function cancelExecution(
-  context: Commanding,
+  context: CommandContext,
   row: ExecutionRow,
   reason: string | null,
 ): Promise<LockedExecution> {
   const { tx, services } = context
-  const held = await opened(context, row)
-  if (isExecutionTerminal(held.row)) executionConflict(held.row, 'The execution is over')
-  held.reason = reason
-  await cancelRun(tx, services, held.row.orchestration_run_id, held)
-  return held
+  const execution = await lockForCommand(context, row)
+  if (isExecutionTerminal(execution.row))
+    raiseExecutionConflict(execution.row, `Execution ${row.id} is already ${execution.row.status}`)
+  execution.reason = reason
+  await cancelRun(tx, services, execution.row.orchestration_run_id, execution)
+  return execution
 }
 
 /**
- * Starts a failed execution anew from the step that failed, in the version that it follows, as the caller: what earlier
- * steps came to is kept.
+ * Restarts a failed execution from the failed step, in its pinned version and with the permissions of the caller.
+ * Results of earlier steps are kept.
  * @throws PLAYBOOK_EXECUTION_CONFLICT, CASE_STATE_CONFLICT, PROJECT_PAUSED
  */
 export async function retryExecution(
-  context: Commanding,
+  context: CommandContext,
   row: ExecutionRow,
   tool_context: Record<string, string> | null,
 ): Promise<LockedExecution> {
   const { tx, services, caller } = context
   await lockUnpaused(tx, row.project_id)
-  const held = await opened(context, row)
-  const { row: stored, case: kase } = held
-  if (stored.status !== 'failed') executionConflict(stored, 'Only an execution that failed can be retried')
+  const execution = await lockForCommand(context, row)
+  const { row: stored, case: kase } = execution
+  if (stored.status !== 'failed')
+    raiseExecutionConflict(stored, `Execution ${row.id} is ${stored.status} and cannot be retried`)
   requireNotClosed(kase)
   const active = kase.active_execution_id === null ? null : await executionKind.find(tx, kase.active_execution_id)
-  if (active) executionConflict(active, 'Another execution is under way on the case')
+  if (active) raiseExecutionConflict(active, `Case ${kase.id} has another active execution`)
   const playbook = await playbookKind.reference(tx, stored.playbook_id, stored.project_id)
   const run = playbook && (await runKind.find(tx, stored.orchestration_run_id))
-  if (!run) return executionConflict(stored, 'The playbook was deleted')
+  if (!run) return raiseExecutionConflict(stored, `Playbook ${stored.playbook_id} was deleted`)
   const authority = principalRecord(caller)
-  const again = await retryRun(tx, services, run, caller, {
+  const retried = await retryRun(tx, services, run, caller, {
     from_node_id: null,
     expires_in: null,
     authority,
@@ -208,64 +210,66 @@ export async function retryExecution(
     error: null,
     completed_at: null,
     waiting_on: null,
-    orchestration_run_id: again.id,
+    orchestration_run_id: retried.id,
     previous_orchestration_run_ids: [...stored.previous_orchestration_run_ids, run.id],
   } satisfies Partial<ExecutionRow>)
-  // What has failed and was gone on from stays as it is.
-  const left = stored.definition.steps
-    .filter(step => stepOutcomeOf(step, again.outcomes) === null)
+  // Steps whose failure was handled by a later step are not reset.
+  const remaining = stored.definition.steps
+    .filter(step => stepOutcomeOf(step, retried.outcomes) === null)
     .map(({ key }) => key)
-  const steps = held.steps.filter(
-    ({ key, status }) => (status === 'failed' || status === 'cancelled') && left.includes(key),
+  const steps = execution.steps.filter(
+    ({ key, status }) => (status === 'failed' || status === 'cancelled') && remaining.includes(key),
   )
-  for (const step of steps) Object.assign(step, NOT_BEGUN, { attempts_before: step.attempt })
+  for (const step of steps) Object.assign(step, PENDING_STEP, { attempts_before: step.attempt })
   await writeExecution(tx, stored, steps)
-  held.case = await attachToCase(tx, kase, stored, byCaller(caller), { retried: true })
-  return held
+  execution.case = await attachToCase(tx, kase, stored, byCaller(caller), { retried: true })
+  return execution
 }
 
 /**
- * Pauses an execution with everything below it: what is under way goes on to its end, nothing else begins. People can
- * complete their step meanwhile. The first reason stays.
+ * Pauses an execution with its run and all descendant runs. Active work finishes and nothing else starts; a waiting
+ * manual step can still be completed. A paused execution keeps its first reason.
  * @throws PLAYBOOK_EXECUTION_CONFLICT
  */
 export async function pauseExecution(
-  context: Commanding,
+  context: CommandContext,
   row: ExecutionRow,
   reason: string | null,
 ): Promise<LockedExecution> {
   const { tx, services } = context
-  const held = await opened(context, row)
-  if (isExecutionTerminal(held.row)) executionConflict(held.row, 'The execution is over')
-  if (held.row.pause_requested_at !== null) return held
-  held.told([pausedTold(held, true, reason)])
-  await pauseRun(tx, services, held.row.orchestration_run_id, reason, held)
-  return held
+  const execution = await lockForCommand(context, row)
+  if (isExecutionTerminal(execution.row))
+    raiseExecutionConflict(execution.row, `Execution ${row.id} is already ${execution.row.status}`)
+  if (execution.row.pause_requested_at !== null) return execution
+  execution.addTimelineEvents([pauseEvent(execution, true, reason)])
+  await pauseRun(tx, services, execution.row.orchestration_run_id, reason, execution)
+  return execution
 }
 
 /**
- * Lifts the pause of an execution, but not those of runs below it.
+ * Resumes an execution. Descendant runs remain paused.
  * @throws PLAYBOOK_EXECUTION_CONFLICT, PROJECT_PAUSED
  */
-export async function resumeExecution(context: Commanding, row: ExecutionRow): Promise<LockedExecution> {
+export async function resumeExecution(context: CommandContext, row: ExecutionRow): Promise<LockedExecution> {
   const { tx, services } = context
   await lockUnpaused(tx, row.project_id)
-  const held = await opened(context, row)
-  if (held.row.pause_requested_at === null) executionConflict(held.row, 'The execution is not paused')
-  held.told([pausedTold(held, false, null)])
-  await resumeRun(tx, services, held.row.orchestration_run_id, held)
-  return held
+  const execution = await lockForCommand(context, row)
+  if (execution.row.pause_requested_at === null)
+    raiseExecutionConflict(execution.row, `Execution ${row.id} is not paused`)
+  execution.addTimelineEvents([pauseEvent(execution, false, null)])
+  await resumeRun(tx, services, execution.row.orchestration_run_id, execution)
+  return execution
 }
 
-const pausedTold = ({ row }: LockedExecution, to: boolean, reason: string | null): TimelineEvent => ({
+const pauseEvent = ({ row }: LockedExecution, to: boolean, reason: string | null): TimelineEvent => ({
   kind: 'updated',
   data: { changes: { paused: { from: !to, to } }, ...(reason === null ? {} : { reason }) },
   playbook_execution_id: row.id,
 })
 
 /**
- * Ends the wait of an execution for an event, unless it has ended since.
- * @param wait.since when the wait began that the event was judged for
+ * Completes the event wait of an execution, unless that wait has ended.
+ * @param wait.since start of the wait that the event was matched against
  */
 export async function completeEventWait(
   tx: Tx,
@@ -273,13 +277,13 @@ export async function completeEventWait(
   { id, case_id, since }: { id: string; case_id: string; since: string },
   envelope: string,
 ): Promise<void> {
-  const held = await lockExecutionForWrite(tx, { id, case_id })
-  if (!held?.row.event_wait || held.row.event_wait.since !== since) return
-  await answer({ tx, services }, held, held.row.event_wait.step_key, JSON.parse(envelope))
+  const execution = await lockExecutionForWrite(tx, { id, case_id })
+  if (!execution?.row.event_wait || execution.row.event_wait.since !== since) return
+  await completeNode({ tx, services }, execution, execution.row.event_wait.step_key, JSON.parse(envelope))
 }
 
-/** Marks the steps of an execution that have become overdue, and tells of each once. */
-export async function markOverdue(tx: Tx, services: Services, placed: { id: string; case_id: string }): Promise<void> {
-  const held = await lockExecutionForWrite(tx, placed)
-  if (held) await held.overdue(services.clock.now())
+/** Marks the overdue steps of an execution and emits one event per step. */
+export async function markOverdue(tx: Tx, services: Services, ref: { id: string; case_id: string }): Promise<void> {
+  const execution = await lockExecutionForWrite(tx, ref)
+  if (execution) await execution.markOverdue(services.clock.now())
 }

@@ -2,14 +2,14 @@ import type { TurnContentEraser } from '../../control/retention/erasure.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { redactionOf, withNulledKeys } from '../runs/commands/erase.ts'
 import { executionKind } from './model.ts'
-import { eraseStepsOf } from './store.ts'
+import { eraseTurnSteps } from './store.ts'
 
-type Data = Record<string, unknown>
+type EventData = Record<string, unknown>
 
-/** What a turn was given and said goes from the records of the step that it was made for, and from what events show of it. */
+/** Erases the input and output of a turn from the record of its step and from events. */
 export const stepContent: TurnContentEraser = {
   async erase(tx, turns) {
-    const erased = await eraseStepsOf(
+    const erased = await eraseTurnSteps(
       tx,
       turns.map(({ id }) => id),
     )
@@ -21,15 +21,15 @@ export const stepContent: TurnContentEraser = {
   },
 }
 
-/** Data of an event without what came of some steps. */
-function withoutSteps(data: Data, keys: ReadonlySet<string>): Data {
-  const blank = (step: unknown) =>
+/** Removes the input and output of steps from event data. */
+function withoutSteps(data: EventData, keys: ReadonlySet<string>): EventData {
+  const redact = (step: unknown) =>
     isObject(step) && keys.has(step.key as string) ? { ...step, input: null, output: null } : step
   const { steps, step, output } = data
   return {
     ...data,
-    ...(Array.isArray(steps) ? { steps: steps.map(blank) } : {}),
-    ...(step === undefined ? {} : { step: blank(step) }),
+    ...(Array.isArray(steps) ? { steps: steps.map(redact) } : {}),
+    ...(step === undefined ? {} : { step: redact(step) }),
     ...(output === undefined ? {} : { output: withNulledKeys(output, keys) }),
   }
 }

@@ -4,7 +4,7 @@ export const executionErrors = {
   PLAYBOOK_STEP_FAILED: {
     status: 422,
     description: 'Step timed out, was rejected, or could not be evaluated',
-    message: 'The step failed; meta.reason says why',
+    message: 'Step {step_key} failed ({reason})',
   },
 } as const satisfies ErrorTable
 

@@ -17,14 +17,12 @@ import { isReservedEventName } from '../triggers/events.ts'
 import { completeEventWait } from './command.ts'
 import type { EventWait } from './model.ts'
 
-/**
- * Events that executions wait for. Dispatch only notes for which patterns somebody waits: filters are judged by a message
- * of the project, so that the waits of one take no time of others.
- */
+// Events that executions wait for. Dispatch only matches patterns and sends a message of the project, whose handler
+// evaluates the filters. Waits of one project therefore do not delay the dispatch of others.
 
 const retry = { limit: 20 }
 
-/** Has executions that wait for one of some patterns judge an event, behind an id. */
+/** Event to match against the executions that wait for one of the patterns, after execution id `after`. */
 const eventQueue = workQueue('execution.match_event', {
   message: z.object({ project_id: z.string(), event_id: z.string(), patterns: z.array(z.string()), after: z.string() }),
   project: message => message.project_id,
@@ -32,8 +30,8 @@ const eventQueue = workQueue('execution.match_event', {
   retry,
 })
 
-/** Ends a wait with the event that came. */
-const arrivalQueue = workQueue('execution.complete_event_wait', {
+/** Event wait to complete with a matching event. */
+const waitCompletionQueue = workQueue('execution.complete_event_wait', {
   message: z.object({
     project_id: z.string(),
     id: z.string(),
@@ -46,27 +44,27 @@ const arrivalQueue = workQueue('execution.complete_event_wait', {
   retry,
 })
 
-/** Executions that judge an event by one message. */
+/** Executions matched per message. */
 const BATCH = 200
-/** Share of the budget of an expression that a filter may spend: half a millisecond. */
-const SHARE = 1 / 20
+/** Fraction of the expression budget for a filter: half a millisecond. */
+const BUDGET_SHARE = 1 / 20
 
-const awaited = sql.type(z.strictObject({ project_id: z.string(), pattern: z.string() }))
+const patternRow = sql.type(z.strictObject({ project_id: z.string(), pattern: z.string() }))
 
-/** The patterns that executions of projects wait for. By playbook_executions_event_wait. */
-const patternsIn = (db: Queryable, projectIds: readonly string[]) =>
-  db.any(awaited`
+/** Lists the patterns that executions of projects wait for. By playbook_executions_event_wait. */
+const listPatterns = (db: Queryable, projectIds: readonly string[]) =>
+  db.any(patternRow`
     select distinct project_id, event_wait ->> 'pattern' as pattern from playbook_executions
     where project_id = any(${sql.array([...projectIds], 'text')}) and event_wait is not null`)
 
-/** Whether a project has an execution that waits for an event. By playbook_executions_event_wait. */
+/** Condition: a project has an execution that waits for an event. By playbook_executions_event_wait. */
 export const hasEventWait = (project: Fragment): Fragment => sql.fragment`exists (
   select from playbook_executions g where g.project_id = ${project} and g.event_wait is not null)`
 
 export const executionEvents: EventSubscriber = {
   active: hasEventWait,
   async take(tx, _services, events) {
-    const waits = await patternsIn(tx, [...new Set(events.map(({ project_id }) => project_id))])
+    const waits = await listPatterns(tx, [...new Set(events.map(({ project_id }) => project_id))])
     if (waits.length === 0) return
     const byProject = Map.groupBy(waits, ({ project_id }) => project_id)
     for (const { id: event_id, project_id, name } of events) {
@@ -79,45 +77,45 @@ export const executionEvents: EventSubscriber = {
   },
 }
 
-const Event = DispatchedEvent.extend({
+const StoredEvent = DispatchedEvent.extend({
   envelope: z.string().nullable(),
   causation: z.array(z.string()).nullable(),
   created_at: z.string(),
 })
-type Event = z.output<typeof Event>
-const event = sql.type(Event)
+type StoredEvent = z.output<typeof StoredEvent>
+const eventRow = sql.type(StoredEvent)
 
-const eventOf = (db: Queryable, id: string): Promise<Event | null> =>
-  db.maybeOne(event`
+const findEvent = (db: Queryable, id: string): Promise<StoredEvent | null> =>
+  db.maybeOne(eventRow`
     select id, project_id, name, resource_type, resource_id, null as tags, envelope, causation, created_at
     from events where id = ${id}`)
 
-const Waiting = z.object({
+const EventWaiter = z.object({
   id: z.string(),
   case_id: z.string(),
   event_wait: z.custom<EventWait>(),
   orchestration_run_id: z.string(),
-  /** Of the step; null where it is large. */
+  /** Input of the step. Null if it is large. */
   input: z.record(z.string(), z.unknown()).nullable(),
   isLarge: z.boolean(),
   authority: z.custom<PrincipalRecord>(),
   policy: z.unknown(),
 })
-type Waiting = z.output<typeof Waiting>
-const waiting = sql.type(Waiting)
+type EventWaiter = z.output<typeof EventWaiter>
+const eventWaiterRow = sql.type(EventWaiter)
 
-/** Bytes of an input that is read with those of others. */
-const SMALL = 32 * 1024
+/** Maximum bytes of an input that is read in the batch. Larger inputs are read separately. */
+const SMALL_INPUT_BYTES = 32 * 1024
 
 /**
- * The executions of a project that wait for one of some patterns, behind an id, with what they judge events by. By
+ * Lists the executions of a project that wait for one of the patterns, after an id, with the data of their filters. By
  * playbook_executions_event_wait and primary keys.
  */
-const waitingBehind = (db: Queryable, project: string, patterns: readonly string[], after: string) =>
-  db.any(waiting`
+const listEventWaiters = (db: Queryable, project: string, patterns: readonly string[], after: string) =>
+  db.any(eventWaiterRow`
     select e.id, e.case_id, e.event_wait, e.orchestration_run_id, r.authority, y.document as policy,
-      case when octet_length(s.input::text) <= ${SMALL} then s.input end as input,
-      coalesce(octet_length(s.input::text) > ${SMALL}, false) as "isLarge"
+      case when octet_length(s.input::text) <= ${SMALL_INPUT_BYTES} then s.input end as input,
+      coalesce(octet_length(s.input::text) > ${SMALL_INPUT_BYTES}, false) as "isLarge"
     from (
       select id, case_id, event_wait, orchestration_run_id from playbook_executions
       where project_id = ${project} and event_wait ->> 'pattern' = any(${sql.array([...patterns], 'text')})
@@ -128,78 +126,92 @@ const waitingBehind = (db: Queryable, project: string, patterns: readonly string
     left join policies y on y.id = r.authority #>> '{via,policy_id}'
     order by e.id`)
 
-const given = sql.type(z.object({ input: z.record(z.string(), z.unknown()).nullable() }))
+const inputRow = sql.type(z.object({ input: z.record(z.string(), z.unknown()).nullable() }))
 
-const inputOf = (db: Queryable, { id, event_wait }: Waiting) =>
-  db.maybeOneFirst(given`
+const readStepInput = (db: Queryable, { id, event_wait }: EventWaiter) =>
+  db.maybeOneFirst(inputRow`
     select input from playbook_execution_steps where execution_id = ${id} and key = ${event_wait.step_key}`)
 
-/** What a filter reads: the envelope, and the values that the input of the step holds by paths. */
-function rootOf(envelope: object, input: Record<string, unknown> | null): object {
-  // Of two paths the longer one is within the value of the shorter one.
+/** Returns the root of a filter: the envelope with the values of the step input, whose keys are paths. */
+function filterRoot(envelope: object, input: Record<string, unknown> | null): object {
+  // Longer paths first: a shorter path replaces the values within it.
   const paths = Object.keys(input ?? {}).sort((one, other) => other.length - one.length)
   return paths.reduce((root, path) => withValue(root, path.split('.'), input?.[path]), { ...envelope })
 }
 
-/** Whether a filter lets an event by; one that cannot be evaluated on it does not. */
-function passes(filter: unknown, root: object): boolean {
+/** Whether an event passes a filter. False if the filter cannot be evaluated. */
+function passesFilter(filter: unknown, root: object): boolean {
   try {
-    return filter == null || truthy(evaluate(filter, root, reducedBudget(SHARE)))
+    return filter == null || truthy(evaluate(filter, root, reducedBudget(BUDGET_SHARE)))
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     return false
   }
 }
 
-/** The triggers that led to what follows an event in an execution; null where it does not wait for this one. */
-async function judge(db: Queryable, found: Waiting, came: Event, envelope: any): Promise<readonly string[] | null> {
-  const { id, orchestration_run_id, event_wait, authority, policy } = found
-  // Its own beginning is no end of it, and neither is what happened before.
-  if ([id, orchestration_run_id].includes(came.resource_id) || new Date(came.created_at) <= new Date(event_wait.since))
+/**
+ * Returns the trigger chain of the work that an event causes in an execution; null if the event does not match its
+ * wait.
+ */
+async function matchEvent(
+  db: Queryable,
+  waiter: EventWaiter,
+  event: StoredEvent,
+  envelope: any,
+): Promise<readonly string[] | null> {
+  const { id, orchestration_run_id, event_wait, authority, policy } = waiter
+  // Events of the execution itself and earlier events do not match.
+  if (
+    [id, orchestration_run_id].includes(event.resource_id) ||
+    new Date(event.created_at) <= new Date(event_wait.since)
+  )
     return null
   const { via } = authority
   const isBounded = via?.type === 'trigger' && via.policy_id !== null
-  if (isBounded && !policyAllowsEvent(compileDocument(policy), came, envelope.data?.tags)) return null
-  const input = found.isLarge ? await inputOf(db, found) : found.input
-  if (!passes(event_wait.filter, rootOf(envelope, input))) return null
-  return [...new Set([...triggerChainOf(authority), ...(came.causation ?? [])])]
+  if (isBounded && !policyAllowsEvent(compileDocument(policy), event, envelope.data?.tags)) return null
+  const input = waiter.isLarge ? await readStepInput(db, waiter) : waiter.input
+  if (!passesFilter(event_wait.filter, filterRoot(envelope, input))) return null
+  return [...new Set([...triggerChainOf(authority), ...(event.causation ?? [])])]
 }
 
-type Judging = z.output<typeof eventQueue.message>
+type EventMessage = z.output<typeof eventQueue.message>
 
-async function judgeAll({ project_id, event_id, patterns, after }: Judging, { services }: JobContext): Promise<void> {
-  const came = await eventOf(services.pool, event_id)
-  if (!came?.envelope) return
-  const envelope = JSON.parse(came.envelope)
-  const found = await waitingBehind(services.pool, project_id, patterns, after)
-  const breathe = eventLoopYielder()
-  const arrivals: { chain: readonly string[]; message: z.output<typeof arrivalQueue.message> }[] = []
-  for (const each of found) {
-    await breathe()
-    const chain = await judge(services.pool, each, came, envelope)
-    const { id, case_id, event_wait } = each
-    if (chain) arrivals.push({ chain, message: { project_id, id, case_id, since: event_wait.since, event_id } })
+/** Matches an event against one batch of waiting executions and queues the next batch. */
+async function matchBatch(
+  { project_id, event_id, patterns, after }: EventMessage,
+  { services }: JobContext,
+): Promise<void> {
+  const event = await findEvent(services.pool, event_id)
+  if (!event?.envelope) return
+  const envelope = JSON.parse(event.envelope)
+  const waiters = await listEventWaiters(services.pool, project_id, patterns, after)
+  const yieldToEventLoop = eventLoopYielder()
+  const matches: { chain: readonly string[]; message: z.output<typeof waitCompletionQueue.message> }[] = []
+  for (const waiter of waiters) {
+    await yieldToEventLoop()
+    const chain = await matchEvent(services.pool, waiter, event, envelope)
+    const { id, case_id, event_wait } = waiter
+    if (chain) matches.push({ chain, message: { project_id, id, case_id, since: event_wait.since, event_id } })
   }
-  const isMore = found.length === BATCH
-  if (arrivals.length === 0 && !isMore) return
+  const isMore = waiters.length === BATCH
+  if (matches.length === 0 && !isMore) return
   await injectFault(services, 'event_judged')
   await services.write(async tx => {
-    for (const { chain, message } of arrivals) withTriggerChain(chain, () => tx.send(arrivalQueue, message))
-    if (isMore) tx.send(eventQueue, { project_id, event_id, patterns, after: found[found.length - 1].id })
+    for (const { chain, message } of matches) withTriggerChain(chain, () => tx.send(waitCompletionQueue, message))
+    if (isMore) tx.send(eventQueue, { project_id, event_id, patterns, after: waiters[waiters.length - 1].id })
   })
 }
 
-/** An event stays with a lost worker no longer than a run that it ends the wait of. */
+/** The lease of an event message must not outlast the lease of a node execution that it completes. */
 const leaseSeconds = (config: Config): number => config.ORCHESTRATION_NODE_LEASE_SECONDS
 
 export const eventHandlers = [
-  handler(eventQueue, { concurrency: 2, leaseSeconds }, judgeAll),
-  handler(arrivalQueue, { concurrency: 4, leaseSeconds }, async ({ event_id, ...wait }, { services }) => {
-    const came = await eventOf(services.pool, event_id)
-    const text = came?.envelope
-    if (!text) return
+  handler(eventQueue, { concurrency: 2, leaseSeconds }, matchBatch),
+  handler(waitCompletionQueue, { concurrency: 4, leaseSeconds }, async ({ event_id, ...wait }, { services }) => {
+    const envelope = (await findEvent(services.pool, event_id))?.envelope
+    if (!envelope) return
     await services.write(async tx => {
-      await completeEventWait(tx, services, wait, text)
+      await completeEventWait(tx, services, wait, envelope)
       await injectFault(services, 'event_taken')
     })
     await injectFault(services, 'event_answered')

@@ -3,9 +3,9 @@ import { handler, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
 import { isolateFailures } from '../../core/jobs/sweeps.ts'
 import { markOverdue } from './command.ts'
-import { type Due, isAnyOverdue, overdueExecutions } from './store.ts'
+import { hasOverdueSteps, listOverdueExecutions, type OverdueExecution } from './store.ts'
 
-/** Looks for manual steps that have become overdue. Those that have timed out are the engine's. */
+/** Sweep for overdue manual steps. The run engine handles step timeouts. */
 const overdueSweep = workQueue('execution.mark_overdue', {
   message: z.object({}),
   concern: 'orchestration',
@@ -13,18 +13,17 @@ const overdueSweep = workQueue('execution.mark_overdue', {
   leaseSeconds: 60,
 })
 
-/** Steps that one statement finds. */
-const SWEPT = 500
+/** Steps per query. */
+const BATCH = 500
 
 export const executionHandlers = [
   handler(overdueSweep, { concurrency: 1 }, async (_message, { services, stopping }) => {
-    for (let found: readonly Due[] | null = null; !found || found.length === SWEPT; ) {
-      found = await overdueExecutions(services.pool, { after: found?.at(-1), limit: SWEPT })
-      for (const placed of new Map(found.map(each => [each.id, each])).values()) {
+    for (let page: readonly OverdueExecution[] | null = null; !page || page.length === BATCH; ) {
+      page = await listOverdueExecutions(services.pool, { after: page?.at(-1), limit: BATCH })
+      for (const ref of new Map(page.map(each => [each.id, each])).values()) {
         if (stopping.aborted) return
-        // Those that cannot be marked keep nobody else's from being marked.
-        await isolateFailures(services, { execution_id: placed.id }, () =>
-          services.write(tx => markOverdue(tx, services, placed)),
+        await isolateFailures(services, { execution_id: ref.id }, () =>
+          services.write(tx => markOverdue(tx, services, ref)),
         )
       }
     }
@@ -37,6 +36,6 @@ export const executionSchedules = [
     config => Math.ceil(config.TASKS_SCHEDULER_INTERVAL_MS / 1000),
     overdueSweep,
     {},
-    isAnyOverdue,
+    hasOverdueSteps,
   ),
 ]

@@ -6,8 +6,6 @@ import { record } from '../../core/api/record.ts'
 import type { PlaybookDefinition } from '../playbooks/definition.ts'
 import { STEP_TYPES } from '../playbooks/definition.ts'
 
-/** An execution is one run of one version of a playbook over one case. */
-
 export const EXECUTION_STATUSES = ['queued', 'running', 'waiting', 'completed', 'failed', 'cancelled'] as const
 export type ExecutionStatus = (typeof EXECUTION_STATUSES)[number]
 
@@ -18,9 +16,9 @@ const STEP_STATUSES = ['pending', 'running', 'waiting', 'completed', 'failed', '
 
 export const WAITS = ['manual', 'approval', 'timer', 'event'] as const
 
-const anObject = z.record(z.string(), z.unknown())
-const time = z.iso.datetime().nullable()
-const text = z.string().nullable()
+const jsonObject = z.record(z.string(), z.unknown())
+const nullableTime = z.iso.datetime().nullable()
+const nullableText = z.string().nullable()
 
 const StepActor = z.object({ kind: z.enum(['user', 'api_key']), id: z.string() })
 export type StepActor = z.output<typeof StepActor>
@@ -30,29 +28,28 @@ export const StepRecord = z
     key: z.string(),
     title: z.string(),
     type: z.enum(STEP_TYPES),
-    position: z.int().describe('Place in the playbook, from 0'),
+    position: z.int().describe('Position in the playbook, starting at 0'),
     status: z.enum(STEP_STATUSES),
-    attempt: z.int().describe('Counts the tries, from 1; 0 before the first'),
-    input: anObject.nullable().describe('What a machine was given'),
-    output: z.unknown().describe('What expressions read as `steps.<key>.output`; null until it has completed'),
+    attempt: z.int().describe('Attempt number, starting at 1. 0 before the first attempt.'),
+    input: jsonObject.nullable().describe('Input of an automated step'),
+    output: z.unknown().describe('Value of `steps.<key>.output` in expressions. Null until the step has completed.'),
     error: RecordedFailure.nullable(),
-    assignee: text,
-    due_at: time,
-    overdue: z.boolean().describe('Whether it is late'),
-    approval_id: text,
-    generation_id: text,
-    decision_id: text,
-    orchestration_run_id: text.describe('The run that the step started'),
-    tool_id: text,
-    completed_by: StepActor.nullable().describe('Who completed or skipped a manual step'),
-    note: text,
-    started_at: time,
-    completed_at: time,
+    assignee: nullableText,
+    due_at: nullableTime,
+    overdue: z.boolean().describe('Whether the step has passed its due time'),
+    approval_id: nullableText,
+    generation_id: nullableText,
+    decision_id: nullableText,
+    orchestration_run_id: nullableText.describe('ID of the run that the step started'),
+    tool_id: nullableText,
+    completed_by: StepActor.nullable().describe('Principal that completed or skipped a manual step'),
+    note: nullableText,
+    started_at: nullableTime,
+    completed_at: nullableTime,
   })
   .meta({ id: 'PlaybookStepRecord' })
 export type StepRecord = z.output<typeof StepRecord>
 
-/** A step as it is stored. */
 export const PlaybookStepRow = StepRecord.extend({ execution_id: z.string(), attempts_before: z.int() })
 export type PlaybookStepRow = z.output<typeof PlaybookStepRow>
 
@@ -60,22 +57,22 @@ export const WaitingOn = z
   .object({
     type: z.enum(WAITS),
     step_key: z.string(),
-    assignee: text.optional(),
-    due_at: time.optional(),
-    approval_id: text.optional(),
-    resumes_at: time.optional().describe('When it resumes without further input'),
-    event_pattern: text.optional().describe('Events that it waits for'),
-    expires_at: time.optional().describe('When the wait for an event fails'),
+    assignee: nullableText.optional(),
+    due_at: nullableTime.optional(),
+    approval_id: nullableText.optional(),
+    resumes_at: nullableTime.optional().describe('Time at which the step resumes without input'),
+    event_pattern: nullableText.optional().describe('Pattern of the awaited events'),
+    expires_at: nullableTime.optional().describe('Time at which the wait for an event fails'),
   })
   .meta({ id: 'PlaybookWaitingOn' })
 export type WaitingOn = z.output<typeof WaitingOn>
 
-/** The event that a step waits for; what its filter reads beside the envelope is the input of the step. */
+/** Event that a step waits for. Its filter reads the envelope and the input of the step. */
 export type EventWait = {
   step_key: string
   pattern: string
   filter: unknown
-  /** What happened before does not count. */
+  /** Earlier events do not match. */
   since: string
   expires_at: string | null
 }
@@ -83,32 +80,32 @@ export type EventWait = {
 const columns = {
   case_id: z.string(),
   playbook_id: z.string(),
-  playbook_name: z.string().describe('As it was when the execution started'),
-  playbook_version: z.int().describe('The version that it follows, whatever is written later'),
+  playbook_name: z.string().describe('Name of the playbook when the execution started'),
+  playbook_version: z.int().describe('Playbook version that the execution is pinned to'),
   status: z.enum(EXECUTION_STATUSES),
-  input: anObject
+  input: jsonObject.nullable().describe('Input of the execution. Null in lists if the execution is large.'),
+  metadata: jsonObject.nullable(),
+  current_step_key: nullableText.describe('Key of the current step'),
+  waiting_on: WaitingOn.nullable().describe('Condition that the execution waits for. Null unless it is waiting.'),
+  outcome: nullableText.describe('Outcome of the execution'),
+  output: jsonObject
     .nullable()
-    .describe('What it was started with; null in lists of an execution with much in its fields'),
-  metadata: anObject.nullable(),
-  current_step_key: text.describe('Step that it is at'),
-  waiting_on: WaitingOn.nullable().describe('What has to happen before it goes on'),
-  outcome: text.describe('What it came to'),
-  output: anObject.nullable().describe('Outputs of completed steps by their keys, once it has completed'),
+    .describe('Outputs of completed steps by step key. Null until the execution has completed.'),
   error: RecordedFailure.nullable(),
-  orchestration_run_id: z.string().describe('The run that drives it'),
-  previous_orchestration_run_ids: z.array(z.string()).describe('Runs that drove it before it was retried'),
-  trigger_id: text,
+  orchestration_run_id: z.string().describe('ID of the run that drives the execution'),
+  previous_orchestration_run_ids: z.array(z.string()).describe('IDs of the runs before each retry'),
+  trigger_id: nullableText,
   started_by: StepActor.nullable(),
-  pause_requested_at: time.describe('Since when it is paused'),
-  pause_reason: text,
-  started_at: time,
-  completed_at: time,
+  pause_requested_at: nullableTime.describe('Time of the pause request. Null if it is not paused.'),
+  pause_reason: nullableText,
+  started_at: nullableTime,
+  completed_at: nullableTime,
 }
 
 export const PlaybookExecution = record('PlaybookExecution', {
   ...columns,
-  steps: z.array(StepRecord).nullable().describe('In the order of the playbook; null in lists'),
-  usage: UsageTotals.nullable().describe('Of its runs with everything below them; null in lists and events'),
+  steps: z.array(StepRecord).nullable().describe('Steps in playbook order. Null in lists.'),
+  usage: UsageTotals.nullable().describe('Usage of its runs and their descendants. Null in lists and events.'),
 })
 
 export const ExecutionRow = record('PlaybookExecutionRow', columns).extend({
@@ -117,7 +114,7 @@ export const ExecutionRow = record('PlaybookExecutionRow', columns).extend({
 })
 export type ExecutionRow = z.output<typeof ExecutionRow>
 
-/** An execution as the wire shows it, without its steps where they are not given. */
+/** Presents an execution, with steps if given. */
 export const presentExecution = (
   { definition: _pinned, event_wait: _wait, ...row }: ExecutionRow,
   steps: readonly PlaybookStepRow[] | null = null,
@@ -132,8 +129,8 @@ export const presentStep = ({
   output: step.output ?? null,
 })
 
-/** A step that nobody has begun. */
-export const NOT_BEGUN = {
+/** Values of a step that has not started. */
+export const PENDING_STEP = {
   status: 'pending',
   output: null,
   error: null,
@@ -150,7 +147,7 @@ export const NOT_BEGUN = {
   completed_at: null,
 } satisfies Partial<PlaybookStepRow>
 
-/** Executions are named as their case by policies. */
+/** Policies refer to executions by their case. */
 export const executionKind = kind({
   name: 'playbook_execution',
   prefix: 'pbk_exec',
@@ -161,11 +158,12 @@ export const executionKind = kind({
   present: (row: ExecutionRow) => presentExecution(row),
   authorize: ({ case_id }: ExecutionRow) => ({ type: 'case', id: case_id }),
   events: ['started', 'completed', 'failed', 'cancelled', 'step_waiting', 'step_completed', 'step_overdue'],
-  eventNotes: 'Data has `steps`. step_*: `step` is the record of the step. failed: `step_key` names it.',
+  eventNotes:
+    'The data contains `steps`. step_*: `step` is the step record. failed: `step_key` is the key of the failed step.',
 })
 
-/** Raises PLAYBOOK_EXECUTION_CONFLICT: the command does not go with how the execution or a step of it stands. */
-export const executionConflict = (
+/** @throws PLAYBOOK_EXECUTION_CONFLICT with the status of the execution or of its step */
+export const raiseExecutionConflict = (
   { id, status }: Pick<ExecutionRow, 'id' | 'status'>,
   message: string,
   step?: Pick<PlaybookStepRow, 'key' | 'status'>,

@@ -1,5 +1,6 @@
 import { eventSubscribers } from '../../control/webhooks/event-subscribers.ts'
 import { raise } from '../../core/api/errors.ts'
+import { isIdOf } from '../../core/api/kind.ts'
 import { longWork } from '../../core/api/long-work.ts'
 import { module } from '../../core/api/module.ts'
 import { subscriberConditions } from '../../core/db/writer.ts'
@@ -8,7 +9,7 @@ import { type CaseExecutions, caseExecutions } from '../cases/executions.ts'
 import { caseKind } from '../cases/model.ts'
 import { clearPlaybook } from '../cases/store.ts'
 import { byCaller } from '../cases/timeline.ts'
-import { exportedExecutions } from '../exports/executions.ts'
+import { type ExecutionSource, exportedExecutions } from '../exports/executions.ts'
 import { type PlaybookDeleteHook, playbookDeleteHooks } from '../playbooks/delete-hooks.ts'
 import { playbookKind } from '../playbooks/model.ts'
 import { runDrivers } from '../runs/engine/driver.ts'
@@ -16,18 +17,18 @@ import { deleteRuns } from '../runs/store.ts'
 import { triggerTargets } from '../triggers/targets.ts'
 import { executionErrors } from './errors.ts'
 import { eventHandlers, executionEvents, hasEventWait } from './events.ts'
-import { executionSource } from './export.ts'
 import { executionHandlers, executionSchedules } from './handlers.ts'
 import { executionWork } from './long-work.ts'
 import { executionKind } from './model.ts'
 import { executionOperations } from './operations.ts'
+import { presentExecutionDetail } from './present-execution.ts'
 import { playbookRuns } from './run-driver.ts'
 import { startExecution } from './start.ts'
-import { activeExecution, runIdsOf } from './store.ts'
+import { countActiveExecutions, executionBytes, listCaseExecutions, listCaseRunIds } from './store.ts'
 import { playbookTarget } from './trigger.ts'
 
-/** What cases ask of executions. */
-const executionsOfCases: CaseExecutions = {
+/** Operations for cases. */
+const executionsForCases: CaseExecutions = {
   async start({ tx, services, caller, allow }, row, input) {
     const playbook = await playbookKind.reference(tx, row.playbook_id as string, row.project_id)
     if (!playbook) return raise('RESOURCE_NOT_FOUND', { meta: { id: row.playbook_id } })
@@ -45,13 +46,32 @@ const executionsOfCases: CaseExecutions = {
   },
   statusOf: async (db, id) => (await executionKind.find(db, id))?.status ?? null,
   async remove(tx, row) {
-    await deleteRuns(tx, await runIdsOf(tx, row.id))
+    await deleteRuns(tx, await listCaseRunIds(tx, row.id))
   },
 }
 
-/** A playbook is not deleted while an execution is under way. Cases lose it as their default. */
-const endOfPlaybook: PlaybookDeleteHook = async (tx, { id }) => {
-  const active_executions = await activeExecution(tx, id)
+/** Source of executions for exports. */
+const executionSource: ExecutionSource = {
+  reference: async (db, id) => {
+    const row = isIdOf(executionKind, id) ? await executionKind.find(db, id) : null
+    const locked = row && (await executionKind.reference(db, id, row.project_id))
+    return locked && { project_id: locked.project_id, case_id: locked.case_id }
+  },
+  bytes: (db, { case_id, execution_id }) => executionBytes(db, case_id, execution_id),
+  async read(db, { case_id, execution_id }) {
+    const rows = await listCaseExecutions(db, case_id, execution_id)
+    const executions = []
+    for (const row of rows) {
+      const { steps, ...execution } = await presentExecutionDetail(db, row)
+      executions.push({ ...execution, steps: steps ?? [], definition: row.definition })
+    }
+    return executions
+  },
+}
+
+/** Refuses to delete a playbook with active executions. Removes it from cases as their default. */
+const beforePlaybookDelete: PlaybookDeleteHook = async (tx, { id }) => {
+  const active_executions = await countActiveExecutions(tx, id)
   if (active_executions > 0) raise('PLAYBOOK_HAS_ACTIVE_EXECUTIONS', { meta: { active_executions } })
   await clearPlaybook(tx, id)
 }
@@ -65,8 +85,8 @@ export default module('playbook-executions', {
   extensions: [
     longWork.with(executionWork),
     runDrivers.with(playbookRuns),
-    caseExecutions.with(executionsOfCases),
-    playbookDeleteHooks.with(endOfPlaybook),
+    caseExecutions.with(executionsForCases),
+    playbookDeleteHooks.with(beforePlaybookDelete),
     triggerTargets.with(playbookTarget),
     exportedExecutions.with(executionSource),
     subscriberConditions.with(hasEventWait),

@@ -46,42 +46,42 @@ const item = `${path}/{execution_id}`
 const param = 'execution_id'
 const stepPath = `${item}/steps/{step_key}`
 
-/** Its keys are never touched. */
-const AS_GIVEN = metadataBag(1024, 64)
+/** JSON object stored with its keys unchanged. */
+const JsonObject = metadataBag(1024, 64)
 const bodyLimit = () => 2 * 1024 * 1024
 
 const StartInput = z
   .strictObject({
-    case_id: z.string().min(1).max(255).describe('Case that the execution is over'),
-    playbook_id: z.string().min(1).max(255).nullish().describe('Playbook to follow; default that of the case'),
-    playbook_version: z.int().min(1).nullish().describe('Version to follow; default the live one'),
-    input: AS_GIVEN.nullish().describe('What expressions read as `input`'),
-    metadata: metadataBag(16, 8).nullish().describe('Data of your own, kept on the execution'),
-    tool_context: ToolContextInput.nullish().describe('Headers that calls of tools carry'),
+    case_id: z.string().min(1).max(255).describe('ID of the case'),
+    playbook_id: z.string().min(1).max(255).nullish().describe('ID of the playbook. Default the playbook of the case.'),
+    playbook_version: z.int().min(1).nullish().describe('Version of the playbook. Default the live version.'),
+    input: JsonObject.nullish().describe('Value of `input` in expressions'),
+    metadata: metadataBag(16, 8).nullish().describe('Arbitrary client data. Not interpreted.'),
+    tool_context: ToolContextInput.nullish().describe('Tool context headers'),
   })
   .meta({
     id: 'PlaybookExecutionInput',
     example: { playbook_id: 'pbk_01k5p3vd7r9hj2x8m4qcw6tz0e', case_id: 'case_01k5p3vd7r9hj2x8m4qcw6tz0e' },
   })
 
-/** @throws RESOURCE_NOT_FOUND, VALIDATION_FAILED where neither the body nor the case names a playbook */
-async function playbookOf({ tx, allow }: Pick<Context, 'tx' | 'allow'>, projectId: string, id: string | null) {
+/** @throws RESOURCE_NOT_FOUND, VALIDATION_FAILED if neither the body nor the case specifies a playbook */
+async function requirePlaybook({ tx, allow }: Pick<Context, 'tx' | 'allow'>, projectId: string, id: string | null) {
   if (id === null)
-    return raiseInvalid({ code: 'REQUIRED', path: 'playbook_id', message: 'is required: the case names no playbook' })
+    return raiseInvalid({ code: 'REQUIRED', path: 'playbook_id', message: 'is required: the case has no playbook' })
   const playbook = await playbookKind.reference(tx, id, projectId)
   if (!playbook) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
   allow('playbooks:GetPlaybook', { kind: playbookKind, row: playbook })
   return playbook
 }
 
-const start = operation({
+const startOperation = operation({
   id: 'startPlaybookExecution',
   starts: { kind: 'playbook_execution', field: 'id' },
   method: 'post',
   path,
-  summary: 'Start an execution of a playbook over a case',
+  summary: 'Start a playbook execution',
   description:
-    'Decided on the case; the playbook needs playbooks:GetPlaybook. The fields of the case and the input have to satisfy the schemas of the playbook. One execution at a time is under way on a case.',
+    'Requires playbooks:StartExecution on the case and playbooks:GetPlaybook on the playbook. The case fields and the input must match the schemas of the playbook. A case has at most one active execution.',
   tag,
   action: 'playbooks:StartExecution',
   alsoActions: ['playbooks:GetPlaybook'],
@@ -102,7 +102,7 @@ const start = operation({
     const kase = await caseKind.find(tx, body.case_id)
     if (!kase || kase.project_id !== project) return raise('RESOURCE_NOT_FOUND', { meta: { id: body.case_id } })
     const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-    const playbook = await playbookOf(context, kase.project_id, body.playbook_id ?? kase.playbook_id)
+    const playbook = await requirePlaybook(context, kase.project_id, body.playbook_id ?? kase.playbook_id)
     const { row, steps } = await startExecution(tx, services, kase.id, {
       playbook,
       version: body.playbook_version ?? undefined,
@@ -121,29 +121,29 @@ const filters = {
   playbook_id: equalsFilter('playbook_id'),
   status: oneOf('status', EXECUTION_STATUSES),
   waiting_on_type: columnFilter(
-    oneOf('status', WAITS).schema.describe('What they wait for'),
+    oneOf('status', WAITS).schema.describe('Type of the condition that the execution waits for'),
     types =>
       sql.fragment`t.status = 'waiting' and t.waiting_on ->> 'type' = any(${sql.array([types].flat() as string[], 'text')})`,
   ),
   assignee: columnFilter(
-    textFilter.describe('Who has the step that they wait for'),
+    textFilter.describe('Assignee of the waiting step'),
     value => sql.fragment`t.status = 'waiting' and t.waiting_on ->> 'assignee' = ${value}`,
   ),
 } satisfies Filters
 
-const list = operation({
+const listOperation = operation({
   id: 'listPlaybookExecutions',
   method: 'get',
   path,
-  summary: 'List executions of playbooks',
-  description: 'Without steps; input, metadata and output of an execution are null where they are large together.',
+  summary: 'List playbook executions',
+  description: 'Steps are omitted. Input, metadata and output of an execution are null if they are large in total.',
   tag,
   action: 'playbooks:ListExecutions',
-  // Executions are named as their case.
+  // Policies refer to executions by their case.
   lists: caseKind,
   query: filterSchema(filters),
   answers: { 200: pageOf(PlaybookExecution) },
-  // playbook_executions_project serves the order; _case, _playbook and _waiting their filters.
+  // playbook_executions_project serves the order; _case, _playbook and _waiting serve the filters.
   run(context) {
     const { rows } = context.visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.case_id` })
     return pageRows<ExecutionRow>(context, {
@@ -159,51 +159,55 @@ const list = operation({
   },
 })
 
-const shown = async ({ tx }: Pick<Context, 'tx'>, { row, steps }: LockedExecution) =>
+const presentLocked = async ({ tx }: Pick<Context, 'tx'>, { row, steps }: LockedExecution) =>
   presentExecutionDetail(tx, row, steps)
 
 const Note = z.string().max(20_000).nullish()
 
 const CompleteInput = z
   .strictObject({
-    result: AS_GIVEN.nullish().describe('What the step came to, default {}; it has to satisfy result_schema'),
-    note: Note.describe('What people should know about it'),
-    evidence: z.array(EvidenceInput).max(50).nullish().describe('Evidence for the case, at most 50'),
+    result: JsonObject.nullish().describe('Result of the step, validated against its result_schema. Default {}.'),
+    note: Note.describe('Note on the step'),
+    evidence: z.array(EvidenceInput).max(50).nullish().describe('Evidence to add to the case. At most 50.'),
   })
   .meta({ id: 'PlaybookStepCompleteInput' })
 
 const SkipInput = z
-  .strictObject({ reason: z.string().trim().min(1).max(20_000).describe('Why it is skipped') })
+  .strictObject({ reason: z.string().trim().min(1).max(20_000).describe('Reason for skipping the step') })
   .meta({ id: 'PlaybookStepSkipInput' })
 
 const AssignInput = z
-  .strictObject({ assignee: z.string().min(1).max(255).nullable().describe('Who has it from now on; null for nobody') })
+  .strictObject({
+    assignee: z.string().min(1).max(255).nullable().describe('Name or ID of the assignee. Null to unassign.'),
+  })
   .meta({ id: 'PlaybookStepAssignInput' })
 
 const RetryInput = z
   .strictObject({
-    tool_context: ToolContextInput.nullish().describe('Headers that calls of tools carry; those of before are gone'),
+    tool_context: ToolContextInput.nullish().describe('Tool context headers; replaces the previous tool context'),
   })
   .meta({ id: 'PlaybookExecutionRetryInput' })
 
 const CancelInput = z
-  .strictObject({ reason: z.string().max(1000).nullish().describe('Why, for the timeline of the case') })
+  .strictObject({ reason: z.string().max(1000).nullish().describe('Reason, recorded in the timeline of the case') })
   .meta({ id: 'PlaybookExecutionCancelInput' })
 
 const PauseInput = z
-  .strictObject({ reason: z.string().max(1000).nullish().describe('Why; the first reason stays') })
+  .strictObject({
+    reason: z.string().max(1000).nullish().describe('Reason for the pause. A paused execution keeps its first reason.'),
+  })
   .meta({ id: 'PlaybookExecutionPauseInput' })
 
 export const executionOperations: Operation[] = [
-  start,
-  list,
+  startOperation,
+  listOperation,
   itemOperation(executionKind, {
     id: 'getPlaybookExecution',
     method: 'get',
     path: item,
     param,
-    summary: 'Read an execution of a playbook with its steps',
-    description: 'Shows which steps are done, which one is waiting, and what for.',
+    summary: 'Get a playbook execution',
+    description: 'Includes all steps and the condition that the execution waits for.',
     tag,
     action: 'playbooks:GetExecution',
     answers: { 200: PlaybookExecution },
@@ -214,9 +218,9 @@ export const executionOperations: Operation[] = [
     method: 'post',
     path: `${stepPath}/complete`,
     param,
-    summary: 'Complete the manual step that an execution waits for',
+    summary: 'Complete the current manual step',
     description:
-      'Result and evidence are written together, or neither. Of two that come at once one is taken. Work in the background completes no step that is for people.',
+      'Result and evidence are stored in one transaction. Concurrent requests: the first wins, the others get PLAYBOOK_EXECUTION_CONFLICT. Not available to background work, because manual steps are for people.',
     tag,
     action: 'playbooks:CompleteStep',
     admit: caller => requirePerson(caller, 'playbooks:CompleteStep'),
@@ -228,7 +232,7 @@ export const executionOperations: Operation[] = [
     async run(context) {
       const { resource, params, body } = context
       const completion = { result: body?.result ?? {}, note: body?.note ?? null, evidence: body?.evidence ?? [] }
-      return shown(context, await completeStep(context, resource, params.step_key, completion))
+      return presentLocked(context, await completeStep(context, resource, params.step_key, completion))
     },
   }),
   itemOperation(executionKind, {
@@ -236,9 +240,9 @@ export const executionOperations: Operation[] = [
     method: 'post',
     path: `${stepPath}/skip`,
     param,
-    summary: 'Skip the manual step that an execution waits for',
+    summary: 'Skip the current manual step',
     description:
-      'Where the playbook says that it may be skipped. Work in the background skips no step that is for people.',
+      'Requires a step that the playbook declares skippable. Not available to background work, because manual steps are for people.',
     tag,
     action: 'playbooks:SkipStep',
     admit: caller => requirePerson(caller, 'playbooks:SkipStep'),
@@ -247,7 +251,7 @@ export const executionOperations: Operation[] = [
     raises: ['PLAYBOOK_EXECUTION_CONFLICT', 'RESOURCE_NOT_FOUND'],
     async run(context) {
       const { resource, params, body } = context
-      return shown(context, await skipStep(context, resource, params.step_key, body.reason))
+      return presentLocked(context, await skipStep(context, resource, params.step_key, body.reason))
     },
   }),
   itemOperation(executionKind, {
@@ -255,8 +259,8 @@ export const executionOperations: Operation[] = [
     method: 'post',
     path: `${stepPath}/assign`,
     param,
-    summary: 'Say who has the manual step that an execution waits for',
-    description: 'Who completes the step is not bounded by it: it says whose work it is.',
+    summary: 'Assign the current manual step',
+    description: 'The assignee is informational: other principals can still complete the step.',
     tag,
     action: 'playbooks:CompleteStep',
     body: AssignInput,
@@ -264,7 +268,7 @@ export const executionOperations: Operation[] = [
     raises: ['PLAYBOOK_EXECUTION_CONFLICT', 'RESOURCE_NOT_FOUND'],
     async run(context) {
       const { resource, params, body } = context
-      return shown(context, await assignStep(context, resource, params.step_key, body.assignee))
+      return presentLocked(context, await assignStep(context, resource, params.step_key, body.assignee))
     },
   }),
   itemOperation(executionKind, {
@@ -273,9 +277,9 @@ export const executionOperations: Operation[] = [
     method: 'post',
     path: `${item}/retry`,
     param,
-    summary: 'Start a failed execution anew from the step that failed',
+    summary: 'Retry a failed execution',
     description:
-      'In the version that it follows, as the caller. What earlier steps came to is kept; the case must be open to executions and the playbook still there.',
+      'Restarts from the failed step, in the pinned version and with the permissions of the caller. Results of earlier steps are kept. The case must not be closed or have another active execution, and the playbook must still exist.',
     tag,
     action: 'playbooks:RetryExecution',
     body: RetryInput,
@@ -285,7 +289,7 @@ export const executionOperations: Operation[] = [
     async run(context) {
       const { services, resource, body } = context
       const tool_context = callerContext(body?.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-      return shown(context, await retryExecution(context, resource, tool_context))
+      return presentLocked(context, await retryExecution(context, resource, tool_context))
     },
   }),
   itemOperation(executionKind, {
@@ -293,37 +297,39 @@ export const executionOperations: Operation[] = [
     method: 'post',
     path: `${item}/pause`,
     param,
-    summary: 'Pause an execution with everything below it',
+    summary: 'Pause an execution',
     description:
-      'What is under way goes on to its end, nothing else begins. People can complete the step that waits for them meanwhile.',
+      'Active work finishes; no new step starts until the execution is resumed. A waiting manual step can still be completed. Runs that its steps started are paused too.',
     tag,
     action: 'playbooks:PauseExecution',
     body: PauseInput,
     bodyOptional: true,
     answers: { 200: PlaybookExecution },
     raises: ['PLAYBOOK_EXECUTION_CONFLICT'],
-    run: async context => shown(context, await pauseExecution(context, context.resource, context.body?.reason ?? null)),
+    run: async context =>
+      presentLocked(context, await pauseExecution(context, context.resource, context.body?.reason ?? null)),
   }),
   itemOperation(executionKind, {
     id: 'resumePlaybookExecution',
     method: 'post',
     path: `${item}/resume`,
     param,
-    summary: 'Lift the pause of an execution',
-    description: 'Runs that its steps started were paused with it, and are resumed by themselves.',
+    summary: 'Resume an execution',
+    description: 'Runs that its steps started remain paused and must be resumed separately.',
     tag,
     action: 'playbooks:ResumeExecution',
     answers: { 200: PlaybookExecution },
     raises: ['PLAYBOOK_EXECUTION_CONFLICT', 'PROJECT_PAUSED'],
-    run: async context => shown(context, await resumeExecution(context, context.resource)),
+    run: async context => presentLocked(context, await resumeExecution(context, context.resource)),
   }),
   itemOperation(executionKind, {
     id: 'cancelPlaybookExecution',
     method: 'post',
     path: `${item}/cancel`,
     param,
-    summary: 'Cancel an execution with everything below it',
-    description: 'Steps that have completed keep their results; the case stays open.',
+    summary: 'Cancel an execution',
+    description:
+      'Also cancels the runs that its steps started. Completed steps keep their results; the case becomes open.',
     tag,
     action: 'playbooks:CancelExecution',
     body: CancelInput,
@@ -331,6 +337,6 @@ export const executionOperations: Operation[] = [
     answers: { 200: PlaybookExecution },
     raises: ['PLAYBOOK_EXECUTION_CONFLICT'],
     run: async context =>
-      shown(context, await cancelExecution(context, context.resource, context.body?.reason ?? null)),
+      presentLocked(context, await cancelExecution(context, context.resource, context.body?.reason ?? null)),
   }),
 ]

@@ -2,16 +2,16 @@ import { totalsOfRuns } from '../../control/usage/report-store.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { sumTotals } from '../runs/reads/usage.ts'
 import { type ExecutionRow, type PlaybookStepRow, presentExecution } from './model.ts'
-import { runsOf, stepsOf } from './store.ts'
+import { listSteps, runTreeIds } from './store.ts'
 
-/** An execution as its GET answers: with its steps and what it used. */
+/** Presents an execution with its steps and usage. Reads the steps unless `loadedSteps` is given. */
 export async function presentExecutionDetail(
   db: Queryable,
   row: ExecutionRow,
-  known?: readonly PlaybookStepRow[],
+  loadedSteps?: readonly PlaybookStepRow[],
 ): Promise<ReturnType<typeof presentExecution>> {
-  const steps = known ?? (await stepsOf(db, row.id))
+  const steps = loadedSteps ?? (await listSteps(db, row.id))
   const ids = [...row.previous_orchestration_run_ids, row.orchestration_run_id]
-  const totals = await totalsOfRuns(db, row.orchestration_run_id, runsOf(ids))
+  const totals = await totalsOfRuns(db, row.orchestration_run_id, runTreeIds(ids))
   return { ...presentExecution(row, steps), usage: sumTotals(totals) }
 }

@@ -10,8 +10,8 @@ import { mergeFields, moveCase } from '../cases/change.ts'
 import { addEvidence, type HashedEvidence } from '../cases/evidence.ts'
 import { linkCase } from '../cases/links.ts'
 import { type CaseRow, type CaseStatus, caseKind, type LinkType } from '../cases/model.ts'
-import { timelineRows } from '../cases/store.ts'
-import { AUTOMATION, appendTimeline, type CaseActor, entriesOf, type TimelineEvent } from '../cases/timeline.ts'
+import { timelineInsert } from '../cases/store.ts'
+import { AUTOMATION, appendTimeline, type CaseActor, type TimelineEvent, timelineEntries } from '../cases/timeline.ts'
 import { branchTargets, stepOf } from '../playbooks/compile-playbook.ts'
 import { isCaptured, type PlaybookStep } from '../playbooks/definition.ts'
 import { MANAGER } from '../playbooks/versions.ts'
@@ -22,46 +22,46 @@ import type { RunRow } from '../runs/model.ts'
 import { stepContent } from './erase.ts'
 import {
   type ExecutionRow,
-  executionConflict,
   executionKind,
   isExecutionTerminal,
   type PlaybookStepRow,
   presentExecution,
   presentStep,
+  raiseExecutionConflict,
   type StepActor,
   type WaitingOn,
 } from './model.ts'
 import { caseWritesOf, executionStatus, outcomeText, stepFailed, stepOutcomeOf, toStepOutcome } from './outcome.ts'
-import { executionOfRun, executionWrite, lockExecution, runBelow, stepsOf, stepsWrite } from './store.ts'
+import { executionWrite, findChildRunId, findExecutionOfRun, listSteps, lockExecution, stepsWrite } from './store.ts'
 
-/** What a person does with a step that waits. */
-type Act = { doer: StepActor; skip: boolean; note: string | null }
+/** Caller's action on a waiting manual step. */
+type StepAction = { actor: StepActor; skip: boolean; note: string | null }
 
 /**
- * An execution and its case under their locks, with the records of its steps, for as long as a transaction holds them. What
- * happens in the run that drives it becomes records here, and is written with the run.
+ * An execution with its steps and its case, locked for the duration of a transaction. Collects the effects of run
+ * changes on them and writes them with the run.
  */
 export class LockedExecution implements DrivenRun {
   readonly tx: Tx
   readonly row: ExecutionRow
   readonly steps: PlaybookStepRow[]
   case: CaseRow
-  /** What a person does, where this is not the run going on by itself. */
-  act: Act | null = null
-  /** Who gives the command. */
+  /** Action of a caller. Null if the run advances by itself. */
+  action: StepAction | null = null
+  /** Actor of timeline entries. */
   by: CaseActor = AUTOMATION
-  /** Why it is cancelled. */
+  /** Reason for a cancellation. */
   reason: string | null = null
   readonly #before: CaseRow
-  /** What steps have written in this transaction, with the case as each found it. */
-  readonly #written = new Map<string, { names: string[]; found: CaseRow }>()
-  readonly #happenings: TimelineEvent[] = []
+  /** Case writes of steps in this transaction, with the case before each. */
+  readonly #caseWrites = new Map<string, { names: string[]; before: CaseRow }>()
+  readonly #timelineEvents: TimelineEvent[] = []
   readonly #pieces: HashedEvidence[] = []
   readonly #links: { type: LinkType; target_id: string }[] = []
   readonly #events: { verb: 'step_waiting' | 'step_completed'; step: PlaybookStepRow }[] = []
-  readonly #touched = new Set<PlaybookStepRow>()
-  /** In this transaction. */
-  #hasEnded = false
+  readonly #changedSteps = new Set<PlaybookStepRow>()
+  /** Whether the execution settles in this transaction. */
+  #hasSettled = false
 
   constructor(tx: Tx, row: ExecutionRow, steps: readonly PlaybookStepRow[], kase: CaseRow) {
     this.tx = tx
@@ -77,7 +77,7 @@ export class LockedExecution implements DrivenRun {
     return record && step ? { record, step } : null
   }
 
-  /** What expressions of steps read. */
+  /** Returns the roots of expressions of steps. */
   roots(run: RunRow): ExpressionState {
     return this.#rootsWith(run.outcomes) as never
   }
@@ -88,7 +88,7 @@ export class LockedExecution implements DrivenRun {
     return {
       case: caseKind.present(this.case),
       input: this.row.input,
-      steps: Object.fromEntries(steps.flatMap(([key, came]) => (came ? [[key, came]] : []))),
+      steps: Object.fromEntries(steps.flatMap(([key, outcome]) => (outcome ? [[key, outcome]] : []))),
       execution: { id, playbook_id, playbook_name, playbook_version, case_id, metadata, started_by, started_at },
     }
   }
@@ -106,7 +106,7 @@ export class LockedExecution implements DrivenRun {
     const step = this.step(stepOf(id).key)?.step
     const user = (content: string): ModelMessage[] => [{ role: 'user', content }]
     if (!step?.input_mapping) return user([step?.instructions, JSON.stringify(input.case)].filter(Boolean).join('\n\n'))
-    // The engine takes these as they are.
+    // The engine uses the messages of the input unchanged.
     if (Array.isArray(input.messages)) return null
     return user(typeof input.prompt === 'string' ? input.prompt : JSON.stringify(input))
   }
@@ -118,60 +118,59 @@ export class LockedExecution implements DrivenRun {
     return stepFailed(stepOf(id).key, reason, message, more).recorded()
   }
 
-  outcome(run: RunRow, attempt: Attempt, given: DrivenOutcome, now: string): DrivenOutcome {
+  outcome(run: RunRow, attempt: Attempt, nodeOutcome: DrivenOutcome, now: string): DrivenOutcome {
     const { key, isCondition } = stepOf(attempt.node_id)
     const found = this.step(key)
-    if (isCondition || !found) return given
-    const outcome = toStepOutcome(found.step, attempt, given, now)
-    this.#writeCase(found.step, run, outcome)
+    if (isCondition || !found) return nodeOutcome
+    const outcome = toStepOutcome(found.step, attempt, nodeOutcome, now)
+    this.#applyCaseWrites(found.step, run, outcome)
     return outcome
   }
 
-  /** Working data of the case, as the step writes it; steps behind it read it. */
-  #writeCase(step: PlaybookStep, run: RunRow, { artifact, label }: DrivenOutcome): void {
-    if (!step.case_writes || this.act?.skip) return
+  /** Applies the case writes of a step, so that later steps read them. */
+  #applyCaseWrites(step: PlaybookStep, run: RunRow, { artifact, label }: DrivenOutcome): void {
+    if (!step.case_writes || this.action?.skip) return
     const output = step.type === 'branch' ? { taken: label } : artifact
     const root = { ...this.#rootsWith(run.outcomes), output }
-    const given = caseWritesOf(step, root)
-    const fields = mergeFields(this.case.fields, given)
-    const changed = Object.keys(given).filter(name => !isDeepStrictEqual(this.#before.fields[name], fields[name]))
-    this.#written.set(step.key, { names: changed, found: this.case })
+    const writes = caseWritesOf(step, root)
+    const fields = mergeFields(this.case.fields, writes)
+    const changed = Object.keys(writes).filter(name => !isDeepStrictEqual(this.#before.fields[name], fields[name]))
+    this.#caseWrites.set(step.key, { names: changed, before: this.case })
     this.case = { ...this.case, fields }
   }
 
-  /** What a step wrote goes with the step when its outcome is refused afterwards: nothing has run behind it. */
-  #takeBack(key: string): void {
-    const written = this.#written.get(key)
+  /** Reverts the case writes of a step whose outcome was refused afterwards. No later step has run yet. */
+  #revertCaseWrites(key: string): void {
+    const written = this.#caseWrites.get(key)
     if (!written) return
-    this.case = { ...this.case, fields: written.found.fields }
-    this.#written.delete(key)
+    this.case = { ...this.case, fields: written.before.fields }
+    this.#caseWrites.delete(key)
   }
 
-  /** Writes what an advance of the run, or a command, has come to: records, timeline, evidence, case and events. */
-  async save(advanced: DrivenChange): Promise<void> {
-    const { run, now } = advanced
-    for (const attempt of advanced.changed) await this.#note(run, attempt, now)
-    this.#derive(run, now)
-    if (this.#hasEnded && run.status === 'failed') this.#report(run)
+  /** Writes the effects of a run change or command: steps, timeline, evidence, case and events. */
+  async save({ run, changed, now }: DrivenChange): Promise<void> {
+    for (const attempt of changed) await this.#applyAttempt(run, attempt, now)
+    this.#deriveStatus(run, now)
+    if (this.#hasSettled && run.status === 'failed') this.#fileException(run)
     await this.#write(now)
   }
 
-  /** The record of a step as an attempt of its node leaves it. */
-  async #note(run: RunRow, attempt: Attempt, now: string): Promise<void> {
+  /** Updates the record of a step from an attempt of its node. */
+  async #applyAttempt(run: RunRow, attempt: Attempt, now: string): Promise<void> {
     const { key, isCondition } = stepOf(attempt.node_id)
     const found = this.step(key)
     if (!found) return
     const { record, step } = found
     const before = record.status
-    if (isCondition) return this.#noteCondition(record, attempt, now)
-    const status = executionStatus(attempt, this.act?.skip === true)
-    if (status === 'failed') this.#takeBack(key)
-    // Of a step that `when` passed over, the node is left over at the end.
+    if (isCondition) return this.#applyCondition(record, attempt, now)
+    const status = executionStatus(attempt, this.action?.skip === true)
+    if (status === 'failed') this.#revertCaseWrites(key)
+    // At the end of the run, the unused node of a step that `when` has already skipped is skipped too.
     if (status === 'skipped' && attempt.status === 'skipped' && before !== 'pending') return
-    // A person skipped it, and its node has completed.
+    // A caller has skipped the step, which completed its node.
     if (status === 'completed' && before === 'skipped') return
     record.status = status
-    this.#touched.add(record)
+    this.#changedSteps.add(record)
     if (attempt.status === 'skipped') {
       record.completed_at = now
       return
@@ -185,40 +184,41 @@ export class LockedExecution implements DrivenRun {
     record.started_at ??= attempt.started_at ?? attempt.created_at
     record.error = attempt.error
     record.completed_at = status === 'running' || status === 'waiting' ? null : (attempt.completed_at ?? now)
-    if (step.type === 'run_orchestration') record.orchestration_run_id ??= await runBelow(this.tx, run.id, attempt.id)
+    if (step.type === 'run_orchestration')
+      record.orchestration_run_id ??= await findChildRunId(this.tx, run.id, attempt.id)
     if (record.approval_id !== null && before !== 'waiting' && status === 'waiting')
       this.#links.push({ type: 'approval', target_id: record.approval_id })
     if (before === status) return
-    if (status === 'waiting') this.#park(step, record, attempt, now)
-    else if (status === 'completed') await this.#completed(step, record, attempt)
-    else if (status === 'failed') this.#tell('step_failed', record, { error: record.error })
+    if (status === 'waiting') this.#startWait(step, record, attempt, now)
+    else if (status === 'completed') await this.#completeStep(step, record, attempt)
+    else if (status === 'failed') this.#addTimelineEvent('step_failed', record, { error: record.error })
     else if (status === 'skipped') {
-      this.#actOn(record)
-      this.#tell('step_skipped', record, { reason: record.note })
+      this.#recordAction(record)
+      this.#addTimelineEvent('step_skipped', record, { reason: record.note })
     }
   }
 
-  #noteCondition(record: PlaybookStepRow, attempt: Attempt, now: string): void {
+  #applyCondition(record: PlaybookStepRow, attempt: Attempt, now: string): void {
     if (attempt.status !== 'completed' && attempt.status !== 'failed') return
     if (attempt.error !== null) {
       record.status = 'failed'
       record.attempt = record.attempts_before + attempt.attempt
       record.error = attempt.error
       record.started_at ??= now
-      this.#tell('step_failed', record, { error: record.error })
+      this.#addTimelineEvent('step_failed', record, { error: record.error })
     } else if (attempt.label === 'false') {
       record.status = 'skipped'
-      this.#tell('step_skipped', record, { reason: 'when' })
+      this.#addTimelineEvent('step_skipped', record, { reason: 'when' })
     } else return
     record.completed_at = now
-    this.#touched.add(record)
+    this.#changedSteps.add(record)
   }
 
-  #park(step: PlaybookStep, record: PlaybookStepRow, attempt: Attempt, now: string): void {
+  #startWait(step: PlaybookStep, record: PlaybookStepRow, attempt: Attempt, now: string): void {
     if (step.type === 'wait') {
       const { deadline_at } = attempt
       const expires_at = deadline_at && new Date(deadline_at).toISOString()
-      // When it began is filled in with the write.
+      // `since` is set when the execution is written.
       if (step.event) {
         const { pattern, filter = null } = step.event
         this.row.event_wait = { step_key: step.key, pattern, filter, since: '', expires_at }
@@ -232,16 +232,16 @@ export class LockedExecution implements DrivenRun {
         step.due_seconds == null ? null : new Date(Date.parse(now) + step.due_seconds * 1000).toISOString()
     }
     const { assignee, due_at, approval_id } = record
-    this.#tell('step_waiting', record, approval_id === null ? { assignee, due_at } : { approval_id })
+    this.#addTimelineEvent('step_waiting', record, approval_id === null ? { assignee, due_at } : { approval_id })
     this.#events.push({ verb: 'step_waiting', step: record })
   }
 
-  async #completed(step: PlaybookStep, record: PlaybookStepRow, attempt: Attempt): Promise<void> {
+  async #completeStep(step: PlaybookStep, record: PlaybookStepRow, attempt: Attempt): Promise<void> {
     record.output = step.type === 'branch' ? { taken: attempt.label } : attempt.output
-    this.#actOn(record)
-    if (record.approval_id !== null) await this.#noteDecision(record, attempt)
-    const written = this.#written.get(step.key)?.names ?? []
-    this.#tell('step_completed', record, {
+    this.#recordAction(record)
+    if (record.approval_id !== null) await this.#writeDecision(record, attempt)
+    const written = this.#caseWrites.get(step.key)?.names ?? []
+    this.#addTimelineEvent('step_completed', record, {
       attempt: record.attempt,
       ...(record.note === null ? {} : { note: record.note }),
       ...(written.length === 0
@@ -269,35 +269,39 @@ export class LockedExecution implements DrivenRun {
     })
   }
 
-  /** Who decided, in the timeline before what follows from it. */
-  async #noteDecision({ key, approval_id }: PlaybookStepRow, { output }: Attempt): Promise<void> {
+  /** Writes a decision to the timeline immediately, before the entries that follow from it. */
+  async #writeDecision({ key, approval_id }: PlaybookStepRow, { output }: Attempt): Promise<void> {
     const {
       decision = 'approved',
       resolved_by = null,
       reason = null,
     } = (isObject(output) ? output : {}) as Record<string, string | null | undefined>
     const by: CaseActor = { principal_kind: 'approval', principal_id: resolved_by }
-    const told: TimelineEvent = {
+    const event: TimelineEvent = {
       kind: 'approval_resolved',
       data: { approval_id, decision, reason },
       playbook_execution_id: this.row.id,
       step_key: key,
     }
-    await this.tx.query(voidStatement`${timelineRows(entriesOf(this.case, by, [told]), sql.fragment`true`)}`)
+    await this.tx.query(voidStatement`${timelineInsert(timelineEntries(this.case, by, [event]), sql.fragment`true`)}`)
   }
 
-  #actOn(record: PlaybookStepRow): void {
-    if (!this.act) return
-    record.completed_by = this.act.doer
-    record.note = this.act.note
+  #recordAction(record: PlaybookStepRow): void {
+    if (!this.action) return
+    record.completed_by = this.action.actor
+    record.note = this.action.note
   }
 
-  #tell(kind: TimelineEvent['kind'], step: PlaybookStepRow | null, data: Record<string, unknown> = {}): void {
-    this.#happenings.push({ kind, data, playbook_execution_id: this.row.id, step_key: step?.key ?? null })
+  #addTimelineEvent(
+    kind: TimelineEvent['kind'],
+    step: PlaybookStepRow | null,
+    data: Record<string, unknown> = {},
+  ): void {
+    this.#timelineEvents.push({ kind, data, playbook_execution_id: this.row.id, step_key: step?.key ?? null })
   }
 
-  /** How the execution stands, from its run and its steps. */
-  #derive(run: RunRow, now: string): void {
+  /** Derives the status of the execution from its run and its steps. */
+  #deriveStatus(run: RunRow, now: string): void {
     const { row } = this
     if (isExecutionTerminal(row)) return
     row.started_at ??= run.started_at
@@ -305,7 +309,7 @@ export class LockedExecution implements DrivenRun {
     row.current_step_key = current?.key ?? null
     row.waiting_on = null
     if (current?.status !== 'waiting' || row.event_wait?.step_key !== current.key) row.event_wait = null
-    // The pause of a project is none of the execution.
+    // A pause of the project is not a pause of the execution.
     row.pause_requested_at = run.paused_with_project ? null : run.pause_requested_at
     row.pause_reason = run.paused_with_project ? null : run.pause_reason
     if (run.status === 'succeeded') this.#complete(run, now)
@@ -314,17 +318,17 @@ export class LockedExecution implements DrivenRun {
       row.error = run.error ?? new AppError('INTERNAL_ERROR').recorded()
       row.current_step_key = run.failed_node_id === null ? row.current_step_key : stepOf(run.failed_node_id).key
       row.completed_at = now
-      this.#tell('execution_failed', null, { error: row.error, step_key: row.current_step_key })
+      this.#addTimelineEvent('execution_failed', null, { error: row.error, step_key: row.current_step_key })
     } else if (run.status === 'cancelled') {
       row.status = 'cancelled'
       row.completed_at = now
-      this.#tell('execution_cancelled', null, { reason: this.reason })
+      this.#addTimelineEvent('execution_cancelled', null, { reason: this.reason })
     } else if (current?.status === 'waiting') {
       row.status = 'waiting'
       row.waiting_on = this.#waitingOn(current, run)
     } else if (row.started_at !== null) row.status = 'running'
-    this.#hasEnded = isExecutionTerminal(row)
-    if (this.#hasEnded) Object.assign(row, { event_wait: null, pause_requested_at: null, pause_reason: null })
+    this.#hasSettled = isExecutionTerminal(row)
+    if (this.#hasSettled) Object.assign(row, { event_wait: null, pause_requested_at: null, pause_reason: null })
   }
 
   #waitingOn({ key, type, assignee, due_at, approval_id }: PlaybookStepRow, run: RunRow): WaitingOn {
@@ -348,16 +352,16 @@ export class LockedExecution implements DrivenRun {
     row.output = Object.fromEntries(
       this.steps.flatMap(({ key, status, output }) => (status === 'completed' ? [[key, output ?? null]] : [])),
     )
-    this.#tell('execution_completed', null, { outcome: row.outcome })
+    this.#addTimelineEvent('execution_completed', null, { outcome: row.outcome })
   }
 
-  #report(run: RunRow): void {
+  #fileException(run: RunRow): void {
     const { id, case_id, project_id, current_step_key: step_key, error } = this.row
     const exception = fileExceptionInTx(this.tx, {
       project_id,
       kind: 'run_failed',
       severity: 'critical',
-      title: `A playbook failed${step_key === null ? '' : ` at ${step_key}`}`,
+      title: `Playbook execution failed${step_key === null ? '' : ` at step ${step_key}`}`,
       detail: { playbook_execution_id: id, case_id, step_key, error },
       dedup_key: run.id,
       orchestration_run_id: run.id,
@@ -365,27 +369,28 @@ export class LockedExecution implements DrivenRun {
     this.#links.push({ type: 'exception', target_id: exception })
   }
 
-  /** Writes the records as they stand, with the case and the events of all that happened. */
+  /** Writes execution, steps, case, timeline and events. */
   async #write(now: string): Promise<void> {
     const { tx, row } = this
     row.updated_at = now
-    for (const link of this.#links) this.#happenings.push(...(await linkCase(tx, this.case, null, link)).happenings)
+    for (const link of this.#links)
+      this.#timelineEvents.push(...(await linkCase(tx, this.case, null, link)).timelineEvents)
     if (this.#pieces.length > 0) {
-      const captured_by = this.act?.doer ?? row.started_by
-      if (captured_by === null) throw new Error(`nobody started ${row.id}`)
-      const { happenings } = await addEvidence(tx, this.case, captured_by, this.#pieces)
-      this.#happenings.push(...happenings)
+      const captured_by = this.action?.actor ?? row.started_by
+      if (captured_by === null) throw new Error(`execution ${row.id} has no started_by`)
+      const { timelineEvents } = await addEvidence(tx, this.case, captured_by, this.#pieces)
+      this.#timelineEvents.push(...timelineEvents)
     }
     await this.#moveCase(now)
-    // By the clock that events are stamped with, and behind those of this transaction.
+    // Uses the clock that stamps events, after the events of this transaction.
     if (row.event_wait) row.event_wait.since ||= new Date().toISOString()
-    const steps = [...this.#touched]
+    const steps = [...this.#changedSteps]
     tx.alongside(guard => executionWrite(row, guard))
     if (steps.length > 0) tx.alongside(guard => stepsWrite(steps, guard))
     const data = presentExecution(row, this.steps)
     for (const { verb, step } of this.#events)
       tx.emit(executionKind, verb, row, { data, extra: { step: presentStep(step) } })
-    if (this.#hasEnded)
+    if (this.#hasSettled)
       tx.emit(executionKind, row.status as 'completed' | 'failed' | 'cancelled', row, {
         data,
         ...(row.status === 'failed' ? { extra: { error: row.error, step_key: row.current_step_key } } : {}),
@@ -402,79 +407,79 @@ export class LockedExecution implements DrivenRun {
       if (status === 'resolved') Object.assign(values, { outcome: row.outcome, resolved_at: now })
     }
     const isChanged = status !== this.#before.status || values.fields !== undefined || isExecutionTerminal(row)
-    if (!isChanged) return appendTimeline(tx, this.case, by, this.#happenings)
+    if (!isChanged) return appendTimeline(tx, this.case, by, this.#timelineEvents)
     this.case = await moveCase(tx, this.#before, values, by, {
-      before: this.#happenings,
+      before: this.#timelineEvents,
       playbook_execution_id: row.id,
       ...(status === 'resolved' ? { data: { outcome: row.outcome } } : {}),
     })
     if (values.fields !== undefined) tx.emit(caseKind, 'updated', this.case, { extra: { changed: ['fields'] } })
   }
 
-  /** Notes what happened beside the run, in the order in which it did. */
-  told(happenings: readonly TimelineEvent[]): void {
-    this.#happenings.push(...happenings)
+  /** Adds timeline entries of a command, in order. */
+  addTimelineEvents(events: readonly TimelineEvent[]): void {
+    this.#timelineEvents.push(...events)
   }
 
-  /** Marks manual steps that have become overdue. */
-  async overdue(at: Date): Promise<void> {
-    const late = this.steps.filter(
+  /** Marks manual steps that are overdue at a time and emits their events. */
+  async markOverdue(at: Date): Promise<void> {
+    const overdueSteps = this.steps.filter(
       ({ status, due_at, overdue }) => status === 'waiting' && !overdue && due_at !== null && new Date(due_at) <= at,
     )
-    for (const record of late) {
+    for (const record of overdueSteps) {
       record.overdue = true
-      await this.change(record, null, at.toISOString())
+      await this.writeStep(record, null, at.toISOString())
       const data = presentExecution(this.row, this.steps)
       this.tx.emit(executionKind, 'step_overdue', this.row, { data, extra: { step: presentStep(record) } })
     }
   }
 
-  /** Changes a step beside the run: who has it, whether it is overdue. */
-  async change(record: PlaybookStepRow, told: TimelineEvent | null, now: string): Promise<void> {
-    this.#touched.add(record)
-    if (told) this.#happenings.push({ ...told, playbook_execution_id: this.row.id, step_key: record.key })
+  /** Writes a change of a step that does not change the run, such as its assignee. */
+  async writeStep(record: PlaybookStepRow, event: TimelineEvent | null, now: string): Promise<void> {
+    this.#changedSteps.add(record)
+    if (event) this.#timelineEvents.push({ ...event, playbook_execution_id: this.row.id, step_key: record.key })
     if (this.row.waiting_on?.step_key === record.key && record.type === 'manual')
       this.row.waiting_on = { ...this.row.waiting_on, assignee: record.assignee }
     const { tx, row } = this
     row.updated_at = now
-    appendTimeline(tx, this.case, this.by, this.#happenings)
+    appendTimeline(tx, this.case, this.by, this.#timelineEvents)
     tx.alongside(guard => executionWrite(row, guard))
     tx.alongside(guard => stepsWrite([record], guard))
   }
 }
 
-/** What the run behind an execution, in this status, makes of its case. */
+/** Returns the status of the case that follows from the status of its execution. */
 function caseStatus({ status, definition }: ExecutionRow): CaseStatus {
   if (status === 'waiting') return 'waiting'
   if (status === 'completed') return definition.resolve_case ? 'resolved' : 'open'
   return status === 'failed' || status === 'cancelled' ? 'open' : 'in_progress'
 }
 
-/** An execution with its case under their locks, in the order in which everybody takes them: case, execution, steps, run. */
+/** Locks an execution and its case. The lock order is case, execution, steps, run. */
 export async function lockExecutionForWrite(
   tx: Tx,
   { id, case_id }: { id: string; case_id: string },
 ): Promise<LockedExecution | null> {
   const kase = await caseKind.find(tx, case_id, true)
   const row = kase && (await lockExecution(tx, id))
-  return row && new LockedExecution(tx, row, await stepsOf(tx, id), kase)
+  return row && new LockedExecution(tx, row, await listSteps(tx, id), kase)
 }
 
-/** The runs of playbooks. */
+/** Driver of the runs of playbook executions. */
 export const playbookRuns: RunDriver = {
   name: MANAGER,
   content: stepContent,
   async open(tx, _services, runId) {
-    const placed = await executionOfRun(tx, runId)
-    const held = placed && (await lockExecutionForWrite(tx, placed))
-    // It was retried meanwhile: another run drives it.
-    return held && held.row.orchestration_run_id === runId ? held : null
+    const ref = await findExecutionOfRun(tx, runId)
+    const execution = ref && (await lockExecutionForWrite(tx, ref))
+    // After a retry, another run drives the execution.
+    return execution && execution.row.orchestration_run_id === runId ? execution : null
   },
   async refuse(db: Queryable, runId: string) {
-    const placed = await executionOfRun(db, runId)
-    const row = placed && (await executionKind.find(db, placed.id))
-    const message = 'The run is that of a playbook, whose execution takes the commands'
-    if (row) return executionConflict(row, message)
+    const ref = await findExecutionOfRun(db, runId)
+    const row = ref && (await executionKind.find(db, ref.id))
+    const message = `Run ${runId} is controlled by a playbook execution`
+    if (row) return raiseExecutionConflict(row, message)
     throw new AppError('PLAYBOOK_EXECUTION_CONFLICT', { message })
   },
 }

@@ -13,14 +13,13 @@ import { graphSchema } from '../orchestrations/schemas.ts'
 import type { PlaybookDefinition } from '../playbooks/definition.ts'
 import { type PlaybookRow, playbookVersions } from '../playbooks/model.ts'
 import { MANAGER, versionedPlaybooks } from '../playbooks/versions.ts'
-import { buildRunRow, insertRuns } from '../runs/commands/start.ts'
-import { type ExecutionRow, executionKind, NOT_BEGUN, type PlaybookStepRow, presentExecution } from './model.ts'
+import { buildRunRow, insertRuns } from '../runs/commands/start-run.ts'
+import { type ExecutionRow, executionKind, PENDING_STEP, type PlaybookStepRow, presentExecution } from './model.ts'
 import { writeExecution } from './store.ts'
 
-/** What an execution is started with. */
-export type Start = {
+export type ExecutionStart = {
   playbook: PlaybookRow
-  /** Default: the live one. */
+  /** Default: the live version. */
   version?: number
   input: Record<string, unknown>
   metadata: Record<string, unknown> | null
@@ -30,18 +29,19 @@ export type Start = {
   trigger_id?: string | null
 }
 
-/** Starts are of cases: what they run as may start executions of it. */
+/** Permission that the authority of the run must keep: starting executions of the case. */
 const permissionOf = (caseId: string) => ({ action: 'playbooks:StartExecution', kind: 'case', id: caseId })
 
 /**
- * Starts an execution of a playbook over a case in the caller's transaction. The playbook is held against its delete.
- * @throws PROJECT_PAUSED, RESOURCE_NOT_FOUND, CASE_STATE_CONFLICT, PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED, RunFirst
+ * Starts a playbook execution on a case. The caller has locked the playbook against deletion.
+ * @throws PROJECT_PAUSED, RESOURCE_NOT_FOUND, CASE_STATE_CONFLICT, PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED,
+ *   RerunAfter
  */
 export async function startExecution(
   tx: Tx,
   services: Services,
   caseId: string,
-  start: Start,
+  start: ExecutionStart,
 ): Promise<{ row: ExecutionRow; steps: readonly PlaybookStepRow[]; case: CaseRow }> {
   const { playbook, input, authority, tool_context } = start
   const { project_id } = playbook
@@ -72,7 +72,7 @@ export async function startExecution(
     driver: MANAGER,
     trigger: start.trigger_id == null ? null : { id: start.trigger_id, firing_id: null },
   })
-  const { row, steps } = newExecution(id, run.id, kase, { ...start, version, definition }, run.created_at)
+  const { row, steps } = buildExecution(id, run.id, kase, { ...start, version, definition }, run.created_at)
   await writeExecution(tx, row, steps)
   insertRuns(tx, [run])
   tx.emit(executionKind, 'started', row, { data: presentExecution(row, steps) })
@@ -83,7 +83,7 @@ export async function startExecution(
   }
 }
 
-/** A case becomes that of an execution which begins, or begins again. */
+/** Makes a started or retried execution the active execution of its case. */
 export const attachToCase = (
   tx: Tx,
   kase: CaseRow,
@@ -100,7 +100,7 @@ export const attachToCase = (
   })
 }
 
-/** Where a value breaks a schema, as problems below a path. */
+/** Validates a value against a schema. Returns problems with paths below `path`. */
 export async function inputSchemaProblems(
   services: Services,
   project: string,
@@ -110,19 +110,19 @@ export async function inputSchemaProblems(
 ): Promise<Problem[]> {
   if (schema === null) return []
   try {
-    const found = await schemaChecks(services).problemsInTransaction(graphSchema(project, schema), value)
-    return wireProblemsAtFields(found, path)
+    const problems = await schemaChecks(services).problemsInTransaction(graphSchema(project, schema), value)
+    return wireProblemsAtFields(problems, path)
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error
     return [{ code: 'INVALID_VALUE', path, message: error.message }]
   }
 }
 
-function newExecution(
+function buildExecution(
   id: string,
   orchestration_run_id: string,
   { id: case_id, project_id }: CaseRow,
-  start: Start & { version: number; definition: PlaybookDefinition },
+  start: ExecutionStart & { version: number; definition: PlaybookDefinition },
   now: string,
 ): { row: ExecutionRow; steps: PlaybookStepRow[] } {
   const { playbook, definition, authority } = start
@@ -165,7 +165,7 @@ function newExecution(
       attempts_before: 0,
       input: null,
       tool_id: null,
-      ...NOT_BEGUN,
+      ...PENDING_STEP,
     }),
   )
   return { row, steps }

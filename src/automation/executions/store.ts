@@ -5,55 +5,57 @@ import { ExecutionRow, PlaybookStepRow } from './model.ts'
 
 const columns = selectList(Object.keys(ExecutionRow.shape))
 const stepColumns = selectList(Object.keys(PlaybookStepRow.shape))
-const execution = sql.type(ExecutionRow)
-const step = sql.type(PlaybookStepRow)
+const executionRow = sql.type(ExecutionRow)
+const stepRow = sql.type(PlaybookStepRow)
 
-/** Statuses of executions that are not over, in the words of playbook_executions_active. */
-const ACTIVE = sql.fragment`('queued', 'running', 'waiting')`
+/** Active statuses, spelled as in the condition of index playbook_executions_active. */
+const ACTIVE_STATUSES = sql.fragment`('queued', 'running', 'waiting')`
 
-const placed = sql.type(z.strictObject({ id: z.string(), case_id: z.string() }))
+const executionRefRow = sql.type(z.strictObject({ id: z.string(), case_id: z.string() }))
 
-/** Bytes of the values of an execution in a list: input and output have up to 5 MiB. */
+/** Total bytes of input, output and metadata up to which a list includes them. They may have up to 5 MiB. */
 const LISTED_BYTES = 128 * 1024
 
-/** The columns of executions in a list: values, unless they are large, and not what they follow. */
+/** Columns of executions in lists: without the definition, and without input, output and metadata if they are large. */
 export const executionListColumns: Fragment = (() => {
   const bytes = ['input', 'output', 'metadata'].map(
     name => sql.fragment`coalesce(octet_length(t.${sql.identifier([name])}::text), 0)`,
   )
-  const small = (name: string) => sql.fragment`
+  const ifSmall = (name: string) => sql.fragment`
     case when ${sql.join(bytes, sql.fragment` + `)} <= ${LISTED_BYTES} then t.${sql.identifier([name])} end`
   return selectList(Object.keys(ExecutionRow.shape), {
-    input: small('input'),
-    output: small('output'),
-    metadata: small('metadata'),
+    input: ifSmall('input'),
+    output: ifSmall('output'),
+    metadata: ifSmall('metadata'),
     definition: sql.fragment`null::json`,
   })
 })()
 
-/** The execution that a run drives, and its case. By playbook_executions_run. */
-export const executionOfRun = (db: Queryable, runId: string) =>
-  db.maybeOne(placed`select id, case_id from playbook_executions where orchestration_run_id = ${runId}`)
+/** Returns the ids of the execution that a run drives and of its case. By playbook_executions_run. */
+export const findExecutionOfRun = (db: Queryable, runId: string) =>
+  db.maybeOne(executionRefRow`select id, case_id from playbook_executions where orchestration_run_id = ${runId}`)
 
-/** An execution under its lock; the caller holds its case. */
+/** Locks an execution. Requires the lock of its case. */
 export const lockExecution = (db: Queryable, id: string): Promise<ExecutionRow | null> =>
-  db.maybeOne(execution`select ${columns} from playbook_executions t where t.id = ${id} for update of t`)
+  db.maybeOne(executionRow`select ${columns} from playbook_executions t where t.id = ${id} for update of t`)
 
-/** The executions of a case, oldest first, or one of them. By playbook_executions_case. */
-export const executionsOfCase = (
+/** Lists the executions of a case, oldest first, or one of them. By playbook_executions_case. */
+export const listCaseExecutions = (
   db: Queryable,
   caseId: string,
   executionId: string | null,
 ): Promise<readonly ExecutionRow[]> =>
-  db.any(execution`
+  db.any(executionRow`
     select ${columns} from playbook_executions t
     where t.case_id = ${caseId} and (${executionId}::text is null or t.id = ${executionId}) order by t.created_at, t.id`)
 
-const sizes = sql.type(z.object({ bytes: z.coerce.number() }))
+const bytesRow = sql.type(z.object({ bytes: z.coerce.number() }))
 
-/** Bytes of executions of a case and of their steps, or of one, with what their rows take. By playbook_executions_case. */
-export const bytesOfExecutions = (db: Queryable, caseId: string, executionId: string | null): Promise<number> =>
-  db.oneFirst(sizes`
+/**
+ * Returns the size of the executions of a case, or of one, with steps and row overhead. By playbook_executions_case.
+ */
+export const executionBytes = (db: Queryable, caseId: string, executionId: string | null): Promise<number> =>
+  db.oneFirst(bytesRow`
     select coalesce(sum(2048 + octet_length(t.definition::text) + octet_length(t.input::text)
       + coalesce(octet_length(t.metadata::text), 0) + coalesce(octet_length(t.output::text), 0) + s.bytes), 0) as bytes
     from playbook_executions t cross join lateral (
@@ -62,34 +64,42 @@ export const bytesOfExecutions = (db: Queryable, caseId: string, executionId: st
       from playbook_execution_steps s where s.execution_id = t.id) s
     where t.case_id = ${caseId} and (${executionId}::text is null or t.id = ${executionId})`)
 
-/** The steps of an execution in their order. */
-export const stepsOf = (db: Queryable, executionId: string): Promise<readonly PlaybookStepRow[]> =>
-  db.any(step`
+/** Lists the steps of an execution in playbook order. */
+export const listSteps = (db: Queryable, executionId: string): Promise<readonly PlaybookStepRow[]> =>
+  db.any(stepRow`
     select ${stepColumns} from playbook_execution_steps t where t.execution_id = ${executionId} order by t.position`)
 
-/** The part of a statement that adds or changes an execution whose row the caller holds. */
+/** Returns the CTE that inserts or updates an execution. Requires the row lock. */
 export const executionWrite = (row: ExecutionRow, guard: Fragment): Fragment => {
   const names = Object.keys(ExecutionRow.shape)
   return sql.fragment`
-    insert into playbook_executions as t (${list(names)})
-    select ${list(names, 'r')} from json_populate_record(null::playbook_executions, ${JSON.stringify(row)}::json) r
+    insert into playbook_executions as t (${identifierList(names)})
+    select ${identifierList(names, 'r')} from json_populate_record(null::playbook_executions, ${JSON.stringify(row)}::json) r
     where ${guard}
     on conflict (id) do update set ${sql.join(
       names
-        .filter(name => !FIXED.includes(name))
+        .filter(name => !IMMUTABLE_COLUMNS.includes(name))
         .map(name => sql.fragment`${sql.identifier([name])} = ${sql.identifier(['excluded', name])}`),
       sql.fragment`, `,
     )}`
 }
-/** What never changes of an execution. */
-const FIXED = ['id', 'project_id', 'case_id', 'playbook_id', 'playbook_version', 'definition', 'input', 'created_at']
+const IMMUTABLE_COLUMNS = [
+  'id',
+  'project_id',
+  'case_id',
+  'playbook_id',
+  'playbook_version',
+  'definition',
+  'input',
+  'created_at',
+]
 
-/** The part of a statement that adds or changes steps. */
+/** Returns the CTE that inserts or updates steps. */
 export const stepsWrite = (rows: readonly PlaybookStepRow[], guard: Fragment): Fragment => {
   const names = Object.keys(PlaybookStepRow.shape)
   return sql.fragment`
-    insert into playbook_execution_steps as t (${list(names)})
-    select ${list(names, 'r')}
+    insert into playbook_execution_steps as t (${identifierList(names)})
+    select ${identifierList(names, 'r')}
     from json_populate_recordset(null::playbook_execution_steps, ${JSON.stringify(rows)}::json) r where ${guard}
     on conflict (execution_id, key) do update set ${sql.join(
       names
@@ -99,13 +109,13 @@ export const stepsWrite = (rows: readonly PlaybookStepRow[], guard: Fragment): F
     )}`
 }
 
-const list = (names: readonly string[], from?: string): Fragment =>
+const identifierList = (names: readonly string[], from?: string): Fragment =>
   sql.fragment`${sql.join(
     names.map(name => sql.identifier(from ? [from, name] : [name])),
     sql.fragment`, `,
   )}`
 
-/** Writes an execution and steps of it at once. */
+/** Inserts or updates an execution and steps in separate statements. */
 export async function writeExecution(
   db: Queryable,
   row: ExecutionRow,
@@ -115,34 +125,42 @@ export async function writeExecution(
   if (steps.length > 0) await db.query(voidStatement`${stepsWrite(steps, sql.fragment`true`)}`)
 }
 
-const counted = sql.type(z.strictObject({ count: z.int() }))
+const countRow = sql.type(z.strictObject({ count: z.int() }))
 
-/** How many executions of a playbook are not over. By playbook_executions_playbook. */
-export const activeExecution = (db: Queryable, playbookId: string): Promise<number> =>
-  db.oneFirst(counted`
-    select count(*) as count from playbook_executions where playbook_id = ${playbookId} and status in ${ACTIVE}`)
+/** Counts the active executions of a playbook. By playbook_executions_playbook. */
+export const countActiveExecutions = (db: Queryable, playbookId: string): Promise<number> =>
+  db.oneFirst(countRow`
+    select count(*) as count from playbook_executions where playbook_id = ${playbookId} and status in ${ACTIVE_STATUSES}`)
 
-/** The runs of the executions of a case. By playbook_executions_case. */
-export const runIdsOf = (db: Queryable, caseId: string): Promise<readonly string[]> =>
+/** Lists the ids of all runs of the executions of a case. By playbook_executions_case. */
+export const listCaseRunIds = (db: Queryable, caseId: string): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select unnest(e.previous_orchestration_run_ids || e.orchestration_run_id) as id
     from playbook_executions e where e.case_id = ${caseId}`)
 
-/** The runs that attempts of nodes started. By orchestration_runs_parent. */
-export const runBelow = (db: Queryable, runId: string, attemptId: string): Promise<string | null> =>
+/** Returns the id of the run that a node execution started. By orchestration_runs_parent. */
+export const findChildRunId = (db: Queryable, runId: string, attemptId: string): Promise<string | null> =>
   db.maybeOneFirst(idStatement`
     select id from orchestration_runs where parent_id = ${runId} and parent_execution_id = ${attemptId} limit 1`)
 
-const Due = z.strictObject({ id: z.string(), case_id: z.string(), project_id: z.string(), due_at: z.string() })
-const due = sql.type(Due)
-export type Due = z.output<typeof Due>
+const OverdueExecution = z.strictObject({
+  id: z.string(),
+  case_id: z.string(),
+  project_id: z.string(),
+  due_at: z.string(),
+})
+const overdueExecutionRow = sql.type(OverdueExecution)
+export type OverdueExecution = z.output<typeof OverdueExecution>
 
 /**
- * Executions with a step that has become overdue, the longest overdue first. By playbook_execution_steps_due.
- * @param after the step to go on behind
+ * Lists executions with an unmarked overdue step, the longest overdue first. By playbook_execution_steps_due.
+ * @param after the last entry of the previous page
  */
-export const overdueExecutions = (db: Queryable, { after, limit }: { after: Due | undefined; limit: number }) =>
-  db.any(due`
+export const listOverdueExecutions = (
+  db: Queryable,
+  { after, limit }: { after: OverdueExecution | undefined; limit: number },
+) =>
+  db.any(overdueExecutionRow`
     select e.id, e.case_id, e.project_id, s.due_at
     from (
       select s.execution_id, s.due_at from playbook_execution_steps s
@@ -152,30 +170,30 @@ export const overdueExecutions = (db: Queryable, { after, limit }: { after: Due 
     join playbook_executions e on e.id = s.execution_id
     order by s.due_at, e.id`)
 
-/** Whether a step has become overdue. By playbook_execution_steps_due. */
-export const isAnyOverdue: Fragment = sql.fragment`exists (
+/** Condition: a step is overdue and not marked. By playbook_execution_steps_due. */
+export const hasOverdueSteps: Fragment = sql.fragment`exists (
   select from playbook_execution_steps where due_at < now() and status = 'waiting' and not overdue)`
 
-const captured = sql.type(z.strictObject({ name: z.string(), kind: z.string() }))
+const evidenceNameRow = sql.type(z.strictObject({ name: z.string(), kind: z.string() }))
 
-/** What was captured for a step of an execution and is not withdrawn. By case_evidence_execution. */
-export const capturedNames = (db: Queryable, executionId: string, key: string) =>
-  db.any(captured`
+/** Lists kind and name of the evidence of a step, without withdrawn evidence. By case_evidence_execution. */
+export const listCapturedEvidence = (db: Queryable, executionId: string, key: string) =>
+  db.any(evidenceNameRow`
     select distinct name, kind from case_evidence
     where playbook_execution_id = ${executionId} and step_key = ${key} and withdrawn_at is null`)
 
-const erased = sql.type(z.strictObject({ execution_id: z.string(), key: z.string() }))
+const stepRefRow = sql.type(z.strictObject({ execution_id: z.string(), key: z.string() }))
 
 /**
- * Erases what turns were given by steps and said to them, in the steps and in what their executions came to. Takes the
- * execution before its steps, as the engine does. Returns the steps that had something of it. By playbook_execution_steps_generation.
+ * Erases the input and output of turns from steps and from the output of their executions. Locks executions before
+ * steps, as the engine does. Returns the erased steps. By playbook_execution_steps_generation.
  */
-export async function eraseStepsOf(db: Queryable, generationIds: readonly string[]) {
+export async function eraseTurnSteps(db: Queryable, generationIds: readonly string[]) {
   const turns = sql.array([...generationIds], 'text')
   await db.query(voidStatement`
     select from playbook_executions
     where id in (select execution_id from playbook_execution_steps where generation_id = any(${turns})) order by id for update`)
-  return db.any(erased`
+  return db.any(stepRefRow`
     with gone as (
       update playbook_execution_steps set input = null, output = null
       where generation_id = any(${turns}) and (input is not null or output is not null) returning execution_id, key),
@@ -187,8 +205,8 @@ export async function eraseStepsOf(db: Queryable, generationIds: readonly string
     select execution_id, key from gone`)
 }
 
-/** The runs of an execution, and all that are below them. */
-export const runsOf = (ids: readonly string[]): Fragment => sql.fragment`
+/** Query for the ids of runs and all their descendants. */
+export const runTreeIds = (ids: readonly string[]): Fragment => sql.fragment`
   with recursive tree as (
     select unnest(${sql.array([...ids], 'text')}) as id
     union

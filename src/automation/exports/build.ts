@@ -27,25 +27,28 @@ import { RENDERERS } from './render.ts'
 import type { CaseSnapshot } from './snapshot.ts'
 import { type ExportClaim, exportAttempts } from './store.ts'
 
-/** Tries of an export: those that failed, and those whose worker was lost. */
-const MAX_TRIES = 3
+/** Attempts per export, including those whose worker was lost. */
+const MAX_ATTEMPTS = 3
 
-/** What is so again however often it is tried. */
-const FINAL = new Set<string>(['FORBIDDEN', 'RESOURCE_NOT_FOUND', 'REQUEST_REJECTED', 'QUOTA_STORAGE_EXCEEDED'])
+/** Errors that a retry does not fix. */
+const FINAL_CODES = new Set<string>(['FORBIDDEN', 'RESOURCE_NOT_FOUND', 'REQUEST_REJECTED', 'QUOTA_STORAGE_EXCEEDED'])
 
 const DAY_MS = 86_400_000
 
-const ownLease = ({ config }: Pick<Services, 'config'>): Lease =>
+const exportLease = ({ config }: Pick<Services, 'config'>): Lease =>
   leaseTimings(config.PLAYBOOK_EXPORT_LEASE_SECONDS * 1000)
 
-type Taken = { claim: ExportClaim; row: ExportRow }
+type ClaimedExport = { claim: ExportClaim; row: ExportRow }
 
-/** Claims an export that is not at its end. One that another worker holds is looked at again when its lease is over. */
-async function take(tx: Tx, services: Services, message: ExportMessage): Promise<Taken | null> {
+/**
+ * Claims an unsettled export. If another worker holds the claim, reschedules the message to the end of its lease and
+ * returns null.
+ */
+async function claimExport(tx: Tx, services: Services, message: ExportMessage): Promise<ClaimedExport | null> {
   const row = await exportKind.find(tx, message.export_id, true)
   if (!row) return null
-  const named = { entity: row.id, id: message.attempt_id }
-  const claim = await claimOrReschedule(tx, exportAttempts, named, ownLease(services), exportQueue, message)
+  const ref = { entity: row.id, id: message.attempt_id }
+  const claim = await claimOrReschedule(tx, exportAttempts, ref, exportLease(services), exportQueue, message)
   if (claim === 'held') return null
   if (!claim) {
     await abandonExport(tx, message, new AppError('INTERNAL_ERROR'))
@@ -54,64 +57,70 @@ async function take(tx: Tx, services: Services, message: ExportMessage): Promise
   return { claim, row: row.status === 'queued' ? await exportKind.update(tx, row.id, { status: 'running' }) : row }
 }
 
-/** Records that an export failed, under its lock. */
-async function fail(tx: Tx, id: string, error: unknown): Promise<void> {
+/** Marks an export as failed. Requires the row lock. */
+async function markFailed(tx: Tx, id: string, error: unknown): Promise<void> {
   const failed = await exportKind.update(tx, id, { status: 'failed', error: recordedFailure(error) })
   tx.emit(exportKind, 'failed', failed)
 }
 
-/** Ends an export that no live worker holds with a failure. */
+/** Fails an export without a valid claim. */
 export async function abandonExport(tx: Tx, { export_id, attempt_id }: ExportMessage, error: unknown): Promise<void> {
   const row = await exportKind.find(tx, export_id, true)
-  if (row && (await exportAttempts.endIdle(tx, { entity: export_id, id: attempt_id }))) await fail(tx, export_id, error)
+  if (row && (await exportAttempts.endIdle(tx, { entity: export_id, id: attempt_id })))
+    await markFailed(tx, export_id, error)
 }
 
-/** Bytes of a file; pieces of it that are written at once. */
 const MAX_FILE_BYTES = 256 * 1024 * 1024
-const PIECE_CHARACTERS = 256 * 1024
+/** Minimum characters per buffer. */
+const BUFFER_CHARACTERS = 256 * 1024
 
-/** Text in buffers of some size, with the event loop let go between two of them. */
-async function* buffersOf(pieces: Iterable<string>): AsyncGenerator<Buffer> {
-  let waiting: string[] = []
+/** Joins chunks of text into buffers and yields to the event loop after each. */
+async function* toBuffers(chunks: Iterable<string>): AsyncGenerator<Buffer> {
+  let pending: string[] = []
   let length = 0
-  for (const piece of pieces) {
-    waiting.push(piece)
-    length += piece.length
-    if (length < PIECE_CHARACTERS) continue
-    yield Buffer.from(waiting.join(''))
-    waiting = []
+  for (const chunk of chunks) {
+    pending.push(chunk)
+    length += chunk.length
+    if (length < BUFFER_CHARACTERS) continue
+    yield Buffer.from(pending.join(''))
+    pending = []
     length = 0
     await setImmediate()
   }
-  if (length > 0) yield Buffer.from(waiting.join(''))
+  if (length > 0) yield Buffer.from(pending.join(''))
 }
 
-type Written = { format: ExportFormat; id: string; staged: StagedUpload }
+type StagedFile = { format: ExportFormat; id: string; staged: StagedUpload }
 
-/** Writes the files of an export where nothing names them yet. */
-async function stage(services: Services, row: ExportRow, snapshot: CaseSnapshot, written: Written[]): Promise<void> {
+/** Writes the files of an export to storage without referencing them yet. Adds each to `files`. */
+async function stageFiles(
+  services: Services,
+  row: ExportRow,
+  snapshot: CaseSnapshot,
+  files: StagedFile[],
+): Promise<void> {
   for (const format of row.formats) {
     const id = newId(fileKind.prefix)
-    const source = Readable.from(buffersOf(RENDERERS[format].render(snapshot)))
+    const source = Readable.from(toBuffers(RENDERERS[format].render(snapshot)))
     const target = { projectId: row.project_id, fileId: id, maxBytes: MAX_FILE_BYTES }
     const staged = await storageBackends(services).stage(source, target)
-    written.push({ format, id, staged })
+    files.push({ format, id, staged })
   }
 }
 
-/** Makes the files of an export files of its project, and completes it: all of it, or nothing. */
-async function complete(
+/** Creates the project files of an export and completes it, in one transaction. @throws ClaimLostError */
+async function completeExport(
   tx: Tx,
   services: Services,
-  { claim, row }: Taken,
+  { claim, row }: ClaimedExport,
   { omitted }: CaseSnapshot,
-  written: readonly Written[],
+  stagedFiles: readonly StagedFile[],
 ): Promise<void> {
   const about = await caseKind.find(tx, row.case_id, true)
   if (!about || !(await exportKind.find(tx, row.id, true)) || !(await exportAttempts.end(tx, claim)))
     throw new ClaimLostError()
   const files: ExportFile[] = []
-  for (const { format, id, staged } of written) {
+  for (const { format, id, staged } of stagedFiles) {
     const { extension, type } = RENDERERS[format]
     const file = await createFile(services, tx, {
       id,
@@ -144,48 +153,52 @@ async function complete(
   ])
 }
 
-async function build(services: Services, taken: Taken, hold: ActiveClaim<ExportClaim>): Promise<AttemptOutcome> {
+async function buildFiles(
+  services: Services,
+  claimed: ClaimedExport,
+  activeClaim: ActiveClaim<ExportClaim>,
+): Promise<AttemptOutcome> {
   await injectFault(services, 'export_claimed')
-  const snapshot = await collectSnapshot(services, taken.row, taken.claim.principal)
-  const written: Written[] = []
+  const snapshot = await collectSnapshot(services, claimed.row, claimed.claim.principal)
+  const files: StagedFile[] = []
   try {
-    await stage(services, taken.row, snapshot, written)
+    await stageFiles(services, claimed.row, snapshot, files)
     await injectFault(services, 'export_staged')
-    await hold.write(tx => complete(tx, services, taken, snapshot, written))
+    await activeClaim.write(tx => completeExport(tx, services, claimed, snapshot, files))
   } finally {
-    for (const { staged } of written) await staged.discard()
+    for (const { staged } of files) await staged.discard()
   }
   await injectFault(services, 'export_completed')
-  return { outcome: 'completed', files: written.length, omitted: snapshot.omitted.length }
+  return { outcome: 'completed', files: files.length, omitted: snapshot.omitted.length }
 }
 
-/** Builds an export, unless another worker does or it is at its end. */
+/** Builds an export, unless it has settled or another worker holds the claim. */
 export async function buildExport(message: ExportMessage, context: JobContext): Promise<void> {
   const { services } = context
-  const taken = await services.write(tx => take(tx, services, message))
-  if (!taken) return
-  const { claim, row } = taken
+  const claimed = await services.write(tx => claimExport(tx, services, message))
+  if (!claimed) return
+  const { claim, row } = claimed
   await processClaim(context, {
     what: 'export',
     ids: { export_id: row.id, project_id: row.project_id },
     attempts: exportAttempts,
     claim,
-    lease: ownLease(services),
+    lease: exportLease(services),
     lock: tx => exportKind.find(tx, row.id, true),
-    work: hold => build(services, taken, hold),
+    work: activeClaim => buildFiles(services, claimed, activeClaim),
     async fail(error) {
       const { code } = recordedFailure(error)
-      if (!(error instanceof AppError)) services.log.error({ err: error, export_id: row.id }, 'export')
-      const last = FINAL.has(code) || claim.failures + claim.losses + 1 >= MAX_TRIES
+      if (!(error instanceof AppError)) services.log.error({ err: error, export_id: row.id }, 'export failed')
+      const last = FINAL_CODES.has(code) || claim.failures + claim.losses + 1 >= MAX_ATTEMPTS
       return services.write(async tx => {
         await exportKind.find(tx, row.id, true)
         if (last) {
-          if (!(await exportAttempts.end(tx, claim))) return { outcome: 'superseded' }
-          await fail(tx, row.id, error)
-          return { outcome: 'failed', code, decision: 'given up' }
+          if (!(await exportAttempts.end(tx, claim))) return { outcome: 'claim_lost' }
+          await markFailed(tx, row.id, error)
+          return { outcome: 'failed', code, decision: 'abandoned' }
         }
         const delayMs = 1000 * 2 ** claim.failures
-        if (!(await exportAttempts.requeue(tx, claim, { delayMs, failed: true }))) return { outcome: 'superseded' }
+        if (!(await exportAttempts.requeue(tx, claim, { delayMs, failed: true }))) return { outcome: 'claim_lost' }
         tx.send(exportQueue, message, { startAfter: new Date(Date.now() + delayMs) })
         return { outcome: 'failed', code, decision: `retry in ${delayMs} ms` }
       })

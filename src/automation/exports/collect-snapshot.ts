@@ -13,51 +13,51 @@ import { exportedExecutions } from './executions.ts'
 import type { ExportRow, Omission } from './model.ts'
 import { type CaseSnapshot, type ExportedExecution, LINKED, type PresentedRecord } from './snapshot.ts'
 import {
-  casesOfExecution,
-  evidenceOf,
-  linksOf,
+  listEvidence,
+  listExecutionCases,
+  listLinks,
+  listRowsOfKind,
+  listTimeline,
   snapshotBytes,
-  snapshotRows,
-  timelineOf,
   useRepeatableRead,
 } from './store.ts'
 
-/** More than this is not held in the memory of a worker. */
+/** Limit of a snapshot in worker memory. */
 const MAX_BYTES = 64 * 1024 * 1024
-/** Links that are read, each of which may be omitted. */
+/** Links per export, including omitted ones. */
 const MAX_LINKS = 10_000
-/** Linked records that are read at once. */
+/** Linked records per statement. */
 const BATCH = 50
 
-/** What an export may still hold. */
-class Room {
-  #left = MAX_BYTES
+/** Remaining bytes of a snapshot. */
+class SnapshotBudget {
+  #remaining = MAX_BYTES
 
-  take(bytes: number): void {
-    this.#left -= bytes
-    if (this.#left < 0)
+  /** @throws REQUEST_REJECTED if the budget is used up */
+  spend(bytes: number): void {
+    this.#remaining -= bytes
+    if (this.#remaining < 0)
       throw new AppError('REQUEST_REJECTED', {
         status: 413,
-        message: `What is exported is larger than ${MAX_BYTES} bytes`,
+        message: `The export is larger than ${MAX_BYTES} bytes`,
         meta: { max_bytes: MAX_BYTES },
       })
   }
 }
 
-/** What a subject takes to be exported: to read it, and to export it. */
-const REQUIRED = ['cases:GetCase', 'cases:ExportCase'] as const
+const EXPORT_ACTIONS = ['cases:GetCase', 'cases:ExportCase'] as const
 
-/** What shows executions, asked of their case. */
+/** Action that reads executions, checked on their case. */
 const READ_EXECUTION = 'playbooks:GetExecution'
 
-/** Whether a caller may export a case, or with `execution` one of its executions. */
+/** Whether a caller may export a case, or with `execution` an execution of it. */
 export const mayExport = (caller: Caller, about: CaseRow, execution: boolean): boolean =>
   canSeeProject(caller, about.project_id) &&
-  [...REQUIRED, ...(execution ? [READ_EXECUTION] : [])].every(action =>
+  [...EXPORT_ACTIONS, ...(execution ? [READ_EXECUTION] : [])].every(action =>
     isAllowed(caller, action, { kind: caseKind, row: about }),
   )
 
-/** A record without what a turn or call was given in confidence, however deep it lies. */
+/** Removes `tool_context` at every level of a record. */
 function withoutContext<T>(value: T): T {
   if (Array.isArray(value)) return value.map(withoutContext) as T
   if (typeof value !== 'object' || value === null) return value
@@ -68,38 +68,42 @@ function withoutContext<T>(value: T): T {
   ) as T
 }
 
-/** A linked record as its GET shows it; of an approval that keeps no content, without any. */
-const presented = (kind: Kind<any>, row: any): PresentedRecord =>
+/**
+ * Presents a linked record as its GET operation does. An approval without stored content is presented without content.
+ */
+const presentRecord = (kind: Kind<any>, row: any): PresentedRecord =>
   withoutContext(
     kind.present(kind.name === approvalKind.name ? storableApproval(row as ApprovalRow) : row),
   ) as PresentedRecord
 
-type Linked = { [List in (typeof LINKED)[keyof typeof LINKED]]: PresentedRecord[] }
+type LinkedRecords = { [List in (typeof LINKED)[keyof typeof LINKED]]: PresentedRecord[] }
 
-/** Linked records that the caller may read, in the order of their links; what it may not, and what is gone, is omitted. */
+/**
+ * Returns the linked records that the caller may read, in link order, and omissions for forbidden and deleted records.
+ */
 async function readLinked(
   db: Queryable,
   caller: Caller,
   projectId: string,
   links: readonly LinkRow[],
-  room: Room,
-): Promise<{ linked: Linked; omitted: Omission[] }> {
-  const linked = Object.fromEntries(Object.values(LINKED).map(list => [list, []])) as unknown as Linked
+  budget: SnapshotBudget,
+): Promise<{ linked: LinkedRecords; omitted: Omission[] }> {
+  const linked = Object.fromEntries(Object.values(LINKED).map(list => [list, []])) as unknown as LinkedRecords
   const omitted: Omission[] = []
-  for (const [type, named] of Map.groupBy(links, link => link.type)) {
+  for (const [type, ofType] of Map.groupBy(links, link => link.type)) {
     const kind = kinds.find(type)
     const action = kind ? readActionOf(kind) : null
-    for (let at = 0; at < named.length; at += BATCH) {
-      const batch = named.slice(at, at + BATCH)
+    for (let at = 0; at < ofType.length; at += BATCH) {
+      const batch = ofType.slice(at, at + BATCH)
       const ids = batch.map(link => link.target_id).filter(id => kind && isIdOf(kind, id))
-      const rows = new Map((kind ? await snapshotRows(db, kind, projectId, ids) : []).map(row => [row.id, row]))
+      const rows = new Map((kind ? await listRowsOfKind(db, kind, projectId, ids) : []).map(row => [row.id, row]))
       for (const { target_id: id } of batch) {
         const row = rows.get(id)
         if (!kind || !row) omitted.push({ type, id, reason: 'not_found' })
         else if (action && isAllowed(caller, action, { kind, row })) {
-          const shown = presented(kind, row)
-          room.take(Buffer.byteLength(JSON.stringify(shown)))
-          linked[LINKED[type]].push(shown)
+          const record = presentRecord(kind, row)
+          budget.spend(Buffer.byteLength(JSON.stringify(record)))
+          linked[LINKED[type]].push(record)
         } else omitted.push({ type, id, reason: 'forbidden' })
       }
     }
@@ -107,46 +111,49 @@ async function readLinked(
   return { linked, omitted }
 }
 
-/** Executions of the subject, unless the caller may not read them. */
+/** Returns the executions of the subject, or omissions if the caller may not read them. */
 async function readExecutions(
   db: Queryable,
   caller: Caller,
   about: CaseRow,
   execution_id: string | null,
-  room: Room,
+  budget: SnapshotBudget,
 ): Promise<{ executions: ExportedExecution[]; omitted: Omission[] }> {
-  const of = { case_id: about.id, execution_id }
-  room.take((await exportedExecutions.only()?.bytes(db, of)) ?? 0)
-  const found = (await exportedExecutions.only()?.read(db, of)) ?? []
+  const scope = { case_id: about.id, execution_id }
+  budget.spend((await exportedExecutions.only()?.bytes(db, scope)) ?? 0)
+  const executions = (await exportedExecutions.only()?.read(db, scope)) ?? []
   return isAllowed(caller, READ_EXECUTION, { kind: caseKind, row: about })
-    ? { executions: found.map(withoutContext), omitted: [] }
+    ? { executions: executions.map(withoutContext), omitted: [] }
     : {
         executions: [],
-        omitted: found.map(({ id }) => ({ type: 'playbook_execution', id, reason: 'forbidden' })),
+        omitted: executions.map(({ id }) => ({ type: 'playbook_execution', id, reason: 'forbidden' })),
       }
 }
 
 /**
- * The ids of the cases that have the timeline, the evidence and the links of the subject: a merge gives those of an execution to
- * another case, which the caller has to be allowed to export, too.
+ * Returns the ids of the cases that contain the timeline, evidence and links of the subject. A merge may have moved
+ * them to another case, which the caller must also be allowed to export.
+ * @throws FORBIDDEN
  */
-async function holdersOf(
+async function requireExportableCases(
   db: Queryable,
   caller: Caller,
   about: CaseRow,
   executionId: string | null,
 ): Promise<readonly string[]> {
   if (executionId === null) return [about.id]
-  const holders = await casesOfExecution(db, executionId)
-  if (!holders.every(each => mayExport(caller, each, true)))
-    raise('FORBIDDEN', { message: 'Who asked for the export may not export the case that this one was merged into' })
-  return holders.map(({ id }) => id)
+  const cases = await listExecutionCases(db, executionId)
+  if (!cases.every(each => mayExport(caller, each, true)))
+    raise('FORBIDDEN', {
+      message: 'The requester has no permission to export the case that this case was merged into',
+    })
+  return cases.map(({ id }) => id)
 }
 
 /**
- * Reads all that an export shows, at one moment, in the name of who asked for it with the rights of now.
- * @throws FORBIDDEN when the requester may not export the subject any more, RESOURCE_NOT_FOUND when it is gone,
- *   REQUEST_REJECTED when it holds too much
+ * Reads the contents of an export in one database snapshot, with the requester's current permissions.
+ * @throws FORBIDDEN if the requester may no longer export the subject, RESOURCE_NOT_FOUND if it was deleted,
+ *   REQUEST_REJECTED if it is too large
  */
 export async function collectSnapshot(
   services: Services,
@@ -160,24 +167,24 @@ export async function collectSnapshot(
     const about = await caseKind.find(db, row.case_id)
     if (!about) return raise('RESOURCE_NOT_FOUND', { meta: { id: row.case_id } })
     if (!caller || !mayExport(caller, about, execution_id !== null))
-      return raise('FORBIDDEN', { message: 'Who asked for the export may not make it any more' })
-    const holders = await holdersOf(db, caller, about, execution_id)
-    const room = new Room()
-    room.take(await snapshotBytes(db, holders, execution_id))
-    const { executions, omitted: unread } = await readExecutions(db, caller, about, execution_id, room)
+      return raise('FORBIDDEN', { message: 'The requester no longer has permission to export this case' })
+    const caseIds = await requireExportableCases(db, caller, about, execution_id)
+    const budget = new SnapshotBudget()
+    budget.spend(await snapshotBytes(db, caseIds, execution_id))
+    const { executions, omitted: omittedExecutions } = await readExecutions(db, caller, about, execution_id, budget)
     if (execution_id !== null && executions.length === 0)
       return raise('RESOURCE_NOT_FOUND', { meta: { id: execution_id } })
-    const timeline = await timelineOf(db, holders, execution_id)
-    const evidence = await evidenceOf(db, holders, execution_id)
-    const own = new Set(timeline.map(({ data }) => data.link_id))
-    const links = (await linksOf(db, holders)).filter(({ id }) => execution_id === null || own.has(id))
+    const timeline = await listTimeline(db, caseIds, execution_id)
+    const evidence = await listEvidence(db, caseIds, execution_id)
+    const linkIds = new Set(timeline.map(({ data }) => data.link_id))
+    const links = (await listLinks(db, caseIds)).filter(({ id }) => execution_id === null || linkIds.has(id))
     if (links.length > MAX_LINKS)
       throw new AppError('REQUEST_REJECTED', {
         status: 413,
         message: `The case has more than ${MAX_LINKS} links`,
         meta: { max_links: MAX_LINKS },
       })
-    const { linked, omitted } = await readLinked(db, caller, about.project_id, links, room)
+    const { linked, omitted } = await readLinked(db, caller, about.project_id, links, budget)
     return {
       export_version: 1,
       generated_at: services.clock.now().toISOString(),
@@ -188,7 +195,7 @@ export async function collectSnapshot(
       evidence: evidence.map(each => evidenceKind.present(each) as PresentedRecord),
       links: (await presentLinks(db, links)) as PresentedRecord[],
       ...linked,
-      omitted: [...unread, ...omitted],
+      omitted: [...omittedExecutions, ...omitted],
     }
   })
 }

@@ -5,27 +5,26 @@ import { abandonExport, buildExport } from './build.ts'
 import { exportQueue, exportSweep } from './queue.ts'
 import { exportAttempts, hasExportWork } from './store.ts'
 
-/** An attempt this late has lost its message, or its worker. */
-const QUIET_SECONDS = 5
+/** Seconds after its due time at which an attempt counts as orphaned. */
+const ORPHANED_AFTER_SECONDS = 5
 
-/** Who builds exports, and who looks for those that nobody builds. */
 export const exportHandlers = [
   handler(
     exportQueue,
     {
-      // Each holds what its case holds, and its files.
+      // An export needs up to 64 MiB of memory for its snapshot.
       concurrency: 2,
       leaseSeconds: config => config.PLAYBOOK_EXPORT_LEASE_SECONDS,
-      onExhausted: (asked, error, services) => services.write(tx => abandonExport(tx, asked, error)),
+      onExhausted: (message, error, services) => services.write(tx => abandonExport(tx, message, error)),
     },
     buildExport,
   ),
   handler(exportSweep, { concurrency: 1 }, (_message, { services, stopping }) =>
     sweepWorkItems(services.pool, {
       attempts: exportAttempts,
-      quietSeconds: QUIET_SECONDS,
+      quietSeconds: ORPHANED_AFTER_SECONDS,
       stopping,
-      // One that is held, or at its end, is left as it is.
+      // The handler ignores exports that are claimed or settled.
       wake: due =>
         services.queues.send(
           due.map(({ entity, id, project_id }) =>

@@ -1,4 +1,4 @@
-import { type LongWork, longWorkResult, underWay } from '../../core/api/long-work.ts'
+import { type LongWork, longWorkResult, workInProgress } from '../../core/api/long-work.ts'
 import type { ExportRow } from './model.ts'
 
 export const exportWork: LongWork<ExportRow> = {
@@ -7,8 +7,8 @@ export const exportWork: LongWork<ExportRow> = {
   cancel: null,
   args: id => ({ export_id: id }),
   async state({ record }, { status, error }) {
-    const message = `The export is ${status}`
-    if (status === 'queued' || status === 'running') return underWay(message)
+    const message = `Export is ${status}`
+    if (status === 'queued' || status === 'running') return workInProgress(message)
     return { status: 'completed', message, result: longWorkResult(error, record) }
   },
 }

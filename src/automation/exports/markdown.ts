@@ -1,70 +1,70 @@
 import { type OutlineBlock, type OutlineStep, outlineCase, type Value } from './outline.ts'
-import { inLine, interleave, prettyJson, toPrintable } from './printable-text.ts'
+import { interleave, prettyJson, toPrintable, toSingleLine } from './printable-text.ts'
 import type { CaseSnapshot } from './snapshot.ts'
 
-/** Every character that means something in Markdown, its tables, its HTML, or makes addresses links. */
-const escaped = (text: string): string => text.replace(/[\\`*_{}[\]()<>#+\-.!|&~:=@^$]/g, '\\$&')
+/** Escapes every character with a meaning in Markdown, tables or HTML, or in autolinks. */
+const escapeMarkdown = (text: string): string => text.replace(/[\\`*_{}[\]()<>#+\-.!|&~:=@^$]/g, '\\$&')
 
-const oneLine = (text: string): string => escaped(inLine(text))
+const renderLine = (text: string): string => escapeMarkdown(toSingleLine(text))
 
-/** A code span in fences that its text does not have; within a table its bars are escaped. */
-function span(text: string): string {
-  const shown = inLine(text).replaceAll('|', '\\|')
-  const fence = '`'.repeat(longestRun(shown) + 1)
-  return fence.length > 1 ? `${fence} ${shown} ${fence}` : `${fence}${shown}${fence}`
+/** Renders a code span with a fence longer than any run of backticks in the text. Escapes bars for tables. */
+function renderCode(text: string): string {
+  const code = toSingleLine(text).replaceAll('|', '\\|')
+  const fence = '`'.repeat(longestBacktickRun(code) + 1)
+  return fence.length > 1 ? `${fence} ${code} ${fence}` : `${fence}${code}${fence}`
 }
 
-function longestRun(text: string): number {
+function longestBacktickRun(text: string): number {
   let longest = 0
   for (const [run] of text.matchAll(/`+/g)) longest = Math.max(longest, run.length)
   return longest
 }
 
-function valueText(value: Value): string {
+function renderValue(value: Value): string {
   if (value === null) return ''
-  if (typeof value === 'string') return oneLine(value)
-  return 'code' in value ? span(value.code) : oneLine(value.url)
+  if (typeof value === 'string') return renderLine(value)
+  return 'code' in value ? renderCode(value.code) : renderLine(value.url)
 }
 
-const row = (cells: readonly string[]): string => `| ${cells.join(' | ')} |`
+const renderRow = (cells: readonly string[]): string => `| ${cells.join(' | ')} |`
 
-function* table(head: readonly string[], rows: readonly (readonly Value[])[]): Generator<string> {
-  yield `${row(head)}\n${row(head.map(() => '---'))}`
-  for (const cells of rows) yield `\n${row(cells.map(valueText))}`
+function* renderTable(head: readonly string[], rows: readonly (readonly Value[])[]): Generator<string> {
+  yield `${renderRow(head)}\n${renderRow(head.map(() => '---'))}`
+  for (const cells of rows) yield `\n${renderRow(cells.map(renderValue))}`
 }
 
-/** Lines of a record as a quotation: an empty one ends nothing, and none begins a block of its own. */
-const quoted = (text: string): string =>
+/** Renders text as one block quote. Every line is prefixed, so that no line ends the quote or starts another block. */
+const renderQuote = (text: string): string =>
   toPrintable(text)
     .split('\n')
-    .map(each => `> ${escaped(each.trim())}`.trimEnd())
+    .map(each => `> ${escapeMarkdown(each.trim())}`.trimEnd())
     .join('  \n')
 
-function fenced(text: string): string {
-  const fence = '`'.repeat(Math.max(3, longestRun(text) + 1))
+function renderCodeBlock(text: string): string {
+  const fence = '`'.repeat(Math.max(3, longestBacktickRun(text) + 1))
   return `${fence}json\n${text}\n${fence}`
 }
 
-const indented = (text: string, width: number): string => text.replace(/^(?=.)/gm, ' '.repeat(width)).slice(width)
+const indent = (text: string, width: number): string => text.replace(/^(?=.)/gm, ' '.repeat(width)).slice(width)
 
-function* pieces(block: OutlineBlock): Generator<string> {
-  if ('heading' in block) yield `${'#'.repeat(block.level)} ${oneLine(block.heading)}`
-  else if ('facts' in block) yield* table(['', ''], block.facts)
-  else if ('rows' in block) yield* table(block.head, block.rows)
-  else if ('text' in block) yield quoted(block.text)
-  else if ('data' in block) yield fenced(prettyJson(block.data))
+function* renderBlock(block: OutlineBlock): Generator<string> {
+  if ('heading' in block) yield `${'#'.repeat(block.level)} ${renderLine(block.heading)}`
+  else if ('facts' in block) yield* renderTable(['', ''], block.facts)
+  else if ('rows' in block) yield* renderTable(block.head, block.rows)
+  else if ('text' in block) yield renderQuote(block.text)
+  else if ('data' in block) yield renderCodeBlock(prettyJson(block.data))
   else if ('note' in block) yield `*${block.note}*`
-  else yield* interleave(block.steps.map(stepPieces), '\n\n')
+  else yield* interleave(block.steps.map(renderStep), '\n\n')
 }
 
-function* stepPieces({ title, blocks }: OutlineStep, index: number): Generator<string> {
+function* renderStep({ title, blocks }: OutlineStep, index: number): Generator<string> {
   const marker = `${index + 1}. `
-  const texts = [`**${oneLine(title)}**`, ...blocks.map(block => [...pieces(block)].join(''))]
-  yield marker + indented(texts.join('\n\n'), marker.length)
+  const texts = [`**${renderLine(title)}**`, ...blocks.map(block => [...renderBlock(block)].join(''))]
+  yield marker + indent(texts.join('\n\n'), marker.length)
 }
 
-/** An export as Markdown that can be printed as it is: nothing of a record is read as Markdown or HTML. */
-export function* markdownOf(snapshot: CaseSnapshot): Generator<string> {
-  yield* interleave(outlineCase(snapshot).map(pieces), '\n\n')
+/** Renders an export as Markdown. Text of records is escaped. */
+export function* renderMarkdown(snapshot: CaseSnapshot): Generator<string> {
+  yield* interleave(outlineCase(snapshot).map(renderBlock), '\n\n')
   yield '\n'
 }

@@ -6,11 +6,11 @@ import { exportHandlers, exportSchedules } from './handlers.ts'
 import { exportWork } from './long-work.ts'
 import { exportKind } from './model.ts'
 import { exportOperations } from './operations.ts'
-import { expireExports, removeOfCase } from './remove.ts'
+import { expireExports, removeCaseExports } from './remove.ts'
 import { exportAttempts } from './store.ts'
 
 export default module('exports', {
-  tags: { Exports: 'Files of what executions of playbooks did.' },
+  tags: { Exports: 'Exports of cases and playbook executions as files.' },
   kinds: [exportKind],
   operations: exportOperations,
   handlers: exportHandlers,
@@ -19,6 +19,6 @@ export default module('exports', {
   extensions: [
     longWork.with(exportWork),
     leaseHolding.with(exportAttempts.endLeases),
-    caseDeleteHooks.with(removeOfCase),
+    caseDeleteHooks.with(removeCaseExports),
   ],
 })

@@ -25,21 +25,24 @@ const exports = resource(exportKind, {
   nouns: 'Exports',
 })
 
-/** The case of a subject that the caller may export, kept until the transaction ends. Raises RESOURCE_NOT_FOUND. */
-async function caseOf({
+/**
+ * Returns the case of a subject, locked against deletion.
+ * @throws RESOURCE_NOT_FOUND if it does not exist or the caller may not export it
+ */
+async function requireExportableCase({
   tx,
   caller,
   project,
   body,
 }: Pick<Context<any, ExportInput>, 'tx' | 'caller' | 'project' | 'body'>): Promise<CaseRow> {
   const { subject_type, subject_id: id } = body
-  const execution = subject_type === 'playbook_execution'
-  const named = execution ? await exportedExecutions.only()?.reference(tx, id) : { project_id: project, case_id: id }
+  const isExecution = subject_type === 'playbook_execution'
+  const ref = isExecution ? await exportedExecutions.only()?.reference(tx, id) : { project_id: project, case_id: id }
   const about =
-    named && isIdOf(caseKind, named.case_id) && (project === null || project === named.project_id)
-      ? await caseKind.reference(tx, named.case_id, named.project_id)
+    ref && isIdOf(caseKind, ref.case_id) && (project === null || project === ref.project_id)
+      ? await caseKind.reference(tx, ref.case_id, ref.project_id)
       : null
-  return about && mayExport(caller, about, execution) ? about : raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  return about && mayExport(caller, about, isExecution) ? about : raise('RESOURCE_NOT_FOUND', { meta: { id } })
 }
 
 export const exportOperations: Operation[] = [
@@ -48,9 +51,9 @@ export const exportOperations: Operation[] = [
     starts: { kind: 'playbook_export', field: 'id' },
     method: 'post',
     path,
-    summary: 'Export a case, or an execution of a playbook, as files',
+    summary: 'Export a case or playbook execution',
     description:
-      'Answers at once with a queued export. Linked records are read with the rights of the caller as they are when it is built; what may not be read is named under `omitted`. The files are ordinary files of the project.',
+      "Returns a queued export immediately. Linked records are read with the caller's permissions at the time the export is built; records that cannot be read are listed under `omitted`. The files are regular files of the project.",
     tag,
     action: 'cases:ExportCase',
     alsoActions: ['cases:GetCase', 'playbooks:GetExecution'],
@@ -61,7 +64,7 @@ export const exportOperations: Operation[] = [
     raises: ['RESOURCE_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED'],
     async run(context) {
       const { tx, services, caller, body } = context
-      const about = await caseOf(context)
+      const about = await requireExportableCase(context)
       await checkStorage(services, about.project_id, 0, tx)
       const { subject_type, subject_id, formats } = body
       const { id: case_id, project_id } = about
@@ -73,7 +76,7 @@ export const exportOperations: Operation[] = [
       return result(202, exportKind.present(row))
     },
   }),
-  // playbook_exports_project serves the order; playbook_exports_subject the filter by subject.
+  // playbook_exports_project serves the order; playbook_exports_subject serves the subject filter.
   exports.list({
     filters: {
       subject_type: oneOf('subject_type', SUBJECT_TYPES),
@@ -82,5 +85,5 @@ export const exportOperations: Operation[] = [
     },
   }),
   exports.get(),
-  exports.remove({ description: 'Its files are deleted with it.', action: 'cases:ExportCase' }),
+  exports.remove({ description: 'Deletes the export and its files.', action: 'cases:ExportCase' }),
 ]

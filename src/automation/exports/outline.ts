@@ -6,61 +6,62 @@ import {
   type PresentedRecord,
 } from './snapshot.ts'
 
-/** What a reader sees of an export, whatever the format: text of records stays apart from ours until it is rendered. */
+// Outline of an export, independent of the format. Record text and label text are distinct types: renderers escape
+// record text.
 
-/** Text of a record in a line; an id or a hash; an address; nothing. */
+/** Single-line record text, an id or hash, a URL, or nothing. */
 export type Value = string | { code: string } | { url: string } | null
 
 export type OutlineStep = { title: string; blocks: readonly OutlineBlock[] }
 
 export type OutlineBlock =
   | { heading: string; level: 1 | 2 | 3 }
-  /** Two columns: our label, a value. */
+  /** Two columns: label and value. */
   | { facts: readonly (readonly [string, Value])[] }
   | { head: readonly string[]; rows: readonly (readonly Value[])[] }
-  /** Text of a record, with its lines. */
+  /** Multi-line text of a record. */
   | { text: string }
   /** JSON of a record. */
   | { data: unknown }
-  /** Our own words. */
+  /** Fixed label text. */
   | { note: string }
   | { steps: readonly OutlineStep[] }
 
 const isObject = (value: unknown): value is PresentedRecord =>
   typeof value === 'object' && value !== null && !Array.isArray(value)
 
-/** A value of a record in a line. */
+/** Returns a value of a record in one line. */
 const line = (value: unknown): Value => {
   if (value === null || value === undefined || value === '') return null
   return typeof value === 'string' ? value : JSON.stringify(value)
 }
 const code = (value: unknown): Value => (typeof value === 'string' && value !== '' ? { code: value } : null)
 
-/** Who did something: `{ kind, id }`. */
-const who = (value: unknown): Value => (isObject(value) ? `${value.kind} ${value.id}` : line(value))
+/** Returns a principal `{ kind, id }` in one line. */
+const principalLine = (value: unknown): Value => (isObject(value) ? `${value.kind} ${value.id}` : line(value))
 
 const subjectOf = (value: unknown): Value =>
   isObject(value) ? [value.label, `${value.type} ${value.id}`].filter(Boolean).join(', ') : null
 
-/** Facts that have a value. */
+/** Returns a block of the facts that have a value. */
 const facts = (pairs: readonly (readonly [string, Value])[]): OutlineBlock[] => {
-  const known = pairs.filter(([, value]) => value !== null)
-  return known.length > 0 ? [{ facts: known }] : []
+  const present = pairs.filter(([, value]) => value !== null)
+  return present.length > 0 ? [{ facts: present }] : []
 }
 
-/** A value of a record: text with its lines, or JSON; nothing for an empty one. */
+/** Returns a value of a record as text or JSON; nothing for an empty value. */
 function content(value: unknown): OutlineBlock[] {
   if (value === null || value === undefined || value === '') return []
   if (typeof value === 'string') return [{ text: value }]
   return isObject(value) && Object.keys(value).length === 0 ? [] : [{ data: value }]
 }
 
-const labelled = (label: string, value: unknown): OutlineBlock[] => {
+const labelledBlocks = (label: string, value: unknown): OutlineBlock[] => {
   const blocks = content(value)
   return blocks.length > 0 ? [{ note: label }, ...blocks] : []
 }
 
-/** What a withdrawal says, for a piece of evidence that was withdrawn. */
+/** Returns time and reason of the withdrawal of evidence; null if it was not withdrawn. */
 const withdrawal = (piece: PresentedRecord): Value =>
   piece.withdrawn_at ? `${piece.withdrawn_at}: ${piece.withdrawn_reason ?? ''}` : null
 
@@ -69,20 +70,20 @@ const stepBlocks = (
   instructions: unknown,
   evidence: readonly PresentedRecord[],
 ): OutlineBlock[] => [
-  ...labelled('Instructions', instructions),
+  ...labelledBlocks('Instructions', instructions),
   ...facts([
     ['Status', step.status],
     ['Type', step.type],
     ['Assignee', line(step.assignee)],
-    ['Completed by', who(step.completed_by)],
+    ['Completed by', principalLine(step.completed_by)],
     ['Started', line(step.started_at)],
     ['Completed', line(step.completed_at)],
     ['Due', line(step.due_at)],
     ['Approval', code(step.approval_id)],
     ['Note', line(step.note)],
   ]),
-  ...labelled('Result', step.output),
-  ...labelled('Error', step.error),
+  ...labelledBlocks('Result', step.output),
+  ...labelledBlocks('Error', step.error),
   ...(evidence.length > 0
     ? [
         {
@@ -94,9 +95,9 @@ const stepBlocks = (
 ]
 
 function executionBlocks(execution: ExportedExecution, evidence: readonly PresentedRecord[]): OutlineBlock[] {
-  const defined = Array.isArray(execution.definition.steps) ? (execution.definition.steps as unknown[]) : []
+  const definitions = Array.isArray(execution.definition.steps) ? (execution.definition.steps as unknown[]) : []
   const instructionsOf = (key: string): unknown => {
-    const step = defined.filter(isObject).find(each => each.key === key)
+    const step = definitions.filter(isObject).find(each => each.key === key)
     return step?.instructions ?? step?.description
   }
   const own = evidence.filter(piece => piece.playbook_execution_id === execution.id)
@@ -107,12 +108,12 @@ function executionBlocks(execution: ExportedExecution, evidence: readonly Presen
       ['Version', line(execution.playbook_version)],
       ['Status', line(execution.status)],
       ['Outcome', line(execution.outcome)],
-      ['Started by', who(execution.started_by)],
+      ['Started by', principalLine(execution.started_by)],
       ['Started', line(execution.started_at)],
       ['Completed', line(execution.completed_at)],
     ]),
-    ...labelled('Input', execution.input),
-    ...labelled('Error', execution.error),
+    ...labelledBlocks('Input', execution.input),
+    ...labelledBlocks('Error', execution.error),
     {
       steps: execution.steps.map(step => ({
         title: step.title,
@@ -151,7 +152,7 @@ const evidenceBlocks = (evidence: readonly PresentedRecord[]): OutlineBlock[] =>
       ['Id', code(piece.id)],
       ['Kind', line(piece.kind)],
       ['SHA-256', code(piece.sha256)],
-      ['Captured by', who(piece.captured_by)],
+      ['Captured by', principalLine(piece.captured_by)],
       ['Captured', line(piece.created_at)],
       ['Execution', code(piece.playbook_execution_id)],
       ['Step', line(piece.step_key)],
@@ -163,7 +164,7 @@ const evidenceBlocks = (evidence: readonly PresentedRecord[]): OutlineBlock[] =>
   ]),
 ]
 
-/** What people call a linked record. */
+/** Returns the display name of a linked record. */
 const nameOf = ({ title, name, filename, path, kind }: PresentedRecord): Value =>
   line(title ?? name ?? path ?? filename ?? kind)
 
@@ -171,8 +172,8 @@ function linkBlocks(snapshot: CaseSnapshot): OutlineBlock[] {
   if (snapshot.links.length === 0) return []
   const rows = snapshot.links.map(({ type, target_id }) => {
     const list = snapshot[LINKED[type as keyof typeof LINKED]] ?? []
-    const found = list.find(({ id }) => id === target_id)
-    return [line(type), code(target_id), found ? nameOf(found) : null, found ? line(found.status) : null]
+    const record = list.find(({ id }) => id === target_id)
+    return [line(type), code(target_id), record ? nameOf(record) : null, record ? line(record.status) : null]
   })
   return [
     { heading: 'Links', level: 2 },
@@ -180,11 +181,10 @@ function linkBlocks(snapshot: CaseSnapshot): OutlineBlock[] {
   ]
 }
 
-/** The title of an export. */
 export const titleOf = ({ case: about }: CaseSnapshot): string =>
   `Case ${about.number}: ${about.title} (${about.status})`
 
-/** What a reader sees, in its order. */
+/** Returns the blocks of an export in reading order. */
 export function outlineCase(snapshot: CaseSnapshot): OutlineBlock[] {
   const { case: about, executions, evidence, timeline, omitted } = snapshot
   const { fields, metadata, tags } = about
@@ -201,16 +201,16 @@ export function outlineCase(snapshot: CaseSnapshot): OutlineBlock[] {
       ['Due', line(about.due_at)],
       ['Outcome', line(about.outcome)],
       ['Outcome note', line(about.outcome_note)],
-      ['Opened by', who(about.created_by)],
+      ['Opened by', principalLine(about.created_by)],
       ['Opened', line(about.created_at)],
       ['Resolved', line(about.resolved_at)],
       ['Closed', line(about.closed_at)],
       ['Exported', snapshot.generated_at],
     ]),
-    ...labelled('Description', about.description),
-    ...labelled('Fields', fields),
-    ...labelled('Metadata', metadata),
-    ...labelled('Tags', tags),
+    ...labelledBlocks('Description', about.description),
+    ...labelledBlocks('Fields', fields),
+    ...labelledBlocks('Metadata', metadata),
+    ...labelledBlocks('Tags', tags),
     ...executions.flatMap(execution => executionBlocks(execution, evidence)),
     ...timelineBlocks(timeline),
     ...evidenceBlocks(evidence),
@@ -218,7 +218,7 @@ export function outlineCase(snapshot: CaseSnapshot): OutlineBlock[] {
     ...(omitted.length > 0
       ? [
           { heading: 'Omitted', level: 2 } as const,
-          { note: 'What the requester could not read when this was made.' },
+          { note: 'Records that the requester could not read when this export was built.' },
           {
             head: ['Type', 'Id', 'Reason'],
             rows: omitted.map(({ type, id, reason }) => [type, { code: id }, reason.replace('_', ' ')]),

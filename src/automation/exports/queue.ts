@@ -1,9 +1,7 @@
 import { z } from 'zod'
 import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
 
-/**
- * Wake-ups of exports: the row of the attempt is the truth. Retries of the queue are for what could not even be recorded.
- */
+/** Wake-ups of exports. The queue retries only failures that could not be recorded in the row of the attempt. */
 export const exportQueue = entityMailbox('export.build', {
   message: z.object({ export_id: z.string(), attempt_id: z.string(), project_id: z.string() }),
   key: message => message.attempt_id,
@@ -14,7 +12,7 @@ export const exportQueue = entityMailbox('export.build', {
 })
 export type ExportMessage = z.output<typeof exportQueue.message>
 
-/** Looks for exports that no message leads to. */
+/** Sweep for overdue exports. */
 export const exportSweep = workQueue('export.sweep', {
   message: z.object({}),
   concern: 'orchestration',

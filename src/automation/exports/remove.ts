@@ -3,20 +3,20 @@ import { isolateFailures } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { CaseRow } from '../cases/model.ts'
 import { exportKind, removeFiles } from './model.ts'
-import { expiredExports, exportsOfCase } from './store.ts'
+import { listExpiredExports, lockCaseExports } from './store.ts'
 
-/** Deletes the exports of a case that is deleted. */
-export async function removeOfCase(tx: Tx, { id }: CaseRow): Promise<void> {
-  for (const row of await exportsOfCase(tx, id)) await exportKind.remove?.(tx, row)
+/** Deletes the exports of a case that is about to be deleted. */
+export async function removeCaseExports(tx: Tx, { id }: CaseRow): Promise<void> {
+  for (const row of await lockCaseExports(tx, id)) await exportKind.remove?.(tx, row)
 }
 
 const BATCH = 200
 
-/** Removes the files of exports whose time is over; returns how many exports. */
+/** Removes the files of expired exports. Returns the number of exports. */
 export async function expireExports(services: Services, stopping: AbortSignal): Promise<number> {
   let expired = 0
   for (let ids: readonly string[] | null = null; !ids || ids.length === BATCH; ) {
-    ids = await expiredExports(services.pool, services.clock.now(), ids?.at(-1) ?? '', BATCH)
+    ids = await listExpiredExports(services.pool, services.clock.now(), ids?.at(-1) ?? '', BATCH)
     for (const id of ids) {
       if (stopping.aborted) return expired
       await isolateFailures(services, { export_id: id }, () =>

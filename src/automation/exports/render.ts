@@ -1,11 +1,11 @@
-import { htmlOf } from './html.ts'
-import { markdownOf } from './markdown.ts'
+import { renderHtml } from './html.ts'
+import { renderMarkdown } from './markdown.ts'
 import type { ExportFormat } from './model.ts'
 import { interleave } from './printable-text.ts'
 import type { CaseSnapshot } from './snapshot.ts'
 
-/** A record a line: what is large is never one text. */
-function* jsonOf(snapshot: CaseSnapshot): Generator<string> {
+/** Renders an export as JSON with one record per line, so that no large string is built. */
+function* renderJson(snapshot: CaseSnapshot): Generator<string> {
   const member = function* (name: string, value: unknown): Generator<string> {
     yield `${JSON.stringify(name)}: `
     if (!Array.isArray(value) || value.length === 0) {
@@ -31,12 +31,12 @@ function* jsonOf(snapshot: CaseSnapshot): Generator<string> {
   yield '\n}\n'
 }
 
-/** How each format is made, piece by piece, and called. */
+/** Renderers, each yielding its output in chunks, with file extension and content type. */
 export const RENDERERS: Record<
   ExportFormat,
   { extension: string; type: string; render: (snapshot: CaseSnapshot) => Iterable<string> }
 > = {
-  json: { extension: 'json', type: 'application/json', render: jsonOf },
-  markdown: { extension: 'md', type: 'text/markdown', render: markdownOf },
-  html: { extension: 'html', type: 'text/html', render: htmlOf },
+  json: { extension: 'json', type: 'application/json', render: renderJson },
+  markdown: { extension: 'md', type: 'text/markdown', render: renderMarkdown },
+  html: { extension: 'html', type: 'text/html', render: renderHtml },
 }

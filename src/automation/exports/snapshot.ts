@@ -1,10 +1,10 @@
 import type { z } from 'zod'
 import type { Omission, SUBJECT_TYPES } from './model.ts'
 
-/** A record as its GET answers it. */
+/** Record as presented by its GET operation. */
 export type PresentedRecord = Record<string, unknown>
 
-/** A step of an execution, as exports show it. What else its record says goes into the JSON as it is. */
+/** Step of an execution. Further fields of the record appear only in the JSON format. */
 export type ExportedStep = PresentedRecord & {
   key: string
   title: string
@@ -12,14 +12,14 @@ export type ExportedStep = PresentedRecord & {
   status: string
 }
 
-/** An execution with its steps in the order of their definition, and the definition that it is pinned to. */
+/** Execution with its steps in definition order and its pinned definition. */
 export type ExportedExecution = PresentedRecord & {
   id: string
   steps: readonly ExportedStep[]
   definition: PresentedRecord
 }
 
-/** The lists of linked records, by what links call their types. */
+/** Names of the lists of linked records by link type. */
 export const LINKED = {
   approval: 'approvals',
   exception: 'exceptions',
@@ -34,7 +34,7 @@ export const LINKED = {
 } as const
 type LinkedList = (typeof LINKED)[keyof typeof LINKED]
 
-/** All that an export shows, as it was at one moment: what every format is made of. */
+/** Contents of an export, read in one database snapshot; the source of every format. */
 export type CaseSnapshot = {
   export_version: 1
   generated_at: string

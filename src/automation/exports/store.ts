@@ -17,7 +17,7 @@ import { type ExportRow, exportKind } from './model.ts'
 
 const row = { principal: z.custom<PrincipalRecord>(), losses: z.int() }
 
-/** Exports that wait for a worker, and those that are being built. */
+/** Queued and running exports as work items. */
 export const exportAttempts = workItemTable({
   table: 'playbook_export_attempts',
   entity: 'export_id',
@@ -30,24 +30,24 @@ export const insertExportWork = (db: Queryable, exportId: string, id: string, pr
   db.query(voidStatement`
     insert into playbook_export_attempts (export_id, id, principal) values (${exportId}, ${id}, ${jsonb(principal)})`)
 
-/** Whether an export waits or is built. */
+/** Condition: an export is queued or running. */
 export const hasExportWork: Fragment = sql.fragment`exists (select from playbook_export_attempts)`
 
-/** From here on a transaction reads what was committed at one moment, and writes nothing. */
+/** Makes the transaction read-only with one snapshot for all its statements. */
 export const useRepeatableRead = (db: Queryable) =>
   db.query(voidStatement`set transaction isolation level repeatable read, read only`)
 
-const sizes = sql.type(z.object({ bytes: z.coerce.number() }))
+const bytesRow = sql.type(z.object({ bytes: z.coerce.number() }))
 
-/** What a row of a timeline, of evidence or a link takes beside its content. */
+/** Overhead of a timeline entry, evidence or link, in addition to its content. */
 const ROW_BYTES = 512
 
 /**
- * Bytes of what a case's timeline, evidence and links hold, or those of one execution. By case_timeline_case,
+ * Returns the size of the timeline, evidence and links of cases, or of one execution. By case_timeline_case,
  * case_evidence_case and the unique index of links.
  */
 export const snapshotBytes = (db: Queryable, caseIds: readonly string[], executionId: string | null): Promise<number> =>
-  db.oneFirst(sizes`
+  db.oneFirst(bytesRow`
     select coalesce((
         select sum(t.bytes + ${ROW_BYTES}) from case_timeline t where ${inCases(caseIds)} ${ofExecution(executionId)}), 0)
       + coalesce((
@@ -59,14 +59,17 @@ const inCases = (ids: readonly string[]) => sql.fragment`t.case_id = any(${sql.a
 const ofExecution = (executionId: string | null) =>
   executionId === null ? sql.fragment`` : sql.fragment`and t.playbook_execution_id = ${executionId}`
 
-/** The cases that have what an execution wrote: its own, and the one into which that was merged. By case_timeline_execution. */
-export const casesOfExecution = (db: Queryable, executionId: string): Promise<readonly CaseRow[]> =>
+/**
+ * Returns the cases with timeline entries of an execution: its case and the case that this was merged into. By
+ * case_timeline_execution.
+ */
+export const listExecutionCases = (db: Queryable, executionId: string): Promise<readonly CaseRow[]> =>
   db.any(caseKind.sql`
     select ${caseKind.columns} from cases t where t.id in (
       select case_id from case_timeline where playbook_execution_id = ${executionId}) order by t.id`)
 
 /** By case_timeline_case. */
-export const timelineOf = (
+export const listTimeline = (
   db: Queryable,
   caseIds: readonly string[],
   executionId: string | null,
@@ -76,7 +79,7 @@ export const timelineOf = (
     order by ${executionId === null ? sql.fragment`t.seq` : sql.fragment`t.created_at, t.seq`}`)
 
 /** By case_evidence_case. */
-export const evidenceOf = (
+export const listEvidence = (
   db: Queryable,
   caseIds: readonly string[],
   executionId: string | null,
@@ -86,23 +89,28 @@ export const evidenceOf = (
     order by t.created_at, t.id`)
 
 /** By the unique index on (case_id, type, target_id). */
-export const linksOf = (db: Queryable, caseIds: readonly string[]): Promise<readonly LinkRow[]> =>
+export const listLinks = (db: Queryable, caseIds: readonly string[]): Promise<readonly LinkRow[]> =>
   db.any(linkKind.sql`
     select ${linkKind.columns} from case_links t where ${inCases(caseIds)} order by t.created_at, t.id`)
 
-/** Rows of a kind that a project has, by the primary key. */
-export const snapshotRows = (db: Queryable, kind: Kind<any>, projectId: string, ids: readonly string[]) =>
+/** Lists rows of a kind in a project. By the primary key. */
+export const listRowsOfKind = (db: Queryable, kind: Kind<any>, projectId: string, ids: readonly string[]) =>
   db.any(kind.sql`
     select ${kind.columns} from ${sql.identifier([kind.table])} t
     where t.id = any(${sql.array([...ids], 'text')}) and t.project_id = ${projectId}`)
 
-/** The exports of a case, locked. By playbook_exports_case. */
-export const exportsOfCase = (db: Queryable, caseId: string): Promise<readonly ExportRow[]> =>
+/** Locks and returns the exports of a case. By playbook_exports_case. */
+export const lockCaseExports = (db: Queryable, caseId: string): Promise<readonly ExportRow[]> =>
   db.any(exportKind.sql`
     select ${exportKind.columns} from playbook_exports t where t.case_id = ${caseId} order by t.id for update of t`)
 
-/** Some exports whose time is over, behind an id. By playbook_exports_expiring. */
-export const expiredExports = (db: Queryable, now: Date, after: string, limit: number): Promise<readonly string[]> =>
+/** Lists the ids of expired exports after an id. By playbook_exports_expiring. */
+export const listExpiredExports = (
+  db: Queryable,
+  now: Date,
+  after: string,
+  limit: number,
+): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select id from playbook_exports where status = 'completed' and expires_at <= ${now.toISOString()}::timestamptz and id > ${after}
     order by id limit ${limit}`)

@@ -5,21 +5,24 @@ import { storableValue } from '../../core/api/storable-text.ts'
 import { countAnonymous } from '../../core/http/anonymous-bodies.ts'
 import { CLIENT_GONE, limitJson } from '../../core/http/body.ts'
 
-/** Bodies of calls from outside, read as bytes whatever their type says. */
-
 const BODY_BYTES = 1024 * 1024
 
-const tooLarge = () => new AppError('HOOK_PAYLOAD_TOO_LARGE', { meta: { max_bytes: BODY_BYTES } })
+const payloadTooLarge = () => new AppError('HOOK_PAYLOAD_TOO_LARGE', { meta: { max_bytes: BODY_BYTES } })
 
-/** Raises HOOK_PAYLOAD_TOO_LARGE for a body that declares more than it may have. */
+/**
+ * Refuses a body whose declared length exceeds the limit.
+ * @throws HOOK_PAYLOAD_TOO_LARGE
+ */
 export function refuseDeclared(req: IncomingMessage): void {
-  if (Number(req.headers['content-length'] ?? 0) > BODY_BYTES) throw tooLarge()
+  if (Number(req.headers['content-length'] ?? 0) > BODY_BYTES) throw payloadTooLarge()
 }
 
 /**
- * Returns the bytes of a body as they came. They count as anonymous until the answer ends.
- * @param sender what is called, whose bodies share a part of the memory for anonymous ones
- * @throws HOOK_PAYLOAD_TOO_LARGE as soon as there are too many, SERVICE_NOT_READY, REQUEST_REJECTED when the client leaves
+ * Reads the bytes of a body, whatever its content type. They count toward the memory for anonymous requests until the
+ * response ends.
+ * @param sender called resource, whose bodies share a part of that memory
+ * @throws HOOK_PAYLOAD_TOO_LARGE as soon as the limit is exceeded, SERVICE_NOT_READY, REQUEST_REJECTED when the
+ *   client disconnects
  */
 export async function hookBytes({ req, services, closed }: StreamedRequest, sender: string): Promise<Buffer> {
   if (req.destroyed) throw CLIENT_GONE
@@ -30,7 +33,7 @@ export async function hookBytes({ req, services, closed }: StreamedRequest, send
     const add = (chunk: Buffer) => {
       try {
         size += chunk.length
-        if (size > BODY_BYTES) throw tooLarge()
+        if (size > BODY_BYTES) throw payloadTooLarge()
         count(chunk.length)
         chunks.push(chunk)
       } catch (error) {
@@ -40,14 +43,14 @@ export async function hookBytes({ req, services, closed }: StreamedRequest, send
     }
     req.on('data', add)
     req.once('end', resolve)
-    for (const broken of ['error', 'close']) req.once(broken, () => reject(CLIENT_GONE))
+    for (const event of ['error', 'close']) req.once(event, () => reject(CLIENT_GONE))
   })
   return chunks.length === 1 ? chunks[0] : Buffer.concat(chunks)
 }
 
 /**
- * What a body says; an empty one is an empty object. Raises HOOK_INVALID_JSON, VALIDATION_FAILED for what is nested too deep
- * or holds too many values.
+ * Parses a JSON body; an empty body is an empty object.
+ * @throws HOOK_INVALID_JSON, VALIDATION_FAILED if it is nested too deeply or has too many values
  */
 export function hookJson(body: Buffer): unknown {
   if (body.length === 0) return {}

@@ -4,7 +4,7 @@ import { isContextKey } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type GraphDefinition, isSameGraph, type Node } from './definition.ts'
-import { missingReferences, requireNodeRights } from './references.ts'
+import { missingReferences, requireNodePermissions } from './references.ts'
 import { schemaProblems } from './schemas.ts'
 import {
   type Findings,
@@ -15,7 +15,7 @@ import {
   validateGraph,
 } from './validate.ts'
 
-/** Entries of context_keys that are no keys, by the places of their nodes. */
+/** Returns the invalid context keys of nodes, by node index. */
 const badContextKeys = (nodes: readonly Node[]): [index: number, keys: unknown[]][] =>
   nodes.flatMap(({ type, context_keys }, index): [number, unknown[]][] => {
     if ((type !== 'loop' && type !== 'sub_orchestration') || !Array.isArray(context_keys)) return []
@@ -23,30 +23,37 @@ const badContextKeys = (nodes: readonly Node[]): [index: number, keys: unknown[]
     return bad.length > 0 ? [[index, bad]] : []
   })
 
-/** The same as problems, for where nothing is raised. */
+/** Returns the invalid context keys as problems, for callers that do not raise them. */
 export const contextKeyProblems = (nodes: readonly Node[]): Problem[] =>
   badContextKeys(nodes.slice(0, MAX_NODES)).map(([index]) => ({
     code: 'INVALID_TOOL_CONTEXT_KEY',
     path: `nodes[${index}].context_keys`,
-    message: 'holds what is no key',
+    message: 'contains an invalid context key',
   }))
 
-type Asking = Parameters<typeof schemaProblems>[2]
+type SchemaCheckOptions = Parameters<typeof schemaProblems>[2]
 
 /**
- * What is wrong with a definition, its schemas included, and what may be a mistake.
- * @throws RunFirst within a transaction, SERVICE_NOT_READY
+ * Validates a definition including its schemas; returns problems and warnings.
+ * @throws RerunAfter within a transaction, SERVICE_NOT_READY
  */
-export async function checkGraph(services: Services, definition: GraphDefinition, asking: Asking): Promise<Findings> {
+export async function checkGraph(
+  services: Services,
+  definition: GraphDefinition,
+  options: SchemaCheckOptions,
+): Promise<Findings> {
   const { problems, warnings } = validateGraph(definition)
   if (graphLimitProblems(definition).length > 0) return { problems, warnings }
   return {
-    problems: truncateProblems([...problems, ...(await schemaProblems(services, definition, asking))]),
+    problems: truncateProblems([...problems, ...(await schemaProblems(services, definition, options))]),
     warnings,
   }
 }
 
-/** Warnings with what a project does not have of what a definition names: of one within the limits, and no more than are listed. */
+/**
+ * Adds warnings for references that do not exist in a project, up to the limit of listed findings. Definitions above
+ * the size limits are not checked.
+ */
 export async function withMissingReferences(
   db: Queryable,
   project: string,
@@ -60,10 +67,11 @@ export async function withMissingReferences(
 const WITHOUT_SCHEMAS = { state_schema: null, input_schema: null }
 
 /**
- * Refuses a definition that cannot be written, or has done what the caller may not do, in the transaction that writes it. What
- * it names may be missing; where it is refused it is told.
- * @param stored the graph before; its nodes ask for nothing as long as it runs as it did
- * @throws FORBIDDEN, INVALID_TOOL_CONTEXT_KEY, ORCHESTRATION_VALIDATION_FAILED with `meta { problems, warnings }`, RunFirst
+ * Refuses a definition that is invalid or requires permissions which the caller lacks, in the transaction that
+ * writes it. Missing references are warnings only.
+ * @param stored the previous graph: its nodes require no permissions again unless the graph changes
+ * @throws FORBIDDEN, INVALID_TOOL_CONTEXT_KEY, ORCHESTRATION_VALIDATION_FAILED with `meta { problems, warnings }`,
+ *   RerunAfter
  */
 export async function requireValidGraph(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
@@ -74,14 +82,14 @@ export async function requireValidGraph(
   const [bad] = badContextKeys(definition.nodes)
   if (bad)
     raise('INVALID_TOOL_CONTEXT_KEY', {
-      message: `nodes[${bad[0]}].context_keys holds what is no key`,
+      message: `nodes[${bad[0]}].context_keys contains an invalid context key`,
       meta: { keys: bad[1].slice(0, 20) },
     })
   const { problems, warnings } = await checkGraph(services, definition, { tenant: project, inTransaction: true })
   if (problems.length === 0) {
     const graph = ({ nodes, edges }: Pick<GraphDefinition, 'nodes' | 'edges'>) => ({ nodes, edges, ...WITHOUT_SCHEMAS })
     if (stored && isSameGraph(graph(stored), graph(definition))) return
-    return requireNodeRights({ tx, allow }, project, definition.nodes)
+    return requireNodePermissions({ tx, allow }, project, definition.nodes)
   }
   raise('ORCHESTRATION_VALIDATION_FAILED', {
     message: problemsText(problems),

@@ -1,7 +1,7 @@
 import { canonicalJson } from '../../core/api/canonical.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 
-/** Which of a node's kinds of work it is: see `runs/`. */
+/** Types of nodes; executed in `runs/`. */
 export const NODE_TYPES = [
   'agent',
   'tool',
@@ -20,29 +20,29 @@ export const NODE_TYPES = [
 ] as const
 export type NodeType = (typeof NODE_TYPES)[number]
 
-/** Types whose attempts a worker makes: each under a key, with a lease. */
+/** Node types executed by workers, each with an idempotency key and a lease. */
 export const WORKER_TYPES = ['tool', 'poll', 'knowledge', 'memory_write'] as const satisfies readonly NodeType[]
 export type WorkerType = (typeof WORKER_TYPES)[number]
 
-/** Asks the decider that its metadata name. Only in graphs of runs that another module drives. */
+/** Node type that creates a decision of the decider in its metadata. Only in graphs of driven runs. */
 export const DECIDE = 'decide'
 
-/** Types that start runs of their own. */
+/** Node types that start nested runs. */
 const NESTING_TYPES: readonly string[] = ['loop', 'sub_orchestration'] satisfies NodeType[]
 
 export const isWorkerType = (type: string): type is WorkerType => (WORKER_TYPES as readonly string[]).includes(type)
 export const startsRuns = (type: string): boolean => NESTING_TYPES.includes(type)
 
-/** When an attempt that failed is made again. Delays in milliseconds. */
+/** Retry policy of a node. Delays in milliseconds. */
 export type NodeRetry = {
   max_attempts?: number
   backoff?: { strategy?: 'fixed' | 'exponential'; delay_ms?: number; max_delay_ms?: number; factor?: number }
 }
 
-/** A node as it is written; which fields it reads depends on its type. A graph that was stored has been validated. */
+/** A node; its fields depend on its type. Stored graphs have been validated. */
 export type Node = {
   id: string
-  /** One of NODE_TYPES, or a type that this release does not know. */
+  /** One of NODE_TYPES, or a type that this release does not support. */
   type: string
   input_mapping?: Record<string, unknown> | null
   state_mapping?: Record<string, unknown> | null
@@ -89,7 +89,7 @@ export type Edge = {
   metadata?: Record<string, unknown> | null
 }
 
-/** What a version is of. */
+/** Versioned part of an orchestration. */
 export type GraphDefinition = {
   nodes: Node[]
   edges: Edge[]
@@ -97,16 +97,16 @@ export type GraphDefinition = {
   input_schema: Record<string, unknown> | null
 }
 
-/** Whether two values are the same as JSON, with their keys in the same order. */
+/** Whether two values have the same JSON, including the order of keys. */
 export const isSameText = (left: unknown, right: unknown): boolean => JSON.stringify(left) === JSON.stringify(right)
 
-/** A node or edge without what makes no difference to a run: its metadata, and fields that are not set. */
+/** Returns a node or edge without metadata and unset fields, which do not affect runs. */
 const structural = ({ metadata: _inert, ...fields }: Node | Edge): Record<string, unknown> =>
   Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== null && value !== undefined))
 
 /**
- * A definition as text that is the same for two that run alike. The order of keys is none of it, except in a state_mapping,
- * which applies them one after the other.
+ * Serializes a definition such that definitions with the same behaviour have the same text. Key order is ignored,
+ * except in a state_mapping, whose keys apply in order.
  */
 function structureOf({ nodes, edges, state_schema, input_schema }: GraphDefinition): string {
   const ordered = nodes.map(structural).map(({ state_mapping, ...node }) => ({
@@ -119,7 +119,7 @@ function structureOf({ nodes, edges, state_schema, input_schema }: GraphDefiniti
 export const isSameGraph = (left: GraphDefinition, right: GraphDefinition): boolean =>
   structureOf(left) === structureOf(right)
 
-/** A node as it is compared: the entries of its state_mapping in their order. */
+/** Returns a node for comparison, with its state_mapping as an ordered list. */
 function comparedNode(node: Node): Record<string, unknown> {
   const { state_mapping, ...fields } = structural(node)
   if (!isObject(state_mapping)) return structural(node)
@@ -127,41 +127,41 @@ function comparedNode(node: Node): Record<string, unknown> {
 }
 
 /**
- * A definition as it is compared with another: nodes by their ids, edges by their ends and labels, both in their order. That of
- * nodes is the order in which results are applied; that of edges says which of them closes a cycle.
+ * Returns a definition for comparison: nodes by ID, edges by ends and condition, both in order. The order of nodes is
+ * the order in which outcomes are applied; the order of edges determines which of them closes a cycle.
  */
 export function comparableGraph({ nodes, edges, ...schemas }: GraphDefinition): object {
-  const named = new Map<string, unknown>()
-  // Of edges with one name, from which number on one may be free: without it a graph of equal edges takes seconds.
+  const byName = new Map<string, unknown>()
+  // Next free number for edges of the same name: without it a graph of equal edges takes seconds.
   const counts = new Map<string, number>()
   for (const edge of edges) {
     const name = `${edge.from}->${edge.to}${edge.condition == null ? '' : `:${edge.condition}`}`
     let count = counts.get(name) ?? 1
     let unique = count === 1 ? name : `${name}#${count}`
-    while (named.has(unique)) unique = `${name}#${++count}`
+    while (byName.has(unique)) unique = `${name}#${++count}`
     counts.set(name, count)
-    named.set(unique, structural(edge))
+    byName.set(unique, structural(edge))
   }
   return {
     nodes: new Map(nodes.map(node => [node.id, comparedNode(node)])),
-    edges: named,
+    edges: byName,
     ...schemas,
   }
 }
 
-/** Older names of fields. */
-const OLDER = { memory_id: 'memory_store_id', memory_ids: 'memory_store_ids' }
+/** Renamed fields, by their former names. */
+const FORMER_NAMES = { memory_id: 'memory_store_id', memory_ids: 'memory_store_ids' }
 
-/** Nodes as they are kept: older names of fields become those of today, unless these are there too. */
+/** Returns nodes with the current field names; a current name takes precedence over a former one. */
 export function withCurrentFieldNames(nodes: readonly Node[]): Node[] {
   return nodes.map(node => {
-    const given = node as Record<string, unknown>
-    if (!Object.keys(OLDER).some(name => name in given)) return node
-    const kept = { ...given }
-    for (const [older, name] of Object.entries(OLDER)) {
-      if (older in kept) kept[name] ??= kept[older]
-      delete kept[older]
+    const fields = node as Record<string, unknown>
+    if (!Object.keys(FORMER_NAMES).some(name => name in fields)) return node
+    const renamed = { ...fields }
+    for (const [former, name] of Object.entries(FORMER_NAMES)) {
+      if (former in renamed) renamed[name] ??= renamed[former]
+      delete renamed[former]
     }
-    return kept as Node
+    return renamed as Node
   })
 }

@@ -4,9 +4,9 @@ import type { Services } from '../../core/process/services.ts'
 import type { OrchestrationRow } from './model.ts'
 
 /**
- * What ends with an orchestration: called behind the lock of its row, in the transaction that deletes it, unless it is marked
- * as deleted there, to go later (`managed_by`).
+ * Called in the transaction that deletes an orchestration, after its row is locked. A hook may mark the orchestration
+ * as deleted (`managed_by`), which defers the delete.
  */
 export type OrchestrationDeleteHook = (tx: Tx, services: Services, orchestration: OrchestrationRow) => Promise<void>
 
-export const orchestrationDeleteHooks = extensionPoint<OrchestrationDeleteHook>('ends of orchestrations')
+export const orchestrationDeleteHooks = extensionPoint<OrchestrationDeleteHook>('orchestration delete hooks')

@@ -5,22 +5,20 @@ import type { Edge, Node, NodeType } from './definition.ts'
 import type { Graph } from './graph.ts'
 import type { OrchestrationRow } from './model.ts'
 
-/** A run of an orchestration to be drawn: the graph that it executes, and where it stands with the nodes. */
-type Picture = { graph: Graph; states: ReadonlyMap<string, NodeState> }
+/** Graph of a run and the states of its nodes. */
+type RunDiagram = { graph: Graph; states: ReadonlyMap<string, NodeState> }
 
 /**
- * Finds a run for a caller who may read it.
+ * Loads a run that the caller may read.
  * @throws ORCHESTRATION_RUN_NOT_FOUND, FORBIDDEN
  */
-export type DiagramRun = (context: Context<any, any, OrchestrationRow>, runId: string) => Promise<Picture>
+export type DiagramRun = (context: Context<any, any, OrchestrationRow>, runId: string) => Promise<RunDiagram>
 
-export const diagramRuns = extensionPoint<DiagramRun>('pictures of runs')
-
-/** A graph as text of Mermaid, a language for diagrams. */
+export const diagramRuns = extensionPoint<DiagramRun>('run diagrams')
 
 const MAX_LABEL = 80
 
-/** Opening and closing of the shape of a type; others are rectangles. */
+/** Delimiters of node shapes by type; other types are rectangles. */
 const SHAPES: { [Type in NodeType]?: [string, string] } = {
   condition: ['{', '}'],
   human: ['[/', '/]'],
@@ -36,7 +34,7 @@ const SHAPES: { [Type in NodeType]?: [string, string] } = {
   emit_event: ['>', ']'],
 }
 
-/** How a node looks by where a run stands with it. */
+/** Styles of nodes by state in a run. */
 const STYLES = {
   running: 'fill:#dbeafe,stroke:#2563eb',
   waiting: 'fill:#fef9c3,stroke:#ca8a04',
@@ -49,17 +47,18 @@ const STYLES = {
 export type NodeState = keyof typeof STYLES
 
 /**
- * A text between quotes, in which letters, digits and some marks stand for themselves and all else is written by its code:
- * nothing in it ends the quotes or begins a markup.
+ * Quotes a text for Mermaid: all characters except letters, digits and some punctuation are written as codes, so that
+ * no text can end the quotes or start markup.
  */
-function quoted(text: string): string {
+function quote(text: string): string {
   const short = text.length > MAX_LABEL ? `${truncateChars(text, MAX_LABEL)}…` : text
   return `"${short.toWellFormed().replace(/[^\p{L}\p{N} _.,…-]/gu, mark => `#${mark.codePointAt(0)};`)}"`
 }
 
 /**
- * The flowchart of a graph. Edges are dotted where they lead back and never pass; a group is named with the label.
- * @param states where a run stands with its nodes, by their ids
+ * Renders a graph as a Mermaid flowchart. Edges that close a cycle are dotted; activation groups are part of edge
+ * labels.
+ * @param states node states of a run, by node ID
  */
 export function diagramOf(graph: Graph, states: ReadonlyMap<string, NodeState> = new Map()): string {
   const nameOf = (id: string) => `n${graph.order.get(id)}`
@@ -78,12 +77,12 @@ export function diagramOf(graph: Graph, states: ReadonlyMap<string, NodeState> =
 
 function shapeOf({ id, type }: Node): string {
   const [open, close] = SHAPES[type as NodeType] ?? ['[', ']']
-  return `${open}${quoted(`${id} (${type})`)}${close}`
+  return `${open}${quote(`${id} (${type})`)}${close}`
 }
 
 function labelOf({ condition, activation_group, activation_condition }: Edge): string {
   const group = activation_group == null ? [] : [`(${activation_condition ?? 'all'}: ${activation_group})`]
-  // An empty label is one that a condition may come to.
+  // An empty text is a valid condition.
   const parts = [...(condition == null ? [] : [condition === '' ? '""' : condition]), ...group]
-  return parts.length === 0 ? '' : `|${quoted(parts.join(' '))}|`
+  return parts.length === 0 ? '' : `|${quote(parts.join(' '))}|`
 }

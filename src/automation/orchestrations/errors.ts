@@ -4,13 +4,13 @@ export const orchestrationErrors = {
   ORCHESTRATION_NOT_FOUND: {
     status: 404,
     description: 'Orchestration missing',
-    message: 'There is no orchestration {id}',
+    message: 'Orchestration {id} not found',
   },
   ORCHESTRATION_VALIDATION_FAILED: {
     status: 400,
     description:
       'Graph invalid (dangling edge, missing field, cycle, input_mapping naming a state key no upstream node writes)',
-    hint: 'meta.problems lists everything that is wrong with the graph by its path; meta.warnings does not refuse it.',
+    hint: 'Fix the problems listed in meta.problems by path; meta.warnings do not prevent the write.',
   },
 } as const satisfies ErrorTable
 

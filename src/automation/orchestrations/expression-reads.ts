@@ -3,36 +3,36 @@ import type { Node } from './definition.ts'
 import { isMapping, nodeFields } from './fields.ts'
 import { stateSubpath } from './state-paths.ts'
 
-/** An expression of a node, where it stands below the node, and what it reads. */
+/** An expression in a field of a node. */
 export type ExpressionSite = {
   field: string
-  /** Of an expression that is one entry of a field. */
+  /** Key of the entry, for fields with several expressions. */
   key: string | null
   expression: unknown
 }
 
-/** What an expression reads of the state of its run. */
+/** A read of the state of a run by an expression. */
 export type StateRead = {
-  /** `key` of the state, artifact of a `node`, or what its root does not have. */
+  /** Key of the state, artifact of a node, or a root that does not exist. */
   what: 'key' | 'node' | 'nothing'
   name: string
-  /** A value is given for what is not there, or it is only asked whether it is there. */
+  /** Whether the expression provides a default or only tests for presence. */
   optional: boolean
 }
 
-/** Every expression of the fields that a node reads. */
+/** Lists the expressions in the fields that a node of its type uses. */
 export function expressionSites(node: Node): ExpressionSite[] {
-  const surfaces: ExpressionSite[] = []
+  const sites: ExpressionSite[] = []
   for (const [field, { types, expression }] of nodeFields) {
     const value = (node as Record<string, unknown>)[field]
     if (!expression || value == null || (types && !(types as readonly string[]).includes(node.type))) continue
-    if (expression === 'value') surfaces.push({ field, key: null, expression: value })
-    else if (isMapping(value)) for (const key in value) surfaces.push({ field, key, expression: value[key] })
+    if (expression === 'value') sites.push({ field, key: null, expression: value })
+    else if (isMapping(value)) for (const key in value) sites.push({ field, key, expression: value[key] })
   }
-  return surfaces
+  return sites
 }
 
-/** What an expression of a field reads, each once. Paths that are computed are not known. */
+/** Returns the distinct state reads of an expression. Computed paths cannot be determined. */
 export function stateReads({ field, expression }: ExpressionSite): StateRead[] {
   const reads = new Map<string, StateRead>()
   for (const { path, by, defaulted } of rootReadsOf(expression)) {
@@ -45,33 +45,33 @@ export function stateReads({ field, expression }: ExpressionSite): StateRead[] {
   return [...reads.values()]
 }
 
-/** What `collection` of a loop reads. */
+/** Returns the state read of `collection` of a loop. */
 export const readOfCollection = (path: string): StateRead | null => {
   const read = readOf('collection', stateSubpath(path))
   return read && { ...read, optional: false }
 }
 
-type Known = Omit<StateRead, 'optional'>
+type RequiredRead = Omit<StateRead, 'optional'>
 
-function readOf(field: string, path: string): Known | null {
+function readOf(field: string, path: string): RequiredRead | null {
   if (path === '') return null
   if (field !== 'state_mapping') return readOfState(field, path)
-  const [root, rest] = cut(path)
+  const [root, rest] = splitAtDot(path)
   if (root === 'output') return null
   if (root !== 'state') return { what: 'nothing', name: root }
   return rest === null || rest === '' ? null : readOfState(field, rest)
 }
 
-function readOfState(field: string, path: string): Known | null {
-  const [key, rest] = cut(path)
+function readOfState(field: string, path: string): RequiredRead | null {
+  const [key, rest] = splitAtDot(path)
   if (key === 'input') return null
   if (field === 'exit_condition' && (key === 'response' || key === 'attempt')) return null
   if (key !== 'nodes') return { what: 'key', name: key }
-  return rest === null ? null : { what: 'node', name: cut(rest)[0] }
+  return rest === null ? null : { what: 'node', name: splitAtDot(rest)[0] }
 }
 
-/** A path before and behind its first dot. */
-function cut(path: string): [string, string | null] {
+/** Splits a path at its first dot. */
+function splitAtDot(path: string): [string, string | null] {
   const dot = path.indexOf('.')
   return dot < 0 ? [path, null] : [path.slice(0, dot), path.slice(dot + 1)]
 }

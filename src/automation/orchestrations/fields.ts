@@ -4,14 +4,14 @@ import { type Edge, type Node, type NodeType, WORKER_TYPES } from './definition.
 import { DURATION_SYNTAX, parseDuration, parseInstant } from './duration.ts'
 import { EVENT_TYPE } from './event-types.ts'
 
-/** The fields of nodes and edges: what they are for people and clients, and which values they take. */
+/** Fields of nodes and edges, with their descriptions and accepted values. */
 
 const METADATA_BYTES = 4096
 
-/** By one look: what is in it may be large, and is a matter of its own. */
+/** Accepts any object without validating its members, which may be large and are validated separately. */
 const anObject = z.unknown().refine(isObject, 'must be an object').meta({ type: 'object' })
 
-/** Entries of one object of expressions. */
+/** Limit of entries of one mapping. */
 const MAX_ENTRIES = 1000
 
 export const isMapping = (value: unknown): value is Record<string, unknown> =>
@@ -39,82 +39,93 @@ const duration = z.string().refine(text => parseDuration(text) !== null, `must b
 
 const Retry = z
   .strictObject({
-    max_attempts: z.int().min(1).max(20).optional().describe('Attempts in all, default 1'),
+    max_attempts: z.int().min(1).max(20).optional().describe('Total number of attempts. Default 1.'),
     backoff: z
       .strictObject({
         strategy: z
           .enum(['fixed', 'exponential'])
           .optional()
-          .describe('Whether the wait stays the same, which is the default, or doubles'),
-        delay_ms: z.int().min(0).max(86_400_000).optional().describe('Wait before the second attempt, default 1000'),
-        max_delay_ms: z.int().min(0).max(2_147_483_647).optional().describe('Longest wait, default 300000'),
+          .describe(
+            'Growth of the delay: `fixed` - constant; `exponential` - doubled after each attempt. Default `fixed`.',
+          ),
+        delay_ms: z
+          .int()
+          .min(0)
+          .max(86_400_000)
+          .optional()
+          .describe('Delay before the second attempt, in milliseconds. Default 1000.'),
+        max_delay_ms: z
+          .int()
+          .min(0)
+          .max(2_147_483_647)
+          .optional()
+          .describe('Maximum delay, in milliseconds. Default 300000.'),
       })
       .refine(({ delay_ms = 1000, max_delay_ms = 300_000 }) => max_delay_ms >= delay_ms, {
         path: ['max_delay_ms'],
         message: 'must be at least delay_ms; its default is 300000',
       })
       .optional()
-      .describe('How long to wait between attempts'),
+      .describe('Delay between attempts'),
   })
-  .describe('When an attempt that failed is made again')
+  .describe('Retry policy of failed attempts')
 
 export type Field = {
   about: string
   schema: z.ZodType
-  /** The types of nodes that read it; absent where every type does. */
+  /** Node types that use the field; absent if all types do. */
   types?: readonly NodeType[]
-  /** Of those the types that cannot do without it. */
+  /** Whether those types require the field. */
   required?: true
-  /** What a value is reported under that it does not take. */
+  /** Code of the problem reported for an invalid value. */
   code?: string
-  /** It is or holds expressions: the value itself, or the values of an object by its keys. */
+  /** Whether the field is an expression, or an object whose values are expressions. */
   expression?: 'value' | 'entries'
 }
 
-/** Types whose attempts have a time limit. */
+/** Node types with a time limit per attempt. */
 const TIMED = ['agent', ...WORKER_TYPES, 'loop', 'sub_orchestration'] as const
 
-/** Every field that a node of some type has, beside its id and its type. */
+/** All fields of nodes, except id and type. */
 export const NODE_FIELDS = {
   input_mapping: {
-    about: 'The input of the node: names with expressions over the state of the run',
+    about: 'Input of the node: names with expressions over the state of the run',
     schema: mapping,
     expression: 'entries',
   },
   state_mapping: {
-    about:
-      'What the node writes to the state when it has completed: dotted paths with expressions over `output` and `state`',
+    about: 'State writes of the completed node: dotted paths with expressions over `output` and `state`',
     schema: mapping,
     expression: 'entries',
   },
-  retry: { about: 'When an attempt that failed is made again', schema: Retry, code: 'RETRY_INVALID' },
+  retry: { about: 'Retry policy of failed attempts', schema: Retry, code: 'RETRY_INVALID' },
   timeout: {
-    about: `Time limit of one attempt, ${DURATION_SYNTAX}`,
-    schema: duration.refine(text => parseDuration(text) !== 0, 'must be longer than nothing'),
+    about: `Time limit of one attempt: ${DURATION_SYNTAX}`,
+    schema: duration.refine(text => parseDuration(text) !== 0, 'must be greater than 0'),
     types: TIMED,
     code: 'DURATION_INVALID',
   },
   on_error: {
     about:
-      'What becomes of a failure after the last attempt: `fail`, the default, fails the run; `route` completes the node with `{ error }` under the label `failed`',
+      'Handling of a failure after the last attempt: `fail` - fails the run; `route` - completes the node with `{ error }` and the label `failed`. Default `fail`.',
     schema: z.enum(['fail', 'route']),
   },
-  metadata: { about: 'Data of your own, such as a place in an editor, at most 4 KiB; nothing reads it', schema: inert },
-  agent_id: { about: 'Agent that answers', schema: id, types: ['agent'], required: true },
+  metadata: { about: 'Custom data, for example a position in an editor; has no effect. At most 4 KiB.', schema: inert },
+  agent_id: { about: 'Agent that generates the reply', schema: id, types: ['agent'], required: true },
   prompt: {
-    about: 'A text, or an expression that gives one: what an agent is asked, what a person is told',
+    about: 'Prompt for the agent or the person: text, or an expression that returns text',
     schema: textOrExpression,
     types: ['agent', 'human'],
     expression: 'value',
   },
   output_schema: {
-    about: 'JSON Schema that the answer is asked for in',
+    about: 'JSON Schema of the structured reply',
     schema: anObject,
     types: ['agent'],
     code: 'SCHEMA_INVALID',
   },
   tool_id: {
-    about: 'Tool that is called; of an approval the tool that the decision is about',
+    about: 'Tool to call; of an approval, the tool of the proposed call',
     schema: id,
     types: ['tool', 'approval', 'poll'],
     required: true,
@@ -125,106 +136,111 @@ export const NODE_FIELDS = {
     types: ['tool', 'poll'],
   },
   expression: {
-    about: 'Expression over the state; its value is the result of a transform and the label of a condition',
+    about: 'Expression over the state. Its value is the result of a transform or the label of a condition.',
     schema: expression,
     types: ['transform', 'condition'],
     required: true,
     expression: 'value',
   },
-  memory_store_id: { about: 'Memory store that is written to', schema: id, types: ['memory_write'], required: true },
+  memory_store_id: { about: 'Memory store to write to', schema: id, types: ['memory_write'], required: true },
   memory_store_ids: {
-    about: 'Memory stores that are searched where the input names none',
+    about: 'Memory stores to search if the input lists none',
     schema: z.array(id).max(50),
     types: ['knowledge'],
   },
   options: {
-    about: 'Choices of a person; `choice` of the answer has to be one of them',
+    about: 'Choices of the person; `choice` of the input must be one of them',
     schema: z.array(z.string().min(1).max(1000)).min(1).max(100),
     types: ['human'],
   },
-  mode: { about: '`receive`, which is the default', schema: z.enum(['receive']), types: ['webhook'] },
+  mode: { about: '`receive` is the only mode. Default `receive`.', schema: z.enum(['receive']), types: ['webhook'] },
   expires_in: {
-    about: 'Seconds to wait for the answer; an approval waits for 86400 unless it says otherwise',
+    about: 'Seconds until the wait expires. Default of an approval: 86400.',
     schema: seconds,
     types: ['human', 'webhook', 'approval'],
   },
   arguments: {
-    about: 'Arguments that are shown to who decides: names with expressions over the state',
+    about: 'Arguments shown to the approver: names with expressions over the state',
     schema: mapping,
     types: ['approval'],
     expression: 'entries',
   },
   reasoning: {
-    about: 'Expression: why the call is proposed',
+    about: 'Expression for the reason of the proposed call',
     schema: expression,
     types: ['approval'],
     expression: 'value',
   },
-  evidence: { about: 'Expression: what speaks for it', schema: expression, types: ['approval'], expression: 'value' },
+  evidence: {
+    about: 'Expression for the evidence shown to the approver',
+    schema: expression,
+    types: ['approval'],
+    expression: 'value',
+  },
   predicted_impact: {
-    about: 'Expression: what will come of it',
+    about: 'Expression for the predicted impact of the call',
     schema: expression,
     types: ['approval'],
     expression: 'value',
   },
   instructions: {
-    about: 'What who decides has to look at',
+    about: 'Instructions for the approver',
     schema: z.string().max(16_384),
     types: ['approval'],
   },
   orchestration_id: {
-    about: 'Orchestration that is run, for each item of a loop once',
+    about: 'Orchestration to run; a loop runs it once per item',
     schema: id,
     types: ['loop', 'sub_orchestration'],
     required: true,
   },
   collection: {
-    about: 'Path of the state that holds the items of a loop, default `state.items`',
+    about: 'State path of the items of a loop. Default `state.items`.',
     schema: z.string().min(1).max(1000),
     types: ['loop'],
   },
   item_variable: {
-    about: 'Name of the item in the input of its run, default `item`',
+    about: 'Name of the item in the input of its run. Default `item`.',
     schema: z.string().regex(/^[^.]{1,128}$/, 'must have 1 to 128 characters and no dot'),
     types: ['loop'],
   },
   parallelism: {
-    about: 'Runs of a loop at a time, 1 to 100, default 5',
+    about: 'Concurrent runs of a loop, 1 to 100. Default 5.',
     schema: z.int().min(1).max(100),
     types: ['loop'],
   },
   max_iterations: {
-    about: 'Of a loop the most items, 1 to 10000, default 1000; of a poll the most calls, 1 to 1000, default 10',
+    about: 'Limit of loop items, 1 to 10000, default 1000; or of poll calls, 1 to 1000, default 10',
     schema: z.int().min(1).max(10_000),
     types: ['loop', 'poll'],
   },
   context_keys: {
-    about: 'Keys of the tool context that the runs get; null is all, an empty list none',
-    // What is no key has an error code of its own.
+    about: 'Keys of the tool context passed to the nested runs. Null passes all keys, an empty list none.',
+    // Invalid keys have a separate error code.
     schema: z.array(z.unknown()).max(64),
     types: ['loop', 'sub_orchestration'],
   },
   exit_condition: {
-    about: 'Expression over the state with `response` and `attempt`: whether a poll has what it waits for',
+    about: 'Expression over the state, `response` and `attempt`; the poll ends when it is truthy',
     schema: expression,
     types: ['poll'],
     required: true,
     expression: 'value',
   },
   interval: {
-    about: `Time between the calls of a poll, ${DURATION_SYNTAX}`,
+    about: `Time between the calls of a poll: ${DURATION_SYNTAX}`,
     schema: duration,
     types: ['poll'],
     required: true,
     code: 'DURATION_INVALID',
   },
   fail_on_timeout: {
-    about: 'Whether a poll fails that made its last call in vain, default false',
+    about: 'Whether a poll fails if exit_condition is not met after the last call. Default false.',
     schema: z.boolean(),
     types: ['poll'],
   },
   duration: {
-    about: `How long to wait: ${DURATION_SYNTAX}, or an expression that gives one. Exactly one of duration and until`,
+    about: `Length of the delay: ${DURATION_SYNTAX}, or an expression that returns one. Exactly one of duration and until is required.`,
     schema: z
       .unknown()
       .refine(
@@ -236,7 +252,7 @@ export const NODE_FIELDS = {
     expression: 'value',
   },
   until: {
-    about: 'Until when to wait: an ISO 8601 time, in UTC where it has no offset, or an expression that gives one',
+    about: 'End of the delay: an ISO 8601 time, in UTC if it has no offset, or an expression that returns one',
     schema: z
       .unknown()
       .refine(
@@ -247,8 +263,8 @@ export const NODE_FIELDS = {
     expression: 'value',
   },
   event_type: {
-    about: 'Name of the event, such as `refunds.refused`',
-    schema: z.string().max(128).regex(EVENT_TYPE, 'must be lower-case words, joined by dots, at least two'),
+    about: 'Name of the event, for example `refunds.refused`',
+    schema: z.string().max(128).regex(EVENT_TYPE, 'must be at least two lower-case words joined by dots'),
     types: ['emit_event'],
     required: true,
     code: 'EVENT_TYPE_INVALID',
@@ -259,24 +275,30 @@ export const nodeFields = Object.entries<Field>(NODE_FIELDS)
 
 const label = z.string().max(1000)
 
-/** Every field of an edge, beside its ends. */
+/** All fields of edges, except their ends. */
 const EDGE_FIELDS = {
   condition: {
-    about: 'Label that lets the edge pass; without one it passes as the type of its source says',
+    about: 'Label for which the edge passes. Without a condition, the source node determines whether it passes.',
     schema: label,
   },
-  activation_group: { about: 'Joins the edges to a node that have the same group', schema: z.string().min(1).max(255) },
+  activation_group: {
+    about: 'Group that joins this edge with other edges into the same node',
+    schema: z.string().min(1).max(255),
+  },
   activation_condition: {
     about:
-      'When a group activates its node: `all`, the default, once every edge has passed; `any` with the first; `settled` once each has passed or can no longer pass, and at least one has',
+      'Condition under which a group activates its node: `all` - every edge has passed; `any` - one edge has passed; `settled` - every edge has passed or can no longer pass, and at least one has passed. Default `all`.',
     schema: z.enum(['all', 'any', 'settled']),
   },
-  metadata: { about: 'Data of your own, at most 4 KiB; nothing reads it', schema: inert },
+  metadata: { about: 'Custom data; has no effect. At most 4 KiB.', schema: inert },
 } as const satisfies { [Name in Exclude<keyof Edge, 'from' | 'to'>]: Field }
 
 export const edgeFields = Object.entries<Field>(EDGE_FIELDS)
 
-/** A field of a body that takes any value, because wrong ones are reported with all else that is wrong with the graph. */
+/**
+ * Returns the body schema of a field. It accepts any value, because invalid values are reported together with all other
+ * problems of the graph.
+ */
 export function describedField({
   schema,
   about,
@@ -292,8 +314,8 @@ export function describedField({
       .unknown()
       .optional()
       .meta({ ...documentation, description: about })
-  // Nodes of other types do not read it: there it is kept as it is, whatever it says.
-  const anyOf = [documentation, { description: 'Anything, where it is not read' }]
+  // Nodes of other types ignore the field; its value is stored unchecked.
+  const anyOf = [documentation, { description: 'Any value, for node types that ignore the field' }]
   return z
     .unknown()
     .optional()
@@ -305,23 +327,23 @@ const described = (fields: readonly [string, Field][]) =>
 
 const text = (about: string) => describedField({ about, schema: z.string() })
 
-/** A node in a body or a record. Values of its fields are checked with the graph. */
+/** A node in a body or a record. Its field values are validated with the graph. */
 export const NodeShape = z
   .strictObject({
     id: text('Name of the node in the graph: 1 to 128 letters, digits, `_` and `-`'),
     type: text(
-      'What it does: agent, tool, transform, condition, knowledge, memory_write, human, webhook, approval, loop, sub_orchestration, poll, delay, emit_event; a run fails at a node of another type',
+      'Type of the node: agent, tool, transform, condition, knowledge, memory_write, human, webhook, approval, loop, sub_orchestration, poll, delay or emit_event. Runs fail at nodes of unsupported types.',
     ),
     ...described(nodeFields),
-    memory_id: text('Older name of memory_store_id'),
-    memory_ids: describedField({ about: 'Older name of memory_store_ids', schema: z.array(id) }),
+    memory_id: text('Former name of memory_store_id'),
+    memory_ids: describedField({ about: 'Former name of memory_store_ids', schema: z.array(id) }),
   })
   .meta({ id: 'OrchestrationNode', required: ['id', 'type'] }) as unknown as z.ZodType<Node>
 
 export const EdgeShape = z
   .strictObject({
-    from: text('Id of the node that it comes from'),
-    to: text('Id of the node that it leads to'),
+    from: text('ID of the source node'),
+    to: text('ID of the target node'),
     ...described(edgeFields),
   })
   .meta({ id: 'OrchestrationEdge', required: ['from', 'to'] }) as unknown as z.ZodType<Edge>

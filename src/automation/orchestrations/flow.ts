@@ -1,9 +1,12 @@
 import type { Edge } from './definition.ts'
 import type { Graph } from './graph.ts'
 
-/** What is known of a run by the time one of its nodes is activated, whatever branches it has taken. */
+/**
+ * Data-flow analysis of a graph: nodes and state keys that are available when a node is activated, on every branch or
+ * on some.
+ */
 
-/** A set of small numbers. */
+/** A set of small integers. */
 class Bits {
   readonly words: Uint32Array
 
@@ -25,7 +28,7 @@ class Bits {
     return this
   }
 
-  keep({ words }: Bits): this {
+  retain({ words }: Bits): this {
     for (let index = 0; index < words.length; index++) this.words[index] &= words[index]
     return this
   }
@@ -41,10 +44,10 @@ class Bits {
   }
 }
 
-/** Edges of which all have to pass to activate their target. */
+/** Edges that must all pass to activate their target. */
 type Alternative = readonly Edge[]
 
-/** What activates a node: any one of these. */
+/** Returns the alternatives that activate a node; one suffices. */
 function alternativesOf(incoming: readonly Edge[]): Alternative[] {
   const groups = Map.groupBy(incoming, ({ activation_group }) => activation_group ?? null)
   return [...groups].flatMap(([group, edges]) =>
@@ -52,39 +55,39 @@ function alternativesOf(incoming: readonly Edge[]): Alternative[] {
   )
 }
 
-/** A group of edges that needs two labels of one node, which completes under one. */
+/** A group of edges that requires two labels of the same node, which completes with only one. */
 export type ImpossibleJoin = { edge: Edge; decision: string }
 
-/** Keys of the state of which it is found out whether several writers together always write them. */
+/** Limit of state keys for which joint writes by several nodes are analyzed. */
 const MAX_JOINT_KEYS = 200
 
 /**
- * The flow through a graph without forbidden cycles. Sets are bits: those of a node what was completed before it, and which
- * labels that were; about as much work as the graph has edges times a 32nd of what it has nodes and labels.
+ * Flow through a graph without forbidden cycles. A bit set per node contains the nodes completed before it and their
+ * labels; the cost is about the number of edges times a 32nd of the number of nodes and labels.
  */
 export class Flow {
   readonly #order: readonly string[]
-  readonly #place: ReadonlyMap<string, number>
+  readonly #positions: ReadonlyMap<string, number>
   readonly #alternatives = new Map<string, Alternative[]>()
   readonly #upstream = new Map<string, Bits>()
   readonly #certain = new Map<string, Bits>()
   readonly #writers = new Map<string, number[]>()
   readonly #joint = new Map<string, ReadonlySet<string>>()
-  /** Nodes that a path leads to from where runs begin. */
+  /** Nodes reachable from the start nodes. */
   readonly reachable: ReadonlySet<string>
   readonly impossibleJoins: readonly ImpossibleJoin[]
 
-  /** @param writes the keys of the state that each node writes */
+  /** @param writes state keys written by each node */
   constructor(graph: Graph & { sorted: readonly string[] }, writes: ReadonlyMap<string, Iterable<string>>) {
     this.#order = graph.sorted
-    this.#place = new Map(this.#order.map((id, index) => [id, index]))
+    this.#positions = new Map(this.#order.map((id, index) => [id, index]))
     const size = this.#order.length
     for (const [id, keys] of writes) {
-      const place = this.#at(id)
+      const position = this.#positionOf(id)
       for (const key of new Set(keys)) {
         const writers = this.#writers.get(key)
-        if (writers) writers.push(place)
-        else this.#writers.set(key, [place])
+        if (writers) writers.push(position)
+        else this.#writers.set(key, [position])
       }
     }
     const reachable = new Set(graph.starts)
@@ -95,41 +98,41 @@ export class Flow {
       const alternatives = alternativesOf(incoming)
       this.#alternatives.set(id, alternatives)
       const upstream = new Bits(size)
-      for (const { from } of incoming) upstream.addAll(this.#upstream.get(from) as Bits).add(this.#at(from))
+      for (const { from } of incoming) upstream.addAll(this.#upstream.get(from) as Bits).add(this.#positionOf(from))
       this.#upstream.set(id, upstream)
       if (incoming.some(({ from }) => reachable.has(from))) reachable.add(id)
       let certain: Bits | undefined
       for (const edges of alternatives) {
         if (!edges.every(({ from }) => reachable.has(from))) continue
-        const known = new Bits(size + labels.count)
+        const available = new Bits(size + labels.count)
         for (const edge of edges) {
-          known.addAll(this.#certain.get(edge.from) as Bits).add(this.#at(edge.from))
+          available.addAll(this.#certain.get(edge.from) as Bits).add(this.#positionOf(edge.from))
           const label = labels.bit(edge)
-          if (label !== null) known.add(label)
+          if (label !== null) available.add(label)
         }
-        const decision = edges.length > 1 ? labels.contradiction(known) : null
+        const decision = edges.length > 1 ? labels.contradiction(available) : null
         if (decision !== null) joins.push({ edge: edges[0], decision })
-        certain = certain ? certain.keep(known) : known
+        certain = certain ? certain.retain(available) : available
       }
-      // What never happens is never without what it reads.
+      // An unreachable node is treated as if all its upstream nodes completed.
       this.#certain.set(id, certain ?? new Bits(size + labels.count).addAll(upstream))
     }
     this.reachable = reachable
     this.impossibleJoins = joins
   }
 
-  #at(id: string): number {
-    return this.#place.get(id) as number
+  #positionOf(id: string): number {
+    return this.#positions.get(id) as number
   }
 
-  /** Whether a node is completed before another one: never, on some branches, or always. */
+  /** Returns whether a node completes before another node: never, on some branches, or always. */
   before(reader: string, id: string): 'never' | 'maybe' | 'always' {
-    const place = this.#place.get(id)
-    if (place === undefined || !this.#upstream.get(reader)?.has(place)) return 'never'
-    return this.#certain.get(reader)?.has(place) ? 'always' : 'maybe'
+    const position = this.#positions.get(id)
+    if (position === undefined || !this.#upstream.get(reader)?.has(position)) return 'never'
+    return this.#certain.get(reader)?.has(position) ? 'always' : 'maybe'
   }
 
-  /** Whether a key of the state is written before a node. */
+  /** Returns whether a state key is written before a node. */
   written(reader: string, key: string): 'never' | 'maybe' | 'always' {
     const writers = this.#writers.get(key)
     if (!writers || !this.#upstream.get(reader)?.hasAny(writers)) return 'never'
@@ -137,14 +140,14 @@ export class Flow {
     return this.#jointlyWritten(key, writers).has(reader) ? 'always' : 'maybe'
   }
 
-  /** The nodes before which a key is written on every branch, though each by another node. */
-  #jointlyWritten(key: string, places: readonly number[]): ReadonlySet<string> {
-    const known = this.#joint.get(key)
-    if (known) return known
+  /** Returns the nodes before which a key is written on every branch, by a different node on each. */
+  #jointlyWritten(key: string, positions: readonly number[]): ReadonlySet<string> {
+    const available = this.#joint.get(key)
+    if (available) return available
     const before = new Set<string>()
-    if (places.length > 1 && this.#joint.size < MAX_JOINT_KEYS) {
-      const writers = new Set(places)
-      const after = ({ from }: Edge) => before.has(from) || writers.has(this.#at(from))
+    if (positions.length > 1 && this.#joint.size < MAX_JOINT_KEYS) {
+      const writers = new Set(positions)
+      const after = ({ from }: Edge) => before.has(from) || writers.has(this.#positionOf(from))
       for (const id of this.#order) {
         const possible = (this.#alternatives.get(id) as Alternative[]).filter(edges =>
           edges.every(({ from }) => this.reachable.has(from)),
@@ -157,7 +160,7 @@ export class Flow {
   }
 }
 
-/** A bit for each label that edges ask of each node. */
+/** Assigns a bit to each label that edges compare with, per source node. */
 function labelsOf(graph: Graph, first: number) {
   const bits = new Map<string, Map<string, number>>()
   const decisions: string[] = []
@@ -178,10 +181,10 @@ function labelsOf(graph: Graph, first: number) {
       const label = labelOf(edge)
       return label === null ? null : (bits.get(edge.from)?.get(label) ?? null)
     },
-    /** A node of which two labels are in a set. Labels of a node need not be next to each other. */
-    contradiction(known: Bits): string | null {
+    /** Returns a node of which the set contains two labels. Labels of a node need not be adjacent. */
+    contradiction(available: Bits): string | null {
       const seen = new Set<string>()
-      for (const bit of known) {
+      for (const bit of available) {
         if (bit < first) continue
         const decision = decisions[bit - first]
         if (seen.has(decision)) return decision

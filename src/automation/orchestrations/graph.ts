@@ -2,24 +2,24 @@ import type { Edge, Node } from './definition.ts'
 
 type Parts = { nodes: readonly Node[]; edges: readonly Edge[] }
 
-/** A graph as the engine, its validation and its picture read it. */
+/** Graph as used by the engine, the validation and the diagram. */
 export type Graph = {
   nodes: readonly Node[]
-  /** Place of each node in the definition, which is the order of everything that is shown or applied together. */
+  /** Position of each node in the definition: the order in which nodes are listed and applied. */
   order: ReadonlyMap<string, number>
   node(id: string): Node | undefined
-  /** Edges by their target, without those that close a cycle: they never activate anything. */
+  /** Edges by target, except those that close a cycle, which never activate a node. */
   incoming: ReadonlyMap<string, readonly Edge[]>
   outgoing: ReadonlyMap<string, readonly Edge[]>
   /** Edges that close a cycle through a `loop` node. */
   back: ReadonlySet<Edge>
-  /** Nodes that no edge leads to, not even one that closes a cycle: what a run begins with. */
+  /** Nodes without incoming edges, including edges that close a cycle: the start nodes of a run. */
   starts: readonly string[]
-  /** Ids so that the source of each edge stands before its target; null when nodes other than `loop` are on a cycle. */
+  /** IDs in topological order; null if nodes other than `loop` form a cycle. */
   sorted: readonly string[] | null
 }
 
-/** Reads a graph whose edges name nodes that exist; others are left out. Of nodes with one id the first counts. */
+/** Builds a graph. Edges with unknown ends are ignored; of several nodes with one ID, the first counts. */
 export function graphOf({ nodes, edges }: Parts): Graph {
   const byId = new Map<string, Node>()
   const order = new Map<string, number>()
@@ -28,13 +28,13 @@ export function graphOf({ nodes, edges }: Parts): Graph {
       byId.set(node.id, node)
       order.set(node.id, index)
     }
-  const known = edges.filter(({ from, to }) => byId.has(from) && byId.has(to))
-  const back = backEdges([...byId.keys()], known)
-  const forward = known.filter(edge => !back.has(edge))
+  const valid = edges.filter(({ from, to }) => byId.has(from) && byId.has(to))
+  const back = backEdges([...byId.keys()], valid)
+  const forward = valid.filter(edge => !back.has(edge))
   const incoming = groupBy(forward, ({ to }) => to)
   const outgoing = groupBy(forward, ({ from }) => from)
-  const targets = new Set(known.map(({ to }) => to))
-  const isCyclic = cyclesOf({ nodes: nodes.filter(({ type }) => type !== 'loop'), edges: known }).length > 0
+  const targets = new Set(valid.map(({ to }) => to))
+  const isCyclic = cyclesOf({ nodes: nodes.filter(({ type }) => type !== 'loop'), edges: valid }).length > 0
   return {
     nodes: [...byId.values()],
     order,
@@ -43,32 +43,33 @@ export function graphOf({ nodes, edges }: Parts): Graph {
     outgoing,
     back,
     starts: [...byId.keys()].filter(id => !targets.has(id)),
-    sorted: isCyclic ? null : sort([...byId.keys()], incoming, outgoing),
+    sorted: isCyclic ? null : sortTopologically([...byId.keys()], incoming, outgoing),
   }
 }
 
 const groupBy = (edges: readonly Edge[], by: (edge: Edge) => string): Map<string, Edge[]> => Map.groupBy(edges, by)
 
-/** Ids in an order in which sources stand before targets, or null. Of those that could be next the first defined is. */
-function sort(ids: readonly string[], incoming: Graph['incoming'], outgoing: Graph['outgoing']): string[] | null {
+/** Sorts IDs topologically; null for a cycle. Ties follow the definition order. */
+function sortTopologically(
+  ids: readonly string[],
+  incoming: Graph['incoming'],
+  outgoing: Graph['outgoing'],
+): string[] | null {
   const open = new Map(ids.map(id => [id, incoming.get(id)?.length ?? 0]))
   const ready = ids.filter(id => open.get(id) === 0)
   const sorted: string[] = []
   for (let id = ready.shift(); id !== undefined; id = ready.shift()) {
     sorted.push(id)
     for (const { to } of outgoing.get(id) ?? []) {
-      const left = (open.get(to) as number) - 1
-      open.set(to, left)
-      if (left === 0) ready.push(to)
+      const remaining = (open.get(to) as number) - 1
+      open.set(to, remaining)
+      if (remaining === 0) ready.push(to)
     }
   }
   return sorted.length === ids.length ? sorted : null
 }
 
-/**
- * The ids that are on cycles with each other, for every such set: strongly connected components by Tarjan's algorithm,
- * with a stack of its own.
- */
+/** Returns the strongly connected components that form cycles, by Tarjan's algorithm with an explicit stack. */
 export function cyclesOf({ nodes, edges }: Parts): string[][] {
   const ids = [...new Set(nodes.map(({ id }) => id))]
   const among = new Set(ids)
@@ -108,8 +109,8 @@ export function cyclesOf({ nodes, edges }: Parts): string[][] {
 }
 
 /**
- * Edges that lead back to where a walk came from: depth first, from the nodes without incoming edges and then from the
- * rest, in the order of the definition.
+ * Returns the edges that close a cycle in a depth-first traversal, which starts from the nodes without incoming edges
+ * and then from the others, in definition order.
  */
 function backEdges(ids: readonly string[], edges: readonly Edge[]): Set<Edge> {
   const outgoing = groupBy(edges, ({ from }) => from)

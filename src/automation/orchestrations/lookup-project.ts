@@ -4,18 +4,18 @@ import type { Context } from '../../core/api/operation.ts'
 import { idStatement } from '../../core/db/sql.ts'
 
 /**
- * The project in which what a definition names is looked up, while it is checked and not written; null without one.
- * @param asked what the caller has to be allowed there
+ * Returns the project in which a validation looks up references; null without one.
+ * @param required permission that the caller needs in the project
  * @throws FORBIDDEN, RESOURCE_NOT_FOUND
  */
 export async function lookupProject(
   { allow, caller, db }: Pick<Context, 'allow' | 'caller' | 'db'>,
-  asked: { kind: Kind<any, any>; action: string },
-  named: string | null | undefined,
+  required: { kind: Kind<any, any>; action: string },
+  projectId: string | null | undefined,
 ): Promise<string | null> {
-  const project = named ?? caller.project_id
+  const project = projectId ?? caller.project_id
   if (project === null) return null
-  allow(asked.action, { kind: asked.kind, project_id: project })
+  allow(required.action, { kind: required.kind, project_id: project })
   const exists =
     caller.project_id !== null || (await db.exists(idStatement`select id from projects where id = ${project}`))
   return exists ? project : raise('RESOURCE_NOT_FOUND', { meta: { id: project } })

@@ -11,25 +11,23 @@ import { deleteUnmarked } from './store.ts'
 
 export { type Edge, type GraphDefinition, NODE_TYPES, type Node, type NodeRetry, type NodeType } from './definition.ts'
 
-/** An orchestration is a directed graph that starts, flows forward and ends. */
-
 const anObject = z.record(z.string(), z.unknown())
 
 const fields = {
-  name: z.string().trim().min(1).max(255).describe('Name to show'),
-  description: z.string().max(2000).nullable().describe('What it does'),
-  nodes: z.array(NodeShape).describe('Steps, at most 500'),
-  edges: z.array(EdgeShape).describe('What follows what, at most 2,000'),
-  state_schema: anObject.nullable().describe('JSON Schema of the state of runs, for readers; it is not enforced'),
-  input_schema: anObject.nullable().describe('JSON Schema (draft 2020-12) that the input of a run has to satisfy'),
+  name: z.string().trim().min(1).max(255).describe('Display name'),
+  description: z.string().max(2000).nullable().describe('Description of the orchestration'),
+  nodes: z.array(NodeShape).describe('Nodes of the graph. At most 500.'),
+  edges: z.array(EdgeShape).describe('Edges of the graph. At most 2,000.'),
+  state_schema: anObject.nullable().describe('JSON Schema of the state of runs. Documentation only; not enforced.'),
+  input_schema: anObject.nullable().describe('JSON Schema (draft 2020-12) of the input of a run'),
 }
 
 const label = z.string().trim().min(1).max(255).optional()
-const version_label = label.describe('Label of the version that the write makes')
+const version_label = label.describe('Label of the version created by this write')
 
 export const Orchestration = record('Orchestration', {
   ...fields,
-  version: z.int().describe('Counts the changes of the graph, from 1'),
+  version: z.int().describe('Number of the current version, starting at 1'),
 })
 
 export const OrchestrationInput = createBody(
@@ -53,10 +51,10 @@ export const OrchestrationInput = createBody(
 
 export const OrchestrationPatch = patchBody('OrchestrationPatch', { ...fields, version_label })
 
-/** What is validated without being written. */
+/** Body of a validation without a write. */
 export const ValidateGraphInput = z
   .strictObject({
-    project_id: projectField.describe('Project in which what the graph names is looked up'),
+    project_id: projectField.describe('Project in which references are looked up'),
     nodes: fields.nodes.optional(),
     edges: fields.edges.optional(),
     state_schema: fields.state_schema.optional(),
@@ -70,21 +68,21 @@ export const ValidateGraphInput = z
 const Finding = z
   .object({
     code: z.string(),
-    path: z.string().describe('Where it stands in the definition'),
+    path: z.string().describe('Path in the definition'),
     message: z.string(),
   })
   .meta({ id: 'Finding' })
 
 export const GraphValidation = z
   .object({
-    valid: z.boolean().describe('Whether there are no problems'),
-    problems: z.array(Finding).describe('What refuses a write'),
-    warnings: z.array(Finding).describe('What may be a mistake'),
+    valid: z.boolean().describe('Whether the graph has no problems'),
+    problems: z.array(Finding).describe('Problems that prevent a write'),
+    warnings: z.array(Finding).describe('Likely mistakes; they do not prevent a write'),
   })
   .meta({ id: 'OrchestrationValidation' })
 
 export const RestoreGraphInput = z
-  .strictObject({ label: label.describe('Label of the new version; default `restored from v<n>`') })
+  .strictObject({ label: label.describe('Label of the new version. Default `restored from v<n>`.') })
   .meta({ id: 'OrchestrationRestoreInput' })
 
 export const OrchestrationVersion = z
@@ -92,16 +90,19 @@ export const OrchestrationVersion = z
     id: z.string(),
     orchestration_id: z.string(),
     version: z.int(),
-    config: z.record(z.string(), z.unknown()).describe('The graph and its schemas as they stood'),
+    config: z.record(z.string(), z.unknown()).describe('Graph and schemas of the version'),
     label: z.string().nullable(),
-    created_by: z.string().nullable().describe('User who wrote it; of a key its owner; null for a copy'),
+    created_by: z
+      .string()
+      .nullable()
+      .describe('ID of the user who created the version, or of the owner of the API key. Null for a copy.'),
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'OrchestrationVersion' })
 
 const hidden = { managed_by: z.string().nullable(), author: Author }
 const Row = Orchestration.extend(hidden)
-const typed = sql.type(Row)
+const orchestrationRow = sql.type(Row)
 
 const declared = kind({
   name: 'orchestration',
@@ -113,25 +114,25 @@ const declared = kind({
   record: Orchestration,
   hidden,
   events: ['created', 'updated', 'deleted'],
-  /** Nothing that a path or a body names is one that another module drives its own work with. */
+  /** Paths and bodies cannot address orchestrations managed by another module. */
   find: (db, id, lock = false) =>
-    db.maybeOne(typed`
+    db.maybeOne(orchestrationRow`
       select ${selectList(Object.keys(Row.shape))} from orchestrations t
       where t.id = ${id} and t.managed_by is null ${lock ? sql.fragment`for update of t` : sql.fragment``}`),
 })
 export type OrchestrationRow = z.output<typeof Row>
 
-/** The fields of a definition. */
+/** Versioned fields of an orchestration. */
 export const graphFields = ['nodes', 'edges', 'state_schema', 'input_schema'] as const
 
 export const orchestrationKind = {
   ...declared,
-  /** One that is marked goes later. */
+  /** An orchestration that a hook marked as deleted is removed later. */
   async remove(tx: Tx, row: OrchestrationRow): Promise<void> {
     await deleteUnmarked(tx, row.id)
     tx.emit(declared, 'deleted', row)
   },
-  /** The order of keys counts: those of a state_mapping apply in theirs. */
+  /** Detects reordered keys: the keys of a state_mapping apply in order. */
   changes(before: OrchestrationRow, after: OrchestrationRow): Values<OrchestrationRow> {
     const reordered = graphFields.filter(name => !isSameText(before[name], after[name]))
     const changes = reordered.map(name => [name, after[name]])
@@ -139,7 +140,7 @@ export const orchestrationKind = {
   },
 }
 
-/** Every graph that orchestrations have had. */
+/** Archive of all versions of orchestrations. */
 export const orchestrationVersions = versionArchive({
   table: 'orchestration_versions',
   owner: 'orchestration_id',

@@ -7,7 +7,7 @@ import { orchestrationOperations } from './operations.ts'
 import { orchestrationType } from './resource-type.ts'
 
 export default module('orchestrations', {
-  tags: { Orchestrations: 'Graphs of nodes, their versions and their runs.' },
+  tags: { Orchestrations: 'Orchestrations, their versions and their runs.' },
   errors: orchestrationErrors,
   kinds: [orchestrationKind],
   resourceTypes: [orchestrationType],

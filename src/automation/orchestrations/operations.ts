@@ -3,7 +3,7 @@ import { z } from 'zod'
 import { containsFilter } from '../../core/api/filters.ts'
 import { itemOperation, type Operation, operation, streamResult } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
+import { versionAuthor, versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
 import { checkGraph, contextKeyProblems, requireValidGraph, withMissingReferences } from './check.ts'
@@ -25,7 +25,7 @@ import {
   RestoreGraphInput,
   ValidateGraphInput,
 } from './model.ts'
-import { NAMING_RIGHTS } from './references.ts'
+import { REFERENCE_PERMISSIONS } from './references.ts'
 import { truncateProblems } from './validate.ts'
 import { versionedGraphs } from './versions.ts'
 
@@ -35,7 +35,7 @@ const orchestrations = resource(orchestrationKind, { path, tag })
 
 const refusals = ['ORCHESTRATION_VALIDATION_FAILED', 'INVALID_TOOL_CONTEXT_KEY'] as const
 
-/** The definition that a body gives, with what it leaves out. */
+/** Returns the definition in a body, with defaults for omitted fields. */
 export const graphIn = (body: Partial<GraphDefinition>): GraphDefinition => ({
   nodes: withCurrentFieldNames(body.nodes ?? []),
   edges: body.edges ?? [],
@@ -51,30 +51,31 @@ export const orchestrationOperations: Operation[] = [
     bytes: sql.fragment`(
       octet_length(t.nodes::text) + octet_length(t.edges::text) +
       coalesce(octet_length(t.state_schema::text), 0) + coalesce(octet_length(t.input_schema::text), 0))`,
-    description: 'A page ends before 16 MiB of graphs: `limit` says how many it was cut to.',
+    description:
+      'A page contains less than 16 MiB of graphs; `limit` in the response is the number of items it was limited to.',
   }),
   orchestrations.create({
     checkedBy: 'validateOrchestration',
     description:
-      'The graph is refused with everything that is wrong with it in meta.problems. Tools, agents, stores and orchestrations that it names are looked up when a run comes to them. Naming a tool or an orchestration needs the right to call or to run it, since whoever starts a run is not asked.',
-    alsoActions: NAMING_RIGHTS,
+      'Problems of the graph are listed in meta.problems. Referenced tools, agents, stores and orchestrations are looked up when a run reaches them. Referencing a tool or an orchestration requires permission to call or run it, because these permissions are not checked when a run is started.',
+    alsoActions: REFERENCE_PERMISSIONS,
     body: OrchestrationInput,
     raises: [...refusals],
     async make({ tx, services, allow, body, project, caller }) {
       const { version_label, ...values } = body
       const definition = graphIn(values)
       await requireValidGraph({ tx, services, allow }, project, definition)
-      const making = madeBy(caller, version_label)
-      return versionedGraphs.insert(tx, { ...values, ...definition, project_id: project }, making)
+      const author = versionAuthor(caller, version_label)
+      return versionedGraphs.insert(tx, { ...values, ...definition, project_id: project }, author)
     },
   }),
   operation({
     id: 'validateOrchestration',
     method: 'post',
     path: `${path}/validate`,
-    summary: 'Check a graph without writing it',
+    summary: 'Validate a graph',
     description:
-      'Finds what a write would be refused with, and what may be a mistake, at most 1,000 of each. With a project, which a bound credential always has, it also finds what the graph names and the project does not have; that needs the action there.',
+      'Returns up to 1,000 problems and 1,000 warnings. If a project is given, or the credential is bound to one, references are checked against that project; this requires the action there.',
     tag,
     action: 'orchestrations:ValidateOrchestration',
     gate: 'any',
@@ -91,8 +92,8 @@ export const orchestrationOperations: Operation[] = [
         body.project_id,
       )
       const definition = graphIn(body)
-      const asking = { tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
-      const found = await checkGraph(services, definition, asking)
+      const options = { tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
+      const found = await checkGraph(services, definition, options)
       const warnings =
         project === null ? found.warnings : await withMissingReferences(db, project, definition, found.warnings)
       const problems = truncateProblems([...found.problems, ...contextKeyProblems(definition.nodes)])
@@ -103,8 +104,8 @@ export const orchestrationOperations: Operation[] = [
   orchestrations.update({
     checkedBy: 'validateOrchestration',
     description:
-      'Replaces `nodes` and `edges` as a whole. A graph that runs otherwise makes a version; names and `metadata` of nodes and edges do not. Runs go on with the version that they were started on. Nodes and edges that run otherwise need the rights that the graph needs to be created.',
-    alsoActions: NAMING_RIGHTS,
+      'Replaces `nodes` and `edges` entirely. A change in behaviour creates a version; a change of the name or of `metadata` of nodes and edges does not. Active runs keep the version they were started with. Changed graphs require the same permissions as on creation.',
+    alsoActions: REFERENCE_PERMISSIONS,
     body: OrchestrationPatch,
     quiet: true,
     raises: [...refusals],
@@ -115,34 +116,41 @@ export const orchestrationOperations: Operation[] = [
       return changed
     },
     write: (next, { tx, stored, body, caller }) =>
-      versionedGraphs.change(tx, stored, orchestrationKind.changes(stored, next), madeBy(caller, body.version_label)),
+      versionedGraphs.change(
+        tx,
+        stored,
+        orchestrationKind.changes(stored, next),
+        versionAuthor(caller, body.version_label),
+      ),
   }),
   orchestrations.adopt({ adopt: (stored, { tx, caller }) => versionedGraphs.adopt(tx, stored, caller) }),
   orchestrations.remove({
     description:
-      'Cancels its runs and deletes them with its versions; of many runs, workers do so afterwards. What names it stays, and fails when it is used; generations and usage keep its id.',
+      'Cancels and deletes all its runs and versions; with many runs, workers do so afterwards. References to it remain and fail when used; generations and usage keep its ID.',
     async check(row, { tx, services }) {
-      for (const end of orchestrationDeleteHooks.all()) await end(tx, services, row)
+      for (const onDelete of orchestrationDeleteHooks.all()) await onDelete(tx, services, row)
     },
   }),
   itemOperation(orchestrationKind, {
     id: 'getOrchestrationDiagram',
     method: 'get',
     path: `${path}/{orchestration_id}/diagram`,
-    summary: 'Draw an orchestration as a Mermaid flowchart',
+    summary: 'Get a Mermaid diagram of an orchestration',
     description:
-      'Text for Mermaid: shapes by the type of node, labels and groups on the edges. With a run, which needs orchestrations:GetRun on it, the version that it executes, coloured by where it stands.',
+      'Mermaid flowchart: node shapes show types, edge texts show labels and groups. With a run, the version that it executes, with nodes coloured by state; this requires orchestrations:GetRun on the run.',
     tag,
     action: 'orchestrations:GetOrchestration',
-    query: z.object({ run_id: z.string().min(1).max(255).optional().describe('Run whose nodes are coloured') }),
+    query: z.object({
+      run_id: z.string().min(1).max(255).optional().describe('ID of the run whose node states are shown'),
+    }),
     raises: ['ORCHESTRATION_RUN_NOT_FOUND'],
     answers: { 200: null },
     produces: 'text/plain',
     async run(context) {
       const { resource, query } = context
-      const pictured = query.run_id === undefined ? undefined : diagramRuns.only()
-      const { graph, states } = pictured
-        ? await pictured(context, query.run_id as string)
+      const loadDiagram = query.run_id === undefined ? undefined : diagramRuns.only()
+      const { graph, states } = loadDiagram
+        ? await loadDiagram(context, query.run_id as string)
         : { graph: graphOf(resource), states: undefined }
       return streamResult('text/plain; charset=utf-8', Readable.from([diagramOf(graph, states)]))
     },
@@ -156,9 +164,10 @@ export const orchestrationOperations: Operation[] = [
   orchestrations.action('restore', {
     id: 'restoreOrchestrationVersion',
     path: `${path}/{orchestration_id}/versions/{version}/restore`,
-    summary: 'Write the graph of an earlier version as the next one',
-    description: 'It must still be one that the caller could write today. Name and description stay.',
-    alsoActions: NAMING_RIGHTS,
+    summary: 'Restore an orchestration version',
+    description:
+      'Creates a new version with the graph of an earlier one. The restored version is validated and authorized like a new write. Name and description are unchanged.',
+    alsoActions: REFERENCE_PERMISSIONS,
     action: 'orchestrations:RestoreOrchestrationVersion',
     body: RestoreGraphInput,
     bodyOptional: true,

@@ -9,7 +9,7 @@ import type { Node } from './definition.ts'
 import { type Field, NODE_FIELDS } from './fields.ts'
 import { MAX_FINDINGS } from './validate.ts'
 
-/** What the fields of nodes name. */
+/** Kinds of the resources that node fields reference. */
 const KINDS = {
   agent_id: 'agent',
   tool_id: 'tool',
@@ -18,17 +18,17 @@ const KINDS = {
   orchestration_id: 'orchestration',
 } as const
 
-const named = sql.type(z.object({ id: z.string() }))
+const idRow = sql.type(z.object({ id: z.string() }))
 
 /**
- * What nodes name that the project does not have and that is not shared with it: warnings, because it is looked up again
- * when a run comes to the node. One statement for each kind that is named.
+ * Returns warnings for references to resources that the project neither owns nor has a share of. They are warnings
+ * because runs resolve references again. One statement per kind.
  */
 export async function missingReferences(db: Queryable, project: string, nodes: readonly Node[]): Promise<Problem[]> {
   const references = nodes.flatMap(referencesOf)
   const found = new Set<string>()
   for (const [name, ofKind] of Map.groupBy(references, ({ kind }) => kind))
-    for (const id of await accessibleIds(
+    for (const id of await listAccessibleIds(
       db,
       name,
       project,
@@ -38,10 +38,10 @@ export async function missingReferences(db: Queryable, project: string, nodes: r
   return references
     .filter(({ id }) => !found.has(id))
     .slice(0, MAX_FINDINGS)
-    .map(({ kind, id, path }) => ({
+    .map(({ id, path }) => ({
       code: 'REFERENCE_NOT_FOUND',
       path,
-      message: `names no ${kind.replaceAll('_', ' ')} of the project: ${truncateChars(id, 200)}`,
+      message: `does not exist in this project: ${truncateChars(id, 200)}`,
     }))
 }
 
@@ -59,24 +59,27 @@ function referencesOf(node: Node, index: number): Reference[] {
 }
 
 /**
- * What naming one of these in what others start needs on it: they are not asked. An agent is asked for at each turn, of whoever
- * started the work.
+ * Permissions required to reference resources in a definition; they are not checked when the definition is executed.
+ * Agents are checked at each turn instead, for the principal that started the work.
  */
-const RIGHTS: Record<string, string> = {
+const REFERENCE_ACTIONS: Record<string, string> = {
   tool: 'tools:CallTool',
   orchestration: 'orchestrations:StartRun',
   decider: 'deciders:CreateDecision',
 }
-export const NAMING_RIGHTS = Object.values(RIGHTS)
+export const REFERENCE_PERMISSIONS = Object.values(REFERENCE_ACTIONS)
 
-/** @throws FORBIDDEN */
+/**
+ * Checks the permissions required to reference resources.
+ * @throws FORBIDDEN
+ */
 export async function requireReferencePermissions(
   { tx, allow }: Pick<Context, 'tx' | 'allow'>,
   project: string,
-  named: readonly { kind: string; id: string }[],
+  references: readonly { kind: string; id: string }[],
 ): Promise<void> {
-  for (const [name, ofKind] of Map.groupBy(named, ({ kind }) => kind)) {
-    const action = RIGHTS[name]
+  for (const [name, ofKind] of Map.groupBy(references, ({ kind }) => kind)) {
+    const action = REFERENCE_ACTIONS[name]
     if (action === undefined) continue
     const kind = kinds.get(name)
     const ids = [...new Set(ofKind.map(({ id }) => id))]
@@ -84,20 +87,23 @@ export async function requireReferencePermissions(
       select ${kind.columns} from ${sql.identifier([kind.table])} t
       where t.id = any(${sql.array(ids, 'text')}) and t.project_id = ${project}`)
     const known = new Map(rows.map(row => [row.id, row]))
-    // What is shared with the project, or is not there yet, is named as one of its own.
+    // A shared or missing resource is treated as a resource of the project.
     for (const id of ids) allow(action, { kind, row: known.get(id) ?? { id, project_id: project } })
   }
 }
 
-/** What naming in nodes needs. @throws FORBIDDEN */
-export const requireNodeRights = (
+/**
+ * Checks the permissions required by the references of nodes.
+ * @throws FORBIDDEN
+ */
+export const requireNodePermissions = (
   context: Pick<Context, 'tx' | 'allow'>,
   project: string,
   nodes: readonly Node[],
 ): Promise<void> => requireReferencePermissions(context, project, nodes.flatMap(referencesOf))
 
-/** Those of some ids that name rows which the project has or that are shared with it. */
-export async function accessibleIds(
+/** Returns the IDs of resources that the project owns or that are shared with it. */
+export async function listAccessibleIds(
   db: Queryable,
   name: string,
   project: string,
@@ -107,7 +113,7 @@ export async function accessibleIds(
   const possible = [...new Set(ids)].filter(id => isIdOf(kind, id))
   if (possible.length === 0) return []
   const visible = name === 'orchestration' ? sql.fragment`and t.managed_by is null` : sql.fragment``
-  const own = await db.anyFirst(named`
+  const own = await db.anyFirst(idRow`
     select t.id from ${sql.identifier([kind.table])} t
     where t.id = any(${sql.array(possible, 'text')}) and t.project_id = ${project} ${visible}`)
   const others = possible.filter(id => !own.includes(id))

@@ -5,7 +5,7 @@ import { graphIn } from './operations.ts'
 import { validateGraph } from './validate.ts'
 
 export const orchestrationType = resourceType(orchestrationKind, {
-  // Rows of the table that no caller may name are no resources.
+  // Managed rows, which callers cannot address, are not resources.
   find: orchestrationKind.find,
   check(properties) {
     if (!properties.nodes || !properties.edges) return []

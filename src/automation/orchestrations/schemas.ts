@@ -6,10 +6,10 @@ import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { GraphDefinition } from './definition.ts'
 
-/** Schemas that one definition has compiled at a time. */
-const AT_ONCE = 4
+/** Schemas of one definition compiled concurrently. */
+const CONCURRENCY = 4
 
-/** A schema of a graph: formats are annotations and unknown keywords are ignored. */
+/** Returns a schema of a graph: formats are annotations, unknown keywords are ignored. */
 export const graphSchema = (project: string, schema: object): SchemaOf => ({
   project,
   text: JSON.stringify(schema),
@@ -17,9 +17,9 @@ export const graphSchema = (project: string, schema: object): SchemaOf => ({
 })
 
 /**
- * Why a value does not satisfy a schema that a definition gave it, as problems with paths below its own; empty when it does,
- * and without a schema.
- * @param at the names of the value and of the schema
+ * Validates a value against a schema of a definition; returns problems with paths below the value. Empty without a
+ * schema.
+ * @param at names of the value and of the schema
  */
 export async function checkedValue(
   projectId: string,
@@ -36,7 +36,7 @@ export async function checkedValue(
   }
 }
 
-/** The schemas of a definition by their paths. What is no object has been reported with the graph. */
+/** Returns the schemas of a definition by path. Values that are not objects are reported by `validateGraph`. */
 function schemasOf({ nodes, state_schema, input_schema }: GraphDefinition): [path: string, schema: object][] {
   const ofNodes = nodes.map(({ type, output_schema }, index): [string, unknown] => [
     `nodes[${index}].output_schema`,
@@ -47,18 +47,18 @@ function schemasOf({ nodes, state_schema, input_schema }: GraphDefinition): [pat
 }
 
 /**
- * The schemas of a definition that cannot be used. Within a transaction, which holds a connection, all that are not known
- * yet are compiled first and the transaction is run again.
- * @param asking.tenant the project, or without one the user, whose share of the threads it takes
- * @throws RunFirst, SERVICE_NOT_READY
+ * Returns the problems of invalid schemas in a definition. Within a transaction, which holds a connection, uncached
+ * schemas are compiled first and the transaction is run again.
+ * @param options.tenant project, or user without one, whose share of the worker threads is used
+ * @throws RerunAfter, SERVICE_NOT_READY
  */
 export const schemaProblems = (
   services: Services,
   definition: GraphDefinition,
-  asking: { tenant: string; inTransaction: boolean },
-): Promise<Problem[]> => problemsOfSchemas(services, schemasOf(definition), asking)
+  options: { tenant: string; inTransaction: boolean },
+): Promise<Problem[]> => problemsOfSchemas(services, schemasOf(definition), options)
 
-/** The same for any schemas by their paths. */
+/** Returns the problems of invalid schemas, by path. */
 export async function problemsOfSchemas(
   services: Services,
   schemas: readonly [path: string, schema: object][],
@@ -76,21 +76,21 @@ export async function problemsOfSchemas(
       else throw error
     }
   }
-  await someAtOnce(
+  await runConcurrently(
     schemas.map(
       ([path, schema]) =>
         () =>
           check(path, graphSchema(tenant, schema)),
     ),
   )
-  if (pending.length > 0) throw new RerunAfter(() => someAtOnce(pending))
+  if (pending.length > 0) throw new RerunAfter(() => runConcurrently(pending))
   return problems
 }
 
-async function someAtOnce(works: readonly (() => Promise<unknown>)[]): Promise<void> {
-  const left = works.values()
+async function runConcurrently(tasks: readonly (() => Promise<unknown>)[]): Promise<void> {
+  const queue = tasks.values()
   const worker = async () => {
-    for (const work of left) await work()
+    for (const work of queue) await work()
   }
-  await Promise.all(Array.from({ length: AT_ONCE }, worker))
+  await Promise.all(Array.from({ length: CONCURRENCY }, worker))
 }

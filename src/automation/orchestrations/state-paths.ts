@@ -1,17 +1,17 @@
 import { isReservedName } from '../../core/expressions/evaluate.ts'
 
-/** Paths into the state of a run, as state_mapping and `collection` write them. */
+/** Paths into the state of a run, as used by state_mapping and `collection`. */
 
-/** What the engine itself keeps at the top of the state. */
+/** Keys of the state written by the engine. */
 const RESERVED = ['input', 'nodes']
 
-/** Levels that one write may make: what is kept as JSON has to be read again. */
+/** Limit of nesting levels created by one write: stored JSON must remain parsable. */
 const MAX_SEGMENTS = 32
 
-/** A path below the state, without the prefix `state.` that it may have. */
+/** Returns a path without its optional prefix `state.`. */
 export const stateSubpath = (path: string): string => (path.startsWith('state.') ? path.slice('state.'.length) : path)
 
-/** What is wrong with the key of a state_mapping as a validator's code; null when nothing is. */
+/** Returns the problem code of a key of state_mapping; null if it is valid. */
 export function statePathProblem(key: string): 'STATE_PATH_INVALID' | 'STATE_NAMESPACE_RESERVED' | null {
   const segments = stateSubpath(key).split('.')
   if (segments.length > MAX_SEGMENTS || segments.some(segment => segment === '' || isReservedName(segment)))
@@ -19,6 +19,6 @@ export function statePathProblem(key: string): 'STATE_PATH_INVALID' | 'STATE_NAM
   return RESERVED.includes(segments[0]) ? 'STATE_NAMESPACE_RESERVED' : null
 }
 
-/** Where the key of a state_mapping writes, from the top of the state; null for a key that may not be written. */
+/** Returns the path that a key of state_mapping writes; null if the key is invalid. */
 export const statePath = (key: string): string[] | null =>
   statePathProblem(key) === null ? stateSubpath(key).split('.') : null

@@ -11,7 +11,7 @@ import {
   orchestrationVersions,
 } from './model.ts'
 
-/** Orchestrations as they are written: a graph that runs otherwise is the next version. */
+/** Orchestrations as a versioned resource: a change in behaviour creates a version. */
 export const versionedGraphs = versionedResource<OrchestrationRow, GraphDefinition>({
   kind: orchestrationKind,
   archive: orchestrationVersions,
@@ -21,8 +21,8 @@ export const versionedGraphs = versionedResource<OrchestrationRow, GraphDefiniti
 })
 
 /**
- * Writes the graph with which a module drives work of its own, as the version that the module says: a new orchestration, or
- * the next version of the one that it has. It has no routes, and no author: what starts its runs names the definition.
+ * Writes the graph with which a module drives its work, under the version number of the module: a new orchestration, or
+ * the next version of `id`. It has no routes and no author; runs are bounded by the definition they are started with.
  */
 export async function writeManagedGraph(
   tx: Tx,
@@ -31,13 +31,13 @@ export async function writeManagedGraph(
     managed_by: string
     definition: GraphDefinition
   },
-  making: VersionAuthor,
+  author: VersionAuthor,
 ): Promise<OrchestrationRow> {
   const { definition, ...named } = values
   const row =
     id === null
       ? await orchestrationKind.insert(tx, { ...named, description: null, ...definition })
       : await orchestrationKind.update(tx, id, { name: named.name, version: named.version, ...definition })
-  await versionedGraphs.keep(tx, row, making)
+  await versionedGraphs.keep(tx, row, author)
   return row
 }

@@ -7,7 +7,7 @@ import type { Services } from '../../core/process/services.ts'
 import { problemsOfSchemas } from '../orchestrations/schemas.ts'
 import { truncateProblems } from '../orchestrations/validate.ts'
 import type { PlaybookDefinition } from './definition.ts'
-import { referenceProblems, requireStepRights } from './references.ts'
+import { referenceProblems, requireStepPermissions } from './references.ts'
 import { playbookLimitProblems, validatePlaybook } from './validate.ts'
 
 function schemasOf({ steps, case_schema, input_schema }: PlaybookDefinition): [path: string, schema: object][] {
@@ -20,30 +20,31 @@ function schemasOf({ steps, case_schema, input_schema }: PlaybookDefinition): [p
 }
 
 /**
- * Everything that is wrong with a definition, its schemas and what it names included, at most 1,000 problems.
- * @param asking.project in which what it names is looked up; null for none
- * @throws RunFirst within a transaction, SERVICE_NOT_READY
+ * Returns the problems of a definition, including its schemas and references, at most 1,000.
+ * @param options.project project in which references are looked up; null for none
+ * @throws RerunAfter within a transaction, SERVICE_NOT_READY
  */
 export async function checkPlaybook(
   db: Queryable,
   services: Services,
   definition: PlaybookDefinition,
-  asking: { project: string | null; tenant: string; inTransaction: boolean },
+  options: { project: string | null; tenant: string; inTransaction: boolean },
 ): Promise<Problem[]> {
   const problems = validatePlaybook(definition)
   if (playbookLimitProblems(definition).length > 0) return problems
-  const { project } = asking
+  const { project } = options
   return truncateProblems([
     ...problems,
-    ...(await problemsOfSchemas(services, schemasOf(definition), asking)),
+    ...(await problemsOfSchemas(services, schemasOf(definition), options)),
     ...(project === null ? [] : await referenceProblems(db, project, definition.steps)),
   ])
 }
 
 /**
- * Refuses a definition that cannot be written, or has done what the caller may not do, in the transaction that writes it.
- * @param stored the definition before; its steps ask for nothing as long as they stay
- * @throws PLAYBOOK_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, RunFirst
+ * Refuses a definition that is invalid or requires permissions which the caller lacks, in the transaction that
+ * writes it.
+ * @param stored the previous definition: its steps require no permissions again unless they change
+ * @throws PLAYBOOK_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, RerunAfter
  */
 export async function requireValidPlaybook(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
@@ -54,5 +55,5 @@ export async function requireValidPlaybook(
   const problems = await checkPlaybook(tx, services, definition, { project, tenant: project, inTransaction: true })
   if (problems.length > 0) raise('PLAYBOOK_VALIDATION_FAILED', { message: problemsText(problems), meta: { problems } })
   if (!stored || !isDeepStrictEqual(stored.steps, definition.steps))
-    await requireStepRights({ tx, allow }, project, definition.steps)
+    await requireStepPermissions({ tx, allow }, project, definition.steps)
 }

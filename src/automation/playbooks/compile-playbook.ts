@@ -11,25 +11,25 @@ import {
 } from './definition.ts'
 
 /**
- * A playbook as the graph that its executions run. A step is a node of its key; one with `when` has a condition before it.
- * Edges by themselves activate their target, so that paths meet again where they lead to one step.
+ * Compiles a playbook to the graph of its executions. A step becomes a node with its key; a step with `when` is
+ * preceded by a condition node. Edges are ungrouped, so that branches can merge at a step.
  */
 
-/** The node that judges `when` of a step. */
+/** Returns the ID of the condition node of a step with `when`. */
 export const conditionOf = (key: string): string => `${key}__when`
 
-/** The key of the step that a node belongs to, and whether it is its condition. */
+/** Returns the key of the step of a node, and whether the node is its condition. */
 export function stepOf(nodeId: string): { key: string; isCondition: boolean } {
-  const isCondition = nodeId.endsWith(CONDITION)
-  return { key: isCondition ? nodeId.slice(0, -CONDITION.length) : nodeId, isCondition }
+  const isCondition = nodeId.endsWith(CONDITION_SUFFIX)
+  return { key: isCondition ? nodeId.slice(0, -CONDITION_SUFFIX.length) : nodeId, isCondition }
 }
-const CONDITION = '__when'
+const CONDITION_SUFFIX = '__when'
 
-/** What expressions of steps read. */
+/** Root names that expressions of steps read. */
 const ROOTS: readonly string[] = ['case', 'input', 'steps', 'execution']
 
-/** What machines are told where a step does not say it. */
-const CASE = {
+/** Default input of automated steps. */
+const DEFAULT_CASE_INPUT = {
   number: { var: 'case.number' },
   title: { var: 'case.title' },
   description: { var: 'case.description' },
@@ -42,7 +42,7 @@ export function compilePlaybook({ steps }: Pick<PlaybookDefinition, 'steps'>): G
   const edges: Edge[] = []
   for (const [position, step] of steps.entries()) {
     const next = nextStepOf(steps, position)
-    const lead = (from: string, target: string, condition?: string) => {
+    const addEdge = (from: string, target: string, condition?: string) => {
       const to = entries.get(target)
       if (to !== undefined) edges.push({ from, to, ...(condition === undefined ? {} : { condition }) })
     }
@@ -53,27 +53,27 @@ export function compilePlaybook({ steps }: Pick<PlaybookDefinition, 'steps'>): G
       const id = conditionOf(step.key)
       nodes.push({ id, type: 'condition', expression: step.when, on_error })
       edges.push({ from: id, to: step.key, condition: 'true' })
-      lead(id, next, 'false')
-      if (routed) lead(id, failure, 'failed')
+      addEdge(id, next, 'false')
+      if (routed) addEdge(id, failure, 'failed')
     }
     nodes.push({ ...nodeOf(steps, position), on_error })
     if (step.type === 'branch') {
-      for (const target of new Set(branchTargets(steps, position))) lead(step.key, target, target)
+      for (const target of new Set(branchTargets(steps, position))) addEdge(step.key, target, target)
       continue
     }
-    lead(step.key, next)
-    if (routed) lead(step.key, failure, 'failed')
+    addEdge(step.key, next)
+    if (routed) addEdge(step.key, failure, 'failed')
     if (step.type !== 'require_approval') continue
     for (const [target, label] of [
       [step.on_rejected, 'rejected'],
       [step.on_expired, 'expired'],
     ] as const)
-      if (target !== undefined && target !== FAIL) lead(step.key, target, label)
+      if (target !== undefined && target !== FAIL) addEdge(step.key, target, label)
   }
   return { nodes, edges, state_schema: null, input_schema: null }
 }
 
-/** Where a branch leads to: by its rules, and where none holds. */
+/** Returns the targets of a branch: of its rules and its fallback. */
 export const branchTargets = (steps: readonly PlaybookStep[], position: number): string[] => [
   ...(steps[position].rules ?? []).map(({ go_to }) => go_to),
   fallbackOf(steps, position),
@@ -89,7 +89,7 @@ function nodeOf(steps: readonly PlaybookStep[], position: number): Node {
         ...machine,
         type: 'agent',
         agent_id: step.agent_id,
-        ...(input_mapping ? { input_mapping } : { input_mapping: { case: CASE } }),
+        ...(input_mapping ? { input_mapping } : { input_mapping: { case: DEFAULT_CASE_INPUT } }),
       }
     case 'call_tool':
       return { ...machine, type: 'tool', tool_id: step.tool_id, operation_id: step.operation_id, input_mapping }
@@ -100,7 +100,7 @@ function nodeOf(steps: readonly PlaybookStep[], position: number): Node {
         ...machine,
         type: DECIDE,
         metadata: { decider_id: step.decider_id },
-        input_mapping: input_mapping ?? { case: CASE, input: { var: 'input' } },
+        input_mapping: input_mapping ?? { case: DEFAULT_CASE_INPUT, input: { var: 'input' } },
       }
     case 'require_approval':
       return {
@@ -118,7 +118,7 @@ function nodeOf(steps: readonly PlaybookStep[], position: number): Node {
           type: 'human',
           prompt: { preserve: step.title },
           expires_in: step.event.timeout_seconds,
-          input_mapping: readBeside(step.event),
+          input_mapping: filterInputs(step.event),
         }
       return step.duration_seconds == null
         ? { id, type: 'delay', until: step.until }
@@ -129,7 +129,7 @@ function nodeOf(steps: readonly PlaybookStep[], position: number): Node {
         type: 'human',
         prompt: { preserve: step.title },
         expires_in: step.timeout_seconds,
-        // It is resolved where the step begins.
+        // Evaluated when the step starts.
         ...(step.assignee == null ? {} : { input_mapping: { assignee: step.assignee } }),
       }
     case 'branch':
@@ -137,8 +137,11 @@ function nodeOf(steps: readonly PlaybookStep[], position: number): Node {
   }
 }
 
-/** What the filter of an awaited event reads beside its envelope, by paths: as it is when the wait begins. */
-const readBeside = ({ filter }: AwaitedEvent): Record<string, unknown> =>
+/**
+ * Returns the mapping of the paths that the filter of an awaited event reads in addition to the event: their values
+ * when the wait starts.
+ */
+const filterInputs = ({ filter }: AwaitedEvent): Record<string, unknown> =>
   Object.fromEntries(
     pathsOf(filter)
       .filter(path => ROOTS.includes(path.split('.', 1)[0]))
@@ -155,7 +158,7 @@ const retryOf = ({
     strategy: 'exponential' as const,
     delay_ms: Math.round(backoff_seconds * 1000),
     factor: backoff_multiplier,
-    // No wait is longer than a year, whatever it has grown to.
+    // No delay exceeds a year.
     max_delay_ms: 31_536_000_000,
   },
 })

@@ -1,6 +1,6 @@
 import { canonicalJson } from '../../core/api/canonical.ts'
 
-/** What one step of a playbook does. */
+/** Types of playbook steps. */
 export const STEP_TYPES = [
   'instruct_agent',
   'call_tool',
@@ -13,24 +13,24 @@ export const STEP_TYPES = [
 ] as const
 export type StepType = (typeof STEP_TYPES)[number]
 
-/** Types whose work machines do. */
+/** Step types executed without people. */
 export const MACHINE_TYPES = ['instruct_agent', 'call_tool', 'run_orchestration', 'ask_decider'] as const
 
-/** In place of a step: the execution is over, or has failed. */
+/** Reserved step keys: complete or fail the execution. */
 export const END = 'end'
 export const FAIL = 'fail'
 export const RESERVED_KEYS: readonly string[] = [END, FAIL]
 
 export type BranchRule = { when: unknown; go_to: string }
 
-/** The event that a step waits for: `filter` reads its envelope, and what expressions of steps read. */
+/** Event that a step waits for. `filter` reads the event and the values that expressions of steps read. */
 export type AwaitedEvent = { pattern: string; filter?: unknown; timeout_seconds?: number | null }
 export type RequiredEvidence = { name: string; kind: 'note' | 'file' | 'link' }
 
-/** When an attempt that failed is made again. */
+/** Retry policy of a step. */
 export type StepRetry = { max_attempts: number; backoff_seconds?: number; backoff_multiplier?: number }
 
-/** A step as it is written; which fields it reads depends on its type. A playbook that was stored has been validated. */
+/** A step; its fields depend on its type. Stored playbooks have been validated. */
 export type PlaybookStep = {
   key: string
   title: string
@@ -66,7 +66,7 @@ export type PlaybookStep = {
   otherwise?: string | null
 }
 
-/** What a version is of. */
+/** Versioned part of a playbook. */
 export type PlaybookDefinition = {
   steps: PlaybookStep[]
   case_schema: Record<string, unknown> | null
@@ -77,7 +77,7 @@ export type PlaybookDefinition = {
 
 export const playbookFields = ['steps', 'case_schema', 'input_schema', 'outcome', 'resolve_case'] as const
 
-/** A step without fields that are not set. */
+/** Returns a step without unset fields. */
 const structural = (step: object): Record<string, unknown> =>
   Object.fromEntries(Object.entries(step).filter(([, value]) => value !== null && value !== undefined))
 
@@ -87,20 +87,20 @@ const structureOf = ({ steps, ...others }: PlaybookDefinition): string =>
 export const isSamePlaybook = (left: PlaybookDefinition, right: PlaybookDefinition): boolean =>
   structureOf(left) === structureOf(right)
 
-/** A definition as it is compared with another: steps by their keys. */
+/** Returns a definition for comparison, with its steps by key. */
 export function comparablePlaybook({ steps, ...others }: PlaybookDefinition): object {
-  const named = steps.map((step, position): [string, object] => [step.key, { ...structural(step), position }])
-  return { steps: Object.fromEntries(named), ...others }
+  const byKey = steps.map((step, position): [string, object] => [step.key, { ...structural(step), position }])
+  return { steps: Object.fromEntries(byKey), ...others }
 }
 
-/** What follows a step that has completed, or that `when` passes over: a key or `end`. */
+/** Returns the key of the step after a completed or skipped step, or `end`. */
 export const nextStepOf = (steps: readonly PlaybookStep[], position: number): string =>
   steps[position].next ?? steps[position + 1]?.key ?? END
 
-/** What follows a branch where no rule holds. */
+/** Returns the target of a branch if no rule matches. */
 export const fallbackOf = (steps: readonly PlaybookStep[], position: number): string =>
   steps[position].otherwise ?? steps[position + 1]?.key ?? END
 
-/** Whether the output of a step is kept as evidence of its case. */
+/** Whether the output of a step is stored as evidence of the case. */
 export const isCaptured = ({ type, capture }: PlaybookStep): boolean =>
   capture ?? (type === 'ask_decider' || type === 'require_approval' || type === 'manual')

@@ -4,13 +4,13 @@ export const playbookErrors = {
   PLAYBOOK_HAS_ACTIVE_EXECUTIONS: {
     status: 409,
     description: 'Delete of a playbook in use',
-    message: '{active_executions} executions of the playbook are under way',
-    hint: 'Wait until they have ended, or end them with POST /playbook-executions/{execution_id}/cancel, then delete the playbook.',
+    message: 'Playbook has {active_executions} active executions',
+    hint: 'Cancel the executions with POST /playbook-executions/{execution_id}/cancel or wait for them to end, then delete the playbook.',
   },
   PLAYBOOK_VALIDATION_FAILED: {
     status: 400,
     description: 'Playbook definition invalid',
-    hint: 'meta.problems lists everything that is wrong with the playbook by its path.',
+    hint: 'Fix the problems listed in meta.problems by path.',
   },
 } as const satisfies ErrorTable
 

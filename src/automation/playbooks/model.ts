@@ -8,39 +8,37 @@ import { describedField } from '../orchestrations/fields.ts'
 import { comparablePlaybook, type PlaybookDefinition } from './definition.ts'
 import { StepShape } from './fields.ts'
 
-/** A playbook is a versioned, readable procedure of typed steps. */
-
 const anObject = z.record(z.string(), z.unknown())
 
 const plain = {
   name: z.string().trim().min(1).max(255).describe('Name, unique in the project'),
-  description: z.string().max(20_000).nullable().describe('What it is for, as Markdown'),
-  steps: z.array(StepShape).describe('Steps in the order in which they are taken, 1 to 100'),
-  resolve_case: z.boolean().describe('Whether a completed execution resolves its case, default true'),
+  description: z.string().max(20_000).nullable().describe('Description of the playbook, in Markdown'),
+  steps: z.array(StepShape).describe('Steps in order. 1 to 100.'),
+  resolve_case: z.boolean().describe('Whether a completed execution resolves its case. Default true.'),
 }
 
 const schema = (about: string) => describedField({ about, schema: anObject.nullable() })
 
-/** Wrong values of these are reported with all else that is wrong with the playbook. */
+/** Invalid values of these fields are reported together with all other problems of the playbook. */
 const fields = {
   ...plain,
-  case_schema: schema('JSON Schema (draft 2020-12) that `fields` of a case has to satisfy when an execution starts'),
-  input_schema: schema('JSON Schema (draft 2020-12) that the input of an execution has to satisfy'),
+  case_schema: schema('JSON Schema (draft 2020-12) of the `fields` of a case, checked when an execution starts'),
+  input_schema: schema('JSON Schema (draft 2020-12) of the input of an execution'),
   outcome: describedField({
-    about: 'What a completed execution came to: a text, or an expression that gives one, at most 255 characters',
+    about: 'Outcome of a completed execution: text, or an expression that returns text. At most 255 characters.',
     schema: z.unknown(),
   }),
 }
 
 const label = z.string().trim().min(1).max(255).optional()
-const version_label = label.describe('Label of the version that the write makes')
+const version_label = label.describe('Label of the version created by this write')
 
 export const Playbook = record('Playbook', {
   ...plain,
-  case_schema: anObject.nullable().describe('JSON Schema of the fields of a case; null for any'),
+  case_schema: anObject.nullable().describe('JSON Schema of the fields of a case. Null for any fields.'),
   input_schema: anObject.nullable(),
-  outcome: z.unknown().describe('A text or an expression; null for none'),
-  version: z.int().describe('Counts the changes of the procedure, from 1'),
+  outcome: z.unknown().describe('Text or expression of the outcome. Null for none.'),
+  version: z.int().describe('Number of the current version, starting at 1'),
 })
 
 export const PlaybookInput = createBody('PlaybookInput', { ...fields, version_label }, ['name', 'steps'], {
@@ -50,10 +48,10 @@ export const PlaybookInput = createBody('PlaybookInput', { ...fields, version_la
 
 export const PlaybookPatch = patchBody('PlaybookPatch', { ...fields, version_label })
 
-/** What is validated without being written. */
+/** Body of a validation without a write. */
 export const ValidatePlaybookInput = z
   .strictObject({
-    project_id: projectField.describe('Project in which what the steps name is looked up'),
+    project_id: projectField.describe('Project in which references are looked up'),
     steps: plain.steps,
     case_schema: fields.case_schema,
     input_schema: fields.input_schema,
@@ -66,15 +64,15 @@ export const ValidatePlaybookInput = z
 
 export const PlaybookValidation = z
   .object({
-    valid: z.boolean().describe('Whether there are no problems'),
+    valid: z.boolean().describe('Whether the playbook has no problems'),
     problems: z
       .array(z.object({ code: z.string(), path: z.string(), message: z.string() }))
-      .describe('What refuses a write, by its path'),
+      .describe('Problems that prevent a write, by path'),
   })
   .meta({ id: 'PlaybookValidation' })
 
 export const RestorePlaybookInput = z
-  .strictObject({ label: label.describe('Label of the new version; default `restored from v<n>`') })
+  .strictObject({ label: label.describe('Label of the new version. Default `restored from v<n>`.') })
   .meta({ id: 'PlaybookRestoreInput' })
 
 export const PlaybookVersion = z
@@ -82,9 +80,12 @@ export const PlaybookVersion = z
     id: z.string(),
     playbook_id: z.string(),
     version: z.int(),
-    config: z.record(z.string(), z.unknown()).describe('The procedure as it stood'),
+    config: z.record(z.string(), z.unknown()).describe('Definition of the version'),
     label: z.string().nullable(),
-    created_by: z.string().nullable().describe('User who wrote it; of a key its owner; null for a copy'),
+    created_by: z
+      .string()
+      .nullable()
+      .describe('ID of the user who created the version, or of the owner of the API key. Null for a copy.'),
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'PlaybookVersion' })
@@ -101,7 +102,7 @@ export const playbookKind = kind({
 })
 export type PlaybookRow = z.output<typeof playbookKind.row>
 
-/** Every procedure that playbooks have had. */
+/** Archive of all versions of playbooks. */
 export const playbookVersions = versionArchive({
   table: 'playbook_versions',
   owner: 'playbook_id',

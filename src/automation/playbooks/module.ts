@@ -7,7 +7,7 @@ import { playbookOperations } from './operations.ts'
 import { playbookType } from './resource-type.ts'
 
 export default module('playbooks', {
-  tags: { Playbooks: 'Steps that people and automation work through on a case, and their executions.' },
+  tags: { Playbooks: 'Procedures of steps for people and automation, and their executions.' },
   errors: playbookErrors,
   kinds: [playbookKind],
   resourceTypes: [playbookType],

@@ -1,7 +1,7 @@
 import { containsFilter } from '../../core/api/filters.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
+import { versionAuthor, versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
 import { lookupProject } from '../orchestrations/lookup-project.ts'
@@ -20,7 +20,7 @@ import {
   RestorePlaybookInput,
   ValidatePlaybookInput,
 } from './model.ts'
-import { STEP_RIGHTS } from './references.ts'
+import { STEP_PERMISSIONS } from './references.ts'
 import { insertPlaybook, versionedPlaybooks } from './versions.ts'
 
 const tag = 'Playbooks'
@@ -30,7 +30,7 @@ const { adopt, change, configOf, restore } = versionedPlaybooks
 
 const bodyLimit = () => 1024 * 1024
 
-/** The definition that a body gives, with what it leaves out. */
+/** Returns the definition in a body, with defaults for omitted fields. */
 export const playbookIn = (body: { [Name in keyof PlaybookDefinition]?: unknown }): PlaybookDefinition =>
   ({
     steps: body.steps,
@@ -47,13 +47,14 @@ export const playbookOperations: Operation[] = [
     bytes: sql.fragment`(
       octet_length(t.steps::text) + coalesce(octet_length(t.description), 0) +
       coalesce(octet_length(t.case_schema::text), 0) + coalesce(octet_length(t.input_schema::text), 0))`,
-    description: 'A page ends before 16 MiB of procedures: `limit` says how many it was cut to.',
+    description:
+      'A page contains less than 16 MiB of playbooks; `limit` in the response is the number of items it was limited to.',
   }),
   playbooks.create({
     checkedBy: 'validatePlaybook',
     description:
-      'Refused with everything that is wrong with the procedure in meta.problems; agents, tools, orchestrations and deciders that it names have to exist. Needs the rights to call the tools, run the orchestrations and ask the deciders, since whoever starts an execution has them called; a step that waits for an event needs triggers:CreateTrigger.',
-    alsoActions: STEP_RIGHTS,
+      'Problems of the definition are listed in meta.problems. Referenced agents, tools, orchestrations and deciders must exist. Requires permission to call the tools, run the orchestrations and call the deciders, because these permissions are not checked when an execution is started. A step that waits for an event requires triggers:CreateTrigger.',
+    alsoActions: STEP_PERMISSIONS,
     body: PlaybookInput,
     bodyLimit,
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
@@ -61,17 +62,17 @@ export const playbookOperations: Operation[] = [
       const { version_label, project_id: _project, name, description = null } = body
       const definition = playbookIn(body)
       await requireValidPlaybook({ tx, services, allow }, project, definition)
-      const making = madeBy(caller, version_label)
-      return insertPlaybook(tx, { name, description, ...definition, project_id: project }, making)
+      const author = versionAuthor(caller, version_label)
+      return insertPlaybook(tx, { name, description, ...definition, project_id: project }, author)
     },
   }),
   operation({
     id: 'validatePlaybook',
     method: 'post',
     path: `${path}/validate`,
-    summary: 'Check a playbook without writing it',
+    summary: 'Validate a playbook',
     description:
-      'Finds what a write would be refused with, at most 1,000 problems. With a project, which a bound credential always has, it also finds what the steps name and the project does not have; that needs the action there.',
+      'Returns up to 1,000 problems. If a project is given, or the credential is bound to one, references are checked against that project; this requires the action there.',
     tag,
     action: 'playbooks:ValidatePlaybook',
     gate: 'any',
@@ -88,8 +89,8 @@ export const playbookOperations: Operation[] = [
         { kind: playbookKind, action: 'playbooks:ValidatePlaybook' },
         body.project_id,
       )
-      const asking = { project, tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
-      const problems = await checkPlaybook(db, services, playbookIn(body), asking)
+      const options = { project, tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
+      const problems = await checkPlaybook(db, services, playbookIn(body), options)
       return { valid: problems.length === 0, problems }
     },
   }),
@@ -97,8 +98,8 @@ export const playbookOperations: Operation[] = [
   playbooks.update({
     checkedBy: 'validatePlaybook',
     description:
-      'Replaces `steps` as a whole. Another procedure makes a version; name and description do not. Executions go on with the version that they were started on. Other steps need the rights that they need to be created.',
-    alsoActions: STEP_RIGHTS,
+      'Replaces `steps` entirely. A changed definition creates a version; name and description do not. Active executions keep the version they were started with. Changed steps require the same permissions as on creation.',
+    alsoActions: STEP_PERMISSIONS,
     body: PlaybookPatch,
     bodyLimit,
     quiet: true,
@@ -109,21 +110,20 @@ export const playbookOperations: Operation[] = [
       return next
     },
     write: (next, { tx, stored, body, caller }) =>
-      // With the name, which its refusal says.
+      // Includes the name for the NAME_CONFLICT error.
       change(
         tx,
         stored,
         { name: stored.name, ...playbookKind.changes(stored, next) },
-        madeBy(caller, body.version_label),
+        versionAuthor(caller, body.version_label),
       ),
   }),
   playbooks.adopt({ adopt: (stored, { tx, caller }) => adopt(tx, stored, caller) }),
   playbooks.remove({
-    description:
-      'Refused while an execution is under way. Executions keep their records, but cannot be retried any more.',
+    description: 'Refused while executions are active. Records of executions remain, but can no longer be retried.',
     raises: ['PLAYBOOK_HAS_ACTIVE_EXECUTIONS'],
     async check(row, { tx }) {
-      for (const end of playbookDeleteHooks.all()) await end(tx, row)
+      for (const onDelete of playbookDeleteHooks.all()) await onDelete(tx, row)
     },
     async removed({ orchestration_id }, { tx }) {
       await orchestrationKind.delete(tx, orchestration_id)
@@ -133,9 +133,10 @@ export const playbookOperations: Operation[] = [
   playbooks.action('restore', {
     id: 'restorePlaybookVersion',
     path: `${path}/{playbook_id}/versions/{version}/restore`,
-    summary: 'Write the procedure of an earlier version as the next one',
-    description: 'It must still be one that the caller could write today. Name and description stay.',
-    alsoActions: STEP_RIGHTS,
+    summary: 'Restore a playbook version',
+    description:
+      'Creates a new version with the definition of an earlier one. The restored version is validated and authorized like a new write. Name and description are unchanged.',
+    alsoActions: STEP_PERMISSIONS,
     action: 'playbooks:RestorePlaybookVersion',
     body: RestorePlaybookInput,
     bodyOptional: true,

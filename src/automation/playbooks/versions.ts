@@ -8,18 +8,21 @@ import { compilePlaybook } from './compile-playbook.ts'
 import { isSamePlaybook, type PlaybookDefinition, playbookFields } from './definition.ts'
 import { type PlaybookRow, playbookKind, playbookVersions } from './model.ts'
 
-/** What names the graphs of playbooks, and drives their runs. */
+/** Name under which playbooks manage graphs and drive runs. */
 export const MANAGER = 'playbooks'
 
-/** Playbooks as they are written: another procedure is the next version, with the graph that has the same number. */
+/**
+ * Playbooks as a versioned resource: a changed definition creates a version, with the graph under the same version
+ * number.
+ */
 export const versionedPlaybooks = versionedResource<PlaybookRow, PlaybookDefinition>({
   kind: playbookKind,
   archive: playbookVersions,
   fields: playbookFields,
   same: isSamePlaybook,
   check: requireValidPlaybook,
-  async changed(tx, row, stored, making) {
-    if (row.version !== stored.version) await writeManagedGraph(tx, row.orchestration_id, graphOf(row), making)
+  async changed(tx, row, stored, author) {
+    if (row.version !== stored.version) await writeManagedGraph(tx, row.orchestration_id, graphOf(row), author)
   },
 })
 
@@ -31,12 +34,12 @@ const graphOf = (row: Pick<PlaybookRow, 'project_id' | 'name' | 'version' | 'ste
   definition: compilePlaybook(row),
 })
 
-/** Adds a playbook, whose definition has been checked, with its graph and its first version. */
+/** Inserts a validated playbook with its graph and its first version. */
 export async function insertPlaybook(
   tx: Tx,
   values: Pick<PlaybookRow, 'project_id' | 'name' | 'steps'> & Values<PlaybookRow>,
-  making: VersionAuthor,
+  author: VersionAuthor,
 ): Promise<PlaybookRow> {
-  const { id } = await writeManagedGraph(tx, null, graphOf({ ...values, version: 1 }), making)
-  return versionedPlaybooks.insert(tx, { ...values, orchestration_id: id }, making)
+  const { id } = await writeManagedGraph(tx, null, graphOf({ ...values, version: 1 }), author)
+  return versionedPlaybooks.insert(tx, { ...values, orchestration_id: id }, author)
 }

@@ -8,11 +8,11 @@ import { handler, type JobContext, RequeueError, schedule } from '../../core/job
 import { queueMessage } from '../../core/jobs/queue.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
-import { followAbove } from './commands/below.ts'
-import { removeRuns } from './commands/removal.ts'
+import { controlDescendants } from './commands/control-descendants.ts'
+import { removeRuns } from './commands/remove-runs.ts'
 import { type Advance, nodeFailure } from './engine/advance.ts'
 import { advanceRun } from './engine/advance-run.ts'
-import { makeAttempts, requeueAttempt } from './engine/execute-nodes.ts'
+import { executeNodes, requeueNodeExecution } from './engine/execute-nodes.ts'
 import type { AdvanceResult } from './engine/node-execution.ts'
 import {
   type ClaimedNode,
@@ -20,12 +20,12 @@ import {
   claimNode,
   claimNodeSerialized,
   expireNodeLeases,
-  findWaiting,
+  findClaimState,
 } from './engine/node-execution-store.ts'
 import { sweepRuns } from './engine/sweep.ts'
-import { lostNodeCall } from './nodes/tool.ts'
+import { lostCallUsage } from './nodes/tool.ts'
 import {
-  belowQueue,
+  descendantsQueue,
   type NodeMessage,
   nodeExecutionQueue,
   type RunMessage,
@@ -37,20 +37,30 @@ import {
 import { hasLiveRuns } from './store.ts'
 
 /**
- * A message whose project makes as many attempts as it may is looked at again so much later: the more rarely the longer it
- * has waited, so that a thousand of them are 400 looks a second.
+ * The life of a run: `startRun` inserts it and sends `run.advance`. `advanceRun` applies the outcomes of its nodes and
+ * calls `startNode` for each node that is ready. A node that workers execute gets a message `node.execute`, or is
+ * executed by the same process: `executeNodes` does the work and calls `endNode`, in a transaction that advances the run
+ * again. Turns, decisions, approvals and nested runs wake the run when they end (`run.wake`), timers when they are due.
  */
-const FULL_MS = { least: 250, most: 2500 }
-/** Places of a project that are given one after the other: more than those who may look at them at once. */
-const LAST_PLACES = 20
 
-/** A run whose worker died in the midst of an advance waits no longer than an attempt would. */
+/**
+ * Delay before a node execution is claimed again while its project is at capacity. It grows with the age of the
+ * execution, so that 1,000 waiting executions cause 400 claims a second.
+ */
+const CAPACITY_RETRY_MS = { least: 250, most: 2500 }
+/**
+ * The last slots of a project are claimed one transaction at a time: more slots than processes that may claim
+ * concurrently.
+ */
+const SERIALIZED_SLOTS = 20
+
+/** A run whose worker died during an advance waits no longer than a node execution would. */
 const leaseSeconds = (config: Config): number => config.ORCHESTRATION_NODE_LEASE_SECONDS
 
 const graceMs = (config: Config): number | null => config.ORCHESTRATION_SHUTDOWN_GRACE_MS
 
-/** Wake-ups that are passed on at once. */
-const TOLD = 100
+/** Wake-ups that are forwarded in one statement. */
+const WAKE_BATCH = 100
 
 export const runHandlers = [
   handler(
@@ -62,17 +72,17 @@ export const runHandlers = [
       onExhausted: ({ run_id }, error, services) =>
         services.write(tx =>
           advanceRun(tx, services, run_id, {
-            report: async run => {
-              await run.stop('failed', nodeFailure(error))
+            report: async advance => {
+              await advance.stop('failed', nodeFailure(error))
               return true
             },
           }),
         ),
     },
-    handleRun,
+    handleRunMessage,
   ),
-  handler(runWakeQueue, { batch: TOLD, concurrency: 1 }, (told, { services }) =>
-    services.queues.send(told.map(each => queueMessage(runQueue, each))),
+  handler(runWakeQueue, { batch: WAKE_BATCH, concurrency: 1 }, (messages, { services }) =>
+    services.queues.send(messages.map(message => queueMessage(runQueue, message))),
   ),
   handler(
     nodeExecutionQueue,
@@ -80,35 +90,33 @@ export const runHandlers = [
       concurrency: config => config.ORCHESTRATION_WORKER_CONCURRENCY,
       leaseSeconds,
       graceMs,
-      onExhausted: (node, error, services) => giveUp(services, node, error),
+      onExhausted: (node, error, services) => abandonNodeExecution(services, node, error),
     },
-    handleNode,
+    handleNodeMessage,
   ),
-  handler(belowQueue, { concurrency: 1, leaseSeconds, graceMs }, followAbove),
+  handler(descendantsQueue, { concurrency: 1, leaseSeconds, graceMs }, controlDescendants),
   handler(removalQueue, { concurrency: 1, leaseSeconds, graceMs }, removeRuns),
   handler(runSweep, { concurrency: 1 }, ({ all }, context) => sweepRuns(context, all)),
 ]
 
 const sweepSeconds = (config: Config): number => Math.ceil(config.ORCHESTRATION_SCHEDULER_INTERVAL_MS / 1000)
-/** Runs that wait, of which there may be many, are looked through at every sixth sweep. */
+/** Waiting runs, which may be many, are checked by every sixth sweep only. */
 const ALL_EVERY = 6
-
-/** Where nothing runs or waits a sweep is one look, and no message. */
 
 export const runSchedules = [
   schedule('run.sweep', sweepSeconds, runSweep, { all: false }, hasLiveRuns),
   schedule('run.sweep all', config => ALL_EVERY * sweepSeconds(config), runSweep, { all: true }, hasLiveRuns),
 ]
 
-/** Advances a run; an attempt that begins with it is made at once where this process has room. */
-async function handleRun({ run_id }: RunMessage, context: JobContext): Promise<void> {
+/** Advances a run; executes a node that became ready in this process if a slot is free. */
+async function handleRunMessage({ run_id }: RunMessage, context: JobContext): Promise<void> {
   const { services, signal, stopping } = context
-  const slot: { giveBack: (() => void) | null } = { giveBack: null }
-  const made: { after: AdvanceResult | null } = { after: null }
-  const mayTake = ({ held, run }: Advance): boolean => {
-    if (stopping.aborted || !isFarFromFull(services, held)) return false
-    slot.giveBack ??= context.tryAcquireSlot(nodeExecutionQueue, run.project_id)
-    return slot.giveBack !== null
+  const slot: { release: (() => void) | null } = { release: null }
+  const uncommitted: { result: AdvanceResult | null } = { result: null }
+  const mayExecuteHere = ({ projectLeases, run }: Advance): boolean => {
+    if (stopping.aborted || !hasAmpleCapacity(services, projectLeases)) return false
+    slot.release ??= context.tryAcquireSlot(nodeExecutionQueue, run.project_id)
+    return slot.release !== null
   }
   try {
     const after = await services.write(async tx => {
@@ -117,91 +125,95 @@ async function handleRun({ run_id }: RunMessage, context: JobContext): Promise<v
           await injectFault(services, 'run_locked')
           return true
         },
-        takes: run => (mayTake(run) ? 1 : 0),
+        claims: advance => (mayExecuteHere(advance) ? 1 : 0),
       })
-      made.after = advanced
+      uncommitted.result = advanced
       await injectFault(services, 'run_advanced')
       context.complete(tx)
       return advanced
     })
     await injectFault(services, 'run_committed')
-    const [first] = after?.jobs ?? []
+    const [first] = after?.claimed ?? []
     if (after && first)
       await context
         .releaseSlotWhile(() =>
-          makeAttempts(services, { taken: claimedNode(first, after.run), known: after.known }, signal, stopping),
+          executeNodes(services, { execution: claimedNode(first, after.run), cached: after.cached }, signal, stopping),
         )
-        .catch(error => services.log.error({ err: error, run_id }, 'attempts of a run given up'))
+        .catch(error => services.log.error({ err: error, run_id }, 'run attempts exhausted'))
   } catch (error) {
-    // Its answer was lost; what it took, if it was committed, is for another worker.
-    const { after } = made
-    if (isTransient(error) && after)
-      for (const row of after.jobs) await requeueAttempt(services, claimedNode(row, after.run))
+    // The commit may have succeeded although its response was lost: the executions that it claimed are requeued.
+    const { result } = uncommitted
+    if (isTransient(error) && result)
+      for (const row of result.claimed) await requeueNodeExecution(services, claimedNode(row, result.run))
     throw error
   } finally {
-    slot.giveBack?.()
+    slot.release?.()
   }
 }
 
-/** Makes an attempt that is ready, unless another worker has it. */
-async function handleNode(node: NodeMessage, { services, signal, stopping, retryIn }: JobContext): Promise<void> {
+/** Executes a ready node, unless another worker has claimed it. */
+async function handleNodeMessage(
+  node: NodeMessage,
+  { services, signal, stopping, retryIn }: JobContext,
+): Promise<void> {
   const { config, pool } = services
-  const taken = await takeAttempt(services, node)
-  if (taken) {
-    await makeAttempts(services, { taken, known: null }, signal, stopping)
-    if (signal.aborted) throw new RequeueError('the worker stops')
+  const execution = await claimWithinCapacity(services, node)
+  if (execution) {
+    await executeNodes(services, { execution, cached: null }, signal, stopping)
+    if (signal.aborted) throw new RequeueError('the worker is shutting down')
     return
   }
-  const waiting = await findWaiting(pool, node.execution_id)
-  if (!waiting || waiting.held) return
+  const waiting = await findClaimState(pool, node.execution_id)
+  if (!waiting || waiting.leased) return
   if (waiting.deliveries >= config.ORCHESTRATION_NODE_MAX_DELIVERIES)
-    await giveUp(services, node, new AppError('INTERNAL_ERROR'))
-  // The project makes as many attempts as it may.
+    await abandonNodeExecution(services, node, new AppError('INTERNAL_ERROR'))
+  // The project is at capacity.
   else {
-    const ms = Math.min(Math.max(waiting.age_ms / 4, FULL_MS.least), FULL_MS.most)
+    const ms = Math.min(Math.max(waiting.age_ms / 4, CAPACITY_RETRY_MS.least), CAPACITY_RETRY_MS.most)
     retryIn(ms * (0.75 + Math.random() / 2))
-    throw new RequeueError('the project makes as many attempts as it may')
+    throw new RequeueError('the project is at its limit of concurrent node executions')
   }
 }
 
-const isFarFromFull = ({ config }: Services, held: number): boolean => {
-  const most = config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
-  return most === 0 || held + LAST_PLACES <= most
+const hasAmpleCapacity = ({ config }: Services, leases: number): boolean => {
+  const limit = config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
+  return limit === 0 || leases + SERIALIZED_SLOTS <= limit
 }
 
-/** Takes an attempt where its project has a place for it. */
-async function takeAttempt(
+/** Claims a node execution if its project has a free slot. */
+async function claimWithinCapacity(
   services: Services,
   { execution_id: id, project_id }: NodeMessage,
 ): Promise<ClaimedNode | null> {
   const { config, pool } = services
-  const most = config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
-  const taking = {
+  const limit = config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
+  const claim = {
     leaseMs: config.ORCHESTRATION_NODE_LEASE_SECONDS * 1000,
     deliveries: config.ORCHESTRATION_NODE_MAX_DELIVERIES,
   }
-  if (most === 0) return claimNode(pool, id, { ...taking, most })
-  const free = most > LAST_PLACES ? await claimNode(pool, id, { ...taking, most: most - LAST_PLACES }) : null
-  return free ?? services.write(tx => claimNodeSerialized(tx, { id, project_id }, { ...taking, most }))
+  if (limit === 0) return claimNode(pool, id, { ...claim, projectLimit: limit })
+  const free =
+    limit > SERIALIZED_SLOTS ? await claimNode(pool, id, { ...claim, projectLimit: limit - SERIALIZED_SLOTS }) : null
+  return free ?? services.write(tx => claimNodeSerialized(tx, { id, project_id }, { ...claim, projectLimit: limit }))
 }
 
-/** Ends an attempt whose workers were lost one after the other, or that nobody could even take. */
-const giveUp = (services: Services, { execution_id, run_id }: NodeMessage, error: unknown) =>
+/** Fails a node execution that lost all its workers or could not be claimed. */
+const abandonNodeExecution = (services: Services, { execution_id, run_id }: NodeMessage, error: unknown) =>
   services.write(tx =>
     advanceRun(tx, services, run_id, {
-      report: async run => {
-        const row = run.open.get(execution_id)
-        if (row?.status !== 'running' || (row.leased_until !== null && !run.isPast(row.leased_until))) return false
-        const used = row.deliveries > 0 ? await lostNodeCall(tx, run.run, row, run.node(row.node_id)) : null
+      report: async advance => {
+        const row = advance.open.get(execution_id)
+        if (row?.status !== 'running' || (row.leased_until !== null && !advance.isPast(row.leased_until))) return false
+        const used = row.deliveries > 0 ? await lostCallUsage(tx, advance.run, row, advance.node(row.node_id)) : null
         if (used) await recordUsage(services, [used], tx)
-        run.fail(row, error)
+        advance.fail(row, error)
         return true
       },
     }),
   )
 
-/** Has the attempts of workers that are gone made by others. */
-export async function endNodeLeases(tx: Tx, isGone: (holder: Fragment) => Fragment): Promise<void> {
+/** Requeues the node executions of processes that are gone. */
+export async function requeueOrphanedNodes(tx: Tx, isGone: (holder: Fragment) => Fragment): Promise<void> {
   for (const { id: execution_id, run_id, project_id } of await expireNodeLeases(tx, isGone))
     tx.send(nodeExecutionQueue, { execution_id, run_id, project_id })
 }

@@ -7,8 +7,6 @@ import { type Fragment, sql } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 
-/** A run is one execution of one version of an orchestration. */
-
 export const RUN_STATUSES = [
   'queued',
   'running',
@@ -21,16 +19,16 @@ export const RUN_STATUSES = [
 ] as const
 export type RunStatus = (typeof RUN_STATUSES)[number]
 
-const ENDED: readonly RunStatus[] = ['succeeded', 'failed', 'cancelled', 'expired']
+const TERMINAL: readonly RunStatus[] = ['succeeded', 'failed', 'cancelled', 'expired']
 
-export const isRunTerminal = ({ status }: { status: RunStatus }): boolean => ENDED.includes(status)
+export const isRunTerminal = ({ status }: { status: RunStatus }): boolean => TERMINAL.includes(status)
 
-/** Statuses of runs that have not ended, in the words of orchestration_runs_live. */
+/** SQL list of the non-terminal statuses; the text matches the predicate of the index orchestration_runs_live. */
 export const LIVE = sql.fragment`('queued', 'running', 'sleeping', 'awaiting_input')`
 
 /**
- * The condition that a run is about to be stopped: with a run above it, or with its orchestration. By primary keys.
- * @param run the alias of its row
+ * SQL condition that a run is about to be cancelled with its parent or its orchestration. Two lookups by primary key.
+ * @param run alias of the run's row
  */
 export const isStopping = (run: string): Fragment =>
   sql.fragment`orchestration_run_stopping(${sql.identifier([run, 'orchestration_id'])}, ${sql.identifier([run, 'parent_execution_id'])})`
@@ -53,15 +51,18 @@ export const NodeExecution = z
   .object({
     node_id: z.string(),
     node_type: z.string(),
-    attempt: z.int().describe('Counts the tries, from 1; the polls of a node share one'),
+    attempt: z.int().describe('Attempt number, starting at 1. The polls of a node share one attempt.'),
     status: z.enum(NODE_STATUSES),
-    input: jsonObject.nullable().describe('What input_mapping gave; of an approval the arguments'),
-    output: z.unknown().describe('The artifact; null until it has completed'),
-    label: z.string().nullable().describe('What edges with a condition compare'),
+    input: jsonObject.nullable().describe('Evaluated input_mapping; of an approval node, the evaluated arguments'),
+    output: z.unknown().describe('Artifact. Null until the execution completes.'),
+    label: z.string().nullable().describe('Value that edge conditions are compared with'),
     error: RecordedFailure.nullable(),
     generation_id: id,
     approval_id: id,
-    idempotency_key: z.string().nullable().describe('What its side effect is made under; null for types without one'),
+    idempotency_key: z
+      .string()
+      .nullable()
+      .describe('Idempotency key of the side effect. Null for node types without a side effect.'),
     wake_at: time,
     started_at: time,
     completed_at: time,
@@ -74,66 +75,66 @@ export const RequiredAction = z
   .object({
     type: z.enum(['human_input', 'webhook_receive', 'approval', 'generation', 'nested_run', 'paused']),
     node_id: id,
-    prompt: z.string().nullable().describe('What people are asked'),
-    context: jsonObject.nullable().describe('The input of the node'),
-    options: z.array(z.string()).nullable().describe('Answers to choose from'),
+    prompt: z.string().nullable().describe('Question shown to people'),
+    context: jsonObject.nullable().describe('Input of the node'),
+    options: z.array(z.string()).nullable().describe('Allowed answers'),
     approval_id: id,
     generation_id: id,
-    orchestration_run_id: z.string().nullable().describe('The nested run that waits'),
+    orchestration_run_id: z.string().nullable().describe('ID of the nested run that awaits input'),
     expires_at: time,
-    reason: z.string().nullable().describe('Why the run is paused'),
-    callback_url: z.string().nullable().describe('Where a webhook node takes its answer, once; null in events'),
+    reason: z.string().nullable().describe('Reason of the pause'),
+    callback_url: z.string().nullable().describe('One-time URL that completes a webhook node. Null in events.'),
   })
   .meta({ id: 'RequiredAction' })
 export type RequiredAction = z.output<typeof RequiredAction>
 
 const Starter = z.object({ kind: z.enum(['user', 'api_key', 'oauth_grant', 'trigger']), id: z.string() })
 
-/** What a completed node came to. */
+/** Result of a completed node. */
 export type NodeOutcome = {
-  /** What `nodes.<id>` reads. */
+  /** Value of `nodes.<id>` in expressions. */
   artifact: unknown
   label: string | null
-  /** Whether edges without a label pass. */
+  /** Whether edges without a condition pass. */
   through: boolean
 }
 
 export const OrchestrationRun = record('OrchestrationRun', {
   orchestration_id: z.string(),
-  orchestration_version: z.int().describe('The version that it executes, whatever is written later'),
+  orchestration_version: z.int().describe('Version that the run executes; later versions do not affect it'),
   status: z.enum(RUN_STATUSES),
   input: jsonObject.nullable(),
   metadata: jsonObject.nullable(),
-  tool_context: z.record(z.string(), z.string()).nullable().describe('Its keys; values are not shown'),
-  state: jsonObject.nullable().describe('What expressions read: `input`, `nodes` and what nodes wrote'),
-  artifacts: jsonObject.nullable().describe('What nodes came to, by their ids'),
-  active_nodes: z.array(z.string()).describe('Nodes that execute or wait, in the order of the definition'),
-  required_action: RequiredAction.nullable().describe('The first of required_actions'),
-  required_actions: z.array(RequiredAction).describe('What somebody has to do before the run can go on'),
-  output: jsonObject.nullable().describe('Artifacts of the nodes that nothing follows; once it has succeeded'),
+  tool_context: z.record(z.string(), z.string()).nullable().describe('Keys of the tool context; values are redacted'),
+  state: jsonObject.nullable().describe('State that expressions read: `input`, `nodes` and values written by nodes'),
+  artifacts: jsonObject.nullable().describe('Artifacts of completed nodes, by node ID'),
+  active_nodes: z.array(z.string()).describe('Nodes that are executing or waiting, in definition order'),
+  required_action: RequiredAction.nullable().describe('First entry of required_actions'),
+  required_actions: z.array(RequiredAction).describe('Actions required to continue the run'),
+  output: jsonObject.nullable().describe('Artifacts of the final nodes. Null until the run succeeds.'),
   error: RecordedFailure.nullable(),
   failed_node_id: id,
-  node_executions: z.array(NodeExecution).nullable().describe('Tries of nodes, oldest first'),
+  node_executions: z.array(NodeExecution).nullable().describe('Node executions, oldest first'),
   parent_orchestration_run_id: id,
   parent_node_id: id,
-  run_depth: z.int().describe('0 for a run that a caller started'),
-  retry_of_run_id: z.string().nullable().describe('The run that this one repeats'),
+  run_depth: z.int().describe('Nesting depth. 0 for a root run.'),
+  retry_of_run_id: z.string().nullable().describe('ID of the run that this run retries'),
   trigger_id: id,
   trigger_firing_id: id,
   started_by: Starter.nullable(),
   trace_id: id,
   pause_requested_at: time,
   pause_reason: z.string().nullable(),
-  wake_at: time.describe('The earliest timer'),
+  wake_at: time.describe('Time of the earliest timer'),
   expires_at: time,
-  usage: UsageTotals.nullable().describe('Of the run with everything below it; null in lists'),
-  usage_own: UsageTotals.nullable().describe('Of its own nodes; null in lists'),
+  usage: UsageTotals.nullable().describe('Usage of the run and its nested runs. Null in lists.'),
+  usage_own: UsageTotals.nullable().describe('Usage of the run without its nested runs. Null in lists.'),
   started_at: time,
   completed_at: time,
 })
 export type OrchestrationRunRecord = z.output<typeof OrchestrationRun>
 
-/** A run as it is stored. */
+/** Row of a run. */
 export const RunRow = z.object({
   id: z.string(),
   project_id: z.string(),
@@ -145,7 +146,7 @@ export const RunRow = z.object({
   metadata: jsonObject.nullable(),
   tool_context: z.record(z.string(), z.string()).nullable(),
   context: z.string().nullable(),
-  /** What nodes wrote beside the input and what they came to. */
+  /** Values that nodes wrote into the state with state_mapping. */
   written: jsonObject,
   outcomes: z.record(z.string(), z.custom<NodeOutcome>()),
   active_nodes: z.array(z.string()),
@@ -164,12 +165,12 @@ export const RunRow = z.object({
   retry_of_run_id: id,
   trigger_id: id,
   trigger_firing_id: id,
-  /** The task that it was dispatched for. */
+  /** Task whose dispatch started the run. */
   task_id: id,
   trace_id: id,
   authority: z.custom<PrincipalRecord>(),
   permission: z.custom<{ action: string; kind: string; id: string }>(),
-  /** What drives it; null for a run that stands by itself. */
+  /** Name of the module that drives the run; null for a run without a driver. */
   driver: z.string().nullable(),
   pause_requested_at: z.string().nullable(),
   pause_reason: z.string().nullable(),
@@ -188,14 +189,14 @@ export type RunRow = z.output<typeof RunRow>
 const starterOf = ({ via, ...principal }: PrincipalRecord): z.output<typeof Starter> =>
   via ? { kind: via.type, id: via.id } : { kind: principal.type, id: principal.id }
 
-/** What expressions read. What nodes wrote is never called `input` or `nodes`. */
+/** Returns the state that expressions read. Nodes cannot write the keys `input` and `nodes`. */
 export const longWorkState = ({ input, outcomes, written }: Pick<RunRow, 'input' | 'outcomes' | 'written'>) => ({
   input,
   nodes: Object.fromEntries(Object.entries(outcomes).map(([node, { artifact }]) => [node, artifact])),
   ...written,
 })
 
-/** A run as the wire shows it, without what other tables hold of it: null. */
+/** Presents a run from its row alone: fields that need other tables are null. */
 export function presentRun(row: RunRow): OrchestrationRunRecord {
   const { written, outcomes, context, revision, steps, rounds, root_id, ...shown } = row
   const {
@@ -225,7 +226,7 @@ export function presentRun(row: RunRow): OrchestrationRunRecord {
   }
 }
 
-/** Runs are named by their orchestration too: a policy of a graph covers what it does. */
+/** Policies can also name a run by its orchestration. */
 export const runKind = kind({
   name: 'orchestration_run',
   prefix: 'orch_run',
@@ -243,7 +244,7 @@ export const runKind = kind({
   eventNotes: 'failed carries error',
 })
 
-/** What a run carries to its tools and guardrails, sealed until its end. */
+/** Context that a run passes to its tools and guardrails; stored sealed and removed when the run ends. */
 export type RunContext = {
   tool_context: Record<string, string> | null
   guardrail_context: Record<string, unknown> | null
@@ -258,7 +259,7 @@ export const sealedRuns = [
   }),
 ]
 
-/** What binds the sealed context to its run. */
+/** Returns the row identity that the sealed context is bound to. */
 export const runSeal = ({ id, project_id }: Pick<RunRow, 'id' | 'project_id'>) => ({
   kind: 'orchestration_run_context',
   id,

@@ -13,16 +13,16 @@ import { orchestrationDeleteHooks } from '../orchestrations/delete-hooks.ts'
 import { diagramRuns } from '../orchestrations/diagram.ts'
 import { runContent } from './commands/erase.ts'
 import { projectPauseHandlers, wakeRunsOnPause } from './commands/project-pause.ts'
-import { endRuns } from './commands/removal.ts'
+import { removeRunsOfOrchestration } from './commands/remove-runs.ts'
 import { runErrors } from './errors.ts'
-import { endNodeLeases, runHandlers, runSchedules } from './handlers.ts'
+import { requeueOrphanedNodes, runHandlers, runSchedules } from './handlers.ts'
 import { runKind, sealedRuns } from './model.ts'
 import { nodeTurns } from './nodes/agent.ts'
 import { runApprovals } from './nodes/approval.ts'
 import { runDecisions } from './nodes/decision.ts'
 import { runOperations } from './operations.ts'
-import { readDiagramStates } from './reads/diagram-states.ts'
 import { runWork } from './reads/long-work.ts'
+import { readDiagramStates } from './reads/present-run.ts'
 import { statsOperations } from './reads/stats.ts'
 import { oldestReadyAttempt } from './reads/stats-store.ts'
 import { isTurnOfLiveRun } from './store.ts'
@@ -36,13 +36,13 @@ export default module('orchestration-runs', {
   sealedColumns: sealedRuns,
   extensions: [
     longWork.with(runWork),
-    leaseHolding.with(endNodeLeases),
+    leaseHolding.with(requeueOrphanedNodes),
     turnOwners.with(nodeTurns),
     turnContent.with(runContent),
     turnHolds.with(isTurnOfLiveRun),
     approvalProducers.with(runApprovals),
     decisionWatchers.with(runDecisions),
-    orchestrationDeleteHooks.with(endRuns),
+    orchestrationDeleteHooks.with(removeRunsOfOrchestration),
     diagramRuns.with(readDiagramStates),
     pauseHooks.with(wakeRunsOnPause),
     resumeHooks.with(wakeRunsOnPause),

@@ -25,15 +25,15 @@ import { orchestrationKind, orchestrationVersions } from '../orchestrations/mode
 import { callRunHook } from './commands/callback.ts'
 import { cancelRun, pauseRun, resumeRun, submitInput } from './commands/command.ts'
 import { retryRun } from './commands/retry.ts'
-import { inputProblems, requireSize, startRunInOneStatement } from './commands/start.ts'
-import { listedExecutions } from './engine/node-execution-store.ts'
+import { inputProblems, requireSize, startRunInOneStatement } from './commands/start-run.ts'
+import { listExecutionsByRun } from './engine/node-execution-store.ts'
+import { subscribeRun } from './engine/run-notifications.ts'
 import { OrchestrationRun, presentRun, RUN_STATUSES, type RunRow, runKind } from './model.ts'
 import { withCallbacks } from './nodes/callback-token.ts'
 import { runEvents, runWaiting } from './reads/events.ts'
-import { largeRuns, runListColumns } from './reads/list-store.ts'
 import { presentNodeExecution, presentRunFor } from './reads/present-run.ts'
 import { streamRun } from './reads/stream.ts'
-import { subscribeRun } from './reads/wait-for-run.ts'
+import { listLargeRuns, runListColumns } from './store.ts'
 
 const tag = 'Orchestrations'
 const runs = resource(runKind, {
@@ -44,20 +44,20 @@ const runs = resource(runKind, {
   nouns: 'Runs',
 })
 
-/** Its keys are never touched; requests are nested no deeper. */
-const AS_GIVEN = metadataBag(1024, 64)
+/** Metadata limits: 1,024 keys, nested 64 levels deep. Keys are stored unchanged. */
+const Bag = metadataBag(1024, 64)
 
 const RunInput = z
   .strictObject({
     project_id: projectField,
     orchestration_id: z.string().min(1).max(255).describe('Orchestration to execute'),
-    orchestration_version: z.int().min(1).nullish().describe('Version to execute; default the live one'),
-    input: AS_GIVEN.nullish().describe('What expressions read as `input`; at most 1 MiB'),
-    metadata: AS_GIVEN.nullish().describe('Data of your own, kept on the run'),
-    tool_context: ToolContextInput.nullish().describe('Headers that calls of tools in the run carry'),
-    guardrail_context: AS_GIVEN.nullish().describe('What guardrails read as `context`'),
+    orchestration_version: z.int().min(1).nullish().describe('Version to execute. Default: the current version.'),
+    input: Bag.nullish().describe('Value of `input` in expressions. At most 1 MiB.'),
+    metadata: Bag.nullish().describe('Custom data stored on the run'),
+    tool_context: ToolContextInput.nullish().describe('Headers sent with tool calls of the run'),
+    guardrail_context: Bag.nullish().describe('Value of `context` in guardrail expressions'),
     expires_in: z.int().min(1).max(31_536_000).nullish().describe('Seconds after which the run expires'),
-    wait: z.boolean().nullish().describe('Answer once the run has ended or waits for input'),
+    wait: z.boolean().nullish().describe('Whether to respond only when the run has ended or awaits input'),
   })
   .meta({
     id: 'OrchestrationRunInput',
@@ -69,9 +69,9 @@ const start = operation({
   starts: { kind: 'orchestration_run', field: 'id' },
   method: 'post',
   path: '/orchestration-runs',
-  summary: 'Start a run of an orchestration',
+  summary: 'Start a run',
   description:
-    'Decided on the orchestration. Answers at once with a queued run; with `wait` as it is once it has ended or waits for input, or when ORCHESTRATION_WAIT_MAX_MS are over.',
+    'Authorized on the orchestration. Returns the queued run immediately. With `wait`, returns the run when it has ended or awaits input, or after ORCHESTRATION_WAIT_MAX_MS.',
   tag,
   action: 'orchestrations:StartRun',
   creates: runKind,
@@ -91,7 +91,7 @@ const start = operation({
   async run(context) {
     const { services, body, caller, project, request } = context
     requireDriver(context)
-    const { wait, orchestration_id, orchestration_version, project_id: _project, ...given } = body
+    const { wait, orchestration_id, orchestration_version, project_id: _project, ...options } = body
     const orchestration = await orchestrationKind.find(services.pool, orchestration_id)
     if (!orchestration || orchestration.project_id !== project || orchestration.managed_by !== null)
       return raise('ORCHESTRATION_NOT_FOUND', { meta: { id: orchestration_id } })
@@ -103,41 +103,47 @@ const start = operation({
             string,
             unknown
           > | null)
-    const input = given.input ?? null
+    const input = options.input ?? null
     requireSize(input)
-    const tool_context = callerContext(given.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+    const tool_context = callerContext(options.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
     const problems = await inputProblems(services, { project_id: orchestration.project_id, input_schema }, input)
     if (problems.length > 0) raiseInvalid(problems)
     const id = newId(runKind.prefix)
     const definition = await orchestrationVersions.definition(services.pool, orchestration, version)
-    const expected = wait === true ? subscribeRun(services, id) : null
+    const waiter = wait === true ? subscribeRun(services, id) : null
     try {
       const run = await startRunInOneStatement(
         services,
-        { ...given, id, orchestration, version, definition, input, tool_context, authority: principalRecord(caller) },
-        (outgoing, run) =>
-          context.record(outgoing, 201, { id, ...(expected ? { made: { id } } : { body: startedRun(run) }) }),
+        { ...options, id, orchestration, version, definition, input, tool_context, authority: principalRecord(caller) },
+        (outbox, run) =>
+          context.record(outbox, 201, { id, ...(waiter ? { made: { id } } : { body: presentStartedRun(run) }) }),
       )
-      if (!expected) return result(201, startedRun(run))
-      const now = await expected.wait(request.closed, run)
+      if (!waiter) return result(201, presentStartedRun(run))
+      const now = await waiter.wait(request.closed, run)
       return result(201, await presentRunFor(services, caller, now ?? run))
     } finally {
-      expected?.cancel()
+      waiter?.cancel()
     }
   },
   again: async ({ services, caller, request }, { id }) =>
-    result(201, await presentRunFor(services, caller, await waitedFor(services, id as string, request))),
+    result(201, await presentRunFor(services, caller, await waitForRun(services, id as string, request))),
 })
 
-/** A new run as its creation answers. */
-const startedRun = (run: RunRow) => ({ ...presentRun(run), node_executions: [] })
+/** Presents a new run as the response of its creation. */
+const presentStartedRun = (run: RunRow) => ({ ...presentRun(run), node_executions: [] })
 
-/** A run that a first request was lost over, once it has ended or waits for input. Raises RESOURCE_NOT_FOUND. */
-const waitedFor = async (services: Services, id: string, { closed }: Context['request']): Promise<RunRow> =>
+/**
+ * Waits until a run has ended or awaits input; used when the response of the first request was lost.
+ * @throws RESOURCE_NOT_FOUND
+ */
+const waitForRun = async (services: Services, id: string, { closed }: Context['request']): Promise<RunRow> =>
   (await subscribeRun(services, id).wait(closed)) ??
-  raise('RESOURCE_NOT_FOUND', { message: 'The run is gone', meta: { id } })
+  raise('RESOURCE_NOT_FOUND', { message: 'Run not found', meta: { id } })
 
-/** Raises QUEUE_DRIVER_MISCONFIGURED. */
+/**
+ * Refuses to start runs on an unsupported queue driver.
+ * @throws QUEUE_DRIVER_MISCONFIGURED
+ */
 export function requireDriver({ services }: Pick<Context, 'services'>): void {
   const driver = services.config.ORCHESTRATION_QUEUE_DRIVER
   if (driver !== 'postgres') raise('QUEUE_DRIVER_MISCONFIGURED', { meta: { driver } })
@@ -147,12 +153,13 @@ const filters = {
   orchestration_id: equalsFilter('orchestration_id'),
   status: oneOf('status', RUN_STATUSES),
   parent_orchestration_run_id: columnFilter(
-    textFilter.describe('Runs that a run started'),
+    textFilter.describe('ID of the parent run'),
     id => sql.fragment`t.parent_id = ${id}`,
   ),
   parent_node_id: equalsFilter('parent_node_id'),
-  nested: columnFilter(booleanQuery.optional().describe('Only runs that other runs started, or only others'), nested =>
-    nested ? sql.fragment`t.parent_id is not null` : sql.fragment`t.parent_id is null`,
+  nested: columnFilter(
+    booleanQuery.optional().describe('Whether to return only nested runs (true) or only root runs (false)'),
+    nested => (nested ? sql.fragment`t.parent_id is not null` : sql.fragment`t.parent_id is null`),
   ),
   trigger_id: equalsFilter('trigger_id'),
 } satisfies Filters
@@ -161,14 +168,19 @@ const listRuns = operation({
   id: 'listRuns',
   method: 'get',
   path: '/orchestration-runs',
-  summary: 'List runs of orchestrations',
+  summary: 'List runs',
   description:
-    'Of a run whose values are larger than 128 KiB together, state, artifacts, input, output, metadata and the context of its required actions are null, as are node_executions where they are; the run itself shows them.',
+    'If the values of a run exceed 128 KiB in total, its state, artifacts, input, output, metadata and the context of its required actions are null. If its node executions exceed 128 KiB, node_executions is null. Get the run to read them.',
   tag,
   action: 'orchestrations:ListRuns',
   lists: runKind,
   query: filterSchema(filters).extend({
-    view: z.enum(['full', 'summary']).optional().describe('`summary` leaves out state, artifacts and node_executions'),
+    view: z
+      .enum(['full', 'summary'])
+      .optional()
+      .describe(
+        'Fields to return: `full` - all fields; `summary` - all except state, artifacts and node_executions. Default `full`.',
+      ),
   }),
   answers: { 200: pageOf(OrchestrationRun) },
   // orchestration_runs_project serves the order; _orchestration, _parent and _trigger their filters.
@@ -179,37 +191,37 @@ const listRuns = operation({
       table: runKind.table,
       countKept: true,
       columns: runListColumns(!summary),
-      // Runs that a module drives are its own: neither listed nor counted.
+      // Driven runs belong to their driver: they are neither listed nor counted.
       filters: filterConditions(filters, query),
       only: sql.fragment`t.driver is null`,
       present: row => row,
     })
     const rows = page.data as Listed[]
-    const whole = rows.flatMap(({ id, outcomes }) => (outcomes === null ? [] : [id]))
-    const large = summary ? new Set() : await largeRuns(services.pool, whole)
-    const executions = await listedExecutions(
+    const withValues = rows.flatMap(({ id, outcomes }) => (outcomes === null ? [] : [id]))
+    const large = summary ? new Set() : await listLargeRuns(services.pool, withValues)
+    const executions = await listExecutionsByRun(
       services.pool,
-      whole.filter(id => !large.has(id)),
+      withValues.filter(id => !large.has(id)),
     )
-    const shown = rows.map(row => {
+    const presented = rows.map(row => {
       const { outcomes, written } = row
       if (outcomes === null || written === null)
         return { ...presentRun({ ...row, outcomes: {}, written: {} }), state: null, artifacts: null }
       const node_executions = large.has(row.id) ? null : (executions.get(row.id) ?? []).map(presentNodeExecution)
       return { ...presentRun({ ...row, outcomes, written }), node_executions }
     })
-    return { ...page, data: await withCallbacks(services, caller, shown) }
+    return { ...page, data: await withCallbacks(services, caller, presented) }
   },
 })
 
-/** A run in a list: without what is large. */
+/** A run in a list; large values are null. */
 type Listed = Omit<RunRow, 'outcomes' | 'written'> & {
   outcomes: RunRow['outcomes'] | null
   written: RunRow['written'] | null
 }
 
 const Reason = z.strictObject({
-  reason: z.string().max(1000).nullish().describe('Why, for whoever reads the run'),
+  reason: z.string().max(1000).nullish().describe('Reason, shown on the run'),
 })
 
 const RetryInput = z
@@ -219,48 +231,66 @@ const RetryInput = z
       .min(1)
       .max(128)
       .nullish()
-      .describe('Node to begin with again, forgetting it and all that comes behind it; default where the run stood'),
-    tool_context: ToolContextInput.nullish().describe('Headers that calls of tools carry; those of the run are gone'),
-    guardrail_context: AS_GIVEN.nullish().describe('What guardrails read as `context`; that of the run is gone'),
+      .describe(
+        'Node to restart from; its results and the results of all later nodes are discarded. Default: the nodes at which the run ended.',
+      ),
+    tool_context: ToolContextInput.nullish().describe(
+      'Headers sent with tool calls; the tool context of the original run is not copied',
+    ),
+    guardrail_context: Bag.nullish().describe(
+      'Value of `context` in guardrail expressions; the guardrail context of the original run is not copied',
+    ),
     expires_in: z.int().min(1).max(31_536_000).nullish().describe('Seconds after which the new run expires'),
   })
   .meta({ id: 'RunRetryInput' })
 
 const AnswerInput = z
   .strictObject({
-    node_id: z.string().min(1).max(128).describe('Node that waits'),
-    output: z.unknown().optional().describe('Its artifact; what is no object counts as an empty one'),
-    wait: z.boolean().nullish().describe('Default true: answer once the run has ended or waits for input again'),
+    node_id: z.string().min(1).max(128).describe('Node awaiting input'),
+    output: z
+      .unknown()
+      .optional()
+      .describe('Artifact of the node. A value that is not an object is stored as an empty object.'),
+    wait: z
+      .boolean()
+      .nullish()
+      .describe('Whether to respond only when the run has ended or awaits input again. Default true.'),
   })
   .meta({ id: 'HumanInput', example: { node_id: 'decide', output: { approved: true } } })
 
-/** Makes a change of a run in a transaction, and answers with the run as it stands then or, when asked to, later. */
-async function command(
+/**
+ * Changes a run in a transaction and returns the run after the change or, with `wait`, when it has ended or awaits
+ * input.
+ */
+async function executeCommand(
   context: Context<any, any, RunRow>,
   wait: boolean,
   change: (tx: Tx) => Promise<RunRow>,
 ): Promise<unknown> {
   const { services, resource, request, caller } = context
-  const expected = wait ? subscribeRun(services, resource.id) : null
+  const waiter = wait ? subscribeRun(services, resource.id) : null
   try {
     const changed = await services.write(async tx => {
       const run = await change(tx)
       context.record(tx, 200, { made: {} })
       return run
     })
-    const now = expected ? await expected.wait(request.closed, { ...changed, status: 'running' }) : changed
+    const now = waiter ? await waiter.wait(request.closed, { ...changed, status: 'running' }) : changed
     return presentRunFor(services, caller, now ?? changed)
   } finally {
-    expected?.cancel()
+    waiter?.cancel()
   }
 }
 
-/** Answers a repeat of a command whose first request was lost: the run as it is, waited for like that of the first. */
-const commandedAgain = async (
+/**
+ * Responds to the repetition of a command whose first response was lost: returns the current run, waiting as the first
+ * request did.
+ */
+const repeatCommand = async (
   { services, resource, request, caller }: Context<any, any, RunRow>,
   wait: boolean,
 ): Promise<unknown> =>
-  presentRunFor(services, caller, wait ? await waitedFor(services, resource.id, request) : resource)
+  presentRunFor(services, caller, wait ? await waitForRun(services, resource.id, request) : resource)
 
 export const runOperations: Operation[] = [
   start,
@@ -271,9 +301,9 @@ export const runOperations: Operation[] = [
     id: 'streamOrchestrationRun',
     method: 'get',
     path: '/orchestration-runs/{orchestration_run_id}/stream',
-    summary: 'Follow a run',
+    summary: 'Stream run events',
     description:
-      'Server-sent events with the revision of the run as id: `node.updated` with an attempt of a node but its input and output, `run.updated` with id, status, active_nodes, required_actions and updated_at, and `run.settled` with the run, after which the stream ends. Begins with how things stand, unless `Last-Event-ID` is the revision that the run has.',
+      'Server-sent events whose id is the revision of the run: `node.updated` with a node execution without input and output; `run.updated` with id, status, active_nodes, required_actions and updated_at; and `run.settled` with the run, which ends the stream. The first events are the current state, unless `Last-Event-ID` is the current revision.',
     tag,
     action: 'orchestrations:GetRun',
     answers: { 200: null },
@@ -282,9 +312,9 @@ export const runOperations: Operation[] = [
     run: async context => streamRun(context, context.resource, lastEventId(context.request.headers['last-event-id'])),
   }),
   runs.action('cancel', {
-    summary: 'Cancel a run with everything below it',
+    summary: 'Cancel a run and its nested runs',
     description:
-      'Nodes that run are aborted, and nested runs and turns with them. What has completed keeps its artifacts.',
+      'Running nodes are aborted, and their nested runs and turns are cancelled. Completed nodes keep their artifacts.',
     action: 'orchestrations:CancelRun',
     body: Reason.meta({ id: 'RunCancelInput' }),
     bodyOptional: true,
@@ -294,16 +324,16 @@ export const runOperations: Operation[] = [
     run(context) {
       const reason = context.body?.reason ?? null
       if (reason !== null) context.audit.detail.reason = reason
-      return command(context, false, tx => cancelRun(tx, context.services, context.resource.id))
+      return executeCommand(context, false, tx => cancelRun(tx, context.services, context.resource.id))
     },
-    again: context => commandedAgain(context, false),
+    again: context => repeatCommand(context, false),
   }),
   runs.action('human-input', {
     id: 'submitHumanInput',
     command: ['orchestration-runs', 'submit-human-input'],
     starts: { kind: 'orchestration_run', field: 'id' },
-    summary: 'Answer a node that waits for input',
-    description: 'For people and their servers: work in the background, such as a tool of an agent, is refused.',
+    summary: 'Submit input to a waiting node',
+    description: 'For people and their servers. Calls from background work, such as a tool of an agent, are refused.',
     action: 'orchestrations:SubmitHumanInput',
     admit: caller => requirePerson(caller, 'orchestrations:SubmitHumanInput'),
     body: AnswerInput,
@@ -313,16 +343,16 @@ export const runOperations: Operation[] = [
     raises: ['ORCHESTRATION_HUMAN_NODE_MISMATCH', 'ORCHESTRATION_RUN_NOT_AWAITING_INPUT', 'ORCHESTRATION_RUN_PAUSED'],
     transaction: false,
     run: context =>
-      command(context, context.body.wait !== false, tx =>
+      executeCommand(context, context.body.wait !== false, tx =>
         submitInput(tx, context.services, context.resource.id, context.body.node_id, context.body.output),
       ),
-    again: context => commandedAgain(context, context.body.wait !== false),
+    again: context => repeatCommand(context, context.body.wait !== false),
   }),
   runs.action('retry', {
     starts: { kind: 'orchestration_run', field: 'id' },
-    summary: 'Start a run anew that did not succeed',
+    summary: 'Retry a run',
     description:
-      'Makes a new run of the same version with the same input and metadata, as whoever started the first one. What nodes had completed is taken over; it begins where the run stood, or at `from_node_id`.',
+      'Starts a new run of the same version with the same input and metadata, with the permissions of the principal that started the original run. Results of completed nodes are copied; the run continues where the original ended, or restarts from `from_node_id`.',
     action: 'orchestrations:RetryRun',
     body: RetryInput,
     bodyOptional: true,
@@ -345,12 +375,12 @@ export const runOperations: Operation[] = [
         guardrail_context: body?.guardrail_context ?? null,
         expires_in: body?.expires_in ?? null,
       })
-      return result(201, startedRun(retried))
+      return result(201, presentStartedRun(retried))
     },
   }),
   runs.action('pause', {
-    summary: 'Pause a run with everything below it',
-    description: 'What is under way ends and is recorded; nothing new begins until the run is resumed.',
+    summary: 'Pause a run and its nested runs',
+    description: 'Active work finishes and is recorded; no node starts until the run is resumed.',
     action: 'orchestrations:PauseRun',
     body: Reason.meta({ id: 'RunPauseInput' }),
     bodyOptional: true,
@@ -358,17 +388,22 @@ export const runOperations: Operation[] = [
     raises: ['ORCHESTRATION_RUN_NOT_PAUSABLE'],
     transaction: false,
     run: context =>
-      command(context, false, tx => pauseRun(tx, context.services, context.resource.id, context.body?.reason ?? null)),
-    again: context => commandedAgain(context, false),
+      executeCommand(context, false, tx =>
+        pauseRun(tx, context.services, context.resource.id, context.body?.reason ?? null),
+      ),
+    again: context => repeatCommand(context, false),
   }),
   runs.action('resume', {
     starts: { kind: 'orchestration_run', field: 'id' },
-    summary: 'Resume a run that is paused',
-    description: 'Nodes that became due in the meantime start at once.',
+    summary: 'Resume a run',
+    description: 'Nodes that became due during the pause start immediately.',
     action: 'orchestrations:ResumeRun',
     body: z
       .strictObject({
-        wait: z.boolean().nullish().describe('Default true: answer once the run has ended or waits for input'),
+        wait: z
+          .boolean()
+          .nullish()
+          .describe('Whether to respond only when the run has ended or awaits input. Default true.'),
       })
       .meta({ id: 'RunResumeInput' }),
     waiting: runWaiting(true),
@@ -377,7 +412,7 @@ export const runOperations: Operation[] = [
     raises: ['ORCHESTRATION_RUN_NOT_AWAITING_INPUT', 'PROJECT_PAUSED'],
     transaction: false,
     run: context =>
-      command(context, context.body?.wait !== false, tx => resumeRun(tx, context.services, context.resource.id)),
-    again: context => commandedAgain(context, context.body?.wait !== false),
+      executeCommand(context, context.body?.wait !== false, tx => resumeRun(tx, context.services, context.resource.id)),
+    again: context => repeatCommand(context, context.body?.wait !== false),
   }),
 ]

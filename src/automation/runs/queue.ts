@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
 
-/** Wake-ups of runs: somebody has to look at the rows. */
+/** Wake-ups that advance a run. */
 export const runQueue = entityMailbox('run.advance', {
   message: z.object({ run_id: z.string(), project_id: z.string() }),
   key: message => message.run_id,
@@ -12,9 +12,9 @@ export const runQueue = entityMailbox('run.advance', {
 export type RunMessage = z.output<typeof runQueue.message>
 
 /**
- * Wake-ups by those who do not hold the row of the run: runs below it, turns, decisions. A wake-up of theirs that is dropped
- * because one waits already would be lost where that one is taken before they commit, so each is a message of its own, which
- * becomes a wake-up behind the commit.
+ * Wake-ups sent by transactions that do not hold the lock of the run: nested runs, turns, decisions. A mailbox keeps
+ * one message per run; a wake-up dropped as a duplicate would be lost if the waiting one were claimed before this
+ * transaction commits. So each is a separate message, forwarded to `runQueue` after the commit.
  */
 export const runWakeQueue = workQueue('run.wake', {
   message: runQueue.message,
@@ -23,7 +23,7 @@ export const runWakeQueue = workQueue('run.wake', {
   retry: { limit: 20 },
 })
 
-/** Live runs of a project, behind one, that have to be looked at because the project was paused or resumed. */
+/** Wake-ups of the live runs of a project that was paused or resumed, after a run ID. */
 export const projectRunWakeQueue = workQueue('run.wake_project', {
   message: z.object({ project_id: z.string(), after: z.string() }),
   project: message => message.project_id,
@@ -32,14 +32,14 @@ export const projectRunWakeQueue = workQueue('run.wake_project', {
 })
 
 /**
- * Runs below a run that are stopped or, with `pause`, paused with it: a page of those that it started, behind a place. What
- * those started follows them.
+ * Cancels or, with `pause`, pauses the runs that a run started, one page at a time after a cursor. The descendants of
+ * each page follow in further messages.
  */
-export const belowQueue = workQueue('run.control_descendants', {
+export const descendantsQueue = workQueue('run.control_descendants', {
   message: z.object({
     run_id: z.string(),
     project_id: z.string(),
-    /** Only those that this attempt of a node started. */
+    /** Limits the page to runs started by this node execution. */
     execution_id: z.string().nullable(),
     pause: z.strictObject({ reason: z.string().nullable() }).nullable(),
     after: z.strictObject({ execution_id: z.string(), index: z.int() }).nullable(),
@@ -48,9 +48,9 @@ export const belowQueue = workQueue('run.control_descendants', {
   concern: 'orchestration',
   retry: { limit: 20 },
 })
-export type BelowMessage = z.output<typeof belowQueue.message>
+export type DescendantsMessage = z.output<typeof descendantsQueue.message>
 
-/** An orchestration that is marked as deleted: its runs have to be stopped and deleted, and then it can be. */
+/** Cancels and deletes the runs of an orchestration that is marked as deleted, then the orchestration. */
 export const removalQueue = entityMailbox('run.remove', {
   message: z.object({ orchestration_id: z.string(), project_id: z.string() }),
   key: message => message.orchestration_id,
@@ -60,7 +60,7 @@ export const removalQueue = entityMailbox('run.remove', {
 })
 export type RemovalMessage = z.output<typeof removalQueue.message>
 
-/** Attempts of nodes that a worker makes, each beside the others; of one at most one message waits. */
+/** Node executions for workers, executed concurrently; at most one message waits per execution. */
 export const nodeExecutionQueue = entityMailbox('node.execute', {
   message: z.object({ execution_id: z.string(), run_id: z.string(), project_id: z.string() }),
   key: message => message.execution_id,
@@ -70,7 +70,7 @@ export const nodeExecutionQueue = entityMailbox('node.execute', {
 })
 export type NodeMessage = z.output<typeof nodeExecutionQueue.message>
 
-/** Looks for what is due, for what a lost worker left and for what no message told of: the floor under the wake-ups. */
+/** Wakes due and orphaned runs and node executions: the fallback for lost wake-ups. */
 export const runSweep = workQueue('run.sweep', {
   message: z.object({ all: z.boolean().default(false) }),
   concern: 'orchestration',

@@ -8,8 +8,8 @@ import { isStopping, jsonObject, LIVE, RUN_STATUSES, type RunRow, RunRow as RunS
 
 export const runColumns = selectList(Object.keys(RunShape.shape))
 
-/** Runs that an attempt of a node started, by what has become of them. */
-export const Children = z.object({
+/** Runs that a node execution started, counted by status. */
+export const ChildCounts = z.object({
   execution_id: z.string(),
   started: z.int(),
   queued: z.int(),
@@ -17,11 +17,11 @@ export const Children = z.object({
   sleeping: z.int(),
   awaiting: z.int(),
   succeeded: z.int(),
-  /** The first that waits for input, and the first that ended without success. */
+  /** First run that awaits input, and first run that ended without success. */
   awaiting_id: z.string().nullable(),
   failed_id: z.string().nullable(),
 })
-export type Children = z.output<typeof Children>
+export type ChildCounts = z.output<typeof ChildCounts>
 
 const LoadedRun = RunShape.extend({
   now: z.string(),
@@ -29,27 +29,28 @@ const LoadedRun = RunShape.extend({
   project_pause_reason: z.string().nullable(),
   max_concurrent_runs: z.int().nullable(),
   max_run_depth: z.int().nullable(),
-  /** It is about to be stopped, and begins nothing more. */
+  /** Whether the run is about to be cancelled and must start nothing more. */
   stopping: z.boolean(),
-  /** Attempts of its project that workers hold. */
-  held: z.int(),
-  /** The revision in the snapshot of the statement: another one than `revision` when it waited for the lock. */
+  /** Node executions of the project with a valid lease. */
+  project_leases: z.int(),
+  /** Revision in the snapshot of the statement. It differs from `revision` if the statement waited for the lock. */
   seen_revision: z.int(),
   open: z.array(z.custom<NodeExecutionRow>()),
-  children: z.array(Children),
+  children: z.array(ChildCounts),
 })
 export type LoadedRun = z.output<typeof LoadedRun>
-const loaded = sql.type(LoadedRun)
+const loadedRow = sql.type(LoadedRun)
 
 /**
- * A run under its lock with its attempts that are not applied and what has become of the runs below it; null when it is
- * gone, and for one that a module drives unless the caller holds its records (`driven`). By primary keys, orchestration_node_executions_run and orchestration_runs_parent.
+ * Locks and loads a run with its unapplied node executions and the counts of its nested runs. Returns null for a
+ * missing run, and for a driven run unless the caller holds the records of its driver (`driven`). By primary keys,
+ * orchestration_node_executions_run and orchestration_runs_parent.
  */
 export async function loadRun(db: Queryable, runId: string, driven = false): Promise<LoadedRun | null> {
   const read = () =>
-    db.maybeOne(loaded`
+    db.maybeOne(loadedRow`
       select ${runColumns}, now() as now, p.paused_at is not null as project_paused, p.pause_reason as project_pause_reason, p.max_concurrent_runs, p.max_run_depth, ${isStopping('t')} as stopping,
-        (select count(*) from orchestration_node_executions o where o.project_id = t.project_id and o.leased_until > now()) as held,
+        (select count(*) from orchestration_node_executions o where o.project_id = t.project_id and o.leased_until > now()) as project_leases,
         (select r.revision from orchestration_runs r where r.id = t.id) as seen_revision,
         coalesce((
           select json_agg(e order by e.created_at, e.id) from orchestration_node_executions e
@@ -69,13 +70,13 @@ export async function loadRun(db: Queryable, runId: string, driven = false): Pro
       from orchestration_runs t join projects p on p.id = t.project_id
       where t.id = ${runId} and (t.driver is null or ${driven}) for update of t`)
   const first = await read()
-  // It waited for the lock: what other tables say is from before.
+  // The statement waited for the lock, so its snapshot of the other tables is stale.
   return first && first.seen_revision !== first.revision ? read() : first
 }
 
 /**
- * The condition of a statement that goes on with a run of a project that is not paused, while the run is as it was and its
- * attempt with whoever took it. It holds the locks of both.
+ * Returns the fence of a one-statement advance: run and node execution are unchanged, the project is not paused, and
+ * the claim is still valid. Locks both rows.
  */
 export const revisionUnchanged = (
   run: Pick<RunRow, 'id' | 'revision'>,
@@ -91,11 +92,11 @@ export const revisionUnchanged = (
       for update of t, e)`,
   ],
   guard: sql.fragment`exists (select from unchanged)`,
-  // As the columns round it.
+  // Rounded to milliseconds, as the columns are.
   columns: sql.fragment`now()::timestamptz(3) as now`,
 })
 
-/** Columns of a run that change after it was inserted. */
+/** Columns of a run that change after the insert. */
 const CHANGING = [
   'status',
   'revision',
@@ -122,7 +123,7 @@ const CHANGING = [
   'updated_at',
 ] as const satisfies readonly (keyof RunRow)[]
 
-/** The part of a statement that writes what changes of a run whose row the caller holds; `estimated` as `dated` takes it. */
+/** Returns the CTE that updates a locked run. `estimated`: see `timestampColumns`. */
 export const runUpdate = (run: RunRow, guard: Fragment, estimated: string | null): Fragment => sql.fragment`
   update orchestration_runs t set (${columnList(CHANGING)}) = (
     select ${timestampColumns(CHANGING, 'r', estimated)} from json_populate_record(null::orchestration_runs, ${JSON.stringify(
@@ -130,125 +131,169 @@ export const runUpdate = (run: RunRow, guard: Fragment, estimated: string | null
     )}::json) r)
   where t.id = ${run.id} and ${guard}`
 
-/** The part of a statement that adds runs. */
+/** Returns the CTE that inserts runs. */
 export const runInsert = (runs: readonly RunRow[], guard: Fragment): Fragment => sql.fragment`
   insert into orchestration_runs
   select r.* from json_populate_recordset(null::orchestration_runs, ${JSON.stringify(runs)}::json) r where ${guard}`
 
-const Counted = sql.type(z.strictObject({ roots: z.int(), own: z.boolean() }))
+const treeCountRow = sql.type(z.strictObject({ roots: z.int(), own: z.boolean() }))
 
-/** Trees of a project that run beside one, and whether that runs itself. By orchestration_runs_live. */
-export const runningTrees = (db: Queryable, projectId: string, rootId: string) =>
-  db.one(Counted`
+/**
+ * Counts the running trees of a project other than one tree, and whether that tree is running. By
+ * orchestration_runs_live.
+ */
+export const countRunningTrees = (db: Queryable, projectId: string, rootId: string) =>
+  db.one(treeCountRow`
     select count(distinct root_id) filter (where root_id <> ${rootId}) as roots, coalesce(bool_or(root_id = ${rootId}), false) as own
     from orchestration_runs where project_id = ${projectId} and status = 'running'`)
 
-/** Serialises who takes and gives back room in a project, until the transaction ends. */
+/** Serializes changes of the run slots of a project until the transaction ends. */
 export const lockRunSlots = (db: Queryable, projectId: string) =>
   db.query(voidStatement`select from pg_advisory_xact_lock(hashtextextended(${`runs ${projectId}`}, 0))`)
 
-export const NamedRun = z.strictObject({ id: z.string(), project_id: z.string() })
-export type NamedRun = z.output<typeof NamedRun>
-const named = sql.type(NamedRun)
+export const RunRef = z.strictObject({ id: z.string(), project_id: z.string() })
+export type RunRef = z.output<typeof RunRef>
+const runRefRow = sql.type(RunRef)
 
-/** Most runs of a tree that are woken together. */
-const WOKEN = 100
+/** Runs of a tree woken by one released slot. */
+const WAKE_LIMIT = 100
 
 /**
- * What is queued of the tree of a project that has waited for room the longest: trees that run have room already. By
+ * Lists the queued runs of the tree that has waited longest for a slot of the project; running trees have one. By
  * orchestration_runs_live and orchestration_runs_root.
  */
-export const longestQueued = (db: Queryable, projectId: string, besideRoot: string): Promise<readonly NamedRun[]> =>
-  db.any(named`
+export const listNextQueuedTree = (db: Queryable, projectId: string, exceptRoot: string): Promise<readonly RunRef[]> =>
+  db.any(runRefRow`
     with next as (
       select q.root_id from orchestration_runs q
-      where q.project_id = ${projectId} and q.status = 'queued' and q.queued_at is not null and q.root_id <> ${besideRoot}
+      where q.project_id = ${projectId} and q.status = 'queued' and q.queued_at is not null and q.root_id <> ${exceptRoot}
         and not exists (
           select from orchestration_runs o
           where o.project_id = q.project_id and o.status = 'running' and o.root_id = q.root_id)
       order by q.queued_at limit 1)
     select t.id, t.project_id from next join orchestration_runs t on t.root_id = next.root_id
-    where t.status = 'queued' order by t.queued_at limit ${WOKEN}`)
+    where t.status = 'queued' order by t.queued_at limit ${WAKE_LIMIT}`)
 
-const failedChild = sql.type(
-  z.object({ id: z.string(), status: z.enum(RUN_STATUSES), error: RecordedFailure.nullable() }),
-)
+const childRow = sql.type(z.object({ id: z.string(), status: z.enum(RUN_STATUSES), error: RecordedFailure.nullable() }))
 
-/** How a run that a node started has ended. */
+/** Returns status and error of a nested run. */
 export const findChild = (db: Queryable, id: string) =>
-  db.maybeOne(failedChild`select id, status, error from orchestration_runs where id = ${id}`)
+  db.maybeOne(childRow`select id, status, error from orchestration_runs where id = ${id}`)
 
-const outputs = sql.type(z.object({ output: jsonObject.nullable() }))
+const outputRow = sql.type(z.object({ output: jsonObject.nullable() }))
 
 /**
- * What the runs that an attempt of a node started came to, in the order of its collection; nothing where that is more
- * than so many bytes. By orchestration_runs_parent.
+ * Returns the outputs of the runs that a node execution started, in collection order; none if they exceed `mostBytes`
+ * in total. By orchestration_runs_parent.
  */
-export const childOutputs = (db: Queryable, runId: string, executionId: string, mostBytes: number) =>
-  db.any(outputs`
+export const listChildOutputs = (db: Queryable, runId: string, executionId: string, mostBytes: number) =>
+  db.any(outputRow`
     with below as materialized (
       select id, octet_length(output::text) as bytes from orchestration_runs
       where parent_id = ${runId} and parent_execution_id = ${executionId})
     select r.output from below b join orchestration_runs r on r.id = b.id
     where (select coalesce(sum(bytes), 0) from below) <= ${mostBytes} order by r.parent_index`)
 
-/** Runs of a project that have waited for room the longest. By orchestration_runs_live. */
-export const longestQueuedOf = (db: Queryable, projectId: string, limit: number): Promise<readonly NamedRun[]> =>
-  db.any(named`
+/** Lists the runs of a project that have waited longest for a slot. By orchestration_runs_live. */
+export const listLongestQueued = (db: Queryable, projectId: string, limit: number): Promise<readonly RunRef[]> =>
+  db.any(runRefRow`
     select id, project_id from orchestration_runs
     where project_id = ${projectId} and status = 'queued' and queued_at is not null
     order by queued_at limit ${limit}`)
 
-/** Whether any run has not ended, or an orchestration is being deleted. By orchestration_runs_live and orchestrations_deletion. */
+/**
+ * SQL condition that a live run exists or an orchestration is being deleted. By orchestration_runs_live and
+ * orchestrations_deletion.
+ */
 export const hasLiveRuns: Fragment = sql.fragment`(
   exists (select from orchestration_runs where status in ${LIVE})
   or exists (select from orchestrations where managed_by = 'deletion'))`
 
-const stateColumns = sql.type(RunShape.pick({ input: true, outcomes: true, written: true }))
+const stateRow = sql.type(RunShape.pick({ input: true, outcomes: true, written: true }))
 
-/** What expressions of a run read. */
+/** Returns the columns of a run that form the state of its expressions. */
 export const findState = (db: Queryable, runId: string) =>
-  db.maybeOne(stateColumns`select input, outcomes, written from orchestration_runs where id = ${runId}`)
+  db.maybeOne(stateRow`select input, outcomes, written from orchestration_runs where id = ${runId}`)
 
-/** Live runs of a project in the order of their ids. By orchestration_runs_live. */
-export const nextLiveRuns = (
+/** Lists live runs of a project after an ID, in ID order. By orchestration_runs_live. */
+export const listLiveRuns = (
   db: Queryable,
   projectId: string,
   after: string,
   limit: number,
-): Promise<readonly NamedRun[]> =>
-  db.any(named`
+): Promise<readonly RunRef[]> =>
+  db.any(runRefRow`
     select id, project_id from orchestration_runs
     where project_id = ${projectId} and id > ${after} and status in ${LIVE}
     order by id limit ${limit}`)
 
-/** The pause of a project becomes that of those of some runs that no other run started, unless they have one of their own. */
+/**
+ * Applies the pause of a project to the live root runs among the given ones, unless they are paused already. Locks in ID
+ * order.
+ */
 export const pauseWithProject = (db: Queryable, ids: readonly string[], reason: string | null) =>
   db.query(voidStatement`
-    with held as (
+    with locked as (
       select id from orchestration_runs
       where id = any(${sql.array([...ids], 'text')}) and parent_id is null and pause_requested_at is null
         and status in ${LIVE} order by id for update)
     update orchestration_runs t set pause_requested_at = now(), pause_reason = ${reason}, paused_with_project = true,
       revision = t.revision + 1, updated_at = now()
-    from held where t.id = held.id`)
+    from locked where t.id = locked.id`)
 
-/** Takes the pause of their project from runs that have it. */
+/** Ends the pauses that runs inherited from their project. Locks in ID order. */
 export const resumeWithProject = (db: Queryable, ids: readonly string[]) =>
   db.query(voidStatement`
-    with held as (
+    with locked as (
       select id from orchestration_runs
       where id = any(${sql.array([...ids], 'text')}) and paused_with_project
         and status in ${LIVE} order by id for update)
     update orchestration_runs t set pause_requested_at = null, pause_reason = null, paused_with_project = false,
       revision = t.revision + 1, updated_at = now()
-    from held where t.id = held.id`)
+    from locked where t.id = locked.id`)
 
-/** Deletes runs that have ended, with all below them. */
+/** Deletes ended runs with their descendants. */
 export const deleteRuns = (db: Queryable, ids: readonly string[]) =>
   db.query(voidStatement`delete from orchestration_runs where id = any(${sql.array([...ids], 'text')})`)
 
-/** Whether a run that has not ended has a node that was answered by a turn. By orchestration_node_executions_generation. */
+/** SQL condition that a turn answered a node of a live run. By orchestration_node_executions_generation. */
 export const isTurnOfLiveRun = ({ id }: { id: Fragment }): Fragment => sql.fragment`exists (
   select from orchestration_node_executions e join orchestration_runs r on r.id = e.run_id
   where e.generation_id = ${id} and r.status in ${LIVE})`
+
+/** Size above which the values of a run, and its node executions, are left out of a list. */
+const LISTED_BYTES = 128 * 1024
+/** Bytes that a node execution counts in addition to its input, output and error. */
+const EXECUTION_BYTES = 512
+
+const bytesIn = (...columns: string[]): Fragment =>
+  sql.fragment`${sql.join(
+    columns.map(column => sql.fragment`coalesce(octet_length(t.${sql.identifier([column])}::text), 0)`),
+    sql.fragment` + `,
+  )}`
+
+const isListed = sql.fragment`${bytesIn('input', 'metadata', 'written', 'outcomes', 'required_actions')} <= ${LISTED_BYTES}`
+
+/** Returns the columns of runs in a list. Large values are null, as are state and outcomes without `values`. */
+export const runListColumns = (values: boolean): Fragment => {
+  const hasState = values ? isListed : sql.fragment`false`
+  const stateColumn = (column: string) => sql.fragment`case when ${hasState} then t.${sql.identifier([column])} end`
+  const valueColumn = (column: string) => sql.fragment`case when ${isListed} then t.${sql.identifier([column])} end`
+  return selectList(Object.keys(RunShape.shape), {
+    input: valueColumn('input'),
+    metadata: valueColumn('metadata'),
+    output: valueColumn('output'),
+    written: stateColumn('written'),
+    outcomes: stateColumn('outcomes'),
+    required_actions: sql.fragment`case when ${isListed} then t.required_actions else (
+      select json_agg(a.value::jsonb || '{"context": null}') from json_array_elements(t.required_actions::json) a) end`,
+  })
+}
+
+/** Returns the runs whose node executions are too large for a list. By orchestration_node_executions_run. */
+export const listLargeRuns = async (db: Queryable, runIds: readonly string[]): Promise<ReadonlySet<string>> =>
+  new Set(
+    await db.anyFirst(sql.type(z.strictObject({ run_id: z.string() }))`
+      select t.run_id from orchestration_node_executions t where t.run_id = any(${sql.array([...runIds], 'text')})
+      group by t.run_id having sum(${EXECUTION_BYTES}::int + ${bytesIn('input', 'output', 'error')}) > ${LISTED_BYTES}`),
+  )

@@ -5,7 +5,7 @@ import { evaluateMapping } from '../../core/expressions/mapping.ts'
 import type { Machine, OnEnter, WorkflowState } from '../workflows/definition.ts'
 import { automationBy, type Cause } from './history.ts'
 import { PAYLOAD_BYTES, type TaskRow } from './model.ts'
-import { PAYLOAD_TOO_BIG, payloadInvalid } from './payload.ts'
+import { PAYLOAD_SIZE_PROBLEM, payloadInvalidError } from './payload.ts'
 import {
   activeDispatch,
   decideMove,
@@ -17,50 +17,49 @@ import {
   withUpdatedAt,
 } from './task-change.ts'
 
-/** What a dispatch came to, and where the task goes from there. */
-
+/** Outcome of a task dispatch. */
 export type AutomationOutcome =
   | { ok: true; result: unknown; cause: Cause | null }
-  /** `final`: not made again. `filed`: whoever failed has filed its own exception. */
+  /** `final`: not retried. `filed`: the failed work has already filed an exception. */
   | { ok: false; error: RecordedFailure; cause: Cause | null; final?: boolean; filed?: boolean }
 
 const MAX_RESULT_BYTES = 4 * 1024 * 1024
 
-/** The step that an outcome makes, or all of it but a transition that somebody has to approve first. */
+/** Change that follows from an outcome, without a transition that needs approval first. */
 export type DispatchRoute = {
-  step: TaskChange
-  /** A transition that waits for approval. */
+  change: TaskChange
+  /** Name of the transition that needs approval. */
   gate: string | null
-  /** The task parks as failed, and nobody has been told. */
+  /** Whether the task stays in its state as failed and no exception has been filed. */
   unattended: boolean
 }
 
-type Deciding = {
+type RoutingContext = {
   machine: Machine
   limit: number
   nowText: string
-  /** What is wrong with a payload by the schema of the pinned version. */
+  /** Validates a payload against the schema of the pinned version. */
   problems: (payload: Record<string, unknown>) => Promise<Problem[]>
 }
 
-/** The failure of an expression; what is wrong with it is in the definition, and not shown. */
-export const expressionFailed = (error: unknown): unknown =>
+/** Hides the details of an expression error: they belong to the author of the workflow. */
+export const hideExpressionError = (error: unknown): unknown =>
   error instanceof ExpressionError ? new AppError('INTERNAL_ERROR', { cause: error }) : error
 
 /**
- * Decides what follows from the outcome of the dispatch of a task: the result, the next try, or a transition. The task is
- * in the state that made it.
+ * Returns the change that follows from the outcome of a dispatch: the stored result, a retry, or a transition. The task
+ * must still be in the state that started the dispatch.
  */
 export async function decideOutcome(
-  deciding: Deciding,
+  context: RoutingContext,
   task: TaskRow,
   attempt: number,
-  given: AutomationOutcome,
+  outcome: AutomationOutcome,
 ): Promise<DispatchRoute> {
-  const state = deciding.machine.state(task.state) as WorkflowState
+  const state = context.machine.state(task.state) as WorkflowState
   const onEnter = state.on_enter as OnEnter
-  const settled = given.ok ? await completed(deciding, task, onEnter, given) : given
-  if ('row' in settled) return routeSuccess(deciding, task, settled.row, onEnter, given.cause)
+  const settled = outcome.ok ? await applyResult(context, task, onEnter, outcome) : outcome
+  if ('row' in settled) return routeSuccess(context, task, settled.row, onEnter, outcome.cause)
   const { error, cause, final } = settled
   const max_attempts = onEnter.retry?.max_attempts ?? 1
   if (!final && attempt < max_attempts) {
@@ -68,8 +67,8 @@ export async function decideOutcome(
     const ids = { generation_id: null, orchestration_run_id: null, ...(cause && { [cause.column]: cause.id }) }
     const { generation_id, orchestration_run_id } = ids
     const extra = { attempt, max_attempts, error, generation_id, orchestration_run_id }
-    const after = withUpdatedAt(task, deciding.nowText, { active_dispatch: activeDispatch(state, attempt + 1) })
-    return plain(
+    const after = withUpdatedAt(task, context.nowText, { active_dispatch: activeDispatch(state, attempt + 1) })
+    return plainRoute(
       plainChange(task, after, {
         dispatch: dispatchOf(task, state, {
           attempt: attempt + 1,
@@ -79,23 +78,29 @@ export async function decideOutcome(
       }),
     )
   }
-  const failed = withUpdatedAt(task, deciding.nowText, {
+  const failed = withUpdatedAt(task, context.nowText, {
     active_dispatch: task.active_dispatch && { ...task.active_dispatch, status: 'failed' },
     automation_status: 'failed',
     automation_error: error,
   })
-  if (onEnter.on_failure == null) return { ...plain(parked(task, failed)), unattended: settled.filed !== true }
-  return fire(deciding, task, failed, { transition: onEnter.on_failure, cause, refused: failed, result: null })
+  if (onEnter.on_failure == null)
+    return { ...plainRoute(endDispatch(task, failed)), unattended: settled.filed !== true }
+  return routeTransition(context, task, failed, {
+    transition: onEnter.on_failure,
+    cause,
+    refused: failed,
+    result: null,
+  })
 }
 
-const plain = (step: TaskChange): DispatchRoute => ({ step, gate: null, unattended: false })
+const plainRoute = (change: TaskChange): DispatchRoute => ({ change, gate: null, unattended: false })
 
-const parked = (before: TaskRow, after: TaskRow, events: TaskChange['events'] = []): TaskChange =>
+const endDispatch = (before: TaskRow, after: TaskRow, events: TaskChange['events'] = []): TaskChange =>
   plainChange(before, after, { dispatch: 'clear', events })
 
-/** The task with the result of a dispatch and what that writes to the payload; a failure where it cannot be kept. */
-async function completed(
-  deciding: Deciding,
+/** Returns the task with the result and its payload writes, or a final failure if the result cannot be stored. */
+async function applyResult(
+  context: RoutingContext,
   task: TaskRow,
   { dispatch }: OnEnter,
   { result, cause }: Extract<AutomationOutcome, { ok: true }>,
@@ -107,18 +112,18 @@ async function completed(
     const written = evaluateMapping(
       dispatch.payload_writes,
       { task: taskRoot(task), result: last_result },
-      { bytes: PAYLOAD_BYTES, tooLarge: () => payloadInvalid([PAYLOAD_TOO_BIG]) },
+      { bytes: PAYLOAD_BYTES, tooLarge: () => payloadInvalidError([PAYLOAD_SIZE_PROBLEM]) },
     )
     const payload =
       Object.keys(written).length === 0
         ? task.payload
         : { ...task.payload, ...(storableValue(written) as Record<string, unknown>) }
     if (payload !== task.payload) {
-      const problems = await deciding.problems(payload)
-      if (problems.length > 0) throw payloadInvalid(problems)
+      const problems = await context.problems(payload)
+      if (problems.length > 0) throw payloadInvalidError(problems)
     }
     return {
-      row: withUpdatedAt(task, deciding.nowText, {
+      row: withUpdatedAt(task, context.nowText, {
         active_dispatch: task.active_dispatch && { ...task.active_dispatch, status: 'completed' },
         automation_status: 'completed',
         automation_error: null,
@@ -128,14 +133,14 @@ async function completed(
       }),
     }
   } catch (thrown) {
-    const error = expressionFailed(thrown)
+    const error = hideExpressionError(thrown)
     if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY') throw error
     return { ok: false, error: error.recorded(), cause, final: true }
   }
 }
 
 function routeSuccess(
-  deciding: Deciding,
+  context: RoutingContext,
   before: TaskRow,
   after: TaskRow,
   { on_complete }: OnEnter,
@@ -143,10 +148,10 @@ function routeSuccess(
 ): DispatchRoute {
   const { last_result: result } = after
   const root = { task: taskRoot(after), result }
-  const spent = freshBudget()
-  const rule = (on_complete ?? []).find(({ when }) => evaluateGuard(when, root, spent))
-  if (!rule) return plain(parked(before, after, [{ verb: 'automation_unrouted', extra: { result } }]))
-  return fire(deciding, before, after, {
+  const budget = freshBudget()
+  const rule = (on_complete ?? []).find(({ when }) => evaluateGuard(when, root, budget))
+  if (!rule) return plainRoute(endDispatch(before, after, [{ verb: 'automation_unrouted', extra: { result } }]))
+  return routeTransition(context, before, after, {
     transition: rule.transition,
     cause,
     refused: { ...after, automation_status: 'unrouted' },
@@ -154,9 +159,12 @@ function routeSuccess(
   })
 }
 
-/** Moves a task whose dispatch has settled, or leaves it where it is when the move is refused. */
-function fire(
-  { machine, limit, nowText }: Deciding,
+/**
+ * Applies a transition to a task whose dispatch has settled. A refused transition leaves the task in its state, as
+ * `refused`.
+ */
+function routeTransition(
+  { machine, limit, nowText }: RoutingContext,
   before: TaskRow,
   after: TaskRow,
   {
@@ -167,15 +175,15 @@ function fire(
   }: { transition: string; cause: Cause | null; refused: TaskRow; result: unknown },
 ): DispatchRoute {
   try {
-    // One change: the row counts it once.
+    // Result and transition are written as one change, which raises the revision once.
     const settled = { ...after, revision: before.revision }
-    const move = { transition, by: automationBy(cause), authority: before.authority, machine: true }
-    const step = decideMove(machine, settled, move, limit, nowText)
-    if (step === 'gated') return { ...plain(parked(before, after)), gate: transition }
-    return plain({ ...step, before, dispatch: step.dispatch ?? 'clear', cancels: null })
+    const move = { transition, by: automationBy(cause), authority: before.authority, automated: true }
+    const change = decideMove(machine, settled, move, limit, nowText)
+    if (change === 'gated') return { ...plainRoute(endDispatch(before, after)), gate: transition }
+    return plainRoute({ ...change, before, dispatch: change.dispatch ?? 'clear', cancels: null })
   } catch (error) {
     if (!(error instanceof AppError)) throw error
     const extra = { transition, error_code: error.code, result }
-    return plain(parked(before, refused, [{ verb: 'automation_rejected', extra }]))
+    return plainRoute(endDispatch(before, refused, [{ verb: 'automation_rejected', extra }]))
   }
 }

@@ -7,17 +7,15 @@ import { workflowKind } from '../workflows/model.ts'
 import { Task, type TaskRow, taskKind } from './model.ts'
 import { storedBytes, taskBytes } from './store.ts'
 
-/** What is to be seen of a workflow at once: how many tasks are in each state, and the newest of them. */
-
-const MOST = 50
+const MAX_TASKS_PER_STATE = 50
 
 const BoardState = z
   .object({
     state: z.string(),
-    declared: z.boolean().describe('Whether the workflow has the state today; tasks may be in one that it had'),
-    terminal: z.boolean().describe('Whether tasks end here'),
-    count: z.int().describe('Tasks in the state that the caller may see'),
-    tasks: z.array(Task).describe('The newest of them, fewer where they are large'),
+    declared: z.boolean().describe('Whether the current version of the workflow declares the state'),
+    terminal: z.boolean().describe('Whether the state is terminal'),
+    count: z.int().describe('Number of tasks in the state that are visible to the caller'),
+    tasks: z.array(Task).describe('Newest tasks in the state. Fewer than per_state if the tasks are large.'),
   })
   .meta({ id: 'WorkflowBoardState' })
 
@@ -26,28 +24,31 @@ const Board = z
     workflow_id: z.string(),
     version: z.int(),
     total: z.int(),
-    states: z.array(BoardState).describe('States, with their tasks'),
+    states: z.array(BoardState).describe('States with their newest tasks'),
   })
   .meta({ id: 'WorkflowBoard' })
 
-const counted = sql.type(z.object({ state: z.string(), count: z.int() }))
+const stateCountRow = sql.type(z.object({ state: z.string(), count: z.int() }))
 
-/** Tasks by state: as kept, or where the caller may not see all of them as counted. By the primary key, or tasks_workflow. */
-const countsOf = (db: Queryable, workflowId: string, { rows, all }: ReturnType<typeof visibleRows>) =>
+/**
+ * Counts tasks by state: from the maintained counts (primary key) if the caller can see all tasks, else from the rows
+ * (tasks_workflow).
+ */
+const countByState = (db: Queryable, workflowId: string, { rows, all }: ReturnType<typeof visibleRows>) =>
   db.any(
     all
-      ? counted`
+      ? stateCountRow`
           select state, sum(count)::bigint as count from task_state_counts where workflow_id = ${workflowId}
           group by state having sum(count) > 0`
-      : counted`
+      : stateCountRow`
           select t.state, count(*) as count from tasks t where t.workflow_id = ${workflowId} and ${rows} group by t.state`,
   )
 
 /**
- * The newest tasks of each of some states, the newest of each first, as many as one answer may show. What is stored of them is
- * looked at before how large they are, so that no more is unpacked. By tasks_workflow.
+ * Lists the newest tasks of each state within the page size limit, taking the newest of every state before the second
+ * newest of any. Compressed sizes are checked before text sizes, which limits decompression. By tasks_workflow.
  */
-const newestOf = (
+const listNewest = (
   db: Queryable,
   workflowId: string,
   states: readonly string[],
@@ -77,14 +78,20 @@ export const boardOperation = itemOperation(workflowKind, {
   id: 'getWorkflowBoard',
   method: 'get',
   path: '/workflows/{workflow_id}/board',
-  summary: 'Show the tasks of a workflow by their states',
+  summary: 'Get the board of a workflow',
   description:
-    'The states of the workflow in their order, then those that only earlier versions have and tasks are in, each with the number of its tasks and the newest. Tasks are those that tasks:ListTasks lets the caller see; of large ones no more than 16 MiB are shown.',
+    'Lists the declared states in order, then states of earlier versions that still contain tasks, each with its task count and newest tasks. Includes tasks that tasks:ListTasks allows. The tasks are limited to 16 MiB in total.',
   tag: 'Workflows',
   action: 'workflows:GetWorkflow',
   alsoActions: ['tasks:ListTasks'],
   query: z.object({
-    per_state: z.coerce.number().int().min(1).max(MOST).default(20).describe('Tasks of a state that are shown'),
+    per_state: z.coerce
+      .number()
+      .int()
+      .min(1)
+      .max(MAX_TASKS_PER_STATE)
+      .default(20)
+      .describe('Number of tasks per state. Default 20, at most 50.'),
   }),
   answers: { 200: Board },
   async run({ resource: workflow, db, caller, query }) {
@@ -94,9 +101,9 @@ export const boardOperation = itemOperation(workflowKind, {
       { action: 'tasks:ListTasks', project: project_id, ...listTargetOf(taskKind) },
       { project: sql.fragment`t.project_id`, id: sql.fragment`t.id` },
     )
-    const counts = new Map((await countsOf(db, id, visible)).map(({ state, count }) => [state, count]))
+    const counts = new Map((await countByState(db, id, visible)).map(({ state, count }) => [state, count]))
     const tasks = Map.groupBy(
-      await newestOf(db, id, [...counts.keys()], visible.rows, query.per_state),
+      await listNewest(db, id, [...counts.keys()], visible.rows, query.per_state),
       ({ state }) => state,
     )
     const declared = workflow.states.map(({ name, terminal }) => ({

@@ -3,12 +3,12 @@ import type { Services } from '../../core/process/services.ts'
 import { openJson, sealJson } from '../../core/secrets/json.ts'
 import { sealedForTask, type TaskRow } from './model.ts'
 
-/** What a task carries to its dispatches. Raises SECRET_NOT_DECRYPTABLE. */
+/** Returns the tool context of a task's dispatches. @throws SECRET_NOT_DECRYPTABLE */
 export function taskToolContext(services: Services, task: TaskRow): ToolContext | null {
   return task.context === null ? null : openJson(services, task.context, sealedForTask(task), 'The context of the task')
 }
 
-/** A context as it is stored; null for an empty one, which clears it. */
+/** Seals a tool context for storage. Null for an empty context, which clears the stored one. */
 export const sealTaskContext = (
   services: Services,
   owner: Pick<TaskRow, 'id' | 'project_id'>,

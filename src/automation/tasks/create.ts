@@ -10,12 +10,11 @@ import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { sealTaskContext } from './context.ts'
 import { type TransitionActor, transitionRow } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import { payloadInvalid, payloadProblems } from './payload.ts'
-import { automationDepth, historyInsert, taskInsert } from './store.ts'
+import { payloadInvalidError, payloadProblems } from './payload.ts'
+import { historyInsert, readAutomationDepth, taskInsert } from './store.ts'
 import { enterState, plainChange, type TaskChange } from './task-change.ts'
 import { deferIfPaused, emitChange, writeDispatch } from './write.ts'
 
-/** What a task is created with. */
 export type TaskStart = Pick<TaskRow, 'title' | 'payload' | 'metadata' | 'assignee' | 'due_at'> & {
   project_id: string
   workflow_id: string
@@ -23,16 +22,16 @@ export type TaskStart = Pick<TaskRow, 'title' | 'payload' | 'metadata' | 'assign
   tool_context: ToolContext | null
   by: TransitionActor
   authority: PrincipalRecord
-  /** Moves that machines made back-to-back until it is created. */
+  /** Length of the chain of automated moves that leads to the task. */
   depth?: number
 }
 
 /**
- * The moves of machines that lead to a task: work of a task that creates another one moves that, so that tasks which create each
- * other come to an end.
+ * Returns the automation chain depth of a new task: one more than the task whose work creates it, which bounds tasks
+ * that create each other.
  * @throws TASK_AUTOMATION_CHAIN_LIMIT
  */
-export async function depthOfCreate({
+export async function createdTaskDepth({
   tx,
   services,
   caller,
@@ -44,35 +43,35 @@ export async function depthOfCreate({
     run?.work_type === 'task' || run?.work_type === 'orchestration_run'
       ? { type: run.work_type as 'task' | 'orchestration_run', id: run.work_id }
       : origin && { type: 'generation' as const, id: origin.generation_id }
-  const behind = work ? await automationDepth(tx, work) : null
+  const creatorDepth = work ? await readAutomationDepth(tx, work) : null
   const limit = services.config.TASK_AUTOMATION_CHAIN_LIMIT
-  const depth = behind === null ? 0 : behind + 1
+  const depth = creatorDepth === null ? 0 : creatorDepth + 1
   if (depth > limit) raise('TASK_AUTOMATION_CHAIN_LIMIT', { meta: { limit } })
   return depth
 }
 
 /**
- * Adds a task in the current version of its workflow, whose row the transaction keeps: it arrives in its first state as in
- * any other.
- * @throws WORKFLOW_NOT_FOUND, TASK_STATE_NOT_FOUND, TASK_PAYLOAD_INVALID, RunFirst
+ * Inserts a task pinned to the current version of its workflow and starts the work of its first state. Locks the
+ * workflow row against deletion until the transaction ends.
+ * @throws WORKFLOW_NOT_FOUND, TASK_STATE_NOT_FOUND, TASK_PAYLOAD_INVALID, RerunAfter
  */
 export async function createTask(tx: Tx, services: Services, start: TaskStart): Promise<TaskRow> {
-  const { project_id, workflow_id, state, tool_context, by, authority, depth = 0, ...given } = start
+  const { project_id, workflow_id, state, tool_context, by, authority, depth = 0, ...fields } = start
   const workflow = await workflowKind.reference(tx, workflow_id, project_id)
   const pinned = workflow && { workflow_id, workflow_version: workflow.version }
   const machine = pinned && (await pinnedMachine(services, tx, pinned))
   if (!pinned || !machine) return raise('WORKFLOW_NOT_FOUND', { meta: { id: workflow_id } })
   const entry = state === undefined ? machine.initial : machine.state(state)
   if (!entry) return raise('TASK_STATE_NOT_FOUND', { meta: { state } })
-  const problems = await payloadProblems(services, project_id, machine, given.payload, true)
-  if (problems.length > 0) throw payloadInvalid(problems)
+  const problems = await payloadProblems(services, project_id, machine, fields.payload, true)
+  if (problems.length > 0) throw payloadInvalidError(problems)
   const nowText = services.clock.now().toISOString()
   const id = newId(taskKind.prefix)
   const blank: TaskRow = {
     id,
     project_id,
     ...pinned,
-    ...given,
+    ...fields,
     state: entry.name,
     status: 'open',
     last_result: null,
@@ -101,8 +100,8 @@ export async function createTask(tx: Tx, services: Services, start: TaskStart): 
     { verb: 'created' },
     ...(row.status === 'closed' ? [{ verb: 'closed' as const }] : []),
   ]
-  const step = await deferIfPaused(tx, plainChange(blank, row, { dispatch, events }))
-  const { after } = step
+  const change = await deferIfPaused(tx, plainChange(blank, row, { dispatch, events }))
+  const { after } = change
   const arrival = transitionRow(by, {
     task_id: id,
     from_state: null,
@@ -112,10 +111,10 @@ export async function createTask(tx: Tx, services: Services, start: TaskStart): 
     seq: after.revision,
     created_at: nowText,
   })
-  // One statement: the others refer to the row, and foreign keys are checked at its end.
+  // One statement: history and dispatch reference the task, and foreign keys are checked at the end of the statement.
   tx.alongside(guard => taskInsert(after, guard))
   tx.alongside(guard => historyInsert([arrival], guard))
-  writeDispatch(tx, id, step.dispatch)
-  emitChange(tx, step)
+  writeDispatch(tx, id, change.dispatch)
+  emitChange(tx, change)
   return after
 }

@@ -10,8 +10,8 @@ import type { TaskRow } from './model.ts'
 import { countOpen } from './store.ts'
 import { cancelAbandonedRun } from './write.ts'
 
-/** Ends what a task has under way, behind its row's lock, before it is deleted. */
-export async function removeTask(tx: Tx, services: Services, task: TaskRow): Promise<void> {
+/** Cancels the active work and the pending approval of a task that is about to be deleted. Requires the row lock. */
+export async function cancelTaskWork(tx: Tx, services: Services, task: TaskRow): Promise<void> {
   const { active_dispatch, pending_approval_id } = task
   if (active_dispatch?.status === 'running' && active_dispatch.id !== null) {
     const { kind, id } = active_dispatch
@@ -22,7 +22,7 @@ export async function removeTask(tx: Tx, services: Services, task: TaskRow): Pro
   if (pending_approval_id !== null) await withdrawApprovals(tx, [pending_approval_id])
 }
 
-/** Ends a firing that waits for a worker, or the run or turn that it started. */
+/** Settles a queued firing, or cancels the run or turn that it started. */
 async function cancelFiring(tx: Tx, services: Services, id: string): Promise<void> {
   const firing = await firingKind.find(tx, id, true)
   if (!firing || isFiringTerminal(firing)) return
@@ -35,7 +35,7 @@ async function cancelFiring(tx: Tx, services: Services, id: string): Promise<voi
   else if (result_id !== null && target_type === 'agent') await cancelTurnIfActive(tx, services, result_id)
 }
 
-/** Keeps a workflow with open tasks. Raises WORKFLOW_HAS_OPEN_TASKS. */
+/** Refuses to delete a workflow with open tasks. @throws WORKFLOW_HAS_OPEN_TASKS */
 export async function refuseOpenTasks(tx: Tx, { id }: WorkflowRow): Promise<void> {
   const open_tasks = await countOpen(tx, id)
   if (open_tasks > 0) raise('WORKFLOW_HAS_OPEN_TASKS', { meta: { open_tasks } })

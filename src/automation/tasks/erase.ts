@@ -2,15 +2,15 @@ import type { TurnContentEraser } from '../../control/retention/erasure.ts'
 import { taskKind } from './model.ts'
 import { eraseTaskTurns } from './store.ts'
 
-type Data = Record<string, unknown>
+type EventData = Record<string, unknown>
 
-const withoutResult = (data: Data): Data => ({
+const withoutResult = (data: EventData): EventData => ({
   ...data,
   last_result: null,
   ...('result' in data ? { result: null } : {}),
 })
 
-/** What a turn said to the task that it was made for goes with the turn. What a workflow wrote to the payload stays. */
+/** Erases a turn's output from the task that started it. Payload values that the workflow derived from it remain. */
 export const taskContent: TurnContentEraser = {
   async erase(tx, turns) {
     const ids = await eraseTaskTurns(

@@ -9,29 +9,29 @@ export const taskErrors = {
     status: 409,
     description:
       'Too many machine-driven transitions back-to-back (default ceiling 50); a move by a person, a plain API key or an approval resolution resets the chain',
-    message: 'Automation has moved the task {limit} times in a row; the next move is for a person',
-    hint: 'Have a person or a plain API key move the task, and see whether states of the workflow start each other without end.',
+    message: 'The chain of automated transitions has reached the limit of {limit}',
+    hint: 'Move the task as a user or with a plain API key, and check the workflow for states that start each other in a loop.',
   },
   TASK_AUTOMATION_PROVENANCE_MISSING: {
     status: 500,
     description:
       'Automation transition with no recorded cause (principal_id, generation_id, orchestration_run_id all null)',
-    message: 'Nothing says what caused the move that automation makes',
+    message: 'The automated transition has no recorded cause',
   },
   TASK_GUARD_REJECTED: {
     status: 400,
     description: 'Transition guard false',
-    message: 'The guard of the transition {transition} does not hold',
+    message: 'The guard of transition {transition} evaluated to false',
   },
   TASK_NOT_FOUND: {
     status: 404,
     description: 'Task missing',
-    message: 'There is no task {id}',
+    message: 'Task {id} not found',
   },
   TASK_PAYLOAD_INVALID: {
     status: 400,
     description: 'Payload violates the workflow payload_schema',
-    hint: 'meta.problems names what is wrong with the payload; the version of the workflow that the task is pinned to has the schema.',
+    hint: 'Fix the fields in meta.problems. The schema is payload_schema of the workflow version that the task is pinned to.',
   },
   TASK_STATE_NOT_FOUND: {
     status: 400,
@@ -41,7 +41,7 @@ export const taskErrors = {
   TASK_TRANSITION_CONFLICT: {
     status: 409,
     description: 'Concurrent change invalidated the transition, or task closed',
-    hint: 'Read the task again: its state, status and pending_transition say what can be done.',
+    hint: 'Read the task with GET /tasks/{task_id} and check its state, status and pending_transition.',
   },
   TASK_TRANSITION_NOT_FOUND: {
     status: 400,

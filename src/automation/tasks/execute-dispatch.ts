@@ -26,7 +26,7 @@ import { type ResolvedTool, resolveSharedTool } from '../../execution/tools/reso
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { Dispatch } from '../workflows/definition.ts'
 import { pinnedMachine } from '../workflows/pinned-workflow.ts'
-import { type AutomationOutcome, expressionFailed } from './automation.ts'
+import { type AutomationOutcome, hideExpressionError } from './automation.ts'
 import { taskToolContext } from './context.ts'
 import { type TaskRow, taskKind } from './model.ts'
 import type { DispatchMessage } from './queue.ts'
@@ -34,22 +34,24 @@ import { settleCall, settleFailure } from './settle.ts'
 import {
   claimCall,
   deferTaskDispatch,
-  dispatchAttempts,
   findDispatch,
   recordStarted,
   type TaskWithDispatch,
+  taskDispatchWork,
   taskUpdate,
 } from './store.ts'
 import { startedTargets } from './targets.ts'
 import { taskRoot, withUpdatedAt } from './task-change.ts'
 
-/** Workers that one call of a tool may cost before it is given up. */
+/** Lost workers after which a tool call is abandoned. */
 const MAX_LOSSES = 5
 
 const failureOf = (error: unknown): RecordedFailure => storableValue(recordedFailure(error)) as RecordedFailure
 
-/** What the state of a task dispatches, and whose rights it has: the task's, within those of the author of the workflow. */
-async function dispatchIn(
+/**
+ * Returns the dispatch of a task's state, with the authority of the task narrowed to the workflow author's permissions.
+ */
+async function requireDispatch(
   services: Services,
   task: TaskRow,
 ): Promise<{ dispatch: Dispatch; authority: PrincipalRecord }> {
@@ -59,25 +61,25 @@ async function dispatchIn(
   return { dispatch, authority: narrowAuthority(task.authority, { id: task.workflow_id, author: machine.author }) }
 }
 
-/** As much as the input of a node of a run. */
+/** Equal to the limit of node inputs in runs. */
 const MAX_INPUT_BYTES = 4 * 1024 * 1024
 
 const inputTooBig = (): AppError =>
   new AppError('VALIDATION_FAILED', { message: 'input: must be at most 4 MiB of JSON', meta: { path: 'input' } })
 
-/** What a dispatch is given. Raises INTERNAL_ERROR for an expression that fails, VALIDATION_FAILED for too large an input. */
-function inputOf({ input_mapping }: Dispatch, task: TaskRow): Record<string, unknown> {
+/** Evaluates the input of a dispatch. @throws INTERNAL_ERROR if an expression fails, VALIDATION_FAILED over 4 MiB */
+function dispatchInput({ input_mapping }: Dispatch, task: TaskRow): Record<string, unknown> {
   try {
     const root = { task: taskRoot(task) }
     return storableValue(
       evaluateMapping(input_mapping, root, { bytes: MAX_INPUT_BYTES, tooLarge: inputTooBig }),
     ) as never
   } catch (error) {
-    throw expressionFailed(error)
+    throw hideExpressionError(error)
   }
 }
 
-/** Makes the dispatch of a task, unless the task has left it behind or somebody else makes it. */
+/** Executes the dispatch of a task, unless it was replaced, has already started or is claimed by another worker. */
 export async function executeDispatch(message: DispatchMessage, context: JobContext): Promise<void> {
   const { services } = context
   const { task_id, dispatch_id } = message
@@ -85,25 +87,26 @@ export async function executeDispatch(message: DispatchMessage, context: JobCont
   const found = await findDispatch(services.pool, task_id, dispatch_id)
   if (!found || found.dispatch.dispatch_state === 'held' || found.dispatch.dispatch_state === 'started') return
   if (found.dispatch.kind !== 'tool') {
-    await withTriggerChain(triggerChainOf(found.task.authority), () => start(message, context, found))
+    await withTriggerChain(triggerChainOf(found.task.authority), () => startTarget(message, context, found))
     return
   }
   const claimed = await claimCall(services.pool, task_id, dispatch_id, leaseMs)
-  if (claimed) await withTriggerChain(triggerChainOf(claimed.task.authority), () => call(context, claimed, leaseMs))
-  else await holdPaused(services, message)
+  if (claimed)
+    await withTriggerChain(triggerChainOf(claimed.task.authority), () => executeCall(context, claimed, leaseMs))
+  else await deferPausedDispatch(services, message)
 }
 
-/** Holds a dispatch that has not begun, and that a pause came before. */
-const holdPaused = (services: Services, { task_id, dispatch_id }: DispatchMessage): Promise<void> =>
+/** Defers a queued dispatch if its task or project is paused. */
+const deferPausedDispatch = (services: Services, { task_id, dispatch_id }: DispatchMessage): Promise<void> =>
   services.write(async tx => {
-    const held = await findDispatch(tx, task_id, dispatch_id, true)
-    if (held?.dispatch.dispatch_state === 'queued' && isPaused(held)) await hold(tx, services, held.task)
+    const locked = await findDispatch(tx, task_id, dispatch_id, true)
+    if (locked?.dispatch.dispatch_state === 'queued' && isPaused(locked)) await deferDispatch(tx, services, locked.task)
   })
 
 const isPaused = ({ task, dispatch }: TaskWithDispatch): boolean =>
   task.pause_requested_at !== null || dispatch.project_paused
 
-async function hold(tx: Tx, services: Services, task: TaskRow): Promise<void> {
+async function deferDispatch(tx: Tx, services: Services, task: TaskRow): Promise<void> {
   await deferTaskDispatch(tx, task.id)
   const after = withUpdatedAt(task, services.clock.now().toISOString(), {
     automation_status: 'paused',
@@ -112,29 +115,33 @@ async function hold(tx: Tx, services: Services, task: TaskRow): Promise<void> {
   tx.alongside(guard => taskUpdate(task, after, guard))
 }
 
-/** Starts the work of a dispatch and notes its id: both, or neither. */
-async function start(message: DispatchMessage, { services, log }: JobContext, found: TaskWithDispatch): Promise<void> {
+/** Starts the work of a dispatch and stores its id, in one transaction. */
+async function startTarget(
+  message: DispatchMessage,
+  { services, log }: JobContext,
+  found: TaskWithDispatch,
+): Promise<void> {
   const { task_id, dispatch_id } = message
   const kind = found.dispatch.kind as Exclude<Dispatch['kind'], 'tool'>
   const target = startedTargets[kind]
   const { TASKS_DISPATCH_RECONCILE_GRACE_MS: graceMs } = services.config
   try {
-    if (isPaused(found)) return await holdPaused(services, message)
-    const { dispatch, authority } = await dispatchIn(services, found.task)
-    const input = inputOf(dispatch, found.task)
+    if (isPaused(found)) return await deferPausedDispatch(services, message)
+    const { dispatch, authority } = await requireDispatch(services, found.task)
+    const input = dispatchInput(dispatch, found.task)
     const starting = { task: { ...found.task, authority }, dispatch, dispatch_id, input }
     const prepared = await target.prepare(services, starting)
     await injectFault(services, 'task_starting')
     const started = await services.write(async tx => {
-      const held = await findDispatch(tx, task_id, dispatch_id, true)
-      if (held?.dispatch.dispatch_state !== 'queued') return null
-      if (isPaused(held)) {
-        await hold(tx, services, held.task)
+      const locked = await findDispatch(tx, task_id, dispatch_id, true)
+      if (locked?.dispatch.dispatch_state !== 'queued') return null
+      if (isPaused(locked)) {
+        await deferDispatch(tx, services, locked.task)
         return null
       }
-      const id = await target.start(tx, services, { ...starting, task: { ...held.task, authority }, prepared })
+      const id = await target.start(tx, services, { ...starting, task: { ...locked.task, authority }, prepared })
       await recordStarted(tx, task_id, id, graceMs)
-      const { task } = held
+      const { task } = locked
       const after = withUpdatedAt(task, services.clock.now().toISOString(), {
         active_dispatch: task.active_dispatch && { ...task.active_dispatch, id },
       })
@@ -142,20 +149,23 @@ async function start(message: DispatchMessage, { services, log }: JobContext, fo
       return id
     })
     await injectFault(services, 'task_started')
-    if (started) log.info({ task_id, dispatch_id, result_id: started, outcome: 'started' }, 'task dispatch')
+    if (started) log.info({ task_id, dispatch_id, result_id: started, outcome: 'started' }, 'task dispatch started')
   } catch (error) {
     if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY' || isTransient(error)) throw error
-    if (error.code === 'PROJECT_PAUSED') return await holdPaused(services, message)
+    if (error.code === 'PROJECT_PAUSED') return await deferPausedDispatch(services, message)
     const failure = failureOf(error)
     await settleFailure(services, message, { ok: false, error: failure, cause: null })
-    log.info({ task_id, dispatch_id, outcome: 'failed', code: failure.code, decision: 'settled' }, 'task dispatch')
+    log.info(
+      { task_id, dispatch_id, outcome: 'failed', code: failure.code, decision: 'settled' },
+      'task dispatch failed',
+    )
   }
 }
 
-/** Calls the tool of a dispatch that this worker has claimed, and settles it. */
-async function call(context: JobContext, held: TaskWithDispatch, leaseMs: number): Promise<void> {
+/** Calls the tool of a claimed dispatch and settles the dispatch. */
+async function executeCall(context: JobContext, claimed: TaskWithDispatch, leaseMs: number): Promise<void> {
   const { services, signal, stopping } = context
-  const { task, dispatch } = held
+  const { task, dispatch } = claimed
   const claim = {
     entity: task.id,
     id: dispatch.dispatch_id,
@@ -164,16 +174,16 @@ async function call(context: JobContext, held: TaskWithDispatch, leaseMs: number
     losses: dispatch.losses,
   }
   await injectFault(services, 'task_claimed')
-  const used: UsageDraft[] = []
+  const usage: UsageDraft[] = []
   let settled = false
   let tool: ResolvedTool | null = null
   let defined: Dispatch | null = null
   const settle = async (outcome: AutomationOutcome): Promise<void> => {
-    const rated = await priceUsage(services, used)
-    const follow = (outgoing: Outbox) => {
-      recordUsageInTx(outgoing, rated)
+    const priced = await priceUsage(services, usage)
+    const record = (outbox: Outbox) => {
+      recordUsageInTx(outbox, priced)
       if (!outcome.ok || !tool) return
-      recordActivityInTx(outgoing, {
+      recordActivityInTx(outbox, {
         project_id: task.project_id,
         kind: 'action_executed',
         summary: `${tool.name} was called`,
@@ -186,7 +196,7 @@ async function call(context: JobContext, held: TaskWithDispatch, leaseMs: number
         ref_id: tool.id,
       })
     }
-    const after = await retryWhileUnavailable(() => settleCall(services, held, outcome, follow), { signal })
+    const after = await retryWhileUnavailable(() => settleCall(services, claimed, outcome, record), { signal })
     if (!after) throw new ClaimLostError()
     settled = true
     await injectFault(services, 'task_settled')
@@ -199,21 +209,21 @@ async function call(context: JobContext, held: TaskWithDispatch, leaseMs: number
   await processClaim(context, {
     what: 'task dispatch',
     ids: { task_id: task.id, dispatch_id: dispatch.dispatch_id, project_id: task.project_id },
-    attempts: dispatchAttempts,
+    attempts: taskDispatchWork,
     claim,
     lease: leaseTimings(leaseMs),
     lock: tx => taskKind.find(tx, task.id, true),
-    async work(held) {
-      const { dispatch: due, authority } = await dispatchIn(services, task)
+    async work(activeClaim) {
+      const { dispatch: due, authority } = await requireDispatch(services, task)
       defined = due
       tool = await resolveSharedTool(services.pool, task.project_id, defined.tool_id as string)
       if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: defined.tool_id } })
       const repeatable = isRepeatable(tool, defined.operation_id ?? undefined)
-      // Whether the lost worker made the call is not known.
-      const input = inputOf(defined, task)
+      const input = dispatchInput(defined, task)
       const metering = { source: 'task' as const, record: dispatch.dispatch_id }
+      // A lost worker may or may not have made the call.
       if (dispatch.losses > 0 && (!repeatable || dispatch.losses > MAX_LOSSES)) {
-        used.push(lostCall(tool, defined.operation_id ?? null, metering, input))
+        usage.push(lostCall(tool, defined.operation_id ?? null, metering, input))
         return fail(new AppError('INTERNAL_ERROR').recorded())
       }
       const opened = openCall(services, {
@@ -229,15 +239,15 @@ async function call(context: JobContext, held: TaskWithDispatch, leaseMs: number
           }),
         context: taskToolContext(services, task) ?? undefined,
         idempotencyKey: dispatch.dispatch_id,
-        metering: { ...metering, add: draft => void used.push(draft) },
-        signal: held.signal,
+        metering: { ...metering, add: draft => void usage.push(draft) },
+        signal: activeClaim.signal,
       })
       let result: unknown
       try {
         result = await callTool(services, tool, opened)
-        held.signal.throwIfAborted()
+        activeClaim.signal.throwIfAborted()
       } catch (error) {
-        // Given back it would be made again, and it may have been made: those over HTTP read the database before alone.
+        // A requeue would repeat a call that may have reached the tool. HTTP tools query the database before it only.
         const mayBeMade = (signal.aborted && stopping.aborted) || (isTransient(error) && tool.type !== 'http')
         if (mayBeMade && !repeatable) return fail(new AppError('INTERNAL_ERROR').recorded())
         throw error
@@ -247,11 +257,11 @@ async function call(context: JobContext, held: TaskWithDispatch, leaseMs: number
       return { outcome: 'succeeded' }
     },
     async fail(error) {
-      if (!(error instanceof AppError)) services.log.error({ err: error, task_id: task.id }, 'task dispatch')
+      if (!(error instanceof AppError)) services.log.error({ err: error, task_id: task.id }, 'task dispatch failed')
       return fail(failureOf(error))
     },
   }).finally(() => {
-    // Whoever has the dispatch by now, the call was made. One that is made again counts once.
-    if (!settled) recordUsageLater(services, used)
+    // The call was made even if the claim was lost. Usage records of a repeated call are deduplicated.
+    if (!settled) recordUsageLater(services, usage)
   })
 }

@@ -9,33 +9,32 @@ import { taskKind } from './model.ts'
 import { releaseDeferredDispatches } from './pause.ts'
 import { projectTasksQueue, settleQueue, taskDispatchQueue, taskSweep } from './queue.ts'
 import { settleFailure, settleTask } from './settle.ts'
-import { claimStalled, claimUnattended, dispatchAttempts, hasDueTasks } from './store.ts'
+import { claimStalled, claimUnattended, hasDueTasks, taskDispatchWork } from './store.ts'
 
-/** A dispatch this late has lost its message, or its worker. */
-const QUIET_SECONDS = 5
+/** Seconds after its due time at which a dispatch counts as orphaned. */
+const ORPHANED_AFTER_SECONDS = 5
 
-/** Tasks that are told of at once, whole: each may have 5 MiB. */
-const TOLD = 10
-/** Rows that a sweep takes in one transaction. */
+/** Tasks per transaction of stall reports. Each event carries its task, up to 5 MiB. */
+const STALLED_BATCH = 10
+/** Rows per transaction of the other sweeps. */
 const BATCH = 500
 
-/** Who makes the dispatches of tasks and settles them, and who looks for what was missed. */
 export const taskHandlers = [
   handler(
     taskDispatchQueue,
     {
       concurrency: config => config.TASK_WORKER_CONCURRENCY,
       leaseSeconds: config => config.TASKS_DISPATCH_LEASE_SECONDS,
-      onExhausted: (asked, error, services) =>
-        settleFailure(services, asked, { ok: false, error: recordedFailure(error), cause: null }),
+      onExhausted: (message, error, services) =>
+        settleFailure(services, message, { ok: false, error: recordedFailure(error), cause: null }),
     },
     executeDispatch,
   ),
-  handler(settleQueue, { concurrency: config => config.TASK_WORKER_CONCURRENCY }, async (asked, { services }) => {
+  handler(settleQueue, { concurrency: config => config.TASK_WORKER_CONCURRENCY }, async (message, { services }) => {
     await injectFault(services, 'task_looked')
-    await settleTask(services, asked)
+    await settleTask(services, message)
   }),
-  handler(taskSweep, { concurrency: 1 }, (_asked, context) => sweep(context)),
+  handler(taskSweep, { concurrency: 1 }, (_message, context) => sweepTasks(context)),
   handler(projectTasksQueue, { concurrency: 1 }, releaseDeferredDispatches),
 ]
 
@@ -45,24 +44,24 @@ export const taskSchedules = [
     config => Math.ceil(config.TASKS_SCHEDULER_INTERVAL_MS / 1000),
     taskSweep,
     {},
-    // Where nothing is due a sweep is one look, and no message.
+    // One query per interval while nothing is due, without a message.
     hasDueTasks,
   ),
 ]
 
-/** Each part by itself: what fails in one keeps nothing from the others. */
-async function sweep({ services, stopping }: JobContext): Promise<void> {
-  for (const part of [reportStalled, wakeLost, wakeSettled])
+/** Runs the parts of the sweep independently: a failed part does not stop the others. */
+async function sweepTasks({ services, stopping }: JobContext): Promise<void> {
+  for (const part of [reportStalled, wakeOrphaned, wakeSettled])
     await part(services, stopping).catch(error =>
-      services.log.error({ err: error, part: part.name }, 'tasks not swept'),
+      services.log.error({ err: error, part: part.name }, 'task sweep failed'),
     )
 }
 
-/** Has dispatches taken up that a lost worker had, or whose message was lost. */
-const wakeLost = (services: Services, stopping: AbortSignal): Promise<void> =>
+/** Sends messages for dispatches whose worker or message was lost. */
+const wakeOrphaned = (services: Services, stopping: AbortSignal): Promise<void> =>
   sweepWorkItems(services.pool, {
-    attempts: dispatchAttempts,
-    quietSeconds: QUIET_SECONDS,
+    attempts: taskDispatchWork,
+    quietSeconds: ORPHANED_AFTER_SECONDS,
     stopping,
     wake: due =>
       services.queues.send(
@@ -72,25 +71,25 @@ const wakeLost = (services: Services, stopping: AbortSignal): Promise<void> =>
       ),
   })
 
-/** Reports each task that has stalled, once. */
+/** Emits one event per stalled task. */
 async function reportStalled(services: Services, stopping: AbortSignal): Promise<void> {
-  for (let taken = TOLD; taken === TOLD && !stopping.aborted; )
-    taken = await services.write(async tx => {
-      const tasks = await claimStalled(tx, TOLD)
+  for (let count = STALLED_BATCH; count === STALLED_BATCH && !stopping.aborted; )
+    count = await services.write(async tx => {
+      const tasks = await claimStalled(tx, STALLED_BATCH)
       for (const task of tasks) tx.emit(taskKind, 'stalled', task, { extra: { state: task.state } })
       return tasks.length
     })
 }
 
-/** Has tasks looked at that wait for what has settled without a word. */
+/** Wakes tasks whose dispatched work has settled without a notification. */
 async function wakeSettled(services: Services, stopping: AbortSignal): Promise<void> {
   const { TASKS_DISPATCH_RECONCILE_GRACE_MS: graceMs } = services.config
-  for (let taken = BATCH; taken === BATCH && !stopping.aborted; ) {
+  for (let count = BATCH; count === BATCH && !stopping.aborted; ) {
     const rows = await claimUnattended(services.pool, graceMs, BATCH)
     const settled = rows.filter(row => row.settled)
     await services.queues.send(
       settled.map(({ task_id, project_id }) => queueMessage(settleQueue, { task_id, project_id })),
     )
-    taken = rows.length
+    count = rows.length
   }
 }

@@ -9,67 +9,65 @@ import { ToolContextInput } from '../../core/api/tool-context.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 
-/** A task is an item that lives in the states of a workflow, in the version that it was created with. */
-
 export const TASK_STATUSES = ['open', 'closed'] as const
 export const AUTOMATION_STATUSES = ['running', 'completed', 'failed', 'unrouted', 'paused'] as const
 export const ACTIVE_KINDS = ['generation', 'orchestration_run', 'tool_call', 'trigger_firing'] as const
 
-/** As much as a payload may hold, and as deep as a request may be. */
 export const PAYLOAD_BYTES = 256 * 1024
-const DEPTH = 64
+/** Nesting limit of request bodies. */
+const MAX_DEPTH = 64
 
-const anObject = z.record(z.string(), z.unknown())
-const time = z.iso.datetime().nullable()
+const jsonObject = z.record(z.string(), z.unknown())
+const nullableTime = z.iso.datetime().nullable()
 const id = z.string().min(1).max(255)
 
 const fields = {
-  title: z.string().trim().min(1).max(500).describe('What it is about'),
-  assignee: z.string().min(1).max(255).nullable().describe('Who has it, a user or an actor; not interpreted'),
-  due_at: timeInput.nullable().describe('When it should be done; nothing follows from it'),
+  title: z.string().trim().min(1).max(500).describe('Title of the task'),
+  assignee: z.string().min(1).max(255).nullable().describe('Name or ID of the assignee. Not interpreted.'),
+  due_at: timeInput.nullable().describe('Due time. Informational: nothing happens when it passes.'),
 }
 
-const payload = metadataBag(PAYLOAD_BYTES / 1024, DEPTH).transform(
+const payload = metadataBag(PAYLOAD_BYTES / 1024, MAX_DEPTH).transform(
   value => storableValue(value) as Record<string, unknown>,
 )
 
-const tool_context = ToolContextInput.nullish().describe(
-  'Keys and values that dispatches carry to tools, from this move on; never shown',
-)
+const tool_context = ToolContextInput.nullish().describe('Tool context headers of later dispatches. Write-only.')
 
 export const ActiveDispatch = z
   .object({
     kind: z.enum(ACTIVE_KINDS),
-    id: z.string().nullable().describe('Null for a call of a tool, and until it has started'),
+    id: z.string().nullable().describe('ID of the started work. Null for a tool call and until the work has started.'),
     status: z.enum(['running', 'completed', 'failed']),
-    attempt: z.int().optional().describe('Counts the tries, where the state has a retry policy'),
+    attempt: z.int().optional().describe('Attempt number, starting at 1. Present if the state has a retry policy.'),
   })
   .meta({ id: 'TaskDispatch' })
 export type ActiveDispatch = z.output<typeof ActiveDispatch>
 
 export const Task = record('Task', {
   workflow_id: z.string(),
-  workflow_version: z.int().describe('The version that the task goes by, whatever is written later'),
+  workflow_version: z.int().describe('Workflow version that the task is pinned to'),
   title: fields.title,
   state: z.string(),
   status: z.enum(TASK_STATUSES),
-  payload: anObject,
-  metadata: anObject.nullable(),
-  last_result: z.unknown().describe('What the last completed dispatch came to'),
+  payload: jsonObject,
+  metadata: jsonObject.nullable(),
+  last_result: z.unknown().describe('Result of the last completed dispatch'),
   assignee: z.string().nullable(),
-  due_at: time,
-  active_dispatch: ActiveDispatch.nullable().describe('Work in progress for the task; null if there is none'),
-  automation_status: z.enum(AUTOMATION_STATUSES).nullable().describe('Null while the state has started nothing'),
-  automation_error: RecordedFailure.nullable().describe('Why the last dispatch of the state failed'),
-  automation_chain_depth: z.int().describe('Moves that machines made back-to-back'),
-  pending_transition: z.string().nullable().describe('Transition that waits for approval'),
+  due_at: nullableTime,
+  active_dispatch: ActiveDispatch.nullable().describe('Latest dispatch of the current state. Null if there is none.'),
+  automation_status: z
+    .enum(AUTOMATION_STATUSES)
+    .nullable()
+    .describe('Status of the automation of the current state. Null if the state has none.'),
+  automation_error: RecordedFailure.nullable().describe('Error of the last dispatch of the current state'),
+  automation_chain_depth: z.int().describe('Number of consecutive automated transitions'),
+  pending_transition: z.string().nullable().describe('Name of the transition that is awaiting approval'),
   pending_approval_id: z.string().nullable(),
-  pause_requested_at: time,
+  pause_requested_at: nullableTime,
   pause_reason: z.string().nullable(),
   entered_state_at: z.iso.datetime(),
 })
 
-/** A task as it is read by itself. */
 export const TaskDetail = Task.extend({
   available_transitions: z
     .array(
@@ -79,17 +77,17 @@ export const TaskDetail = Task.extend({
         requires_approval: z.boolean().describe('Whether the transition needs an approval'),
       }),
     )
-    .describe('What leads out of its state, whatever the guards say; none of a closed task'),
+    .describe('Transitions from the current state, guards not evaluated. Empty for closed tasks.'),
 }).meta({ id: 'TaskDetail' })
 
 export const TaskInput = createBody(
   'TaskInput',
   {
     ...fields,
-    workflow_id: id.describe('Workflow whose current version it is pinned to'),
-    payload: payload.describe('Data of the task, checked with the payload_schema of the workflow; default {}'),
-    metadata: MetadataBag.nullable().describe('Data of your own, which nothing reads'),
-    state: id.describe('State that it begins in; default the initial one'),
+    workflow_id: id.describe('ID of the workflow. The task is pinned to its current version.'),
+    payload: payload.describe('Data of the task, validated against payload_schema of the workflow. Default {}.'),
+    metadata: MetadataBag.nullable().describe('Arbitrary client data. Not interpreted.'),
+    state: id.describe('State to create the task in. Default the initial state of the workflow.'),
     tool_context,
   },
   ['workflow_id', 'title'],
@@ -98,7 +96,7 @@ export const TaskInput = createBody(
 
 export const TaskPatch = patchBody('TaskPatch', {
   ...fields,
-  payload: payload.describe('Keys that replace those of the payload; the others stay'),
+  payload: payload.describe('Payload keys to replace. Omitted keys are unchanged.'),
 })
 
 const note = z.string().max(10_000).nullish()
@@ -106,17 +104,17 @@ const note = z.string().max(10_000).nullish()
 export const TransitionInput = z
   .strictObject({
     transition: id.describe('Name of the transition'),
-    note: note.describe('Kept with the history of the task'),
-    expected_state: id.nullish().describe('State that the task has to be in'),
+    note: note.describe('Note to store in the history of the task'),
+    expected_state: id.nullish().describe('Current state of the task that the request requires'),
     tool_context,
   })
   .meta({ id: 'TaskTransitionInput', example: { transition: 'close' } })
 
 export const PauseTaskInput = z
-  .strictObject({ reason: z.string().max(2000).nullish().describe('Why') })
+  .strictObject({ reason: z.string().max(2000).nullish().describe('Reason for the pause') })
   .meta({ id: 'TaskPauseInput' })
 
-/** Who asked for a transition that waits for approval. `context`: whether its request replaces the tool context. */
+/** Requester of a transition that awaits approval. `context`: whether the request replaces the tool context. */
 export type TransitionGate = { authority: PrincipalRecord; context: boolean }
 
 export const taskKind = kind({
@@ -157,11 +155,11 @@ export const taskKind = kind({
 })
 export type TaskRow = z.output<typeof taskKind.row>
 
-export const sealedTasks = ['context', 'gate_context'].map(column =>
+export const sealedTaskColumns = ['context', 'gate_context'].map(column =>
   sealedColumn({ table: 'tasks', column, kind: 'task_context' }),
 )
 
-/** What binds a sealed context to its task. */
+/** Returns the identity that a sealed context is bound to. */
 export const sealedForTask = ({ id, project_id }: Pick<TaskRow, 'id' | 'project_id'>) => ({
   kind: 'task_context',
   id,

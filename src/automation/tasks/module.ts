@@ -11,23 +11,23 @@ import { refuseOpenTasks } from './delete-task.ts'
 import { taskContent } from './erase.ts'
 import { taskErrors } from './errors.ts'
 import { taskHandlers, taskSchedules } from './handlers.ts'
-import { sealedTasks, taskKind } from './model.ts'
+import { sealedTaskColumns, taskKind } from './model.ts'
 import { taskOperations } from './operations.ts'
 import { resumeTasks } from './pause.ts'
-import { dispatchAttempts } from './store.ts'
+import { taskDispatchWork } from './store.ts'
 import { taskFirings, taskRuns, taskTurns } from './targets.ts'
 import { taskApprovals } from './transition-approval.ts'
 
 export default module('tasks', {
-  tags: { Tasks: 'Work items in a state of a workflow, with its automation.' },
+  tags: { Tasks: 'Items that move through the states of a workflow, manually and by automation.' },
   errors: taskErrors,
   kinds: [taskKind],
   operations: taskOperations,
   handlers: taskHandlers,
   schedules: taskSchedules,
-  sealedColumns: sealedTasks,
+  sealedColumns: sealedTaskColumns,
   extensions: [
-    leaseHolding.with(dispatchAttempts.endLeases),
+    leaseHolding.with(taskDispatchWork.endLeases),
     turnOwners.with(taskTurns),
     runWatchers.with(taskRuns),
     firingWatchers.with(taskFirings),

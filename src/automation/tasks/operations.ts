@@ -1,14 +1,16 @@
+import { isDeepStrictEqual } from 'node:util'
 import { columnFilter, equalsFilter, type Filters, oneOf } from '../../core/api/filters.ts'
 import { enumListQuery, pageOf, pageResult, textFilter, timeOrDateInput } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
 import { boardOperation } from './board.ts'
-import { changeTask } from './change.ts'
-import { createTask, depthOfCreate } from './create.ts'
-import { removeTask } from './delete-task.ts'
+import { createdTaskDepth, createTask } from './create.ts'
+import { cancelTaskWork } from './delete-task.ts'
 import { TaskTransition, type TransitionRow, transitionColumns } from './history.ts'
 import {
   AUTOMATION_STATUSES,
@@ -18,12 +20,16 @@ import {
   TaskDetail,
   TaskInput,
   TaskPatch,
+  type TaskRow,
   TransitionInput,
   taskKind,
 } from './model.ts'
 import { pauseTask, resumeTask, retryTask } from './pause.ts'
+import { payloadInvalidError, payloadProblems } from './payload.ts'
 import { taskBytes } from './store.ts'
+import { plainChange, withUpdatedAt } from './task-change.ts'
 import { machineOf, moveTask, transitionActor } from './transition.ts'
+import { writeChange } from './write.ts'
 
 const tag = 'Tasks'
 const path = '/tasks'
@@ -38,10 +44,10 @@ const filters = {
   status: oneOf('status', TASK_STATUSES),
   automation_status: columnFilter(
     enumListQuery([...AUTOMATION_STATUSES, 'none']).describe(
-      'One `automation_status` or several, by repeating it; `none` is null',
+      'Automation status. Repeat the parameter for several; `none` matches null.',
     ),
-    chosen =>
-      sql.fragment`coalesce(t.automation_status, 'none') = any(${sql.array(chosen as unknown as string[], 'text')})`,
+    statuses =>
+      sql.fragment`coalesce(t.automation_status, 'none') = any(${sql.array(statuses as unknown as string[], 'text')})`,
   ),
   due_from: columnFilter(
     textFilter.pipe(timeOrDateInput.optional()).describe('Due at this time or later'),
@@ -54,11 +60,12 @@ const filters = {
 } satisfies Filters
 
 export const taskOperations: Operation[] = [
-  // tasks_project serves the order; tasks_workflow, tasks_assignee and tasks_due their filters.
+  // tasks_project serves the order; tasks_workflow, tasks_assignee and tasks_due serve the filters.
   tasks.list({
     filters,
     bytes: taskBytes,
-    description: 'A page ends before 16 MiB of payloads and results: `limit` says how many it was cut to.',
+    description:
+      'A page holds at most 16 MiB of payloads and results; `limit` in the response is the reduced page size.',
   }),
   operation({
     id: 'createTask',
@@ -66,7 +73,7 @@ export const taskOperations: Operation[] = [
     path,
     summary: 'Create a task',
     description:
-      'It is pinned to the current version of its workflow and begins in the initial state or the one that is named, which starts the work of that state.',
+      'The task is pinned to the current version of its workflow. It starts in the initial state or the given state, and the automation of that state starts.',
     tag,
     action: 'tasks:CreateTask',
     creates: taskKind,
@@ -82,21 +89,20 @@ export const taskOperations: Operation[] = [
     ],
     async run(context) {
       const { tx, services, body, project, caller } = context
-      const { tool_context, payload = {}, metadata = null, assignee = null, due_at = null } = body
-      const bag = callerContext(tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-      const { workflow_id, title, state } = body
-      const given = { workflow_id, title, state, payload, metadata, assignee, due_at, project_id: project as string }
-      const depth = await depthOfCreate(context)
-      const who = { by: transitionActor(caller), authority: principalRecord(caller), depth }
-      return taskKind.present(await createTask(tx, services, { ...given, ...who, tool_context: bag }))
+      const { workflow_id, title, state, payload = {}, metadata = null, assignee = null, due_at = null } = body
+      const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+      const fields = { workflow_id, title, state, payload, metadata, assignee, due_at, project_id: project as string }
+      const depth = await createdTaskDepth(context)
+      const origin = { by: transitionActor(caller), authority: principalRecord(caller), depth }
+      return taskKind.present(await createTask(tx, services, { ...fields, ...origin, tool_context }))
     },
   }),
   tasks.get({
     answers: { 200: TaskDetail },
     async present({ resource: task, services }) {
       const machine = await machineOf(services, services.pool, task)
-      const leads = task.status === 'closed' ? [] : machine.from(task.state)
-      const available_transitions = leads.map(({ name, to, requires_approval = false }) => ({
+      const transitions = task.status === 'closed' ? [] : machine.from(task.state)
+      const available_transitions = transitions.map(({ name, to, requires_approval = false }) => ({
         name,
         to,
         requires_approval,
@@ -108,8 +114,9 @@ export const taskOperations: Operation[] = [
     id: 'updateTask',
     method: 'patch',
     path: `${path}/{task_id}`,
-    summary: 'Change a task',
-    description: 'Keys of `payload` replace those that are there. The state moves by transitions alone.',
+    summary: 'Update a task',
+    description:
+      'Keys of `payload` replace those keys of the current payload; other keys are unchanged. Only transitions change the state.',
     tag,
     action: 'tasks:UpdateTask',
     body: TaskPatch,
@@ -117,20 +124,20 @@ export const taskOperations: Operation[] = [
     answers: { 200: Task },
     raises: ['TASK_PAYLOAD_INVALID'],
     run: async ({ tx, services, resource, body }) =>
-      taskKind.present(await changeTask(tx, services, resource.id, body ?? {})),
+      taskKind.present(await updateTask(tx, services, resource.id, body ?? {})),
   }),
   tasks.remove({
-    description: 'With its history. What it has under way is cancelled, and the approval of a transition withdrawn.',
-    check: (row, { tx, services }) => removeTask(tx, services, row),
+    description: 'Deletes the task and its history, cancels its active work and withdraws its pending approval.',
+    check: (row, { tx, services }) => cancelTaskWork(tx, services, row),
   }),
   itemOperation(taskKind, {
     id: 'transitionTask',
     command: ['tasks', 'transition'],
     method: 'post',
     path: `${path}/{task_id}/transitions`,
-    summary: 'Move a task to another state',
+    summary: 'Apply a transition to a task',
     description:
-      'By a transition of the version that the task is pinned to. One that requires approval is left pending. Of two at once one is made, and the other one judged by what that came to.',
+      'Uses the transitions of the workflow version that the task is pinned to. A transition that requires approval remains pending until it is resolved. Concurrent requests are applied one after the other, each to the resulting state.',
     tag,
     action: 'tasks:TransitionTask',
     body: TransitionInput,
@@ -149,13 +156,13 @@ export const taskOperations: Operation[] = [
     id: 'listTaskHistory',
     method: 'get',
     path: `${path}/{task_id}/history`,
-    summary: 'List what happened to a task, oldest first',
-    description: 'Transitions, pauses and dispatches with who or what caused them.',
+    summary: 'List the history of a task',
+    description: 'Oldest first: its creation, transitions and denied transitions, each with its cause.',
     tag,
     action: 'tasks:GetTask',
     paged: true,
     answers: { 200: pageOf(TaskTransition) },
-    // The unique index of task_transitions.
+    // By the unique index of task_transitions.
     run: context =>
       pageResult<TransitionRow>(context, {
         columns: transitionColumns,
@@ -168,8 +175,9 @@ export const taskOperations: Operation[] = [
       }),
   }),
   tasks.action('pause', {
-    summary: 'Have a task start no work until it is resumed',
-    description: 'Transitions go on, and so does what is under way. The first reason stays.',
+    summary: 'Pause a task',
+    description:
+      'The task starts no automation until it is resumed. Transitions remain possible and active work continues. Pausing a paused task keeps the first reason.',
     body: PauseTaskInput,
     bodyOptional: true,
     answers: { 200: Task },
@@ -178,17 +186,17 @@ export const taskOperations: Operation[] = [
       taskKind.present(await pauseTask(tx, services, resource.id, body?.reason ?? null)),
   }),
   tasks.action('resume', {
-    summary: 'End the pause of a task and start what it held, as the caller',
-    description: 'Holds for the automation of the state that the task is in.',
+    summary: 'Resume a task',
+    description: 'Starts the deferred automation of the current state with the permissions of the caller.',
     answers: { 200: Task },
     raises: ['PROJECT_PAUSED'],
     run: async ({ tx, services, resource, caller }) =>
       taskKind.present(await resumeTask(tx, services, resource, principalRecord(caller))),
   }),
   tasks.action('retry', {
-    summary: 'Start the work of the state again, as the caller',
+    summary: 'Retry the automation of a task',
     description:
-      'For a task whose dispatch failed, or led nowhere: attempts and the chain of moves are counted anew, but for a call of a machine, which counts as a move of it.',
+      'Restarts the automation of the current state, with the permissions of the caller, if its automation_status is failed or unrouted. Resets the attempt count and the automation chain depth; a retry by automation raises the depth by 1 instead.',
     answers: { 200: Task },
     raises: ['TASK_TRANSITION_CONFLICT', 'TASK_AUTOMATION_CHAIN_LIMIT'],
     run: async ({ tx, services, resource, caller }) =>
@@ -196,3 +204,30 @@ export const taskOperations: Operation[] = [
   }),
   boardOperation,
 ]
+
+/**
+ * Updates fields of a task under its row lock, so that concurrent patches of different fields all take effect. A patch
+ * without a change emits no event.
+ * @throws TASK_NOT_FOUND, TASK_PAYLOAD_INVALID, RerunAfter
+ */
+async function updateTask(
+  tx: Tx,
+  services: Services,
+  id: string,
+  body: Partial<Pick<TaskRow, 'title' | 'assignee' | 'due_at' | 'payload'>>,
+): Promise<TaskRow> {
+  const task = await taskKind.lock(tx, id)
+  const fields = Object.fromEntries(Object.entries(body).filter(([, value]) => value !== undefined))
+  const next: TaskRow = { ...task, ...fields, payload: { ...task.payload, ...body.payload } }
+  const changed = Object.keys(fields).filter(
+    name => !isDeepStrictEqual(task[name as keyof TaskRow], next[name as keyof TaskRow]),
+  )
+  if (changed.length === 0) return task
+  if (changed.includes('payload')) {
+    const machine = await machineOf(services, tx, task)
+    const problems = await payloadProblems(services, task.project_id, machine, next.payload, true)
+    if (problems.length > 0) throw payloadInvalidError(problems)
+  }
+  const after = withUpdatedAt(next, services.clock.now().toISOString(), {})
+  return writeChange(tx, services, plainChange(task, after, { events: [{ verb: 'updated', extra: { changed } }] }))
+}

@@ -13,41 +13,44 @@ import { findDispatch, listDeferredTasks, releaseDispatch, taskUpdate } from './
 import { activeDispatch, dispatchOf, plainChange, type TaskChange, withUpdatedAt } from './task-change.ts'
 import { writeChange } from './write.ts'
 
-const nowOf = ({ clock }: Services): string => clock.now().toISOString()
+const nowText = ({ clock }: Services): string => clock.now().toISOString()
 
-/** Has a task start nothing until it is resumed: the first reason stays. @throws TASK_TRANSITION_CONFLICT when it is closed */
+/** Pauses the automation of a task. A paused task keeps its first reason. @throws TASK_TRANSITION_CONFLICT if closed */
 export async function pauseTask(tx: Tx, services: Services, id: string, reason: string | null): Promise<TaskRow> {
   const task = await taskKind.lock(tx, id)
   if (task.status === 'closed')
-    return raise('TASK_TRANSITION_CONFLICT', { message: 'The task is closed', meta: { status: task.status } })
+    return raise('TASK_TRANSITION_CONFLICT', {
+      message: `Task ${id} is closed and cannot be paused`,
+      meta: { status: task.status },
+    })
   if (task.pause_requested_at !== null) return task
-  const now = nowOf(services)
+  const now = nowText(services)
   const after = withUpdatedAt(task, now, { pause_requested_at: now, pause_reason: reason })
   return writeChange(tx, services, plainChange(task, after, { events: [{ verb: 'paused' }] }))
 }
 
-/** Ends the pause of a task, and makes what it held, as the caller. @throws PROJECT_PAUSED */
+/** Resumes a task and releases its deferred dispatch with the permissions of the caller. @throws PROJECT_PAUSED */
 export async function resumeTask(
   tx: Tx,
   services: Services,
   { id, project_id }: TaskRow,
   by: PrincipalRecord,
 ): Promise<TaskRow> {
-  const held = await findDispatch(tx, id, null, true)
-  const task = held?.task ?? (await taskKind.lock(tx, id))
+  const locked = await findDispatch(tx, id, null, true)
+  const task = locked?.task ?? (await taskKind.lock(tx, id))
   await lockUnpaused(tx, project_id)
-  const releases = held?.dispatch.dispatch_state === 'held'
-  if (task.pause_requested_at === null && !releases) return task
+  const isDeferred = locked?.dispatch.dispatch_state === 'held'
+  if (task.pause_requested_at === null && !isDeferred) return task
   const events: TaskChange['events'] = task.pause_requested_at === null ? [] : [{ verb: 'resumed' }]
-  const lifted = { ...task, pause_requested_at: null, pause_reason: null }
-  const after = releases
-    ? await release(tx, services, lifted, by, held.dispatch.attempt)
-    : withUpdatedAt(lifted, nowOf(services), {})
+  const unpaused = { ...task, pause_requested_at: null, pause_reason: null }
+  const after = isDeferred
+    ? await releaseDeferred(tx, services, unpaused, by, locked.dispatch.attempt)
+    : withUpdatedAt(unpaused, nowText(services), {})
   return writeChange(tx, services, plainChange(task, after, { events }))
 }
 
-/** Has the dispatch of a task that was held made, as somebody: the task as it is then, which the caller writes. */
-async function release(
+/** Queues the deferred dispatch of a task under `authority`. Returns the changed task for the caller to write. */
+async function releaseDeferred(
   tx: Tx,
   services: Services,
   task: TaskRow,
@@ -58,7 +61,7 @@ async function release(
   const dispatch_id = await releaseDispatch(tx, task.id)
   const { id: task_id, project_id } = task
   if (dispatch_id !== null) tx.send(taskDispatchQueue, { task_id, dispatch_id, project_id })
-  return withUpdatedAt(task, nowOf(services), {
+  return withUpdatedAt(task, nowText(services), {
     automation_status: 'running',
     active_dispatch: activeDispatch(machine?.state(task.state) as WorkflowState, attempt),
     authority,
@@ -66,47 +69,48 @@ async function release(
 }
 
 /**
- * Makes the dispatch of the state again, as the caller. What a machine makes again counts as a move of a machine: tasks that
- * make each other's work again come to an end.
- * @throws TASK_TRANSITION_CONFLICT unless it failed or led nowhere, TASK_AUTOMATION_CHAIN_LIMIT
+ * Restarts the dispatch of a task's state with the permissions of the caller. A retry by automation counts as an
+ * automated move, which bounds tasks that retry each other.
+ * @throws TASK_TRANSITION_CONFLICT unless the dispatch failed or is unrouted, TASK_AUTOMATION_CHAIN_LIMIT
  */
 export async function retryTask(tx: Tx, services: Services, id: string, caller: Caller): Promise<TaskRow> {
   const task = await taskKind.lock(tx, id)
   const { automation_status, status, pending_transition } = task
   const machine = await pinnedMachine(services, tx, task)
   const state = machine?.state(task.state)
-  const stands = automation_status === 'failed' || automation_status === 'unrouted'
-  if (!state?.on_enter || status === 'closed' || !stands || pending_transition !== null)
+  const isRetryable = automation_status === 'failed' || automation_status === 'unrouted'
+  if (!state?.on_enter || status === 'closed' || !isRetryable || pending_transition !== null)
     return raise('TASK_TRANSITION_CONFLICT', {
-      message: 'Only a dispatch that failed or led nowhere is made again',
+      message: `The automation of task ${id} cannot be retried`,
       meta: { automation_status, status, pending_transition },
     })
   const limit = services.config.TASK_AUTOMATION_CHAIN_LIMIT
   const depth = isBackgroundWork(caller) ? task.automation_chain_depth + 1 : 0
   if (depth > limit) raise('TASK_AUTOMATION_CHAIN_LIMIT', { meta: { task_id: id, limit } })
-  const held = task.pause_requested_at !== null
-  // A name of its own: what became of an earlier one of the state is not heard of.
+  const isPaused = task.pause_requested_at !== null
+  // Gives the dispatch a new id: outcomes of earlier dispatches are ignored.
   const entry_seq = task.entry_seq + 1
-  const after = withUpdatedAt(task, nowOf(services), {
+  const after = withUpdatedAt(task, nowText(services), {
     entry_seq,
-    automation_status: held ? 'paused' : 'running',
+    automation_status: isPaused ? 'paused' : 'running',
     automation_error: null,
-    active_dispatch: held ? null : activeDispatch(state, 1),
+    active_dispatch: isPaused ? null : activeDispatch(state, 1),
     automation_chain_depth: depth,
     authority: principalRecord(caller),
   })
-  return writeChange(tx, services, plainChange(task, after, { dispatch: dispatchOf(after, state, { held }) }))
+  const dispatch = dispatchOf(after, state, { deferred: isPaused })
+  return writeChange(tx, services, plainChange(task, after, { dispatch }))
 }
 
-/** Tasks that are looked at in one transaction. */
+/** Tasks per transaction. */
 const BATCH = 200
 
-/** Has what the pause of a project held made, once that has ended, as whoever ended it. */
+/** Queues the release of a resumed project's deferred dispatches under `authority`. */
 export async function resumeTasks(tx: Tx, project_id: string, authority: PrincipalRecord): Promise<void> {
   tx.send(projectTasksQueue, { project_id, after: '', authority })
 }
 
-/** Releases a batch of what the pause of a project held, and no more once it is paused again. */
+/** Releases one batch of a project's deferred dispatches and queues the next. Stops if the project is paused again. */
 export const releaseDeferredDispatches = (
   { project_id, after, authority }: { project_id: string; after: string; authority: unknown },
   { services }: JobContext,
@@ -116,10 +120,10 @@ export const releaseDeferredDispatches = (
     if (!project || project.paused_at !== null) return
     const ids = await listDeferredTasks(tx, project_id, after, BATCH)
     for (const id of ids) {
-      const held = await findDispatch(tx, id, null, true)
-      if (held?.dispatch.dispatch_state !== 'held' || held.task.pause_requested_at !== null) continue
-      const { task, dispatch } = held
-      const next = await release(tx, services, task, authority as PrincipalRecord, dispatch.attempt)
+      const locked = await findDispatch(tx, id, null, true)
+      if (locked?.dispatch.dispatch_state !== 'held' || locked.task.pause_requested_at !== null) continue
+      const { task, dispatch } = locked
+      const next = await releaseDeferred(tx, services, task, authority as PrincipalRecord, dispatch.attempt)
       tx.alongside(guard => taskUpdate(task, next, guard))
     }
     if (ids.length === BATCH) tx.send(projectTasksQueue, { project_id, after: ids[ids.length - 1], authority })

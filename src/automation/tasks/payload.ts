@@ -5,7 +5,10 @@ import { checkedValue } from '../orchestrations/schemas.ts'
 import type { Machine } from '../workflows/definition.ts'
 import { PAYLOAD_BYTES } from './model.ts'
 
-/** What a payload is checked with, and where: within a transaction it may have to be run again (RunFirst). */
+/**
+ * Validates a payload against the schema of its workflow version and the size limit.
+ * @throws RerunAfter in a transaction, if the validation has to run outside it
+ */
 export const payloadProblems = (
   services: Services,
   project_id: string,
@@ -21,12 +24,12 @@ export const payloadProblems = (
           .then(([problems]) => problems),
   ).then(problems => [...sizeProblems(payload), ...problems])
 
-export const PAYLOAD_TOO_BIG: Problem = { code: 'TOO_BIG', path: 'payload', message: 'must be at most 256 KiB' }
+export const PAYLOAD_SIZE_PROBLEM: Problem = { code: 'TOO_BIG', path: 'payload', message: 'must be at most 256 KiB' }
 
 const sizeProblems = (payload: Record<string, unknown>): Problem[] =>
-  Buffer.byteLength(JSON.stringify(payload)) > PAYLOAD_BYTES ? [PAYLOAD_TOO_BIG] : []
+  Buffer.byteLength(JSON.stringify(payload)) > PAYLOAD_BYTES ? [PAYLOAD_SIZE_PROBLEM] : []
 
-export const payloadInvalid = (problems: readonly Problem[]): AppError =>
+export const payloadInvalidError = (problems: readonly Problem[]): AppError =>
   new AppError('TASK_PAYLOAD_INVALID', {
     message: `${problems[0].path}: ${problems[0].message}`,
     meta: { problems },

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
 
-/** Attempts of dispatches, by the names of the attempts; of one at most one message waits. */
+/** Task dispatches to execute, keyed by dispatch id. */
 export const taskDispatchQueue = entityMailbox('task.dispatch', {
   message: z.object({ task_id: z.string(), dispatch_id: z.string(), project_id: z.string() }),
   key: message => message.dispatch_id,
@@ -12,8 +12,8 @@ export const taskDispatchQueue = entityMailbox('task.dispatch', {
 export type DispatchMessage = z.output<typeof taskDispatchQueue.message>
 
 /**
- * Something that a task waits for may have settled: its turn, its run, its firing, its approval. Whoever says so does not hold
- * the task's row, so each is a message of its own; to look at the rows twice does no harm.
+ * Wake-ups for tasks whose turn, run, firing or approval may have settled. The sender does not hold the task's row
+ * lock, so each notification is a separate message. Duplicates are harmless.
  */
 export const settleQueue = workQueue('task.settle', {
   message: z.object({ task_id: z.string(), project_id: z.string() }),
@@ -23,7 +23,7 @@ export const settleQueue = workQueue('task.settle', {
 })
 export type SettleMessage = z.output<typeof settleQueue.message>
 
-/** Looks for tasks that have stalled, and for dispatches that nobody works on or has told of. */
+/** Sweep for stalled tasks, orphaned dispatches and settled work without a notification. */
 export const taskSweep = workQueue('task.sweep', {
   message: z.object({}),
   concern: 'orchestration',
@@ -31,7 +31,7 @@ export const taskSweep = workQueue('task.sweep', {
   leaseSeconds: 60,
 })
 
-/** Dispatches of a project, behind a task, that its pause held and that are made now. */
+/** Release of a project's deferred dispatches, in batches after task id `after`. */
 export const projectTasksQueue = workQueue('task.release_project', {
   message: z.object({ project_id: z.string(), after: z.string(), authority: z.unknown() }),
   project: message => message.project_id,

@@ -1,24 +1,26 @@
 import { z } from 'zod'
 import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { type WorkItemClaim, workItemTable } from '../../core/jobs/work-item.ts'
+import { workItemTable } from '../../core/jobs/work-item.ts'
 import { HOLDER } from '../../core/process/holder.ts'
 import type { TransitionRow } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
 import type { NewDispatch } from './task-change.ts'
 
-/** Bytes of what is large in a task, and of what is stored of it, which is known without reading it. */
+/** Text size of the large columns of a task, in bytes. */
 export const taskBytes = sql.fragment`(
   octet_length(t.payload::text) + coalesce(octet_length(t.metadata::text), 0) + coalesce(octet_length(t.last_result::text), 0))`
+/** Stored (compressed) size of these columns, available without decompressing them. */
 export const storedBytes = sql.fragment`(
   pg_column_size(t.payload) + coalesce(pg_column_size(t.metadata), 0) + coalesce(pg_column_size(t.last_result), 0))`
 
-/** A new task, as a part of a statement. */
+/** Returns the CTE that inserts a task. */
 export const taskInsert = (row: TaskRow, guard: Fragment): Fragment => sql.fragment`
   insert into tasks select r.* from json_populate_record(null::tasks, ${JSON.stringify(row)}::json) r where ${guard}`
 
 /**
- * Writes what differs between two states of a task while its row is as it was before; by the primary key. Gives its id.
- * @param guard what else has to hold
+ * Returns the CTE that writes the changed columns of a task if its row is still at revision `before.revision`. It
+ * returns the task id. By the primary key.
+ * @param guard additional condition
  */
 export function taskUpdate(before: TaskRow, after: TaskRow, guard: Fragment): Fragment {
   const columns = (Object.keys(after) as (keyof TaskRow)[]).filter(name => before[name] !== after[name])
@@ -30,12 +32,12 @@ export function taskUpdate(before: TaskRow, after: TaskRow, guard: Fragment): Fr
     where t.id = ${before.id} and t.revision = ${before.revision} and ${guard} returning t.id`
 }
 
-/** Entries of histories, as a part of a statement. */
+/** Returns the CTE that inserts history entries. */
 export const historyInsert = (rows: readonly TransitionRow[], guard: Fragment): Fragment => sql.fragment`
   insert into task_transitions
   select r.* from json_populate_recordset(null::task_transitions, ${JSON.stringify(rows)}::json) r where ${guard}`
 
-/** Puts a dispatch in the place of the one that the task had, as a part of a statement. */
+/** Returns the CTE that inserts a dispatch or replaces the previous dispatch of the task. */
 export const dispatchWrite = (dispatch: NewDispatch, guard: Fragment): Fragment => sql.fragment`
   insert into task_dispatches as d (task_id, id, project_id, entry_seq, attempt, kind, state, due_at)
   select ${dispatch.task_id}, ${dispatch.id}, ${dispatch.project_id}, ${dispatch.entry_seq}::integer, ${dispatch.attempt}::integer,
@@ -50,17 +52,17 @@ export const dispatchWrite = (dispatch: NewDispatch, guard: Fragment): Fragment 
 export const dispatchDelete = (taskId: string, guard: Fragment): Fragment => sql.fragment`
   delete from task_dispatches where task_id = ${taskId} and ${guard}`
 
-/** Dispatches as attempts: a task has one. */
-export const dispatchAttempts = workItemTable({
+/** Dispatches as work items, at most one per task. */
+export const taskDispatchWork = workItemTable({
   table: 'task_dispatches',
   entity: 'task_id',
   owner: 'tasks',
   row: { losses: z.int() },
-  // What is too often is decided with the call.
+  // executeDispatch limits the losses of a tool call.
   maxLosses: 1_000_000,
 })
 
-const Dispatched = z.object({
+const DispatchColumns = z.object({
   dispatch_id: z.string(),
   dispatch_state: z.enum(['queued', 'running', 'started', 'held']),
   attempt: z.int(),
@@ -69,25 +71,24 @@ const Dispatched = z.object({
   losses: z.int(),
   claims: z.int(),
   failures: z.int(),
-  /** Whether its worker is silent, or has not begun. */
+  /** Whether no worker holds a valid lease. */
   free: z.boolean(),
   project_paused: z.boolean(),
 })
 
-const DispatchedRow = z.object({ ...taskKind.row.shape, ...Dispatched.shape })
-const dispatched = sql.type(DispatchedRow)
+const TaskWithDispatchRow = z.object({ ...taskKind.row.shape, ...DispatchColumns.shape })
+const taskWithDispatchRow = sql.type(TaskWithDispatchRow)
 
-/** A task with its dispatch. */
-export type TaskWithDispatch = { task: TaskRow; dispatch: z.output<typeof Dispatched> }
+export type TaskWithDispatch = { task: TaskRow; dispatch: z.output<typeof DispatchColumns> }
 
 const dispatchColumns = sql.fragment`
   d.id as dispatch_id, d.state as dispatch_state, d.attempt, d.kind, d.result_id, d.losses, d.claims, d.failures,
   (d.state <> 'running' or d.due_at <= now()) as free,
   (select p.paused_at is not null from projects p where p.id = t.project_id) as project_paused`
 
-function split(row: z.output<typeof DispatchedRow> | null): TaskWithDispatch | null {
+function splitRow(row: z.output<typeof TaskWithDispatchRow> | null): TaskWithDispatch | null {
   if (!row) return null
-  const names = Object.keys(Dispatched.shape)
+  const names = Object.keys(DispatchColumns.shape)
   const entries = Object.entries(row)
   return {
     task: Object.fromEntries(entries.filter(([name]) => !names.includes(name))) as TaskRow,
@@ -95,15 +96,15 @@ function split(row: z.output<typeof DispatchedRow> | null): TaskWithDispatch | n
   }
 }
 
-/** A task and the dispatch that it has under way, while it is that one; both under their locks with `lock`. */
+/** Returns a task with its dispatch, or null if the dispatch is not `dispatchId`. `lock` locks both rows. */
 export const findDispatch = async (
   db: Queryable,
   taskId: string,
   dispatchId: string | null,
   lock = false,
 ): Promise<TaskWithDispatch | null> =>
-  split(
-    await db.maybeOne(dispatched`
+  splitRow(
+    await db.maybeOne(taskWithDispatchRow`
       select ${taskKind.columns}, ${dispatchColumns}
       from tasks t join task_dispatches d on d.task_id = t.id
       where t.id = ${taskId} ${dispatchId === null ? sql.fragment`` : sql.fragment`and d.id = ${dispatchId}`}
@@ -111,8 +112,8 @@ export const findDispatch = async (
   )
 
 /**
- * Claims the call of a tool: of a dispatch that is queued, or whose worker was silent for a lease. Null for any other, and
- * while the task or its project is paused. By the primary keys.
+ * Claims a tool call that is queued or whose lease has expired. Returns null otherwise, and for a queued call while the
+ * task or its project is paused. By the primary keys.
  */
 export const claimCall = async (
   db: Queryable,
@@ -120,8 +121,8 @@ export const claimCall = async (
   dispatchId: string,
   leaseMs: number,
 ): Promise<TaskWithDispatch | null> =>
-  split(
-    await db.maybeOne(dispatched`
+  splitRow(
+    await db.maybeOne(taskWithDispatchRow`
       update task_dispatches d set state = 'running', claims = d.claims + 1, losses = d.losses + (d.state = 'running')::integer,
         heartbeat_at = now(), due_at = now() + ${leaseMs} * interval '1 ms', holder = ${HOLDER}
       from tasks t
@@ -132,30 +133,30 @@ export const claimCall = async (
       returning ${taskKind.columns}, ${dispatchColumns}`),
   )
 
-/** Notes what a dispatch waits for, and when somebody looks after it without being told. */
+/** Stores the id of the started work and the time of the first check without a notification. */
 export const recordStarted = (db: Queryable, taskId: string, resultId: string, graceMs: number) =>
   db.query(voidStatement`
     update task_dispatches set state = 'started', result_id = ${resultId}, due_at = null, claims = claims + 1,
       look_at = now() + ${graceMs} * interval '1 ms'
     where task_id = ${taskId}`)
 
-/** Holds a dispatch until a pause is over. */
+/** Defers a queued dispatch until the end of a pause. */
 export const deferTaskDispatch = (db: Queryable, taskId: string) =>
   db.query(voidStatement`
     update task_dispatches set state = 'held', due_at = null where task_id = ${taskId} and state = 'queued'`)
 
-/** Has a dispatch that was held made. Gives its id. */
+/** Queues a deferred dispatch. Returns its id. */
 export const releaseDispatch = (db: Queryable, taskId: string): Promise<string | null> =>
   db.maybeOneFirst(idStatement`
     update task_dispatches set state = 'queued', due_at = now() where task_id = ${taskId} and state = 'held' returning id`)
 
-const waiting = sql.type(z.object({ task_id: z.string(), project_id: z.string() }))
+const waitingTaskRow = sql.type(z.object({ task_id: z.string(), project_id: z.string() }))
 
-/** The task that waits for a turn, a run or a firing. By task_dispatches_result. */
-export const waitingFor = (db: Queryable, resultId: string) =>
-  db.maybeOne(waiting`select task_id, project_id from task_dispatches where result_id = ${resultId}`)
+/** Returns the task that waits for a turn, run or firing. By task_dispatches_result. */
+export const findWaitingTask = (db: Queryable, resultId: string) =>
+  db.maybeOne(waitingTaskRow`select task_id, project_id from task_dispatches where result_id = ${resultId}`)
 
-/** Tasks of a project whose dispatch is held, behind one. By task_dispatches_held. */
+/** Lists tasks with a deferred dispatch, after task id `after`. By task_dispatches_held. */
 export const listDeferredTasks = (
   db: Queryable,
   projectId: string,
@@ -166,13 +167,13 @@ export const listDeferredTasks = (
     select task_id as id from task_dispatches
     where project_id = ${projectId} and state = 'held' and task_id > ${after} order by task_id limit ${limit}`)
 
-/** Whether a sweep would find something. By tasks_stalls, task_dispatches_due and task_dispatches_look. */
+/** Condition: a sweep has due rows. By tasks_stalls, task_dispatches_due and task_dispatches_look. */
 export const hasDueTasks: Fragment = sql.fragment`(
   exists (select from tasks where stalls_at <= now())
   or exists (select from task_dispatches where due_at < now())
   or exists (select from task_dispatches where look_at < now()))`
 
-/** Tasks that have stalled, each reported once. By tasks_stalls. */
+/** Claims stalled tasks and clears their stall time, so that each is reported once. By tasks_stalls. */
 export const claimStalled = (db: Queryable, limit: number): Promise<readonly TaskRow[]> =>
   db.any(taskKind.sql`
     with due as (
@@ -180,15 +181,15 @@ export const claimStalled = (db: Queryable, limit: number): Promise<readonly Tas
     update tasks t set stalls_at = null, revision = t.revision + 1 from due where t.id = due.id and t.status = 'open'
     returning ${taskKind.columns}`)
 
-const looked = sql.type(z.object({ task_id: z.string(), project_id: z.string(), settled: z.boolean() }))
+const unattendedRow = sql.type(z.object({ task_id: z.string(), project_id: z.string(), settled: z.boolean() }))
 
 /**
- * Takes dispatches that nobody has told of for a while, and says whether what they wait for has settled or is gone. The others
- * are looked at again when twice as much time has passed, at the latest in an hour: a task may wait for a person for months.
- * By task_dispatches_look.
+ * Claims started dispatches that are due for a check and returns whether their work has settled or was deleted. The
+ * check interval of active work doubles up to one hour, because a task may wait for a person for months. By
+ * task_dispatches_look.
  */
 export const claimUnattended = (db: Queryable, graceMs: number, limit: number) =>
-  db.any(looked`
+  db.any(unattendedRow`
     with due as materialized (
       select d.task_id, not case d.kind
         when 'agent' then exists (
@@ -206,8 +207,8 @@ export const claimUnattended = (db: Queryable, graceMs: number, limit: number) =
     returning d.task_id, d.project_id, due.settled`)
 
 /**
- * Erases what turns said from the tasks that they were made for, by themselves or by firings, and gives the ids of these. The
- * firing of a task has the name of the dispatch as its key. By tasks_result_of, task_transitions_generation and
+ * Erases the output of turns from the tasks that started them, directly or through a firing, and returns the task ids.
+ * The idempotency key of such a firing is the dispatch id. By tasks_result_of, task_transitions_generation and
  * trigger_firings_result.
  */
 export const eraseTaskTurns = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> => {
@@ -224,17 +225,17 @@ export const eraseTaskTurns = (db: Queryable, generationIds: readonly string[]):
     select id from erased union select task_id as id from moved union select task_id as id from fired`)
 }
 
-const depths = sql.type(z.object({ depth: z.int() }))
+const depthRow = sql.type(z.object({ depth: z.int() }))
 
 /**
- * Moves that machines made back-to-back of the task that some work is done for: its dispatch itself, a run or a turn that this
- * started; null for any other work. By primary keys and task_dispatches_result.
+ * Returns the automation chain depth of the task that the work (a dispatch, or a run or turn that it started) belongs
+ * to, or null. By primary keys and task_dispatches_result.
  */
-export const automationDepth = (
+export const readAutomationDepth = (
   db: Queryable,
   work: { type: 'task' | 'orchestration_run' | 'generation'; id: string },
 ): Promise<number | null> =>
-  db.maybeOneFirst(depths`
+  db.maybeOneFirst(depthRow`
     select t.automation_chain_depth as depth from tasks t where t.id = ${
       work.type === 'task'
         ? work.id
@@ -245,12 +246,10 @@ export const automationDepth = (
               where r.id = ${work.id})`
     }`)
 
-const counted = sql.type(z.object({ count: z.int() }))
+const countRow = sql.type(z.object({ count: z.int() }))
 
-/** Open tasks of a workflow. By tasks_open. */
+/** Counts the open tasks of a workflow. By tasks_open. */
 export const countOpen = (db: Queryable, workflowId: string): Promise<number> =>
   db.oneFirst(
-    counted`select count(*)::integer as count from tasks where workflow_id = ${workflowId} and status = 'open'`,
+    countRow`select count(*)::integer as count from tasks where workflow_id = ${workflowId} and status = 'open'`,
   )
-
-export type CallClaim = WorkItemClaim & { losses: number }

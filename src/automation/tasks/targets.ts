@@ -5,7 +5,7 @@ import { isIdOf } from '../../core/api/kind.ts'
 import { parse } from '../../core/api/validate.ts'
 import { type Queryable, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { allowedPatterns, requirePermitted } from '../../core/iam/access.ts'
+import { permissionCheckFor, requirePermitted } from '../../core/iam/access.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { TurnOwner } from '../../execution/generations/loop/turn-owner.ts'
 import { admitTurn } from '../../execution/generations/request/admission.ts'
@@ -15,10 +15,10 @@ import type { ModelMessage } from '../../execution/providers/model-messages.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import { lockUnpaused } from '../../identity/projects/pause.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
-import { inputProblems, requireSize, startRun } from '../runs/commands/start.ts'
+import { inputProblems, requireSize, startRun } from '../runs/commands/start-run.ts'
 import type { RunWatcher } from '../runs/engine/run-watchers.ts'
-import { longWorkState, isRunTerminal as runHasEnded, runKind } from '../runs/model.ts'
-import { turnsOf } from '../runs/nodes/agent.ts'
+import { isRunTerminal, longWorkState, runKind } from '../runs/model.ts'
+import { listTurns } from '../runs/nodes/agent.ts'
 import { refuseRecursion } from '../triggers/configure.ts'
 import { acceptFiring } from '../triggers/fire-manually.ts'
 import { type FiringRow, firingKind, isFiringTerminal, triggerKind } from '../triggers/model.ts'
@@ -29,28 +29,29 @@ import { taskToolContext } from './context.ts'
 import type { Cause } from './history.ts'
 import type { TaskRow } from './model.ts'
 import { settleQueue } from './queue.ts'
-import { waitingFor } from './store.ts'
-
-/** What dispatches start that ends by itself, and what became of it. */
+import { findWaitingTask } from './store.ts'
 
 export type DispatchStart = { task: TaskRow; dispatch: Dispatch; dispatch_id: string; input: Record<string, unknown> }
 
-type Target = {
-  /** Checks what can be checked before anything is written, outside of a transaction. */
+/** Kind of work that a dispatch starts and that settles by itself. */
+type DispatchTarget = {
+  /** Validates the dispatch outside the transaction, before anything is written. */
   prepare(services: Services, starting: DispatchStart): Promise<unknown>
-  /** Starts the work in the transaction that notes its id, which it returns. */
+  /** Starts the work and returns its id, which the same transaction stores. */
   start(tx: Tx, services: Services, starting: DispatchStart & { prepared: unknown }): Promise<string>
-  /** What became of it, in the transaction that settles the task, before it takes that; null while it is under way. */
+  /**
+   * Returns the outcome, or null while the work is active. Runs in the settling transaction before the task is locked.
+   */
   outcome(db: Queryable, id: string): Promise<AutomationOutcome | null>
 }
 
-/** What `source` says of the turns of tasks. */
+/** Value of `source` for the turns of tasks. */
 const SOURCE = 'task'
 
 const Messages = z.array(TurnMessage).min(1).max(500)
 
-/** What the agent of a state is asked. */
-function messagesFrom(input: Record<string, unknown>): z.output<typeof Messages> {
+/** Returns `input.messages`, else one user message with `input.prompt` or the input as JSON. */
+function inputMessages(input: Record<string, unknown>): z.output<typeof Messages> {
   const { messages, prompt } = input
   if (!Array.isArray(messages)) {
     const content = typeof prompt === 'string' && prompt !== '' ? prompt : JSON.stringify(input)
@@ -60,18 +61,23 @@ function messagesFrom(input: Record<string, unknown>): z.output<typeof Messages>
   return parse(Messages, messages, 'input.messages')
 }
 
-const gone = (code: 'GENERATION_NOT_FOUND' | 'ORCHESTRATION_RUN_NOT_FOUND', cause: Cause): AutomationOutcome => ({
+const deletedOutcome = (
+  code: 'GENERATION_NOT_FOUND' | 'ORCHESTRATION_RUN_NOT_FOUND',
+  cause: Cause,
+): AutomationOutcome => ({
   ok: false,
-  error: new AppError(code, { message: 'What the task waited for was deleted' }).recorded(),
+  error: new AppError(code, {
+    message: code === 'GENERATION_NOT_FOUND' ? `Generation ${cause.id} was deleted` : `Run ${cause.id} was deleted`,
+  }).recorded(),
   cause,
 })
 
-const agent: Target = {
+const agentTarget: DispatchTarget = {
   async prepare(services, { task, input }) {
     const { authority, project_id } = task
-    const messages = messagesFrom(input)
+    const messages = inputMessages(input)
     const caller = await callerForPrincipal(services, authority, project_id)
-    return messagesOf({ services, allow: allowedPatterns(caller), body: { messages } }, project_id)
+    return messagesOf({ services, allow: permissionCheckFor(caller), body: { messages } }, project_id)
   },
   async start(tx, services, { task, dispatch, prepared }) {
     const { project_id } = task
@@ -91,12 +97,12 @@ const agent: Target = {
   },
   async outcome(db, id) {
     const cause: Cause = { column: 'generation_id', id }
-    // A purge waits, and then finds what was kept of the turn; one that came before has left nothing to keep.
+    // The share lock makes a concurrent purge wait; it then finds and erases the result stored here.
     await db.query(
       voidStatement`select from generations where id = ${id} and status in ('completed', 'failed') for share`,
     )
-    const [turn] = await turnsOf(db, [id])
-    if (!turn) return gone('GENERATION_NOT_FOUND', cause)
+    const [turn] = await listTurns(db, [id])
+    if (!turn) return deletedOutcome('GENERATION_NOT_FOUND', cause)
     if (turn.status === 'failed')
       return { ok: false, error: turn.error ?? new AppError('INTERNAL_ERROR').recorded(), cause }
     if (turn.status !== 'completed') return null
@@ -106,20 +112,20 @@ const agent: Target = {
   },
 }
 
-const orchestration: Target = {
+const orchestrationTarget: DispatchTarget = {
   async prepare(services, { task, dispatch, input }) {
-    const row = await orchestrationOf(services.pool, dispatch, task)
+    const row = await requireOrchestration(services.pool, dispatch, task)
     requireSize(input)
     const problems = await inputProblems(services, row, input)
     if (problems.length > 0) raiseInvalid(problems)
     return row.version
   },
   async start(tx, services, { task, dispatch, input, prepared }) {
-    const { id } = await orchestrationOf(tx, dispatch, task)
-    const found = await orchestrationKind.reference(tx, id, task.project_id)
-    if (!found) return raise('ORCHESTRATION_NOT_FOUND', { meta: { id } })
+    const { id } = await requireOrchestration(tx, dispatch, task)
+    const row = await orchestrationKind.reference(tx, id, task.project_id)
+    if (!row) return raise('ORCHESTRATION_NOT_FOUND', { meta: { id } })
     const run = await startRun(tx, services, {
-      orchestration: found,
+      orchestration: row,
       // The input was checked with this version.
       version: prepared as number,
       input,
@@ -132,8 +138,8 @@ const orchestration: Target = {
   async outcome(db, id) {
     const cause: Cause = { column: 'orchestration_run_id', id }
     const run = await runKind.find(db, id)
-    if (!run) return gone('ORCHESTRATION_RUN_NOT_FOUND', cause)
-    if (!runHasEnded(run)) return null
+    if (!run) return deletedOutcome('ORCHESTRATION_RUN_NOT_FOUND', cause)
+    if (!isRunTerminal(run)) return null
     if (run.status === 'succeeded') return { ok: true, result: longWorkState(run), cause }
     const error = new AppError('ORCHESTRATION_DISPATCH_FAILED', {
       message: `The run ended ${run.status}`,
@@ -143,12 +149,12 @@ const orchestration: Target = {
   },
 }
 
-async function orchestrationOf(db: Queryable, { orchestration_id: id = '' }: Dispatch, { project_id }: TaskRow) {
+async function requireOrchestration(db: Queryable, { orchestration_id: id = '' }: Dispatch, { project_id }: TaskRow) {
   const row = isIdOf(orchestrationKind, id) ? await orchestrationKind.find(db, id) : null
   return row?.project_id === project_id ? row : raise('ORCHESTRATION_NOT_FOUND', { meta: { id } })
 }
 
-const trigger: Target = {
+const triggerTarget: DispatchTarget = {
   async prepare(services, { task, dispatch, input }) {
     const { trigger_id: id = '' } = dispatch
     const { authority, project_id } = task
@@ -172,7 +178,7 @@ const trigger: Target = {
   },
   async outcome(db, id) {
     const cause: Cause = { column: 'trigger_firing_id', id }
-    // As that of a turn.
+    // The share lock makes a concurrent purge wait, as for a turn.
     await db.query(
       voidStatement`select from trigger_firings where id = ${id} and state in ('succeeded', 'failed') for share`,
     )
@@ -180,7 +186,7 @@ const trigger: Target = {
     if (!firing)
       return {
         ok: false,
-        error: new AppError('RESOURCE_NOT_FOUND', { message: 'The firing was deleted' }).recorded(),
+        error: new AppError('RESOURCE_NOT_FOUND', { message: `Firing ${id} was deleted` }).recorded(),
         cause,
       }
     if (!isFiringTerminal(firing)) return null
@@ -190,25 +196,29 @@ const trigger: Target = {
   },
 }
 
-export const startedTargets: Record<Exclude<DispatchKind, 'tool'>, Target> = { agent, orchestration, trigger }
-
-async function wakeTask(tx: Tx, resultId: string): Promise<void> {
-  const found = await waitingFor(tx, resultId)
-  if (found) tx.send(settleQueue, found)
+export const startedTargets: Record<Exclude<DispatchKind, 'tool'>, DispatchTarget> = {
+  agent: agentTarget,
+  orchestration: orchestrationTarget,
+  trigger: triggerTarget,
 }
 
-/** A turn tells the task that it was made for. */
+async function wakeTask(tx: Tx, resultId: string): Promise<void> {
+  const task = await findWaitingTask(tx, resultId)
+  if (task) tx.send(settleQueue, task)
+}
+
+/** Wakes the task of a turn that has settled. */
 export const taskTurns: TurnOwner = { source: SOURCE, settled: (tx, { id }) => wakeTask(tx, id) }
 
-/** So does a run. */
+/** Wakes the task of a root run that has settled. */
 export const taskRuns: RunWatcher = {
   watches: ({ task_id, parent_id }) => task_id !== null && parent_id === null,
   async changed(tx, run) {
-    if (runHasEnded(run)) await wakeTask(tx, run.id)
+    if (isRunTerminal(run)) await wakeTask(tx, run.id)
   },
 }
 
-/** So does a firing: those that tasks make have the name of the dispatch as their key. */
+/** Wakes the task of a firing that has settled. Its idempotency key is the dispatch id. */
 export async function taskFirings(tx: Tx, { id, idempotency_key }: FiringRow): Promise<void> {
   if (idempotency_key?.startsWith('task_')) await wakeTask(tx, id)
 }

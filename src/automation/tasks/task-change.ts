@@ -6,11 +6,11 @@ import { type TransitionActor, type TransitionRow, transitionRow } from './histo
 import type { ActiveDispatch, TaskRow } from './model.ts'
 
 /**
- * What moves of tasks come to, as values: nothing here reads or writes. Whoever decides on a row writes what came of it only
- * while the row is as it was.
+ * Task changes as values. Nothing here reads or writes the database: the caller writes a change only if the row still
+ * has the revision that the change was derived from.
  */
 
-/** A dispatch that is to be made. */
+/** Dispatch to insert. */
 export type NewDispatch = {
   task_id: string
   id: string
@@ -23,7 +23,7 @@ export type NewDispatch = {
   delay_ms: number
 }
 
-/** What follows from a change, as an event. */
+/** Event of a change. */
 export type TaskEvent = {
   verb:
     | 'created'
@@ -37,23 +37,23 @@ export type TaskEvent = {
     | 'automation_rejected'
     | 'automation_unrouted'
   extra?: object
-  /** The task as it stood then, where it went on in the same change. */
+  /** Task at the time of the event, if it differs from `after`. */
   row?: TaskRow
 }
 
-/** A change of a task, with everything that follows from it. */
+/** Change of a task with its effects. */
 export type TaskChange = {
   before: TaskRow
   after: TaskRow
   history: TransitionRow[]
-  /** `clear` ends the one that is under way. */
+  /** `clear` deletes the current dispatch. */
   dispatch: NewDispatch | 'clear' | null
   events: TaskEvent[]
-  /** A run that nobody waits for any more. */
+  /** Id of a run that the change abandons. */
   cancels: string | null
 }
 
-/** A change from which nothing follows but what is given. */
+/** Returns a change with no effects except those in `more`. */
 export const plainChange = (before: TaskRow, after: TaskRow, more: Partial<TaskChange> = {}): TaskChange => ({
   before,
   after,
@@ -64,7 +64,7 @@ export const plainChange = (before: TaskRow, after: TaskRow, more: Partial<TaskC
   ...more,
 })
 
-/** A task with changes that are written as one, at a time. */
+/** Returns the task with `changes`, the next revision and the given update time. */
 export const withUpdatedAt = (task: TaskRow, nowText: string, changes: Partial<TaskRow>): TaskRow => ({
   ...task,
   ...changes,
@@ -75,19 +75,19 @@ export const withUpdatedAt = (task: TaskRow, nowText: string, changes: Partial<T
 export type Move = {
   transition: string
   by: TransitionActor
-  /** Whose rights what follows has. */
+  /** Principal whose permissions apply to the work that the move starts. */
   authority: PrincipalRecord
-  /** Whether a machine made the move. */
-  machine: boolean
-  /** The sealed context that takes the place of the task's; absent where that stays. */
+  /** Whether automation makes the move, which counts towards the chain limit. */
+  automated: boolean
+  /** Sealed tool context that replaces the current one. Absent to keep it. */
   context?: string | null
   note?: string | null
   expected_state?: string | null
-  /** The gate was passed. */
+  /** Whether the required approval was given. */
   approved?: boolean
 }
 
-/** What expressions read as `task`. */
+/** Value of `task` in expressions. */
 export const taskRoot = ({ id, title, state, status, payload, assignee, last_result }: TaskRow) => ({
   id,
   title,
@@ -98,7 +98,7 @@ export const taskRoot = ({ id, title, state, status, payload, assignee, last_res
   last_result,
 })
 
-const ACTIVE: Record<DispatchKind, ActiveDispatch['kind']> = {
+const ACTIVE_KIND: Record<DispatchKind, ActiveDispatch['kind']> = {
   agent: 'generation',
   orchestration: 'orchestration_run',
   tool: 'tool_call',
@@ -109,19 +109,21 @@ const ACTIVE: Record<DispatchKind, ActiveDispatch['kind']> = {
 export const hasDispatch = ({ automation_status }: Pick<TaskRow, 'automation_status'>): boolean =>
   automation_status === 'running' || automation_status === 'paused'
 
-/** What the record shows of a dispatch. */
+/** Returns `active_dispatch` of the task record for a started dispatch. */
 export const activeDispatch = (state: WorkflowState, attempt: number, id: string | null = null): ActiveDispatch => ({
-  kind: ACTIVE[state.on_enter?.dispatch.kind as DispatchKind],
+  kind: ACTIVE_KIND[state.on_enter?.dispatch.kind as DispatchKind],
   id,
   status: 'running',
   ...(state.on_enter?.retry ? { attempt } : {}),
 })
 
-/** The dispatch of the state that a task is in. */
+/**
+ * Returns the dispatch of the current state. Its id is derived from the task, the entry into the state and the attempt.
+ */
 export const dispatchOf = (
   task: Pick<TaskRow, 'id' | 'project_id' | 'entry_seq'>,
   state: WorkflowState,
-  { attempt = 1, held = false, delay_ms = 0 } = {},
+  { attempt = 1, deferred = false, delay_ms = 0 } = {},
 ): NewDispatch => ({
   task_id: task.id,
   id: `${task.id}:${task.entry_seq}:${attempt}`,
@@ -129,11 +131,11 @@ export const dispatchOf = (
   entry_seq: task.entry_seq,
   attempt,
   kind: state.on_enter?.dispatch.kind as DispatchKind,
-  state: held ? 'held' : 'queued',
+  state: deferred ? 'held' : 'queued',
   delay_ms,
 })
 
-/** A task as it is once it has come to a state. */
+/** Returns a task that has entered `state`, and the dispatch of that state. */
 export function enterState(
   task: TaskRow,
   state: WorkflowState,
@@ -141,7 +143,7 @@ export function enterState(
 ): { row: TaskRow; dispatch: NewDispatch | null } {
   const terminal = state.terminal === true
   const dispatches = !terminal && Boolean(state.on_enter)
-  const held = dispatches && task.pause_requested_at !== null
+  const deferred = dispatches && task.pause_requested_at !== null
   const row: TaskRow = {
     ...task,
     state: state.name,
@@ -150,8 +152,8 @@ export function enterState(
     updated_at: nowText,
     revision: task.revision + 1,
     entry_seq: task.entry_seq + 1,
-    active_dispatch: dispatches && !held ? activeDispatch(state, 1) : null,
-    automation_status: dispatches ? (held ? 'paused' : 'running') : null,
+    active_dispatch: dispatches && !deferred ? activeDispatch(state, 1) : null,
+    automation_status: dispatches ? (deferred ? 'paused' : 'running') : null,
     automation_error: null,
     pending_transition: null,
     pending_approval_id: null,
@@ -163,18 +165,18 @@ export function enterState(
         : new Date(new Date(nowText).getTime() + state.stalled_after * 1000).toISOString(),
     context: terminal ? null : task.context,
   }
-  return { row, dispatch: dispatches ? dispatchOf(row, state, { held }) : null }
+  return { row, dispatch: dispatches ? dispatchOf(row, state, { deferred }) : null }
 }
 
-const conflict = (message: string, meta: Record<string, unknown>): never =>
+const raiseConflict = (message: string, meta: Record<string, unknown>): never =>
   raise('TASK_TRANSITION_CONFLICT', { message, meta })
 
-/** The transition of a name. Raises TASK_TRANSITION_NOT_FOUND. */
-export const transitionOf = (machine: Machine, name: string) =>
+/** @throws TASK_TRANSITION_NOT_FOUND */
+export const requireTransition = (machine: Machine, name: string) =>
   machine.transition(name) ?? raise('TASK_TRANSITION_NOT_FOUND', { meta: { transition: name } })
 
 /**
- * What a move of a task comes to. `gated`: somebody has to approve it first.
+ * Returns the change that a move makes, or `gated` if the move needs an approval first.
  * @throws TASK_TRANSITION_NOT_FOUND, TASK_TRANSITION_CONFLICT, TASK_GUARD_REJECTED, TASK_AUTOMATION_CHAIN_LIMIT,
  *   TASK_AUTOMATION_PROVENANCE_MISSING
  */
@@ -185,15 +187,21 @@ export function decideMove(
   limit: number,
   nowText: string,
 ): TaskChange | 'gated' {
-  const transition = transitionOf(machine, move.transition)
+  const transition = requireTransition(machine, move.transition)
   const { name } = transition
-  if (task.status === 'closed') conflict('The task is closed', { transition: name, status: task.status })
+  if (task.status === 'closed') raiseConflict(`Task ${task.id} is closed`, { transition: name, status: task.status })
   if (task.pending_transition !== null && !move.approved)
-    conflict('A transition waits for approval', { transition: name, pending_transition: task.pending_transition })
+    raiseConflict(`Transition ${task.pending_transition} is awaiting approval`, {
+      transition: name,
+      pending_transition: task.pending_transition,
+    })
   if (move.expected_state != null && move.expected_state !== task.state)
-    conflict('The task is in another state', { transition: name, from_state: task.state })
+    raiseConflict(`Task ${task.id} is in state ${task.state}, not ${move.expected_state}`, {
+      transition: name,
+      from_state: task.state,
+    })
   if (!transition.from.includes(task.state))
-    conflict(`The transition does not lead out of the state ${task.state}`, {
+    raiseConflict(`Transition ${name} is not available in state ${task.state}`, {
       transition: name,
       from_state: task.state,
     })
@@ -202,7 +210,7 @@ export function decideMove(
   const root = { task: taskRoot(task), transition: { name }, principal: { kind, id } }
   if (transition.guard && !evaluateGuard(transition.guard, root))
     raise('TASK_GUARD_REJECTED', { meta: { transition: name } })
-  const depth = move.machine ? task.automation_chain_depth + 1 : 0
+  const depth = move.automated ? task.automation_chain_depth + 1 : 0
   if (depth > limit) raise('TASK_AUTOMATION_CHAIN_LIMIT', { meta: { transition: name, task_id: task.id, limit } })
   if (kind === 'automation' && !hasProvenance(move.by)) raise('TASK_AUTOMATION_PROVENANCE_MISSING')
   const moving: TaskRow = {
@@ -240,10 +248,10 @@ export function decideMove(
 const hasProvenance = ({ id, cause }: TransitionActor): boolean =>
   id !== null || cause?.column === 'generation_id' || cause?.column === 'orchestration_run_id'
 
-/** Whether a condition holds; one that cannot be evaluated does not, nor one that others have left no budget for. */
-export function evaluateGuard(expression: unknown, root: unknown, spent?: EvaluationBudget): boolean {
+/** Whether a guard evaluates to a truthy value. False if the evaluation fails or the budget is used up. */
+export function evaluateGuard(expression: unknown, root: unknown, budget?: EvaluationBudget): boolean {
   try {
-    return Boolean(evaluate(expression, root, spent))
+    return Boolean(evaluate(expression, root, budget))
   } catch (error) {
     if (error instanceof ExpressionError) return false
     throw error

@@ -11,7 +11,7 @@ import { settleQueue } from './queue.ts'
 import { decideMove, plainChange, type TaskChange, withUpdatedAt } from './task-change.ts'
 import { writeChange } from './write.ts'
 
-/** What a task is while a transition of it waits for approval: filed in the transaction that holds its row. */
+/** Files the approval of a transition and returns the task with the transition pending. Requires the row lock. */
 export async function withPendingTransition(
   tx: Tx,
   services: Services,
@@ -20,7 +20,7 @@ export async function withPendingTransition(
   gate: TransitionGate,
   gate_context: string | null,
 ): Promise<TaskRow> {
-  const item = await fileTaskApproval(tx, services, {
+  const approval = await fileTaskApproval(tx, services, {
     project_id: task.project_id,
     task_id: task.id,
     task_transition: transition,
@@ -30,15 +30,15 @@ export async function withPendingTransition(
   })
   return withUpdatedAt(task, services.clock.now().toISOString(), {
     pending_transition: transition,
-    pending_approval_id: item.id,
+    pending_approval_id: approval.id,
     gate,
     gate_context,
   })
 }
 
 /**
- * Moves a task whose gated transition was approved, or takes the gate away: in a transaction that holds the task's row.
- * Returns the task as it is then; null while the approval waits.
+ * Applies a pending transition that was approved, or clears it if it was rejected or expired. Requires the row lock.
+ * Returns the changed task, or null while the approval is pending.
  */
 export async function settlePendingTransition(
   tx: Tx,
@@ -48,36 +48,36 @@ export async function settlePendingTransition(
 ): Promise<TaskRow | null> {
   const { pending_approval_id, pending_transition, gate } = task
   if (pending_approval_id === null || pending_transition === null || gate === null) return null
-  const item = await approvalKind.find(tx, pending_approval_id)
-  if (item?.status === 'pending') return null
+  const approval = await approvalKind.find(tx, pending_approval_id)
+  if (approval?.status === 'pending') return null
   const nowText = services.clock.now().toISOString()
-  const by = { kind: 'approval' as const, id: item?.resolved_by ?? null, cause: null }
-  if (item?.status === 'approved') {
+  const by = { kind: 'approval' as const, id: approval?.resolved_by ?? null, cause: null }
+  if (approval?.status === 'approved') {
     try {
-      const step = decideMove(
+      const change = decideMove(
         machine,
         task,
         {
           transition: pending_transition,
           by,
           authority: gate.authority,
-          machine: false,
+          automated: false,
           approved: true,
           ...(gate.context ? { context: task.gate_context } : {}),
         },
         services.config.TASK_AUTOMATION_CHAIN_LIMIT,
         nowText,
       )
-      return step === 'gated' ? null : await writeChange(tx, services, step)
+      return change === 'gated' ? null : await writeChange(tx, services, change)
     } catch (error) {
       if (!(error instanceof AppError)) throw error
       const extra = { transition: pending_transition, error_code: error.code }
-      return writeChange(tx, services, open(task, nowText, { events: [{ verb: 'approval_failed', extra }] }))
+      return writeChange(tx, services, clearPending(task, nowText, { events: [{ verb: 'approval_failed', extra }] }))
     }
   }
-  const said = item?.resolution_reason
-  const outcome = item?.status === 'rejected' ? 'rejected' : 'expired'
-  const note = `The transition ${pending_transition} was ${outcome}${said ? `: ${said}` : ''}`.slice(0, 10_000)
+  const reason = approval?.resolution_reason
+  const outcome = approval?.status === 'rejected' ? 'rejected' : 'expired'
+  const note = `Transition ${pending_transition} ${outcome}${reason ? `: ${reason}` : ''}`.slice(0, 10_000)
   const row = transitionRow(by, {
     task_id: task.id,
     from_state: task.state,
@@ -87,11 +87,10 @@ export async function settlePendingTransition(
     seq: task.revision + 1,
     created_at: nowText,
   })
-  return writeChange(tx, services, open(task, nowText, { history: [row] }))
+  return writeChange(tx, services, clearPending(task, nowText, { history: [row] }))
 }
 
-/** A task without its gate. */
-const open = (task: TaskRow, nowText: string, more: Partial<TaskChange>): TaskChange =>
+const clearPending = (task: TaskRow, nowText: string, more: Partial<TaskChange>): TaskChange =>
   plainChange(
     task,
     withUpdatedAt(task, nowText, {
@@ -103,7 +102,7 @@ const open = (task: TaskRow, nowText: string, more: Partial<TaskChange>): TaskCh
     more,
   )
 
-/** Whoever resolves the approval of a transition has its task looked at. */
+/** Wakes the task whose approval was resolved. */
 export const taskApprovals: ApprovalProducer = {
   async settled(tx, { task_id, project_id }) {
     if (task_id !== null) tx.send(settleQueue, { task_id, project_id })

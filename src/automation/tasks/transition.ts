@@ -9,71 +9,71 @@ import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { sealTaskContext } from './context.ts'
 import type { TransitionActor } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import { decideMove, type Move, plainChange, transitionOf } from './task-change.ts'
+import { decideMove, type Move, plainChange, requireTransition } from './task-change.ts'
 import { withPendingTransition } from './transition-approval.ts'
 import { writeChange, writeChangeInOneStatement } from './write.ts'
 
-/** A caller as who moves a task: a key as itself, not as its owner. */
+/** Returns the caller as the actor of a move. An API key is recorded as itself, not as its owner. */
 export const transitionActor = ({ principal }: Caller): TransitionActor => ({
   kind: principal.type,
   id: principal.id,
   cause: null,
 })
 
-type Asked = {
+type TransitionRequest = {
   transition: string
   note?: string | null
   expected_state?: string | null
   tool_context?: Record<string, string> | null
 }
 
-/** The version that a task goes by. Raises TASK_NOT_FOUND when its workflow was deleted meanwhile. */
+/** Returns the workflow version that a task is pinned to. @throws TASK_NOT_FOUND if its workflow was deleted */
 export const machineOf = async (services: Services, db: Queryable, task: TaskRow): Promise<Machine> =>
   (await pinnedMachine(services, db, task)) ?? raise('TASK_NOT_FOUND', { meta: { id: task.id } })
 
 /**
- * Moves a task for a caller: in one statement where the task is as it was read, else in a transaction that holds its row,
- * as where people are asked first or a run is cancelled.
+ * Applies a transition requested by a caller: in one statement if the task is unchanged since it was read, else in a
+ * transaction with the row lock, as for approvals and runs to cancel.
  */
 export async function moveTask(
   { services, caller, resource, record }: Context<unknown, unknown, TaskRow>,
-  { transition, note, expected_state, tool_context }: Asked,
+  { transition, note, expected_state, tool_context }: TransitionRequest,
 ): Promise<TaskRow> {
   const { id } = resource
   const { config } = services
   const machine = await machineOf(services, services.pool, resource)
-  transitionOf(machine, transition)
-  const bag = callerContext(tool_context, config.TOOL_CONTEXT_HEADER_PREFIX)
+  requireTransition(machine, transition)
+  const context = callerContext(tool_context, config.TOOL_CONTEXT_HEADER_PREFIX)
   const authority = principalRecord(caller)
   const move: Move = {
     transition,
     by: transitionActor(caller),
     authority,
-    machine: isBackgroundWork(caller),
+    automated: isBackgroundWork(caller),
     note,
     expected_state,
-    ...(bag ? { context: sealTaskContext(services, resource, bag) } : {}),
+    ...(context ? { context: sealTaskContext(services, resource, context) } : {}),
   }
   const decide = (task: TaskRow) =>
     decideMove(machine, task, move, config.TASK_AUTOMATION_CHAIN_LIMIT, services.clock.now().toISOString())
-  const known = decide(resource)
+  const change = decide(resource)
   if (
-    known !== 'gated' &&
-    known.cancels === null &&
-    (await writeChangeInOneStatement(services, known, outgoing =>
-      record(outgoing, 200, { id, body: taskKind.present(known.after) }),
+    change !== 'gated' &&
+    change.cancels === null &&
+    (await writeChangeInOneStatement(services, change, outbox =>
+      record(outbox, 200, { id, body: taskKind.present(change.after) }),
     ))
   )
-    return known.after
+    return change.after
   return services.write(async tx => {
     const task = await taskKind.lock(tx, id)
-    const step = decide(task)
-    const gate = { authority, context: bag !== null }
-    const made =
-      step === 'gated'
+    const decided = decide(task)
+    const gate = { authority, context: context !== null }
+    const change =
+      decided === 'gated'
         ? plainChange(task, await withPendingTransition(tx, services, task, transition, gate, move.context ?? null))
-        : step
-    const after = await writeChange(tx, services, made)
+        : decided
+    const after = await writeChange(tx, services, change)
     record(tx, 200, { id, body: taskKind.present(after) })
     return after
   })

@@ -9,12 +9,12 @@ import { taskDispatchQueue } from './queue.ts'
 import { dispatchDelete, dispatchWrite, historyInsert, taskUpdate } from './store.ts'
 import type { NewDispatch, TaskChange } from './task-change.ts'
 
-/** Makes a dispatch of a step wait for the end of a pause. */
-function heldBack(step: TaskChange): TaskChange {
-  const { dispatch, after } = step
-  if (dispatch === null || dispatch === 'clear') return step
+/** Returns the change with its dispatch deferred. */
+function withDeferredDispatch(change: TaskChange): TaskChange {
+  const { dispatch, after } = change
+  if (dispatch === null || dispatch === 'clear') return change
   return {
-    ...step,
+    ...change,
     dispatch: { ...dispatch, state: 'held' },
     after: { ...after, automation_status: 'paused', active_dispatch: null },
   }
@@ -23,67 +23,68 @@ function heldBack(step: TaskChange): TaskChange {
 const isQueued = (dispatch: TaskChange['dispatch']): dispatch is NewDispatch =>
   dispatch !== null && dispatch !== 'clear' && dispatch.state === 'queued'
 
-/** The events of a step, and the message of its dispatch. */
-export function emitChange(outgoing: Outbox, { after, dispatch, events }: TaskChange): void {
-  for (const { verb, extra, row = after } of events) outgoing.emit(taskKind, verb, row, extra ? { extra } : {})
+/** Adds the events of a change and the message of its dispatch to the outbox. */
+export function emitChange(outbox: Outbox, { after, dispatch, events }: TaskChange): void {
+  for (const { verb, extra, row = after } of events) outbox.emit(taskKind, verb, row, extra ? { extra } : {})
   if (!isQueued(dispatch)) return
   const { task_id, id: dispatch_id, project_id, delay_ms } = dispatch
   const message = { task_id, dispatch_id, project_id }
-  outgoing.send(taskDispatchQueue, message, delay_ms > 0 ? { startAfter: new Date(Date.now() + delay_ms) } : {})
+  outbox.send(taskDispatchQueue, message, delay_ms > 0 ? { startAfter: new Date(Date.now() + delay_ms) } : {})
 }
 
-/** Writes the rows of a new dispatch, or takes the old one away, with the last statement of a change. */
-export function writeDispatch(outgoing: Outbox, taskId: string, dispatch: TaskChange['dispatch']): void {
-  if (dispatch === 'clear') outgoing.alongside(guard => dispatchDelete(taskId, guard))
-  else if (dispatch) outgoing.alongside(guard => dispatchWrite(dispatch, guard))
+/** Writes or deletes the dispatch row along with the last statement of a change. */
+export function writeDispatch(outbox: Outbox, taskId: string, dispatch: TaskChange['dispatch']): void {
+  if (dispatch === 'clear') outbox.alongside(guard => dispatchDelete(taskId, guard))
+  else if (dispatch) outbox.alongside(guard => dispatchWrite(dispatch, guard))
 }
 
-/** Whether the project is paused, where a step starts work: the project is kept as it is until the transaction ends. */
-export async function deferIfPaused(tx: Tx, step: TaskChange): Promise<TaskChange> {
-  if (!isQueued(step.dispatch)) return step
-  const project = await lockPauseState(tx, step.after.project_id)
-  return project?.paused_at ? heldBack(step) : step
+/** Defers the dispatch of a change if the project is paused. Locks the pause state until the transaction ends. */
+export async function deferIfPaused(tx: Tx, change: TaskChange): Promise<TaskChange> {
+  if (!isQueued(change.dispatch)) return change
+  const project = await lockPauseState(tx, change.after.project_id)
+  return project?.paused_at ? withDeferredDispatch(change) : change
 }
 
-/** Writes a step in a transaction that holds the task's row. Returns the task as it is then. */
-export async function writeChange(tx: Tx, services: Services, given: TaskChange): Promise<TaskRow> {
-  const step = await deferIfPaused(tx, given)
-  const { before, after, history, dispatch, cancels } = step
+/** Writes a change with its effects. Requires the row lock. Returns the changed task. */
+export async function writeChange(tx: Tx, services: Services, requested: TaskChange): Promise<TaskRow> {
+  const change = await deferIfPaused(tx, requested)
+  const { before, after, history, dispatch, cancels } = change
   tx.alongside(guard => taskUpdate(before, after, guard))
   if (history.length > 0) tx.alongside(guard => historyInsert(history, guard))
   writeDispatch(tx, after.id, dispatch)
   if (cancels !== null) await cancelAbandonedRun(tx, services, cancels)
-  emitChange(tx, step)
+  emitChange(tx, change)
   return after
 }
 
-/** Ends the run that a task had waited for, unless it has ended or is gone. */
+/** Cancels a run that a task no longer waits for, unless it has settled or was deleted. */
 export async function cancelAbandonedRun(tx: Tx, services: Services, runId: string): Promise<void> {
   try {
     await tx.nested(inner => cancelRun(inner, services, runId))
   } catch (error) {
-    const over = ['ORCHESTRATION_RUN_NOT_CANCELLABLE', 'ORCHESTRATION_RUN_NOT_FOUND']
-    if (!(error instanceof AppError && over.includes(error.code))) throw error
+    const ignored = ['ORCHESTRATION_RUN_NOT_CANCELLABLE', 'ORCHESTRATION_RUN_NOT_FOUND']
+    if (!(error instanceof AppError && ignored.includes(error.code))) throw error
   }
 }
 
 /**
- * Writes a step in one statement, while the task's row is as it was when the step was decided, and its project is not
- * paused where the step starts work. Returns whether it was written.
- * @param holding a condition on the dispatch that is under way
+ * Writes a change in one statement, if the task still has the revision that the change was derived from and, for a
+ * change that starts work, the project is not paused. Returns whether it was written.
+ * @param record adds further writes to the outbox
+ * @param claim fence: the dispatch must still be under this claim
  */
 export async function writeChangeInOneStatement(
   services: Services,
-  step: TaskChange,
-  note: (outgoing: Outbox) => void,
-  holding?: { id: string; claims: number },
+  change: TaskChange,
+  record: (outbox: Outbox) => void,
+  claim?: { id: string; claims: number },
 ): Promise<boolean> {
-  const { before, after, history, dispatch } = step
-  const { held } = await services.writeOne(outgoing => {
-    emitChange(outgoing, step)
-    note(outgoing)
+  const { before, after, history, dispatch } = change
+  const { held } = await services.writeOne(outbox => {
+    emitChange(outbox, change)
+    record(outbox)
     const runnable = isQueued(dispatch) ? sql.fragment`exists (select from runnable)` : sql.fragment`true`
-    const mine = holding ? sql.fragment`exists (select from mine)` : sql.fragment`true`
+    const mine = claim ? sql.fragment`exists (select from mine)` : sql.fragment`true`
     const guard = sql.fragment`exists (select from moved)`
     const ctes = [
       ...(isQueued(dispatch)
@@ -92,11 +93,11 @@ export async function writeChangeInOneStatement(
               select id from projects where id = ${after.project_id} and paused_at is null for share)`,
           ]
         : []),
-      ...(holding
+      ...(claim
         ? [
             sql.fragment`mine as (
               select task_id from task_dispatches
-              where task_id = ${after.id} and id = ${holding.id} and claims = ${holding.claims} and state = 'running')`,
+              where task_id = ${after.id} and id = ${claim.id} and claims = ${claim.claims} and state = 'running')`,
           ]
         : []),
       sql.fragment`moved as (${taskUpdate(before, after, sql.fragment`${runnable} and ${mine}`)})`,

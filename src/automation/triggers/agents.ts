@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/storable-text.ts'
 import { parse } from '../../core/api/validate.ts'
-import { allowedPatterns } from '../../core/iam/access.ts'
+import { permissionCheckFor } from '../../core/iam/access.ts'
 import { agentKind } from '../../execution/agents/model.ts'
 import type { TurnOwner } from '../../execution/generations/loop/turn-owner.ts'
 import { createTurn } from '../../execution/generations/request/create.ts'
@@ -11,26 +11,24 @@ import type { ModelMessage } from '../../execution/providers/model-messages.ts'
 import { settleStarted } from './settle.ts'
 import { inputInvalid, type TriggerTarget } from './targets.ts'
 
-/** Agents as targets: a firing makes a turn, which ends it. */
-
-/** What `source` says of the turns that triggers make. */
+/** Value of `source` for the turns of triggers. */
 const SOURCE = 'trigger'
 
 const Messages = z.array(TurnMessage).min(1).max(500)
 
-/** What an input says as messages. */
-function messagesFrom(input: Record<string, unknown>): z.output<typeof Messages> {
+/** Returns `input.messages`, else one user message with `input.message` or the input as JSON. */
+function inputMessages(input: Record<string, unknown>): z.output<typeof Messages> {
   if (input.messages !== undefined) {
     if (Array.isArray(input.messages) && input.messages.some(message => message?.role === 'system'))
       raise('SYSTEM_MESSAGE_NOT_ALLOWED')
-    return refusing(() => parse(Messages, input.messages, 'input.messages'))
+    return withInputErrors(() => parse(Messages, input.messages, 'input.messages'))
   }
-  if (Object.keys(input).length === 0) inputInvalid('An agent needs messages, a message or other input')
+  if (Object.keys(input).length === 0) inputInvalid('input: must not be empty for an agent')
   const content = typeof input.message === 'string' ? input.message : JSON.stringify(input)
-  return refusing(() => parse(Messages, [{ role: 'user', content }], 'input'))
+  return withInputErrors(() => parse(Messages, [{ role: 'user', content }], 'input'))
 }
 
-function refusing<T>(work: () => T): T {
+function withInputErrors<T>(work: () => T): T {
   try {
     return work()
   } catch (error) {
@@ -39,14 +37,15 @@ function refusing<T>(work: () => T): T {
   }
 }
 
+/** A firing of an agent creates a turn, which settles the firing. */
 export const agentTarget: TriggerTarget = {
   type: 'agent',
   kind: 'agent',
   action: 'agents:CreateAgentGeneration',
   async prepare(services, { input, caller, trigger: { project_id } }) {
-    const messages = messagesFrom(storableValue(input) as Record<string, unknown>)
+    const messages = inputMessages(storableValue(input) as Record<string, unknown>)
     try {
-      return await messagesOf({ services, allow: allowedPatterns(caller), body: { messages } }, project_id)
+      return await messagesOf({ services, allow: permissionCheckFor(caller), body: { messages } }, project_id)
     } catch (error) {
       if (error instanceof AppError && error.code === 'VALIDATION_FAILED') inputInvalid(error.message, error)
       throw error
@@ -54,7 +53,7 @@ export const agentTarget: TriggerTarget = {
   },
   starts: 'generation',
   async start(tx, services, { trigger, target, authority, prepared }) {
-    // Held, so that the turn does not outlive it.
+    // Locks the agent against deletion until the turn is committed.
     if (!(await agentKind.reference(tx, target.id, trigger.project_id)))
       return raise('TRIGGER_TARGET_NOT_FOUND', { meta: { target_type: 'agent', target_id: target.id } })
     const { generation_id } = await createTurn(tx, services, {
@@ -70,7 +69,7 @@ export const agentTarget: TriggerTarget = {
   },
 }
 
-/** A turn ends its firing, whoever ends the turn, and when it waits for its client. */
+/** Settles the firing of a turn that has settled or waits for client tool outputs. */
 export const triggeredTurns: TurnOwner = {
   source: SOURCE,
   async settled(tx, { id, content_mode }, { status, content, object, error }) {

@@ -2,19 +2,18 @@ import { newId } from '../../core/api/ids.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
 import { refuseBoundedAgents } from './configure.ts'
-import { presentPrincipal, sealedForTrigger, triggerKind } from './model.ts'
-import { newTriggerSecret } from './secret.ts'
-import { triggersOf } from './store.ts'
+import { newTriggerSecret, presentPrincipal, sealedForTrigger, triggerKind } from './model.ts'
+import { listProjectTriggers } from './store.ts'
 
 /**
- * A trigger is copied where its target is. The copy is switched off, has a secret of its own, and acts as whoever makes it:
- * the rights of who created the original are none of the new project's.
+ * Copies the triggers whose target was copied. A copy is inactive, has a new secret and runs as the caller, because the
+ * creator of the original may have no permissions in the new project.
  */
 export const triggerCloning: Cloneable = {
   name: 'triggers',
   after: ['orchestrations', 'evals', 'playbooks'],
   async copy(tx, from, to, ids, { services, caller }) {
-    const originals = await triggersOf(tx, from)
+    const originals = await listProjectTriggers(tx, from)
     if (originals.length > 0) refuseBoundedAgents(caller)
     const authority = principalRecord(caller)
     for (const original of originals) {

@@ -8,10 +8,8 @@ import { checkPattern } from './events.ts'
 import type { TriggerRow, TriggerType } from './model.ts'
 import { requireTriggerTarget } from './targets.ts'
 
-/** What goes with what in a trigger. */
-
-/** Fields that belong to triggers of one type, whether they are required there, and what they are without a value. */
-const OWN: readonly { field: keyof TriggerRow; type: TriggerType; required?: true; fallback?: string }[] = [
+/** Fields that are allowed for one trigger type only, with their defaults. */
+const TYPE_FIELDS: readonly { field: keyof TriggerRow; type: TriggerType; required?: true; fallback?: string }[] = [
   { field: 'cron', type: 'schedule', required: true },
   { field: 'timezone', type: 'schedule', fallback: 'UTC' },
   { field: 'overlap_policy', type: 'schedule', fallback: 'allow' },
@@ -30,57 +28,59 @@ type Fields = Omit<
   'id' | 'project_id' | 'created_at' | 'updated_at' | 'hook_url' | 'run_as' | 'created_by' | 'authority'
 >
 
-/** The fields of a type with their defaults. @throws TRIGGER_ACTION_NOT_ALLOWED for those that belong to another type */
-function ownFields(trigger: Fields): Partial<Fields> {
-  const found: Record<string, unknown> = {}
-  for (const { field, type, required, fallback } of OWN) {
+/** Returns the type-specific fields with defaults. @throws TRIGGER_ACTION_NOT_ALLOWED for a missing or foreign field */
+function typeFields(trigger: Fields): Partial<Fields> {
+  const values: Record<string, unknown> = {}
+  for (const { field, type, required, fallback } of TYPE_FIELDS) {
     const value = trigger[field as keyof Fields] ?? null
-    if (trigger.type !== type && value !== null) refuse(field, `${field} belongs to triggers of type ${type}`)
-    if (trigger.type === type && required && value === null) refuse(field, `A trigger of type ${type} needs ${field}`)
-    found[field] = value ?? (trigger.type === type ? (fallback ?? null) : null)
+    if (trigger.type !== type && value !== null) refuse(field, `${field} is allowed only for triggers of type ${type}`)
+    if (trigger.type === type && required && value === null)
+      refuse(field, `${field} is required for triggers of type ${type}`)
+    values[field] = value ?? (trigger.type === type ? (fallback ?? null) : null)
   }
-  return found as Partial<Fields>
+  return values as Partial<Fields>
 }
 
 /**
- * A trigger as it is stored, checked as a whole; and its target.
+ * Validates a trigger as a whole. Returns it with defaults, and the permission check for starting its target.
  * @throws TRIGGER_ACTION_NOT_ALLOWED, INVALID_CRON_EXPRESSION, INVALID_EVENT_PATTERN, TRIGGER_TARGET_NOT_FOUND
  */
 export async function validateTrigger<T extends Fields & { project_id: string }>(
   db: Queryable,
   trigger: T,
 ): Promise<{ trigger: T; allow: (allow: Context['allow']) => void }> {
-  const next = { ...trigger, ...ownFields(trigger) }
+  const next = { ...trigger, ...typeFields(trigger) }
   if (next.signature_header !== null && next.signature_scheme !== 'body_sha256')
-    refuse('signature_header', 'signature_header goes with the scheme body_sha256')
+    refuse('signature_header', 'signature_header is allowed only with signature_scheme body_sha256')
   if (next.cron !== null) {
     parseCron(next.cron)
-    if (!isTimezone(next.timezone as string)) refuse('timezone', 'timezone must be the IANA name of a time zone')
+    if (!isTimezone(next.timezone as string)) refuse('timezone', 'timezone must be an IANA time zone name')
   }
   if (next.event_pattern !== null) checkPattern(next.event_pattern)
   const { target, kind, row } = await requireTriggerTarget(db, next)
   if (target.configure) target.configure(row, next)
-  else if (next.action !== null) refuse('action', `An action does not go with a target of type ${target.type}`)
+  else if (next.action !== null) refuse('action', `action is not allowed for targets of type ${target.type}`)
   return { trigger: next, allow: allow => allow(target.action, { kind, row: row as KindRow }) }
 }
 
-/** When a schedule fires first after a moment; null for what does not fire by the clock now. */
-export const firstFire = (
+/** Returns the first occurrence of an active schedule after `now`. Null for other triggers. */
+export const firstFireTime = (
   { type, active, cron, timezone }: Pick<TriggerRow, 'type' | 'active' | 'cron' | 'timezone'>,
   now: Date,
 ): string | null => (type === 'schedule' && active ? nextOccurrence(cron as string, timezone, now).toISOString() : null)
 
 /**
- * Work of a trigger configures none: it could shed what bounds it. Nor does an agent within a boundary, which would not
- * bind what its trigger starts. Raises FORBIDDEN.
+ * Refuses callers that could escape a boundary by a trigger: work that a trigger started, and agents with a boundary
+ * policy, which does not apply to the work of their triggers.
+ * @throws FORBIDDEN
  */
 export function refuseBoundedAgents({ run, layers }: Pick<Caller, 'run' | 'layers'>): void {
-  if (run?.trigger_id) raise('FORBIDDEN', { message: 'Work that a trigger started may not create or change triggers' })
+  if (run?.trigger_id) raise('FORBIDDEN', { message: 'Work started by a trigger may not create or change triggers' })
   if (layers.some(({ kind }) => kind === 'agent'))
     raise('FORBIDDEN', { message: 'An agent with a boundary policy may not create or change triggers' })
 }
 
-/** Raises TRIGGER_RECURSION_FORBIDDEN for work that a trigger started. */
+/** Refuses work that a trigger started. @throws TRIGGER_RECURSION_FORBIDDEN */
 export function refuseRecursion({ run }: Pick<Caller, 'run'>): void {
   if (run?.trigger_id) raise('TRIGGER_RECURSION_FORBIDDEN', { meta: { trigger_id: run.trigger_id } })
 }

@@ -1,7 +1,7 @@
 import type { TurnContentEraser } from '../../control/retention/erasure.ts'
 import { eraseFiringTurns } from './store.ts'
 
-/** What a turn was given by a firing, and said to it, goes with the turn. Firings are in no event. */
+/** Erases the input and output of a turn from its firing. No event contains firings. */
 export const triggerFiringContent: TurnContentEraser = {
   async erase(tx, turns) {
     const ids = await eraseFiringTurns(

@@ -19,17 +19,17 @@ import {
 import { triggerFiringQueue } from './queue.ts'
 import { checkFiring } from './targets.ts'
 
-/** The floor under the notifications. */
+/** Polling interval, a fallback for lost notifications. */
 const POLL_MS = 2000
 
 /**
- * A firing that somebody asks for, with its effective input; `write` adds it in a transaction, with its message.
+ * Returns a manual firing with its effective input. Its `write` inserts the firing and its message in a transaction.
  * @throws TRIGGER_INPUT_INVALID
  */
-export function acceptFiring(services: Services, trigger: TriggerRow, id: string, given: Record<string, unknown>) {
+export function acceptFiring(services: Services, trigger: TriggerRow, id: string, ownInput: Record<string, unknown>) {
   const { id: trigger_id, project_id, target_type } = trigger
   const facts = { id, source: 'manual' as const, scheduled_for: null, fired_at: services.clock.now().toISOString() }
-  const input = effectiveInput(trigger, given, facts)
+  const input = effectiveInput(trigger, ownInput, facts)
   return {
     id,
     input,
@@ -43,57 +43,58 @@ export function acceptFiring(services: Services, trigger: TriggerRow, id: string
 }
 
 /**
- * Fires a trigger by hand. Answers 202 with the firing at once, or 200 with it as it has ended or as it is when
- * TRIGGER_FIRE_WAIT_MAX_MS are over. A caller that goes away changes nothing.
+ * Fires a trigger on request. Returns 202 with the firing immediately, or with `wait` 200 with the firing once it has
+ * settled or TRIGGER_FIRE_WAIT_MAX_MS have passed. A disconnected caller does not cancel the firing.
  */
 export async function fireManually(
   { services, caller, resource: trigger, request, record }: Context<unknown, unknown, TriggerRow>,
-  given: Record<string, unknown>,
+  ownInput: Record<string, unknown>,
   wait: boolean,
 ): Promise<OperationResult> {
   const { id: trigger_id, project_id } = trigger
   if (!trigger.active) raise('TRIGGER_NOT_ACTIVE', { meta: { trigger_id } })
-  const firing = acceptFiring(services, trigger, newId(firingKind.prefix), given)
+  const firing = acceptFiring(services, trigger, newId(firingKind.prefix), ownInput)
   const { id, input } = firing
   const by = principalRecord(caller)
   await checkFiring(services, trigger, { input, causation_chain: [], asked_by: by })
-  const end = wait ? expectFiring(services, id) : null
+  const subscription = wait ? subscribeFiring(services, id) : null
   try {
-    const made = await services.write(async tx => {
+    const created = await services.write(async tx => {
       await lockUnpaused(tx, project_id)
       const row = await firing.write(tx, by, null)
-      const given = wait ? { made: { firing_id: id } } : { body: firingKind.present(row) }
-      record(tx, wait ? 200 : 202, { id: trigger_id, ...given })
+      const replay = wait ? { made: { firing_id: id } } : { body: firingKind.present(row) }
+      record(tx, wait ? 200 : 202, { id: trigger_id, ...replay })
       return row
     })
     await injectFault(services, 'trigger_accepted')
-    if (!end) return result(202, firingKind.present(made))
-    return shown(await end.wait({ closed: request.closed, withinMs: withinMs(services), known: made }), id)
+    if (!subscription) return result(202, firingKind.present(created))
+    const options = { closed: request.closed, withinMs: maxWaitMs(services), known: created }
+    return firingResult(await subscription.wait(options), id)
   } finally {
-    end?.cancel()
+    subscription?.cancel()
   }
 }
 
-/** Answers a repeat for a firing that a first request had made when it was lost: waits for its end. */
-export async function firedAgain(
+/** Waits for the firing that a first, lost request with the same idempotency key has created. */
+export async function awaitFiring(
   { services, request }: Pick<Context, 'services' | 'request'>,
   id: string,
 ): Promise<OperationResult> {
   const { closed } = request
-  return shown(await expectFiring(services, id).wait({ closed, withinMs: withinMs(services) }), id)
+  return firingResult(await subscribeFiring(services, id).wait({ closed, withinMs: maxWaitMs(services) }), id)
 }
 
-const withinMs = ({ config }: Services): number => config.TRIGGER_FIRE_WAIT_MAX_MS
+const maxWaitMs = ({ config }: Services): number => config.TRIGGER_FIRE_WAIT_MAX_MS
 
-const shown = (firing: FiringRow | null, id: string): OperationResult =>
+const firingResult = (firing: FiringRow | null, id: string): OperationResult =>
   firing
     ? result(200, firingKind.present(firing))
-    : raise('RESOURCE_NOT_FOUND', { message: 'The firing is gone', meta: { id } })
+    : raise('RESOURCE_NOT_FOUND', { message: `Firing ${id} was deleted`, meta: { id } })
 
-const expectFiring = (services: Services, id: string) =>
+const subscribeFiring = (services: Services, id: string) =>
   subscribeUntil<FiringRow | null>({
-    subscribe: notice =>
-      services.notifications.listen(FIRING_CHANNEL, ended => ended === id && notice(), { onReconnect: notice }),
+    subscribe: notify =>
+      services.notifications.listen(FIRING_CHANNEL, settledId => settledId === id && notify(), { onReconnect: notify }),
     read: () => firingKind.find(services.pool, id),
     isOver: firing => !firing || isFiringTerminal(firing),
     pollMs: POLL_MS,

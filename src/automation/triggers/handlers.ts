@@ -13,9 +13,9 @@ import { projectFiringsQueue, triggerFiringQueue, triggerFiringSweep } from './q
 import { skipMissed } from './schedule.ts'
 import { settleTriggerFiring } from './settle.ts'
 import {
-  deleteEnded,
-  hasDueTriggers,
-  hasStarted,
+  deleteSettledTriggerFirings,
+  hasDueFirings,
+  hasStartedFirings,
   listOrphanedFirings,
   type Orphan,
   releaseDeferredFirings,
@@ -25,32 +25,31 @@ import { triggerTargets } from './targets.ts'
 
 const DAY_MS = 86_400_000
 
-/** A firing this late has lost its message, or its worker. */
-const QUIET_SECONDS = 5
+/** Seconds after its due time at which a firing counts as orphaned. */
+const ORPHANED_AFTER_SECONDS = 5
 
-/** Firings that wait for what is gone, found by one statement. */
-const ORPHANS = 500
+/** Firings per query for deleted work. */
+const ORPHAN_BATCH = 500
 
-/** Firings that go on in one transaction after a pause. */
-const RELEASED = 200
+/** Deferred firings released per transaction. */
+const RELEASE_BATCH = 200
 
 const MESSAGE_LEASE_SECONDS = 60
 
-/** Who carries firings out, and who looks for those that nobody does. */
 export const triggerHandlers = [
   handler(
     triggerFiringQueue,
     {
       concurrency: config => config.TRIGGER_WORKER_CONCURRENCY,
-      // A message stays with a lost worker no longer than the firing.
+      // The lease of a message must not outlast the lease of its firing.
       leaseSeconds: config => Math.min(config.TRIGGER_FIRING_LEASE_SECONDS, MESSAGE_LEASE_SECONDS),
-      onExhausted: (asked, error, services) => services.write(tx => abandonTriggerFiring(tx, asked, error)),
+      onExhausted: (message, error, services) => services.write(tx => abandonTriggerFiring(tx, message, error)),
     },
     processTriggerFiring,
   ),
   handler(projectFiringsQueue, { concurrency: 1 }, releaseFirings),
-  handler(triggerFiringSweep, { concurrency: 1 }, async (asked, { services, stopping }) =>
-    asked.orphans ? endOrphans(services, stopping) : wakeLost(services, stopping),
+  handler(triggerFiringSweep, { concurrency: 1 }, async (message, { services, stopping }) =>
+    message.orphans ? settleOrphans(services, stopping) : wakeOverdue(services, stopping),
   ),
 ]
 
@@ -60,33 +59,34 @@ export const triggerSchedules = [
     config => Math.ceil(config.TRIGGER_SCHEDULER_INTERVAL_MS / 1000),
     triggerFiringSweep,
     {},
-    hasDueTriggers,
+    hasDueFirings,
   ),
-  schedule('trigger.orphans', 60, triggerFiringSweep, { orphans: true }, hasStarted),
+  schedule('trigger.orphans', 60, triggerFiringSweep, { orphans: true }, hasStartedFirings),
 ]
 
-const wakeLost = (services: Services, stopping: AbortSignal): Promise<void> =>
+/** Sends messages for firings whose worker or message was lost. */
+const wakeOverdue = (services: Services, stopping: AbortSignal): Promise<void> =>
   sweepWorkItems(services.pool, {
     attempts: triggerFiringWork,
-    quietSeconds: QUIET_SECONDS,
+    quietSeconds: ORPHANED_AFTER_SECONDS,
     stopping,
-    // Dropped where one waits already.
+    // The mailbox drops the message if one is queued already.
     wake: due =>
       services.queues.send(
         due.map(({ entity, project_id }) => queueMessage(triggerFiringQueue, { firing_id: entity, project_id })),
       ),
   })
 
-/** Ends firings whose turn or run was deleted, each by itself: those that cannot be ended hide none behind them. */
-async function endOrphans(services: Services, stopping: AbortSignal): Promise<void> {
+/** Fails firings whose turn or run was deleted. Each is settled separately: a failure does not block the others. */
+async function settleOrphans(services: Services, stopping: AbortSignal): Promise<void> {
   const started = triggerTargets.all().flatMap(({ type, starts }) => {
     const kind = starts === undefined ? undefined : kinds.find(starts)
     return kind ? [{ type, table: kind.table }] : []
   })
-  const error = new AppError('RESOURCE_NOT_FOUND', { message: 'What the firing started was deleted' }).recorded()
-  for (let found: readonly Orphan[] | null = null; !found || found.length === ORPHANS; ) {
-    found = await listOrphanedFirings(services.pool, started, { after: found?.at(-1), limit: ORPHANS })
-    for (const { id } of found) {
+  const error = new AppError('RESOURCE_NOT_FOUND', { message: 'The work started by the firing was deleted' }).recorded()
+  for (let page: readonly Orphan[] | null = null; !page || page.length === ORPHAN_BATCH; ) {
+    page = await listOrphanedFirings(services.pool, started, { after: page?.at(-1), limit: ORPHAN_BATCH })
+    for (const { id } of page) {
       if (stopping.aborted) return
       await isolateFailures(services, { firing_id: id }, () =>
         services.write(tx => settleTriggerFiring(tx, id, { error })),
@@ -95,26 +95,29 @@ async function endOrphans(services: Services, stopping: AbortSignal): Promise<vo
   }
 }
 
-/** Takes up what a pause held: schedules go on with their next occurrence, and a worker sees to firings that were accepted. */
+/** Resumes a project's triggers: schedules continue with their next occurrence and deferred firings are released. */
 export async function resumeTriggers(tx: Tx, projectId: string): Promise<void> {
   await skipMissed(tx, projectId)
   tx.send(projectFiringsQueue, { project_id: projectId })
 }
 
-/** Has a batch of the firings go on that a pause put off, unless another one has begun. */
+/** Releases one batch of a project's deferred firings and queues the next. Stops if the project is paused again. */
 async function releaseFirings({ project_id }: { project_id: string }, { services }: JobContext): Promise<void> {
   await services.write(async tx => {
     const project = await lockPauseState(tx, project_id)
     if (project?.paused_at !== null) return
-    const released = await releaseDeferredFirings(tx, project_id, RELEASED)
+    const released = await releaseDeferredFirings(tx, project_id, RELEASE_BATCH)
     for (const { id } of released) tx.send(triggerFiringQueue, { firing_id: id, project_id })
-    if (released.length === RELEASED) tx.send(projectFiringsQueue, { project_id })
+    if (released.length === RELEASE_BATCH) tx.send(projectFiringsQueue, { project_id })
   })
 }
 
-/** Deletes firings that ended more than TRIGGER_FIRING_RETENTION_DAYS ago, and counts as old, in batches. Returns how many went. */
+/**
+ * Deletes, in batches, firings that settled and fan-out counts that were created more than
+ * TRIGGER_FIRING_RETENTION_DAYS ago. Returns the number of deleted rows.
+ */
 export async function pruneFirings({ pool, clock, config }: Services, stopping?: AbortSignal): Promise<number> {
   const before = new Date(clock.now().getTime() - config.TRIGGER_FIRING_RETENTION_DAYS * DAY_MS)
-  const firings = await deleteInBatches(limit => deleteEnded(pool, before, limit), stopping)
+  const firings = await deleteInBatches(limit => deleteSettledTriggerFirings(pool, before, limit), stopping)
   return firings + (await deleteInBatches(limit => deleteFanouts(pool, before, limit), stopping))
 }

@@ -16,23 +16,21 @@ import { hookBytes, hookJson, refuseDeclared } from '../hooks/body.ts'
 import { effectiveInput } from './input.ts'
 import { firingKind, HookAnswer, sealedForTrigger, triggerKind } from './model.ts'
 import { triggerFiringQueue } from './queue.ts'
-import { findWebhookTrigger, firingOfKey, triggerFiringCte, type WebhookTrigger } from './store.ts'
+import { findFiringByKey, findWebhookTrigger, triggerFiringCte, type WebhookTrigger } from './store.ts'
 import { checkFiring } from './targets.ts'
 
-/** The address at which a webhook trigger is called from outside, signed with its secret. */
-
-/** Signatures of one call: a sender that changes its secret sends two. */
-const MOST_SIGNATURES = 10
-/** Behind which others of the project are served. */
-const PATIENCE_MS = 10_000
-/** How long a trigger that was read is good for. */
-const FRESH_MS = 1000
+/** Signatures per call. A sender sends two while it rotates its secret. */
+const MAX_SIGNATURES = 10
+/** Time that a call may wait for a database slot of its project. */
+const MAX_TENANT_WAIT_MS = 10_000
+/** Time after which a trigger that was read before the body is read again. */
+const TRIGGER_MAX_AGE_MS = 1000
 
 export const hookUrl = ({ config }: Pick<Services, 'config'>, triggerId: string): string =>
   `${config.BASE_URL}/api/v1/hooks/triggers/${triggerId}`
 
-/** The secrets that verify now. Raises SECRET_NOT_DECRYPTABLE. */
-function secretsOf({ secrets }: Services, trigger: WebhookTrigger, now: Date): string[] {
+/** Returns the secrets that are valid at `now`. @throws SECRET_NOT_DECRYPTABLE */
+function validSecrets({ secrets }: Services, trigger: WebhookTrigger, now: Date): string[] {
   const { id, project_id, sealed_secret, previous_sealed_secret, previous_secret_until } = trigger
   const opened = secrets.open(sealed_secret as string, sealedForTrigger(id, project_id))
   if (!opened.ok) return raise('SECRET_NOT_DECRYPTABLE', { meta: { id } })
@@ -43,80 +41,85 @@ function secretsOf({ secrets }: Services, trigger: WebhookTrigger, now: Date): s
 
 const DIGEST = /^[0-9a-f]{64}$/
 
-/** Whether one of some digests is that of one of some secrets; compared in constant time. */
-function verified(
+/** Whether any digest is the HMAC of `parts` with any secret. Compares in constant time. */
+function isVerified(
   secrets: readonly string[],
   digests: readonly string[],
   parts: readonly (string | Buffer)[],
 ): boolean {
-  let found = false
+  let matches = false
   for (const secret of secrets) {
     const hmac = createHmac('sha256', secret)
     for (const part of parts) hmac.update(part)
     const expected = hmac.digest()
-    for (const digest of digests) if (timingSafeEqual(Buffer.from(digest, 'hex'), expected)) found = true
+    for (const digest of digests) if (timingSafeEqual(Buffer.from(digest, 'hex'), expected)) matches = true
   }
-  return found
+  return matches
 }
 
-const digestsOf = (values: readonly string[]): string[] =>
+const validDigests = (values: readonly string[]): string[] =>
   values.map(value => value.toLowerCase()).filter(value => DIGEST.test(value))
 
-/** What a call says it is signed with: digests, of the time and the body or of the body alone. */
+/** Digests of a call, and the signed parts that precede the body. */
 type Signature = { digests: string[]; signed: string[] }
 
-/** The signature of a call, which its body is to be verified with. Raises UNAUTHORIZED for none, or one of long ago. */
-function signatureOf({ config, clock }: Services, trigger: WebhookTrigger, req: IncomingMessage): Signature {
+/** Parses the signature header. @throws UNAUTHORIZED if it is missing, malformed or outside the time tolerance */
+function parseSignature({ config, clock }: Services, trigger: WebhookTrigger, req: IncomingMessage): Signature {
   const standard = `${config.HEADER_PREFIX}Signature`
   const { signature_scheme, signature_header } = trigger
-  const given = req.headers[(signature_header ?? standard).toLowerCase()]
-  const text = Array.isArray(given) ? given.join(',') : (given ?? '')
+  const header = req.headers[(signature_header ?? standard).toLowerCase()]
+  const text = Array.isArray(header) ? header.join(',') : (header ?? '')
   const refuse = (): never => raise('UNAUTHORIZED')
   if (signature_scheme === 'body_sha256') {
-    const digests = text.startsWith('sha256=') ? digestsOf([text.slice(7)]) : []
+    const digests = text.startsWith('sha256=') ? validDigests([text.slice(7)]) : []
     return digests.length === 0 ? refuse() : { digests, signed: [] }
   }
   const items = text.split(',').map(item => item.trim().split('='))
   const times = items.filter(([name]) => name === 't').map(([, value]) => value ?? '')
-  const digests = digestsOf(items.filter(([name]) => name === 'v1').map(([, value]) => value ?? ''))
-  if (times.length !== 1 || !/^\d{1,12}$/.test(times[0]) || digests.length === 0 || digests.length > MOST_SIGNATURES)
+  const digests = validDigests(items.filter(([name]) => name === 'v1').map(([, value]) => value ?? ''))
+  if (times.length !== 1 || !/^\d{1,12}$/.test(times[0]) || digests.length === 0 || digests.length > MAX_SIGNATURES)
     refuse()
-  const off = Math.abs(clock.now().getTime() / 1000 - Number(times[0]))
-  return off > config.TRIGGER_HOOK_TOLERANCE_SECONDS ? refuse() : { digests, signed: [`${times[0]}.`] }
+  const skewSeconds = Math.abs(clock.now().getTime() / 1000 - Number(times[0]))
+  return skewSeconds > config.TRIGGER_HOOK_TOLERANCE_SECONDS ? refuse() : { digests, signed: [`${times[0]}.`] }
 }
 
-/** The key under which a call is taken once: of what is signed, whichever secret did. */
-function keyOf(...parts: (string | Buffer)[]): string {
+/** Returns the idempotency key of a call: the hash of the signed parts, independent of the secret. */
+function idempotencyKeyOf(...parts: (string | Buffer)[]): string {
   const hash = createHash('sha256')
   for (const part of parts) hash.update(part)
   return hash.digest('hex')
 }
 
-/** What a body says; what is no object is the payload. */
-function inputOf(body: Buffer): Record<string, unknown> {
+/** Returns the body as input. A value that is not an object is wrapped as `payload`. */
+function bodyInput(body: Buffer): Record<string, unknown> {
   const value = hookJson(body)
   return isObject(value) ? value : { payload: value }
 }
 
-type Accepted = z.output<typeof HookAnswer>
+type AcceptedCall = z.output<typeof HookAnswer>
 
-/** What the pipeline is given as the body is what became of it. */
-const HookBody = z.looseObject({}).describe('Any JSON; it is the input of the firing').meta({ id: 'TriggerHookBody' })
+/** `receive` replaces the body by the accepted call, hence the loose schema. */
+const HookBody = z.looseObject({}).describe('Any JSON value; the input of the firing').meta({ id: 'TriggerHookBody' })
 
-/** Takes a call: the trigger fires in the background, once for a key. */
-async function accept(services: Services, trigger: WebhookTrigger, key: string, body: Buffer): Promise<Accepted> {
+/** Creates the firing of a verified call, once per key, for processing in the background. */
+async function acceptCall(
+  services: Services,
+  trigger: WebhookTrigger,
+  key: string,
+  body: Buffer,
+): Promise<AcceptedCall> {
   const { id: trigger_id, project_id, target_type, active, paused_at, pause_reason } = trigger
   if (!active) raise('TRIGGER_NOT_ACTIVE', { meta: { trigger_id } })
-  const paused = (reason: string | null): never =>
+  const raisePaused = (reason: string | null): never =>
     raise('PROJECT_PAUSED', { meta: { project_id, pause_reason: reason } })
-  if (paused_at !== null) paused(pause_reason)
+  if (paused_at !== null) raisePaused(pause_reason)
   const facts = { source: 'webhook' as const, scheduled_for: null, fired_at: services.clock.now().toISOString() }
   const id = newId(firingKind.prefix)
-  const input = effectiveInput(trigger, inputOf(body), { ...facts, id })
+  const input = effectiveInput(trigger, bodyInput(body), { ...facts, id })
   await checkFiring(services, trigger, { input, causation_chain: [], asked_by: null })
   const firing = { id, project_id, trigger_id, source: 'webhook' as const, target_type, input, idempotency_key: key }
-  const { held, stopped, reason } = await services.writeOne<{ stopped: boolean; reason: string | null }>(outgoing => {
-    outgoing.send(triggerFiringQueue, { firing_id: id, project_id })
+  const { held, stopped, reason } = await services.writeOne<{ stopped: boolean; reason: string | null }>(outbox => {
+    outbox.send(triggerFiringQueue, { firing_id: id, project_id })
     return {
       ctes: [
         sql.fragment`project as (select paused_at, pause_reason from projects where id = ${project_id} for share)`,
@@ -129,43 +132,43 @@ async function accept(services: Services, trigger: WebhookTrigger, key: string, 
   })
   await injectFault(services, 'trigger_accepted')
   if (held) return { firing_id: id, trigger_id, status: 'pending' }
-  if (stopped) paused(reason)
-  const first = await firingOfKey(services.pool, trigger_id, key)
+  if (stopped) raisePaused(reason)
+  const first = await findFiringByKey(services.pool, trigger_id, key)
   if (!first) return raise('RESOURCE_NOT_FOUND', { meta: { id: trigger_id } })
   return { firing_id: first.id, trigger_id, status: first.status }
 }
 
-/** A hook is often called many times at once. */
-const hookedReads = processSingleton(() => coalescedReads<WebhookTrigger | null>())
+/** Concurrent calls of a trigger share one read. */
+const triggerReads = processSingleton(() => coalescedReads<WebhookTrigger | null>())
 
-/** Raises RESOURCE_NOT_FOUND. */
-async function hooked(services: Services, id: string): Promise<WebhookTrigger> {
+/** @throws RESOURCE_NOT_FOUND */
+async function requireWebhookTrigger(services: Services, id: string): Promise<WebhookTrigger> {
   const trigger = isIdOf(triggerKind, id)
-    ? await hookedReads(services)(id, () => findWebhookTrigger(services.pool, id))
+    ? await triggerReads(services)(id, () => findWebhookTrigger(services.pool, id))
     : null
   return trigger ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
 }
 
 /**
- * Everything about a call but its answer: its body is read once, as bytes, and only what is signed counts. Nothing of it is
- * read where the call is refused whatever it holds.
+ * Verifies and accepts a call. The body is read once, as the bytes that are signed, and only after the checks that do
+ * not depend on it.
  */
-async function receive(request: StreamedRequest): Promise<StreamedBody> {
+async function receiveCall(request: StreamedRequest): Promise<StreamedBody> {
   const { req, params, services } = request
   const { trigger_id: id } = params
   refuseDeclared(req)
-  const found = await hooked(services, id)
-  secretsOf(services, found, services.clock.now())
-  signatureOf(services, found, req)
+  const found = await requireWebhookTrigger(services, id)
+  validSecrets(services, found, services.clock.now())
+  parseSignature(services, found, req)
   const foundAt = performance.now()
   const body = await hookBytes(request, id)
-  // A slow body may outlast the secret, or the trigger.
-  const trigger = performance.now() - foundAt < FRESH_MS ? found : await hooked(services, id)
-  const { digests, signed } = signatureOf(services, trigger, req)
+  // The secret or the trigger may have changed during a slow upload.
+  const trigger = performance.now() - foundAt < TRIGGER_MAX_AGE_MS ? found : await requireWebhookTrigger(services, id)
+  const { digests, signed } = parseSignature(services, trigger, req)
   const parts = [...signed, body]
-  if (!verified(secretsOf(services, trigger, services.clock.now()), digests, parts)) raise('UNAUTHORIZED')
-  const tenancy = { tenant: trigger.project_id, patienceMs: PATIENCE_MS }
-  const accepted = await withTenant(tenancy, () => accept(services, trigger, keyOf(...parts), body))
+  if (!isVerified(validSecrets(services, trigger, services.clock.now()), digests, parts)) raise('UNAUTHORIZED')
+  const tenancy = { tenant: trigger.project_id, patienceMs: MAX_TENANT_WAIT_MS }
+  const accepted = await withTenant(tenancy, () => acceptCall(services, trigger, idempotencyKeyOf(...parts), body))
   return { body: accepted, discard: async () => {} }
 }
 
@@ -173,14 +176,14 @@ export const callHook = operation({
   id: 'callTriggerHook',
   method: 'post',
   path: '/hooks/triggers/{trigger_id}',
-  summary: 'Fire a webhook trigger by a signed call',
+  summary: 'Call a webhook trigger',
   description:
-    'No bearer token: the call is signed with the secret of the trigger, `X-Svc-Signature: t=<unix seconds>,v1=<hex>` with the HMAC-SHA256 of `<t>.<body>`. The body, at most 1 MiB, is JSON whatever its type says; what is no object arrives as `payload`. A call that is repeated gets the first firing.',
+    'Authenticated by a signature with the secret of the trigger instead of a bearer token: `X-Svc-Signature: t=<unix seconds>,v1=<hex>` with the HMAC-SHA256 of `<t>.<body>`. The body is parsed as JSON regardless of its content type and may have at most 1 MiB; a value that is not an object becomes `payload`. A repeated call returns the first firing.',
   tag: 'Triggers',
   gate: 'public',
   about: triggerKind,
   body: HookBody,
-  receive,
+  receive: receiveCall,
   answers: { 202: HookAnswer },
   raises: [
     'HOOK_PAYLOAD_TOO_LARGE',

@@ -3,29 +3,29 @@ import { type EvaluationBudget, ExpressionError, evaluate, isObject } from '../.
 import type { FiringRow, TriggerRow } from './model.ts'
 import { inputInvalid } from './targets.ts'
 
-/** What expressions of `input_mapping` read of a firing. */
-type Facts = Pick<FiringRow, 'id' | 'source'> & { scheduled_for: string | null; fired_at: string }
+/** Value of `firing` in expressions of `input_mapping`. */
+type FiringFacts = Pick<FiringRow, 'id' | 'source'> & { scheduled_for: string | null; fired_at: string }
 
 const MAPPED_BYTES = 1024 * 1024
 
 /**
- * The input of a firing: what came with it over that of the trigger, key by key, and where the trigger maps it, what the
- * mapping makes of that.
- * @param spent what is spent of the budget of the mapping
- * @throws TRIGGER_INPUT_INVALID for a mapping that costs or makes too much
+ * Returns the input of a firing: the trigger's input, with keys of the firing's own input taking precedence, passed
+ * through `input_mapping` if set.
+ * @throws TRIGGER_INPUT_INVALID if the mapping fails, exceeds its budget or returns more than 1 MiB
  */
 export function effectiveInput(
   { id, name, input, input_mapping }: Pick<TriggerRow, 'id' | 'name' | 'input' | 'input_mapping'>,
-  given: Record<string, unknown>,
-  firing: Facts,
-  spent?: EvaluationBudget,
+  ownInput: Record<string, unknown>,
+  firing: FiringFacts,
+  budget?: EvaluationBudget,
 ): Record<string, unknown> {
-  const merged = { ...input, ...given }
+  const merged = { ...input, ...ownInput }
   if (!input_mapping) return merged
   try {
-    const mapped = evaluate(input_mapping, { input: merged, trigger: { id, name }, firing }, spent)
-    if (!isObject(mapped)) return inputInvalid('input_mapping: must make an object')
-    if (Buffer.byteLength(JSON.stringify(mapped)) > MAPPED_BYTES) inputInvalid('input_mapping: makes more than 1 MiB')
+    const mapped = evaluate(input_mapping, { input: merged, trigger: { id, name }, firing }, budget)
+    if (!isObject(mapped)) return inputInvalid('input_mapping: must return an object')
+    if (Buffer.byteLength(JSON.stringify(mapped)) > MAPPED_BYTES)
+      inputInvalid('input_mapping: must return at most 1 MiB')
     return mapped
   } catch (error) {
     if (error instanceof AppError || !(error instanceof ExpressionError)) throw error

@@ -1,3 +1,4 @@
+import { randomBytes } from 'node:crypto'
 import { z } from 'zod'
 import { RecordedFailure, raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
@@ -6,8 +7,6 @@ import { sql } from '../../core/db/sql.ts'
 import { expressionProblem } from '../../core/expressions/evaluate.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
-
-/** A trigger starts work by hand, by clock, by a signed call or by an event; a firing is one such start. */
 
 export const TRIGGER_TYPES = ['manual', 'webhook', 'schedule', 'event'] as const
 export type TriggerType = (typeof TRIGGER_TYPES)[number]
@@ -20,72 +19,78 @@ export const FIRING_STATUSES = ['pending', 'running', 'succeeded', 'failed', 'sk
 const INPUT_BYTES = 256 * 1024
 
 const id = z.string().min(1).max(255)
-const anObject = z.record(z.string(), z.unknown())
-const time = z.iso.datetime().nullable()
+const jsonObject = z.record(z.string(), z.unknown())
+const nullableTime = z.iso.datetime().nullable()
 
-const expression = (text: string) =>
+const expression = (description: string) =>
   z
     .unknown()
     .superRefine((value, context) => {
       const problem = value == null ? null : expressionProblem(value)
       if (problem) context.addIssue({ code: 'custom', message: problem })
     })
-    .describe(text)
+    .describe(description)
 
 const fields = {
-  name: z.string().trim().min(1).max(255).describe('Name, unique in the project'),
-  description: z.string().max(2000).nullable().describe('What it is for'),
-  type: z.enum(TRIGGER_TYPES).describe('What fires it beside a call of `fire`; it cannot be changed'),
-  target_type: z.enum(TARGET_TYPES).describe('What it starts'),
+  name: z.string().trim().min(1).max(255).describe('Name of the trigger, unique in the project'),
+  description: z.string().max(2000).nullable().describe('Purpose of the trigger'),
+  type: z.enum(TRIGGER_TYPES).describe('What fires the trigger, in addition to fire requests. Cannot be changed.'),
+  target_type: z.enum(TARGET_TYPES).describe('Type of the target that the trigger starts'),
   target_id: id.describe(
-    'The orchestration, agent, tool, eval, playbook or formation; a tool may be one that is shared with the project',
+    'ID of the orchestration, agent, tool, eval, playbook or formation. May be a tool shared with the project.',
   ),
   action: id
     .nullable()
     .describe(
-      'Operation of a platform tool, tool of the server of an mcp tool, `detect_drift` of a formation; other targets have none',
+      'Operation of a platform tool, tool name on the server of an mcp tool, or `detect_drift` for a formation. Null for other targets.',
     ),
-  input: anObject
+  input: jsonObject
     .refine(value => Buffer.byteLength(JSON.stringify(value)) <= INPUT_BYTES, 'must be at most 256 KiB')
     .nullable()
-    .describe('What every firing is given; what came with the firing goes over it, key by key'),
+    .describe("Default input of every firing. Keys of the firing's own input take precedence."),
   cron: z
     .string()
     .max(255)
     .nullable()
-    .describe('When a schedule fires: minute, hour, day of the month, month, day of the week'),
+    .describe('Cron expression of a schedule: minute, hour, day of month, month, day of week'),
   event_pattern: z
     .string()
     .max(255)
     .nullable()
-    .describe('Which events fire an event trigger: `*`, `prefix.*` or an exact name'),
-  active: z.boolean().describe('Whether it fires; default true'),
+    .describe('Events that fire an event trigger: `*`, `prefix.*` or an exact name'),
+  active: z.boolean().describe('Whether the trigger can fire. Default true.'),
   policy_id: id
     .nullable()
-    .describe('Policy that bounds what its firings may do, and of an event trigger which events it sees'),
-  input_mapping: anObject
+    .describe('ID of the policy that limits the permissions of firings and the events that an event trigger receives'),
+  input_mapping: jsonObject
     .refine(value => expressionProblem(value) === null, 'must be at most 64 KiB and 100 levels')
     .nullable()
-    .describe('Expressions over `input`, `trigger` and `firing`, whose results take the place of the input'),
-  event_filter: expression('Expression over the event; an event trigger fires where it is truthy').nullable(),
-  timezone: z.string().min(1).max(64).nullable().describe('Time zone of cron, by its IANA name; default UTC'),
+    .describe('Expressions over `input`, `trigger` and `firing`. Their results replace the input.'),
+  event_filter: expression('Expression over the event. An event trigger fires only if it is truthy.').nullable(),
+  timezone: z.string().min(1).max(64).nullable().describe('IANA time zone of cron. Default UTC.'),
   overlap_policy: z
     .enum(['allow', 'skip'])
     .nullable()
-    .describe('`skip` leaves out an occurrence while a firing is under way; default allow'),
+    .describe(
+      'Handling of an occurrence while a firing is active: allow — fires concurrently; skip — no firing. Default allow.',
+    ),
   misfire_policy: z
     .enum(['fire_once', 'skip'])
     .nullable()
-    .describe('`skip` leaves out an occurrence whose follower is due as well; default fire_once'),
+    .describe(
+      'Handling of missed occurrences: fire_once — one firing for all of them; skip — no firing. Default fire_once.',
+    ),
   signature_scheme: z
     .enum(['timestamped', 'body_sha256'])
     .nullable()
-    .describe('How calls of a webhook trigger are signed; default timestamped'),
+    .describe(
+      'Signature of webhook calls: timestamped — HMAC of timestamp and body; body_sha256 — HMAC of the body. Default timestamped.',
+    ),
   signature_header: z
     .string()
-    .regex(/^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$/, 'must be the name of a header')
+    .regex(/^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$/, 'must be a header name')
     .nullable()
-    .describe('Header that has the signature, with body_sha256; default that of timestamped')
+    .describe('Name of the signature header. Allowed only with body_sha256. Default the header of timestamped.')
     .meta({ example: 'X-Hub-Signature-256' }),
 }
 
@@ -93,19 +98,27 @@ const RunAs = z.object({ kind: z.enum(['user', 'api_key', 'oauth_grant']), id: z
 
 export const Trigger = record('Trigger', {
   ...fields,
-  event_filter: z.unknown().describe('Expression over the event; null without one'),
-  next_fire_at: time.describe('When a schedule fires next; null for others and while it is not active'),
-  hook_url: z.string().nullable().describe('Where a webhook trigger is called'),
-  run_as: RunAs.describe('Whose rights its firings have: who made it, or changed what it does last'),
-  created_by: RunAs.describe('Who made it'),
+  event_filter: z.unknown().describe('Expression over the event. Null if not set.'),
+  next_fire_at: nullableTime.describe(
+    'Time of the next scheduled firing. Null for other types and for inactive triggers.',
+  ),
+  hook_url: z.string().nullable().describe('URL to call a webhook trigger. Null for other types.'),
+  run_as: RunAs.describe(
+    'Principal whose permissions firings have: the creator, or the last principal to change the effect of firings',
+  ),
+  created_by: RunAs.describe('Principal that created the trigger'),
 })
 
 export const TriggerWithSecret = Trigger.extend({
-  secret: z.string().optional().describe('Signs the calls of a webhook trigger').meta({ 'x-secret': true }),
+  secret: z
+    .string()
+    .optional()
+    .describe('Signing secret of a webhook trigger. Absent for other types.')
+    .meta({ 'x-secret': true }),
 }).meta({ id: 'TriggerWithSecret' })
 
 export const TriggerSecret = z
-  .object({ secret: z.string().describe('Signs the calls of the trigger').meta({ 'x-secret': true }) })
+  .object({ secret: z.string().describe('Signing secret of the trigger').meta({ 'x-secret': true }) })
   .meta({ id: 'TriggerSecret' })
 
 export const TriggerInput = createBody('TriggerInput', fields, ['name', 'type', 'target_type', 'target_id'], {
@@ -126,18 +139,18 @@ export const RotateTriggerSecretInput = z
       .min(0)
       .max(86_400)
       .default(0)
-      .describe('How long calls that are signed with the old secret are taken too'),
+      .describe('Seconds for which the previous secret remains valid. Default 0, at most 86400.'),
   })
   .meta({ id: 'RotateTriggerSecretInput' })
 
-const wait = z.boolean().describe('Answer once the firing has ended, not at once; default true')
+const wait = z.boolean().describe('Whether to respond only after the firing has settled. Default true.')
 
 export const FireInput = z
   .strictObject({
-    input: anObject
+    input: jsonObject
       .refine(value => Buffer.byteLength(JSON.stringify(value)) <= INPUT_BYTES, 'must be at most 256 KiB')
       .nullish()
-      .describe('Goes over the input of the trigger, key by key'),
+      .describe("Input of the firing. Its keys take precedence over the trigger's input."),
     wait: wait.nullish(),
   })
   .meta({ id: 'FireTriggerInput', example: { input: { order_id: '1042' } } })
@@ -148,41 +161,41 @@ const FiredBy = z.object({ kind: z.enum(['user', 'api_key', 'oauth_grant']), id:
 
 export const FiringResult = z
   .object({
-    target_type: z.enum(TARGET_TYPES).describe('What the trigger starts'),
+    target_type: z.enum(TARGET_TYPES).describe('Type of the target'),
     result_id: z
       .string()
       .nullable()
-      .describe('The run, turn or execution that was started; null for a tool or a formation'),
-    status: z.string().describe('How that stood when the firing ended'),
-    output: z.unknown().describe('What came of it; of a long one a preview'),
+      .describe('ID of the started run, generation or execution. Null for a tool or formation.'),
+    status: z.string().describe('Status of the started work when the firing settled'),
+    output: z.unknown().describe('Output of the started work. Long outputs are replaced by a preview.'),
   })
   .meta({ id: 'TriggerFiringResult' })
 export type FiringResult = z.output<typeof FiringResult>
 
 export const TriggerFiring = record('TriggerFiring', {
   trigger_id: z.string(),
-  source: z.enum(TRIGGER_SOURCES).describe('What fired the trigger'),
-  status: z
-    .enum(FIRING_STATUSES)
-    .describe('`skipped` — what its event began with has led to `EVENT_FANOUT_MAX` firings'),
-  input: anObject.describe('The effective input'),
-  result: FiringResult.nullable().describe('Set once something was started'),
+  source: z.enum(TRIGGER_SOURCES).describe('Source of the firing'),
+  status: z.enum(FIRING_STATUSES).describe('`skipped` — the root of its event has reached `EVENT_FANOUT_MAX` firings'),
+  input: jsonObject.describe('Effective input'),
+  result: FiringResult.nullable().describe('Result of the firing. Null until work has been started.'),
   error: RecordedFailure.nullable(),
-  attempts: z.int().describe('How often a worker took it up'),
-  idempotency_key: z.string().nullable().describe('Key under which it was fired; null without'),
+  attempts: z.int().describe('Number of attempts'),
+  idempotency_key: z.string().nullable().describe('Idempotency key of the firing. Null if it has none.'),
   event_id: z.string().nullable(),
-  scheduled_for: time,
-  causation_chain: z.array(z.string()).describe('Triggers that led here, oldest first, without its own'),
-  fired_by: FiredBy.nullable().describe('Who fired it by hand'),
-  started_at: time,
-  completed_at: time,
+  scheduled_for: nullableTime,
+  causation_chain: z
+    .array(z.string())
+    .describe('IDs of the triggers that led to the firing, oldest first, without its own trigger'),
+  fired_by: FiredBy.nullable().describe('Principal that fired the trigger manually'),
+  started_at: nullableTime,
+  completed_at: nullableTime,
 })
 
 export const HookAnswer = z
   .object({ firing_id: z.string(), trigger_id: z.string(), status: z.enum(FIRING_STATUSES) })
   .meta({ id: 'TriggerHookAnswer' })
 
-/** Who a principal is, as the wire names it. A bounded authority is named by its bound. */
+/** Presents a principal in the API format. An OAuth grant is presented in place of its principal. */
 export const presentPrincipal = ({ type, id, via }: PrincipalRecord): z.output<typeof RunAs> =>
   via?.type === 'oauth_grant' ? { kind: 'oauth_grant', id: via.id } : { kind: type, id }
 
@@ -196,7 +209,7 @@ export const triggerKind = kind({
   ],
   record: Trigger,
   computed: {
-    // Where the deployment is reached is in no row.
+    // Depends on the configured base URL; added by the operations.
     hook_url: sql.fragment`null::text`,
     run_as: sql.fragment`case when t.authority -> 'via' ->> 'type' = 'oauth_grant'
       then jsonb_build_object('kind', 'oauth_grant', 'id', t.authority -> 'via' ->> 'id')
@@ -206,7 +219,7 @@ export const triggerKind = kind({
     authority: z.custom<PrincipalRecord>(),
     sealed_secret: z.string().nullable(),
     previous_sealed_secret: z.string().nullable(),
-    previous_secret_until: time,
+    previous_secret_until: nullableTime,
   },
   events: ['created', 'updated', 'deleted'],
   eventNotes: 'the secret is never present',
@@ -228,10 +241,10 @@ export const firingKind = kind({
   hidden: {
     state: z.enum(['queued', 'running', 'started', 'succeeded', 'failed', 'skipped']),
     target_type: z.enum(TARGET_TYPES),
-    /** What it counts to: an event or a firing; null for one that began by itself or by its event. */
+    /** Event or firing that it counts towards. Null if the firing or its own event is the root. */
     root_id: z.string().nullable(),
     result_id: z.string().nullable(),
-    /** Who fired it by hand, with what narrows them. */
+    /** Principal that fired it manually, with the limits of its credential. */
     asked_by: z.custom<PrincipalRecord>().nullable(),
   },
   authorize: ({ trigger_id }) => ({ type: 'trigger', id: trigger_id }),
@@ -241,16 +254,19 @@ export type FiringRow = z.output<typeof firingKind.row>
 export const isFiringTerminal = ({ status }: Pick<FiringRow, 'status'>): boolean =>
   status === 'succeeded' || status === 'failed' || status === 'skipped'
 
-/** Carries the id of a firing that has ended. */
+/** Notifies the id of a settled firing. */
 export const FIRING_CHANNEL = 'muster_trigger_firings'
 
-/** The row that the secrets of a trigger are sealed for. */
+/** Returns the identity that the secrets of a trigger are bound to. */
 export const sealedForTrigger = (triggerId: string, projectId: string) => ({
   kind: 'trigger_secret',
   id: triggerId,
   project_id: projectId,
 })
 
-export const triggerSecrets = ['sealed_secret', 'previous_sealed_secret'].map(column =>
+/** Returns a new secret of 32 random bytes. */
+export const newTriggerSecret = (): string => randomBytes(32).toString('hex')
+
+export const sealedTriggerColumns = ['sealed_secret', 'previous_sealed_secret'].map(column =>
   sealedColumn({ table: 'triggers', column, kind: 'trigger_secret' }),
 )

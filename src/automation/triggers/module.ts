@@ -16,16 +16,16 @@ import { triggerFiringContent } from './erase.ts'
 import { triggerErrors } from './errors.ts'
 import { eventTriggers, hasEventTrigger } from './events.ts'
 import { pruneFirings, resumeTriggers, triggerHandlers, triggerSchedules } from './handlers.ts'
-import { firingKind, triggerKind, triggerSecrets } from './model.ts'
+import { firingKind, sealedTriggerColumns, triggerKind } from './model.ts'
 import { triggerOperations } from './operations.ts'
 import { orchestrationTarget, triggeredRuns } from './orchestrations.ts'
 import { scheduler } from './schedule.ts'
-import { firingFootprint, oldestFiring, triggerFiringWork } from './store.ts'
+import { firingFootprint, oldestQueuedFiring, triggerFiringWork } from './store.ts'
 import { triggerTargets } from './targets.ts'
 import { toolTarget } from './tools.ts'
 
 export default module('triggers', {
-  tags: { Triggers: 'Schedules, events and inbound webhooks that start work, with their firings.' },
+  tags: { Triggers: 'Start work on a schedule, event, inbound webhook or request. Each start is a firing.' },
   errors: triggerErrors,
   kinds: [triggerKind, firingKind],
   resourceTypes: [
@@ -45,7 +45,7 @@ export default module('triggers', {
   handlers: triggerHandlers,
   schedules: triggerSchedules,
   background: [scheduler],
-  sealedColumns: triggerSecrets,
+  sealedColumns: sealedTriggerColumns,
   sweeps: [{ name: 'trigger firings', when: '53 3 * * *', run: pruneFirings }],
   extensions: [
     leaseHolding.with(triggerFiringWork.endLeases),
@@ -59,7 +59,7 @@ export default module('triggers', {
     resumeHooks.with(resumeTriggers),
     footprints.with(firingFootprint),
     turnContent.with(triggerFiringContent),
-    waitingRows.with({ concern: 'trigger', since: oldestFiring }),
+    waitingRows.with({ concern: 'trigger', since: oldestQueuedFiring }),
     cloneables.with(triggerCloning),
   ],
 })

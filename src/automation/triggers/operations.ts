@@ -16,17 +16,18 @@ import { resource } from '../../core/api/resource.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
-import { startedAlsoBy } from '../../core/iam/authority.ts'
+import { addStarter } from '../../core/iam/authority.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { firstFire, refuseBoundedAgents, refuseRecursion, validateTrigger } from './configure.ts'
-import { firedAgain, fireManually } from './fire-manually.ts'
+import { firstFireTime, refuseBoundedAgents, refuseRecursion, validateTrigger } from './configure.ts'
+import { awaitFiring, fireManually } from './fire-manually.ts'
 import { callHook, hookUrl } from './hook.ts'
 import {
   FIRING_STATUSES,
   FireInput,
   type FiringRow,
   firingKind,
+  newTriggerSecret,
   presentPrincipal,
   RotateTriggerSecretInput,
   sealedForTrigger,
@@ -42,25 +43,24 @@ import {
   TriggerWithSecret,
   triggerKind,
 } from './model.ts'
-import { newTriggerSecret } from './secret.ts'
+
 import { countLockedTriggers, rotateTriggerSecret } from './store.ts'
 
 const tag = 'Triggers'
 
-/** A trigger with the address at which it is called. */
-const withUrl = (row: TriggerRow, services: Pick<Services, 'config'>): TriggerRow =>
+const withHookUrl = (row: TriggerRow, services: Pick<Services, 'config'>): TriggerRow =>
   row.type === 'webhook' ? { ...row, hook_url: hookUrl(services, row.id) } : row
 
 const triggers = resource(triggerKind, {
   path: '/triggers',
   tag,
-  complete: async (row, { services }) => withUrl(row, services),
+  complete: async (row, { services }) => withHookUrl(row, services),
 })
 
 const firings = resource(firingKind, { path: '/trigger-firings', tag, param: 'firing_id' })
 
-/** What is started needs a right of its own. */
-const RIGHTS = [
+/** Permissions to start the targets. */
+const START_ACTIONS = [
   'orchestrations:StartRun',
   'agents:CreateAgentGeneration',
   'tools:CallTool',
@@ -68,7 +68,7 @@ const RIGHTS = [
   'playbooks:StartExecution',
 ]
 
-const refusals = [
+const validationErrors = [
   'TRIGGER_ACTION_NOT_ALLOWED',
   'INVALID_CRON_EXPRESSION',
   'INVALID_EVENT_PATTERN',
@@ -77,17 +77,17 @@ const refusals = [
   'NAME_CONFLICT',
 ] as const
 
-const secretOf = ({ secrets }: Services, { id, project_id, sealed_secret }: TriggerRow): string => {
+const openTriggerSecret = ({ secrets }: Services, { id, project_id, sealed_secret }: TriggerRow): string => {
   if (sealed_secret === null)
     return raise('TRIGGER_ACTION_NOT_ALLOWED', {
-      message: 'Webhook triggers alone have a secret',
+      message: `Trigger ${id} is not a webhook trigger and has no secret`,
       meta: { field: 'type' },
     })
   const opened = secrets.open(sealed_secret, sealedForTrigger(id, project_id))
   return opened.ok ? opened.value : raise('SECRET_NOT_DECRYPTABLE', { meta: { id } })
 }
 
-const UNSET = {
+const DEFAULTS = {
   description: null,
   action: null,
   input: null,
@@ -107,38 +107,39 @@ const UNSET = {
   next_fire_at: null,
 }
 
-async function requireRoom(tx: Tx, { config }: Services, project: string, type: string): Promise<void> {
+async function requireCapacity(tx: Tx, { config }: Services, project: string, type: string): Promise<void> {
   const { TRIGGER_MAX_PER_PROJECT, TRIGGER_EVENT_MAX_PER_PROJECT } = config
   const count = await countLockedTriggers(tx, project)
-  const full = (message: string) => raiseInvalid({ code: 'LIMIT_REACHED', path: '', message })
-  if (count.all >= TRIGGER_MAX_PER_PROJECT) full(`a project has at most ${TRIGGER_MAX_PER_PROJECT} triggers`)
+  const raiseLimit = (message: string) => raiseInvalid({ code: 'LIMIT_REACHED', path: '', message })
+  if (count.all >= TRIGGER_MAX_PER_PROJECT)
+    raiseLimit(`the project has reached the limit of ${TRIGGER_MAX_PER_PROJECT} triggers`)
   if (type === 'event' && count.events >= TRIGGER_EVENT_MAX_PER_PROJECT)
-    full(`a project has at most ${TRIGGER_EVENT_MAX_PER_PROJECT} event triggers`)
+    raiseLimit(`the project has reached the limit of ${TRIGGER_EVENT_MAX_PER_PROJECT} event triggers`)
 }
 
-const databaseTime = async (tx: Tx): Promise<Date> =>
+const readDatabaseTime = async (tx: Tx): Promise<Date> =>
   new Date(await tx.oneFirst(sql.type(z.object({ now: z.string() }))`select now() as now`))
 
 const createTrigger = triggers.create({
   description:
-    'Needs the right to start the target, which the firings have from whoever creates the trigger, within its policy. The answer is the only record that shows the secret of a webhook trigger.',
-  alsoActions: RIGHTS,
+    'Requires the permission to start the target. Firings run with the permissions of the caller, limited by the policy of the trigger. Only this response contains the secret of a webhook trigger.',
+  alsoActions: START_ACTIONS,
   body: TriggerInput,
   answers: { 201: TriggerWithSecret },
-  raises: [...refusals],
+  raises: [...validationErrors],
   secretAnswer: true,
   admit: refuseBoundedAgents,
   async make({ tx, body, project, services, caller, allow }) {
-    await requireRoom(tx, services, project, body.type)
+    await requireCapacity(tx, services, project, body.type)
     const id = newId(triggerKind.prefix)
-    const { project_id: _named, active = true, ...given } = body
-    const values = { ...UNSET, ...given, active, id, project_id: project }
+    const { project_id: _project, active = true, ...fields } = body
+    const values = { ...DEFAULTS, ...fields, active, id, project_id: project }
     const { trigger, allow: allowStart } = await validateTrigger(tx, values)
     allowStart(allow)
     const sealed_secret =
       trigger.type === 'webhook' ? services.secrets.seal(newTriggerSecret(), sealedForTrigger(id, project)) : null
-    const next_fire_at = trigger.type === 'schedule' ? firstFire(trigger, await databaseTime(tx)) : null
-    // The clock of events: what happened before does not concern the trigger.
+    const next_fire_at = trigger.type === 'schedule' ? firstFireTime(trigger, await readDatabaseTime(tx)) : null
+    // The clock of events: earlier events do not fire the trigger.
     const created_at = new Date().toISOString()
     const authority = principalRecord(caller)
     return triggerKind.insert(tx, {
@@ -151,7 +152,7 @@ const createTrigger = triggers.create({
       updated_at: created_at,
     })
   },
-  show: (row, { services }) => (row.sealed_secret === null ? {} : { secret: secretOf(services, row) }),
+  show: (row, { services }) => (row.sealed_secret === null ? {} : { secret: openTriggerSecret(services, row) }),
 })
 
 const filters = {
@@ -167,7 +168,7 @@ const listTriggers = operation({
   method: 'get',
   path: '/triggers',
   summary: 'List triggers',
-  description: 'Each with its state and, for schedules, when it fires next.',
+  description: 'Schedules include the time of their next firing.',
   tag,
   action: 'triggers:ListTriggers',
   lists: triggerKind,
@@ -179,53 +180,53 @@ const listTriggers = operation({
       table: triggerKind.table,
       columns: triggerKind.columns,
       filters: filterConditions(filters, context.query),
-      present: row => triggerKind.present(withUrl(row, context.services)),
+      present: row => triggerKind.present(withHookUrl(row, context.services)),
     }),
 })
 
-/** Fields that say what firings do: their change needs the right to start the target, and makes the trigger act as who changes it. */
-const BINDING = ['target_type', 'target_id', 'action', 'input', 'input_mapping', 'policy_id'] as const
+/** Fields that determine the effect of firings. Changing them requires the start permission and changes `run_as`. */
+const EFFECT_FIELDS = ['target_type', 'target_id', 'action', 'input', 'input_mapping', 'policy_id'] as const
 
-/** Fields that say when a schedule fires. */
-const TIMING = ['cron', 'timezone', 'active'] as const
+/** Fields that determine when a schedule fires. */
+const TIMING_FIELDS = ['cron', 'timezone', 'active'] as const
 
-const differs = (fields: readonly (keyof TriggerRow)[], before: TriggerRow, after: TriggerRow): boolean =>
+const anyFieldChanged = (fields: readonly (keyof TriggerRow)[], before: TriggerRow, after: TriggerRow): boolean =>
   fields.some(field => JSON.stringify(before[field]) !== JSON.stringify(after[field]))
 
 const updateTrigger = triggers.update({
   description:
-    'Checked as it stands then. Another target, action, input or policy needs the right to start the target, and has the firings act as the caller from then on; another policy or none also needs triggers:CreateTrigger. A schedule that is switched on or gets another time fires next from now.',
-  alsoActions: [...RIGHTS, 'triggers:CreateTrigger'],
+    'Validates the resulting trigger as a whole. Changing target, action, input or policy requires the permission to start the target; later firings then run with the permissions of the caller. Changing or removing the policy also requires triggers:CreateTrigger. Activating or rescheduling a schedule computes its next firing from the current time.',
+  alsoActions: [...START_ACTIONS, 'triggers:CreateTrigger'],
   body: TriggerPatch,
   quiet: true,
-  raises: [...refusals, 'TRIGGER_TYPE_IMMUTABLE'],
+  raises: [...validationErrors, 'TRIGGER_TYPE_IMMUTABLE'],
   admit: refuseBoundedAgents,
   async change(next, { stored, tx, allow, caller }) {
     if (next.type !== stored.type)
       raise('TRIGGER_TYPE_IMMUTABLE', { meta: { field: 'type', type: stored.type, requested: next.type } })
     const { trigger, allow: allowStart } = await validateTrigger(tx, next)
-    const next_fire_at = differs(TIMING, stored, trigger)
-      ? firstFire(trigger, await databaseTime(tx))
+    const next_fire_at = anyFieldChanged(TIMING_FIELDS, stored, trigger)
+      ? firstFireTime(trigger, await readDatabaseTime(tx))
       : trigger.next_fire_at
-    if (!differs(BINDING, stored, trigger)) return { ...trigger, next_fire_at }
+    if (!anyFieldChanged(EFFECT_FIELDS, stored, trigger)) return { ...trigger, next_fire_at }
     allowStart(allow)
-    // The policy bounds whom the trigger acts as: it is another one for those alone who could make the trigger without it.
-    if (differs(['policy_id'], stored, trigger))
+    // The policy limits the trigger's permissions: changing it requires the permission to create such a trigger.
+    if (anyFieldChanged(['policy_id'], stored, trigger))
       allow('triggers:CreateTrigger', { kind: triggerKind, project_id: stored.project_id })
-    // Who wrote it before had a part in what it starts.
-    const authority = startedAlsoBy(principalRecord(caller), stored.authority)
+    // The previous authority also limits the result, because its input and mapping may remain.
+    const authority = addStarter(principalRecord(caller), stored.authority)
     return { ...trigger, next_fire_at, authority }
   },
 })
 
 const WaitQuery = z.object({
-  wait: booleanQuery.optional().describe('Answer once the firing has ended, not at once; default true'),
+  wait: booleanQuery.optional().describe('Whether to respond only after the firing has settled. Default true.'),
 })
 
 const fireTrigger = triggers.action('fire', {
-  summary: 'Fire a trigger by hand',
+  summary: 'Fire a trigger',
   description:
-    'Of any type. Waits for the end of the firing, TRIGGER_FIRE_WAIT_MAX_MS at most; with `wait` false it answers 202 at once. The firing acts as who created the trigger: its caller needs no right to the target.',
+    'Fires a trigger of any type. Waits at most TRIGGER_FIRE_WAIT_MAX_MS for the firing to settle; with `wait` false, returns 202 immediately. The firing runs with the permissions in `run_as`; the caller needs no permission on the target.',
   query: WaitQuery,
   waiting: { default: true, done: ['succeeded'], failed: ['failed', 'skipped'], paused: [], poll: 'getTriggerFiring' },
   body: FireInput,
@@ -246,7 +247,7 @@ const fireTrigger = triggers.action('fire', {
     const { query, body } = context
     return fireManually(context as never, body?.input ?? {}, query.wait ?? body?.wait ?? true)
   },
-  again: (context, { firing_id }) => firedAgain(context, firing_id as string),
+  again: (context, { firing_id }) => awaitFiring(context, firing_id as string),
 })
 
 const getSecret = itemOperation(triggerKind, {
@@ -254,21 +255,21 @@ const getSecret = itemOperation(triggerKind, {
   command: ['triggers', 'get-secret'],
   method: 'get',
   path: '/triggers/{trigger_id}/secret',
-  summary: 'Read the secret that signs calls of a webhook trigger',
+  summary: 'Get the secret of a webhook trigger',
   tag,
-  description: 'Each read is in the audit log.',
+  description: 'Every read is recorded in the audit log.',
   action: 'triggers:GetTriggerSecret',
   answers: { 200: TriggerSecret },
   raises: ['TRIGGER_ACTION_NOT_ALLOWED', 'SECRET_NOT_DECRYPTABLE'],
-  // Audited as changes are, whatever the project says of reads.
+  // Audited like a write, even if the project does not audit reads.
   reads: false,
-  run: async ({ resource: trigger, services }) => ({ secret: secretOf(services, trigger) }),
+  run: async ({ resource: trigger, services }) => ({ secret: openTriggerSecret(services, trigger) }),
 })
 
-const rotate = triggers.action('rotate-secret', {
+const rotateSecret = triggers.action('rotate-secret', {
   id: 'rotateTriggerSecret',
-  summary: 'Replace the secret of a webhook trigger',
-  description: 'At once; for `keep_previous_seconds` calls that are signed with the old one are taken too.',
+  summary: 'Rotate the secret of a webhook trigger',
+  description: 'Takes effect immediately. The previous secret remains valid for `keep_previous_seconds`.',
   action: 'triggers:RotateTriggerSecret',
   body: RotateTriggerSecretInput,
   bodyOptional: true,
@@ -277,18 +278,21 @@ const rotate = triggers.action('rotate-secret', {
   secretAnswer: true,
   async run({ tx, body, resource: { id, type, project_id }, services }) {
     if (type !== 'webhook')
-      raise('TRIGGER_ACTION_NOT_ALLOWED', { message: 'Webhook triggers alone have a secret', meta: { field: 'type' } })
+      raise('TRIGGER_ACTION_NOT_ALLOWED', {
+        message: `Trigger ${id} is not a webhook trigger and has no secret`,
+        meta: { field: 'type' },
+      })
     const secret = newTriggerSecret()
     const sealed = services.secrets.seal(secret, sealedForTrigger(id, project_id))
     const rotated = await rotateTriggerSecret(tx, id, sealed, body?.keep_previous_seconds ?? 0)
     if (!rotated) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
-    const row = withUrl(rotated, services)
+    const row = withHookUrl(rotated, services)
     tx.emit(triggerKind, 'updated', row)
     return { ...triggerKind.present(row), secret }
   },
 })
 
-const STATES: Record<(typeof FIRING_STATUSES)[number], readonly string[]> = {
+const STATES_BY_STATUS: Record<(typeof FIRING_STATUSES)[number], readonly string[]> = {
   pending: ['queued'],
   running: ['running', 'started'],
   succeeded: ['succeeded'],
@@ -301,9 +305,9 @@ const statusFilter = oneOf('status', FIRING_STATUSES)
 const firingFilters = {
   status: {
     ...statusFilter,
-    where: (values: readonly (keyof typeof STATES)[]): Fragment =>
+    where: (values: readonly (keyof typeof STATES_BY_STATUS)[]): Fragment =>
       sql.fragment`t.state = any(${sql.array(
-        values.flatMap(value => STATES[value]),
+        values.flatMap(value => STATES_BY_STATUS[value]),
         'text',
       )})`,
   },
@@ -315,11 +319,11 @@ const listFirings = operation({
   method: 'get',
   path: '/trigger-firings',
   summary: 'List the firings of a trigger',
-  description: 'Each with its input, its state and what it started.',
+  description: 'Includes the input, status and result of each firing.',
   tag,
   action: 'triggers:ListTriggerFirings',
   lists: triggerKind,
-  query: filterSchema(firingFilters).extend({ trigger_id: z.string().describe('Trigger whose firings are listed') }),
+  query: filterSchema(firingFilters).extend({ trigger_id: z.string().describe('ID of the trigger') }),
   answers: { 200: pageOf(TriggerFiring) },
   async run(context) {
     const { query, db, caller } = context
@@ -350,12 +354,12 @@ export const triggerOperations: Operation[] = [
   triggers.get(),
   updateTrigger,
   triggers.remove({
-    description: 'With its firings: those that wait are dropped, and what was started goes on.',
+    description: 'Deletes the trigger and its firings. Waiting firings are discarded; work already started continues.',
   }),
   fireTrigger,
   getSecret,
-  rotate,
+  rotateSecret,
   listFirings,
-  firings.get({ summary: 'Read a firing of a trigger', action: 'triggers:GetTriggerFiring' }),
+  firings.get({ summary: 'Get a trigger firing', action: 'triggers:GetTriggerFiring' }),
   callHook,
 ]

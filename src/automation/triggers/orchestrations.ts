@@ -1,13 +1,12 @@
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { type OrchestrationRow, orchestrationKind } from '../orchestrations/model.ts'
-import { inputProblems, requireSize, startRun } from '../runs/commands/start.ts'
+import { inputProblems, requireSize, startRun } from '../runs/commands/start-run.ts'
 import type { RunWatcher } from '../runs/engine/run-watchers.ts'
 import type { RunRow } from '../runs/model.ts'
 import { settleStarted } from './settle.ts'
 import { inputInvalid, type TriggerTarget } from './targets.ts'
 
-/** Orchestrations as targets: a firing starts a run, which ends it. */
-
+/** A firing of an orchestration starts a run, which settles the firing. */
 export const orchestrationTarget: TriggerTarget = {
   type: 'orchestration',
   kind: orchestrationKind.name,
@@ -30,7 +29,7 @@ export const orchestrationTarget: TriggerTarget = {
       return raise('TRIGGER_TARGET_NOT_FOUND', { meta: { target_type: 'orchestration', target_id: target.id } })
     const run = await startRun(tx, services, {
       orchestration,
-      // The input was checked against this version.
+      // The version that the input was validated against.
       version: (target as OrchestrationRow).version,
       input,
       authority,
@@ -41,21 +40,21 @@ export const orchestrationTarget: TriggerTarget = {
   },
 }
 
-/** A run ends its firing, and does so when it waits for somebody. */
+/** Settles the firing of a root run that has settled or awaits input. */
 export const triggeredRuns: RunWatcher = {
   watches: ({ trigger_firing_id, parent_id }) => trigger_firing_id !== null && parent_id === null,
   async changed(tx, { id, status, output, error }) {
     if (status === 'succeeded' || status === 'awaiting_input') await settleStarted(tx, id, { status, output })
     else if (status === 'failed' || status === 'cancelled' || status === 'expired')
-      await settleStarted(tx, id, { status, output: null, error: error ?? endedWithout(id, status) })
+      await settleStarted(tx, id, { status, output: null, error: error ?? missingError(id, status) })
   },
 }
 
-const endedWithout = (id: string, status: RunRow['status']): RecordedFailure =>
+const missingError = (id: string, status: RunRow['status']): RecordedFailure =>
   (status === 'failed'
     ? new AppError('INTERNAL_ERROR')
     : new AppError('ORCHESTRATION_DISPATCH_FAILED', {
-        message: `The run was ${status}`,
+        message: `Run ${id} ended as ${status}`,
         meta: { orchestration_run_id: id, run_status: status },
       })
   ).recorded()

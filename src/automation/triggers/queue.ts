@@ -1,10 +1,7 @@
 import { z } from 'zod'
 import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
 
-/**
- * Wake-ups of firings: the row is the truth, so one message per firing is enough. Retries of the queue are for what could not
- * even be recorded.
- */
+/** Wake-ups of firings, one per firing. The queue retries only failures that could not be recorded in the row. */
 export const triggerFiringQueue = entityMailbox('trigger.fire', {
   message: z.object({ firing_id: z.string(), project_id: z.string() }),
   key: message => message.firing_id,
@@ -14,7 +11,7 @@ export const triggerFiringQueue = entityMailbox('trigger.fire', {
 })
 export type TriggerFiringMessage = z.output<typeof triggerFiringQueue.message>
 
-/** Firings of a project that its pause has put off. */
+/** Release of a project's deferred firings, in batches. */
 export const projectFiringsQueue = workQueue('trigger.release_project', {
   message: z.object({ project_id: z.string() }),
   project: message => message.project_id,
@@ -22,7 +19,7 @@ export const projectFiringsQueue = workQueue('trigger.release_project', {
   retry: { limit: 20 },
 })
 
-/** Looks for firings that nobody works on, the floor under the wake-ups, or for those that wait for what is gone. */
+/** Sweep for overdue firings, or with `orphans` for firings whose work was deleted. */
 export const triggerFiringSweep = workQueue('trigger.sweep', {
   message: z.object({ orphans: z.boolean().optional() }),
   concern: 'trigger',

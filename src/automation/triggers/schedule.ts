@@ -12,27 +12,33 @@ import { firingFailure } from './process-trigger-firing.ts'
 import { triggerFiringQueue } from './queue.ts'
 import { insertFirings, type NewFiring } from './store.ts'
 
-/** Due schedules of one transaction. */
+/** Due schedules per transaction. */
 const BATCH = 200
 
-/** Firings of one statement: each may have an input of 1 MiB. */
-const TOGETHER = 20
+/** Firings per statement. Each may have an input of 1 MiB. */
+const INSERT_BATCH = 20
 
-const TAKEN_MS = 100
+/** Delay of the next query if other workers have locked all due schedules. */
+const LOCKED_RETRY_MS = 100
 
-const wait = sql.type(z.object({ ms: z.number().nullable() }))
+const delayRow = sql.type(z.object({ ms: z.number().nullable() }))
 
-/** Milliseconds until a schedule is due, by the clock of the database; null without any. Index triggers_due, one probe. */
-const untilDue = (db: Queryable): Promise<number | null> =>
-  db.oneFirst(wait`
+/**
+ * Returns the milliseconds until a schedule is due, by the database clock; null without any. Index triggers_due, one
+ * probe.
+ */
+const millisecondsUntilDue = (db: Queryable): Promise<number | null> =>
+  db.oneFirst(delayRow`
     select (extract(epoch from min(next_fire_at) - clock_timestamp()) * 1000)::float8 as ms
     from triggers where next_fire_at is not null`)
 
-const due = sql.type(z.object({ ...triggerKind.row.shape, now: z.string(), paused: z.boolean(), busy: z.boolean() }))
+const dueScheduleRow = sql.type(
+  z.object({ ...triggerKind.row.shape, now: z.string(), paused: z.boolean(), busy: z.boolean() }),
+)
 
-/** Takes due schedules that no other worker takes. Indexes triggers_due, trigger_firings_live. */
-const takeDue = (db: Queryable) =>
-  db.any(due`
+/** Locks due schedules, skipping those that other workers have locked. Indexes triggers_due, trigger_firings_live. */
+const lockDueSchedules = (db: Queryable) =>
+  db.any(dueScheduleRow`
     select ${triggerKind.columns}, now() as now,
       (select p.paused_at is not null from projects p where p.id = t.project_id) as paused,
       t.overlap_policy = 'skip' and exists (
@@ -40,28 +46,30 @@ const takeDue = (db: Queryable) =>
     from triggers t where t.next_fire_at <= now() order by t.next_fire_at limit ${BATCH}
     for update of t skip locked`)
 
-const setNext = (db: Queryable, next: readonly { id: string; at: string | null }[]) =>
+const setNextFireTimes = (db: Queryable, next: readonly { id: string; at: string | null }[]) =>
   db.query(voidStatement`
     update triggers t set next_fire_at = n.at
     from json_to_recordset(${JSON.stringify(next)}::json) as n (id text, at timestamptz) where t.id = n.id`)
 
 /**
- * Fires what is due, each due instant once: firing, message and next instant are written together, under the lock of the
- * trigger. Instants that were missed are one firing; in a paused project there is none. Returns how many were due.
+ * Fires due schedules, each due time exactly once: firing, message and next due time are written in one transaction
+ * that locks the trigger. All missed occurrences become one firing; schedules of paused projects do not fire. Returns
+ * the number of due schedules.
  */
-async function fireDue(services: Services): Promise<number> {
+async function fireDueSchedules(services: Services): Promise<number> {
   return services.write(async tx => {
-    const triggers = await takeDue(tx)
+    const triggers = await lockDueSchedules(tx)
     if (triggers.length === 0) return 0
     const firings: NewFiring[] = []
     const next: { id: string; at: string | null }[] = []
     for (const { now, paused, busy, ...trigger } of triggers) {
       const { id, name, project_id, target_type, cron, timezone, misfire_policy } = trigger
       const scheduled_for = new Date(trigger.next_fire_at as string).toISOString()
-      const follower = nextOccurrence(cron as string, timezone, new Date(scheduled_for))
-      const late = follower <= new Date(now)
-      next.push({ id, at: (late ? nextOccurrence(cron as string, timezone, new Date(now)) : follower).toISOString() })
-      if (paused || busy || (late && misfire_policy === 'skip')) continue
+      const following = nextOccurrence(cron as string, timezone, new Date(scheduled_for))
+      const misfired = following <= new Date(now)
+      const at = (misfired ? nextOccurrence(cron as string, timezone, new Date(now)) : following).toISOString()
+      next.push({ id, at })
+      if (paused || busy || (misfired && misfire_policy === 'skip')) continue
       const firing: NewFiring = {
         id: newId(firingKind.prefix),
         project_id,
@@ -89,30 +97,34 @@ async function fireDue(services: Services): Promise<number> {
         ref_id: id,
       })
     }
-    for (let at = 0; at < firings.length; at += TOGETHER) await insertFirings(tx, firings.slice(at, at + TOGETHER))
+    for (let at = 0; at < firings.length; at += INSERT_BATCH)
+      await insertFirings(tx, firings.slice(at, at + INSERT_BATCH))
     for (const { id, project_id, error } of firings)
       if (!error) tx.send(triggerFiringQueue, { firing_id: id, project_id })
-    await setNext(tx, next)
+    await setNextFireTimes(tx, next)
     return triggers.length
   })
 }
 
-/** The occurrences of a project's pause are not made up: its schedules go on with the next ones. Index triggers_project. */
+/**
+ * Moves the schedules of a resumed project to their next occurrence, dropping those missed while paused. Index
+ * triggers_project.
+ */
 export async function skipMissed(tx: Tx, projectId: string): Promise<void> {
   const missed = await tx.any(triggerKind.sql`
     select ${triggerKind.columns} from triggers t
     where t.project_id = ${projectId} and t.next_fire_at <= now() order by t.id for update of t`)
   if (missed.length === 0) return
   const now = new Date(await tx.oneFirst(sql.type(z.object({ now: z.string() }))`select now() as now`))
-  await setNext(
+  await setNextFireTimes(
     tx,
     missed.map(({ id, cron, timezone }) => ({ id, at: nextOccurrence(cron as string, timezone, now).toISOString() })),
   )
 }
 
-/** Looks for due schedules when the first of them is due, and at least every TRIGGER_SCHEDULER_INTERVAL_MS. */
+/** Fires due schedules when the first is due, polling at least every TRIGGER_SCHEDULER_INTERVAL_MS. */
 export const scheduler: BackgroundTask = {
-  name: 'schedules of triggers',
+  name: 'trigger schedules',
   concern: 'trigger',
   start(services) {
     const { config, log, pool } = services
@@ -122,20 +134,20 @@ export const scheduler: BackgroundTask = {
     let timer: NodeJS.Timeout | undefined
     let running: Promise<void> = Promise.resolve()
 
-    const look = async (): Promise<number> => {
-      const ms = await untilDue(pool)
+    const poll = async (): Promise<number> => {
+      const ms = await millisecondsUntilDue(pool)
       if (ms === null || ms > 0) return Math.min(interval, Math.max(ms ?? interval, 1))
       let fired = BATCH
-      while (!closed && fired === BATCH) fired = await fireDue(services)
-      // Where none was left another worker has them, and may be lost before it commits.
-      return fired > 0 ? 0 : Math.min(interval, TAKEN_MS)
+      while (!closed && fired === BATCH) fired = await fireDueSchedules(services)
+      // None: another worker has locked them and may be lost before it commits.
+      return fired > 0 ? 0 : Math.min(interval, LOCKED_RETRY_MS)
     }
     const run = async () => {
       let delay = interval
       try {
-        delay = await look()
+        delay = await poll()
       } catch (error) {
-        log.error({ err: error }, 'schedules not looked at')
+        log.error({ err: error }, 'schedule poll failed')
       }
       if (!closed) timer = setTimeout(start, delay)
     }

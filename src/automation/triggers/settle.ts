@@ -2,44 +2,44 @@ import type { RecordedFailure } from '../../core/api/errors.ts'
 import { storableValue, truncateChars } from '../../core/api/storable-text.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { FIRING_CHANNEL, type FiringRow } from './model.ts'
-import { endFiring, type FiringClaim, settleByResult, type TriggerFiringEnd } from './store.ts'
+import { type FiringClaim, settleByResult, settleTriggerFiringRow, type TriggerFiringEnd } from './store.ts'
 import { firingWatchers } from './targets.ts'
 
-/** Characters of an output that a firing keeps. */
+/** Characters of an output that a firing stores. */
 const OUTPUT_CHARS = 4000
 
-/** An output as a firing keeps it: a long one as a preview. */
+/** Returns an output as stored with the firing, long outputs as a preview. */
 export function storedOutput(output: unknown): unknown {
   const value = storableValue(output ?? null)
   const text = JSON.stringify(value)
   return text.length <= OUTPUT_CHARS ? value : { truncated: true, preview: truncateChars(text, OUTPUT_CHARS) }
 }
 
-async function ended(tx: Tx, firing: FiringRow | null): Promise<boolean> {
+async function notifySettled(tx: Tx, firing: FiringRow | null): Promise<boolean> {
   if (!firing) return false
   tx.notify(FIRING_CHANNEL, firing.id)
   for (const watch of firingWatchers.all()) await watch(tx, firing)
   return true
 }
 
-/** Ends a firing, unless it has ended; with a claim only while that holds. Returns whether this was the end. */
+/** Settles a firing that has not settled, fenced by `claim` if given. Returns whether this call settled it. */
 export const settleTriggerFiring = async (
   tx: Tx,
   id: string,
   end: TriggerFiringEnd,
   claim?: FiringClaim,
-): Promise<boolean> => ended(tx, await endFiring(tx, id, end, claim))
+): Promise<boolean> => notifySettled(tx, await settleTriggerFiringRow(tx, id, end, claim))
 
-/** Ends the firing that waits for a turn or a run, in the transaction in which that ends. Nothing where none does. */
+/** Settles the firing, if any, that waits for a turn or run, in the transaction that settles the turn or run. */
 export async function settleStarted(
   tx: Tx,
   resultId: string,
   { status, output, error = null }: { status: string; output: unknown; error?: RecordedFailure | null },
 ): Promise<void> {
-  await ended(
+  await notifySettled(
     tx,
-    await settleByResult(tx, resultId, { status, output: storedOutput(output) }, error && recorded(error)),
+    await settleByResult(tx, resultId, { status, output: storedOutput(output) }, error && storableFailure(error)),
   )
 }
 
-const recorded = (error: RecordedFailure): RecordedFailure => storableValue(error) as RecordedFailure
+const storableFailure = (error: RecordedFailure): RecordedFailure => storableValue(error) as RecordedFailure

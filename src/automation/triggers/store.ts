@@ -5,16 +5,19 @@ import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement }
 import { type WorkItemClaim, workItemTable } from '../../core/jobs/work-item.ts'
 import { type FiringResult, type FiringRow, firingKind, type TriggerRow, triggerKind } from './model.ts'
 
-const counts = sql.type(z.object({ all: z.int(), events: z.int() }))
+const triggerCountRow = sql.type(z.object({ all: z.int(), events: z.int() }))
 
-/** Counts the triggers of a project, to which nobody adds another until the transaction ends. Index triggers_project. */
+/**
+ * Counts the triggers of a project. Locks the project row, so that none is added until the transaction ends. Index
+ * triggers_project.
+ */
 export async function countLockedTriggers(db: Queryable, projectId: string): Promise<{ all: number; events: number }> {
   await db.query(voidStatement`select from projects where id = ${projectId} for no key update`)
-  return db.one(counts`
+  return db.one(triggerCountRow`
     select count(*) as all, count(*) filter (where type = 'event') as events from triggers where project_id = ${projectId}`)
 }
 
-/** Puts a new secret in place; the old one verifies too for `keepSeconds`. */
+/** Replaces the secret of a trigger. The previous secret stays valid for `keepSeconds`. */
 export const rotateTriggerSecret = (
   db: Queryable,
   id: string,
@@ -27,8 +30,8 @@ export const rotateTriggerSecret = (
       previous_secret_until = case when ${keepSeconds} > 0 then now() + make_interval(secs => ${keepSeconds}) end
     where t.id = ${id} returning ${triggerKind.columns}`)
 
-/** The triggers of a project, oldest first. Index triggers_project. */
-export const triggersOf = (db: Queryable, projectId: string): Promise<readonly TriggerRow[]> =>
+/** Lists the triggers of a project, oldest first. Index triggers_project. */
+export const listProjectTriggers = (db: Queryable, projectId: string): Promise<readonly TriggerRow[]> =>
   db.any(triggerKind.sql`
     select ${triggerKind.columns} from triggers t where t.project_id = ${projectId} order by t.created_at, t.id`)
 
@@ -38,33 +41,33 @@ const WebhookTrigger = z.object({
   pause_reason: z.string().nullable(),
 })
 export type WebhookTrigger = z.output<typeof WebhookTrigger>
-const hooked = sql.type(WebhookTrigger)
+const webhookTriggerRow = sql.type(WebhookTrigger)
 
-/** A webhook trigger with the pause of its project; null for another trigger, and for none. */
+/** Returns a webhook trigger with the pause state of its project. Null for other types. */
 export const findWebhookTrigger = (db: Queryable, id: string): Promise<WebhookTrigger | null> =>
-  db.maybeOne(hooked`
+  db.maybeOne(webhookTriggerRow`
     select ${triggerKind.columns}, p.paused_at, p.pause_reason
     from triggers t join projects p on p.id = t.project_id where t.id = ${id} and t.type = 'webhook'`)
 
-/** Firings as attempts: each is its own entity, and stays when it has ended. */
+/** Firings as work items. Settled firings keep their row. */
 export const triggerFiringWork = workItemTable({
   table: 'trigger_firings',
   entity: 'id',
   owner: 'trigger_firings',
   row: { losses: z.int() },
-  // What is too often is a setting: `lostWorkers`.
+  // TRIGGER_FIRING_MAX_ATTEMPTS limits the losses; see `countLostWorkers`.
   maxLosses: 1_000_000,
 })
 export type FiringClaim = WorkItemClaim & { losses: number }
 
-const losses = sql.type(z.object({ lost: z.int() }))
+const lostCountRow = sql.type(z.object({ lost: z.int() }))
 
-/** How many workers a firing has lost, with the one that is silent now; null while none is. */
-export const lostWorkerCount = (db: Queryable, id: string): Promise<number | null> =>
-  db.maybeOneFirst(losses`
+/** Returns the number of lost workers of a firing whose lease has expired, including the last one; else null. */
+export const countLostWorkers = (db: Queryable, id: string): Promise<number | null> =>
+  db.maybeOneFirst(lostCountRow`
     select losses + 1 as lost from trigger_firings where id = ${id} and state = 'running' and due_at <= now()`)
 
-/** A firing that a call starts, as a part of a statement; nothing where the condition does not hold or the key is taken. */
+/** Returns the CTE that inserts the firing of a webhook call, unless `from` is empty or the key exists. */
 export const triggerFiringCte = (
   firing: Pick<FiringRow, 'id' | 'project_id' | 'trigger_id' | 'source' | 'target_type' | 'input' | 'idempotency_key'>,
   from: Fragment,
@@ -75,12 +78,12 @@ export const triggerFiringCte = (
   on conflict (trigger_id, idempotency_key) where idempotency_key is not null do nothing
   returning id`
 
-/** The firing of a key. Unique index trigger_firings_key. */
-export const firingOfKey = (db: Queryable, triggerId: string, key: string): Promise<FiringRow | null> =>
+/** Returns the firing with an idempotency key. Unique index trigger_firings_key. */
+export const findFiringByKey = (db: Queryable, triggerId: string, key: string): Promise<FiringRow | null> =>
   db.maybeOne(firingKind.sql`
     select ${firingKind.columns} from trigger_firings t where t.trigger_id = ${triggerId} and t.idempotency_key = ${key}`)
 
-/** Firings that were not accepted one by one: by the clock, by events. `error`: refused, never tried. */
+/** Firing of a schedule or event. With `error` it was refused and is never attempted. */
 export type NewFiring = Pick<
   FiringRow,
   'id' | 'project_id' | 'trigger_id' | 'source' | 'target_type' | 'input' | 'idempotency_key' | 'causation_chain'
@@ -89,18 +92,18 @@ export type NewFiring = Pick<
   scheduled_for?: string
   root_id?: string | null
   error?: RecordedFailure
-  /** What it began with has led to too much. */
+  /** Whether its root has reached the firing limit. */
   skipped?: boolean
 }
 
-const ids = sql.type(z.object({ id: z.string() }))
+const idRow = sql.type(z.object({ id: z.string() }))
 
-/** What a firing takes beside its contents: its row with the room that pages leave, and its entries in indexes; measured. */
+/** Measured bytes per firing in addition to its contents: row overhead with free page space, and index entries. */
 const ROW_BYTES = 1400
 
-/** Writes firings in one statement and returns the ids of those that were not there. Unique index trigger_firings_key. */
+/** Inserts firings in one statement and returns the ids of those whose key is new. Unique index trigger_firings_key. */
 export const insertFirings = (db: Queryable, firings: readonly NewFiring[]): Promise<readonly string[]> =>
-  db.anyFirst(ids`
+  db.anyFirst(idRow`
     insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, idempotency_key, causation_chain,
       event_id, scheduled_for, root_id, state, error, due_at, completed_at)
     select f.id, f.project_id, f.trigger_id, f.source, f.target_type, f.input, f.idempotency_key,
@@ -114,51 +117,51 @@ export const insertFirings = (db: Queryable, firings: readonly NewFiring[]): Pro
     on conflict (trigger_id, idempotency_key) where idempotency_key is not null do nothing
     returning id`)
 
-const Held = z.object({ firing: firingKind.row, trigger: triggerKind.row, paused: z.boolean() })
+type FiringWithTrigger = { firing: FiringRow; trigger: TriggerRow; paused: boolean }
 
-const pausedRow = sql.type(z.object({ ...firingKind.row.shape, paused: z.boolean() }))
+const firingWithPauseRow = sql.type(z.object({ ...firingKind.row.shape, paused: z.boolean() }))
 
-/** A firing, its trigger as it stands now, and whether its project is paused; null when it is gone. */
-export async function findFiring(db: Queryable, id: string): Promise<z.output<typeof Held> | null> {
-  const found = await db.maybeOne(pausedRow`
+/** Returns a firing with its current trigger and whether its project is paused. */
+export async function findFiring(db: Queryable, id: string): Promise<FiringWithTrigger | null> {
+  const row = await db.maybeOne(firingWithPauseRow`
     select ${firingKind.columns}, (select p.paused_at is not null from projects p where p.id = t.project_id) as paused
     from trigger_firings t where t.id = ${id}`)
-  const trigger = found && (await triggerKind.find(db, found.trigger_id))
-  if (!found || !trigger) return null
-  const { paused, ...firing } = found
+  const trigger = row && (await triggerKind.find(db, row.trigger_id))
+  if (!row || !trigger) return null
+  const { paused, ...firing } = row
   return { firing, trigger, paused }
 }
 
-/** Takes a firing that waits, to start its work in this transaction; false when it does not wait any more. */
+/** Locks a queued firing to start its work in this transaction. Returns whether it is still queued. */
 export const lockQueuedFiring = async (db: Queryable, id: string): Promise<boolean> =>
-  (await db.maybeOne(ids`
+  (await db.maybeOne(idRow`
     update trigger_firings set claims = claims + 1, started_at = now(), updated_at = now()
     where id = ${id} and state = 'queued' returning id`)) !== null
 
-/** Notes what a firing waits for. */
-export const noteStarted = (db: Queryable, id: string, resultId: string, result: FiringResult) =>
+/** Stores the work that a firing has started. */
+export const recordStartedWork = (db: Queryable, id: string, resultId: string, result: FiringResult) =>
   db.query(voidStatement`
     update trigger_firings set state = 'started', due_at = null, result_id = ${resultId}, result = ${JSON.stringify(result)},
       updated_at = now()
     where id = ${id}`)
 
-/** How a firing ended. `undefined` leaves its result as it is. */
+/** Values of a settled firing. An undefined `result` keeps the stored one. */
 export type TriggerFiringEnd = { result?: FiringResult; result_id?: string | null; error: RecordedFailure | null }
 
-const ending = ({ result, result_id, error }: TriggerFiringEnd): Fragment => sql.fragment`
+const settledColumns = ({ result, result_id, error }: TriggerFiringEnd): Fragment => sql.fragment`
   state = ${error ? 'failed' : 'succeeded'}, error = ${jsonb(error)}, due_at = null, completed_at = now(), updated_at = now(),
   started_at = coalesce(t.started_at, case when t.claims > 0 then now() end)
   ${result === undefined ? sql.fragment`` : sql.fragment`, result = ${JSON.stringify(result)}, result_id = ${result_id ?? null}`}`
 
-/** Ends a firing that has not ended; null for one that has, or is gone. With a claim only while it holds. */
-export const endFiring = (
+/** Settles a firing that has not settled, fenced by `claim` if given. Returns null otherwise. */
+export const settleTriggerFiringRow = (
   db: Queryable,
   id: string,
   end: TriggerFiringEnd,
   claim?: FiringClaim,
 ): Promise<FiringRow | null> =>
   db.maybeOne(firingKind.sql`
-    update trigger_firings t set ${ending(end)}
+    update trigger_firings t set ${settledColumns(end)}
     where t.id = ${id} and ${
       claim
         ? sql.fragment`t.state = 'running' and t.claims = ${claim.claims}`
@@ -166,7 +169,7 @@ export const endFiring = (
     }
     returning ${firingKind.columns}`)
 
-/** Ends the firing that waits for something; null without one. Index trigger_firings_result. */
+/** Settles the firing that waits for `resultId`; null if there is none. Index trigger_firings_result. */
 export const settleByResult = (
   db: Queryable,
   resultId: string,
@@ -180,23 +183,26 @@ export const settleByResult = (
         'output', ${JSON.stringify(outcome.output ?? null)}::json)
     where t.result_id = ${resultId} and t.state = 'started' returning ${firingKind.columns}`)
 
-/** Puts off a firing that waits while its project is paused. The share lock keeps the end of the pause from passing by. */
+/**
+ * Defers a queued firing if its project is paused. The share lock blocks a concurrent resume, which would miss the
+ * firing.
+ */
 export const deferFiring = (db: Queryable, id: string, delayMs: number) =>
   db.query(voidStatement`
     update trigger_firings f set due_at = now() + ${delayMs} * interval '1 ms'
     where id = ${id} and state = 'queued' and exists (
       select from projects p where p.id = f.project_id and p.paused_at is not null for share of p)`)
 
-const Waiting = z.object({ id: z.string(), project_id: z.string() })
-const waiting = sql.type(Waiting)
+type FiringRef = { id: string; project_id: string }
+const firingRefRow = sql.type(z.object({ id: z.string(), project_id: z.string() }))
 
-/** Makes a batch of the firings of a project that were put off due now, and returns them. Index trigger_firings_due. */
+/** Makes a batch of a project's deferred firings due and returns them. Index trigger_firings_due. */
 export const releaseDeferredFirings = (
   db: Queryable,
   projectId: string,
   limit: number,
-): Promise<readonly z.output<typeof Waiting>[]> =>
-  db.any(waiting`
+): Promise<readonly FiringRef[]> =>
+  db.any(firingRefRow`
     update trigger_firings set due_at = now()
     where id = any (array(
       select id from trigger_firings
@@ -205,13 +211,13 @@ export const releaseDeferredFirings = (
     returning id, project_id`)
 
 const Orphan = z.object({ id: z.string(), created_at: z.string() })
-const orphan = sql.type(Orphan)
+const orphanRow = sql.type(Orphan)
 export type Orphan = z.output<typeof Orphan>
 
 /**
- * Firings that wait for what is gone, oldest first. Index trigger_firings_started.
- * @param started tables of what targets of a type start
- * @param after the firing to go on behind
+ * Lists started firings whose work was deleted, oldest first. Index trigger_firings_started.
+ * @param started table of the work that targets of each type start
+ * @param after the last firing of the previous page
  */
 export const listOrphanedFirings = (
   db: Queryable,
@@ -220,7 +226,7 @@ export const listOrphanedFirings = (
 ): Promise<readonly Orphan[]> =>
   started.length === 0
     ? Promise.resolve([])
-    : db.any(orphan`
+    : db.any(orphanRow`
         select f.id, f.created_at from trigger_firings f
         where f.state = 'started' and ${
           after
@@ -235,24 +241,21 @@ export const listOrphanedFirings = (
         )})
         order by f.created_at, f.id limit ${limit}`)
 
-/** Whether a firing waits for a worker, or has one. Index trigger_firings_due. */
-export const hasDueTriggers: Fragment = sql.fragment`exists (select from trigger_firings where due_at < now())`
+/** Condition: a firing is overdue. Index trigger_firings_due. */
+export const hasDueFirings: Fragment = sql.fragment`exists (select from trigger_firings where due_at < now())`
 
-/** Whether a firing waits for what it started. Index trigger_firings_started. */
-export const hasStarted: Fragment = sql.fragment`exists (select from trigger_firings where state = 'started')`
+/** Condition: a firing waits for work that it started. Index trigger_firings_started. */
+export const hasStartedFirings: Fragment = sql.fragment`exists (select from trigger_firings where state = 'started')`
 
-/**
- * What firings of a project take: what they were given and came to, as it is stored, and their rows with the entries of indexes.
- * Index trigger_firings_project.
- */
+/** Storage of a project's firings: contents as stored, rows and index entries. Index trigger_firings_project. */
 export const firingFootprint = (project: Fragment) => ({
   bytes: sql.fragment`
     select sum(pg_column_size(f.input) + coalesce(pg_column_size(f.result), 0) + coalesce(pg_column_size(f.error), 0) + ${ROW_BYTES})
     from trigger_firings f where f.project_id = ${project}`,
 })
 
-/** Deletes a batch of firings that ended before a time. Index trigger_firings_ended. */
-export async function deleteEnded(db: Queryable, before: Date, limit: number): Promise<number> {
+/** Deletes a batch of firings that settled before a time. Index trigger_firings_ended. */
+export async function deleteSettledTriggerFirings(db: Queryable, before: Date, limit: number): Promise<number> {
   const { rowCount } = await db.query(voidStatement`
     delete from trigger_firings where id = any (array(
       select id from trigger_firings
@@ -261,32 +264,27 @@ export async function deleteEnded(db: Queryable, before: Date, limit: number): P
   return rowCount
 }
 
-/** Erases what turns were given by firings and said to them. Index trigger_firings_result. */
+/** Erases the input and output of turns from their firings. Index trigger_firings_result. */
 export const eraseFiringTurns = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     update trigger_firings set input = '{}', error = null, updated_at = now(),
       result = json_build_object('target_type', target_type, 'result_id', result_id, 'status', result ->> 'status', 'output', null)
     where result_id = any(${sql.array([...generationIds], 'text')}) returning id`)
 
-const madeAgain = sql.type(z.strictObject({ id: z.string(), project_id: z.string() }))
-
-/** Makes firings again, each as a new one; returns those that were not there. */
-export const refireTrigger = (
-  db: Queryable,
-  taken: readonly { id: string }[],
-): Promise<readonly { id: string; project_id: string }[]> =>
-  db.any(madeAgain`
+/** Inserts copies of firings to be processed again, at most one copy per firing. Returns the new firings. */
+export const refireTrigger = (db: Queryable, firings: readonly { id: string }[]): Promise<readonly FiringRef[]> =>
+  db.any(firingRefRow`
     insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, idempotency_key, event_id,
       scheduled_for, causation_chain, root_id, fired_by, asked_by)
     select n.new_id, t.project_id, t.trigger_id, t.source, t.target_type, t.input, 'again:' || t.id, t.event_id,
       t.scheduled_for, t.causation_chain, t.root_id, t.fired_by, t.asked_by
     from ${sql.unnest(
-      taken.map(({ id }) => [id, newId(firingKind.prefix)]),
+      firings.map(({ id }) => [id, newId(firingKind.prefix)]),
       ['text', 'text'],
     )} as n (id, new_id) join trigger_firings t on t.id = n.id
     on conflict (trigger_id, idempotency_key) where idempotency_key is not null do nothing
     returning id, project_id`)
 
-/** Since when the oldest firing waits for a worker; a pause takes the time of those that it puts off. By trigger_firings_due. */
-export const oldestFiring: Fragment = sql.fragment`(
+/** Due time of the oldest queued firing. Deferred firings have a later due time. By trigger_firings_due. */
+export const oldestQueuedFiring: Fragment = sql.fragment`(
   select min(due_at) from trigger_firings where state = 'queued' and due_at <= now())`

@@ -6,15 +6,15 @@ import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import { requirePermitted } from '../../core/iam/access.ts'
-import { askedForBy } from '../../core/iam/authority.ts'
+import { narrowToRequester } from '../../core/iam/authority.ts'
 import type { Caller, PrincipalRecord } from '../../core/iam/caller.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
-import { type Begun, chainBehind } from './fanout.ts'
+import { chainOfFiring, type FiringOrigin } from './fanout.ts'
 import type { FiringRow, TargetType, TriggerRow } from './model.ts'
 
-/** What a firing goes by: in whose name, with what. */
+/** Validated firing with its authority, target and input. */
 export type FiringToStart = {
   trigger: TriggerRow
   authority: PrincipalRecord
@@ -23,124 +23,124 @@ export type FiringToStart = {
   input: Record<string, unknown>
 }
 
-/** What was started. `over`: the firing has succeeded with it; else it ends when that ends. */
+/** Started work. `over`: whether the firing has already succeeded; else it settles with the work. */
 export type StartedWork = { result_id: string; status: string; over: boolean }
 
-/** A type of target, declared by the module that has the targets or knows how to start them. */
+/** Type of trigger target, registered by the module that starts it. */
 export type TriggerTarget = {
   type: TargetType
-  /** Kind of its rows; while no module declares it there are no such targets. */
+  /** Kind of the target rows. Targets exist only if a module declares the kind. */
   kind: string
-  /** What whoever makes the trigger must be allowed to do with the target, and its creator at each firing. */
+  /** Action on the target that the creator of the trigger must be allowed, at creation and at each firing. */
   action: string
-  /** A target of a project; null for none. Default: a row of the kind that is the project's own. */
+  /** Finds a target of a project. Default: a row of the kind that belongs to the project. */
   find?(db: Queryable, projectId: string, id: string): Promise<KindRow | null>
-  /** Refuses what does not go with the target. Default: an `action` does not. @throws TRIGGER_ACTION_NOT_ALLOWED */
+  /** Validates the trigger for the target. Default: refuses an `action`. @throws TRIGGER_ACTION_NOT_ALLOWED */
   configure?(target: KindRow, trigger: Pick<TriggerRow, 'action'>): void
   /**
-   * Checks the input before anything is written, outside of a transaction; what it returns is given to `start`.
-   * @throws TRIGGER_INPUT_INVALID and what else refuses the firing
+   * Validates the input outside the transaction, before anything is written. Its result is passed to `start`.
+   * @throws TRIGGER_INPUT_INVALID and other errors that refuse the firing
    */
   prepare(services: Services, firing: FiringToStart): Promise<unknown>
-  /** Kind of what it starts, which ends the firing by `settleStarted`. */
+  /** Kind of the started work, which settles the firing by `settleStarted`. */
   starts?: string
-  /** Starts the work in the transaction that moves the firing on. */
+  /** Starts the work in the transaction that records it in the firing. */
   start?(tx: Tx, services: Services, firing: FiringToStart & { id: string; prepared: unknown }): Promise<StartedWork>
-  /** In place of `start`: does the work while the worker keeps the firing. Repeated under the firing's id. */
+  /** Alternative to `start`: does the work under the claim of the firing. A retry repeats it with the same id. */
   call?(services: Services, firing: FiringToStart & { id: string; signal: AbortSignal }): Promise<unknown>
-  /** What follows from a call, in the transaction that ends the firing with what it gave. */
+  /** Records effects of a successful call in the transaction that settles the firing. */
   called?(tx: Tx, firing: FiringToStart & { id: string }, output: unknown): Promise<void> | void
-  /** What such work has used whose workers were all lost. */
+  /** Returns the usage of a call whose workers were all lost. */
   lost?(db: Queryable, trigger: TriggerRow, firing: Pick<FiringRow, 'id' | 'input'>): Promise<UsageDraft | null>
 }
 
-export const triggerTargets = extensionPoint<TriggerTarget>('targets of triggers')
+export const triggerTargets = extensionPoint<TriggerTarget>('trigger targets')
 
-/** Modules that follow firings. Called in the transaction in which one ends. */
-export const firingWatchers = extensionPoint<(tx: Tx, firing: FiringRow) => Promise<void>>('watchers of firings')
+/** Hooks that run in the transaction that settles a firing. */
+export const firingWatchers = extensionPoint<(tx: Tx, firing: FiringRow) => Promise<void>>('firing watchers')
 
-type Aim = Pick<TriggerRow, 'project_id' | 'target_type' | 'target_id'>
+type TargetRef = Pick<TriggerRow, 'project_id' | 'target_type' | 'target_id'>
 
-const targetMissing = ({ target_type, target_id }: Aim): never =>
-  raise('TRIGGER_TARGET_NOT_FOUND', {
-    message: `The project has no ${target_type} ${target_id}`,
-    meta: { target_type, target_id },
-  })
+const raiseTargetNotFound = ({ target_type, target_id }: TargetRef): never =>
+  raise('TRIGGER_TARGET_NOT_FOUND', { meta: { target_type, target_id } })
 
-/** How targets of a type are started. @throws TRIGGER_TARGET_NOT_FOUND for a type that nobody has yet */
-export function targetOf(aim: Aim): { target: TriggerTarget; kind: Kind } {
-  const target = triggerTargets.all().find(({ type }) => type === aim.target_type)
+/** Returns the registered target type. @throws TRIGGER_TARGET_NOT_FOUND for a type that no module registers */
+export function requireTargetType(ref: TargetRef): { target: TriggerTarget; kind: Kind } {
+  const target = triggerTargets.all().find(({ type }) => type === ref.target_type)
   const kind = target && kinds.find(target.kind)
-  return target && kind ? { target, kind } : targetMissing(aim)
+  return target && kind ? { target, kind } : raiseTargetNotFound(ref)
 }
 
-async function ownTarget(db: Queryable, kind: Kind, { project_id, target_id }: Aim): Promise<KindRow | null> {
+async function findOwnTarget(db: Queryable, kind: Kind, { project_id, target_id }: TargetRef): Promise<KindRow | null> {
   const row: KindRow | null = isIdOf(kind, target_id) ? await kind.find(db, target_id) : null
   return row?.project_id === project_id ? row : null
 }
 
 type FoundTarget = { target: TriggerTarget; kind: Kind; row: KindRow }
 
-/** Firings of one target come together. */
+/** Concurrent firings of a target share one read. */
 const targetReads = processSingleton(() => coalescedReads<FoundTarget>())
 
-/** The target of a trigger. @throws TRIGGER_TARGET_NOT_FOUND */
-export async function requireTriggerTarget(db: Queryable, aim: Aim): Promise<FoundTarget> {
-  const { target, kind } = targetOf(aim)
-  const row = target.find ? await target.find(db, aim.project_id, aim.target_id) : await ownTarget(db, kind, aim)
-  return row ? { target, kind, row } : targetMissing(aim)
+/** Returns the target of a trigger. @throws TRIGGER_TARGET_NOT_FOUND */
+export async function requireTriggerTarget(db: Queryable, ref: TargetRef): Promise<FoundTarget> {
+  const { target, kind } = requireTargetType(ref)
+  const row = target.find ? await target.find(db, ref.project_id, ref.target_id) : await findOwnTarget(db, kind, ref)
+  return row ? { target, kind, row } : raiseTargetNotFound(ref)
 }
 
-/** As much of a firing as says whose rights it has. */
-type Asked = Begun & Pick<FiringRow, 'asked_by'>
+/** Fields of a firing that determine its authority. */
+type FiringRequest = FiringOrigin & Pick<FiringRow, 'asked_by'>
 
 /**
- * Whose rights the firings of a trigger have: those of who wrote it, within its policy and what narrows who fires it by hand,
- * with the triggers that led to it.
+ * Returns the authority of a firing: the trigger's authority, limited by its policy and by the credential of a manual
+ * caller, with the trigger chain.
  */
 export function authorityOf(
   { id, policy_id, authority }: Pick<TriggerRow, 'id' | 'policy_id' | 'authority'>,
-  asked: Asked,
+  request: FiringRequest,
 ): PrincipalRecord {
   const own: PrincipalRecord = {
     ...authority,
-    via: { type: 'trigger', id, policy_id, chain: chainBehind(asked, id) },
+    via: { type: 'trigger', id, policy_id, chain: chainOfFiring(request, id) },
   }
-  return asked.asked_by ? askedForBy(own, asked.asked_by) : own
+  return request.asked_by ? narrowToRequester(own, request.asked_by) : own
 }
 
 /**
- * Checks that a trigger may fire with an input: whom it acts as is there and may start the target, which takes the input.
- * Returns what the firing goes by.
+ * Validates a firing: the trigger's principal must exist and be allowed to start the target, and the target must accept
+ * the input.
  * @throws TRIGGER_CREATOR_UNAVAILABLE, TRIGGER_TARGET_NOT_FOUND, FORBIDDEN, TRIGGER_INPUT_INVALID
  */
 export async function checkFiring(
   services: Services,
   trigger: TriggerRow,
-  asked: Asked & Pick<FiringRow, 'input'>,
+  request: FiringRequest & Pick<FiringRow, 'input'>,
 ): Promise<{ target: TriggerTarget; firing: FiringToStart; prepared: unknown }> {
   const { id, project_id } = trigger
-  const { input } = asked
-  const authority = authorityOf(trigger, asked)
+  const { input } = request
+  const authority = authorityOf(trigger, request)
   const caller = (await hasCreator(services, trigger))
     ? await callerForPrincipal(services, authority, project_id)
     : null
   if (!caller) return raise('TRIGGER_CREATOR_UNAVAILABLE', { meta: { trigger_id: id } })
-  const name = `${project_id} ${trigger.target_type} ${trigger.target_id}`
-  const { target, kind, row } = await targetReads(services)(name, () => requireTriggerTarget(services.pool, trigger))
+  const key = `${project_id} ${trigger.target_type} ${trigger.target_id}`
+  const { target, kind, row } = await targetReads(services)(key, () => requireTriggerTarget(services.pool, trigger))
   requirePermitted(caller, target.action, { kind, row })
   const firing = { trigger, authority, caller, target: row, input }
   return { target, firing, prepared: await target.prepare(services, firing) }
 }
 
-/** Whether the credential that a trigger was written with is there: of a grant its principal alone does not tell. */
+/**
+ * Whether the credential that a trigger was written with still exists. An OAuth grant may be revoked before its
+ * principal.
+ */
 async function hasCreator(services: Services, { authority, project_id }: TriggerRow): Promise<boolean> {
   const { via } = authority
   if (via === null) return true
   return via.type === 'oauth_grant' && (await callerForPrincipal(services, authority, project_id)) !== null
 }
 
-/** Refuses an input. What was wrong with it in the words of another check is in `meta.problems`. */
+/** Refuses an input, with the problems of `cause` in `meta.problems`. */
 export function inputInvalid(message: string, cause?: AppError): never {
   const problems = cause?.meta?.problems
   return raise('TRIGGER_INPUT_INVALID', { message, meta: problems ? { problems } : {} })

@@ -9,27 +9,27 @@ import { callerForPrincipal } from '../../identity/principals.ts'
 import { requireUnpaused } from '../../identity/projects/pause.ts'
 import type { TriggerTarget } from './targets.ts'
 
-/** Tools as targets: a firing is one call, made by the worker that has it. */
+const raiseNotAllowed = (message: string, field: string) =>
+  raise('TRIGGER_ACTION_NOT_ALLOWED', { message, meta: { field } })
 
-const notAllowed = (message: string, field: string) => raise('TRIGGER_ACTION_NOT_ALLOWED', { message, meta: { field } })
-
+/** A firing of a tool is one call, made under the claim of the firing. */
 export const toolTarget: TriggerTarget = {
   type: 'tool',
   kind: toolKind.name,
   action: 'tools:CallTool',
   async find(db, projectId, id) {
     const tool = await resolveSharedTool(db, projectId, id)
-    // A shared one is called as if it were the project's.
+    // Presents a shared tool as a tool of the project; the call uses its own project.
     return tool && ({ ...tool, own_project_id: tool.project_id, project_id: projectId } as KindRow)
   },
   configure(target, { action }) {
     const { type } = target as ResolvedTool
-    if (type === 'client') notAllowed('A tool that clients call is no target', 'target_id')
-    const named = type === 'platform' || type === 'mcp'
-    if (named && action === null) notAllowed(`A ${type} tool needs an action`, 'action')
-    if (!named && action !== null) notAllowed(`An action does not go with a tool of type ${type}`, 'action')
+    if (type === 'client') raiseNotAllowed('target_id must not be a client tool', 'target_id')
+    const hasActions = type === 'platform' || type === 'mcp'
+    if (hasActions && action === null) raiseNotAllowed(`action is required for ${type} tools`, 'action')
+    if (!hasActions && action !== null) raiseNotAllowed(`action is not allowed for ${type} tools`, 'action')
   },
-  // The schema of the arguments is that of the tool at the call.
+  // The call validates the arguments against the current schema of the tool.
   prepare: async () => null,
   async call(services, { id, trigger, target, authority, input, signal }) {
     const { project_id } = trigger

@@ -7,21 +7,22 @@ import { isObject } from '../../core/expressions/evaluate.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { resolveSharedTools } from '../../execution/tools/resolve.ts'
-import { accessibleIds, requireReferencePermissions } from '../orchestrations/references.ts'
+import { listAccessibleIds, requireReferencePermissions } from '../orchestrations/references.ts'
 import { graphSchema } from '../orchestrations/schemas.ts'
 import { truncateProblems } from '../orchestrations/validate.ts'
 import type { WorkflowDefinition } from './definition.ts'
 import { targetField } from './definition.ts'
 import { type DispatchTarget, type UncheckedWorkflow, validateWorkflow } from './validate.ts'
 
-/** What writing a state that calls a tool needs on it. */
+/** Permission required to write a state that calls a tool. */
 export const CALL_TOOL = 'tools:CallTool'
 
 /**
- * Refuses a definition that cannot be written, in the transaction that writes it, with everything that is wrong with it, and
- * one that has tools called which the caller may not call. Agents, orchestrations and triggers ask whoever moves the task.
- * @param stored the definition before; its states ask for nothing as long as they and its transitions stay
- * @throws WORKFLOW_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, RunFirst, SERVICE_NOT_READY
+ * Refuses a definition that is invalid, or that calls tools which the caller may not call, in the transaction that
+ * writes it; reports all its problems. Permissions on agents, orchestrations and triggers are checked when a task
+ * moves.
+ * @param stored the previous definition: its states require no permissions again unless states or transitions change
+ * @throws WORKFLOW_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, RerunAfter, SERVICE_NOT_READY
  */
 export async function requireValidWorkflow(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
@@ -60,29 +61,32 @@ async function schemaProblem(services: Services, project: string, schema: unknow
   }
 }
 
-/** What dispatches name that the project does not have, and tools that nothing can call: one statement for each kind. */
+/**
+ * Returns the problems of dispatch targets that the project neither owns nor has a share of, and of tools that cannot
+ * be dispatched. One statement per kind.
+ */
 async function targetProblems(db: Queryable, project: string, targets: readonly DispatchTarget[]): Promise<Problem[]> {
   const problems: Problem[] = []
   const missing = ({ kind, id, path }: DispatchTarget) =>
     problems.push({
       code: 'DISPATCH_TARGET_NOT_FOUND',
       path: `${path}.${targetField(kind)}`,
-      message: `names no ${kind} of the project: ${truncateChars(id, 200)}`,
+      message: `does not exist in this project: ${truncateChars(id, 200)}`,
     })
-  for (const [kind, named] of Map.groupBy(targets, target => target.kind)) {
-    const ids = named.map(({ id }) => id)
+  for (const [kind, targetsOfKind] of Map.groupBy(targets, target => target.kind)) {
+    const ids = targetsOfKind.map(({ id }) => id)
     if (kind !== 'tool') {
-      const there = new Set(await accessibleIds(db, kind, project, ids))
-      for (const target of named) if (!there.has(target.id)) missing(target)
+      const existing = new Set(await listAccessibleIds(db, kind, project, ids))
+      for (const target of targetsOfKind) if (!existing.has(target.id)) missing(target)
       continue
     }
     const tools = await resolveSharedTools(db, project, ids)
-    for (const target of named) {
+    for (const target of targetsOfKind) {
       const tool = tools.get(target.id)
       const refuse = (field: string, message: string) =>
         problems.push({ code: 'DISPATCH_TARGET_INVALID', path: `${target.path}.${field}`, message })
       if (!tool) missing(target)
-      else if (tool.type === 'client') refuse('tool_id', 'names a tool that clients call')
+      else if (tool.type === 'client') refuse('tool_id', 'refers to a client tool, which cannot be dispatched')
       else if ((tool.type === 'platform' || tool.type === 'mcp') && !target.operation_id)
         refuse('operation_id', `is required for a ${tool.type} tool`)
     }

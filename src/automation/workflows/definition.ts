@@ -1,11 +1,11 @@
 import { canonicalJson } from '../../core/api/canonical.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 
-/** What entering a state may start. */
+/** Kinds of work that entering a state can dispatch. */
 export const DISPATCH_KINDS = ['agent', 'orchestration', 'tool', 'trigger'] as const
 export type DispatchKind = (typeof DISPATCH_KINDS)[number]
 
-/** The field of a dispatch that names its target. */
+/** Returns the field of a dispatch that references its target. */
 export const targetField = (kind: DispatchKind) => `${kind}_id` as const
 
 export type Dispatch = {
@@ -19,7 +19,9 @@ export type Dispatch = {
   payload_writes?: Record<string, unknown> | null
 }
 
-/** `backoff_seconds` before the second attempt, times `backoff_multiplier` before each later one. */
+/**
+ * Retry policy. `backoff_seconds`: delay before the second attempt; `backoff_multiplier`: factor of each later delay.
+ */
 export type RetryPolicy = { max_attempts: number; backoff_seconds?: number; backoff_multiplier?: number }
 
 export type OnEnter = {
@@ -46,7 +48,7 @@ export type Transition = {
   requires_approval?: boolean
 }
 
-/** What a version is of. One that was stored has been validated. */
+/** Versioned part of a workflow. Stored definitions have been validated. */
 export type WorkflowDefinition = {
   states: WorkflowState[]
   transitions: Transition[]
@@ -55,7 +57,7 @@ export type WorkflowDefinition = {
 
 export const workflowFields = ['states', 'transitions', 'payload_schema'] as const
 
-/** What a definition is refused for where it is larger. */
+/** Size limits of a definition. */
 export const MAX_STATES = 100
 export const MAX_TRANSITIONS = 300
 export const MAX_WORKFLOW_BYTES = 256 * 1024
@@ -63,24 +65,24 @@ export const MAX_WORKFLOW_BYTES = 256 * 1024
 const structureOf = ({ states, transitions, payload_schema }: WorkflowDefinition): string =>
   canonicalJson({ states, transitions, payload_schema })
 
-/** Whether two definitions are the same but for the order of keys. */
+/** Whether two definitions differ at most in the order of keys. */
 export const isSameWorkflow = (left: WorkflowDefinition, right: WorkflowDefinition): boolean =>
   structureOf(left) === structureOf(right)
 
 const byName = (items: readonly { name: string }[]): ReadonlyMap<string, object> =>
   new Map(items.map(({ name, ...item }) => [name, item]))
 
-/** A definition as it is compared with another: states and transitions by their names, in their order. */
+/** Returns a definition for comparison: states and transitions by name, in order. */
 export const comparableWorkflow = ({ states, transitions, payload_schema }: WorkflowDefinition): object => ({
   states: byName(states),
   transitions: byName(transitions),
   payload_schema,
 })
 
-/** A definition for looking things up in it. */
+/** A definition with lookups by name. */
 export class Machine {
   readonly definition: WorkflowDefinition
-  /** Who wrote the version; null where that is not known. */
+  /** Author of the version; null if unknown. */
   readonly author: PrincipalRecord | null
   readonly initial: WorkflowState
   readonly #states: ReadonlyMap<string, WorkflowState>
@@ -102,7 +104,7 @@ export class Machine {
     return this.#transitions.get(name)
   }
 
-  /** The transitions that lead out of a state. */
+  /** Returns the transitions from a state. */
   from(state: string): Transition[] {
     return this.definition.transitions.filter(({ from }) => from.includes(state))
   }

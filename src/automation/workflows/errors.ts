@@ -4,19 +4,19 @@ export const workflowErrors = {
   WORKFLOW_HAS_OPEN_TASKS: {
     status: 409,
     description: 'Workflow has open tasks',
-    message: 'The workflow has {open_tasks} open tasks',
-    hint: 'meta.open_tasks counts them: close or delete them first.',
+    message: 'Workflow has {open_tasks} open tasks',
+    hint: 'Close or delete the open tasks, then delete the workflow.',
   },
   WORKFLOW_NOT_FOUND: {
     status: 404,
     description: 'Workflow missing',
-    message: 'There is no workflow {id}',
+    message: 'Workflow {id} not found',
   },
   WORKFLOW_VALIDATION_FAILED: {
     status: 400,
     description:
       'Workflow invalid (duplicate state names, not exactly one initial state, unknown transition state, malformed guard, on_enter dispatch without target)',
-    hint: 'meta.problems lists everything that is wrong with the definition by its path.',
+    hint: 'Fix the problems listed in meta.problems by path.',
   },
 } as const satisfies ErrorTable
 

@@ -2,19 +2,22 @@ import { z } from 'zod'
 import { DISPATCH_KINDS, type Transition, type WorkflowState } from './definition.ts'
 
 /**
- * The fields of states and transitions, as the description of the API shows them. Nothing is refused here: what is wrong in
- * a definition is found by its validation, all of it at once, under codes of its own.
+ * Fields of states and transitions for the API description. They accept any value: validation reports all problems of a
+ * definition together, with specific codes.
  */
 
 type Described = { type: string | string[]; description: string } & Record<string, unknown>
 
 const field = (type: string, description: string, more: object = {}): Described => ({ type, description, ...more })
 
-/** An object whose fields may be null where they are not required: null is the same as nothing. */
+/** Returns the schema of an object whose optional fields may be null. */
 const object = (description: string, properties: Record<string, Described>, required: string[]): Described =>
   field('object', description, {
     properties: Object.fromEntries(
-      Object.entries(properties).map(([name, each]) => [name, required.includes(name) ? each : nullable(each)]),
+      Object.entries(properties).map(([name, property]) => [
+        name,
+        required.includes(name) ? property : nullable(property),
+      ]),
     ),
     required,
     additionalProperties: true,
@@ -27,16 +30,18 @@ const nullable = ({ type, enum: values, ...rest }: Described): Described => ({
 })
 
 const Dispatch = object(
-  'What is started',
+  'Work started on entry',
   {
-    kind: field('string', 'What is started', { enum: [...DISPATCH_KINDS] }),
-    agent_id: field('string', 'Agent that makes a turn, for the kind agent'),
-    orchestration_id: field('string', 'Orchestration of which a run is started, for the kind orchestration'),
-    tool_id: field('string', 'Tool that is called, for the kind tool'),
-    trigger_id: field('string', 'Trigger that is fired, for the kind trigger'),
-    operation_id: field('string', 'Operation of a platform tool, tool of the server of an mcp tool'),
-    input_mapping: field('object', 'Keys of the input with expressions over `task`', { additionalProperties: true }),
-    payload_writes: field('object', 'Keys of the payload with expressions over `task` and `result`, for a success', {
+    kind: field('string', 'Kind of the work', { enum: [...DISPATCH_KINDS] }),
+    agent_id: field('string', 'Agent that generates a turn, for kind agent'),
+    orchestration_id: field('string', 'Orchestration to run, for kind orchestration'),
+    tool_id: field('string', 'Tool to call, for kind tool'),
+    trigger_id: field('string', 'Trigger to fire, for kind trigger'),
+    operation_id: field('string', 'Operation of a platform tool, or server tool of an mcp tool'),
+    input_mapping: field('object', 'Input of the work: keys with expressions over `task`', {
+      additionalProperties: true,
+    }),
+    payload_writes: field('object', 'Payload writes on success: keys with expressions over `task` and `result`', {
       additionalProperties: true,
     }),
   },
@@ -44,31 +49,31 @@ const Dispatch = object(
 )
 
 const Retry = object(
-  'When a dispatch that failed is made again; without it never',
+  'Retry policy of failed dispatches. Default: no retries.',
   {
-    max_attempts: field('integer', 'Attempts in all, 1 to 10'),
-    backoff_seconds: field('number', 'Wait before the second attempt, 0 to 3600; default 0'),
-    backoff_multiplier: field('number', 'Factor of each later wait, 1 to 10; default 1'),
+    max_attempts: field('integer', 'Total number of attempts, 1 to 10'),
+    backoff_seconds: field('number', 'Delay before the second attempt in seconds, 0 to 3600. Default 0.'),
+    backoff_multiplier: field('number', 'Factor applied to each further delay, 1 to 10. Default 1.'),
   },
   ['max_attempts'],
 )
 
 const Rule = object(
-  'A rule',
+  'Rule for a successful dispatch',
   {
     when: { description: 'Expression over `task` and `result`' } as Described,
-    transition: field('string', 'Transition that moves the task when it is truthy'),
+    transition: field('string', 'Transition applied when the expression is truthy'),
   },
   ['when', 'transition'],
 )
 
 const OnEnter = object(
-  'Work that entering the state starts; not of human and terminal states',
+  'Work dispatched on entry; not allowed in human and terminal states',
   {
     dispatch: Dispatch,
     retry: Retry,
-    on_complete: field('array', 'Rules for a success, of which the first that matches moves the task', { items: Rule }),
-    on_failure: field('string', 'Transition that moves the task once the last attempt has failed'),
+    on_complete: field('array', 'Rules for a success; the first match is applied', { items: Rule }),
+    on_failure: field('string', 'Transition applied after the last attempt has failed'),
   },
   ['dispatch'],
 )
@@ -79,14 +84,14 @@ const item = <T>(id: string, { type, properties, required }: Record<string, unkn
 export const StateShape = item<WorkflowState>(
   'WorkflowState',
   object(
-    'A state',
+    'State of a workflow',
     {
       name: field('string', 'Name, unique in the workflow'),
-      initial: field('boolean', 'Whether tasks begin here: exactly one state'),
-      terminal: field('boolean', 'Whether entering it closes the task'),
-      kind: field('string', '`human`: a state in which the task waits for people', { enum: ['human'] }),
+      initial: field('boolean', 'Whether tasks start in this state. Exactly one state is initial.'),
+      terminal: field('boolean', 'Whether entering the state closes the task'),
+      kind: field('string', 'Kind of the state: `human` - the task waits for people', { enum: ['human'] }),
       on_enter: OnEnter,
-      stalled_after: field('number', 'Seconds after which a task that is still here is reported as stalled'),
+      stalled_after: field('number', 'Seconds in this state after which a task is reported as stalled'),
     },
     ['name'],
   ),
@@ -95,15 +100,15 @@ export const StateShape = item<WorkflowState>(
 export const TransitionShape = item<Transition>(
   'WorkflowTransition',
   object(
-    'A transition',
+    'Transition of a workflow',
     {
       name: field('string', 'Name, unique in the workflow'),
-      from: field('array', 'States that it leads out of', { items: { type: 'string' } }),
-      to: field('string', 'State that it leads into'),
-      guard: field('object', 'Expression over `task`, `transition` and `principal` that has to be truthy', {
+      from: field('array', 'Names of the source states', { items: { type: 'string' } }),
+      to: field('string', 'Name of the target state'),
+      guard: field('object', 'Expression over `task`, `transition` and `principal` that must be truthy', {
         additionalProperties: true,
       }),
-      requires_approval: field('boolean', 'Whether somebody has to approve the move'),
+      requires_approval: field('boolean', 'Whether the transition requires an approval'),
     },
     ['name', 'from', 'to'],
   ),

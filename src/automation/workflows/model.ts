@@ -7,24 +7,22 @@ import { versionArchive } from '../../core/api/version-archive.ts'
 import { comparableWorkflow, type WorkflowDefinition } from './definition.ts'
 import { StateShape, TransitionShape } from './fields.ts'
 
-/** A workflow is a state machine: the states that a task may be in, and the transitions between them. */
-
 const anObject = z.record(z.string(), z.unknown())
 
 const fields = {
   name: z.string().trim().min(1).max(255).describe('Name, unique in the project'),
-  description: z.string().max(2000).nullable().describe('What it is for'),
-  states: z.array(StateShape).describe('States, 1 to 100, one of them initial'),
-  transitions: z.array(TransitionShape).describe('Moves between states, at most 300'),
-  payload_schema: anObject.nullable().describe('JSON Schema (draft 2020-12) that the payload of a task has to satisfy'),
+  description: z.string().max(2000).nullable().describe('Description of the workflow'),
+  states: z.array(StateShape).describe('States of the workflow, 1 to 100, one of them initial'),
+  transitions: z.array(TransitionShape).describe('Transitions between states. At most 300.'),
+  payload_schema: anObject.nullable().describe('JSON Schema (draft 2020-12) of the payload of a task'),
 }
 
 const label = z.string().trim().min(1).max(255).optional()
-const version_label = label.describe('Label of the version that the write makes')
+const version_label = label.describe('Label of the version created by this write')
 
 export const Workflow = record('Workflow', {
   ...fields,
-  version: z.int().describe('Counts the changes of the definition, from 1'),
+  version: z.int().describe('Number of the current version, starting at 1'),
 })
 
 export const WorkflowInput = createBody(
@@ -44,7 +42,7 @@ export const WorkflowInput = createBody(
 export const WorkflowPatch = patchBody('WorkflowPatch', { ...fields, version_label })
 
 export const RestoreWorkflowInput = z
-  .strictObject({ label: label.describe('Label of the new version; default `restored from v<n>`') })
+  .strictObject({ label: label.describe('Label of the new version. Default `restored from v<n>`.') })
   .meta({ id: 'WorkflowRestoreInput' })
 
 export const WorkflowVersion = z
@@ -52,9 +50,12 @@ export const WorkflowVersion = z
     id: z.string(),
     workflow_id: z.string(),
     version: z.int(),
-    config: z.record(z.string(), z.unknown()).describe('States, transitions and payload_schema as they stood'),
+    config: z.record(z.string(), z.unknown()).describe('Definition of the version'),
     label: z.string().nullable(),
-    created_by: z.string().nullable().describe('User who wrote it; of a key its owner; null for a copy'),
+    created_by: z
+      .string()
+      .nullable()
+      .describe('ID of the user who created the version, or of the owner of the API key. Null for a copy.'),
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'WorkflowVersion' })
@@ -75,7 +76,7 @@ export type WorkflowRow = z.output<typeof declared.row>
 
 export const workflowKind = declared
 
-/** Every definition that workflows have had. */
+/** Archive of all versions of workflows. */
 export const workflowVersions = versionArchive({
   table: 'workflow_versions',
   owner: 'workflow_id',

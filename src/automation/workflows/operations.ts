@@ -1,7 +1,7 @@
 import { containsFilter } from '../../core/api/filters.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
+import { versionAuthor, versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
 import { CALL_TOOL, requireValidWorkflow } from './check.ts'
@@ -30,25 +30,26 @@ export const workflowOperations: Operation[] = [
     filters: { name: containsFilter('name') },
     bytes: sql.fragment`(
       octet_length(t.states::text) + octet_length(t.transitions::text) + coalesce(octet_length(t.payload_schema::text), 0))`,
-    description: 'A page ends before 16 MiB of definitions: `limit` says how many it was cut to.',
+    description:
+      'A page contains less than 16 MiB of workflows; `limit` in the response is the number of items it was limited to.',
   }),
   workflows.create({
     description:
-      'The definition is refused with everything that is wrong with it in meta.problems. Keys of your own in states and transitions are kept and not read. A state that calls a tool needs the right to call it.',
+      'Problems of the definition are listed in meta.problems. Custom keys in states and transitions are stored and ignored. A state that calls a tool requires permission to call it.',
     alsoActions: [CALL_TOOL],
     body: WorkflowInput,
     raises: [...refusals],
     async make({ tx, services, allow, body, project, caller }) {
-      const { version_label, project_id: _project, payload_schema = null, ...given } = body
-      const values = { ...given, payload_schema, project_id: project }
+      const { version_label, project_id: _project, payload_schema = null, ...fields } = body
+      const values = { ...fields, payload_schema, project_id: project }
       await requireValidWorkflow({ tx, services, allow }, project, values)
-      return versionedWorkflows.insert(tx, values, madeBy(caller, version_label))
+      return versionedWorkflows.insert(tx, values, versionAuthor(caller, version_label))
     },
   }),
   workflows.get(),
   workflows.update({
     description:
-      'Replaces `states` and `transitions` as a whole. Another definition makes a version; tasks keep the version that they were created with. Other states and transitions need the rights that the workflow needs to be created.',
+      'Replaces `states` and `transitions` entirely. A changed definition creates a version; tasks keep the version they were created with. Changed states and transitions require the same permissions as on creation.',
     alsoActions: [CALL_TOOL],
     body: WorkflowPatch,
     quiet: true,
@@ -63,22 +64,28 @@ export const workflowOperations: Operation[] = [
         )
     },
     write: (next, { tx, stored, body, caller }) =>
-      versionedWorkflows.change(tx, stored, workflowKind.changes(stored, next), madeBy(caller, body.version_label)),
+      versionedWorkflows.change(
+        tx,
+        stored,
+        workflowKind.changes(stored, next),
+        versionAuthor(caller, body.version_label),
+      ),
   }),
   workflows.adopt({ adopt: (stored, { tx, caller }) => versionedWorkflows.adopt(tx, stored, caller) }),
   workflows.remove({
-    description: 'Refused while a task of it is open; closed tasks go with it, with their history.',
+    description: 'Refused while the workflow has open tasks. Deletes its closed tasks and their history.',
     raises: ['WORKFLOW_HAS_OPEN_TASKS'],
     async check(row, { tx }) {
-      for (const end of workflowEnds.all()) await end(tx, row)
+      for (const onDelete of workflowEnds.all()) await onDelete(tx, row)
     },
   }),
   ...versionOperations(workflowKind, { path, tag, record: WorkflowVersion, archive: workflowVersions }),
   workflows.action('restore', {
     id: 'restoreWorkflowVersion',
     path: `${path}/{workflow_id}/versions/{version}/restore`,
-    summary: 'Write the definition of an earlier version as the next one',
-    description: 'It must still be one that the caller could write today. Name and description stay.',
+    summary: 'Restore a workflow version',
+    description:
+      'Creates a new version with the definition of an earlier one. The restored version is validated and authorized like a new write. Name and description are unchanged.',
     alsoActions: [CALL_TOOL],
     action: 'workflows:RestoreWorkflowVersion',
     body: RestoreWorkflowInput,

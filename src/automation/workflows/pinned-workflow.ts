@@ -10,7 +10,7 @@ const machines = versionCache({
   make: (definition: WorkflowDefinition, author) => new Machine(definition, author),
 })
 
-/** A version of a workflow, which never changes: kept by the process. Null when it is gone. */
+/** Returns a version of a workflow; cached, since versions never change. Null if it was deleted. */
 export const pinnedMachine = (
   services: Services,
   db: Queryable,

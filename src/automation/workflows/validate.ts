@@ -10,13 +10,13 @@ import {
   targetField,
 } from './definition.ts'
 
-/** A definition as a body gives it: nothing in it has been checked. */
+/** A definition in a body, before validation. */
 export type UncheckedWorkflow = { states: readonly unknown[]; transitions: readonly unknown[]; payload_schema: unknown }
 
-/** What a dispatch names: looked up in the project. */
+/** Target of a dispatch, looked up in the project. */
 export type DispatchTarget = { kind: DispatchKind; id: string; path: string; operation_id: unknown }
 
-/** Characters of the name of a state or a transition: as many as calls may name, and as an index can hold. */
+/** Limit of characters of state and transition names, which requests contain and indexes store. */
 const MAX_NAME = 255
 
 class Findings extends FindingList {
@@ -29,13 +29,13 @@ const inRange = (value: unknown, least: number, most: number): boolean =>
   typeof value === 'number' && Number.isFinite(value) && value >= least && value <= most
 
 /**
- * Everything that is wrong with a definition, at once, and the targets that its dispatches name. Whether those exist and
- * whether the schema compiles is found out elsewhere (check.ts).
+ * Returns all problems of a definition and the targets of its dispatches. Targets and the schema are validated
+ * separately (check.ts).
  */
 export function validateWorkflow(definition: UncheckedWorkflow): { problems: Problem[]; targets: DispatchTarget[] } {
   const found = new Findings()
-  const beyond = limitProblems(definition)
-  if (beyond.length > 0) return { problems: beyond, targets: [] }
+  const exceeded = limitProblems(definition)
+  if (exceeded.length > 0) return { problems: exceeded, targets: [] }
   const { states, transitions, payload_schema } = definition
   const stateNames = namesOf(states, 'states', ['STATE_NAME_REQUIRED', 'DUPLICATE_STATE_NAME'], found)
   const transitionNames = namesOf(
@@ -44,16 +44,17 @@ export function validateWorkflow(definition: UncheckedWorkflow): { problems: Pro
     ['TRANSITION_NAME_REQUIRED', 'DUPLICATE_TRANSITION_NAME'],
     found,
   )
-  if (states.length === 0) found.problem('STATES_REQUIRED', 'states', 'must hold a state')
+  if (states.length === 0) found.problem('STATES_REQUIRED', 'states', 'must contain at least one state')
   const initials = states.filter(state => isObject(state) && state.initial === true).length
   if (initials !== 1)
     found.problem(
       'INITIAL_STATE_COUNT',
       'states',
-      `must hold exactly one state with initial: true, and holds ${initials}`,
+      `must contain exactly one state with initial: true, contains ${initials}`,
     )
   for (const [index, state] of states.entries()) checkState(state, `states[${index}]`, transitionNames, found)
-  for (const [index, each] of transitions.entries()) checkTransition(each, `transitions[${index}]`, stateNames, found)
+  for (const [index, transition] of transitions.entries())
+    checkTransition(transition, `transitions[${index}]`, stateNames, found)
   if (isSet(payload_schema) && !isObject(payload_schema))
     found.problem('PAYLOAD_SCHEMA_INVALID', 'payload_schema', 'must be an object')
   return found
@@ -67,23 +68,23 @@ function limitProblems({ states, transitions, payload_schema }: UncheckedWorkflo
     ['', 'bytes as JSON', bytes, MAX_WORKFLOW_BYTES],
   ]
   return counts.flatMap(([path, what, has, most]) =>
-    has > most ? [{ code: 'LIMIT_EXCEEDED', path, message: `must have at most ${most} ${what}, and has ${has}` }] : [],
+    has > most ? [{ code: 'LIMIT_EXCEEDED', path, message: `must have at most ${most} ${what}, has ${has}` }] : [],
   )
 }
 
-/** The names of a list, of which what is missing or repeated is reported. */
+/** Returns the names in a list; reports missing and duplicate names. */
 function namesOf(
   items: readonly unknown[],
   path: string,
-  [missing, repeated]: readonly [string, string],
+  [missing, duplicate]: readonly [string, string],
   found: Findings,
 ): ReadonlySet<string> {
   const names = new Set<string>()
   for (const [index, item] of items.entries()) {
     if (!isObject(item)) continue
     const { name } = item
-    if (!isText(name)) found.problem(missing, `${path}[${index}].name`, 'must be a name')
-    else if (names.has(name)) found.problem(repeated, `${path}[${index}].name`, `repeats ${quoteName(name)}`)
+    if (!isText(name)) found.problem(missing, `${path}[${index}].name`, 'must be a non-empty string')
+    else if (names.has(name)) found.problem(duplicate, `${path}[${index}].name`, `is a duplicate: ${quoteName(name)}`)
     else {
       if (name.length > MAX_NAME)
         found.problem('LIMIT_EXCEEDED', `${path}[${index}].name`, `must have at most ${MAX_NAME} characters`)
@@ -116,9 +117,9 @@ function checkState(state: unknown, path: string, transitions: ReadonlySet<strin
   if (isSet(stalled_after) && !(inRange(stalled_after, 0, 1e9) && stalled_after !== 0))
     found.problem('STALLED_AFTER_INVALID', `${path}.stalled_after`, 'must be a number of seconds above 0, at most 1e9')
   if (!isSet(on_enter)) return
-  if (kind === 'human') found.problem('HUMAN_STATE_DISPATCH', `${path}.on_enter`, 'does not go with kind human')
+  if (kind === 'human') found.problem('HUMAN_STATE_DISPATCH', `${path}.on_enter`, 'cannot be combined with kind human')
   if (terminal === true)
-    found.problem('TERMINAL_STATE_DISPATCH', `${path}.on_enter`, 'does not go with a terminal state')
+    found.problem('TERMINAL_STATE_DISPATCH', `${path}.on_enter`, 'is not allowed in a terminal state')
   if (!isObject(on_enter)) {
     found.problem('STATE_FIELD_INVALID', `${path}.on_enter`, 'must be an object')
     return
@@ -143,7 +144,7 @@ function checkDispatch(dispatch: unknown, path: string, found: Findings): void {
     if (problem) found.problem(code, `${path}.${name}`, problem)
   }
   if (isSet(operation_id) && !isText(operation_id))
-    found.problem('STATE_FIELD_INVALID', `${path}.operation_id`, 'must be a name')
+    found.problem('STATE_FIELD_INVALID', `${path}.operation_id`, 'must be a non-empty string')
   if (!DISPATCH_KINDS.includes(kind as never)) {
     found.problem('DISPATCH_KIND_INVALID', `${path}.kind`, `must be one of ${DISPATCH_KINDS.join(', ')}`)
     return
@@ -151,7 +152,7 @@ function checkDispatch(dispatch: unknown, path: string, found: Findings): void {
   const field = targetField(kind as DispatchKind)
   const id = dispatch[field]
   if (!isText(id)) {
-    found.problem('DISPATCH_TARGET_REQUIRED', `${path}.${field}`, `is required for the kind ${kind}`)
+    found.problem('DISPATCH_TARGET_REQUIRED', `${path}.${field}`, `is required for kind ${kind}`)
     return
   }
   found.targets.push({ kind: kind as DispatchKind, id, path, operation_id })
@@ -178,11 +179,12 @@ function checkRoutes(
   transitions: ReadonlySet<string>,
   found: Findings,
 ): void {
-  const named = (name: unknown, at: string) => {
+  const checkName = (name: unknown, at: string) => {
     if (!isText(name)) found.problem('STATE_FIELD_INVALID', at, 'must be the name of a transition')
-    else if (!transitions.has(name)) found.problem('UNKNOWN_TRANSITION', at, `names no transition: ${quoteName(name)}`)
+    else if (!transitions.has(name))
+      found.problem('UNKNOWN_TRANSITION', at, `refers to a transition that does not exist: ${quoteName(name)}`)
   }
-  if (isSet(on_failure)) named(on_failure, `${path}.on_failure`)
+  if (isSet(on_failure)) checkName(on_failure, `${path}.on_failure`)
   if (!isSet(on_complete)) return
   if (!Array.isArray(on_complete)) {
     found.problem('STATE_FIELD_INVALID', `${path}.on_complete`, 'must be an array')
@@ -196,7 +198,7 @@ function checkRoutes(
     }
     const problem = rule.when === undefined ? 'is required' : expressionProblem(rule.when)
     if (problem) found.problem('STATE_FIELD_INVALID', `${at}.when`, problem)
-    named(rule.transition, `${at}.transition`)
+    checkName(rule.transition, `${at}.transition`)
   }
 }
 
@@ -213,7 +215,7 @@ function checkTransition(transition: unknown, path: string, states: ReadonlySet<
   checkNamesState(to, `${path}.to`, states, found)
   if (!isSet(guard)) return
   if (!isObject(guard) || operationOf(guard) === null)
-    found.problem('GUARD_MALFORMED', `${path}.guard`, 'must be an object whose one key is an operator')
+    found.problem('GUARD_MALFORMED', `${path}.guard`, 'must be an object with an operator as its only key')
   else {
     const problem = expressionProblem(guard)
     if (problem) found.problem('GUARD_MALFORMED', `${path}.guard`, problem)
@@ -225,6 +227,8 @@ function checkNamesState(name: unknown, path: string, states: ReadonlySet<string
   found.problem(
     'UNKNOWN_STATE',
     path,
-    typeof name === 'string' ? `names no state: ${quoteName(name)}` : 'must name a state',
+    typeof name === 'string'
+      ? `refers to a state that does not exist: ${quoteName(name)}`
+      : 'must be the name of a state',
   )
 }

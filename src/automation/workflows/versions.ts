@@ -3,7 +3,7 @@ import { requireValidWorkflow } from './check.ts'
 import { isSameWorkflow, type WorkflowDefinition, workflowFields } from './definition.ts'
 import { type WorkflowRow, workflowKind, workflowVersions } from './model.ts'
 
-/** Workflows as they are written: another definition is the next version. */
+/** Workflows as a versioned resource: a changed definition creates a version. */
 export const versionedWorkflows = versionedResource<WorkflowRow, WorkflowDefinition>({
   kind: workflowKind,
   archive: workflowVersions,

@@ -1,7 +1,6 @@
 /**
- * A stretch of whole lines of a Markdown text that belongs together, without the blank lines around it: code units,
- * end exclusive. `headings` are those it stands under, outermost first, its own included; `columns` the names in the
- * head of a table.
+ * A block of whole lines of a Markdown text, without surrounding blank lines; offsets in code units, end exclusive.
+ * `headings`: enclosing headings, outermost first, including a heading block; `columns`: column names of a table.
  */
 export type MarkdownBlock = {
   kind: 'heading' | 'paragraph' | 'list' | 'table' | 'fence'
@@ -12,16 +11,13 @@ export type MarkdownBlock = {
 }
 export type Heading = { level: number; text: string; start: number }
 
-/**
- * Code units after which a block ends with its line though its text goes on: it is larger than a chunk, so it is cut
- * anyway, and reading one never takes long.
- */
-const LONGEST_BLOCK = 512 * 1024
+/** Maximum length of a block in code units, which bounds the time to read one; larger blocks are split anyway. */
+const MAX_BLOCK_LENGTH = 512 * 1024
 
-/** The same for lines, which cost more than their length says: 512 Ki of them took 60 to 120 ms, so many 15 to 30. */
-const MOST_LINES = 128 * 1024
+/** Maximum lines of a block, which cost more than their length: 512 Ki lines took 60 to 120 ms, 128 Ki 15 to 30. */
+const MAX_BLOCK_LINES = 128 * 1024
 
-/** Markers are looked for in so many code units of a line, so that a line of a megabyte costs no more than reading it. */
+/** Code units at the start of a line in which markers are recognized, so that long lines are cheap. */
 const HEAD_LENGTH = 256
 
 const HEADING = /^ {0,3}(#{1,6})[ \t]+(?=[^ \t])/
@@ -34,10 +30,10 @@ const TABLE_RULE = /^[ \t]*[|:-][ \t|:-]*$/
 type Line = { start: number; end: number; next: number; head: string; blank: boolean }
 
 /**
- * The blocks of a text in order, read line by line as they are asked for. It knows of Markdown what matters for
- * cutting: headings with `#` or underlined, fences, lists with what is indented under their items, pipe tables. The
- * rest is paragraphs, so that text without any Markdown is read as its paragraphs.
- * @param borders where pages begin, in code units: no block but a fence goes on over one
+ * Yields the blocks of a text in order, read line by line on demand. Recognizes the Markdown that matters for
+ * splitting: headings with `#` or underlines, fences, lists with indented content, pipe tables. All other text is
+ * paragraphs.
+ * @param borders starts of pages in code units; only fences continue across them
  */
 export function* markdownBlocks(text: string, borders: ReadonlySet<number>): Generator<MarkdownBlock> {
   let headings: Heading[] = []
@@ -45,11 +41,11 @@ export function* markdownBlocks(text: string, borders: ReadonlySet<number>): Gen
   let openFence: string | undefined
   while (line) {
     if (line.blank) {
-      line = lineAt(text, nextWords(text, line.next))
+      line = lineAt(text, nextNonBlankLine(text, line.next))
       continue
     }
-    const { kind, end, next, open, columns }: Found = openFence
-      ? { kind: 'fence', ...fenced(text, line, openFence) }
+    const { kind, end, next, open, columns }: BlockEnd = openFence
+      ? { kind: 'fence', ...readFence(text, line, openFence) }
       : blockAt(text, borders, line)
     openFence = open
     if (kind === 'heading') {
@@ -61,14 +57,14 @@ export function* markdownBlocks(text: string, borders: ReadonlySet<number>): Gen
   }
 }
 
-/** A block by its end and the line behind it; `open` is the mark of a fence that goes on as another block. */
-type Found = Pick<MarkdownBlock, 'kind' | 'end' | 'columns'> & { next: number; open?: string }
+/** End of a block and start of the next line; `open`: mark of a fence that continues as another block. */
+type BlockEnd = Pick<MarkdownBlock, 'kind' | 'end' | 'columns'> & { next: number; open?: string }
 
-function blockAt(text: string, borders: ReadonlySet<number>, first: Line): Found {
+function blockAt(text: string, borders: ReadonlySet<number>, first: Line): BlockEnd {
   const second = borders.has(first.next) ? null : lineAt(text, first.next)
-  const lines = (goesOn: GoesOn) => linesFrom(text, borders, first, goesOn)
+  const lines = (continues: LineTest) => readLines(text, borders, first, continues)
   const fence = FENCE.exec(first.head)?.[1]
-  if (fence) return { kind: 'fence', ...fenced(text, lineAt(text, first.next) ?? first, fence) }
+  if (fence) return { kind: 'fence', ...readFence(text, lineAt(text, first.next) ?? first, fence) }
   if (HEADING.test(first.head)) return { kind: 'heading', end: first.end, next: first.next }
   if (LIST_ITEM.test(first.head)) return { kind: 'list', ...lines(continuesList) }
   if (isTable(text, first, second)) {
@@ -82,15 +78,15 @@ function blockAt(text: string, borders: ReadonlySet<number>, first: Line): Found
   }
 }
 
-type GoesOn = (line: Line, after: Line | null) => boolean
+type LineTest = (line: Line, after: Line | null) => boolean
 
-/** Lines from the first on as long as the next one goes on; a block does not end with blank lines. */
-function linesFrom(text: string, borders: ReadonlySet<number>, first: Line, goesOn: GoesOn) {
+/** Reads lines while `continues` accepts the next one; excludes trailing blank lines. */
+function readLines(text: string, borders: ReadonlySet<number>, first: Line, continues: LineTest) {
   let last = first
   let line = lineAt(text, first.next)
-  for (let lines = 1; line && lines < MOST_LINES && line.start - first.start < LONGEST_BLOCK; lines++) {
+  for (let lines = 1; line && lines < MAX_BLOCK_LINES && line.start - first.start < MAX_BLOCK_LENGTH; lines++) {
     const after = lineAt(text, line.next)
-    if (borders.has(line.start) || !goesOn(line, after)) break
+    if (borders.has(line.start) || !continues(line, after)) break
     if (!line.blank) last = line
     line = after
   }
@@ -98,8 +94,8 @@ function linesFrom(text: string, borders: ReadonlySet<number>, first: Line, goes
 }
 
 /**
- * A list goes on with items, what is indented, and lines directly below; it ends before a heading, a fence, or text after
- * a blank line.
+ * Whether a list continues: with items, indented text and lines directly below. It ends before a heading, a fence, or
+ * text after a blank line.
  */
 function continuesList(line: Line, after: Line | null): boolean {
   if (line.blank) return after !== null && !after.blank && (LIST_ITEM.test(after.head) || /^[ \t]{2}/.test(after.head))
@@ -108,13 +104,13 @@ function continuesList(line: Line, after: Line | null): boolean {
 
 const opensBlock = (line: Line) => FENCE.test(line.head) || HEADING.test(line.head) || LIST_ITEM.test(line.head)
 
-/** The rest of a fence from a line in it on; it ends with a line of at least as many of its characters, or with the text. */
-function fenced(text: string, first: Line, mark: string): Omit<Found, 'kind'> {
+/** Reads the rest of a fence, up to a line with at least as many of its mark characters, or to the end of the text. */
+function readFence(text: string, first: Line, mark: string): Omit<BlockEnd, 'kind'> {
   for (let line = first, lines = 1; ; lines++) {
     const closed = CLOSING_FENCE.exec(line.head)?.[1].startsWith(mark)
     const following = closed ? null : lineAt(text, line.next)
     if (!following) return { end: line.end, next: line.next }
-    if (lines === MOST_LINES || line.end - first.start > LONGEST_BLOCK)
+    if (lines === MAX_BLOCK_LINES || line.end - first.start > MAX_BLOCK_LENGTH)
       return { end: line.end, next: line.next, open: mark }
     line = following
   }
@@ -142,19 +138,19 @@ function headingOf(text: string, line: Line): Heading {
     .slice(marks?.[0].length ?? 0)
     .trim()
     .toWellFormed()
-  if (marks) return { level: marks[1].length, text: withoutClosingMarks(title), start: line.start }
+  if (marks) return { level: marks[1].length, text: trimClosingMarks(title), start: line.start }
   return { level: lineAt(text, line.next)?.head.includes('=') ? 1 : 2, text: title, start: line.start }
 }
 
-/** `## Title ##` is called `Title`. */
-function withoutClosingMarks(title: string): string {
+/** Removes closing marks, as in `## Title ##`. */
+function trimClosingMarks(title: string): string {
   let end = title.length
   while (title[end - 1] === '#') end--
   return title[end - 1] === ' ' ? title.slice(0, end).trimEnd() : title
 }
 
-/** The start of the next line that is not blank; blank ones by the million would be slow to read one by one. */
-function nextWords(text: string, start: number): number {
+/** Returns the start of the next line that is not blank; reading millions of blank lines one by one would be slow. */
+function nextNonBlankLine(text: string, start: number): number {
   const word = /\S/g
   word.lastIndex = start
   const found = word.exec(text)

@@ -1,28 +1,28 @@
-import { setImmediate as nextTurn } from 'node:timers/promises'
+import { setImmediate as yieldToEventLoop } from 'node:timers/promises'
 import type { ChunkDraft, ChunkSettings, PageText } from './model.ts'
 import { splitByStructure } from './structure-split.ts'
 import { CharacterMeasure, type TextMeasure } from './text-measure.ts'
 import { tokenMeasure } from './token-measure.ts'
 
-/** Raised when a text makes more chunks, or more text in chunks, than a document may have. */
+/** Thrown above the limits for the number of chunks and for their total size. */
 export class ChunkLimitError extends Error {}
 
 /** The settings of the same names. */
 type Limits = { INGESTION_MAX_CHUNKS: number; INGESTION_MAX_TEXT_BYTES: number }
 
-/** A chunk by its place: code units of the joined text, end exclusive. */
+/** Position of a chunk in code units of the joined text, end exclusive. */
 type Span = { start: number; end: number; page_number: number | null; context: string | null }
 
-/** How long cutting may keep the process from its other work, in milliseconds. */
-const TURN_MS = 10
+/** Maximum time between yields to the event loop. */
+const YIELD_MS = 10
 
-/** The text that offsets of chunks count in: the pages, each on lines of its own. */
+/** Joins pages with line breaks; offsets of chunks refer to the joined text. */
 export const joinPages = (pages: PageText[]): string => pages.map(page => page.text).join('\n')
 
 /**
- * Cuts the pages of a document into chunks, in order. A text without anything but whitespace gives none. Other work of
- * the process goes on in between. Throws ChunkLimitError over INGESTION_MAX_CHUNKS, and as soon as the chunks together
- * would hold more than twice INGESTION_MAX_TEXT_BYTES: an overlap almost as large as a chunk repeats a text many times.
+ * Splits the pages of a document into chunks, in order; a blank text has none. Yields to the event loop every 10 ms.
+ * Throws ChunkLimitError above INGESTION_MAX_CHUNKS, and when the chunks exceed twice INGESTION_MAX_TEXT_BYTES in
+ * total, because an overlap almost as large as a chunk repeats the text many times.
  */
 export async function splitPages(
   pages: PageText[],
@@ -39,13 +39,15 @@ export async function splitPages(
   let since = performance.now()
   for await (const span of await spansOf(text, pages, settings, title)) {
     if (chunks.length === limits.INGESTION_MAX_CHUNKS) {
-      throw new ChunkLimitError(`The text makes more than ${chunks.length} chunks (INGESTION_MAX_CHUNKS)`)
+      throw new ChunkLimitError(`The text results in more than ${chunks.length} chunks (INGESTION_MAX_CHUNKS)`)
     }
     await starts.measure(span.start)
     const content = text.slice(span.start, span.end)
     bytes += Buffer.byteLength(content)
     if (bytes > maxBytes) {
-      throw new ChunkLimitError(`The chunks hold more than ${maxBytes} bytes of text (twice INGESTION_MAX_TEXT_BYTES)`)
+      throw new ChunkLimitError(
+        `The chunks contain more than ${maxBytes} bytes of text (twice INGESTION_MAX_TEXT_BYTES)`,
+      )
     }
     chunks.push({
       chunk_index: chunks.length,
@@ -55,8 +57,8 @@ export async function splitPages(
       content,
       context: span.context,
     })
-    if (performance.now() - since > TURN_MS) {
-      await nextTurn()
+    if (performance.now() - since > YIELD_MS) {
+      await yieldToEventLoop()
       since = performance.now()
     }
   }
@@ -75,17 +77,17 @@ async function spansOf(
   if (chunk_strategy === 'whole') return [whole]
   const size = chunk_size as number
   const overlap = chunk_overlap as number
-  const cut = (ends: TextMeasure, starts: TextMeasure) =>
+  const split = (ends: TextMeasure, starts: TextMeasure) =>
     chunk_strategy === 'auto'
-      ? onPages(splitByStructure(ends, size, overlap, { title, borders: bordersOf(pages) }), pages)
-      : windows({ starts, ends }, size, overlap)
-  if (chunk_unit !== 'tokens') return cut(new CharacterMeasure(text), new CharacterMeasure(text))
-  const ruler = await tokenMeasure(text)
-  return cut(ruler, ruler)
+      ? addPageNumbers(splitByStructure(ends, size, overlap, { title, borders: pageBorders(pages) }), pages)
+      : windowSpans({ starts, ends }, size, overlap)
+  if (chunk_unit !== 'tokens') return split(new CharacterMeasure(text), new CharacterMeasure(text))
+  const measure = await tokenMeasure(text)
+  return split(measure, measure)
 }
 
-/** Where pages begin in the joined text, the first one apart. */
-function bordersOf(pages: PageText[]): ReadonlySet<number> {
+/** Returns the starts of all pages but the first in the joined text. */
+function pageBorders(pages: PageText[]): ReadonlySet<number> {
   const borders = new Set<number>()
   let start = 0
   for (const page of pages.slice(0, -1)) {
@@ -95,8 +97,11 @@ function bordersOf(pages: PageText[]): ReadonlySet<number> {
   return borders
 }
 
-/** Gives spans, whose starts rise, the numbers of the pages they start on. */
-async function* onPages(spans: AsyncIterable<Omit<Span, 'page_number'>>, pages: PageText[]): AsyncGenerator<Span> {
+/** Adds to spans, in ascending order, the number of the page on which they start. */
+async function* addPageNumbers(
+  spans: AsyncIterable<Omit<Span, 'page_number'>>,
+  pages: PageText[],
+): AsyncGenerator<Span> {
   let page = 0
   let next = pages[0].text.length + 1
   for await (const span of spans) {
@@ -115,20 +120,20 @@ function* pageSpans(pages: PageText[]): Generator<Span> {
 }
 
 /**
- * Windows of `size` that start `size - overlap` after each other; the last is the first that reaches the end. Starts
- * and ends are walked along separately, so that a large overlap does not make the walk longer. A window of tokens that
- * all end within one character adds nothing and is left out.
+ * Yields windows of `size` at intervals of `size - overlap`, up to the first that reaches the end. Starts and ends are
+ * measured separately, so that a large overlap does not require moving back. Skips windows of tokens that all end
+ * within one character.
  */
-async function* windows(
-  rulers: { starts: TextMeasure; ends: TextMeasure },
+async function* windowSpans(
+  measures: { starts: TextMeasure; ends: TextMeasure },
   size: number,
   overlap: number,
 ): AsyncGenerator<Span> {
   let reached = 0
-  for (let from = 0; reached < rulers.ends.text.length; from += size - overlap) {
-    const start = rulers.starts.offset(from)
-    await rulers.ends.measure?.(start, size)
-    const end = rulers.ends.offset(from + size)
+  for (let from = 0; reached < measures.ends.text.length; from += size - overlap) {
+    const start = measures.starts.offset(from)
+    await measures.ends.measure?.(start, size)
+    const end = measures.ends.offset(from + size)
     if (end > reached) yield { start, end, page_number: null, context: null }
     reached = end
   }

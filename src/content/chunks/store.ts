@@ -13,9 +13,7 @@ import {
 } from '../vectors/store.ts'
 import type { ChunkDraft } from './model.ts'
 
-/** Every statement on document_chunks, beside the search. */
-
-/** The text search configuration of a name, as PostgreSQL would find it, and `simple` where there is none such. */
+/** Query for a text search configuration by name, resolved like in PostgreSQL; `simple` if it does not exist. */
 export const textSearchConfigExpr = (name: string) => sql.fragment`
   select f.config, f.name
   from (
@@ -27,20 +25,19 @@ export const textSearchConfigExpr = (name: string) => sql.fragment`
   ) f
   order by f.rank limit 1`
 
-/** Vectors of one statement: 5 MB of them with 1,024 dimensions, 40 ms of work before it is sent. */
-const VECTORS = 1000
+/** Vectors per statement: 5 MB with 1,024 dimensions, which take 40 ms to serialize. */
+const VECTOR_BATCH = 1000
 
 export type NewChunk = ChunkDraft & { id: string; vectors: Float32Array[] }
 
-/** `space` is null while embeddings are not configured. */
+/** `space` is null if embeddings are not configured. */
 export type ChunkOptions = { space: Space | null; textSearchConfig: string }
 
 type Owner = { project_id: string; document_id: string }
 
 /**
- * Writes chunks of a document with their search words and their vectors, counts them on the document and notes the space
- * there: one statement, and one more for every further thousand vectors. A text search configuration that the database
- * does not have counts as `simple`.
+ * Inserts chunks of a document with search words and vectors and updates counts and space of the document. One
+ * statement, plus one per additional thousand vectors.
  */
 export async function insertChunks(
   db: Queryable,
@@ -59,16 +56,16 @@ export async function insertChunks(
   await insertRest(db)
 }
 
-/** Chunks to be written with the document's row. */
+/** CTEs that insert chunks, for a statement that writes the document. */
 export type ChunkParts = {
   ctes: Fragment[]
-  /** What the row is to have; null leaves it as it is. */
+  /** New space of the document; null leaves it unchanged. */
   space_id: number | null
-  /** Writes the vectors that are more than one statement takes. */
+  /** Inserts the vectors beyond the first thousand. */
   insertRest: (db: Queryable) => Promise<void>
 }
 
-/** The ctes that write chunks with their search words and vectors, where a condition holds; none for no chunks. */
+/** Returns CTEs that insert chunks with search words and vectors if `guard` is true; none without chunks. */
 export function chunkCtes(
   owner: Owner,
   chunks: readonly NewChunk[],
@@ -80,9 +77,10 @@ export function chunkCtes(
   if (chunks.length > 0)
     ctes.push(sql.fragment`written_chunks as (${chunkInsert(owner, chunks, textSearchConfig, guard)})`)
   if (vectors.length > 0)
-    ctes.push(sql.fragment`written_vectors as (${vectorInsert(vectors.slice(0, VECTORS), guard)})`)
+    ctes.push(sql.fragment`written_vectors as (${vectorInsert(vectors.slice(0, VECTOR_BATCH), guard)})`)
   const insertRest = async (db: Queryable) => {
-    for (let at = VECTORS; at < vectors.length; at += VECTORS) await insertVectors(db, vectors.slice(at, at + VECTORS))
+    for (let at = VECTOR_BATCH; at < vectors.length; at += VECTOR_BATCH)
+      await insertVectors(db, vectors.slice(at, at + VECTOR_BATCH))
   }
   return { ctes, space_id: chunks.length > 0 ? (space?.id ?? 0) : null, insertRest }
 }
@@ -112,7 +110,7 @@ const chunkInsert = (
     cross join (${textSearchConfigExpr(textSearchConfig)}) k
     where ${guard}`
 
-/** Rows of knowledge_vectors for chunks of a document. */
+/** Returns rows of knowledge_vectors for chunks of a document. */
 export const chunkVectorRows = (
   { project_id, document_id }: Owner,
   chunks: readonly Pick<NewChunk, 'id' | 'vectors'>[],
@@ -130,7 +128,7 @@ export const chunkVectorRows = (
     })),
   )
 
-/** Deletes the chunks of a document and their vectors; document_chunks_document finds them. */
+/** Deletes the chunks of a document and their vectors. Index document_chunks_document. */
 export async function removeChunks(db: Queryable, documentId: string): Promise<void> {
   await removeVectors(db, { container_id: documentId })
   await db.query(voidStatement`delete from document_chunks where document_id = ${documentId}`)
@@ -147,8 +145,8 @@ type ListedChunk = {
 }
 
 /**
- * The page of a document's chunks, in their order, as the wire shows them; `embedded` says whether a search by meaning
- * finds it now. document_chunks_document gives the order, knowledge_vectors_ref the vectors.
+ * Lists the chunks of a document in order, for responses; `embedded`: whether a search by meaning can find the chunk.
+ * Indexes: document_chunks_document for the order, knowledge_vectors_ref for the vectors.
  */
 export async function listChunks(context: Pick<Context, 'db' | 'page' | 'services'>, documentId: string) {
   const space = await currentSpace(context.services)
@@ -158,7 +156,7 @@ export async function listChunks(context: Pick<Context, 'db' | 'page' | 'service
     from: sql.fragment`document_chunks t`,
     rows: sql.fragment`t.document_id = ${documentId}`,
     order: sql.fragment`t.chunk_index`,
-    // Texts and lookups are those of the page alone, whatever the document has.
+    // Reads texts and vectors only for the rows of the page.
     key: sql.fragment`t.id`,
     present: row => row,
   })
@@ -173,43 +171,43 @@ const UnembeddedChunk = z.object({
 })
 export type UnembeddedChunk = z.output<typeof UnembeddedChunk>
 
-const bare = sql.type(UnembeddedChunk)
-const id = sql.type(z.object({ id: z.string() }))
-const found = sql.type(z.object({ config: z.unknown(), name: z.string() }))
+const unembeddedRow = sql.type(UnembeddedChunk)
+const idRow = sql.type(z.object({ id: z.string() }))
+const configRow = sql.type(z.object({ config: z.unknown(), name: z.string() }))
 
 /**
- * Chunks of documents, from behind one on, in the order of document_chunks_document; with a space, only those that have
- * no vectors of it, which knowledge_vectors_ref finds.
+ * Lists chunks of documents after a position; with `missingSpace`, only chunks without vectors of that space. Indexes:
+ * document_chunks_document for the order, knowledge_vectors_ref for the vectors.
  */
-export const chunksToEmbed = (
+export const listChunksToEmbed = (
   db: Queryable,
-  without: Space | null,
+  missingSpace: Space | null,
   documentIds: readonly string[],
   after: Pick<UnembeddedChunk, 'document_id' | 'chunk_index'> | null,
   limit: number,
 ): Promise<readonly UnembeddedChunk[]> =>
-  db.any(bare`
+  db.any(unembeddedRow`
     select c.id, c.document_id, c.chunk_index, c.content, c.context from document_chunks c
     where c.document_id = any(${sql.array([...documentIds], 'text')})
       ${after === null ? sql.fragment`` : sql.fragment`and (c.document_id, c.chunk_index) > (${after.document_id}, ${after.chunk_index})`}
       ${
-        without === null
+        missingSpace === null
           ? sql.fragment``
-          : sql.fragment`and not ${hasVector(VECTOR_SOURCES.document, sql.fragment`c.id`, without.id)}`
+          : sql.fragment`and not ${hasVector(VECTOR_SOURCES.document, sql.fragment`c.id`, missingSpace.id)}`
       }
     order by c.document_id, c.chunk_index limit ${limit}`)
 
-/** Which of some chunks are still there. */
-export const existingChunks = async (db: Queryable, ids: readonly string[]): Promise<ReadonlySet<string>> =>
-  new Set(await db.anyFirst(id`select id from document_chunks where id = any(${sql.array([...ids], 'text')})`))
+/** Returns the IDs of chunks that still exist. */
+export const findExistingChunks = async (db: Queryable, ids: readonly string[]): Promise<ReadonlySet<string>> =>
+  new Set(await db.anyFirst(idRow`select id from document_chunks where id = any(${sql.array([...ids], 'text')})`))
 
-/** The text search configuration that a name stands for in this database: itself, or `simple` where there is none such. */
+/** Returns the text search configuration of this database for a name, or `simple` if it does not exist. */
 export const resolveTextSearchConfig = async (db: Queryable, name: string): Promise<string> =>
-  (await db.one(found`${textSearchConfigExpr(name)}`)).name
+  (await db.one(configRow`${textSearchConfigExpr(name)}`)).name
 
 /**
- * Makes the search words of up to `limit` chunks anew that another configuration made; returns how many.
- * document_chunks_config finds them; those that somebody is writing are left for the next time.
+ * Rebuilds the search words of up to `limit` chunks of other configurations; returns their number. Skips locked chunks.
+ * Index document_chunks_config.
  */
 export const rebuildSearchWords = async (db: Queryable, config: string, limit: number): Promise<number> =>
   (

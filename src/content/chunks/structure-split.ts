@@ -1,68 +1,67 @@
 import { type Heading, type MarkdownBlock, markdownBlocks } from './blocks.ts'
 import type { TextMeasure } from './text-measure.ts'
 
-/** A chunk by its place in code units, end exclusive, with what it stands under. */
+/** Position of a chunk in code units, end exclusive, with its title and headings. */
 type Section = { start: number; end: number; context: string | null }
 
 const sentences = new Intl.Segmenter('und', { granularity: 'sentence' })
 const words = new Intl.Segmenter('und', { granularity: 'word' })
 const characters = new Intl.Segmenter('und', { granularity: 'grapheme' })
 
-/** Code units around a place that are looked at to see whether a sentence, a word or a character ends there. */
+/** Code units around an offset that are examined for ends of sentences, words and characters. */
 const LOOKAHEAD = 64
 const LOOKBACK = 256
 
-/** Letters of the scripts that put no spaces between words. */
+/** Letters of scripts without spaces between words. */
 const UNSPACED =
   /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}]/u
 
-/** Lines that are wider are not wrapped text. */
+/** Maximum line width of wrapped text. */
 const WRAPPED_WIDTH = 120
 
 /**
- * Cuts a text where its structure allows: as many whole sections as fit, else as many whole blocks (paragraphs, lists,
- * tables, fences), and a block that is larger than a chunk by items, lines or sentences, then between words, then
- * between characters as they are seen. A heading stays with what follows it. Whitespace between chunks belongs to none.
- * With an overlap a chunk begins with the last whole sentences of the one before, at most half a chunk of them, if what
- * has to follow still fits.
+ * Splits a text by structure: as many whole sections as fit, else as many whole blocks (paragraphs, lists, tables,
+ * fences). A block larger than a chunk is split by items, lines or sentences, else between words, else between
+ * graphemes. A heading stays with the following text. White space between chunks belongs to none. With an overlap, a
+ * chunk starts with the last whole sentences of the previous one, at most half a chunk, if the next piece still fits.
  *
- * Every stretch of text is looked at a few times only: a cut is searched within one size, and two cuts in a row are
- * further apart than what did not fit before the first.
- * @param borders where pages begin, in code units: the text may be cut there as after a block
+ * Takes linear time: a split point is searched within one chunk size, and the distance of consecutive split points
+ * exceeds the text that did not fit before the first.
+ * @param borders starts of pages in code units, where the text may be split as after a block
  */
 export async function* splitByStructure(
-  ruler: TextMeasure,
+  measure: TextMeasure,
   size: number,
   overlap: number,
   { title, borders }: { title: string | null; borders: ReadonlySet<number> },
 ): AsyncGenerator<Section> {
-  const { text } = ruler
-  const reach = (from: number) => Math.max(ruler.offset(ruler.index(from) + size), nextPoint(text, from))
-  const repeated = Math.min(overlap, Math.floor(size / 2))
-  const ahead = new Blocks(text, borders)
+  const { text } = measure
+  const reach = (from: number) => Math.max(measure.offset(measure.index(from) + size), nextCodePoint(text, from))
+  const maxOverlap = Math.min(overlap, Math.floor(size / 2))
+  const blocks = new BlockWindow(text, borders)
   let begin = 0
   let start = skipBlank(text, 0)
   while (start < text.length) {
-    ahead.drop(begin)
-    await ruler.measure?.(begin, size)
+    blocks.discardBefore(begin)
+    await measure.measure?.(begin, size)
     if (begin > start || reach(begin) <= start) begin = start
-    await ruler.measure?.(start, 2 * size)
-    let cut = ahead.cut(start, reach(begin))
-    if (cut === null && begin < start) {
-      cut = ahead.cut(start, reach(start))
-      if (cut !== null) begin = start
+    await measure.measure?.(start, 2 * size)
+    let splitPoint = blocks.lastSplitPoint(start, reach(begin))
+    if (splitPoint === null && begin < start) {
+      splitPoint = blocks.lastSplitPoint(start, reach(start))
+      if (splitPoint !== null) begin = start
     }
-    cut ??= cutWithin(text, ahead.at(reach(begin)), start, reach(begin), reach)
-    const end = start + text.slice(start, cut).trimEnd().length
-    // A line may be indented by more than a chunk.
-    if (end > start) yield { start: begin, end, context: contextOf(title, ahead.between(begin, end), begin) }
-    start = skipBlank(text, cut)
-    begin = repeated ? (sentenceBefore(ruler, ahead, begin, end, repeated) ?? start) : start
+    splitPoint ??= splitWithinBlock(text, blocks.at(reach(begin)), start, reach(begin), reach)
+    const end = start + text.slice(start, splitPoint).trimEnd().length
+    // An indentation may be longer than a chunk.
+    if (end > start) yield { start: begin, end, context: contextOf(title, blocks.between(begin, end), begin) }
+    start = skipBlank(text, splitPoint)
+    begin = maxOverlap ? (overlapStart(measure, blocks, begin, end, maxOverlap) ?? start) : start
   }
 }
 
-/** The blocks around the place that is being cut; read as far as needed. */
-class Blocks {
+/** Blocks around the current offset, read on demand. */
+class BlockWindow {
   #blocks: MarkdownBlock[] = []
   readonly #rest: Iterator<MarkdownBlock>
   #length: number
@@ -72,17 +71,17 @@ class Blocks {
     this.#length = text.length
   }
 
-  /** Forgets what ends before this offset. */
-  drop(offset: number) {
+  /** Discards blocks that end before an offset. */
+  discardBefore(offset: number) {
     const first = this.#blocks.findIndex(block => block.end > offset)
     this.#blocks.splice(0, first === -1 ? this.#blocks.length : first)
   }
 
   /**
-   * The last end of a block in (start, limit] after which may be cut, before the last section that begins there if
-   * one does; null when there is none. At the end of the text it is that.
+   * Returns the last split point in (start, limit]: the last end of a section, else the last end of a block; null
+   * without one. Returns the end of the text if it is within the limit.
    */
-  cut(start: number, limit: number): number | null {
+  lastSplitPoint(start: number, limit: number): number | null {
     this.#readTo(limit)
     if (limit >= this.#length) return this.#length
     let last: number | null = null
@@ -96,18 +95,18 @@ class Blocks {
     return lastSection ?? last
   }
 
-  /** The block that this offset lies in, or the next. */
+  /** Returns the block at an offset, or the next one. */
   at(offset: number): MarkdownBlock | undefined {
     this.#readTo(offset)
     return this.#blocks.find(block => block.end > offset)
   }
 
-  /** Blocks that have a part in [start, end). */
+  /** Returns the blocks that overlap [start, end). */
   between(start: number, end: number): MarkdownBlock[] {
     return this.#blocks.filter(block => block.start < end && block.end > start)
   }
 
-  /** Reads until a block begins behind this offset, so that what follows the last one before it is known. */
+  /** Reads until a block starts after an offset, so that the successor of the last block before it is available. */
   #readTo(offset: number) {
     while (!this.#blocks.length || (this.#blocks.at(-1) as MarkdownBlock).start <= offset) {
       const next = this.#rest.next()
@@ -118,10 +117,10 @@ class Blocks {
 }
 
 /**
- * A cut where no end of a block is within reach: in the block at the limit, where its kind may be cut, else between
- * words, else between characters. A list, table or fence that fits a chunk of its own is only cut off its heading.
+ * Returns a split point if no block ends within the limit: within the block at the limit by its kind, else between
+ * words, else between graphemes. A list, table or fence that fits a separate chunk is only split from its heading.
  */
-function cutWithin(
+function splitWithinBlock(
   text: string,
   block: MarkdownBlock | undefined,
   start: number,
@@ -133,18 +132,18 @@ function cutWithin(
   const keepsLines = block.kind === 'list' || block.kind === 'table' || block.kind === 'fence'
   if (keepsLines && block.start > start && reach(block.start) >= block.end) return block.start
   return (
-    (block.kind === 'list' ? beforeItem(text, from, limit) : null) ??
-    (keepsLines || hasEntries(text, from, limit) ? beforeLine(text, from, limit) : null) ??
-    (keepsLines ? afterLine(text, from, limit) : null) ??
-    (block.kind !== 'fence' && block.kind !== 'table' ? lastSentence(text, from, limit) : null) ??
-    betweenWords(text, from, limit) ??
-    lastBefore(characters, text, from, limit) ??
+    (block.kind === 'list' ? lastItemStart(text, from, limit) : null) ??
+    (keepsLines || hasEntries(text, from, limit) ? lastLineStart(text, from, limit) : null) ??
+    (keepsLines ? lastLineEnd(text, from, limit) : null) ??
+    (block.kind !== 'fence' && block.kind !== 'table' ? lastSentenceStart(text, from, limit) : null) ??
+    lastWordBoundary(text, from, limit) ??
+    lastSegmentStart(characters, text, from, limit) ??
     limit
   )
 }
 
-/** The start of the last item of the outermost list in the window. */
-function beforeItem(text: string, start: number, end: number): number | null {
+/** Returns the start of the last item of the outermost list in the window. */
+function lastItemStart(text: string, start: number, end: number): number | null {
   const window = text.slice(start, end)
   let found: { at: number; indent: number } | null = null
   for (const item of window.matchAll(/\n([ \t]*)(?:[-*+]|\d{1,9}[.)])[ \t]/g)) {
@@ -153,13 +152,13 @@ function beforeItem(text: string, start: number, end: number): number | null {
   return found && start + found.at
 }
 
-function afterLine(text: string, start: number, end: number): number | null {
+function lastLineEnd(text: string, start: number, end: number): number | null {
   const at = text.slice(start, end).lastIndexOf('\n')
   return at > 0 ? start + at + 1 : null
 }
 
-/** The start of the last of the outermost lines in the second half of the window. */
-function beforeLine(text: string, start: number, end: number): number | null {
+/** Returns the start of the last of the least indented lines in the second half of the window. */
+function lastLineStart(text: string, start: number, end: number): number | null {
   const half = start + Math.floor((end - start) / 2)
   let found: { at: number; indent: number } | null = null
   for (const line of text.slice(half, end + LOOKAHEAD).matchAll(/\n([ \t]*)/g)) {
@@ -170,67 +169,73 @@ function beforeLine(text: string, start: number, end: number): number | null {
 }
 
 /**
- * Whether the lines of the window are entries of their own, as in a log, and no wrapped text. That goes on with a small
- * letter, or, with a capital one, where the next word did not fit.
+ * Whether the lines of the window are separate entries, as in a log, and not wrapped text. Wrapped text continues with
+ * a lower-case letter, or with an upper-case letter if the next word did not fit.
  */
 function hasEntries(text: string, start: number, end: number): boolean {
   const lines = text.slice(start, end).split('\n')
   const width = lines.reduce((most, line) => Math.max(most, line.length), 0)
-  const goesOn = (line: string, before: string) =>
+  const continuesPrevious = (line: string, previous: string) =>
     /^[\p{Ll}\p{Lo}\p{M}]/u.test(line) ||
-    (/^\p{Lu}/u.test(line) && before.trimEnd().length + 1 + line.search(/\s|$/) >= width)
-  const wrapped = lines.filter((line, index) => index > 0 && goesOn(line, lines[index - 1])).length
+    (/^\p{Lu}/u.test(line) && previous.trimEnd().length + 1 + line.search(/\s|$/) >= width)
+  const wrapped = lines.filter((line, index) => index > 0 && continuesPrevious(line, lines[index - 1])).length
   return width > WRAPPED_WIDTH || wrapped < (lines.length - 1) / 2
 }
 
 /**
- * The last sentence start in (start, end], and in front of a bracket that opens it. Line breaks are no ends of sentences
- * here: text is wrapped.
+ * Returns the last start of a sentence in (start, end], including an opening bracket. Line breaks do not end sentences,
+ * because text may be wrapped.
  */
-function lastSentence(text: string, start: number, end: number): number | null {
-  const window = unwrapped(text.slice(start, end + LOOKAHEAD))
+function lastSentenceStart(text: string, start: number, end: number): number | null {
+  const window = unwrap(text.slice(start, end + LOOKAHEAD))
   let at = sentences.segment(window).containing(end - start)?.index ?? 0
   while (at > 0 && /[\p{Ps}\p{Pi}]/u.test(window[at - 1])) at--
   return at > 0 ? start + at : null
 }
 
-/** The last place between words: behind whitespace, unless the script at the limit has none. */
-function betweenWords(text: string, start: number, end: number): number | null {
-  const at = lastBefore(words, text, start, end)
+/** Returns the last boundary of words: after white space, unless the script at the limit has none. */
+function lastWordBoundary(text: string, start: number, end: number): number | null {
+  const at = lastSegmentStart(words, text, start, end)
   if (at !== null && UNSPACED.test(text.slice(at - 1, at + 1))) return at
-  return afterSpace(text, start, end) ?? at
+  return lastSpaceEnd(text, start, end) ?? at
 }
 
-function afterSpace(text: string, start: number, end: number): number | null {
+function lastSpaceEnd(text: string, start: number, end: number): number | null {
   for (let at = end; at > start + 1; at--) if (/\s/.test(text[at - 1])) return at
   return null
 }
 
-/** The last place in (start, end] where one of these segments begins, if it is near the end. */
-function lastBefore(segmenter: Intl.Segmenter, text: string, start: number, end: number): number | null {
+/** Returns the last start of a segment in (start, end], if it is near the end. */
+function lastSegmentStart(segmenter: Intl.Segmenter, text: string, start: number, end: number): number | null {
   const from = Math.max(start, end - LOOKBACK)
   const at = segmenter.segment(text.slice(from, end + LOOKAHEAD)).containing(end - from)?.index ?? end - from
   return at > 0 ? from + at : null
 }
 
 /**
- * Where the last whole sentences in [begin, end) start that make no more than the overlap; null when the last one is
- * longer. Not within a fence or a table.
+ * Returns the start of the last whole sentences in [begin, end) that fit the overlap; null if the last sentence is
+ * longer. Never within a fence or a table.
  */
-function sentenceBefore(ruler: TextMeasure, ahead: Blocks, begin: number, end: number, overlap: number): number | null {
-  const from = Math.max(begin, ruler.offset(Math.max(0, ruler.index(end) - overlap)))
-  const firm = ahead.between(from, end).filter(block => block.kind === 'fence' || block.kind === 'table')
-  for (const { index } of sentences.segment(unwrapped(ruler.text.slice(from, end)))) {
+function overlapStart(
+  measure: TextMeasure,
+  blocks: BlockWindow,
+  begin: number,
+  end: number,
+  overlap: number,
+): number | null {
+  const from = Math.max(begin, measure.offset(Math.max(0, measure.index(end) - overlap)))
+  const indivisible = blocks.between(from, end).filter(block => block.kind === 'fence' || block.kind === 'table')
+  for (const { index } of sentences.segment(unwrap(measure.text.slice(from, end)))) {
     const at = from + index
-    if (index > 0 && !firm.some(block => block.start < at && at < block.end)) return at
+    if (index > 0 && !indivisible.some(block => block.start < at && at < block.end)) return at
   }
   return null
 }
 
-/** The same text in one line. */
-const unwrapped = (text: string) => text.replace(/[\r\n\u0085\u2028\u2029]/g, ' ')
+/** Replaces line breaks with spaces, keeping offsets. */
+const unwrap = (text: string) => text.replace(/[\r\n\u0085\u2028\u2029]/g, ' ')
 
-/** The title, the headings that all text of these blocks stands under, and the columns of a table that was cut before. */
+/** Returns the title, the headings common to all text of the blocks, and the columns of a table that was split. */
 function contextOf(title: string | null, blocks: MarkdownBlock[], begin: number): string | null {
   const texts = blocks.filter(block => block.kind !== 'heading')
   const common = (texts.length ? texts : blocks)
@@ -240,7 +245,7 @@ function contextOf(title: string | null, blocks: MarkdownBlock[], begin: number)
   return [title?.trim(), ...(common ?? []).map(heading => heading.text), columns].filter(Boolean).join(' > ') || null
 }
 
-/** The next offset that is not blank, or the start of its line when only its indentation is in between. */
+/** Returns the next offset that is not blank, or the start of its line if only indentation precedes it. */
 function skipBlank(text: string, offset: number): number {
   const blank = /\s*/y
   blank.lastIndex = offset
@@ -252,4 +257,4 @@ function skipBlank(text: string, offset: number): number {
   return offset === 0 || text[offset - 1] === '\n' ? offset : end
 }
 
-const nextPoint = (text: string, offset: number) => offset + ((text.codePointAt(offset) as number) > 0xffff ? 2 : 1)
+const nextCodePoint = (text: string, offset: number) => offset + ((text.codePointAt(offset) as number) > 0xffff ? 2 : 1)

@@ -1,25 +1,22 @@
-import { setImmediate as nextTurn } from 'node:timers/promises'
+import { setImmediate as yieldToEventLoop } from 'node:timers/promises'
 
-/** Measures a text in a unit: how many of them lie before a place, and which place lies behind so many of them. */
+/** Converts between offsets in code units and counts of another unit. */
 export type TextMeasure = {
   text: string
-  /** Units before this offset in code units. */
+  /** Returns the number of units before an offset. */
   index(offset: number): number
-  /** Offset in code units behind this many units; the end of the text when it has fewer. */
+  /** Returns the offset after a number of units; the end of the text if it has fewer. */
   offset(index: number): number
-  /**
-   * Measures the text up to an offset and so many units behind it, where that takes long, and gives other work of the
-   * process its turn meanwhile. Who asks for places up to there then waits for nothing.
-   */
+  /** Measures the text up to `units` units after an offset in advance, yielding to the event loop. */
   measure?(offset: number, units: number): Promise<void>
 }
 
-/** Code units that are counted between two turns of the event loop: 7 ms. */
+/** Code units counted between yields to the event loop, which take 7 ms. */
 const STEP = 1024 * 1024
 
 /**
- * Counts in Unicode code points. It goes from the place it was asked about last, so that a walk along the text costs
- * its length once, however many places are asked for.
+ * Measures in Unicode code points. Moves from the last requested position, so that sequential access costs one pass
+ * over the text.
  */
 export class CharacterMeasure implements TextMeasure {
   readonly text: string
@@ -31,26 +28,26 @@ export class CharacterMeasure implements TextMeasure {
   }
 
   index(offset: number): number {
-    while (this.#at < offset) this.#forth()
+    while (this.#at < offset) this.#forward()
     while (this.#at > offset) this.#back()
     return this.#count
   }
 
   offset(index: number): number {
-    while (this.#count < index && this.#at < this.text.length) this.#forth()
+    while (this.#count < index && this.#at < this.text.length) this.#forward()
     while (this.#count > index) this.#back()
     return this.#at
   }
 
-  /** Blank text between two chunks may be as long as a text. */
+  /** Counts in steps, because blank text between two chunks may be long. */
   async measure(offset: number): Promise<void> {
     while (offset - this.#at > STEP) {
       this.index(this.#at + STEP)
-      await nextTurn()
+      await yieldToEventLoop()
     }
   }
 
-  #forth() {
+  #forward() {
     this.#at += isPair(this.text, this.#at) ? 2 : 1
     this.#count++
   }
@@ -61,6 +58,6 @@ export class CharacterMeasure implements TextMeasure {
   }
 }
 
-/** Whether the two code units from this offset are one code point. */
+/** Whether the two code units at an offset are a surrogate pair. */
 const isPair = (text: string, offset: number) =>
   (text.charCodeAt(offset) & 0xfc00) === 0xd800 && (text.charCodeAt(offset + 1) & 0xfc00) === 0xdc00

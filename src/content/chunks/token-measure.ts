@@ -1,31 +1,31 @@
-import { setImmediate as nextTurn } from 'node:timers/promises'
+import { setImmediate as yieldToEventLoop } from 'node:timers/promises'
 import type { TextMeasure } from './text-measure.ts'
 
-/** How long measuring may keep the process from its other work, in milliseconds. */
-const TURN_MS = 10
+/** Maximum time between yields to the event loop. */
+const YIELD_MS = 10
 
 /**
- * The tokenizer merges a run of letters in time that grows with the square of its length, and a text without spaces is
- * one run. Longer runs are given to it in parts, blanks in stretches of one character, of which there are few; only
- * they can come out a little longer than they are.
+ * Maximum length of a tokenized run. The tokenizer takes quadratic time in the length of a run of letters, and a text
+ * without spaces is one run. Longer runs are tokenized in parts, blanks by stretches of the same character; their token
+ * counts may be slightly too high.
  */
-const LONGEST_RUN = 64
+const MAX_RUN = 64
 
 /**
- * Code units in which pieces are looked for at once. The expression keeps a way back for every character of a piece, so
- * in one of some megabytes it would run out of stack; a longer piece counts as several.
+ * Code units per regular expression match. The expression backtracks over every character of a piece and would exhaust
+ * the stack on a piece of several megabytes; a longer piece counts as several.
  */
 const WINDOW = 64 * 1024
 
-/** Code units that the expression looks ahead at most, to see where a piece ends. */
+/** Maximum lookahead of the expression in code units. */
 const LOOKAHEAD = 4
 
-/** Token ends that are kept; nobody asks for one further back than a chunk and its overlap, 200,000 tokens. */
-const KEPT = 500_000
+/** Token ends retained; lookups go back at most a chunk and its overlap, 200,000 tokens. */
+const RETAINED_ENDS = 500_000
 
 /**
- * Loaded at the first text that is measured in tokens: the tables of o200k_base take 0.1 s and 95 MB. Without its cache
- * of merges, which wins little here and whose keys would keep whole texts in memory.
+ * Loads the tokenizer on demand: the tables of o200k_base take 0.1 s and 95 MB. Disables its cache of merges, which
+ * gains little and whose keys would retain whole texts.
  */
 const loadTokenizer = async () => {
   const [{ default: encoding }, { O200K_TOKEN_SPLIT_REGEX }, { default: ranks }] = await Promise.all([
@@ -39,32 +39,32 @@ const loadTokenizer = async () => {
 type Tokenizer = Awaited<ReturnType<typeof loadTokenizer>>
 let tokenizer: Promise<Tokenizer> | undefined
 
-/** A ruler that counts in tokens of o200k_base. */
-export async function tokenMeasure(text: string): Promise<TokenRuler> {
+/** Returns a measure in tokens of o200k_base. */
+export async function tokenMeasure(text: string): Promise<TokenMeasure> {
   tokenizer ??= loadTokenizer()
-  return new TokenRuler(text, await tokenizer)
+  return new TokenMeasure(text, await tokenizer)
 }
 
 /**
- * Counts in tokens of the text as a whole. A token may end within a character; its place is then in front of that
- * character. Tokens are made as far as somebody asks and let go once they lie far behind.
+ * Measures a text in tokens. A token that ends within a character counts as ending before it. Tokenizes on demand and
+ * discards old token ends.
  */
-class TokenRuler implements TextMeasure {
+class TokenMeasure implements TextMeasure {
   readonly text: string
   readonly #tokenizer: Tokenizer
   readonly #pieces: RegExp
-  /** Where the tokens from #dropped on end, rising. */
+  /** Ends of the tokens from #dropped on, ascending. */
   #ends: number[] = []
   #dropped = 0
   #read = 0
   #window = ''
   #windowStart = 0
-  /** Where the piece ends that is being read, and whether it is a long blank. */
+  /** End of the current piece, and whether it is a long blank. */
   #pieceEnd = 0
   #blank = false
-  /** What was given to the tokenizer last, and where its tokens end in it: a long piece often repeats itself. */
+  /** Last tokenized run and its token ends: long pieces are often repetitive. */
   #last: { run: string; ends: number[] } = { run: '', ends: [] }
-  /** The same of the stretches of one character that long blanks are read by. */
+  /** Token ends of stretches of one character in long blanks. */
   readonly #stretches = new Map<string, number[]>()
 
   constructor(text: string, tokenizer: Tokenizer) {
@@ -80,15 +80,15 @@ class TokenRuler implements TextMeasure {
       if (this.#read > offset && until === Number.POSITIVE_INFINITY) until = this.index(offset) + units
       if (this.#dropped + this.#ends.length >= until) return
       this.#readRun()
-      if (performance.now() - since > TURN_MS) {
-        await nextTurn()
+      if (performance.now() - since > YIELD_MS) {
+        await yieldToEventLoop()
         since = performance.now()
       }
     }
   }
 
   index(offset: number): number {
-    // The tokens that end within the character at the offset count as those before it.
+    // Includes tokens that end within the character at the offset.
     while (this.#read <= offset && this.#read < this.text.length) this.#readRun()
     let low = 0
     let high = this.#ends.length
@@ -106,17 +106,17 @@ class TokenRuler implements TextMeasure {
     return index === 0 ? 0 : this.#ends[index - 1 - this.#dropped]
   }
 
-  /** Reads on to the end of the piece, or as much of it as the tokenizer is given at once. */
+  /** Tokenizes the rest of the piece, at most MAX_RUN of it. */
   #readRun() {
     const start = this.#read
     if (start === this.#pieceEnd) this.#nextPiece()
     const end = this.#blank ? this.#stretchEnd(start) : this.#runEnd(start)
     const run = this.text.slice(start, end)
-    for (const at of this.#blank ? this.#stretch(run) : this.#run(run)) this.#ends.push(start + at)
+    for (const at of this.#blank ? this.#endsOfStretch(run) : this.#endsOfRun(run)) this.#ends.push(start + at)
     this.#read = end
-    if (this.#ends.length > 2 * KEPT) {
-      this.#dropped += this.#ends.length - KEPT
-      this.#ends = this.#ends.slice(-KEPT)
+    if (this.#ends.length > 2 * RETAINED_ENDS) {
+      this.#dropped += this.#ends.length - RETAINED_ENDS
+      this.#ends = this.#ends.slice(-RETAINED_ENDS)
     }
   }
 
@@ -130,7 +130,7 @@ class TokenRuler implements TextMeasure {
       piece = this.#piece()
     }
     this.#pieceEnd = this.#read + piece.length
-    this.#blank = piece.length > LONGEST_RUN && !/\S/.test(piece)
+    this.#blank = piece.length > MAX_RUN && !/\S/.test(piece)
   }
 
   #piece(): string {
@@ -139,30 +139,30 @@ class TokenRuler implements TextMeasure {
   }
 
   #runEnd(start: number): number {
-    const end = Math.min(start + LONGEST_RUN, this.#pieceEnd)
+    const end = Math.min(start + MAX_RUN, this.#pieceEnd)
     return end < this.#pieceEnd && isHighSurrogate(this.text, end - 1) ? end - 1 : end
   }
 
   #stretchEnd(start: number): number {
-    const furthest = Math.min(start + LONGEST_RUN, this.#pieceEnd)
+    const furthest = Math.min(start + MAX_RUN, this.#pieceEnd)
     const character = this.text.charCodeAt(start)
     let end = start + 1
     while (end < furthest && this.text.charCodeAt(end) === character) end++
     return end
   }
 
-  #run(run: string): number[] {
-    if (this.#last.run !== run) this.#last = { run, ends: this.#endsIn(run) }
+  #endsOfRun(run: string): number[] {
+    if (this.#last.run !== run) this.#last = { run, ends: this.#tokenize(run) }
     return this.#last.ends
   }
 
-  #stretch(run: string): number[] {
-    const ends = this.#stretches.get(run) ?? this.#endsIn(run)
+  #endsOfStretch(run: string): number[] {
+    const ends = this.#stretches.get(run) ?? this.#tokenize(run)
     this.#stretches.set(run, ends)
     return ends
   }
 
-  #endsIn(run: string): number[] {
+  #tokenize(run: string): number[] {
     const { encoding, ranks } = this.#tokenizer
     let bytes = 0
     let at = 0
@@ -182,7 +182,7 @@ class TokenRuler implements TextMeasure {
   }
 }
 
-/** Text is text: nothing in it is one of the model's marks. */
+/** Treats special tokens of the model as plain text. */
 const PLAIN = { disallowedSpecial: new Set<string>() }
 
 const isHighSurrogate = (text: string, offset: number) => (text.charCodeAt(offset) & 0xfc00) === 0xd800

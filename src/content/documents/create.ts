@@ -13,8 +13,8 @@ import { chunkCounts, splitAndEmbed } from './split-and-embed.ts'
 import { insertTextDocument } from './store.ts'
 
 /**
- * Makes a document of a text, ready at once: its file, the text, version 1 and its chunks in one transaction. The text
- * is stored once; the file's bytes are its UTF-8.
+ * Creates a ready document from text: inserts file, text, version 1 and chunks in one transaction. The text is stored
+ * once; the content of the file is its UTF-8 encoding.
  */
 export async function createDocument(
   context: Context<Record<string, unknown>, z.output<typeof DocumentInput>>,
@@ -28,7 +28,7 @@ export async function createDocument(
   if (body.path == null) context.allow('documents:CreateDocument', { kind: documentKind, project_id, path, tags })
   const settings = effectiveSettings(body, { chunk_strategy: 'whole' })
   await checkStorage(services, project_id, size)
-  const cut = await splitAndEmbed(
+  const split = await splitAndEmbed(
     services,
     { project_id, document_id: id },
     { text: { content, pages: null }, settings, title },
@@ -54,13 +54,13 @@ export async function createDocument(
           metadata,
           tags,
           ...settings,
-          ...chunkCounts(services, cut),
+          ...chunkCounts(services, split),
         },
         text: content,
         created_by: documentAuthor(caller),
       },
-      cut.chunks,
-      { space: cut.space, textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG },
+      split.chunks,
+      { space: split.space, textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG },
     )
     tx.emit(fileKind, 'created', file)
     tx.emit(documentKind, 'created', document)
@@ -69,27 +69,31 @@ export async function createDocument(
   })
 }
 
-/** UTF-8 bytes of a text that a request brought as `field`. Raises VALIDATION_FAILED over the most. */
+/** Returns the UTF-8 size of the text in the request field `field`. Raises VALIDATION_FAILED above `maxBytes`. */
 export function textSize(text: string, maxBytes: number, field: string): number {
   const size = Buffer.byteLength(text)
   if (size > maxBytes)
-    raiseInvalid({ code: 'TOO_LARGE', path: field, message: `makes ${size} bytes of text; ${maxBytes} are allowed` })
+    raiseInvalid({
+      code: 'TOO_LARGE',
+      path: field,
+      message: `makes the text ${size} bytes; at most ${maxBytes} are allowed`,
+    })
   return size
 }
 
-/** The name that a document has of its path. Raises VALIDATION_FAILED for a last segment that cannot be one. */
+/** Returns the last segment of a path as a filename. Raises VALIDATION_FAILED if it is invalid. */
 export function fileNameOf(path: string): string {
   const name = leafOf(path)
   if (!Filename.safeParse(name).success)
     raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'path',
-      message: 'must have a last segment of at most 255 bytes, which names the file',
+      message: 'must have a last segment of at most 255 bytes',
     })
   return name
 }
 
-/** Where a new document goes and what it is called. */
+/** Returns path and filename of a new document. */
 function placeOf({ path, filename }: { path?: string | null; filename?: string | null }, id: string) {
   if (path != null) return { path, filename: filename ?? fileNameOf(path) }
   const name = filename ?? `${id}.txt`
@@ -101,7 +105,7 @@ function placeOf({ path, filename }: { path?: string | null; filename?: string |
   }
 }
 
-/** The path that a create names, as policies see it; null when it names none, or none that can be. */
+/** Returns the path requested by an unvalidated body, for policies; null without one or if it is invalid. */
 export function requestedDocumentPath(body: Record<string, unknown>): string | null {
   const { path, filename } = body
   try {

@@ -2,11 +2,11 @@ import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { DocumentRow } from './model.ts'
 
-/** Ends the ingestion of a pending or processing document when it has stalled; the document as it is then. */
+/** Fails the ingestion of a pending or processing document if it has stalled; returns the current document. */
 export const endStalledIngestion =
   extensionPoint<(services: Services, row: DocumentRow) => Promise<DocumentRow>>('stalled ingestion')
 
-/** A document that is about to be shown: never one that waits for an ingestion nobody works on. */
+/** Returns the document to present, after failing a stalled ingestion. */
 export const withStalledIngestionEnded = async (services: Services, row: DocumentRow): Promise<DocumentRow> =>
   row.status === 'pending' || row.status === 'processing'
     ? ((await endStalledIngestion.only()?.(services, row)) ?? row)

@@ -7,14 +7,14 @@ import { RESERVED } from '../paths.ts'
 import type { DocumentAuthor } from './model.ts'
 
 /**
- * Texts of conversation messages: documents of the kind `message`, each behind a file, which the conversations write
- * and delete themselves. They are ready at once, without chunks, and emit no events.
+ * Texts of conversation messages: documents of kind `message`, each with a file. Only conversations write and delete
+ * them. They are ready immediately, have no chunks and emit no events.
  */
 
-const id = sql.type(z.object({ id: z.string() }))
-const platform: DocumentAuthor = { type: 'system', id: null }
+const idRow = sql.type(z.object({ id: z.string() }))
+const SYSTEM_AUTHOR: DocumentAuthor = { type: 'system', id: null }
 
-/** The ctes that write the text of a new message: file, document, version 1 and text. */
+/** CTEs that insert the text of a new message: file, document, version 1 and text. */
 export function messageTextParts(message: {
   document_id: string
   project_id: string
@@ -39,34 +39,34 @@ export function messageTextParts(message: {
       returning *)`,
     sql.fragment`message_version as (
       insert into document_versions (document_id, version, path, chunk_strategy, text_version, created_by)
-      select id, version, path, chunk_strategy, text_version, ${jsonb(platform)} from message_document)`,
+      select id, version, path, chunk_strategy, text_version, ${jsonb(SYSTEM_AUTHOR)} from message_document)`,
     sql.fragment`message_text as (
       insert into document_texts (document_id, content) select id, ${text} from message_document)`,
   ]
 }
 
 /**
- * Joins the text `x` of the document that messages `m` name: none when the document is gone, withdrawn or without a text
- * yet. By the primary keys of both tables.
+ * Joins the text `x` of the document of message `m`; null if the document is deleted, withdrawn or has no text yet.
+ * Indexes: primary keys.
  */
 export const messageTextJoin: Fragment = sql.fragment`
   left join documents d on d.id = m.document_id and d.status <> 'withdrawn'
   left join document_texts x on x.document_id = d.id`
 
-/** Whether a document is there, as a condition that holds until the transaction ends. By the primary key. */
+/** Condition that a document exists; locks it against deletion until the transaction ends. Index: primary key. */
 export const documentExists = (documentId: string): Fragment =>
   sql.fragment`exists (select from documents d where d.id = ${documentId} for key share of d)`
 
-/** Locks those among documents that are texts of messages, in one order; answers their ids. By the primary key. */
+/** Locks the message texts among the given documents, in order of ID, and returns their IDs. Index: primary key. */
 export const lockMessageTexts = (tx: Queryable, documentIds: Fragment): Promise<readonly string[]> =>
-  tx.anyFirst(id`
+  tx.anyFirst(idRow`
     select d.id from documents d where d.id in (${documentIds}) and d.kind = 'message' order by d.id for update`)
 
-/** Deletes texts of messages with their files, except those that a condition over `d.id` keeps. */
-export const deleteMessageTexts = (tx: Queryable, documentIds: readonly string[], kept: Fragment) =>
+/** Deletes message texts with their files, except where the condition `isKept` over `d.id` is true. */
+export const deleteMessageTexts = (tx: Queryable, documentIds: readonly string[], isKept: Fragment) =>
   tx.query(voidStatement`
     with gone as (
-      delete from documents d where d.id = any(${sql.array([...documentIds], 'text')}) and d.kind = 'message' and not ${kept}
+      delete from documents d where d.id = any(${sql.array([...documentIds], 'text')}) and d.kind = 'message' and not ${isKept}
       returning d.file_id
     )
     delete from files f using gone g where f.id = g.file_id`)

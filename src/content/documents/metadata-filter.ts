@@ -3,8 +3,6 @@ import { raise } from '../../core/api/errors.ts'
 import { storabilityProblem } from '../../core/api/validate.ts'
 import { allOf, type Fragment, jsonb, sql } from '../../core/db/sql.ts'
 
-/** What documents are found by in their metadata: the same in lists and in searches. */
-
 const MAX_FIELDS = 20
 const MAX_VALUES = 100
 const COMPARISONS = { gt: sql.fragment`>`, gte: sql.fragment`>=`, lt: sql.fragment`<`, lte: sql.fragment`<=` }
@@ -15,7 +13,7 @@ export type MetadataTest =
   | { field: string; operator: Comparison; value: number | string }
 export type MetadataFilter = MetadataTest[]
 
-/** A refusal that names the field in `meta.field` too. */
+/** Raises VALIDATION_FAILED with the field in `meta.field`. */
 function refuse(message: string, field?: string): never {
   const path = field === undefined ? 'metadata' : `metadata.${field}`
   return raise('VALIDATION_FAILED', {
@@ -27,40 +25,40 @@ function refuse(message: string, field?: string): never {
 const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === 'object' && value !== null && !Array.isArray(value)
 
-/** The tests of a filter. Raises VALIDATION_FAILED, with `meta.field` where one is at fault. */
-function readFilter(filter: unknown): MetadataFilter {
+/**
+ * Parses the metadata filter of lists and searches. Raises VALIDATION_FAILED with the invalid field in `meta.field`.
+ */
+function parseFilter(filter: unknown): MetadataFilter {
   if (!isObject(filter)) return refuse('must be a JSON object')
   const fields = Object.entries(filter)
-  if (fields.length > MAX_FIELDS) refuse(`must name at most ${MAX_FIELDS} fields`, fields[MAX_FIELDS][0])
+  if (fields.length > MAX_FIELDS) refuse(`must have at most ${MAX_FIELDS} fields`, fields[MAX_FIELDS][0])
   return fields.flatMap(([field, value]) =>
-    isObject(value) ? readOperators(field, value) : [{ field, operator: 'in' as const, values: [value] }],
+    isObject(value) ? parseOperators(field, value) : [{ field, operator: 'in' as const, values: [value] }],
   )
 }
 
-function readOperators(field: string, operators: Record<string, unknown>): MetadataFilter {
+function parseOperators(field: string, operators: Record<string, unknown>): MetadataFilter {
   const entries = Object.entries(operators)
-  if (entries.length === 0) refuse('must hold an operator: in, gt, gte, lt or lte', field)
+  if (entries.length === 0) refuse('must have an operator: in, gt, gte, lt or lte', field)
   return entries.map(([operator, value]): MetadataTest => {
     if (operator === 'in') {
       if (!Array.isArray(value) || value.length === 0 || value.length > MAX_VALUES)
-        refuse(`in takes an array of 1 to ${MAX_VALUES} values`, field)
+        refuse(`operator in requires an array of 1 to ${MAX_VALUES} values`, field)
       return { field, operator, values: value as unknown[] }
     }
     if (!Object.hasOwn(COMPARISONS, operator))
-      refuse('holds an unknown operator; in, gt, gte, lt and lte are known', field)
-    if (typeof value !== 'number' && typeof value !== 'string') refuse(`${operator} takes a number or a string`, field)
+      refuse('has an unknown operator; allowed are in, gt, gte, lt and lte', field)
+    if (typeof value !== 'number' && typeof value !== 'string')
+      refuse(`operator ${operator} requires a number or a string`, field)
     return { field, operator: operator as Comparison, value }
   })
 }
 
-/**
- * The filter as a field of a JSON body. It raises by itself instead of reporting issues, because its refusals carry
- * `meta.field`.
- */
-export const MetadataFilter = z
-  .unknown()
-  .transform(readFilter)
-  .meta({ type: 'object', description: 'Values by field, or { in | gt | gte | lt | lte } by field; fields are ANDed' })
+/** The filter as a field of a JSON body. Raises errors instead of reporting issues, because they carry `meta.field`. */
+export const MetadataFilter = z.unknown().transform(parseFilter).meta({
+  type: 'object',
+  description: 'Values or operators { in | gt | gte | lt | lte } by metadata field; all fields must match',
+})
 
 /** The filter as a query parameter: JSON text. */
 export const metadataQuery = z
@@ -68,20 +66,20 @@ export const metadataQuery = z
   .transform(text => {
     let filter: unknown
     try {
-      // As short as a query is; checkStorable below bounds its depth, and names the field.
+      // Query strings are short; storabilityProblem checks the depth and returns the field.
       filter = JSON.parse(text)
     } catch {
       return refuse('must be JSON')
     }
     const problem = storabilityProblem(filter)
     if (problem) refuse(problem.message, problem.path.split('.')[0] || undefined)
-    return readFilter(filter)
+    return parseFilter(filter)
   })
-  .meta({ type: 'string', description: 'A metadata filter as JSON text' })
+  .meta({ type: 'string', description: 'Metadata filter as JSON text' })
 
 /**
- * The filter as a condition over a jsonb column. A gin index on the column (jsonb_path_ops) serves equality and `in`;
- * containment alone would find an array by a part of it, so the values are compared as well.
+ * SQL condition for a filter over a jsonb column. A gin index on the column (jsonb_path_ops) serves equality and `in`.
+ * Containment also matches a part of an array, so the values are compared too.
  */
 export const metadataCondition = (column: Fragment, filter: MetadataFilter): Fragment =>
   allOf(
@@ -97,7 +95,7 @@ function isOneOf(column: Fragment, field: string, values: unknown[]): Fragment {
   return sql.fragment`((${sql.join(contained, sql.fragment` or `)}) and ${column} -> ${field}::text = any(${exact}))`
 }
 
-/** Ordered by value for numbers and by code point for strings; a field of another type is out. */
+/** Compares numbers by value and strings by code point; fields of another type do not match. */
 function compares(column: Fragment, { field, operator, value }: Exclude<MetadataTest, { operator: 'in' }>): Fragment {
   const is = COMPARISONS[operator]
   const stored = sql.fragment`(${column} ->> ${field}::text)`

@@ -10,30 +10,29 @@ import { Filename, WritablePath } from '../paths.ts'
 
 export const DOCUMENT_STATUSES = ['pending', 'processing', 'ready', 'failed', 'withdrawn'] as const
 
-/** A document as the wire shows it, in lists and events without its text. */
+/** A document without its text, as in lists and events. */
 export const Document = record(
   'Document',
   {
     file_id: z.string(),
     path: z.string().nullable(),
-    filename: z.string().describe('Of the file'),
-    content_type: z.string().nullable().describe('Of the file'),
-    size: z.int().describe('Bytes of the file'),
-    kind: z.enum(['document', 'message']).describe('`message`: the text of a message of a conversation'),
+    filename: z.string().describe('Name of the file'),
+    content_type: z.string().nullable().describe('Media type of the file'),
+    size: z.int().describe('Size of the file in bytes'),
+    kind: z.enum(['document', 'message']).describe('`message` - the text of a conversation message'),
     status: z.enum(DOCUMENT_STATUSES),
     version: z.int(),
     title: z.string().nullable(),
     metadata: z.record(z.string(), z.unknown()).nullable(),
     ...chunkRecord,
-    chunk_count: z.int().describe('Chunks that are there now'),
-    error: RecordedFailure.nullable().describe('Why the ingestion failed'),
+    chunk_count: z.int().describe('Number of stored chunks'),
+    error: RecordedFailure.nullable().describe('Error of a failed ingestion'),
   },
   { tags: true },
 )
 
-/** One document with its text. */
 export const DocumentWithContent = Document.extend({
-  content: z.string().nullable().describe('The whole text; null unless the document is ready'),
+  content: z.string().nullable().describe('Text of the document. Null unless the document is ready.'),
 }).meta({ id: 'DocumentWithContent' })
 
 const title = z.string().max(512)
@@ -41,11 +40,13 @@ const title = z.string().max(512)
 export const DocumentInput = z
   .strictObject({
     project_id: projectField,
-    content: z.string().describe('The whole text'),
-    path: WritablePath.nullish().describe('Default: the filename, at the root'),
-    filename: Filename.nullish().describe('Default: the last segment of the path, else the id with `.txt`'),
-    title: title.nullish().describe('Title, searched with the text'),
-    metadata: ContentMetadata.nullish().describe('Data of your own, checked by the metadata schema of the path'),
+    content: z.string().describe('Text of the document'),
+    path: WritablePath.nullish().describe('Path of the document. Default the filename in the root directory.'),
+    filename: Filename.nullish().describe(
+      'Name of the file. Default the last segment of the path, else the ID with `.txt`.',
+    ),
+    title: title.nullish().describe('Title, searched together with the text'),
+    metadata: ContentMetadata.nullish().describe('Custom metadata, validated by the metadata schema of the path'),
     tags: TagInput.optional().describe('Tags of the document'),
     ...chunkFields,
   })
@@ -58,61 +59,64 @@ const expected_version = z
   .int()
   .min(1)
   .optional()
-  .describe('The write goes through only while the document is at this version')
+  .describe('Version that the document must have; otherwise the write is refused')
 
 export const DocumentPatch = z
   .strictObject({
-    content: z.string().optional().describe('The new text, in place of the whole one'),
-    append: z.string().optional().describe('Text to add at the end, instead of content'),
-    title: title.nullish().describe('null clears it'),
-    path: WritablePath.nullish().describe('Moves the document with its file; null leaves them without a place'),
-    metadata: ContentMetadata.nullish().describe('null clears it'),
-    tags: TagInput.optional().describe('Replaces the tags'),
+    content: z.string().optional().describe('Text that replaces the current text'),
+    append: z.string().optional().describe('Text to append to the current text; cannot be combined with content'),
+    title: title.nullish().describe('Title; null clears it'),
+    path: WritablePath.nullish().describe('New path of the document and its file; null removes the path'),
+    metadata: ContentMetadata.nullish().describe('Custom metadata; null clears it'),
+    tags: TagInput.optional().describe('Tags that replace the current tags'),
     ...chunkFields,
     expected_version,
   })
   .refine(patch => patch.content === undefined || patch.append === undefined, {
     path: ['append'],
-    message: 'cannot come with content',
+    message: 'cannot be combined with content',
   })
   .meta({ id: 'DocumentPatch', example: { content: 'Orders can be returned within 60 days.' } })
 
 export const VersionPrecondition = z.strictObject({ expected_version }).meta({ id: 'VersionPrecondition' })
 
-/** How far the ingestion of a document is. */
+/** Ingestion progress of a document. */
 export const DocumentStatus = z
   .object({
     id: z.string(),
     status: z.enum(DOCUMENT_STATUSES),
-    chunk_count: z.int().describe('Chunks that are searched'),
-    embedded_chunks: z.int().describe('Chunks that searches by meaning find'),
-    total_chunks: z.int().nullable().describe('null until the text is cut'),
-    total_pages: z.int().nullable().describe('null until the file is read'),
-    progress: z.int().nullable().describe('Percent; null while the total is not known, and for failed and withdrawn'),
+    chunk_count: z.int().describe('Number of searchable chunks'),
+    embedded_chunks: z.int().describe('Number of chunks that searches by meaning can find'),
+    total_chunks: z.int().nullable().describe('Total number of chunks. Null until the text is split.'),
+    total_pages: z.int().nullable().describe('Number of pages. Null until the file is read.'),
+    progress: z
+      .int()
+      .nullable()
+      .describe('Progress in percent. Null until the total is computed, and for failed and withdrawn documents.'),
     error: RecordedFailure.nullable(),
   })
   .meta({ id: 'DocumentStatus' })
 
-/** A chunk of a document as the wire shows it. */
+/** A chunk of a document in responses. */
 export const DocumentChunk = z
   .object({
     id: z.string(),
     chunk_index: z.int(),
-    page_number: z.int().nullable().describe('Page of the document; null without pages'),
-    char_start: z.int().describe('Code points of the text'),
-    char_end: z.int().describe('Exclusive'),
+    page_number: z.int().nullable().describe('Page number in the document. Null without pages.'),
+    char_start: z.int().describe('Start offset in the text, in code points'),
+    char_end: z.int().describe('End offset in the text, exclusive'),
     content: z.string(),
-    embedded: z.boolean().describe('Searches by meaning find it'),
+    embedded: z.boolean().describe('Whether searches by meaning can find the chunk'),
   })
   .meta({ id: 'DocumentChunk' })
 
 const pages = z.array(z.tuple([z.int().nullable(), z.int()])).nullable()
 
-/** A text as it is stored, with where its pages begin. */
+/** A stored text with the starts of its pages. */
 export const StoredText = z.object({ content: z.string(), pages })
 export type StoredText = z.output<typeof StoredText>
 
-/** Who made a version: a principal, or the platform itself. */
+/** Author of a version: a principal or the platform. */
 export const DocumentAuthor = z.object({ type: z.enum(['user', 'api_key', 'system']), id: z.string().nullable() })
 export type DocumentAuthor = z.output<typeof DocumentAuthor>
 
@@ -121,7 +125,7 @@ export const documentAuthor = (caller: Caller): DocumentAuthor => ({
   id: caller.principal.id,
 })
 
-/** What a document was, in lists without its text. */
+/** A version without its text, as in lists. */
 export const DocumentVersion = z
   .object({
     document_id: z.string(),
@@ -141,7 +145,7 @@ export const DocumentVersionWithContent = DocumentVersion.extend({ content: z.st
   id: 'DocumentVersionWithContent',
 })
 
-/** A version with its text and where its pages begin. */
+/** A version with its text and page starts. */
 export const DocumentVersionRow = z.object({
   ...DocumentVersionWithContent.shape,
   text_version: z.int().nullable(),
@@ -158,7 +162,7 @@ export const documentKind = kind({
   path: row => row.path,
   record: Document,
   hidden: {
-    /** The version that brought the live text; null while there is none. */
+    /** Version that introduced the current text; null without one. */
     text_version: z.int().nullable(),
     embedded_chunks: z.int(),
     total_chunks: z.int().nullable(),
@@ -166,7 +170,7 @@ export const documentKind = kind({
     embed_since: z.string().nullable(),
   },
   events: ['created', 'updated', 'deleted', 'withdrawn', 'restored', 'ingested', 'ingest_failed'],
-  eventNotes: 'without content; ingested adds chunk_count, ingest_failed carries error',
+  eventNotes: 'without content; ingested adds chunk_count, ingest_failed adds error',
 })
 export const DocumentRow = documentKind.row
 export type DocumentRow = z.output<typeof DocumentRow>

@@ -8,7 +8,7 @@ import { documentOperations } from './operations.ts'
 import { findDocumentWithText } from './store.ts'
 
 export default module('documents', {
-  tags: { Documents: 'Texts with versions, cut into chunks that searches find.' },
+  tags: { Documents: 'Versioned texts, split into searchable chunks.' },
   kinds: [documentKind],
   resourceTypes: [
     resourceType(documentKind, {

@@ -8,8 +8,10 @@ import { itemOperation, type Operation, operation, result } from '../../core/api
 import { resource } from '../../core/api/resource.ts'
 import { replacedTags, tagOperations } from '../../core/api/tags.ts'
 import { sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
-import { listChunks } from '../chunks/store.ts'
+import { listChunks, removeChunks } from '../chunks/store.ts'
+import { fileKind } from '../files/model.ts'
 import { atOrBelow, Directory } from '../paths.ts'
 import { createDocument as create, requestedDocumentPath } from './create.ts'
 import { withStalledIngestionEnded } from './ingestion-hooks.ts'
@@ -30,23 +32,23 @@ import {
   documentKind,
   VersionPrecondition,
 } from './model.ts'
-import { removeDocument } from './remove.ts'
 import { findDocumentByPath, findDocumentText, findDocumentWithText } from './store.ts'
 import { applyDocumentChange, refuseReserved } from './update-document.ts'
-import { restoreAsNewest, setDocumentTags, versionOf, withdrawDocument as withdraw } from './versions.ts'
+import { requireDocumentVersion, restoreAsNewest, setDocumentTags, withdrawDocument as withdraw } from './versions.ts'
 
 const tag = 'Documents'
 const documents = resource(documentKind, { path: '/documents', tag })
 
-/** JSON may spell a character of the text with three times its bytes; the rest is metadata and tags. */
+/** JSON escapes can triple the bytes of the text; the constant covers metadata and tags. */
 const bodyLimit = (config: Config): number => 3 * config.DOCUMENT_CONTENT_MAX_BYTES + 262_144
 
 const createDocument = operation({
   id: 'createDocument',
   method: 'post',
   path: '/documents',
-  summary: 'Make a document of a text',
-  description: 'The text is cut into chunks and can be searched as soon as they are embedded.',
+  summary: 'Create a document from text',
+  description:
+    'The text is split into chunks, which are searchable by words immediately and by meaning once they are embedded.',
   tag,
   action: 'documents:CreateDocument',
   creates: documentKind,
@@ -61,14 +63,14 @@ const createDocument = operation({
 
 type RowWithText = DocumentRow & { content: string | null }
 
-/** A document as one is read: with its text, and never waiting for an ingestion that stalled. */
-async function read(services: Services, row: RowWithText) {
-  const shown = await withStalledIngestionEnded(services, row)
-  // It became ready after it was read: its text was not read with it.
-  if (shown.status === 'ready' && row.status !== 'ready')
+/** Presents a document with its text, after failing a stalled ingestion. */
+async function presentWithText(services: Services, row: RowWithText) {
+  const current = await withStalledIngestionEnded(services, row)
+  // The document became ready after the query, which did not return its text.
+  if (current.status === 'ready' && row.status !== 'ready')
     row.content = (await findDocumentText(services.pool, row.id))?.content ?? null
-  // In place, because the answer is tagged by the row that the pipeline has.
-  Object.assign(row, shown)
+  // In place: the ETag of the response is computed from this row.
+  Object.assign(row, current)
   return { ...documentKind.present(row), content: row.content }
 }
 
@@ -76,18 +78,20 @@ const getDocument = itemOperation(documentKind, {
   id: 'getDocument',
   method: 'get',
   path: '/documents/{document_id}',
-  summary: 'Read one document with its text',
-  description: 'The text is that of the current version, where the document has been ingested.',
+  summary: 'Get a document with its text',
+  description: 'The text of the current version; null until the document is ingested.',
   tag,
   action: 'documents:GetDocument',
   find: findDocumentWithText,
   answers: { 200: DocumentWithContent },
   async run({ request, resource, services }) {
-    const shown = await read(services, resource as RowWithText)
-    // A text never changes without its record: who has the record's tag has the text.
-    const wanted = request.headers['if-none-match']
-    const tag = etagOf(JSON.stringify(documentKind.present(resource)))
-    return wanted !== undefined && etagMatches(wanted, tag) ? result(304, undefined, { ETag: tag }) : shown
+    const presented = await presentWithText(services, resource as RowWithText)
+    // The text never changes without the record, so the ETag of the record covers both.
+    const ifNoneMatch = request.headers['if-none-match']
+    const etag = etagOf(JSON.stringify(documentKind.present(resource)))
+    return ifNoneMatch !== undefined && etagMatches(ifNoneMatch, etag)
+      ? result(304, undefined, { ETag: etag })
+      : presented
   },
 })
 
@@ -96,8 +100,8 @@ const getDocumentByPath = operation({
   command: ['documents', 'get-by-path'],
   method: 'get',
   path: '/documents/by-path',
-  summary: 'Read the document at an exact path with its text',
-  description: 'The same document as by id, with its current text.',
+  summary: 'Get a document by path',
+  description: 'The document at an exact path, with its current text.',
   tag,
   action: 'documents:GetDocument',
   lists: documentKind,
@@ -110,19 +114,19 @@ const getDocumentByPath = operation({
       return raiseInvalid({
         code: 'REQUIRED',
         path: 'project_id',
-        message: 'is required with a credential that is bound to no project',
+        message: 'is required for credentials that are not bound to a project',
       })
     const row = await findDocumentByPath(db, project, query.path)
     if (!row) {
-      // Who may not read what is there does not learn whether something is.
+      // A caller without permission must not learn whether the path exists.
       allow('documents:GetDocument', { kind: documentKind, project_id: project, path: query.path })
       return raise('RESOURCE_NOT_FOUND', {
-        message: `There is no document at the path ${query.path}`,
+        message: `No document found at path ${query.path}`,
         meta: { path: query.path, project_id: project },
       })
     }
     allow('documents:GetDocument', { kind: documentKind, row })
-    return read(services, row)
+    return presentWithText(services, row)
   },
 })
 
@@ -130,8 +134,9 @@ const updateDocument = itemOperation(documentKind, {
   id: 'updateDocument',
   method: 'patch',
   path: '/documents/{document_id}',
-  summary: 'Change a document: its text, place, metadata, tags or chunks',
-  description: 'A new text or place is the next version; chunks are made and embedded anew where the text changed.',
+  summary: 'Update a document',
+  description:
+    'A change of text, title, path, metadata, tags or chunk settings creates a version. If the text or the chunk settings change, the text is split and embedded again.',
   tag,
   action: 'documents:UpdateDocument',
   body: DocumentPatch,
@@ -140,10 +145,10 @@ const updateDocument = itemOperation(documentKind, {
   raises: ['NAME_CONFLICT', 'VERSION_CONFLICT', 'QUOTA_EXCEEDED'],
   transaction: false,
   async run(context) {
-    const { tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, ...wanted } = context.body
+    const { tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, ...change } = context.body
     const settings = { chunk_strategy, chunk_unit, chunk_size, chunk_overlap }
     const after = await applyDocumentChange(context, {
-      ...wanted,
+      ...change,
       ...(tags ? { tags: stored => replacedTags(stored, tags) } : {}),
       ...(Object.values(settings).some(value => value != null) ? { settings } : {}),
     })
@@ -151,12 +156,24 @@ const updateDocument = itemOperation(documentKind, {
   },
 })
 
+/**
+ * Deletes a locked document with its chunks, vectors, versions and file, and emits both delete events with the last
+ * records. An active ingestion loses its claim.
+ */
+async function removeDocument(tx: Tx, row: DocumentRow): Promise<void> {
+  tx.emit(documentKind, 'deleted', row)
+  await removeChunks(tx, row.id)
+  await documentKind.delete(tx, row.id)
+  const file = await fileKind.find(tx, row.file_id, true)
+  if (file) await fileKind.remove?.(tx, { ...file, document_id: row.id })
+}
+
 const deleteDocument = itemOperation(documentKind, {
   id: 'deleteDocument',
   method: 'delete',
   path: '/documents/{document_id}',
-  summary: 'Delete a document with its versions and its file',
-  description: 'Its chunks are no longer found from then on.',
+  summary: 'Delete a document',
+  description: 'Deletes the document with its versions, chunks and file.',
   tag,
   action: 'documents:DeleteDocument',
   answers: { 204: null },
@@ -172,8 +189,8 @@ const getDocumentStatus = itemOperation(documentKind, {
   id: 'getDocumentStatus',
   method: 'get',
   path: '/documents/{document_id}/status',
-  summary: 'Read how far the ingestion of a document is',
-  description: 'Shows how far conversion and embedding are, and the recorded error of a failed ingestion.',
+  summary: 'Get ingestion progress of a document',
+  description: 'Progress of conversion and embedding, and the error of a failed ingestion.',
   tag,
   action: 'documents:GetDocument',
   answers: { 200: DocumentStatus },
@@ -184,7 +201,7 @@ const getDocumentStatus = itemOperation(documentKind, {
   },
 })
 
-/** Percent of the chunks that are there. */
+/** Returns the percentage of chunks that are stored. */
 function progressOf({ status, chunk_count, total_chunks }: DocumentRow): number | null {
   if (status === 'ready') return 100
   if (status === 'pending') return 0
@@ -196,8 +213,8 @@ const listDocumentChunks = itemOperation(documentKind, {
   id: 'listDocumentChunks',
   method: 'get',
   path: '/documents/{document_id}/chunks',
-  summary: 'List the chunks of a document in their order',
-  description: 'The pieces that searches find, each with its position in the text.',
+  summary: 'List document chunks',
+  description: 'The searchable pieces of the document in order, each with its position in the text.',
   tag,
   action: 'documents:GetDocument',
   paged: true,
@@ -212,13 +229,13 @@ const listDocumentVersions = itemOperation(documentKind, {
   id: 'listDocumentVersions',
   method: 'get',
   path: '/documents/{document_id}/versions',
-  summary: 'List the versions of a document, newest first',
-  description: 'Every change of the text or the place has made one.',
+  summary: 'List document versions',
+  description: 'Newest first. Every change of text, title, path, metadata, tags or chunk settings creates a version.',
   tag,
   action: 'documents:GetDocument',
   paged: true,
   answers: { 200: pageOf(DocumentVersion) },
-  // The primary key serves filter and order.
+  // Index: primary key, for filter and order.
   run: context =>
     pageResult<Omit<DocumentVersionRow, 'content' | 'pages' | 'text_version'>>(context, {
       columns: sql.fragment`v.document_id, v.version, v.tombstone, v.title, v.path, v.metadata, v.tags, v.chunk_strategy,
@@ -235,13 +252,17 @@ const getDocumentVersion = itemOperation(documentKind, {
   id: 'getDocumentVersion',
   method: 'get',
   path: versionPath,
-  summary: 'Read one version of a document with its text',
-  description: 'The text as it was then, whatever was written since.',
+  summary: 'Get a document version',
+  description: 'The version with its text.',
   tag,
   action: 'documents:GetDocument',
   answers: { 200: DocumentVersionWithContent },
   async run({ db, params, resource }) {
-    const { text_version: _text, pages: _pages, ...version } = await versionOf(db, resource.id, params.version)
+    const {
+      text_version: _text,
+      pages: _pages,
+      ...version
+    } = await requireDocumentVersion(db, resource.id, params.version)
     return version
   },
 })
@@ -250,8 +271,9 @@ const restoreDocumentVersion = itemOperation(documentKind, {
   id: 'restoreDocumentVersion',
   method: 'post',
   path: `${versionPath}/restore`,
-  summary: 'Make the state of a version the newest version; brings back a withdrawn document',
-  description: 'Nothing is lost: the state before stays as a version. Chunks are made anew in the background.',
+  summary: 'Restore a document version',
+  description:
+    'Writes the state of the version as the newest version, and makes a withdrawn document available again. The previous state remains as a version.',
   tag,
   action: 'documents:UpdateDocument',
   body: VersionPrecondition,
@@ -267,8 +289,9 @@ const withdrawDocument = itemOperation(documentKind, {
   id: 'withdrawDocument',
   method: 'post',
   path: '/documents/{document_id}/withdraw',
-  summary: 'Take a document out of lists and searches without deleting it',
-  description: 'Versions and file stay, and a restore of any version brings it back.',
+  summary: 'Withdraw a document',
+  description:
+    'Removes the document from lists and searches. Versions and file are retained; restoring a version makes it available again.',
   tag,
   action: 'documents:UpdateDocument',
   body: VersionPrecondition,
@@ -287,7 +310,7 @@ const withdrawDocument = itemOperation(documentKind, {
 
 export const documentOperations: Operation[] = [
   createDocument,
-  // documents_project serves the order; documents_path, documents_tags and documents_metadata their filters.
+  // Indexes: documents_project for the order; documents_path, documents_tags and documents_metadata for the filters.
   documents.list({
     filters: {
       path_prefix: columnFilter(Directory.optional().describe('Documents at or below this directory'), path =>
@@ -295,10 +318,10 @@ export const documentOperations: Operation[] = [
       ),
       status: oneOf('status', DOCUMENT_STATUSES),
       include_withdrawn: columnFilter(
-        booleanQuery.optional().describe('Withdrawn documents too; default false'),
+        booleanQuery.optional().describe('Whether to include withdrawn documents. Default false.'),
         () => null,
       ),
-      metadata: columnFilter(metadataQuery.optional(), wanted => metadataCondition(sql.fragment`t.metadata`, wanted)),
+      metadata: columnFilter(metadataQuery.optional(), filter => metadataCondition(sql.fragment`t.metadata`, filter)),
       tags: tagsFilter,
     },
     where: ({ query }) => [

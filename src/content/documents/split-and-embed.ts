@@ -10,17 +10,17 @@ import { embedderOf } from '../embeddings/embedder.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
 import type { DocumentRow, StoredText } from './model.ts'
 
-/** What chunks are made of: a text, how it is cut, and the title that `auto` embeds with every chunk. */
+/** Text to split, with its settings and the title that `auto` embeds with every chunk. */
 export type SplitSource = { text: StoredText; settings: ChunkSettings; title: string | null }
 
-/** Chunks of a text, ready to be written; their vectors belong to `space`. */
+/** Chunks to insert; their vectors belong to `space`. */
 export type SplitText = {
   chunks: EmbeddedChunk[]
   space: Space | null
 }
 
-/** Cuts a text. Raises VALIDATION_FAILED when its chunks are more than a document may have. */
-async function split(services: Services, { text, settings, title }: SplitSource): Promise<ChunkDraft[]> {
+/** Splits a text into chunks. Raises VALIDATION_FAILED above the maximum number of chunks. */
+async function splitSource(services: Services, { text, settings, title }: SplitSource): Promise<ChunkDraft[]> {
   try {
     return await splitPages(splitIntoPages(text.content, text.pages), settings, { title, limits: services.config })
   } catch (error) {
@@ -30,30 +30,30 @@ async function split(services: Services, { text, settings, title }: SplitSource)
   }
 }
 
-/** Cuts a text without asking a provider: what can be done under a lock. */
+/** Splits a text without embedding it, and so without calling a provider; may run under a lock. */
 export async function splitText(services: Services, source: SplitSource): Promise<SplitText> {
   const failed = embedderOf(services).configured
-  const drafts = await split(services, source)
+  const drafts = await splitSource(services, source)
   return { chunks: drafts.map(draft => ({ ...draft, id: newId('dchunk'), vectors: [], failed })), space: null }
 }
 
 /**
- * Cuts a text and embeds what it can within EMBEDDING_INLINE_TIMEOUT_MS. It may wait for a provider, so no connection
- * and no lock may be held meanwhile.
+ * Splits a text and embeds as many chunks as possible within EMBEDDING_INLINE_TIMEOUT_MS. It may wait for a provider,
+ * so the caller must not hold a connection or a lock.
  */
 export async function splitAndEmbed(
   services: Services,
   owner: { project_id: string; document_id: string },
   source: SplitSource,
 ): Promise<SplitText> {
-  const drafts = await split(services, source)
+  const drafts = await splitSource(services, source)
   const chunks = await embedChunks(services, owner, drafts, {
     timeoutMs: services.config.EMBEDDING_INLINE_TIMEOUT_MS,
   })
   return { chunks, space: chunks.some(chunk => chunk.vectors.length > 0) ? await currentSpace(services) : null }
 }
 
-/** What the document's row says of a cut. What could not be embedded yet is tried again later. */
+/** Returns the chunk counts of a document; `embed_since` schedules retries for chunks without vectors. */
 export function chunkCounts(
   services: Services,
   { chunks }: SplitText,
@@ -66,7 +66,7 @@ export function chunkCounts(
   }
 }
 
-/** What writes the chunks and vectors of a document that has none. */
+/** CTEs that insert the chunks and vectors of a document that has none. */
 export const splitCtes = (
   { config }: Services,
   { id, project_id }: Pick<DocumentRow, 'id' | 'project_id'>,

@@ -7,12 +7,12 @@ import { type FileRow, raisePathConflict } from '../files/model.ts'
 import { fileInsert, type NewFile } from '../files/store.ts'
 import { type DocumentAuthor, DocumentRow, DocumentVersionRow, documentKind, StoredText } from './model.ts'
 
-const id = sql.type(z.object({ id: z.string() }))
-const withText = sql.type(DocumentRow.extend({ content: z.string().nullable() }))
-const text = sql.type(StoredText)
-const version = sql.type(DocumentVersionRow)
+const idRow = sql.type(z.object({ id: z.string() }))
+const documentWithTextRow = sql.type(DocumentRow.extend({ content: z.string().nullable() }))
+const textRow = sql.type(StoredText)
+const versionRow = sql.type(DocumentVersionRow)
 
-/** What a document is made of; the rest has the table's defaults. */
+/** Columns of a new document; the other columns have defaults. */
 export type NewDocument = Pick<
   DocumentRow,
   | 'id'
@@ -35,38 +35,38 @@ export type NewDocument = Pick<
   Partial<Pick<DocumentRow, 'chunk_count' | 'embedded_chunks' | 'total_chunks' | 'total_pages' | 'embed_since'>>
 
 /**
- * Inserts a document with its version 1, and its text when it has one already. Raises FILE_ALREADY_INGESTED when its
- * file backs another document (documents_file_id_key).
+ * Inserts a document with version 1 and, if given, its text. Raises FILE_ALREADY_INGESTED if the file has another
+ * document (documents_file_id_key).
  */
 export async function insertDocument(
   db: Queryable,
   row: NewDocument,
   { text: content = null, created_by }: { text?: string | null; created_by: DocumentAuthor | null },
 ): Promise<DocumentRow> {
-  const made = await db.maybeOne(documentKind.sql`
-    with ${sql.join(documentParts(row, { content, created_by }), sql.fragment`, `)}
+  const inserted = await db.maybeOne(documentKind.sql`
+    with ${sql.join(documentCtes(row, { content, created_by }), sql.fragment`, `)}
     select * from made`)
-  if (made) return made
-  const document_id = await documentOfFile(db, row.file_id)
+  if (inserted) return inserted
+  const document_id = await findDocumentOfFile(db, row.file_id)
   return raise('FILE_ALREADY_INGESTED', { meta: { file_id: row.file_id, document_id } })
 }
 
 /**
- * Inserts a document of a text with all that belongs to it, in one statement: its file, version 1, the text, and its
- * chunks. Raises NAME_CONFLICT with `meta { path }` when files_path has its path already.
+ * Inserts a document with its file, version 1, text and chunks in one statement. Raises NAME_CONFLICT with
+ * `meta { path }` if the path exists (files_path).
  */
 export async function insertTextDocument(
   db: Queryable,
-  made: { file: NewFile & { sha256: Buffer }; row: NewDocument; text: string; created_by: DocumentAuthor },
+  input: { file: NewFile & { sha256: Buffer }; row: NewDocument; text: string; created_by: DocumentAuthor },
   chunks: readonly NewChunk[],
   options: ChunkOptions,
 ): Promise<{ file: FileRow; document: DocumentRow }> {
-  const { file, row, text: content, created_by } = made
+  const { file, row, text: content, created_by } = input
   const owner = { project_id: row.project_id, document_id: row.id }
   const parts = chunkCtes(owner, chunks, options, sql.fragment`exists (select from made)`)
   const ctes = [
     sql.fragment`filed as (${fileInsert(file)} returning id)`,
-    ...documentParts(row, {
+    ...documentCtes(row, {
       content,
       created_by,
       space_id: parts.space_id,
@@ -83,10 +83,10 @@ export async function insertTextDocument(
 }
 
 /**
- * The ctes that insert a document, as `made`, with its version 1 and the text it has already, where a condition holds;
- * nothing when documents_file_id_key has its file.
+ * CTEs that insert a document (as `made`), version 1 and its text, if `guard` is true; no rows if the file has a
+ * document (documents_file_id_key).
  */
-function documentParts(
+function documentCtes(
   row: NewDocument,
   more: { content: string | null; created_by: DocumentAuthor | null; space_id?: number | null; guard?: Fragment },
 ): Fragment[] {
@@ -116,37 +116,37 @@ function documentParts(
   ]
 }
 
-/** The document that a file backs; by documents_file_id_key. */
-export const documentOfFile = (db: Queryable, fileId: string): Promise<string | null> =>
-  db.maybeOneFirst(id`select id from documents where file_id = ${fileId}`)
+/** Returns the ID of the document of a file. Index documents_file_id_key. */
+export const findDocumentOfFile = (db: Queryable, fileId: string): Promise<string | null> =>
+  db.maybeOneFirst(idRow`select id from documents where file_id = ${fileId}`)
 
-/** The document, with the lock that every write of it holds. */
+/** Locks and returns a document; every write takes this lock. */
 export const lockDocument = (db: Queryable, id: string): Promise<DocumentRow | null> => documentKind.find(db, id, true)
 
-/** The document with its text when it is ready; by the primary keys of both. */
+/** Returns a document, with its text if it is ready. Indexes: primary keys. */
 export const findDocumentWithText = (
   db: Queryable,
   id: string,
 ): Promise<(DocumentRow & { content: string | null }) | null> =>
-  db.maybeOne(withText`
+  db.maybeOne(documentWithTextRow`
     select t.*, x.content from documents t
     left join document_texts x on x.document_id = t.id and t.status = 'ready'
     where t.id = ${id}`)
 
-/** The document at an exact path, with its text when it is ready; by documents_path. */
+/** Returns the document at an exact path, with its text if it is ready. Index documents_path. */
 export const findDocumentByPath = (
   db: Queryable,
   projectId: string,
   path: string,
 ): Promise<(DocumentRow & { content: string | null }) | null> =>
-  db.maybeOne(withText`
+  db.maybeOne(documentWithTextRow`
     select t.*, x.content from documents t
     left join document_texts x on x.document_id = t.id and t.status = 'ready'
     where t.project_id = ${projectId} and t.path = ${path} and t.kind = 'document'`)
 
 /**
- * Writes every column that changes in a document's life, out of its locked row; with `version` the state is archived as
- * the version that the row says. A tombstone is a version without a text. What `more` has is written in the same statement.
+ * Updates all mutable columns of a locked document. With `version`, also inserts the state as a version; a tombstone is
+ * a version without text. The CTEs of `more` run in the same statement.
  */
 export async function updateDocument(
   db: Queryable,
@@ -178,14 +178,14 @@ const documentUpdate = (row: DocumentRow, space_id: number | null): Fragment => 
         embed_since = ${row.embed_since}::timestamptz, space_id = coalesce(${space_id}::int, space_id), updated_at = now()
       where id = ${row.id} returning *)`
 
-/** The live text of a document, whatever its status; null when it has none. */
+/** Returns the current text of a document in any status, or null. */
 export const findDocumentText = (db: Queryable, id: string): Promise<StoredText | null> =>
-  db.maybeOne(text`select content, pages from document_texts where document_id = ${id}`)
+  db.maybeOne(textRow`select content, pages from document_texts where document_id = ${id}`)
 
 /**
- * Makes a text the live one of a document; the text it replaces moves to the version that brought it, and the version
- * that has the new one already gives it away. `before` is the locked row before the change; the caller writes the new
- * `text_version` with `updateDocument`.
+ * Replaces the current text of a document. The old text moves to the version that introduced it; a restored text is
+ * removed from its version, so that it is stored once. `before` is the locked row before the change; the caller writes
+ * the new `text_version` with `updateDocument`.
  */
 export const setDocumentText = (
   db: Queryable,
@@ -205,13 +205,13 @@ export const setDocumentText = (
     insert into document_texts (document_id, content, pages) values (${before.id}, ${content}, ${jsonb(pages)})
     on conflict (document_id) do update set content = excluded.content, pages = excluded.pages`)
 
-/** Says where the pages of the live text of a document begin. */
+/** Stores the page starts of the current text of a document. */
 export const setTextPages = (db: Queryable, id: string, pages: PageStarts | null) =>
   db.query(voidStatement`update document_texts set pages = ${jsonb(pages)} where document_id = ${id}`)
 
 /**
- * The ctes that give an ingested document its first text, and that to the versions it had before, so that it counts as
- * version 1's; the row's `text_version` is to be 1 then. The chunk settings that the ingestion settled are theirs too.
+ * CTEs that insert the first text of an ingested document and assign it and the resolved chunk settings to all existing
+ * versions. The text counts as introduced by version 1: the caller sets `text_version` of the row to 1.
  */
 export const firstTextCtes = (row: DocumentRow, { content, pages }: StoredText): Fragment[] => [
   sql.fragment`first_text as (
@@ -222,13 +222,13 @@ export const firstTextCtes = (row: DocumentRow, { content, pages }: StoredText):
     where document_id = ${row.id} and text_version is null)`,
 ]
 
-/** Ends the live attempt to ingest a document: whoever works on it finds itself superseded. */
+/** Deletes the ingestion attempt of a document; its worker loses the claim. */
 export const endIngestion = (db: Queryable, documentId: string) =>
   db.query(voidStatement`delete from ingestion_attempts where document_id = ${documentId}`)
 
-/** One version with its text and its pages; by the primary key. A tombstone has none. */
+/** Returns a version with its text and pages; a tombstone has none. Index: primary key. */
 export const findVersion = (db: Queryable, documentId: string, number: number): Promise<DocumentVersionRow | null> =>
-  db.maybeOne(version`
+  db.maybeOne(versionRow`
     select v.document_id, v.version, v.tombstone, v.title, v.path, v.metadata, v.tags, v.chunk_strategy, v.chunk_unit,
       v.chunk_size, v.chunk_overlap, v.text_version, v.created_by, v.created_at,
       case when not v.tombstone then coalesce(brought.content, live.content) end as content,
@@ -237,3 +237,16 @@ export const findVersion = (db: Queryable, documentId: string, number: number): 
     left join document_versions brought on brought.document_id = v.document_id and brought.version = v.text_version
     left join document_texts live on live.document_id = brought.document_id and brought.content is null
     where v.document_id = ${documentId} and v.version = ${number}`)
+
+const textsRow = sql.type(documentKind.row.extend({ bytes: z.int().nullable(), content: z.string().nullable() }))
+
+/**
+ * Lists documents of a project by ID, unordered, with the text of ready ones and its length in UTF-8. Reads no text if
+ * the total exceeds `maxBytes`. Indexes: primary keys.
+ */
+export const listDocumentTexts = (db: Queryable, projectId: string, ids: readonly string[], maxBytes: number) =>
+  db.any(textsRow`
+    select ${documentKind.columns}, octet_length(x.content) as bytes,
+      case when sum(octet_length(x.content)) over () <= ${maxBytes} then x.content end as content
+    from documents t left join document_texts x on x.document_id = t.id and t.status = 'ready'
+    where t.id = any(${sql.array([...ids], 'text')}) and t.project_id = ${projectId}`)

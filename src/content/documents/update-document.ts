@@ -34,40 +34,41 @@ import {
 } from './split-and-embed.ts'
 import { endIngestion, findDocumentText, lockDocument, setDocumentText, updateDocument } from './store.ts'
 
-/** What a write asks of a document; what is absent stays. */
+/** Change of a document; absent properties are unchanged. */
 export type DocumentChange = {
   title?: string | null
   path?: string | null
   metadata?: Record<string, unknown> | null
-  /** The tags that the stored ones become. */
+  /** Returns the new tags for the stored ones. */
   tags?: (stored: Tags) => Tags
   settings?: PartialSettings
-  /** The whole text, or what is added to its end. */
+  /** New text. */
   content?: string
+  /** Text to append, as an alternative to `content`. */
   append?: string
-  /** The version whose state the above is; brings a withdrawn document back. */
+  /** The version that is being restored; also restores a withdrawn document. */
   restores?: Pick<DocumentVersionRow, 'text_version' | 'pages'>
   expected_version?: number
 }
 
-/** What a document becomes, once its chunks are there. */
-type Plan = {
+/** State to write, once the chunks are split. */
+type ChangePlan = {
   next: DocumentRow
-  /** The new text; null when the text stays. */
+  /** New text; null if it is unchanged. */
   text: StoredText | null
-  /** What the new chunks are made of; null when the chunks stay. */
+  /** Source of the new chunks; null if the chunks are unchanged. */
   source: SplitSource | null
-  /** What the source was made from: the same key is the same source. */
+  /** Identity of the source: equal keys have equal sources. */
   key: string
-  /** Something that a version keeps is different. */
+  /** Whether the change creates a version. */
   changed: boolean
 }
 
-/** Rounds in which chunks are made outside of the row's lock, before they are made under it without vectors. */
-const ROUNDS = 3
+/** Attempts to split and embed outside the row lock; after them, the text is split under the lock without vectors. */
+const MAX_ATTEMPTS = 3
 
-/** What a version keeps beside the text. */
-const VERSIONED = [
+/** Fields of a version, in addition to the text. */
+const VERSIONED_FIELDS = [
   'title',
   'path',
   'metadata',
@@ -78,108 +79,109 @@ const VERSIONED = [
   'chunk_overlap',
 ] as const
 
-/** Raises VALIDATION_FAILED for what only the platform writes. */
+/** Raises VALIDATION_FAILED for documents that only the platform writes. */
 export function refuseReserved(row: Pick<DocumentRow, 'kind' | 'path'>): void {
   if (row.kind === 'message' || (row.path !== null && isReserved(row.path)))
-    raiseInvalid({ code: 'RESERVED_PATH', path: '', message: 'the document is written by the platform only' })
+    raiseInvalid({ code: 'RESERVED_PATH', path: '', message: 'the document is reserved for the platform' })
 }
 
-/** Raises VALIDATION_FAILED for a write that has to wait for a restore. */
+/** Raises VALIDATION_FAILED for a withdrawn document. */
 export function refuseWithdrawn(row: Pick<DocumentRow, 'status'>): void {
   if (row.status === 'withdrawn')
     raiseInvalid({ code: 'INVALID_STATE', path: '', message: 'the document is withdrawn; restore a version first' })
 }
 
 /**
- * Applies a write to a document and answers its row. Where a provider gives vectors, they and the chunks of a new text
- * are made between two transactions, from what the first one read under the row's lock; when the document has moved on
- * meanwhile they are made again. Writes without a precondition all apply, one after the other, each with its own version.
+ * Applies a change to a document and returns its row. With an embedding provider, the text is split and embedded
+ * between two transactions, from the state that the first one read under the row lock; if the document changes in
+ * between, this is repeated. Concurrent changes without a precondition all apply, one after the other, each as a
+ * version.
  */
 export async function applyDocumentChange(
   context: Pick<Context, 'services' | 'caller' | 'audit' | 'ifMatch' | 'allow' | 'allowTags' | 'record'> & {
     resource: DocumentRow
   },
-  wanted: DocumentChange,
+  change: DocumentChange,
 ): Promise<DocumentRow> {
   const { audit, resource, services } = context
   const owner = { project_id: resource.project_id, document_id: resource.id }
   const checks = audit.additional_checks.length
-  let made: { key: string; cut: SplitText } | null = null
-  for (let round = 0; ; round++) {
-    const outcome: DocumentRow | Plan = await services.write(async tx => {
-      // A transaction may be run again; what it noted is noted anew.
+  let prepared: { key: string; split: SplitText } | null = null
+  for (let attempt = 0; ; attempt++) {
+    const outcome: DocumentRow | ChangePlan = await services.write(async tx => {
+      // The transaction may be retried: discard the checks of the previous attempt.
       audit.additional_checks.length = checks
       const row = await lockDocument(tx, resource.id)
       if (!row) return raise(documentKind.notFound, { meta: { id: resource.id } })
       refuseReserved(row)
-      requireVersion(row, wanted.expected_version)
-      requireTag(row, context.ifMatch)
-      if (!wanted.restores) refuseWithdrawn(row)
-      const plan = await planChange(tx, services, row, wanted)
+      requireVersion(row, change.expected_version)
+      requireEtag(row, context.ifMatch)
+      if (!change.restores) refuseWithdrawn(row)
+      const plan = await planChange(tx, services, row, change)
       if (plan.next.path !== row.path) context.allow(audit.action, { kind: documentKind, row: plan.next })
-      if (wanted.tags) context.allowTags(plan.next.tags)
-      await checkChange(services, tx, row, plan.next, wanted)
-      // What was cut may be what another write has stored meanwhile.
-      let cut = plan.source && made?.key === plan.key ? made.cut : null
-      if (plan.source && !cut) {
-        if (round < ROUNDS && embedderOf(services).configured) return plan
-        cut = await splitText(services, plan.source)
+      if (change.tags) context.allowTags(plan.next.tags)
+      await checkChange(services, tx, row, plan.next, change)
+      // Usable only if no concurrent write changed the source.
+      let split = plan.source && prepared?.key === plan.key ? prepared.split : null
+      if (plan.source && !split) {
+        if (attempt < MAX_ATTEMPTS && embedderOf(services).configured) return plan
+        split = await splitText(services, plan.source)
       }
       const after = await applyPlan(tx, services, row, plan, {
-        cut,
+        split,
         created_by: documentAuthor(context.caller),
-        text_version: wanted.restores?.text_version ?? null,
+        text_version: change.restores?.text_version ?? null,
       })
       audit.detail.changes = changedFields(row, after)
       context.record(tx, 200, { body: documentKind.present(after) })
       return after
     })
     if (!('next' in outcome)) return outcome
-    made = { key: outcome.key, cut: await splitAndEmbed(services, owner, outcome.source as SplitSource) }
+    prepared = { key: outcome.key, split: await splitAndEmbed(services, owner, outcome.source as SplitSource) }
   }
 }
 
-/** Raises PRECONDITION_FAILED when the record is no longer the one whose tag the client sent as If-Match. */
-export function requireTag(row: DocumentRow, wanted: string | undefined): void {
-  if (wanted !== undefined && !etagMatches(wanted, etagOf(JSON.stringify(documentKind.present(row)))))
+/** Raises PRECONDITION_FAILED if the record no longer matches the client's If-Match. */
+export function requireEtag(row: DocumentRow, ifMatch: string | undefined): void {
+  if (ifMatch !== undefined && !etagMatches(ifMatch, etagOf(JSON.stringify(documentKind.present(row)))))
     raise('PRECONDITION_FAILED')
 }
 
-/** What a write makes of the locked row. Raises VALIDATION_FAILED for what the document cannot become. */
-async function planChange(db: Tx, services: Services, row: DocumentRow, wanted: DocumentChange): Promise<Plan> {
+/** Returns the state after a change of the locked row. Raises VALIDATION_FAILED. */
+async function planChange(db: Tx, services: Services, row: DocumentRow, change: DocumentChange): Promise<ChangePlan> {
   const next = { ...row }
-  if (wanted.title !== undefined) next.title = wanted.title
-  if (wanted.metadata !== undefined) next.metadata = wanted.metadata
-  if (wanted.tags) next.tags = wanted.tags(row.tags)
-  if (wanted.path !== undefined) move(next, wanted.path)
-  const settings = effectiveSettings(wanted.settings, row)
+  if (change.title !== undefined) next.title = change.title
+  if (change.metadata !== undefined) next.metadata = change.metadata
+  if (change.tags) next.tags = change.tags(row.tags)
+  if (change.path !== undefined) setPath(next, change.path)
+  const settings = effectiveSettings(change.settings, row)
   Object.assign(next, settings)
 
-  const writesText = wanted.content !== undefined || wanted.append !== undefined
-  if (writesText && !wanted.restores) requireTextSource(row, wanted)
-  const cutAnew =
+  const writesText = change.content !== undefined || change.append !== undefined
+  if (writesText && !change.restores) requireTextSource(row, change)
+  const settingsChanged =
     !isDeepStrictEqual(settings, chunkSettings(row)) ||
-    (wanted.settings !== undefined && row.status !== 'ready') ||
+    (change.settings !== undefined && row.status !== 'ready') ||
     (settings.chunk_strategy === 'auto' && next.title !== row.title && row.status === 'ready')
-  const stored = writesText || cutAnew ? await storedText(db, row) : null
-  const content = wanted.append === undefined ? wanted.content : `${stored?.content}${wanted.append}`
+  const stored = writesText || settingsChanged ? await findStoredText(db, row) : null
+  const content = change.append === undefined ? change.content : `${stored?.content}${change.append}`
   const replaced = content !== undefined && content !== stored?.content
-  if (replaced && !wanted.restores)
-    textSize(content, services.config.DOCUMENT_CONTENT_MAX_BYTES, wanted.append === undefined ? 'content' : 'append')
+  if (replaced && !change.restores)
+    textSize(content, services.config.DOCUMENT_CONTENT_MAX_BYTES, change.append === undefined ? 'content' : 'append')
 
-  const changed = replaced || VERSIONED.some(name => !isDeepStrictEqual(next[name], row[name]))
-  const text = replaced ? { content, pages: wanted.restores?.pages ?? null } : null
-  const live = text ?? stored
-  const cuts = replaced || cutAnew || (writesText && row.status !== 'ready')
-  if (cuts && live === null && !wanted.restores)
-    raiseInvalid({ code: 'INVALID_STATE', path: '', message: 'the document has no text to cut yet; ingest it again' })
+  const changed = replaced || VERSIONED_FIELDS.some(name => !isDeepStrictEqual(next[name], row[name]))
+  const text = replaced ? { content, pages: change.restores?.pages ?? null } : null
+  const current = text ?? stored
+  const mustSplit = replaced || settingsChanged || (writesText && row.status !== 'ready')
+  if (mustSplit && current === null && !change.restores)
+    raiseInvalid({ code: 'INVALID_STATE', path: '', message: 'the document has no text yet; ingest it again' })
   return {
     next,
     text,
-    source: cuts && live !== null ? { text: live, settings, title: next.title } : null,
+    source: mustSplit && current !== null ? { text: current, settings, title: next.title } : null,
     key: JSON.stringify([
-      wanted.content === undefined ? row.text_version : null,
-      live?.pages,
+      change.content === undefined ? row.text_version : null,
+      current?.pages,
       settings,
       settings.chunk_strategy === 'auto' ? next.title : null,
     ]),
@@ -187,58 +189,58 @@ async function planChange(db: Tx, services: Services, row: DocumentRow, wanted: 
   }
 }
 
-/** Moves a document; its name follows where it was the path's last segment. */
-function move(next: DocumentRow, path: string | null): void {
+/** Sets the path; the filename follows if it was the last segment of the old path. */
+function setPath(next: DocumentRow, path: string | null): void {
   if (path !== null && next.path !== null && next.filename === leafOf(next.path)) next.filename = fileNameOf(path)
   next.path = path
 }
 
 const isTextSource = (row: DocumentRow): boolean => /^text\//i.test(row.content_type ?? '')
 
-/** Raises VALIDATION_FAILED for a text that would not be the document's source. */
-function requireTextSource(row: DocumentRow, wanted: DocumentChange): void {
-  const field = wanted.append === undefined ? 'content' : 'append'
+/** Raises VALIDATION_FAILED if the text of the document was extracted from a file, or if there is none to append to. */
+function requireTextSource(row: DocumentRow, change: DocumentChange): void {
+  const field = change.append === undefined ? 'content' : 'append'
   if (!isTextSource(row))
     raiseInvalid({
       code: 'INVALID_STATE',
       path: field,
-      message: 'is extracted from the file; to replace it, delete the document with its file and upload another file',
+      message: 'is extracted from the file; to replace it, delete the document and upload another file',
     })
-  if (wanted.append !== undefined && row.text_version === null)
-    raiseInvalid({ code: 'INVALID_STATE', path: field, message: 'the document has no text to add to yet' })
+  if (change.append !== undefined && row.text_version === null)
+    raiseInvalid({ code: 'INVALID_STATE', path: field, message: 'cannot be applied: the document has no text yet' })
 }
 
-const storedText = async (db: Tx, row: DocumentRow): Promise<StoredText | null> =>
+const findStoredText = async (db: Tx, row: DocumentRow): Promise<StoredText | null> =>
   row.text_version === null ? null : findDocumentText(db, row.id)
 
-/** Checks what a write changes of metadata or place against the schema of the new place. */
+/** Validates changed metadata, and the metadata of a moved document, by the schema of the new path. */
 async function checkChange(
   services: Services,
   tx: Tx,
   row: DocumentRow,
   next: DocumentRow,
-  wanted: DocumentChange,
+  change: DocumentChange,
 ): Promise<void> {
   const { project_id, path, metadata } = next
-  const sent = wanted.restores ? row.metadata !== null || metadata !== null : wanted.metadata !== undefined
+  const sent = change.restores ? row.metadata !== null || metadata !== null : change.metadata !== undefined
   const moved = path !== row.path && metadata !== null
   if (path !== null && (sent || moved))
     await checkAgainstSchema(services, tx, { project_id, resource_type: 'document', path, metadata })
 }
 
-/** Writes what was planned; equal state writes nothing and emits no event. */
+/** Writes a plan; an unchanged document is not written and emits no event. */
 async function applyPlan(
   tx: Tx,
   services: Services,
   row: DocumentRow,
-  plan: Plan,
-  write: { cut: SplitText | null; created_by: DocumentAuthor; text_version: number | null },
+  plan: ChangePlan,
+  write: { split: SplitText | null; created_by: DocumentAuthor; text_version: number | null },
 ): Promise<DocumentRow> {
-  const { cut, created_by } = write
-  const back = row.status === 'withdrawn'
-  if (!plan.changed && !cut && !back) return row
+  const { split, created_by } = write
+  const restored = row.status === 'withdrawn'
+  if (!plan.changed && !split && !restored) return row
   const next = { ...plan.next }
-  if (plan.changed || back) next.version = row.version + 1
+  if (plan.changed || restored) next.version = row.version + 1
   if (plan.text !== null) {
     next.text_version = write.text_version ?? next.version
     next.total_pages = null
@@ -249,43 +251,42 @@ async function applyPlan(
     Object.assign(next, { content_type, size })
   }
   if (next.path !== row.path || next.filename !== row.filename)
-    tell(tx, await fileKind.update(tx, row.file_id, { path: next.path, filename: next.filename }))
-  if (cut) {
+    emitFileUpdated(tx, await fileKind.update(tx, row.file_id, { path: next.path, filename: next.filename }))
+  if (split) {
     await removeChunks(tx, row.id)
     if (row.status === 'pending' || row.status === 'processing') await endIngestion(tx, row.id)
-    Object.assign(next, { status: 'ready', error: null, ...chunkCounts(services, cut) })
-  } else if (back) {
+    Object.assign(next, { status: 'ready', error: null, ...chunkCounts(services, split) })
+  } else if (restored) {
     Object.assign(next, {
       status: 'failed',
-      error: { code: 'INGESTION_FAILED', message: 'Withdrawn before its text was there; ingest it again' },
+      error: { code: 'INGESTION_FAILED', message: 'Document was withdrawn before it was ingested; ingest it again' },
     })
   }
   const after = await updateDocument(
     tx,
     next,
     next.version === row.version ? undefined : { created_by },
-    cut ? splitCtes(services, next, cut) : {},
+    split ? splitCtes(services, next, split) : {},
   )
-  tx.emit(documentKind, back ? 'restored' : 'updated', after)
+  tx.emit(documentKind, restored ? 'restored' : 'updated', after)
   return after
 }
 
-/** Makes a text the bytes of the document's file too. */
+/** Makes a text the content of the document's file. */
 async function rewriteFile(tx: Tx, row: DocumentRow, text: string): Promise<FileRow> {
   const file = await fileKind.find(tx, row.file_id, true)
-  if (!file) throw new Error(`document ${row.id} without its file ${row.file_id}`)
+  if (!file) throw new Error(`file ${row.file_id} of document ${row.id} not found`)
   const sha256 = createHash('sha256').update(text).digest()
   const rewritten = await setFileText(tx, file, { size: Buffer.byteLength(text), sha256 })
-  tell(tx, rewritten)
+  emitFileUpdated(tx, rewritten)
   return rewritten
 }
 
-/** The file is a resource of its own: who follows files sees what its document does to it. */
-const tell = (tx: Tx, file: FileRow): void => tx.emit(fileKind, 'updated', file)
+const emitFileUpdated = (tx: Tx, file: FileRow): void => tx.emit(fileKind, 'updated', file)
 
-/** The fields of a version that a write changed, for its audit entry. */
+/** Returns the version fields that a change modified, for its audit entry. */
 function changedFields(row: DocumentRow, after: DocumentRow): string[] | undefined {
-  const names = VERSIONED.filter(name => !isDeepStrictEqual(row[name], after[name]))
+  const names = VERSIONED_FIELDS.filter(name => !isDeepStrictEqual(row[name], after[name]))
   const changes = row.text_version === after.text_version ? names : ['content', ...names]
   return changes.length > 0 ? changes : undefined
 }

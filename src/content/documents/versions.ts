@@ -6,26 +6,26 @@ import type { Tx } from '../../core/db/writer.ts'
 import { removeChunks } from '../chunks/store.ts'
 import { type DocumentAuthor, type DocumentRow, type DocumentVersionRow, documentKind } from './model.ts'
 import { endIngestion, findVersion, lockDocument, updateDocument } from './store.ts'
-import { applyDocumentChange, refuseReserved, refuseWithdrawn, requireTag } from './update-document.ts'
+import { applyDocumentChange, refuseReserved, refuseWithdrawn, requireEtag } from './update-document.ts'
 
 const NUMBER = /^[1-9]\d{0,8}$/
 
-/** The version that a path names. Raises RESOURCE_NOT_FOUND. */
-export async function versionOf(
+/** Returns a version by the number in a request path. Raises RESOURCE_NOT_FOUND. */
+export async function requireDocumentVersion(
   db: Parameters<typeof findVersion>[0],
   documentId: string,
   number: string,
 ): Promise<DocumentVersionRow> {
-  const found = NUMBER.test(number) ? await findVersion(db, documentId, Number(number)) : null
+  const version = NUMBER.test(number) ? await findVersion(db, documentId, Number(number)) : null
   return (
-    found ??
-    raise('RESOURCE_NOT_FOUND', { message: `There is no version ${number} of ${documentId}`, meta: { id: number } })
+    version ??
+    raise('RESOURCE_NOT_FOUND', { message: `Version ${number} of ${documentId} not found`, meta: { id: number } })
   )
 }
 
 /**
- * Writes the state of a version as a new one, the way an update would; a withdrawn document comes back with it. Raises
- * VALIDATION_FAILED for a tombstone, and for a version from before the document had a text when it has one now.
+ * Writes the state of a version as the newest version, like an update; also restores a withdrawn document. Raises
+ * VALIDATION_FAILED for a tombstone, and for a version without text if the document has one.
  */
 export async function restoreAsNewest(
   context: Parameters<typeof applyDocumentChange>[0],
@@ -33,11 +33,11 @@ export async function restoreAsNewest(
   expected_version: number | undefined,
 ): Promise<DocumentRow> {
   const { resource, services } = context
-  const version = await versionOf(services.pool, resource.id, number)
+  const version = await requireDocumentVersion(services.pool, resource.id, number)
   if (version.tombstone)
     raiseInvalid({ code: 'INVALID_STATE', path: 'version', message: 'is a tombstone; restore a version with content' })
   if (version.content === null && resource.text_version !== null)
-    raiseInvalid({ code: 'INVALID_STATE', path: 'version', message: 'is from before the document had a text' })
+    raiseInvalid({ code: 'INVALID_STATE', path: 'version', message: 'has no text because it precedes the ingestion' })
   const { title, path, metadata, tags, content } = version
   return applyDocumentChange(context, {
     title,
@@ -52,8 +52,8 @@ export async function restoreAsNewest(
 }
 
 /**
- * Takes a document out of lists and searches: chunks and vectors go, a tombstone is appended. A withdrawn one stays as
- * it is, without an event.
+ * Withdraws a document: deletes its chunks and vectors and appends a tombstone version. A withdrawn document is
+ * returned unchanged, without an event.
  */
 export async function withdrawDocument(
   tx: Tx,
@@ -68,7 +68,7 @@ export async function withdrawDocument(
   if (!row) return raise(documentKind.notFound, { meta: { id } })
   refuseReserved(row)
   requireVersion(row, expected_version)
-  requireTag(row, etag)
+  requireEtag(row, etag)
   if (row.status === 'withdrawn') return row
   await removeChunks(tx, id)
   if (row.status === 'pending' || row.status === 'processing') await endIngestion(tx, id)
@@ -86,7 +86,7 @@ export async function withdrawDocument(
   return after
 }
 
-/** Stores the tags of a locked document as a version of their own, unless they are what it has. */
+/** Writes the tags of a locked document as a new version, unless they are unchanged. */
 export async function setDocumentTags(
   tx: Tx,
   row: DocumentRow,

@@ -1,40 +1,41 @@
+import { randomUUID } from 'node:crypto'
+import { estimatedTokens, recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callProvider } from './call.ts'
 import { normalize } from './local.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'
 import { type CallFailure, type EmbeddingModelRef, embeddingFailure, providerModel } from './providers.ts'
-import { meterEmbeddingCall } from './usage.ts'
 
-/** Vectors in the order of the texts, null where there is none; `failure` is a reason for that. */
+/** Vectors in the order of the texts, null for failed texts; `failure` is the last failure. */
 export type EmbeddedBatch = { vectors: (Float32Array | null)[]; failure: CallFailure | null }
 
-/** One call of `embed`: what it still waits for. */
+/** A pending call of `embed`. */
 type Request = {
   options: EmbedOptions
   vectors: (Float32Array | null)[]
-  left: number
+  remaining: number
   failure: CallFailure | null
-  /** Aborted when the caller waits no longer. */
-  gone: AbortSignal
+  /** Aborted when the caller no longer waits. */
+  abandoned: AbortSignal
   finish: () => void
 }
 
 type Text = { text: string; index: number; request: Request }
 
 const BATCH_CHARACTERS = 200_000
-/** Texts that come within it share a call; nobody notices it beside a call. */
+/** Texts that arrive within it share a call. It is negligible compared to the duration of a call. */
 const WINDOW_MS = 4
-const COMPLAINT_MS = 60_000
+const DIMENSIONS_LOG_MS = 60_000
 
-/** What one text of a batch may have caused; some servers answer 500 to a text that is too long for the model. */
-const BY_A_TEXT = new Set<CallFailure['class']>(['server', 'refused', 'unreadable'])
+/** Failures that a single text may have caused; some servers return 500 for a text that is too long for the model. */
+const TEXT_FAILURES = new Set<CallFailure['class']>(['server', 'refused', 'unreadable'])
 
 /**
- * Embeds texts by a provider, those of many callers in few calls: EMBEDDING_BATCH_SIZE texts in each and
- * EMBEDDING_CONCURRENCY at once in the process. Questions go first and in calls of their own, as somebody waits for them
- * and one text comes back sooner than 64; `background` texts go when nothing else waits.
+ * Returns a function that embeds texts by a provider and batches concurrent callers: EMBEDDING_BATCH_SIZE texts per
+ * call, EMBEDDING_CONCURRENCY concurrent calls per process. Search texts go first and in separate calls, because one
+ * text returns sooner than 64; `background` texts go when no other text waits.
  */
-export function batchedCalls(
+export function createBatchedEmbed(
   services: Services,
   model: EmbeddingModel,
 ): (texts: string[], options: EmbedOptions) => Promise<EmbeddedBatch> {
@@ -45,51 +46,56 @@ export function batchedCalls(
     return loading
   }
 
-  const questions: Text[] = []
+  const searches: Text[] = []
   const ordinary: Text[] = []
   const background: Text[] = []
   let inFlight = 0
   let scheduled = false
-  const complain = complaints(services, model)
+  const logDimensions = dimensionsLogger(services, model)
 
   const sendNext = (client: EmbeddingModelRef) => {
-    const size = Math.min(config.EMBEDDING_BATCH_SIZE, client.largestCall)
+    const size = Math.min(config.EMBEDDING_BATCH_SIZE, client.maxTexts)
     while (inFlight < config.EMBEDDING_CONCURRENCY) {
-      const batch = nextBatch([questions, ordinary, background], size)
+      const batch = nextBatch([searches, ordinary, background], size)
       if (!batch) return
       inFlight++
-      void embedBatch(client, batch, Math.max(...batch.map(triesOf))).finally(() => {
+      void embedBatch(client, batch, Math.max(...batch.map(attemptsOf))).finally(() => {
         inFlight--
         sendNext(client)
       })
     }
   }
 
-  /** Embeds texts in one call; where that fails and one text may be the reason, in parts of one try each. */
-  const embedBatch = async (client: EmbeddingModelRef, batch: Text[], tries: number, halved = false): Promise<void> => {
-    const gone = everybodyGone(batch)
+  /** Embeds a batch in one call; if it fails and one text may be the cause, in parts with one attempt each. */
+  const embedBatch = async (
+    client: EmbeddingModelRef,
+    batch: Text[],
+    attempts: number,
+    halved = false,
+  ): Promise<void> => {
+    const abandoned = whenAllAbandoned(batch)
     const outcome = await callProvider(
       services,
       model,
       client,
       batch.map(({ text }) => text),
-      { tries, asked: batch[0].request.options.purpose.kind === 'search', signal: gone.signal },
-    ).finally(gone.stop)
+      { attempts, isSearch: batch[0].request.options.purpose.kind === 'search', signal: abandoned.signal },
+    ).finally(abandoned.stop)
     if (outcome.ok) {
       const metered = batch.map(({ text, request }) => ({ text, options: request.options }))
-      meterEmbeddingCall(services, model, metered, outcome.answer.tokens)
-      for (const [index, text] of batch.entries()) accept(text, outcome.answer.vectors[index])
+      meterEmbeddingCall(services, model, metered, outcome.response.tokens)
+      for (const [index, text] of batch.entries()) accept(text, outcome.response.vectors[index])
       return
     }
-    const parts = BY_A_TEXT.has(outcome.failure.class) ? partsOf(batch, halved) : null
-    if (!parts) for (const text of batch) settle(text, null, outcome.failure)
+    const parts = TEXT_FAILURES.has(outcome.failure.class) ? divideBatch(batch, halved) : null
+    if (!parts) for (const text of batch) settleText(text, null, outcome.failure)
     else for (const part of parts.texts) await embedBatch(client, part, 1, parts.halves)
   }
 
-  const accept = (text: Text, given: number[]) => {
-    const fits = given.length === model.dimensions
-    if (!fits) complain(given.length)
-    settle(text, fits ? normalize(given) : null, embeddingFailure(fits ? 'unreadable' : 'dimensions'))
+  const accept = (text: Text, vector: number[]) => {
+    const fits = vector.length === model.dimensions
+    if (!fits) logDimensions(vector.length)
+    settleText(text, fits ? normalize(vector) : null, embeddingFailure(fits ? 'unreadable' : 'dimensions'))
   }
 
   return async (texts, options) => {
@@ -97,27 +103,27 @@ export function batchedCalls(
     const vectors: EmbeddedBatch['vectors'] = texts.map(() => null)
     if (timeoutMs === 0) return { vectors, failure: embeddingFailure('timeout') }
     const client = await load()
-    // Aborted while the package was loaded: it will not tell again.
+    // A signal that aborted while the package was loaded fires no event.
     signal?.throwIfAborted()
     return new Promise((resolve, reject) => {
-      const ends = [signal, timeoutMs === undefined ? undefined : AbortSignal.timeout(timeoutMs)]
+      const signals = [signal, timeoutMs === undefined ? undefined : AbortSignal.timeout(timeoutMs)]
       const request: Request = {
         options,
         vectors,
-        left: texts.length,
+        remaining: texts.length,
         failure: null,
-        gone: AbortSignal.any(ends.filter(end => end !== undefined)),
+        abandoned: AbortSignal.any(signals.filter(each => each !== undefined)),
         finish: () => resolve({ vectors: [...vectors], failure: request.failure }),
       }
-      request.gone.addEventListener('abort', () => {
+      request.abandoned.addEventListener('abort', () => {
         if (signal?.aborted) return reject(signal.reason)
         request.failure = embeddingFailure('timeout')
         request.finish()
       })
-      const asked = options.purpose.kind === 'search'
-      const lane = asked ? questions : options.background ? background : ordinary
+      const isSearch = options.purpose.kind === 'search'
+      const lane = isSearch ? searches : options.background ? background : ordinary
       for (const [index, text] of texts.entries()) lane.push({ text, index, request })
-      if (asked || lane.length >= config.EMBEDDING_BATCH_SIZE) sendNext(client)
+      if (isSearch || lane.length >= config.EMBEDDING_BATCH_SIZE) sendNext(client)
       else if (!scheduled) {
         scheduled = true
         setTimeout(() => {
@@ -129,39 +135,39 @@ export function batchedCalls(
   }
 }
 
-const triesOf = ({ request }: Text): number => 1 + (request.options.retries ?? 2)
+const attemptsOf = ({ request }: Text): number => 1 + (request.options.retries ?? 2)
 
-/** Takes the next texts that fit into one call from the first lane that has any; null when all are empty. */
-function nextBatch(lanes: Text[][], most: number): Text[] | null {
+/** Removes the next texts for one call from the first lane that has any; returns null if all are empty. */
+function nextBatch(lanes: Text[][], maxTexts: number): Text[] | null {
   for (const lane of lanes) {
-    const batch = takeBatch(lane, most)
+    const batch = shiftBatch(lane, maxTexts)
     if (batch.length > 0) return batch
   }
   return null
 }
 
-/** Texts that nobody waits for any more are dropped on the way. */
-function takeBatch(lane: Text[], most: number): Text[] {
+/** Removes the next texts for one call from a lane, and texts whose callers no longer wait. */
+function shiftBatch(lane: Text[], maxTexts: number): Text[] {
   const batch: Text[] = []
   let characters = 0
-  let taken = 0
+  let shifted = 0
   for (const text of lane) {
-    if (!text.request.gone.aborted) {
-      if (batch.length >= most || (batch.length > 0 && characters + text.text.length > BATCH_CHARACTERS)) break
+    if (!text.request.abandoned.aborted) {
+      if (batch.length >= maxTexts || (batch.length > 0 && characters + text.text.length > BATCH_CHARACTERS)) break
       characters += text.text.length
       batch.push(text)
     }
-    taken++
+    shifted++
   }
-  lane.splice(0, taken)
+  lane.splice(0, shifted)
   return batch
 }
 
 /**
- * The parts a failed batch is tried in: those of each caller, so that nobody's text fails another's, or else its halves,
- * once. Null when there is nothing to divide.
+ * Divides a failed batch by caller, so that a text of one caller does not fail texts of another, or once into halves.
+ * Returns null if it cannot be divided.
  */
-function partsOf(batch: Text[], halved: boolean): { texts: Text[][]; halves: boolean } | null {
+function divideBatch(batch: Text[], halved: boolean): { texts: Text[][]; halves: boolean } | null {
   const byRequest = Map.groupBy(batch, ({ request }) => request)
   if (byRequest.size > 1) return { texts: [...byRequest.values()], halves: false }
   if (halved || batch.length < 2) return null
@@ -169,40 +175,96 @@ function partsOf(batch: Text[], halved: boolean): { texts: Text[][]; halves: boo
   return { texts: [batch.slice(0, middle), batch.slice(middle)], halves: true }
 }
 
-/** Notes what became of a text; `failure` says why where there is no vector. */
-function settle({ index, request }: Text, vector: Float32Array | null, failure: CallFailure): void {
+/** Records the vector of a text, or its failure without a vector. */
+function settleText({ index, request }: Text, vector: Float32Array | null, failure: CallFailure): void {
   request.vectors[index] = vector
   if (!vector) request.failure = failure
-  request.left--
-  if (request.left === 0) request.finish()
+  request.remaining--
+  if (request.remaining === 0) request.finish()
 }
 
-/** A signal that is aborted once nobody waits for any text of a batch; `stop` when the batch is done. */
-function everybodyGone(batch: readonly Text[]): { signal: AbortSignal; stop: () => void } {
+/** Returns a signal that aborts when no caller waits for the batch, and a function that removes its listeners. */
+function whenAllAbandoned(batch: readonly Text[]): { signal: AbortSignal; stop: () => void } {
   const all = new AbortController()
-  const waits = [...new Set(batch.map(({ request }) => request.gone))]
+  const signals = [...new Set(batch.map(({ request }) => request.abandoned))]
   const check = () => {
-    if (waits.every(gone => gone.aborted)) all.abort()
+    if (signals.every(signal => signal.aborted)) all.abort()
   }
-  for (const gone of waits) gone.addEventListener('abort', check)
+  for (const signal of signals) signal.addEventListener('abort', check)
   check()
   return {
     signal: all.signal,
     stop: () => {
-      for (const gone of waits) gone.removeEventListener('abort', check)
+      for (const signal of signals) signal.removeEventListener('abort', check)
     },
   }
 }
 
-/** Logs that vectors have another length than they should have, once a minute. */
-function complaints({ log }: Services, { provider, model, dimensions }: EmbeddingModel): (length: number) => void {
+/** Returns a function that logs unexpected vector dimensions, at most once a minute. */
+function dimensionsLogger(
+  { log }: Services,
+  { provider, model, dimensions }: EmbeddingModel,
+): (length: number) => void {
   let last = Number.NEGATIVE_INFINITY
   return length => {
-    if (performance.now() - last < COMPLAINT_MS) return
+    if (performance.now() - last < DIMENSIONS_LOG_MS) return
     last = performance.now()
     log.error(
       { provider, model, dimensions: length, expected: dimensions },
-      'the embedding model does not give vectors of EMBEDDING_DIMENSIONS; none are stored',
+      'embedding dimensions differ from EMBEDDING_DIMENSIONS, vectors not stored',
     )
   }
+}
+
+/** A text of a call, with the project and purpose to meter it by. */
+type MeteredText = { text: string; options: Pick<EmbedOptions, 'project_id' | 'purpose'> }
+
+/**
+ * Meters a call of the provider. Never fails the caller.
+ * @param tokens reported by the provider; null if not reported
+ */
+function meterEmbeddingCall(
+  services: Services,
+  model: EmbeddingModel,
+  texts: readonly MeteredText[],
+  tokens: number | null,
+): void {
+  recordUsageLater(services, usageOf(texts, tokens, model))
+}
+
+const charactersOf = (texts: readonly MeteredText[]): number => texts.reduce((sum, { text }) => sum + text.length, 0)
+
+/**
+ * Returns the usage of a call, one draft per project: its share by characters of the reported tokens, or a quarter of
+ * its characters. The key includes a random call ID, because embedding a row again is metered again.
+ */
+function usageOf(
+  texts: readonly MeteredText[],
+  tokens: number | null,
+  { provider, model }: Pick<EmbeddingModel, 'provider' | 'model'>,
+): UsageDraft[] {
+  const call = randomUUID()
+  const total = charactersOf(texts)
+  let offset = 0
+  const drafts: UsageDraft[] = []
+  for (const [project_id, projectTexts] of Map.groupBy(texts, ({ options }) => options.project_id)) {
+    const characters = charactersOf(projectTexts)
+    // Differences of rounded cumulative shares, so that they add up to the total.
+    const cumulative = (at: number) => Math.round(((tokens ?? 0) * at) / Math.max(1, total))
+    const quantity =
+      tokens === null ? estimatedTokens(characters) : cumulative(offset + characters) - cumulative(offset)
+    offset += characters
+    if (project_id === null) continue
+    const { kind, ref } = projectTexts[0].options.purpose
+    drafts.push({
+      idempotency_key: `embed:${kind}:${ref}:${call}`,
+      project_id,
+      meter_type: 'llm_tokens',
+      provider,
+      model,
+      source: 'embedding',
+      components: [{ component: 'input_tokens', quantity, unit: 'token', billable: true }],
+    })
+  }
+  return drafts
 }

@@ -1,21 +1,20 @@
 import type { Services } from '../../core/process/services.ts'
 import { chunkVectors } from '../chunks/embed.ts'
-import { chunksToEmbed, chunkVectorRows, existingChunks, type UnembeddedChunk } from '../chunks/store.ts'
+import { chunkVectorRows, findExistingChunks, listChunksToEmbed, type UnembeddedChunk } from '../chunks/store.ts'
 import { insertVectors, removeVectors, VECTOR_SOURCES } from '../vectors/store.ts'
 import type { Space } from './space.ts'
 import { lockDocuments, markEmbedded, type Owner } from './store.ts'
 
-/** Chunks read, embedded and written together. */
-const CHUNKS = 256
+/** Chunks read, embedded and written per batch. */
+const CHUNK_BATCH = 256
 
-/** What was done; `down` when the provider embedded nothing at all: nothing is noted then. */
+/** Result of embedding documents. `down`: the provider returned no vector, and the documents are unchanged. */
 export type EmbedProgress = { embedded: number; failed: number; down: boolean }
 
 /**
- * Gives the chunks of documents their vectors of a space where they lack them, or all of them new ones (`again`). No
- * lock is held while the provider works: chunks that are gone by then get nothing, and documents that got others
- * meanwhile are left for the next time. What is done once stays done, so a run that is killed costs no more than its
- * last calls.
+ * Embeds the chunks of documents that have no vectors of a space, or all chunks (`again`). No lock is held during calls
+ * of the provider: chunks deleted in between are skipped, and documents with new chunks are left to the next pass. Each
+ * batch is committed, so an interrupted pass repeats only its last calls.
  */
 export async function embedDocuments(
   services: Services,
@@ -28,26 +27,26 @@ export async function embedDocuments(
   const skipped: string[] = []
   const done: EmbedProgress = { embedded: 0, failed: 0, down: false }
   for (let after: UnembeddedChunk | null = null; ; ) {
-    const chunks: readonly UnembeddedChunk[] = await chunksToEmbed(
+    const chunks: readonly UnembeddedChunk[] = await listChunksToEmbed(
       services.pool,
       again ? null : space,
       [...projects.keys()],
       after,
-      CHUNKS,
+      CHUNK_BATCH,
     )
     if (chunks.length === 0) break
     after = chunks[chunks.length - 1]
-    const { made, down } = await embedAll(services, projects, chunks, signal)
-    const ready = made.filter(({ vectors }) => vectors.length > 0)
-    if (down && ready.length === 0) return { ...done, down: true }
-    for (const { chunk, vectors, failed } of made) {
+    const { results, down } = await embedAll(services, projects, chunks, signal)
+    const embedded = results.filter(({ vectors }) => vectors.length > 0)
+    if (down && embedded.length === 0) return { ...done, down: true }
+    for (const { chunk, vectors, failed } of results) {
       if (vectors.length === 0) skipped.push(chunk.id)
       if (!failed) continue
       done.failed++
       failedDocuments.add(chunk.document_id)
     }
-    if (ready.length > 0) await store(services, space, projects, ready)
-    done.embedded += ready.length
+    if (embedded.length > 0) await storeVectors(services, space, projects, embedded)
+    done.embedded += embedded.length
   }
   await services.write(async tx => {
     const ids = [...projects.keys()]
@@ -58,47 +57,47 @@ export async function embedDocuments(
   return done
 }
 
-type Made = { chunk: UnembeddedChunk; vectors: Float32Array[]; failed: boolean }
+type ChunkResult = { chunk: UnembeddedChunk; vectors: Float32Array[]; failed: boolean }
 
-/** Asks for the vectors of every document at once: the embedder puts small ones into one call. */
+/** Embeds the chunks of all documents concurrently, so that the embedder combines small ones into one call. */
 async function embedAll(
   services: Services,
   projects: ReadonlyMap<string, string>,
   chunks: readonly UnembeddedChunk[],
   signal: AbortSignal,
-): Promise<{ made: Made[]; down: boolean }> {
+): Promise<{ results: ChunkResult[]; down: boolean }> {
   const groups = [...Map.groupBy(chunks, chunk => chunk.document_id)]
-  const answers = await Promise.all(
-    groups.map(([document_id, mine]) => {
+  const vectorsByGroup = await Promise.all(
+    groups.map(([document_id, documentChunks]) => {
       const owner = { document_id, project_id: projects.get(document_id) as string }
-      return chunkVectors(services, owner, mine, { signal, background: true })
+      return chunkVectors(services, owner, documentChunks, { signal, background: true })
     }),
   )
-  const made = groups.flatMap(([, mine], group) =>
-    mine.map((chunk, index) => {
-      const { vectors, failed } = answers[group][index]
+  const results = groups.flatMap(([, documentChunks], group) =>
+    documentChunks.map((chunk, index) => {
+      const { vectors, failed } = vectorsByGroup[group][index]
       return { chunk, vectors, failed }
     }),
   )
-  return { made, down: answers.flat().some(answer => answer.down) }
+  return { results, down: vectorsByGroup.flat().some(result => result.down) }
 }
 
-const store = (
+const storeVectors = (
   services: Services,
   space: Space,
   projects: ReadonlyMap<string, string>,
-  ready: readonly Made[],
+  results: readonly ChunkResult[],
 ): Promise<void> =>
   services.write(async tx => {
-    await lockDocuments(tx, [...new Set(ready.map(({ chunk }) => chunk.document_id))])
-    const there = await existingChunks(
+    await lockDocuments(tx, [...new Set(results.map(({ chunk }) => chunk.document_id))])
+    const existing = await findExistingChunks(
       tx,
-      ready.map(({ chunk }) => chunk.id),
+      results.map(({ chunk }) => chunk.id),
     )
-    // Those of other spaces too; what was embedded in more windows than now would leave some behind.
-    await removeVectors(tx, { source: VECTOR_SOURCES.document, ref_ids: [...there] })
-    const rows = ready
-      .filter(({ chunk }) => there.has(chunk.id))
+    // All vectors of the chunks, in every space: the number of windows may have decreased.
+    await removeVectors(tx, { source: VECTOR_SOURCES.document, ref_ids: [...existing] })
+    const rows = results
+      .filter(({ chunk }) => existing.has(chunk.id))
       .flatMap(({ chunk: { id, document_id }, vectors }) =>
         chunkVectorRows({ document_id, project_id: projects.get(document_id) as string }, [{ id, vectors }], space),
       )

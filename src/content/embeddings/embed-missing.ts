@@ -7,7 +7,7 @@ import { ownsSettings } from './settings-owner.ts'
 import { currentSpace } from './space.ts'
 import { expireWaits, listWaitingDocuments } from './store.ts'
 
-/** Embeds what could not be embedded when it was written. One at a time in the deployment. */
+/** Embeds chunks that could not be embedded when they were written. One pass at a time in the deployment. */
 export const missingQueue = entityMailbox('embedding.fill_missing', {
   message: z.object({}),
   key: () => 'missing',
@@ -16,24 +16,24 @@ export const missingQueue = entityMailbox('embedding.fill_missing', {
 })
 
 const DAY_MS = 24 * 60 * 60 * 1000
-const DOCUMENTS = 50
+const DOCUMENT_BATCH = 50
 
-/** Tries every document that waits for vectors once; after a day none is tried any more. */
+/** Retries every document that waits for vectors once; gives none further attempts after a day. */
 export async function embedMissing(
   services: Services,
   { signal, stopping, log }: Pick<JobContext, 'signal' | 'stopping' | 'log'>,
 ): Promise<void> {
-  const given_up = await expireWaits(services.pool, new Date(services.clock.now().getTime() - DAY_MS))
-  if (given_up > 0) log.warn({ given_up }, 'documents stay without some of their vectors')
+  const abandoned = await expireWaits(services.pool, new Date(services.clock.now().getTime() - DAY_MS))
+  if (abandoned > 0) log.warn({ abandoned }, 'missing vectors abandoned')
   const space = await currentSpace(services)
   if (!space) return
   const total = { documents: 0, embedded: 0, failed: 0 }
   for (let after: Awaited<ReturnType<typeof listWaitingDocuments>>[number] | null = null; ; ) {
     if (!(await ownsSettings(services, 'space_id', space.id))) {
-      log.info({ space_id: space.id, ...total }, 'missing vectors are left to another embedding model')
+      log.info({ space_id: space.id, ...total }, 'embedding model changed, missing vectors left to other workers')
       return
     }
-    const documents = await listWaitingDocuments(services.pool, after, DOCUMENTS)
+    const documents = await listWaitingDocuments(services.pool, after, DOCUMENT_BATCH)
     if (documents.length === 0) break
     after = documents[documents.length - 1]
     const { embedded, failed, down } = await embedDocuments(services, space, documents, { signal })
@@ -41,10 +41,10 @@ export async function embedMissing(
     total.embedded += embedded
     total.failed += failed
     if (down) {
-      log.warn(total, 'missing vectors are tried for later: the provider embeds nothing')
+      log.warn(total, 'embedding missing vectors postponed, provider unavailable')
       return
     }
     if (stopping.aborted) throw new RequeueError('the worker stops')
   }
-  if (total.documents > 0) log.info(total, 'missing vectors tried for')
+  if (total.documents > 0) log.info(total, 'missing vectors embedded')
 }

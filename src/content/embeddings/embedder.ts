@@ -3,7 +3,7 @@ import { checkSpend } from '../../control/quotas/spend.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { batchedCalls, type EmbeddedBatch } from './batches.ts'
+import { createBatchedEmbed, type EmbeddedBatch } from './batches.ts'
 import { LOCAL_MODEL, localVectors } from './local.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'
 import { type CallFailure, embeddingFailure } from './providers.ts'
@@ -12,25 +12,30 @@ export type Embedder = {
   configured: boolean
   model: EmbeddingModel | null
   /**
-   * L2-normalized vectors in the order of the texts; null where a text failed for good, all zeros where the model finds
-   * nothing in it (never to be stored). Raises EMBEDDING_NOT_CONFIGURED, QUOTA_EXCEEDED, AI_PROVIDER_ERROR when every text
-   * failed.
+   * Returns L2-normalized vectors in the order of the texts; null for failed texts, all zeros (never to be stored) for
+   * texts without content. Raises EMBEDDING_NOT_CONFIGURED, QUOTA_EXCEEDED, and AI_PROVIDER_ERROR if every text failed.
    */
   embed(texts: string[], options: EmbedOptions): Promise<(Float32Array | null)[]>
-  /** The vector of a question, from a cache of the process when it was asked lately. Tries twice. Raises the same. */
+  /**
+   * Returns the vector of a search text, cached per process for 10 minutes. Retries once. Raises the errors of `embed`.
+   */
   embedQuery(text: string, options: EmbedOptions): Promise<Float32Array>
 }
 
-/** The embedder of a process: every caller shares its batches and its bound on calls in flight. */
+/** Embedder of a process; all callers share its batches and its limit of concurrent calls. */
 export const embedderOf = processSingleton(createEmbedder)
 
-const CACHED_QUERIES = 1000
-const CACHED_MS = 10 * 60_000
+const QUERY_CACHE_SIZE = 1000
+const QUERY_CACHE_TTL_MS = 10 * 60_000
 
 function createEmbedder(services: Services): Embedder {
   const model = configuredModel(services)
-  const backend = !model ? null : model.provider === 'local' ? local(model.dimensions) : batchedCalls(services, model)
-  const queries = new LRUCache<string, Float32Array>({ max: CACHED_QUERIES, ttl: CACHED_MS })
+  const backend = !model
+    ? null
+    : model.provider === 'local'
+      ? createLocalEmbed(model.dimensions)
+      : createBatchedEmbed(services, model)
+  const queries = new LRUCache<string, Float32Array>({ max: QUERY_CACHE_SIZE, ttl: QUERY_CACHE_TTL_MS })
 
   const embed: Embedder['embed'] = async (texts, options) => {
     if (!backend) raise('EMBEDDING_NOT_CONFIGURED')
@@ -38,8 +43,8 @@ function createEmbedder(services: Services): Embedder {
     if (texts.length === 0) return []
     if (!options.background && !options.admitted) await checkEmbeddingSpend(services, options.project_id)
     const { vectors, failure } = await backend(texts, options)
-    const missing = (vector: Float32Array | null) => vector === null
-    if (options.complete ? vectors.some(missing) : vectors.every(missing)) throw providerError(failure)
+    const isMissing = (vector: Float32Array | null) => vector === null
+    if (options.complete ? vectors.some(isMissing) : vectors.every(isMissing)) throw providerError(failure)
     return vectors
   }
 
@@ -48,8 +53,8 @@ function createEmbedder(services: Services): Embedder {
     model,
     embed,
     async embedQuery(text, options) {
-      const known = queries.get(text)
-      if (known) return known
+      const cached = queries.get(text)
+      if (cached) return cached
       const [vector] = await embed([text], { retries: 1, ...options })
       queries.set(text, vector as Float32Array)
       return vector as Float32Array
@@ -58,7 +63,7 @@ function createEmbedder(services: Services): Embedder {
 }
 
 /**
- * Checks the quotas of a project before texts are embedded on its account. The local model costs nothing.
+ * Checks the spend quotas of a project before its texts are embedded. The local model is free.
  * @throws QUOTA_EXCEEDED
  */
 export async function checkEmbeddingSpend(services: Services, project_id: string | null): Promise<void> {
@@ -74,7 +79,7 @@ function configuredModel({ config }: Services): EmbeddingModel | null {
   return provider && model ? { provider, model, dimensions } : null
 }
 
-const local =
+const createLocalEmbed =
   (dimensions: number) =>
   async (texts: string[], { timeoutMs = Number.POSITIVE_INFINITY, signal }: EmbedOptions): Promise<EmbeddedBatch> => {
     const end = performance.now() + timeoutMs
@@ -83,27 +88,27 @@ const local =
     return { vectors, failure: embeddingFailure('timeout') }
   }
 
-/** What a caller may know: the provider belongs to the deployment, so its own message stays in the log. */
+/** Returns the error for callers. The provider belongs to the deployment, so its messages are only logged. */
 function providerError(failure: CallFailure | null): AppError {
   const { class: reason = 'unreachable', status = null } = failure ?? {}
-  const said: Record<CallFailure['class'], string> = {
+  const descriptions: Record<CallFailure['class'], string> = {
     unreachable: 'could not be reached',
-    timeout: 'did not answer in time',
-    rate_limited: 'takes no more requests for now',
-    server: `answered ${status}`,
-    refused: `answered ${status}`,
+    timeout: 'did not respond in time',
+    rate_limited: 'rejected the request because of its rate limit',
+    server: `responded with status ${status}`,
+    refused: `responded with status ${status}`,
     denied: 'refused the credentials, the model or the address of this deployment',
-    unreadable: 'gave an answer that cannot be read',
-    dimensions: 'gave vectors of another length than EMBEDDING_DIMENSIONS',
+    unreadable: 'returned an invalid response',
+    dimensions: 'returned vectors whose length is not EMBEDDING_DIMENSIONS',
   }
   return new AppError('AI_PROVIDER_ERROR', {
-    message: `The embedding provider ${said[reason]}`,
+    message: `The embedding provider ${descriptions[reason]}`,
     meta: { provider_status_code: status },
     cause: failure,
   })
 }
 
-/** Whether what `embed` raised is a matter of the texts: the provider read them and refused them. */
+/** Whether an error of `embed` is a rejection of the texts by the provider. */
 export const isTextRejection = (error: unknown): boolean =>
   error instanceof AppError &&
   ['refused', 'unreadable'].includes((error.cause as CallFailure | undefined)?.class ?? 'unreachable')

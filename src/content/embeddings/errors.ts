@@ -4,8 +4,8 @@ export const embeddingErrors = {
   EMBEDDING_NOT_CONFIGURED: {
     status: 503,
     description: 'Embedding provider and model not configured',
-    message: 'The deployment has no embedding model',
-    hint: 'The operator sets EMBEDDING_PROVIDER and EMBEDDING_MODEL; until then searches go by words alone.',
+    message: 'No embedding model is configured in this deployment',
+    hint: 'Have the operator set EMBEDDING_PROVIDER and EMBEDDING_MODEL; until then searches use words only.',
   },
 } as const satisfies ErrorTable
 

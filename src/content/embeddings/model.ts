@@ -5,28 +5,28 @@ import { kindWithoutRows } from '../../core/api/kind.ts'
 export type EmbeddingModel = { provider: string; model: string; dimensions: number }
 
 export type EmbedOptions = {
-  /** Whom the tokens are metered to; null meters nobody. */
+  /** Project that the tokens are metered to; null for none. */
   project_id: string | null
-  /** What the texts are: row or request the usage is recorded under. */
+  /** Purpose of the texts, and the row or request that the usage is recorded under. */
   purpose: { kind: 'document' | 'memory' | 'search' | 'api' | 'eval'; ref: string }
-  /** Waits so long in all; what is not done by then is null. 0 waits for nothing. */
+  /** Total timeout, after which unfinished texts are null. 0 does not wait for a provider. */
   timeoutMs?: number
-  /** Ends the wait with its reason. */
+  /** Rejects with its reason. */
   signal?: AbortSignal
-  /** Tries after the first one of a call; default 2. */
+  /** Retries of a provider call. Default 2. */
   retries?: number
-  /** Work nobody waits for: goes after everything else. */
+  /** Low priority: processed when no other text waits; quotas are not checked. */
   background?: boolean
-  /** Every text has to have its vector: one that failed fails all. */
+  /** Whether the failure of one text fails all. */
   complete?: boolean
-  /** Part of work that was let in before, such as a turn: quotas are not asked again. Nor are they for background work. */
+  /** Part of work whose quotas were already checked, such as a turn. */
   admitted?: boolean
 }
 
-/** What policies name the use of the embedding model by. */
+/** Resource kind of the embedding model in policies. */
 export const embeddingKind = kindWithoutRows('embedding')
 
-/** Characters of a text that is embedded on demand. */
+/** Maximum length of a text in a request. */
 export const MAX_TEXT_CHARACTERS = 32_000
 const MAX_TEXTS = 256
 
@@ -34,12 +34,15 @@ const Text = z.string().min(1).max(MAX_TEXT_CHARACTERS)
 
 export const EmbeddingsInput = z
   .strictObject({
-    input: Text.optional().describe('One text'),
-    inputs: z.array(Text).min(1).max(MAX_TEXTS).optional().describe('Several texts'),
-    project_id: z.string().optional().describe('Whom the tokens are metered to; without it nobody'),
+    input: Text.optional().describe('Text to embed'),
+    inputs: z.array(Text).min(1).max(MAX_TEXTS).optional().describe('Texts to embed'),
+    project_id: z
+      .string()
+      .optional()
+      .describe('ID of the project that the tokens are metered to. By default not metered.'),
   })
   .refine(({ input, inputs }) => input !== undefined || inputs !== undefined, {
-    message: 'give input, inputs or both',
+    message: 'is required if inputs is not set',
     path: ['input'],
   })
   .meta({ id: 'EmbeddingsInput', example: { input: 'Orders can be returned within 30 days.' } })
@@ -48,8 +51,8 @@ const Vector = z.array(z.number()).describe('L2-normalized')
 
 export const Embeddings = z
   .object({
-    embedding: Vector.optional().describe('Of `input`'),
-    embeddings: z.array(Vector).optional().describe('Of `inputs`, in their order'),
+    embedding: Vector.optional().describe('Vector of `input`'),
+    embeddings: z.array(Vector).optional().describe('Vectors of `inputs` in order'),
     model: z.string(),
     dimensions: z.int(),
   })
@@ -57,14 +60,14 @@ export const Embeddings = z
 
 export const EmbeddingConfig = z
   .object({
-    configured: z.boolean().describe('Whether there is an embedding model'),
+    configured: z.boolean().describe('Whether an embedding model is configured'),
     provider: z.string().nullable(),
     model: z.string().nullable(),
     dimensions: z.int().nullable(),
     reindex: z
       .object({
-        pending: z.int().describe('Documents whose chunks have no vectors of this model yet'),
+        pending: z.int().describe('Number of documents without vectors of this model'),
       })
-      .describe('How far documents follow the model'),
+      .describe('Reindex progress'),
   })
   .meta({ id: 'EmbeddingConfig' })

@@ -8,7 +8,7 @@ import { adoptSettingsOnStart, embeddingHandlers, embeddingSchedules } from './h
 import { embeddingOperations } from './operations.ts'
 
 export default module('embeddings', {
-  tags: { Embeddings: 'Vectors of texts, by the model of the deployment.' },
+  tags: { Embeddings: 'Vectors of texts from the embedding model of the deployment.' },
   errors: embeddingErrors,
   operations: embeddingOperations,
   handlers: [...embeddingHandlers, indexHandler],

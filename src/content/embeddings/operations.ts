@@ -12,8 +12,8 @@ const create = operation({
   id: 'createEmbeddings',
   method: 'post',
   path: '/embeddings',
-  summary: 'Embed texts with the embedding model of the deployment',
-  description: `One text as \`input\`, up to 256 as \`inputs\`, or both; at most ${MAX_TEXT_CHARACTERS} characters each.`,
+  summary: 'Embed texts',
+  description: `Embeds one text as \`input\`, up to 256 as \`inputs\`, or both, with the embedding model of the deployment; at most ${MAX_TEXT_CHARACTERS} characters each.`,
   tag,
   action: 'embeddings:CreateEmbeddings',
   about: embeddingKind,
@@ -31,25 +31,25 @@ const create = operation({
       signal: request.closed,
       complete: true,
     })
-    const shown = vectors.map(vector => wire(vector as Float32Array))
+    const rounded = vectors.map(vector => roundVector(vector as Float32Array))
     return {
-      ...(body.input !== undefined && { embedding: shown.shift() }),
-      ...(body.inputs && { embeddings: shown }),
+      ...(body.input !== undefined && { embedding: rounded.shift() }),
+      ...(body.inputs && { embeddings: rounded }),
       model: embedder.model.model,
       dimensions: embedder.model.dimensions,
     }
   },
 })
 
-/** Eight decimals: more than a float32 of a vector of length 1 has, in half the bytes. */
-const wire = (vector: Float32Array): number[] => Array.from(vector, value => Math.round(value * 1e8) / 1e8)
+/** Rounds to eight decimals: exceeds the precision of a float32 in a unit vector, at half the bytes. */
+const roundVector = (vector: Float32Array): number[] => Array.from(vector, value => Math.round(value * 1e8) / 1e8)
 
 const config = operation({
   id: 'getEmbeddingConfig',
   method: 'get',
   path: '/embeddings/config',
-  summary: 'Get the embedding model of the deployment and how far documents follow it',
-  description: 'Counts documents of the projects in which the caller may embed texts.',
+  summary: 'Get embedding model and reindex progress',
+  description: 'Progress counts documents of the projects in which the caller may embed texts.',
   tag,
   action: 'embeddings:CreateEmbeddings',
   about: embeddingKind,

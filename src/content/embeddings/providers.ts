@@ -5,33 +5,33 @@ import { deploymentAwsKeys } from '../../core/net/aws.ts'
 import { fetchWithLimit, RemoteBodyError } from '../../core/net/limited-body.ts'
 import { maskSecrets } from '../../identity/secrets/mask.ts'
 
-/** The SDK's interface to one embedding model. */
+/** Interface of the SDK to an embedding model. */
 type EmbeddingModelV4 = Extract<EmbeddingModel, { specificationVersion: 'v4' }>
 type CallOptions = Parameters<EmbeddingModelV4['doEmbed']>[0]
 
-/** The deployment's embedding model behind one call; `asked` texts are questions, others are what is searched. */
+/** Embedding model of the deployment. `isSearch`: the texts are search texts, not texts to be searched. */
 export type EmbeddingModelRef = {
-  /** Most texts of one call. */
-  largestCall: number
-  call(texts: string[], options: { asked: boolean; signal: AbortSignal }): Promise<ProviderAnswer>
+  /** Maximum number of texts per call. */
+  maxTexts: number
+  call(texts: string[], options: { isSearch: boolean; signal: AbortSignal }): Promise<ProviderResponse>
 }
 
-/** Vectors as the provider sent them, in the order of the texts, and the tokens it counted; null when it says none. */
-export type ProviderAnswer = { vectors: number[][]; tokens: number | null }
+/** Vectors of the provider in the order of the texts, and the reported number of tokens; null if not reported. */
+export type ProviderResponse = { vectors: number[][]; tokens: number | null }
 
 /**
- * What went wrong in a call. `unreachable`, `rate_limited` and `server` may pass and are tried again; `refused` and
- * `unreadable` would come again; `denied` is a matter of the deployment's settings.
+ * Failure of a call. `unreachable`, `timeout`, `rate_limited` and `server` are transient and retried; `refused` and
+ * `unreadable` are permanent; `denied` requires other settings of the deployment.
  */
 export type CallFailure = {
   class: 'unreachable' | 'timeout' | 'rate_limited' | 'server' | 'refused' | 'denied' | 'unreadable' | 'dimensions'
   status: number | null
-  /** For the log: what the provider said may name the deployment's account, so callers never see it. */
+  /** Message of the provider, for logs only: it may contain the account of the deployment. */
   detail: string
   retry_after_ms: number | null
 }
 
-/** A failure without an answer. */
+/** Returns a failure without a response. */
 export const embeddingFailure = (name: CallFailure['class']): CallFailure => ({
   class: name,
   status: null,
@@ -41,15 +41,15 @@ export const embeddingFailure = (name: CallFailure['class']): CallFailure => ({
 
 const DETAIL_LENGTH = 500
 
-/** What an answer may have for each text of a call: 4096 numbers, with 64 bytes for each and for the white space around. */
-const ANSWER_BYTES = 256 * 1024
+/** Maximum size of a response per text: 4096 numbers of 64 bytes each, including white space. */
+const RESPONSE_BYTES_PER_TEXT = 256 * 1024
 
-// The SDK's warnings go to the console; what matters of them comes back as a failure.
+// The SDK would print warnings to the console; relevant ones are returned as failures.
 globalThis.AI_SDK_LOG_WARNINGS = false
 
 /**
- * The model of the settings. Its vendor package is loaded here. The endpoints are the operator's own, from the
- * environment, so they are called directly: the egress rules guard against addresses that callers name.
+ * Loads the vendor package and returns the configured model. Endpoints are called directly, without the egress rules
+ * for addresses of callers, because the operator configures them.
  */
 export async function providerModel(
   config: Config,
@@ -60,29 +60,30 @@ export async function providerModel(
   const model = aws ? await bedrock(config, name) : await compatible(config, provider, name)
   const dimensions = config.EMBEDDING_DIMENSIONS
   return {
-    largestCall: (await model.maxEmbeddingsPerCall) ?? Number.POSITIVE_INFINITY,
-    async call(texts, { asked, signal }) {
-      // Asked here too: the SDK would wrap the reason in an error of no kind.
-      if (aws && !config.EMBEDDING_API_KEY) await awsKeys()
+    maxTexts: (await model.maxEmbeddingsPerCall) ?? Number.POSITIVE_INFINITY,
+    async call(texts, { isSearch, signal }) {
+      // Checked here too: the SDK would wrap the failure in an untyped error.
+      if (aws && !config.EMBEDDING_API_KEY) await requireAwsKeys()
       const options: CallOptions = {
         values: texts,
         abortSignal: signal,
-        providerOptions: aws ? bedrockOptions(name, dimensions, asked) : openaiOptions(name, dimensions),
+        providerOptions: aws ? bedrockOptions(name, dimensions, isSearch) : openaiOptions(name, dimensions),
       }
       const { embeddings, usage } = await model.doEmbed(options)
       if (embeddings.length !== texts.length)
-        throw new UnreadableAnswer(`${embeddings.length} vectors for ${texts.length} texts`)
+        throw new InvalidResponseError(`${embeddings.length} vectors for ${texts.length} texts`)
       return { vectors: embeddings, tokens: isCount(usage?.tokens) ? usage.tokens : null }
     },
   }
 }
 
-class UnreadableAnswer extends Error {}
+class InvalidResponseError extends Error {}
 
 const isCount = (tokens: unknown): tokens is number => Number.isSafeInteger(tokens) && (tokens as number) >= 0
 
-/** The SDK holds an answer whole, and one that never ended would fill the memory before its time is over. */
-const answerFetch = ({ EMBEDDING_BATCH_SIZE }: Config) => fetchWithLimit(EMBEDDING_BATCH_SIZE * ANSWER_BYTES)
+/** Limits the size of responses, because the SDK buffers a whole response in memory. */
+const createLimitedFetch = ({ EMBEDDING_BATCH_SIZE }: Config) =>
+  fetchWithLimit(EMBEDDING_BATCH_SIZE * RESPONSE_BYTES_PER_TEXT)
 
 async function compatible(config: Config, provider: 'openai' | 'ollama', name: string): Promise<EmbeddingModelV4> {
   const { createOpenAICompatible } = await import('@ai-sdk/openai-compatible')
@@ -93,7 +94,7 @@ async function compatible(config: Config, provider: 'openai' | 'ollama', name: s
       ? (config.EMBEDDING_BASE_URL ?? 'https://api.openai.com/v1')
       : `${config.OLLAMA_BASE_URL.replace(/\/+$/, '')}/v1`,
     apiKey: openai ? (config.EMBEDDING_API_KEY ?? process.env.OPENAI_API_KEY) : undefined,
-    fetch: answerFetch(config),
+    fetch: createLimitedFetch(config),
   })
   return vendor.embeddingModel(name)
 }
@@ -102,77 +103,79 @@ async function bedrock(config: Config, name: string): Promise<EmbeddingModelV4> 
   const { createAmazonBedrock } = await import('@ai-sdk/amazon-bedrock')
   const vendor = createAmazonBedrock({
     region: config.EMBEDDING_REGION ?? process.env.AWS_REGION ?? 'us-east-1',
-    // Empty, not left out: the SDK would take a bearer that is meant for something else from the environment.
+    // Empty instead of undefined: otherwise the SDK reads an unrelated bearer token from the environment.
     apiKey: config.EMBEDDING_API_KEY ?? '',
-    credentialProvider: awsKeys,
-    fetch: answerFetch(config),
+    credentialProvider: requireAwsKeys,
+    fetch: createLimitedFetch(config),
   })
   return vendor.embeddingModel(name)
 }
 
-async function awsKeys() {
+async function requireAwsKeys() {
   const keys = await deploymentAwsKeys()
   if (keys) return keys
   const { LoadSettingError } = await import('ai')
-  throw new LoadSettingError({ message: 'no source has AWS keys' })
+  throw new LoadSettingError({ message: 'no AWS credentials found' })
 }
 
-/** Only the third generation of the vendor's models takes a length; other servers refuse the field. */
+/** Only the vendor's third-generation models support a length; other servers refuse the field. */
 const openaiOptions = (name: string, dimensions: number): CallOptions['providerOptions'] =>
   name.startsWith('text-embedding-3') ? { openaiCompatible: { dimensions } } : undefined
 
-/** Each family has its own name for the length, and takes some values only; Cohere's tell questions from texts. */
-function bedrockOptions(name: string, dimensions: number, asked: boolean): CallOptions['providerOptions'] {
-  const takes = (...lengths: number[]) => lengths.includes(dimensions)
+/** Every model family has a different name for the length and supports only some values; Cohere has input types. */
+function bedrockOptions(name: string, dimensions: number, isSearch: boolean): CallOptions['providerOptions'] {
+  const isSupported = (...lengths: number[]) => lengths.includes(dimensions)
   if (name.includes('nova'))
-    return takes(256, 384, 1024, 3072) ? { amazonBedrock: { embeddingDimension: dimensions } } : undefined
+    return isSupported(256, 384, 1024, 3072) ? { amazonBedrock: { embeddingDimension: dimensions } } : undefined
   if (name.includes('cohere'))
     return {
       amazonBedrock: {
-        inputType: asked ? 'search_query' : 'search_document',
-        ...(name.includes('v4') && takes(256, 512, 1024, 1536) && { outputDimension: dimensions }),
+        inputType: isSearch ? 'search_query' : 'search_document',
+        ...(name.includes('v4') && isSupported(256, 512, 1024, 1536) && { outputDimension: dimensions }),
       },
     }
-  return name.includes('titan-embed-text-v2') && takes(256, 512, 1024) ? { amazonBedrock: { dimensions } } : undefined
+  return name.includes('titan-embed-text-v2') && isSupported(256, 512, 1024)
+    ? { amazonBedrock: { dimensions } }
+    : undefined
 }
 
-/** Names what a call threw. `timedOut` when its own time limit ended it. */
+/** Classifies the error of a call. `timedOut`: the call exceeded its time limit. */
 export async function callFailure(
   thrown: unknown,
   secrets: readonly string[],
   timedOut: boolean,
 ): Promise<CallFailure> {
-  // Loaded with the first failure: the package takes more memory than most of the application.
+  // Loaded on demand: the package needs more memory than most of the application.
   const { APICallError, JSONParseError, LoadAPIKeyError, LoadSettingError, TypeValidationError } = await import('ai')
   const chain = causes(thrown)
-  const answered = chain.find(APICallError.isInstance) ?? null
-  const status = answered?.statusCode ?? null
+  const response = chain.find(APICallError.isInstance) ?? null
+  const status = response?.statusCode ?? null
   const messages = chain.map(messageOf).filter(Boolean).join(': ')
-  const said = truncateChars(maskSecrets(messages, secrets, 4 * DETAIL_LENGTH), DETAIL_LENGTH)
-  const made = (name: CallFailure['class']): CallFailure => ({
+  const detail = truncateChars(maskSecrets(messages, secrets, 4 * DETAIL_LENGTH), DETAIL_LENGTH)
+  const failure = (name: CallFailure['class']): CallFailure => ({
     class: name,
     status: name === 'unreachable' ? null : status,
-    detail: said,
-    retry_after_ms: retryAfter(answered?.responseHeaders),
+    detail,
+    retry_after_ms: retryAfterMs(response?.responseHeaders),
   })
-  if (timedOut) return { ...made('timeout'), status: null }
+  if (timedOut) return { ...failure('timeout'), status: null }
   if (chain.some(error => LoadSettingError.isInstance(error) || LoadAPIKeyError.isInstance(error)))
-    return made('denied')
-  if (status === 429) return made('rate_limited')
-  if (status === 401 || status === 403 || status === 404) return made('denied')
-  if (status !== null && status >= 500) return made('server')
-  if (status !== null && status >= 300) return made('refused')
-  const unreadable = (error: unknown) =>
-    error instanceof UnreadableAnswer ||
+    return failure('denied')
+  if (status === 429) return failure('rate_limited')
+  if (status === 401 || status === 403 || status === 404) return failure('denied')
+  if (status !== null && status >= 500) return failure('server')
+  if (status !== null && status >= 300) return failure('refused')
+  const isUnreadable = (error: unknown) =>
+    error instanceof InvalidResponseError ||
     error instanceof RemoteBodyError ||
     JSONParseError.isInstance(error) ||
     TypeValidationError.isInstance(error)
-  return made(chain.some(unreadable) ? 'unreadable' : 'unreachable')
+  return failure(chain.some(isUnreadable) ? 'unreadable' : 'unreachable')
 }
 
 const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error))
 
-/** The error and what caused it, outermost first. */
+/** Returns an error and its causes, outermost first. */
 function causes(error: unknown): unknown[] {
   const chain: unknown[] = []
   for (let next = error; next !== undefined && next !== null && chain.length < 5; next = (next as Error).cause)
@@ -180,8 +183,8 @@ function causes(error: unknown): unknown[] {
   return chain
 }
 
-/** Milliseconds a provider asks to be left alone; seconds or a date (RFC 9110, 10.2.3). */
-function retryAfter(headers: Record<string, string> | undefined): number | null {
+/** Parses Retry-After, in seconds or as a date (RFC 9110, 10.2.3), to milliseconds. */
+function retryAfterMs(headers: Record<string, string> | undefined): number | null {
   const value = headers?.['retry-after']
   if (value === undefined) return null
   if (/^\d+(\.\d+)?$/.test(value)) return Number(value) * 1000

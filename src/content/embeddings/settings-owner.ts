@@ -1,9 +1,9 @@
 import type { Services } from '../../core/process/services.ts'
 import { resolveTextSearchConfig } from '../chunks/store.ts'
 import { currentSpace } from './space.ts'
-import { activeSettings, type RetrievalSettings, setActiveSettings } from './store.ts'
+import { findActiveSettings, type RetrievalSettings, setActiveSettings } from './store.ts'
 
-/** Has documents follow the settings of this process from now on. Called by every worker that starts. */
+/** Makes the settings of this process the active ones. Every worker calls it when it starts. */
 export async function adoptSettings(services: Services): Promise<void> {
   const { pool, config } = services
   const space = await currentSpace(services)
@@ -12,15 +12,14 @@ export async function adoptSettings(services: Services): Promise<void> {
 }
 
 /**
- * Whether a setting of this process is the one that documents follow, as it is when none was chosen yet. While workers
- * of two configurations run side by side, those that started first leave documents alone: each would turn back what the
- * other did.
+ * Whether a setting of this process is active, or none is active yet. While workers with two configurations run
+ * concurrently, workers with inactive settings must not reindex: they would revert each other's work.
  */
 export async function ownsSettings<Name extends keyof RetrievalSettings>(
   services: Services,
   name: Name,
-  own: RetrievalSettings[Name],
+  value: RetrievalSettings[Name],
 ): Promise<boolean> {
-  const chosen = await activeSettings(services.pool)
-  return chosen === null || chosen[name] === null || chosen[name] === own
+  const active = await findActiveSettings(services.pool)
+  return active === null || active[name] === null || active[name] === value
 }

@@ -6,35 +6,35 @@ import { CODE_VERSION } from '../vectors/codes.ts'
 import { embedderOf } from './embedder.ts'
 import type { EmbeddingModel } from './model.ts'
 
-/** Vectors of one space can be compared. `id` is the row of embedding_spaces. */
+/** Embedding space: vectors of the same space are comparable. `id` is the row of embedding_spaces. */
 export type Space = EmbeddingModel & { id: number }
 
 const spaces = processSingleton(() => ({ current: null as Promise<Space> | null }))
 
-/** The space new vectors belong to, made when it is missing; null while embeddings are not configured. */
+/** Returns the space of new vectors, inserting it if necessary; null if embeddings are not configured. */
 export async function currentSpace(services: Services): Promise<Space | null> {
   const { model } = embedderOf(services)
   if (!model) return null
-  const known = spaces(services)
-  if (!known.current) {
-    known.current = spaceOf(services.pool, model)
-    known.current.catch(() => {
-      known.current = null
+  const cache = spaces(services)
+  if (!cache.current) {
+    cache.current = upsertSpace(services.pool, model)
+    cache.current.catch(() => {
+      cache.current = null
     })
   }
-  return known.current
+  return cache.current
 }
 
-const id = sql.type(z.object({ id: z.int() }))
+const idRow = sql.type(z.object({ id: z.int() }))
 
-/** Served by the unique index over (provider, model, dimensions, code_version). */
-async function spaceOf(db: Queryable, model: EmbeddingModel): Promise<Space> {
+/** Index: unique (provider, model, dimensions, code_version). */
+async function upsertSpace(db: Queryable, model: EmbeddingModel): Promise<Space> {
   const { provider, model: name, dimensions } = model
-  // The update changes nothing; it makes the statement return the row that is there.
-  const space = await db.oneFirst(id`
+  // The update is a no-op that makes the statement return an existing row.
+  const id = await db.oneFirst(idRow`
     insert into embedding_spaces (provider, model, dimensions, code_version)
     values (${provider}, ${name}, ${dimensions}, ${CODE_VERSION})
     on conflict (provider, model, dimensions, code_version) do update set provider = excluded.provider
     returning id`)
-  return { ...model, id: space }
+  return { ...model, id }
 }

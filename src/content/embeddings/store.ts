@@ -3,15 +3,13 @@ import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db
 import { hasVector, VECTOR_SOURCES } from '../vectors/store.ts'
 import type { Space } from './space.ts'
 
-/** Statements that find documents whose chunks lack vectors, note what they were given, and what all of them follow. */
-
 const retrievalSettings = z.object({ space_id: z.int().nullable(), text_search_config: z.string() })
-const settings = sql.type(retrievalSettings)
+const settingsRow = sql.type(retrievalSettings)
 
-/** The settings that documents follow. */
+/** Embedding space and text search configuration that documents are indexed with. */
 export type RetrievalSettings = z.output<typeof retrievalSettings>
 
-/** Makes settings those that documents follow; without a space, the one before stays. */
+/** Stores the active settings; without a space, the stored one remains. */
 export const setActiveSettings = async (
   db: Queryable,
   { space_id, text_search_config }: RetrievalSettings,
@@ -22,30 +20,27 @@ export const setActiveSettings = async (
       text_search_config = excluded.text_search_config`)
 }
 
-/** The settings that documents follow; null before any worker has started. */
-export const activeSettings = (db: Queryable): Promise<RetrievalSettings | null> =>
-  db.maybeOne(settings`select space_id, text_search_config from retrieval_settings`)
+/** Returns the active settings; null before the first worker has started. */
+export const findActiveSettings = (db: Queryable): Promise<RetrievalSettings | null> =>
+  db.maybeOne(settingsRow`select space_id, text_search_config from retrieval_settings`)
 
 const Owner = z.object({ id: z.string(), project_id: z.string() })
 export type Owner = z.output<typeof Owner>
 
-const owner = sql.type(Owner)
-const waiting = sql.type(Owner.extend({ embed_since: z.string() }))
-const count = sql.type(z.object({ count: z.int() }))
-const id = sql.type(z.object({ id: z.string() }))
+const ownerRow = sql.type(Owner)
+const waitingRow = sql.type(Owner.extend({ embed_since: z.string() }))
+const countRow = sql.type(z.object({ count: z.int() }))
+const idRow = sql.type(z.object({ id: z.string() }))
 
-/**
- * How many documents have chunks without vectors of the space, among those a condition over the alias `t` lets through;
- * documents_space counts them.
- */
+/** Counts documents of other spaces that match a condition over the alias `t`. Index documents_space. */
 export const countOtherSpaceDocuments = (db: Queryable, space: Space, visible: Fragment): Promise<number> =>
-  db.oneFirst(count`
+  db.oneFirst(countRow`
     select count(*) from documents t
     where t.chunk_count > 0 and (t.space_id < ${space.id} or t.space_id > ${space.id}) and ${visible}`)
 
 /**
- * Documents of other spaces and of none, newest first, from below an id on; those that are waiting for vectors anyway
- * are left out. documents_space gives them in their order, one space after the other.
+ * Lists documents of other spaces and of none, newest first, below an ID, except documents that already wait for
+ * vectors. Index documents_space, once per space.
  */
 export const listOtherSpaceDocuments = (
   db: Queryable,
@@ -53,7 +48,7 @@ export const listOtherSpaceDocuments = (
   below: string | null,
   limit: number,
 ): Promise<readonly Owner[]> =>
-  db.any(owner`
+  db.any(ownerRow`
     select d.id, d.project_id
     from (select s.id from embedding_spaces s where s.id <> ${space.id} union all select 0) o (id)
     cross join lateral (
@@ -64,33 +59,33 @@ export const listOtherSpaceDocuments = (
     ) d
     order by d.id desc limit ${limit}`)
 
-/** Documents that wait for vectors, those that wait longest first, from behind one on; by documents_embed_since. */
+/** Lists documents that wait for vectors, longest wait first, after a position. Index documents_embed_since. */
 export const listWaitingDocuments = (
   db: Queryable,
   after: { embed_since: string; id: string } | null,
   limit: number,
 ): Promise<readonly (Owner & { embed_since: string })[]> =>
-  db.any(waiting`
+  db.any(waitingRow`
     select t.id, t.project_id, t.embed_since from documents t
     where t.embed_since is not null
       ${after === null ? sql.fragment`` : sql.fragment`and (t.embed_since, t.id) > (${after.embed_since}::timestamptz, ${after.id})`}
     order by t.embed_since, t.id limit ${limit}`)
 
-/** Ends the wait of documents that began before a time; returns how many. */
+/** Ends waits for vectors that began before a time; returns the number of documents. */
 export const expireWaits = async (db: Queryable, before: Date): Promise<number> =>
   (
     await db.query(voidStatement`
       update documents set embed_since = null where embed_since < ${before.toISOString()}::timestamptz`)
   ).rowCount
 
-/** Takes the locks of documents, in one order everywhere. Who changes the chunks of a document holds its lock. */
+/** Locks documents in order of ID. Every change of chunks holds the lock of the document. */
 export const lockDocuments = async (tx: Queryable, ids: readonly string[]): Promise<void> => {
-  await tx.query(id`select id from documents where id = any(${sql.array([...ids], 'text')}) order by id for update`)
+  await tx.query(idRow`select id from documents where id = any(${sql.array([...ids], 'text')}) order by id for update`)
 }
 
 /**
- * Notes that documents were embedded for a space, and drops what they have of others unless a chunk failed. Those in
- * which a chunk is left that nobody looked at stay as they are. The caller holds their locks.
+ * Moves documents to a space, and deletes their vectors of other spaces unless a chunk failed. Documents with chunks
+ * that were not processed, because they changed concurrently, are unchanged. The caller holds the locks.
  * @param skipped chunks that failed or have nothing to embed
  */
 export async function markEmbedded(

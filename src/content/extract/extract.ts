@@ -10,41 +10,40 @@ import { FairSemaphore } from '../../core/process/fair-semaphore.ts'
 import type { PageText } from '../chunks/model.ts'
 import type { PdfAnswer, PdfRequest } from './pdf-process.ts'
 
-/** Text of a source, or why there is none. `retry` says whether another try could end otherwise. */
+/** Text of a source, or the failure. `retry`: whether another attempt may succeed. */
 export type Extraction =
   | { ok: true; pages: PageText[]; total_pages: number }
   | { ok: false; error: RecordedFailure; retry: boolean }
 
 type Limits = { INGESTION_MAX_PAGES: number; INGESTION_MAX_TEXT_BYTES: number; INGESTION_PDF_PROCESSES: number }
 
-/** What one PDF may cost: time of its process, and its memory at any moment with the program and the file itself. */
+/** Limits for one PDF: duration, and memory of the process including program and file. */
 const PDF_TIMEOUT_MS = 120_000
 const PDF_MEMORY_BYTES = 512 * 1024 * 1024
 
-/** How long a process waits for the next PDF. */
+/** How long an idle process waits for the next PDF. */
 const IDLE_MS = 30_000
 
-/** Bytes of a file as they are read, and how many there are. */
+/** Size and bytes of a file. */
 export type PdfBytes = { size: number; pieces: AsyncIterable<Uint8Array> }
 
-/** Turns at reading a PDF, by how many there are. */
-const turns = new Map<number, FairSemaphore>()
+/** Slots for PDF processes, by INGESTION_PDF_PROCESSES. */
+const slots = new Map<number, FairSemaphore>()
 
-function turnsOf(most: number): FairSemaphore {
-  const known = turns.get(most) ?? new FairSemaphore(most)
-  turns.set(most, known)
-  return known
+function slotsFor(capacity: number): FairSemaphore {
+  const semaphore = slots.get(capacity) ?? new FairSemaphore(capacity)
+  slots.set(capacity, semaphore)
+  return semaphore
 }
 
 /**
- * Text of a PDF by page in reading order: trimmed, without blank pages, numbered from 1 as in the file. `total_pages`
- * counts the blank ones too. What the file does to its reader is a value: the file is read in a process of its own,
- * which is killed when it takes too long or too much memory; this one passes its bytes on piece by piece. At most
- * INGESTION_PDF_PROCESSES are read at once; the others wait for their turn, which is no part of their time. Throws the
- * reason of `signal` when that aborts, and what `load` and its pieces throw.
- * @param load gives the bytes of the file when it is its turn
+ * Extracts the text of a PDF by page in reading order: trimmed, without blank pages, numbered from 1 as in the file.
+ * `total_pages` includes blank pages. The file is parsed in a separate process, which is killed above the limits of
+ * time and memory; crashes are returned as failures. At most INGESTION_PDF_PROCESSES run concurrently; time spent
+ * waiting for a slot does not count. Throws the reason of `signal` and errors of `load` and its pieces.
+ * @param load returns the bytes of the file once a slot is acquired
  * @param limits the settings of the same names
- * @param options `project`: whose file it is; the project of which least is being read has the next turn
+ * @param options `project`: owner of the file; the project with the fewest slots acquires the next one
  */
 export async function extractPdf(
   load: () => Promise<PdfBytes>,
@@ -52,21 +51,21 @@ export async function extractPdf(
   options: { project: string; timeoutMs?: number; signal?: AbortSignal },
 ): Promise<Extraction> {
   const { project, timeoutMs = PDF_TIMEOUT_MS, signal } = options
-  return turnsOf(limits.INGESTION_PDF_PROCESSES).use(project, 1, signal, async () => {
+  return slotsFor(limits.INGESTION_PDF_PROCESSES).use(project, 1, signal, async () => {
     const bytes = await load()
     signal?.throwIfAborted()
-    return read(bytes, limits, timeoutMs, signal)
+    return readPdf(bytes, limits, timeoutMs, signal)
   })
 }
 
-async function read(
+async function readPdf(
   bytes: PdfBytes,
   limits: Limits,
   timeoutMs: number,
   signal: AbortSignal | undefined,
 ): Promise<Extraction> {
   const reader = idle.pop() ?? startReader()
-  clearTimeout(reader.idling)
+  clearTimeout(reader.idleTimer)
   return new Promise<Extraction>((resolve, reject) => {
     const pages: PageText[] = []
     const finish = (outcome: Extraction) => {
@@ -77,23 +76,23 @@ async function read(
       if ('page' in answer) return pages.push(answer.page)
       const { end } = answer
       if (end.ok) finish({ ok: true, pages, total_pages: end.total_pages })
-      else finish(failed(end.code, end.message))
-      if (end.reusable) keep(reader)
+      else finish(failure(end.code, end.message))
+      if (end.reusable) reuseLater(reader)
       else reader.child.disconnect()
     }
-    const onExit = (code: number | null, by: NodeJS.Signals | null) => {
-      // V8 ends itself with SIGABRT when its heap is full, the monitor with SIGUSR2.
-      if (by === 'SIGUSR2' || by === 'SIGABRT') {
-        finish(failed('INGESTION_FAILED', `Reading the PDF took more than ${PDF_MEMORY_BYTES} bytes of memory`))
-      } else finish(failed('INGESTION_FAILED', `The process that read the PDF ended with ${by ?? code}`, true))
+    const onExit = (code: number | null, exitSignal: NodeJS.Signals | null) => {
+      // V8 exits with SIGABRT when its heap is full; the monitor sends SIGUSR2.
+      if (exitSignal === 'SIGUSR2' || exitSignal === 'SIGABRT') {
+        finish(failure('INGESTION_FAILED', `Reading the PDF required more than ${PDF_MEMORY_BYTES} bytes of memory`))
+      } else finish(failure('INGESTION_FAILED', `The PDF process exited with ${exitSignal ?? code}`, true))
     }
     const onError = (error: Error) =>
-      finish(failed('INGESTION_FAILED', `Reading the PDF failed: ${error.message}`, true))
+      finish(failure('INGESTION_FAILED', `Reading the PDF failed: ${error.message}`, true))
     let timer: NodeJS.Timeout | undefined
-    // The process begins when it has all bytes; how long they take to come is not its fault.
-    const begin = () => {
+    // The time limit starts once the process has all bytes.
+    const startTimer = () => {
       timer = setTimeout(() => {
-        finish(failed('INGESTION_FAILED', `Reading the PDF took longer than ${timeoutMs} ms`))
+        finish(failure('INGESTION_FAILED', `Reading the PDF took longer than ${timeoutMs} ms`))
         reader.child.kill('SIGKILL')
       }, timeoutMs)
     }
@@ -122,38 +121,38 @@ async function read(
       maxTextBytes: limits.INGESTION_MAX_TEXT_BYTES,
     }
     reader.child.send(request)
-    const { signal: done } = sending
-    send(bytes.pieces, reader.child.stdin as Writable, done).then(
-      () => done.aborted || begin(),
-      error => done.aborted || fail(error),
+    const { signal: stopSending } = sending
+    sendPieces(bytes.pieces, reader.child.stdin as Writable, stopSending).then(
+      () => stopSending.aborted || startTimer(),
+      error => stopSending.aborted || fail(error),
     )
   })
 }
 
-/** Passes pieces on as fast as they are taken, until the end or `done`. Throws what the pieces throw. */
-async function send(pieces: AsyncIterable<Uint8Array>, target: Writable, done: AbortSignal): Promise<void> {
+/** Writes pieces with backpressure until the end or until `signal` aborts. Throws errors of the pieces. */
+async function sendPieces(pieces: AsyncIterable<Uint8Array>, target: Writable, signal: AbortSignal): Promise<void> {
   for await (const piece of pieces) {
-    if (done.aborted) return
-    if (!target.write(piece)) await once(target, 'drain', { signal: done }).catch(() => {})
+    if (signal.aborted) return
+    if (!target.write(piece)) await once(target, 'drain', { signal }).catch(() => {})
   }
 }
 
-type Reader = { child: ChildProcess; idling?: NodeJS.Timeout }
+type Reader = { child: ChildProcess; idleTimer?: NodeJS.Timeout }
 
-/** Processes that wait for a PDF; there are never more than were read at once. */
+/** Idle processes; never more than INGESTION_PDF_PROCESSES. */
 const idle: Reader[] = []
 
-function keep(reader: Reader) {
-  reader.idling = setTimeout(() => reader.child.disconnect(), IDLE_MS).unref()
+function reuseLater(reader: Reader) {
+  reader.idleTimer = setTimeout(() => reader.child.disconnect(), IDLE_MS).unref()
   idle.push(reader)
 }
 
-/** The directory of pdf.js: where it is, whatever links lead there. */
+/** Directory of pdf.js, with symbolic links resolved. */
 const PDFJS = `${path.dirname(realpathSync(fileURLToPath(import.meta.resolve('pdfjs-dist/package.json'))))}/`
 
 /**
- * What the reader may: read the files of its own program and nothing else of the machine (the environment of another
- * process is a file too, and the data directory lies beside the code), and start its watching thread.
+ * Permissions of the PDF process: it may read its own code and pdf.js, but no other file (such as environments of
+ * processes or the data directory), and start its monitor thread.
  */
 export const READER_RIGHTS = [
   '--permission',
@@ -162,10 +161,7 @@ export const READER_RIGHTS = [
   '--allow-worker',
 ]
 
-/**
- * A process with nothing in its environment that reads no files but its own code, writes none and starts no programs. It
- * ends with its channel.
- */
+/** Starts a PDF process with an empty environment and READER_RIGHTS. It exits when its channel is closed. */
 function startReader(): Reader {
   const child = fork(new URL('./pdf-process.ts', import.meta.url), [String(PDF_MEMORY_BYTES), PDFJS], {
     env: {},
@@ -174,14 +170,14 @@ function startReader(): Reader {
     serialization: 'advanced',
   })
   const reader: Reader = { child }
-  const forget = () => {
-    clearTimeout(reader.idling)
+  const removeIdle = () => {
+    clearTimeout(reader.idleTimer)
     const at = idle.indexOf(reader)
     if (at >= 0) idle.splice(at, 1)
   }
-  child.once('disconnect', forget)
-  child.once('exit', forget)
-  // What befalls a process that reads shows in its exit; a waiting one is replaced.
+  child.once('disconnect', removeIdle)
+  child.once('exit', removeIdle)
+  // Errors of an active process are handled by its exit; an idle process is replaced.
   child.on('error', () => {})
   child.stdin?.on('error', () => {})
   child.unref()
@@ -189,16 +185,16 @@ function startReader(): Reader {
   return reader
 }
 
-const failed = (code: string, message: string, retry = false): Extraction => ({
+const failure = (code: string, message: string, retry = false): Extraction => ({
   ok: false,
   error: { code, message },
   retry,
 })
 
 /**
- * Text of a `text/*` file as one page: decoded as UTF-16 where a byte order mark says so, else with the charset of its
- * content type (UTF-8 where it names none we know), without the byte order mark and U+0000, bytes that are no characters
- * as U+FFFD, trimmed. No page when nothing is left. What comes behind the limit of text is not read.
+ * Decodes a `text/*` file as one page: UTF-16 with a byte order mark, else the charset of the content type, else UTF-8.
+ * Removes the byte order mark and U+0000, replaces invalid bytes with U+FFFD, and trims. Returns no page for blank
+ * text. Stops reading at the text limit.
  * @param limits the setting of the same name, in bytes of UTF-8
  */
 export async function extractText(
@@ -209,9 +205,9 @@ export async function extractText(
   const maxBytes = limits.INGESTION_MAX_TEXT_BYTES
   const parts: string[] = []
   let bytes = 0
-  /** Whitespace behind the parts, which is text only if something follows. */
+  /** Trailing white space, which counts only if more text follows. */
   let blank = ''
-  const take = (decoded: string) => {
+  const append = (decoded: string) => {
     const part = decoded.replaceAll('\0', '')
     const text = (parts.length ? part : part.trimStart()).trimEnd()
     if (text) {
@@ -230,16 +226,16 @@ export async function extractText(
       decoder = decoderOf(contentType, start)
       piece = start
     }
-    if (!take(decoder.decode(piece, { stream: true }))) return tooLong(maxBytes)
+    if (!append(decoder.decode(piece, { stream: true }))) return tooLong(maxBytes)
   }
-  if (!take(decoder ? decoder.decode() : decoderOf(contentType, start).decode(start))) return tooLong(maxBytes)
+  if (!append(decoder ? decoder.decode() : decoderOf(contentType, start).decode(start))) return tooLong(maxBytes)
   const pages = parts.length ? [{ number: null, text: parts.join('') }] : []
   return { ok: true, pages, total_pages: pages.length }
 }
 
-const tooLong = (maxBytes: number): Extraction => ({ ok: false, error: longText(maxBytes), retry: false })
+const tooLong = (maxBytes: number): Extraction => ({ ok: false, error: textTooLong(maxBytes), retry: false })
 
-/** @param start the first two bytes, as far as there are so many */
+/** @param start the first two bytes, or fewer in a shorter file */
 function decoderOf(contentType: string, [first, second]: Uint8Array): TextDecoder {
   if (first === 0xff && second === 0xfe) return new TextDecoder('utf-16le')
   if (first === 0xfe && second === 0xff) return new TextDecoder('utf-16be')
@@ -251,13 +247,13 @@ function decoderOf(contentType: string, [first, second]: Uint8Array): TextDecode
   }
 }
 
-/** Why this text is too long for a document, or null. `maxBytes` counts UTF-8. */
+/** Returns the failure for text of more than `maxBytes` bytes of UTF-8, or null. */
 export function textLimitFailure(pages: PageText[], maxBytes: number): RecordedFailure | null {
   const bytes = pages.reduce((sum, page) => sum + Buffer.byteLength(page.text) + 1, -1)
-  return bytes > maxBytes ? longText(maxBytes) : null
+  return bytes > maxBytes ? textTooLong(maxBytes) : null
 }
 
-const longText = (maxBytes: number): RecordedFailure => ({
+const textTooLong = (maxBytes: number): RecordedFailure => ({
   code: 'INGESTION_FAILED',
   message: `The text is longer than ${maxBytes} bytes (INGESTION_MAX_TEXT_BYTES)`,
 })

@@ -1,10 +1,9 @@
 import { workerData } from 'node:worker_threads'
 
 /**
- * The thread beside pdf-process.ts that ends the process when it takes more memory than it may or when the process it
- * works for is gone. It goes on looking while the main thread is busy with a document. Memory outside of V8's heap,
- * where bytes of streams live, is bounded by nothing else. SIGUSR2 has no handler, so it ends the process at once, and
- * reports why to the parent.
+ * Monitor thread of pdf-process.ts: kills the process above its memory limit, or when its parent is gone, even while
+ * the main thread is busy. No other limit covers memory outside V8's heap, such as stream buffers. SIGUSR2 has no
+ * handler, so it ends the process immediately, and the parent sees the signal.
  */
 const { parent, maxMemoryBytes } = workerData as { parent: number; maxMemoryBytes: number }
 

@@ -3,8 +3,8 @@ import { pathToFileURL } from 'node:url'
 import { Worker } from 'node:worker_threads'
 
 /**
- * The program in which PDFs are read, one after the other: extract.ts starts it, sends a PdfRequest and the bytes to
- * its standard input, and gets the pages one by one. It holds no secret and may be killed at any time.
+ * Program that parses PDFs, one after the other. extract.ts starts it, sends a PdfRequest and writes the bytes to its
+ * standard input; it sends back the pages one by one. It has no secrets and may be killed at any time.
  */
 export type PdfRequest = { size: number; maxPages: number; maxTextBytes: number }
 export type PdfAnswer =
@@ -14,14 +14,14 @@ type Failure = { ok: false; code: 'PDF_PARSE_FAILED' | 'INGESTION_FAILED'; messa
 
 const [maxMemoryBytes, pdfjs] = [Number(process.argv[2]), process.argv[3]]
 
-// By its path: the links that lead there are files that this process may not read.
+// By real path: this process may not read the symbolic links to it.
 const moduleOf = (file: string) => pathToFileURL(`${pdfjs}legacy/build/${file}`).href
 const { getDocument }: typeof import('pdfjs-dist/legacy/build/pdf.mjs') = await import(moduleOf('pdf.mjs'))
-// What pdf.js would otherwise import when it opens the first document.
+// Otherwise pdf.js imports it when it opens the first document.
 await import(moduleOf('pdf.worker.mjs'))
 
 /**
- * Nothing is fetched, compiled or drawn; of files only predefined character maps are read, without which most text in
+ * Nothing is fetched, compiled or drawn. The only files read are predefined character maps, without which most text in
  * Chinese, Japanese and Korean fonts is lost.
  */
 const OPTIONS = {
@@ -59,7 +59,7 @@ async function extract(bytes: Uint8Array, { maxPages, maxTextBytes }: PdfRequest
       }
       page.cleanup()
       text = text.replaceAll('\0', '').toWellFormed().trim()
-      if (text) answer({ page: { number, text } })
+      if (text) send({ page: { number, text } })
     }
     return total
   } finally {
@@ -67,16 +67,16 @@ async function extract(bytes: Uint8Array, { maxPages, maxTextBytes }: PdfRequest
   }
 }
 
-function failure(error: unknown): Failure {
+function toFailure(error: unknown): Failure {
   const { name, message } = error instanceof Error ? error : new Error(String(error))
   if (error instanceof LimitError) return { ok: false, code: 'INGESTION_FAILED', message }
-  const reason = name === 'PasswordException' ? 'it opens with a password only' : message.slice(0, 200)
+  const reason = name === 'PasswordException' ? 'it is protected by a password' : message.slice(0, 200)
   return { ok: false, code: 'PDF_PARSE_FAILED', message: `The file cannot be read as a PDF: ${reason}` }
 }
 
-const answer = (message: PdfAnswer) => process.send?.(message)
+const send = (message: PdfAnswer) => process.send?.(message)
 
-async function read(request: PdfRequest): Promise<void> {
+async function readPdf(request: PdfRequest): Promise<void> {
   const bytes = new Uint8Array(request.size)
   for (let filled = 0; filled < request.size; ) {
     const part = process.stdin.read(Math.min(request.size - filled, process.stdin.readableLength)) as Buffer | null
@@ -87,11 +87,11 @@ async function read(request: PdfRequest): Promise<void> {
     bytes.set(part, filled)
     filled += part.length
   }
-  const outcome = await extract(bytes, request).then(total_pages => ({ ok: true as const, total_pages }), failure)
-  answer({ end: { ...outcome, reusable: process.memoryUsage.rss() < maxMemoryBytes / 2 } })
+  const outcome = await extract(bytes, request).then(total_pages => ({ ok: true as const, total_pages }), toFailure)
+  send({ end: { ...outcome, reusable: process.memoryUsage.rss() < maxMemoryBytes / 2 } })
 }
 
-// The reader leaves promises behind that fail with the document they belonged to; its outcome has been reported.
+// pdf.js leaves promises that reject after the outcome of their document was reported.
 process.on('unhandledRejection', () => {})
 process.on('disconnect', () => process.exit())
 
@@ -100,4 +100,4 @@ const monitor = new Worker(new URL('./pdf-monitor.ts', import.meta.url), {
   resourceLimits: { maxOldGenerationSizeMb: 16, maxYoungGenerationSizeMb: 4 },
 })
 await once(monitor, 'online')
-process.on('message', request => void read(request as PdfRequest))
+process.on('message', request => void readPdf(request as PdfRequest))

@@ -12,18 +12,18 @@ import { type FileRow, fileKind } from './model.ts'
 import { setFileContent } from './store.ts'
 import type { Upload } from './upload.ts'
 
-/** The row that a caller may change, under its lock. Raises RESOURCE_NOT_FOUND and VALIDATION_FAILED. */
-async function takeFile(tx: Tx, id: string): Promise<FileRow> {
+/** Locks and returns a file that the caller may change. Raises RESOURCE_NOT_FOUND and VALIDATION_FAILED. */
+async function lockWritableFile(tx: Tx, id: string): Promise<FileRow> {
   const row = await fileKind.lock(tx, id)
   requireWritable(row)
   return row
 }
 
-/** Raises FILE_HAS_DEPENDENTS while a document or a trace has the file. */
-const refuseHeld = (tx: Tx, id: string): Promise<void> =>
+/** Raises FILE_HAS_DEPENDENTS while a document or a trace references the file. */
+const refuseReferenced = (tx: Tx, id: string): Promise<void> =>
   refuseDependents(tx, fileKind, id, { force: false, code: 'FILE_HAS_DEPENDENTS' })
 
-/** Changes metadata, directory and name of a file, as far as they are given. */
+/** Updates metadata, directory and name of a file; undefined properties are unchanged. */
 export async function changeFile(
   services: Services,
   tx: Tx,
@@ -31,15 +31,17 @@ export async function changeFile(
   change: { metadata?: Record<string, unknown> | null; prefix?: string; filename?: string },
   allow: Context['allow'],
 ): Promise<FileRow> {
-  const stored = await takeFile(tx, id)
+  const stored = await lockWritableFile(tx, id)
   const { metadata, prefix, filename } = change
-  const here = stored.path === null ? null : directoryOf(stored.path)
+  const directory = stored.path === null ? null : directoryOf(stored.path)
   const place =
-    prefix === undefined && filename === undefined ? null : filePlacement(prefix ?? here, filename ?? stored.filename)
+    prefix === undefined && filename === undefined
+      ? null
+      : filePlacement(prefix ?? directory, filename ?? stored.filename)
   const moved = place !== null && (place.path !== stored.path || place.filename !== stored.filename)
   if (moved) {
     allow('files:UpdateFileMetadata', { kind: fileKind, row: { ...stored, ...place } })
-    await refuseHeld(tx, id)
+    await refuseReferenced(tx, id)
   }
   if (metadata !== undefined || (moved && stored.metadata !== null))
     await checkAgainstSchema(services, tx, {
@@ -54,15 +56,15 @@ export async function changeFile(
   return row
 }
 
-/** Gives a file its bytes, or others. Raises FILE_HAS_DEPENDENTS, QUOTA_STORAGE_EXCEEDED. */
+/** Writes the first content of a file or replaces it. Raises FILE_HAS_DEPENDENTS, QUOTA_STORAGE_EXCEEDED. */
 export async function writeFileContent(services: Services, tx: Tx, id: string, upload: Upload): Promise<FileRow> {
-  const stored = await takeFile(tx, id)
-  await refuseHeld(tx, id)
+  const stored = await lockWritableFile(tx, id)
+  await refuseReferenced(tx, id)
   const { staged } = upload
   await checkStorage(services, stored.project_id, Math.max(0, staged.size - (stored.size ?? 0)), tx)
   const content_type = await mediaTypeOf({
     part: upload.type,
-    before: stored.content_type,
+    previous: stored.content_type,
     filename: stored.filename,
     head: staged.head,
   })
@@ -73,9 +75,9 @@ export async function writeFileContent(services: Services, tx: Tx, id: string, u
   return row
 }
 
-/** Refuses to delete a file that something refers to, or one of the platform's: FILE_HAS_DEPENDENTS, VALIDATION_FAILED. */
+/** Refuses to delete a referenced or reserved file. Raises FILE_HAS_DEPENDENTS, VALIDATION_FAILED. */
 export async function checkRemoval(tx: Tx, row: FileRow): Promise<void> {
-  // First, so that who asks to delete a file of the platform learns whose it is.
-  await refuseHeld(tx, row.id)
+  // First, so that the error for a platform file lists its dependents.
+  await refuseReferenced(tx, row.id)
   requireWritable(row)
 }

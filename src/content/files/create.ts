@@ -10,18 +10,18 @@ import { FileName, type FileRow } from './model.ts'
 import { insertFile } from './store.ts'
 import type { Upload } from './upload.ts'
 
-/** What a caller says of a new file. Undefined metadata was not sent. */
+/** Properties of a new file as sent by the caller. `metadata` is undefined if it was not sent. */
 export type FileDescription = {
   prefix?: string | null
   filename?: string
   content_type?: string | null
-  /** Where the caller of the upload names no type. */
+  /** Content type if the uploader does not send one. */
   expected_type?: string | null
   metadata?: Record<string, unknown> | null
   tags?: Record<string, string>
 }
 
-/** Inserts a file with its bytes, or without any. Raises as insertFile, checkStorage and checkMetadata do. */
+/** Inserts a file with or without content. Raises the errors of insertFile, checkStorage and checkAgainstSchema. */
 export async function createFile(
   services: Services,
   tx: Tx,
@@ -54,29 +54,32 @@ export async function createFile(
   return row
 }
 
-/** The name of an uploaded file: as it is described, as its part is called, or its id. Raises VALIDATION_FAILED. */
-export const uploadedName = (described: Pick<FileDescription, 'filename'>, upload: Upload): string =>
-  described.filename ?? (upload.filename === null ? upload.fileId : parse(FileName, upload.filename, 'filename'))
+/**
+ * Returns the name of an uploaded file: the requested one, else the name of its form part, else its ID. Raises
+ * VALIDATION_FAILED.
+ */
+export const uploadedName = (description: Pick<FileDescription, 'filename'>, upload: Upload): string =>
+  description.filename ?? (upload.filename === null ? upload.fileId : parse(FileName, upload.filename, 'filename'))
 
-/** Makes a file of uploaded bytes. */
+/** Creates a file from uploaded bytes. */
 export async function createUploaded(
   services: Services,
   tx: Tx,
   projectId: string,
   upload: Upload,
-  described: FileDescription,
+  description: FileDescription,
 ): Promise<FileRow> {
   const { staged } = upload
-  const filename = uploadedName(described, upload)
+  const filename = uploadedName(description, upload)
   return createFile(services, tx, {
-    ...described,
+    ...description,
     id: upload.fileId,
     project_id: projectId,
     filename,
     content_type: await mediaTypeOf({
-      claimed: described.content_type,
+      claimed: description.content_type,
       part: upload.type,
-      before: described.expected_type,
+      previous: description.expected_type,
       filename,
       head: staged.head,
     }),

@@ -13,44 +13,44 @@ import { fileBytes, openFile, rowIfReplaced } from './read-file.ts'
 
 const TYPE = 'application/octet-stream'
 
-/** An address that anybody may download one file from, for FILE_DOWNLOAD_TOKEN_TTL_SECONDS. */
+/** Returns a URL that downloads a file without a credential for FILE_DOWNLOAD_TOKEN_TTL_SECONDS. */
 export async function downloadUrl(services: Services, fileId: string): Promise<string> {
   const { config } = services
   const { token } = await signToken(services, 'download', fileId, {}, config.FILE_DOWNLOAD_TOKEN_TTL_SECONDS)
   return `${config.BASE_URL}/api/v1/files/${fileId}/download?token=${token}`
 }
 
-/** Whether a token in the query is one for this file. */
-export async function holdsDownloadToken(services: Services, fileId: string, token: unknown): Promise<boolean> {
+/** Whether `token` is a valid download token for the file. */
+export async function hasDownloadToken(services: Services, fileId: string, token: unknown): Promise<boolean> {
   return typeof token === 'string' && (await verifyToken(services, ['download'], token))?.sub === fileId
 }
 
 /**
- * The one range that a request asks for; null for all bytes. A range that cannot be read, and several at once, are as if
- * none was asked for. Raises REQUEST_REJECTED 416 for one beyond the end.
+ * Returns the requested range, or null for the whole file. A malformed range and multiple ranges are ignored. Raises
+ * REQUEST_REJECTED 416 for a range beyond the end.
  */
 function rangeOf(header: string | undefined, size: number): ByteRange | null {
   if (header === undefined || header.includes(',')) return null
-  // More last bytes than there are: all of them (RFC 9110, 14.1.2).
+  // A suffix longer than the file selects the whole file (RFC 9110, 14.1.2).
   const suffix = /^bytes=\s*-\s*(\d+)\s*$/.exec(header)
   const ranges = rangeParser(size, suffix ? `bytes=-${Math.min(Number(suffix[1]), size)}` : header)
   if (ranges === -2) return null
   if (ranges === -1)
     return raise('REQUEST_REJECTED', {
       status: 416,
-      message: `The file has ${size} bytes`,
+      message: `The range is outside the file, which has ${size} bytes`,
       headers: { 'Content-Range': `bytes */${size}` },
     })
   return ranges.type === 'bytes' ? ranges[0] : null
 }
 
-/** The header that names a download: quoted ASCII for old clients, and the name as it is (RFC 6266, RFC 8187). */
+/** Returns the Content-Disposition header: quoted ASCII for old clients, and the full name (RFC 6266, RFC 8187). */
 const attachment = (filename: string): string => {
   const ascii = filename.replaceAll(/[^\x20-\x7e]/g, '?').replaceAll(/["\\]/g, '\\$&')
   return `attachment; filename="${ascii}"; filename*=${encodeExtended(filename)}`
 }
 
-/** Answers the bytes of a file, some of them, or that the client has them. */
+/** Responds with the content of a file, a range of it, or 304 if the client has it cached. */
 export async function sendFile({
   resource: file,
   services,
@@ -59,17 +59,17 @@ export async function sendFile({
   const size = file.size ?? 0
   if (file.storage === null)
     return raise(fileKind.notFound, { message: 'The file has no content', meta: { id: file.id } })
-  const tag = `"${file.sha256}"`
+  const etag = `"${file.sha256}"`
   const headers: Record<string, string> = {
-    ETag: tag,
+    ETag: etag,
     'Accept-Ranges': 'bytes',
     'Cache-Control': 'private, no-store',
     'Content-Disposition': attachment(file.filename),
     'X-Content-Type-Options': 'nosniff',
   }
-  const { 'if-none-match': known, 'if-range': unlessChanged, range: asked } = request.headers
-  if (known !== undefined && etagMatches(known, tag)) return result(304, undefined, headers)
-  const range = unlessChanged === undefined || unlessChanged === tag ? rangeOf(asked, size) : null
+  const { 'if-none-match': ifNoneMatch, 'if-range': ifRange, range: rangeHeader } = request.headers
+  if (ifNoneMatch !== undefined && etagMatches(ifNoneMatch, etag)) return result(304, undefined, headers)
+  const range = ifRange === undefined || ifRange === etag ? rangeOf(rangeHeader, size) : null
   const stream = await openFile(services, file, range ?? undefined)
   if (!stream) {
     const now = await rowIfReplaced(services, file)
@@ -90,7 +90,7 @@ export async function sendFile({
   )
 }
 
-/** Base64 of bytes that come in pieces. */
+/** Encodes bytes that arrive in pieces as base64. */
 async function* base64Of(pieces: AsyncIterable<Buffer>): AsyncGenerator<string> {
   let rest = Buffer.alloc(0)
   for await (const piece of pieces) {
@@ -102,18 +102,14 @@ async function* base64Of(pieces: AsyncIterable<Buffer>): AsyncGenerator<string> 
   if (rest.length > 0) yield rest.toString('base64')
 }
 
-/** A file of up to so many bytes is read before it is answered; of a larger one no more is in memory at a time. */
+/** Files up to this size are read before the response starts; larger ones are streamed. */
 const READ_AHEAD = 256 * 1024
 
-/** The bytes of a file, piece by piece; null when there are none. */
 async function* piecesOf(bytes: Buffer) {
   yield bytes
 }
 
-/**
- * Answers the bytes of a file in base64, with what they are, written as they are read. Raises REQUEST_REJECTED 413 above
- * FILES_INLINE_MAX_BYTES.
- */
+/** Responds with the content of a file as base64 in JSON. Raises REQUEST_REJECTED 413 above FILES_INLINE_MAX_BYTES. */
 export async function downloadBase64(services: Services, file: FileRow): Promise<OperationResult> {
   const { storage, size, filename, content_type } = file
   const maxBytes = services.config.FILES_INLINE_MAX_BYTES

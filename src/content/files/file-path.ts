@@ -3,7 +3,7 @@ import { newId } from '../../core/api/ids.ts'
 import { filePath, isReserved, leafOf, normalizePath, PathError, writablePath } from '../paths.ts'
 import type { FileRow } from './model.ts'
 
-/** Where a file goes: its path, and the path's last segment. Raises VALIDATION_FAILED. */
+/** Returns the path of a file and the last segment of that path. Raises VALIDATION_FAILED. */
 export function filePlacement(prefix: string | null | undefined, filename: string): { path: string; filename: string } {
   try {
     const path = writablePath(filePath(prefix, filename))
@@ -14,7 +14,7 @@ export function filePlacement(prefix: string | null | undefined, filename: strin
   }
 }
 
-/** The last segment of a name that came with a request; null for what is none. */
+/** Returns the last segment of an unvalidated filename, or null if there is none. */
 const lastSegment = (name: unknown): string | null => {
   if (typeof name !== 'string') return null
   const last = leafOf(name).trim()
@@ -22,14 +22,14 @@ const lastSegment = (name: unknown): string | null => {
 }
 
 /**
- * The path that an unchecked body asks for, by which policies are asked before the body is validated; null when it is none.
- * A file that is named by its id alone gets a name here that no policy can know either.
+ * Returns the path requested by an unvalidated body, or null for an invalid path. Policies are evaluated on it before
+ * the body is validated. A file without a filename gets a random name here, which no policy can match.
  */
 export function requestedPath(body: Record<string, unknown>): string | null {
   const { prefix, filename, name, file } = body
   if (prefix !== undefined && prefix !== null && typeof prefix !== 'string') return null
-  const named = filename ?? name ?? (file as { filename?: unknown } | undefined)?.filename
-  const last = named === undefined || named === null ? newId('file') : lastSegment(named)
+  const requested = filename ?? name ?? (file as { filename?: unknown } | undefined)?.filename
+  const last = requested === undefined || requested === null ? newId('file') : lastSegment(requested)
   if (last === null) return null
   try {
     return filePath(prefix && normalizePath(prefix), last)
@@ -39,8 +39,8 @@ export function requestedPath(body: Record<string, unknown>): string | null {
   }
 }
 
-/** Below the reserved root only the platform writes. Raises VALIDATION_FAILED with RESERVED_PATH. */
+/** Refuses files below the reserved root. Raises VALIDATION_FAILED with RESERVED_PATH. */
 export function requireWritable({ path }: Pick<FileRow, 'path'>): void {
   if (path !== null && isReserved(path))
-    raiseInvalid({ code: 'RESERVED_PATH', path: 'path', message: 'below /.system only the platform writes' })
+    raiseInvalid({ code: 'RESERVED_PATH', path: 'path', message: 'is below /.system, which is reserved' })
 }

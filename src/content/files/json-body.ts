@@ -10,50 +10,50 @@ type Token = parser.Token
 const tooLong = (message: string) => new AppError('REQUEST_REJECTED', { status: 413, message })
 
 /**
- * JSON with one long string in it, read as it arrives: the string goes on in pieces, the rest is small, written out again
- * and parsed at the end. Parsed as a whole, a body is held five times over: as bytes, joined, as text, as a value,
- * decoded.
+ * Streaming reader of JSON with one long string. Yields the string in pieces; the small rest is serialized again and
+ * parsed at the end. Parsing the whole body would need five copies in memory: bytes, joined bytes, text, value, decoded
+ * value.
  */
 export class JsonBody {
   readonly #source: AsyncIterator<Buffer>
   readonly #options: { name: string; maxBytes: number; maxRestBytes: number }
   readonly #decoder = new TextDecoder()
-  // Without packed values no token is longer than a piece of the body.
+  // Without packed values no token is longer than a chunk of the body.
   readonly #parse = jsonParser({ packValues: false })
   readonly #write = stringer({ useValues: false })
   #bytes = 0
   #ended = false
   #tokens: Token[] = []
   #next = 0
-  /** The JSON without the text of the string. */
+  /** The JSON without the content of the string. */
   #rest = ''
   #depth = 0
-  /** The key of the outermost object that was read last; null once its value has begun. */
+  /** Last key of the outermost object; null after the start of its value. */
   #key: string | null = null
   #inKey = false
 
   /**
    * @param options.name key of the string
-   * @param options.maxRestBytes bounds everything but its text
+   * @param options.maxRestBytes limit for the JSON without the content of the string
    */
   constructor(source: Readable, options: { name: string; maxBytes: number; maxRestBytes: number }) {
     this.#source = source[Symbol.asyncIterator]()
     this.#options = options
   }
 
-  /** Reads up to the string; false at the end of the body. Raises REQUEST_REJECTED 413. */
+  /** Reads up to the string; returns false at the end of the body. Raises REQUEST_REJECTED 413. */
   async find(): Promise<boolean> {
     while (await this.#fill()) {
       while (this.#next < this.#tokens.length) {
         const token = this.#tokens[this.#next++]
-        this.#keep(token)
+        this.#append(token)
         if (this.#begins(token)) return true
       }
     }
     return false
   }
 
-  /** The text of the string that was found, in pieces. */
+  /** Yields the content of the string that `find` reached, in pieces. */
   async *text(): AsyncGenerator<string> {
     while (await this.#fill()) {
       let text = ''
@@ -70,12 +70,15 @@ export class JsonBody {
     }
   }
 
-  /** The body with an empty string for the text that was given; undefined when there was none. Raises VALIDATION_FAILED. */
+  /**
+   * Returns the body with an empty string in place of the long one, or undefined without a body. Raises
+   * VALIDATION_FAILED.
+   */
   value(): unknown {
     return this.#bytes === 0 ? undefined : parseJson(this.#rest)
   }
 
-  /** Reads on until there are tokens; false at the end of the body. @throws Error for what is no JSON */
+  /** Reads until there are tokens; returns false at the end of the body. @throws Error for invalid JSON */
   async #fill(): Promise<boolean> {
     while (this.#next === this.#tokens.length) {
       if (this.#ended) return false
@@ -84,23 +87,22 @@ export class JsonBody {
       if (this.#bytes > this.#options.maxBytes) throw tooLong(`The body is larger than ${this.#options.maxBytes} bytes`)
       this.#ended = done === true
       if (done && this.#bytes === 0) return false
-      // The types of the parser know only its text, not what ends it.
-      const made = this.#parse(done ? (none as never) : this.#decoder.decode(value, { stream: true }))
-      this.#tokens = isMany(made) ? (getManyValues(made) as Token[]) : []
+      // The parser's types lack its end marker.
+      const parsed = this.#parse(done ? (none as never) : this.#decoder.decode(value, { stream: true }))
+      this.#tokens = isMany(parsed) ? (getManyValues(parsed) as Token[]) : []
       this.#next = 0
     }
     return true
   }
 
-  #keep(token: Token): void {
+  #append(token: Token): void {
     const { name, maxRestBytes } = this.#options
     const written = this.#write(token)
     if (typeof written === 'string') this.#rest += written
-    if (this.#rest.length > maxRestBytes)
-      throw tooLong(`What comes beside ${name} is larger than ${maxRestBytes} bytes`)
+    if (this.#rest.length > maxRestBytes) throw tooLong(`The body without ${name} is larger than ${maxRestBytes} bytes`)
   }
 
-  /** Whether a token begins the string: a value of the outermost object. */
+  /** Whether a token starts the string, which is a value of the outermost object. */
   #begins(token: Token): boolean {
     switch (token.name) {
       case 'startObject':
@@ -122,14 +124,14 @@ export class JsonBody {
         this.#inKey = false
         return false
     }
-    const named = this.#key === this.#options.name
+    const matches = this.#key === this.#options.name
     this.#key = null
-    return named && token.name === 'startString'
+    return matches && token.name === 'startString'
   }
 }
 
 /**
- * The bytes of base64 text that comes in pieces: either alphabet, white space ignored, padding optional. Raises
+ * Decodes base64 text that arrives in pieces. Accepts both alphabets, ignores white space; padding is optional. Raises
  * VALIDATION_FAILED.
  */
 export async function* decodeBase64(pieces: AsyncIterable<string>): AsyncGenerator<Buffer> {
@@ -137,13 +139,13 @@ export async function* decodeBase64(pieces: AsyncIterable<string>): AsyncGenerat
   let digits = ''
   let padding = 0
   for await (const piece of pieces) {
-    const came = piece.replaceAll(/\s/g, '')
-    const end = came.indexOf('=')
-    const bare = end < 0 ? came : came.slice(0, end)
+    const text = piece.replaceAll(/\s/g, '')
+    const end = text.indexOf('=')
+    const bare = end < 0 ? text : text.slice(0, end)
     if ((padding > 0 && bare !== '') || /[^A-Za-z0-9+/_-]/.test(bare)) refuse()
     if (end >= 0) {
-      padding += came.length - end
-      if (padding > 2 || /[^=]/.test(came.slice(end))) refuse()
+      padding += text.length - end
+      if (padding > 2 || /[^=]/.test(text.slice(end))) refuse()
     }
     digits += bare
     const whole = digits.length - (digits.length % 4)

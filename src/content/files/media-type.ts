@@ -5,10 +5,9 @@ import { z } from 'zod'
 const TOKEN = "[\\w!#$%&'*+.^`|~-]+"
 const MEDIA_TYPE = new RegExp(`^${TOKEN}/${TOKEN}( *; *${TOKEN}=(${TOKEN}|"[ !#-\\[\\]-~]*"))*$`)
 
-/** What stands for "nobody knows". */
 const UNKNOWN = 'application/octet-stream'
 
-/** Extensions whose type the registry leaves open or spells otherwise than browsers do. */
+/** Extensions without a type in the registry, or with another type than browsers use. */
 const BY_EXTENSION: Record<string, string> = {
   '.md': 'text/markdown',
   '.markdown': 'text/markdown',
@@ -18,44 +17,45 @@ const BY_EXTENSION: Record<string, string> = {
   '.wav': 'audio/wav',
 }
 
-/** A media type as a caller claims it, parameters included. */
+/** Media type with parameters. */
 export const MediaType = z
   .string()
   .trim()
   .max(255)
   .refine(text => MEDIA_TYPE.test(text), 'must be a media type such as text/plain')
 
-/** Type and subtype alone, in lower case: what types are compared by. */
+/** Returns type and subtype without parameters, in lower case, for comparisons. */
 export const essenceOf = (type: string): string => type.split(';', 1)[0].trim().toLowerCase()
 
-function byExtension(filename: string): string | null {
+function typeByExtension(filename: string): string | null {
   const extension = path.extname(filename).toLowerCase()
   if (extension === '') return null
   return BY_EXTENSION[extension] ?? (mime.lookup(extension) || null)
 }
 
-async function byContent(head: Buffer): Promise<string | null> {
-  // Loaded at the first file that nothing else tells the type of.
+async function typeByContent(head: Buffer): Promise<string | null> {
+  // Loaded on demand: most files have a type by name.
   const { fileTypeFromBuffer } = await import('file-type')
   return (await fileTypeFromBuffer(head))?.mime ?? null
 }
 
-const told = (type: string | null | undefined): type is string =>
+const isSpecific = (type: string | null | undefined): type is string =>
   !!type && essenceOf(type) !== UNKNOWN && MEDIA_TYPE.test(type) && type.length <= 255
 
 /**
- * The media type of a file: what the caller says, what its part or header says, what was known of
- * it before, what the extension says, what the first bytes say.
+ * Returns the media type of a file from the first source that has one: the caller, the form part or header, the
+ * previous type, the extension, the first bytes.
  */
-export async function mediaTypeOf(known: {
+export async function mediaTypeOf(sources: {
   claimed?: string | null
   part?: string | null
-  before?: string | null
+  previous?: string | null
   filename: string
   head?: Buffer
 }): Promise<string> {
-  if (known.claimed) return known.claimed
-  if (told(known.part)) return known.part
-  if (told(known.before)) return known.before
-  return byExtension(known.filename) ?? (known.head && (await byContent(known.head))) ?? UNKNOWN
+  const { claimed, part, previous, filename, head } = sources
+  if (claimed) return claimed
+  if (isSpecific(part)) return part
+  if (isSpecific(previous)) return previous
+  return typeByExtension(filename) ?? (head && (await typeByContent(head))) ?? UNKNOWN
 }

@@ -13,7 +13,7 @@ import { deleteBytes } from '../storage/backends.ts'
 import { MediaType } from './media-type.ts'
 import { Upload } from './upload.ts'
 
-/** A file as the wire shows it. */
+/** A file in responses. */
 export const File = record(
   'File',
   {
@@ -21,11 +21,11 @@ export const File = record(
     filename: z.string(),
     path: z.string().nullable(),
     content_type: z.string().nullable(),
-    size: z.int().nullable().describe('Stored bytes; declared ones while there is no content'),
-    has_content: z.boolean().describe('Whether bytes were uploaded'),
+    size: z.int().nullable().describe('Size of the content in bytes; the declared size until content is stored'),
+    has_content: z.boolean().describe('Whether content is stored'),
     checksum_sha256: z.string().nullable(),
     metadata: z.record(z.string(), z.unknown()).nullable(),
-    document_id: z.string().nullable().describe('The document that the file backs'),
+    document_id: z.string().nullable().describe('ID of the document that the file belongs to'),
   },
   { tags: true },
 )
@@ -49,16 +49,16 @@ export const FileRow = z.object({
 })
 export type FileRow = z.output<typeof FileRow>
 
-/** The columns of a file over the alias `t`; documents_file_id_key finds the document. */
+/** Columns of a file with alias `t`. Index documents_file_id_key for the document. */
 export const fileColumns: Fragment = sql.fragment`t.id, t.project_id, t.path, t.filename, t.content_type, t.size,
   encode(t.sha256, 'hex') as sha256, t.storage, t.location, t.metadata, t.tags,
   (select d.id from documents d where d.file_id = t.id) as document_id, t.created_at, t.updated_at`
 
 /** Raises NAME_CONFLICT with `meta { path }`. */
 export const raisePathConflict = (path: string | null | undefined): never =>
-  raise('NAME_CONFLICT', { message: 'Another file of the project has this path', meta: { path } })
+  raise('NAME_CONFLICT', { message: `A file with path '${path}' already exists in the project`, meta: { path } })
 
-/** Drops the stored bytes of a file; a text goes with its document. */
+/** Deletes the stored bytes of a file; a text is deleted with its document. */
 export const deleteContent = async (tx: Tx, { storage, location }: FileRow): Promise<void> => {
   if (storage !== null && storage !== 'text') await deleteBytes(tx, { storage, location: location as string })
 }
@@ -100,16 +100,16 @@ export const fileKind: Kind<FileRow, 'created' | 'updated' | 'deleted'> = kind({
 
 const MAX_NAME_BYTES = 255
 
-/** A file's name as a caller spells it: its last segment counts. */
+/** Filename sent by a caller; parses to its last segment. */
 export const FileName = z
   .string()
   .transform((text, context) => {
     const name = leafOf(text).normalize('NFC').trim()
     const problem =
       name === '' || name === '.' || name === '..'
-        ? 'must name a file'
+        ? 'must be a filename'
         : /\p{Cc}/u.test(text)
-          ? 'holds control characters'
+          ? 'must not contain control characters'
           : Buffer.byteLength(name) > MAX_NAME_BYTES
             ? `must be at most ${MAX_NAME_BYTES} bytes`
             : null
@@ -119,7 +119,7 @@ export const FileName = z
   })
   .meta({ type: 'string' })
 
-/** An object, or JSON text of one, for clients that have only fields of text. */
+/** A JSON object, or its JSON text for clients that can send only text fields. */
 const Metadata = z.union([
   ContentMetadata,
   z
@@ -138,77 +138,95 @@ const Metadata = z.union([
     .pipe(ContentMetadata),
 ])
 
-const target = {
+const placementFields = {
   project_id: projectField,
-  prefix: WritableDirectory.nullish().describe('Directory; default the root'),
-  filename: FileName.optional().describe('Name of the file in its directory; of a path only the last segment counts'),
-  content_type: MediaType.nullish().describe('Media type; default what the upload, the name or the bytes say'),
+  prefix: WritableDirectory.nullish().describe('Directory. Default the root.'),
+  filename: FileName.optional().describe('Name within the directory; only the last segment of a path is used'),
+  content_type: MediaType.nullish().describe(
+    'Media type. By default detected from the upload, the filename or the content.',
+  ),
 }
-const described = {
-  metadata: Metadata.nullish().describe('Data of your own, checked by the metadata schema of the path'),
+const metadataFields = {
+  metadata: Metadata.nullish().describe('Custom metadata, validated by the metadata schema of the path'),
   tags: TagInput.optional().describe('Tags of the file'),
 }
 
 export const FileInput = z
   .strictObject({
-    ...target,
-    name: FileName.optional().describe('Another name of filename'),
-    size: z.int().min(0).nullish().describe('Bytes that the file is said to have'),
-    ...described,
+    ...placementFields,
+    name: FileName.optional().describe('Alias of filename'),
+    size: z.int().min(0).nullish().describe('Declared size in bytes'),
+    ...metadataFields,
     path: z.unknown().optional().describe('Ignored'),
     storage_type: z.unknown().optional().describe('Ignored'),
     storage_path: z.unknown().optional().describe('Ignored'),
   })
   .meta({ id: 'FileInput', example: { filename: 'returns.md', prefix: '/help' } })
 
-const received = (wanted: string) =>
+const uploadField = (expected: string) =>
   z.custom<Upload>().superRefine((value, context) => {
     if (value instanceof Upload) return
-    const [code, message] = value === undefined ? ['REQUIRED', 'is required'] : ['INVALID_TYPE', `must be ${wanted}`]
+    const [code, message] = value === undefined ? ['REQUIRED', 'is required'] : ['INVALID_TYPE', `must be ${expected}`]
     context.addIssue({ code: 'custom', params: { code }, message })
   })
-const binary = (description: string) => received('a file').meta({ type: 'string', format: 'binary', description })
-const base64 = received('base64').meta({ type: 'string', contentEncoding: 'base64', description: 'The bytes' })
+const binaryField = (description: string) =>
+  uploadField('a file').meta({ type: 'string', format: 'binary', description })
+const base64Field = uploadField('base64').meta({
+  type: 'string',
+  contentEncoding: 'base64',
+  description: 'File content in base64',
+})
 
 export const UploadForm = z
-  .strictObject({ file: binary('Exactly one file'), ...target, ...described })
+  .strictObject({ file: binaryField('Content of the file; exactly one part'), ...placementFields, ...metadataFields })
   .meta({ id: 'FileUpload' })
 
-export const UploadJson = z.strictObject({ content: base64, ...target, ...described }).meta({ id: 'FileUploadBase64' })
+export const UploadJson = z
+  .strictObject({ content: base64Field, ...placementFields, ...metadataFields })
+  .meta({ id: 'FileUploadBase64' })
 
 /** An upload by token: a form with `file`, or JSON with `content`. */
 export const TokenUpload = z
   .strictObject({
-    file: binary('Of a form').optional(),
-    content: base64.optional(),
-    filename: target.filename,
-    content_type: target.content_type,
-    ...described,
+    file: binaryField('Content of the file in a form').optional(),
+    content: base64Field.optional(),
+    filename: placementFields.filename,
+    content_type: placementFields.content_type,
+    ...metadataFields,
   })
   .meta({ id: 'FileTokenUpload' })
 
-export const ContentUpload = z.strictObject({ file: binary('The bytes') }).meta({ id: 'FileContentUpload' })
+export const ContentUpload = z.strictObject({ file: binaryField('New content') }).meta({ id: 'FileContentUpload' })
 
 export const FilePatch = z
   .strictObject({
-    metadata: Metadata.nullish().describe('null clears it'),
-    prefix: WritableDirectory.optional().describe('Moves the file'),
-    filename: FileName.optional().describe('Renames the file'),
+    metadata: Metadata.nullish().describe('Custom metadata; null clears it'),
+    prefix: WritableDirectory.optional().describe('New directory'),
+    filename: FileName.optional().describe('New filename'),
   })
   .meta({ id: 'FilePatch', example: { metadata: { audience: 'customers' } } })
 
 export const UploadTokenInput = z
   .strictObject({
-    ...target,
-    max_bytes: z.int().min(1).optional().describe('Default and largest: FILES_MAX_UPLOAD_BYTES'),
-    expires_in_seconds: z.int().min(60).max(3600).optional().describe('Default UPLOAD_TOKEN_TTL_SECONDS'),
+    ...placementFields,
+    max_bytes: z
+      .int()
+      .min(1)
+      .optional()
+      .describe('Maximum size of the file. Default and maximum FILES_MAX_UPLOAD_BYTES.'),
+    expires_in_seconds: z
+      .int()
+      .min(60)
+      .max(3600)
+      .optional()
+      .describe('Lifetime of the token in seconds. Default UPLOAD_TOKEN_TTL_SECONDS.'),
   })
   .meta({ id: 'UploadTokenInput', example: { filename: 'returns.md', prefix: '/help' } })
 
 export const UploadToken = z
   .object({
-    upload_token: z.string().describe('Credential of one upload').meta({ 'x-secret': true }),
-    upload_url: z.string().describe('Where the file is sent'),
+    upload_token: z.string().describe('Credential for one upload').meta({ 'x-secret': true }),
+    upload_url: z.string().describe('URL to upload the file to'),
     expires_at: z.iso.datetime(),
   })
   .meta({ id: 'UploadToken' })

@@ -10,7 +10,7 @@ import { fileOperations } from './operations.ts'
 import { fileHandlers, fileSchedules } from './sweep.ts'
 
 export default module('files', {
-  tags: { Files: 'Records and bytes of files, in one tree of paths with documents.' },
+  tags: { Files: 'Files and their content, in one path tree with documents.' },
   errors: fileErrors,
   kinds: [fileKind],
   resourceTypes: [

@@ -14,7 +14,7 @@ import { sql } from '../../core/db/sql.ts'
 import { Directory, isReserved, listedBelow } from '../paths.ts'
 import { changeFile, checkRemoval, writeFileContent } from './change.ts'
 import { createFile, createUploaded } from './create.ts'
-import { downloadBase64, holdsDownloadToken, sendFile } from './download.ts'
+import { downloadBase64, hasDownloadToken, sendFile } from './download.ts'
 import { requestedPath, requireWritable } from './file-path.ts'
 import { essenceOf, mediaTypeOf } from './media-type.ts'
 import {
@@ -40,8 +40,8 @@ const FORM = 'multipart/form-data'
 
 const files = resource(fileKind, { path: '/files', tag })
 
-/** Reads an upload; a bound credential of a project that is full already is refused before. */
-const receiving =
+/** Returns a receiver of uploads that checks the storage quota of a bound credential's project before the body. */
+const receiveWith =
   (read: typeof receiveForm, maxBytes: (config: Config) => number): NonNullable<Operation['receive']> =>
   async request => {
     const { project, services } = request
@@ -61,8 +61,8 @@ const createPresignedUrl = operation({
   command: ['files', 'presign'],
   method: 'post',
   path: '/files/presigned-url',
-  summary: 'Make an address to upload one file to without a credential',
-  description: 'The address holds a token for one upload, which expires; whoever has it needs no credential.',
+  summary: 'Create an upload URL',
+  description: 'Returns a URL with a single-use, expiring token. Uploading to it requires no other credential.',
   tag,
   action: 'files:UploadFile',
   creates: fileKind,
@@ -77,12 +77,12 @@ const downloadFile = itemOperation(fileKind, {
   id: 'downloadFile',
   method: 'get',
   path: '/files/{file_id}/download',
-  summary: 'Download the bytes of one file, or a range of them',
-  description: 'Understands Range with one range, If-Range, and If-None-Match with the ETag of an earlier download.',
+  summary: 'Download a file',
+  description: 'Supports Range with a single range, If-Range, and If-None-Match with the ETag of an earlier download.',
   tag,
   action: 'files:DownloadFile',
-  query: z.object({ token: z.string().optional().describe('Instead of a credential, for this file alone') }),
-  pass: ({ params, query, services }) => holdsDownloadToken(services, params.file_id, query.token),
+  query: z.object({ token: z.string().optional().describe('Download token for this file, in place of a credential') }),
+  pass: ({ params, query, services }) => hasDownloadToken(services, params.file_id, query.token),
   answers: { 200: null, 206: null, 304: null },
   produces: 'application/octet-stream',
   raises: ['FILE_STORAGE_MISCONFIGURED'],
@@ -96,8 +96,8 @@ const downloadFileBase64 = itemOperation(fileKind, {
   command: ['files', 'download-base64'],
   method: 'get',
   path: '/files/{file_id}/download/base64',
-  summary: 'Read the bytes of one file as base64 in JSON',
-  description: 'For small files and for clients that read JSON alone; others download the bytes themselves.',
+  summary: 'Get file content as base64',
+  description: 'For small files and for clients that can read only JSON. Use the download endpoint for larger files.',
   tag,
   action: 'files:DownloadFile',
   answers: { 200: FileContent },
@@ -111,9 +111,9 @@ const replaceFileContent = itemOperation(fileKind, {
   command: ['files', 'replace-content'],
   method: 'put',
   path: '/files/{file_id}/content',
-  summary: 'Give a file its bytes, or other ones',
+  summary: 'Replace file content',
   description:
-    'The record keeps its id and gets the size, type and hash of the new bytes. Documents made of the file change when they are ingested again.',
+    'Stores the first content of the file or replaces it. The ID is unchanged; size, content type and checksum are updated. Documents created from the file change only when they are ingested again.',
   tag,
   action: 'files:UploadFile',
   consumes: ['application/octet-stream', FORM],
@@ -123,7 +123,7 @@ const replaceFileContent = itemOperation(fileKind, {
     await checkStorage(services, project_id, 0)
     return (isForm(req) ? receiveForm : receiveBytes)(request, {
       fileId: id,
-      // What the file has stays where it is until the new bytes are committed.
+      // A new object: the current bytes stay until the new ones are committed.
       objectId: `${id}.${randomUUID()}`,
       projectId: project_id,
       maxBytes: services.config.FILES_MAX_UPLOAD_BYTES,
@@ -141,8 +141,8 @@ const updateFileMetadata = itemOperation(fileKind, {
   command: ['files', 'update-metadata'],
   method: 'patch',
   path: '/files/{file_id}/metadata',
-  summary: 'Change the metadata of a file, move or rename it',
-  description: 'A move needs the permission for the old and the new path.',
+  summary: 'Update file metadata, directory or name',
+  description: 'Moving or renaming the file requires permission for both the old and the new path.',
   tag,
   action: 'files:UpdateFileMetadata',
   body: FilePatch,
@@ -156,8 +156,8 @@ const listFileDependents = itemOperation(fileKind, {
   id: 'listFileDependents',
   method: 'get',
   path: '/files/{file_id}/dependents',
-  summary: 'List what keeps a file from being deleted',
-  description: 'A delete is refused as long as the list is not empty.',
+  summary: 'List file dependents',
+  description: 'Resources that reference the file. The file cannot be deleted while there are any.',
   tag,
   action: 'files:GetFile',
   paged: true,
@@ -176,18 +176,18 @@ const listFileDependents = itemOperation(fileKind, {
 })
 
 export const fileOperations: Operation[] = [
-  // files_project serves the order, files_path a directory, files_tags tags.
+  // Indexes: files_project for the order, files_path for a directory, files_tags for tags.
   files.list({
     action: 'files:GetFile',
     filters: {
       path_prefix: columnFilter(Directory.optional().describe('Files at or below this directory'), path =>
-        // Texts of messages, which are below the reserved root, are in no list.
+        // Message texts are below the reserved root and are never listed.
         isReserved(path)
           ? sql.fragment`not exists (select 1 from documents d where d.file_id = t.id and d.kind = 'message')`
           : null,
       ),
       content_type: columnFilter(
-        textFilter.describe('Exact type; its parameters do not count'),
+        textFilter.describe('Exact media type, ignoring parameters'),
         type => sql.fragment`lower(trim(split_part(t.content_type, ';', 1))) = ${essenceOf(type)}`,
       ),
       tags: tagsFilter,
@@ -195,8 +195,8 @@ export const fileOperations: Operation[] = [
     where: ({ query }) => [listedBelow(sql.fragment`t.path`, query.path_prefix)],
   }),
   files.create({
-    summary: 'Create the record of a file without content',
-    description: 'The bytes follow with a replacement of its content, or through a presigned address.',
+    summary: 'Create a file without content',
+    description: 'Upload the content later with PUT /files/{file_id}/content.',
     pathOf: requestedPath,
     body: FileInput,
     raises: ['NAME_CONFLICT', 'QUOTA_STORAGE_EXCEEDED'],
@@ -220,11 +220,11 @@ export const fileOperations: Operation[] = [
     id: 'uploadFile',
     path: '/files/upload',
     summary: 'Upload a file',
-    description: 'Reads the form as a stream. Answers once the bytes and the record are stored.',
+    description: 'The form is streamed. The response is sent when the content and the record are stored.',
     action: 'files:UploadFile',
     pathOf: requestedPath,
     consumes: [FORM],
-    receive: receiving(receiveForm, config => config.FILES_MAX_UPLOAD_BYTES),
+    receive: receiveWith(receiveForm, config => config.FILES_MAX_UPLOAD_BYTES),
     body: UploadForm,
     raises: uploadRaises,
     make: ({ body, project, services, tx }) => createUploaded(services, tx, project, body.file, body),
@@ -234,10 +234,11 @@ export const fileOperations: Operation[] = [
     command: ['files', 'upload-base64'],
     path: '/files/upload/base64',
     summary: 'Upload a file as base64 in JSON',
-    description: 'For small files and for clients that send JSON alone; larger ones go by form or presigned address.',
+    description:
+      'For small files and for clients that can send only JSON. Use a multipart upload or an upload URL for larger files.',
     action: 'files:UploadFile',
     pathOf: requestedPath,
-    receive: receiving(receiveJson, config => config.FILES_INLINE_MAX_BYTES),
+    receive: receiveWith(receiveJson, config => config.FILES_INLINE_MAX_BYTES),
     body: UploadJson,
     raises: uploadRaises,
     make: ({ body, project, services, tx }) => createUploaded(services, tx, project, body.content, body),
@@ -246,9 +247,9 @@ export const fileOperations: Operation[] = [
   files.create({
     id: 'uploadFileWithToken',
     path: '/files/upload/{token}',
-    summary: 'Upload the file that a token was made for',
+    summary: 'Upload a file with an upload token',
     description:
-      'The token in the path is the credential and works once. The file goes where the presigned address was made for.',
+      'The token in the path is the credential and can be used once. The directory, and the filename if one was set, are fixed by the token.',
     action: 'files:UploadFile',
     gate: 'public',
     consumes: [FORM, 'application/json'],
@@ -270,14 +271,14 @@ export const fileOperations: Operation[] = [
       return uploadByToken(services, tx, caller, params.token, body)
     },
   }),
-  files.get({ summary: 'Read the record of a file' }),
+  files.get({ summary: 'Get a file' }),
   downloadFile,
   downloadFileBase64,
   replaceFileContent,
   updateFileMetadata,
   files.remove({
-    summary: 'Delete a file that nothing refers to',
-    description: 'The bytes are removed afterwards, in the background.',
+    summary: 'Delete a file',
+    description: 'Refused while other resources reference the file. The content is removed in the background.',
     raises: ['FILE_HAS_DEPENDENTS'],
     check: (row, { tx }) => checkRemoval(tx, row),
   }),

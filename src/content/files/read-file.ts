@@ -4,16 +4,16 @@ import type { Services } from '../../core/process/services.ts'
 import type { ByteRange } from '../storage/backend.ts'
 import { raiseTooLarge, storageBackends } from '../storage/backends.ts'
 import { type FileRow, fileKind } from './model.ts'
-import { textSlice } from './store.ts'
+import { readTextSlice } from './store.ts'
 
 const SLICE_BYTES = 1024 * 1024
 
-/** The text of a file's document, slice by slice; every slice of the text as it was at the start. */
-async function* slices(services: Services, file: FileRow, first: Buffer, { start, end }: ByteRange) {
+/** Yields the document text of a file in slices. Throws if the text changes while it is read. */
+async function* readSlices(services: Services, file: FileRow, first: Buffer, { start, end }: ByteRange) {
   yield first
   for (let from = start + first.length; from <= end; ) {
-    const slice = await textSlice(services.pool, file, from, Math.min(SLICE_BYTES, end + 1 - from))
-    // What was sent cannot be taken back: the answer breaks off.
+    const slice = await readTextSlice(services.pool, file, from, Math.min(SLICE_BYTES, end + 1 - from))
+    // The response has started: abort it.
     if (!slice || slice.length === 0) throw new Error(`the text of ${file.id} changed while it was read`)
     yield slice
     from += slice.length
@@ -21,25 +21,25 @@ async function* slices(services: Services, file: FileRow, first: Buffer, { start
 }
 
 /**
- * The bytes of a store, which breaks off when there are more than so many: they would be read as the next answer of the
- * connection.
+ * Returns a stream that fails after `bytes` bytes: more than the declared length would be parsed as the next response
+ * of the connection.
  */
-function atMost(bytes: number, source: Readable): Readable {
+function limitBytes(bytes: number, source: Readable): Readable {
   let left = bytes
   const bound = new Transform({
     transform(piece: Buffer, _encoding, done) {
       left -= piece.length
-      if (left < 0) done(new Error('the store has more bytes than it was given'))
+      if (left < 0) done(new Error('the storage backend returned more bytes than were stored'))
       else done(null, piece)
     },
   })
-  // The reader of the bound meets every error of the source.
+  // Errors of the source reach the reader through `bound`.
   return pipeline(source, bound, () => {})
 }
 
 /**
- * The bytes of a file wherever they are, or some of them. Null when there are none: a record without content, or bytes
- * that its backend has lost. No connection is held while the reader is slow. Raises FILE_STORAGE_MISCONFIGURED.
+ * Opens the content of a file, or a range of it, in any storage. Returns null for a file without content and for bytes
+ * that the backend has lost. Holds no database connection between reads. Raises FILE_STORAGE_MISCONFIGURED.
  */
 export async function openFile(services: Services, file: FileRow, range?: ByteRange): Promise<Readable | null> {
   if (file.storage === null || file.size === null) return null
@@ -48,32 +48,34 @@ export async function openFile(services: Services, file: FileRow, range?: ByteRa
       { storage: file.storage, location: file.location as string },
       range,
     )
-    return stream && atMost(range ? range.end + 1 - range.start : file.size, stream)
+    return stream && limitBytes(range ? range.end + 1 - range.start : file.size, stream)
   }
   const part = range ?? { start: 0, end: file.size - 1 }
-  const first = await textSlice(services.pool, file, part.start, Math.min(SLICE_BYTES, part.end + 1 - part.start))
-  return first && Readable.from(slices(services, file, first, part), { objectMode: false, highWaterMark: SLICE_BYTES })
+  const first = await readTextSlice(services.pool, file, part.start, Math.min(SLICE_BYTES, part.end + 1 - part.start))
+  return (
+    first && Readable.from(readSlices(services, file, first, part), { objectMode: false, highWaterMark: SLICE_BYTES })
+  )
 }
 
-/** What a file that was read is by now: its row when it got other bytes, whether it is as it was, or null when it is gone. */
-async function since(services: Services, file: FileRow): Promise<FileRow | 'same' | null> {
+/** Returns the current row of a file if its content was replaced, `same` if not, or null if the file was deleted. */
+async function compareWithCurrent(services: Services, file: FileRow): Promise<FileRow | 'same' | null> {
   const now = await fileKind.find(services.pool, file.id)
   const same = now?.storage === file.storage && now.location === file.location && now.sha256 === file.sha256
   return same ? 'same' : now
 }
 
-/** The row of a file that got other bytes since it was read; null when it is as it was, or gone. */
+/** Returns the current row of a file whose content was replaced; null if it is unchanged or deleted. */
 export async function rowIfReplaced(services: Services, file: FileRow): Promise<FileRow | null> {
-  const now = await since(services, file)
+  const now = await compareWithCurrent(services, file)
   return now === 'same' ? null : now
 }
 
 /**
- * All bytes of a file, piece by piece. Raises RESOURCE_NOT_FOUND when there are none, or when they are taken away while
- * they are read.
+ * Yields the content of a file in pieces. Raises RESOURCE_NOT_FOUND if there is none or if it is replaced or deleted
+ * while it is read.
  */
 export async function* fileChunks(services: Services, file: FileRow): AsyncGenerator<Buffer> {
-  const stream = (await openFile(services, file)) ?? lost()
+  const stream = (await openFile(services, file)) ?? raiseLost()
   let size = 0
   try {
     for await (const piece of stream) {
@@ -81,17 +83,17 @@ export async function* fileChunks(services: Services, file: FileRow): AsyncGener
       yield piece as Buffer
     }
   } catch (error) {
-    if ((await since(services, file)) === 'same') throw error
-    lost()
+    if ((await compareWithCurrent(services, file)) === 'same') throw error
+    raiseLost()
   }
   if (size !== file.size) raise('INTERNAL_ERROR')
 }
 
-const lost = () => raise('RESOURCE_NOT_FOUND', { message: 'The bytes of the file are lost' })
+const raiseLost = () => raise('RESOURCE_NOT_FOUND', { message: 'The content of the file is lost' })
 
 /**
- * All bytes of a file at once, in memory that was taken before (memory.ts); null when there are none, or they were taken
- * away while they were read. Raises REQUEST_REJECTED 413 for more than `maxBytes`.
+ * Reads a whole file into memory that the caller has acquired (`acquireReadMemory`). Returns null if there is no
+ * content or if it is replaced or deleted while it is read. Raises REQUEST_REJECTED 413 above `maxBytes`.
  */
 export async function fileBytes(services: Services, file: FileRow, maxBytes: number): Promise<Buffer | null> {
   if (file.storage === null || file.size === null) return null

@@ -12,27 +12,27 @@ import { decodeBase64, JsonBody } from './json-body.ts'
 import { essenceOf } from './media-type.ts'
 import { Upload } from './upload.ts'
 
-/** Where the bytes of a request go. */
+/** Destination and limit of uploaded bytes. */
 export type UploadTarget = {
   fileId: string
-  /** What the bytes are stored under; default the file's id. */
+  /** Object name in the storage backend; default `fileId`. */
   objectId?: string
-  /** Null while only the fields of a form name the project. */
+  /** Null if only a form field identifies the project. */
   projectId: string | null
   maxBytes: number
 }
 
-/** What the fields of a form and the heads of its parts may take beside the file. */
+/** Limit for form fields and part headers, in addition to the file. */
 const FORM_BYTES = 1024 * 1024
 const FIELD_BYTES = 256 * 1024
 const JSON_FIELD_BYTES = 1024 * 1024
 
-/** Directory of bytes whose project was not known when they came. */
+/** Directory of uploads whose project is unknown when the bytes arrive. */
 const UNASSIGNED = 'unassigned'
 
 const PROJECT = /^proj_[0-9a-z]{26}$/
 
-/** The declared length of a body; null when it is not declared. */
+/** Returns the declared length of a body, or null without a declaration. */
 function declaredLength(req: IncomingMessage): number | null {
   const length = req.headers['content-length']
   return length === undefined ? null : Number(length)
@@ -41,19 +41,18 @@ function declaredLength(req: IncomingMessage): number | null {
 export const isForm = (req: IncomingMessage): boolean =>
   /^multipart\/form-data\s*(;|$)/i.test(req.headers['content-type'] ?? '')
 
-/** Bytes are stored as they are sent. */
 function refuseEncoded({ headers }: IncomingMessage): void {
   if ((headers['content-encoding'] ?? 'identity') !== 'identity')
-    raise('REQUEST_REJECTED', { status: 415, message: 'A file is stored as it is sent: do not encode the body' })
+    raise('REQUEST_REJECTED', { status: 415, message: 'Content-Encoding is not supported for file bodies' })
 }
 
-/** Stages what requests bring and remembers it until it is taken over or dropped. */
-class Intake {
+/** Stages the uploads of one request and discards them if the request is refused. */
+class UploadStaging {
   private readonly request: StreamedRequest
   private readonly destination: UploadTarget
   private readonly staged: StagedUpload[] = []
   private pending: Promise<unknown> = Promise.resolve()
-  /** A failure of ours, in contrast to one of the sender. */
+  /** Server-side failure, as opposed to an error of the client. */
   failure: unknown = null
 
   constructor(request: StreamedRequest, destination: UploadTarget) {
@@ -61,27 +60,27 @@ class Intake {
     this.destination = destination
   }
 
-  take(
+  stage(
     source: Readable,
-    named: { filename: string | null; type: string | null },
+    part: { filename: string | null; type: string | null },
     projectId = this.destination.projectId,
   ) {
     const { fileId, objectId, maxBytes } = this.destination
-    const work = storageBackends(this.request.services)
+    const upload = storageBackends(this.request.services)
       .stage(source, { projectId: projectId ?? UNASSIGNED, fileId: objectId ?? fileId, maxBytes })
       .then(
         staged => {
           this.staged.push(staged)
-          return new Upload(staged, fileId, named)
+          return new Upload(staged, fileId, part)
         },
         error => {
-          const sendersFault = error === source.errored || error?.code === 'ERR_STREAM_PREMATURE_CLOSE'
-          if (!sendersFault) this.failure = error
+          const isClientError = error === source.errored || error?.code === 'ERR_STREAM_PREMATURE_CLOSE'
+          if (!isClientError) this.failure = error
           throw error
         },
       )
-    this.pending = work.catch(() => {})
-    return work
+    this.pending = upload.catch(() => {})
+    return upload
   }
 
   readonly discard = async (): Promise<void> => {
@@ -89,19 +88,19 @@ class Intake {
     await Promise.all(this.staged.map(staged => staged.discard()))
   }
 
-  /** Reads a body; drops what it brought when it is refused. */
-  async reading<T>(work: () => Promise<T>): Promise<T> {
+  /** Runs `read`; if it throws, discards the staged uploads and throws the error for the client. */
+  async discardOnError<T>(read: () => Promise<T>): Promise<T> {
     try {
-      // A connection that is closed by now would never end the body.
+      // The body of a closed connection would never end.
       if (this.request.closed.aborted || this.request.req.destroyed) throw unfinished()
-      return await work()
+      return await read()
     } catch (error) {
       await this.discard()
-      throw this.refusal(error)
+      throw this.toClientError(error)
     }
   }
 
-  private refusal(error: unknown): unknown {
+  private toClientError(error: unknown): unknown {
     if (error instanceof AppError) return error
     if (error instanceof multer.MulterError) return formRefusal(error)
     if (this.failure) return this.failure
@@ -112,7 +111,7 @@ class Intake {
 }
 
 const unfinished = (): AppError =>
-  new AppError('REQUEST_REJECTED', { status: 400, message: 'The request ended before its body did' })
+  new AppError('REQUEST_REJECTED', { status: 400, message: 'The request body is incomplete' })
 
 const malformed = (message: string): AppError =>
   new AppError('VALIDATION_FAILED', {
@@ -134,8 +133,8 @@ function formRefusal({ code, field, message }: multer.MulterError): AppError {
   return refusedPart('INVALID_VALUE', field ?? '', message)
 }
 
-/** The value of a field that travels as JSON text. */
-function jsonField(fields: Record<string, unknown>, name: string): void {
+/** Parses a form field that carries JSON text, in place. */
+function parseJsonField(fields: Record<string, unknown>, name: string): void {
   const text = fields[name]
   if (typeof text !== 'string') return
   try {
@@ -146,19 +145,19 @@ function jsonField(fields: Record<string, unknown>, name: string): void {
   }
 }
 
-/** Reads a form with one part `file`, whose bytes go straight to the store, and text fields before or after it. */
+/** Reads a form with text fields and one part `file`, whose bytes are streamed to the storage backend. */
 export async function receiveForm(request: StreamedRequest, destination: UploadTarget): Promise<StreamedBody> {
   const { req } = request
   if (!isForm(req)) throw malformed('must be multipart/form-data')
   refuseEncoded(req)
   if ((declaredLength(req) ?? 0) > destination.maxBytes + FORM_BYTES) throw raiseTooLarge(destination.maxBytes)
-  const intake = new Intake(request, destination)
+  const staging = new UploadStaging(request, destination)
   const engine: multer.StorageEngine = {
     _handleFile(carrier, file, done) {
-      const named = (carrier.body as Record<string, unknown>).project_id
-      const projectId = typeof named === 'string' && PROJECT.test(named) ? named : undefined
-      intake
-        .take(file.stream, { filename: file.originalname, type: file.mimetype }, destination.projectId ?? projectId)
+      const field = (carrier.body as Record<string, unknown>).project_id
+      const projectId = typeof field === 'string' && PROJECT.test(field) ? field : undefined
+      staging
+        .stage(file.stream, { filename: file.originalname, type: file.mimetype }, destination.projectId ?? projectId)
         .then(
           upload => done(null, { upload } as never),
           error => done(error),
@@ -170,7 +169,7 @@ export async function receiveForm(request: StreamedRequest, destination: UploadT
   }
   const read = multer({
     storage: engine,
-    // Names of parts are UTF-8 in every browser, whatever their header says.
+    // Browsers send part names in UTF-8 without declaring it.
     defParamCharset: 'utf8',
     limits: {
       files: 1,
@@ -181,22 +180,22 @@ export async function receiveForm(request: StreamedRequest, destination: UploadT
       fieldNestingDepth: 0,
     } as multer.Options['limits'],
   } as multer.Options).single('file')
-  return intake.reading(async () => {
+  return staging.discardOnError(async () => {
     await new Promise<void>((resolve, reject) =>
       read(req as Request, {} as Response, (error: unknown) => (error ? reject(error) : resolve())),
     )
     const { body, file } = req as Request
     const fields: Record<string, unknown> = { ...body }
     if ('file' in fields) raiseInvalid({ code: 'INVALID_TYPE', path: 'file', message: 'must be a file' })
-    for (const name of ['metadata', 'tags']) jsonField(fields, name)
+    for (const name of ['metadata', 'tags']) parseJsonField(fields, name)
     if (file) fields.file = (file as unknown as { upload: Upload }).upload
-    return { body: fields, discard: intake.discard }
+    return { body: fields, discard: staging.discard }
   })
 }
 
 /**
- * Reads a body through a stream of its own: reading the request itself would close its connection when the body is
- * refused, and the answer would be lost.
+ * Pipes a request body into `source` and runs `read`. Reading the request directly would close its connection when the
+ * body is refused, and the response would be lost.
  */
 async function readThrough<T>(req: IncomingMessage, source: Transform, read: () => Promise<T>): Promise<T> {
   req.once('close', () => {
@@ -206,14 +205,14 @@ async function readThrough<T>(req: IncomingMessage, source: Transform, read: () 
   try {
     return await read()
   } catch (error) {
-    // Who sends everything before he reads would never get to the answer.
+    // Drain the body: a client that sends everything before it reads would never reach the response.
     req.unpipe(source)
     await finished(req.resume()).catch(() => {})
     throw error
   }
 }
 
-/** What undoes the encoding of a JSON body. Raises REQUEST_REJECTED 415. */
+/** Returns the decoder for the content encoding of a body. Raises REQUEST_REJECTED 415. */
 function decoderOf({ headers }: IncomingMessage): Transform {
   switch ((headers['content-encoding'] ?? 'identity').toLowerCase()) {
     case 'identity':
@@ -225,52 +224,53 @@ function decoderOf({ headers }: IncomingMessage): Transform {
     case 'br':
       return createBrotliDecompress()
     default:
-      return raise('REQUEST_REJECTED', { status: 415, message: 'The body is in an encoding that is not known' })
+      return raise('REQUEST_REJECTED', { status: 415, message: 'The Content-Encoding of the body is not supported' })
   }
 }
 
-/** Reads a JSON body whose `content` is the file in base64, which goes to the store as it arrives. */
+/** Reads a JSON body and streams its base64 `content` to the storage backend. */
 export async function receiveJson(request: StreamedRequest, destination: UploadTarget): Promise<StreamedBody> {
   const { req } = request
-  // Base64 with line breaks, and the other fields.
+  // Base64 with line breaks, plus the other fields.
   const limit = Math.ceil(destination.maxBytes * 1.4) + JSON_FIELD_BYTES
   const source = decoderOf(req)
-  const intake = new Intake(request, destination)
-  return intake.reading(() =>
+  const staging = new UploadStaging(request, destination)
+  return staging.discardOnError(() =>
     readThrough(req, source, async () => {
       if ((declaredLength(req) ?? 0) > limit) throw raiseTooLarge(destination.maxBytes)
       const json = new JsonBody(source, { name: 'content', maxBytes: limit, maxRestBytes: JSON_FIELD_BYTES })
-      const once = (): never => raiseInvalid({ code: 'INVALID_VALUE', path: 'content', message: 'must be given once' })
+      const refuseDuplicate = (): never =>
+        raiseInvalid({ code: 'INVALID_VALUE', path: 'content', message: 'must occur only once' })
       let content: Upload | null = null
       while (await json.find()) {
-        if (content) once()
+        if (content) refuseDuplicate()
         const bytes = Readable.from(decodeBase64(json.text()), { objectMode: false })
-        content = await intake.take(bytes, { filename: null, type: null })
+        content = await staging.stage(bytes, { filename: null, type: null })
       }
       const body = json.value() ?? {}
       if (typeof body !== 'object' || Array.isArray(body)) throw malformed('must be a JSON object')
       const fields: Record<string, unknown> = { ...body }
-      if (content && fields.content !== '') once()
+      if (content && fields.content !== '') refuseDuplicate()
       if (content) fields.content = content
-      return { body: fields, discard: intake.discard }
+      return { body: fields, discard: staging.discard }
     }),
   )
 }
 
-/** Reads a body that is the file itself. */
+/** Reads a body that consists of the file. */
 export async function receiveBytes(request: StreamedRequest, destination: UploadTarget): Promise<StreamedBody> {
   const { req } = request
   if ((declaredLength(req) ?? 0) > destination.maxBytes) throw raiseTooLarge(destination.maxBytes)
   refuseEncoded(req)
-  const intake = new Intake(request, destination)
+  const staging = new UploadStaging(request, destination)
   const source = new PassThrough()
-  return intake.reading(() =>
+  return staging.discardOnError(() =>
     readThrough(req, source, async () => {
       const type = req.headers['content-type'] ?? null
-      // The default of clients that were given no type says nothing about the file.
-      const meant = type !== null && essenceOf(type) !== 'application/x-www-form-urlencoded'
-      const file = await intake.take(source, { filename: null, type: meant ? type : null })
-      return { body: { file }, discard: intake.discard }
+      // Some clients send this type by default; it does not describe the file.
+      const isExplicit = type !== null && essenceOf(type) !== 'application/x-www-form-urlencoded'
+      const file = await staging.stage(source, { filename: null, type: isExplicit ? type : null })
+      return { body: { file }, discard: staging.discard }
     }),
   )
 }

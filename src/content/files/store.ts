@@ -4,7 +4,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { deleteContent, type FileRow, fileKind, raisePathConflict } from './model.ts'
 
-/** What a new file is made of. */
+/** Columns of a new file. */
 export type NewFile = Pick<
   FileRow,
   'id' | 'project_id' | 'path' | 'filename' | 'content_type' | 'size' | 'storage' | 'location' | 'metadata' | 'tags'
@@ -12,20 +12,20 @@ export type NewFile = Pick<
 
 const bytea = (bytes: Buffer | null) => (bytes ? sql.binary(bytes) : sql.fragment`null::bytea`)
 
-/** The insert of a file; nothing when files_path has its path already. */
+/** Insert of a file; inserts no row if the path exists (files_path). */
 export const fileInsert = (row: NewFile): Fragment => sql.fragment`
     insert into files as t (id, project_id, path, filename, content_type, size, sha256, storage, location, metadata, tags)
     values (${row.id}, ${row.project_id}, ${row.path}, ${row.filename}, ${row.content_type}, ${row.size},
       ${bytea(row.sha256)}, ${row.storage}, ${row.location}, ${jsonb(row.metadata)}, ${jsonb(row.tags)})
     on conflict (project_id, path) do nothing`
 
-/** Inserts a file. Raises NAME_CONFLICT with `meta { path }` when files_path has its path already. */
+/** Inserts a file. Raises NAME_CONFLICT with `meta { path }` if the path exists (files_path). */
 export async function insertFile(tx: Queryable, row: NewFile): Promise<FileRow> {
-  const made = await tx.maybeOne(fileKind.sql`${fileInsert(row)} returning ${fileKind.columns}`)
-  return made ?? raisePathConflict(row.path)
+  const inserted = await tx.maybeOne(fileKind.sql`${fileInsert(row)} returning ${fileKind.columns}`)
+  return inserted ?? raisePathConflict(row.path)
 }
 
-/** Gives a file other bytes, which are committed; those it had are dropped. */
+/** Points a file at new bytes and deletes the old ones. The caller commits the new bytes. */
 export async function setFileContent(
   tx: Tx,
   row: FileRow,
@@ -38,7 +38,7 @@ export async function setFileContent(
     where t.id = ${row.id} returning ${fileKind.columns}`)
 }
 
-/** The bytes of a file are its document's text from now on, in UTF-8 whatever they were in; stored ones are dropped. */
+/** Makes the document text, in UTF-8, the content of a file and deletes the stored bytes. */
 export async function setFileText(tx: Tx, row: FileRow, text: { size: number; sha256: Buffer }): Promise<FileRow> {
   await deleteContent(tx, row)
   return tx.one(fileKind.sql`
@@ -47,18 +47,19 @@ export async function setFileText(tx: Tx, row: FileRow, text: { size: number; sh
     where t.id = ${row.id} returning ${fileKind.columns}`)
 }
 
-const slice = sql.type(z.object({ bytes: z.instanceof(Buffer) }))
+const sliceRow = sql.type(z.object({ bytes: z.instanceof(Buffer) }))
 
 /**
- * Some bytes of the text that a file's bytes are; null when the file has other bytes by now. By documents_file_id_key.
+ * Reads bytes of the document text that is the content of a file; returns null if the content was replaced. Index
+ * documents_file_id_key.
  */
-export const textSlice = async (
+export const readTextSlice = async (
   db: Queryable,
   row: Pick<FileRow, 'id' | 'sha256'>,
   start: number,
   length: number,
 ): Promise<Buffer | null> => {
-  const found = await db.maybeOne(slice`
+  const found = await db.maybeOne(sliceRow`
     select substring(convert_to(x.content, 'UTF8') from ${start + 1}::int for ${length}::int) as bytes
     from files t join documents d on d.file_id = t.id join document_texts x on x.document_id = d.id
     where t.id = ${row.id} and t.storage = 'text' and encode(t.sha256, 'hex') = ${row.sha256}`)
@@ -77,7 +78,7 @@ export const UploadTokenRow = z.object({
 })
 export type UploadTokenRow = z.output<typeof UploadTokenRow>
 
-const token = sql.type(UploadTokenRow)
+const tokenRow = sql.type(UploadTokenRow)
 
 const tokenColumns = sql.fragment`project_id, principal, prefix, filename, content_type, max_bytes, expires_at, used_at`
 
@@ -88,17 +89,17 @@ export const insertUploadToken = (tx: Queryable, hash: Buffer, row: Omit<UploadT
       ${row.content_type}, ${row.max_bytes}, ${row.expires_at}::timestamptz)`)
 
 export const findUploadToken = (db: Queryable, hash: Buffer): Promise<UploadTokenRow | null> =>
-  db.maybeOne(token`
+  db.maybeOne(tokenRow`
     select ${tokenColumns} from upload_tokens where token_hash = ${sql.binary(hash)}`)
 
-/** Uses a token up; null when it is used or gone. Of two at once the second one waits for the first. */
+/** Marks a token as used; returns null if it is used already or not found. Concurrent calls serialize on the row. */
 export const consumeUploadToken = (tx: Queryable, hash: Buffer, now: Date): Promise<UploadTokenRow | null> =>
-  tx.maybeOne(token`
+  tx.maybeOne(tokenRow`
     update upload_tokens set used_at = ${now.toISOString()}::timestamptz
     where token_hash = ${sql.binary(hash)} and used_at is null
     returning ${tokenColumns}`)
 
-/** Deletes tokens that were used or ran out before a time, by upload_tokens_ended; returns how many. */
+/** Deletes tokens that were used or expired before a time; returns their number. Index upload_tokens_ended. */
 export const deleteEndedTokens = async (db: Queryable, before: Date): Promise<number> => {
   const { rowCount } = await db.query(voidStatement`
     delete from upload_tokens where least(expires_at, used_at) < ${before.toISOString()}::timestamptz`)

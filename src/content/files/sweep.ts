@@ -3,9 +3,9 @@ import { deleteQueue, projectDeleteQueue, stagedQueue, storageBackends } from '.
 import { SWEEP_SECONDS, storageSweepQueue, sweepBlobs } from '../storage/cleanup.ts'
 import { deleteEndedTokens } from './store.ts'
 
-const TOKENS_KEPT_MS = 86_400_000
+const TOKEN_RETENTION_MS = 86_400_000
 
-/** Removes stored bytes whose files are gone, and what uploads left behind that never ended. */
+/** Delete bytes of deleted files and projects, abandoned uploads and ended upload tokens. */
 export const fileHandlers = [
   ...[deleteQueue, projectDeleteQueue].map(queue =>
     handler(queue, queue === projectDeleteQueue ? { concurrency: 1 } : {}, async ({ objects }, { services }) => {
@@ -16,9 +16,9 @@ export const fileHandlers = [
   handler(storageSweepQueue, { concurrency: 1 }, async (_message, { services, log, stopping }) => {
     const started = performance.now()
     const removed = await sweepBlobs(services, stopping)
-    const tokens = await deleteEndedTokens(services.pool, new Date(services.clock.now().getTime() - TOKENS_KEPT_MS))
-    log.info({ removed, tokens, ms: Math.round(performance.now() - started) }, 'sweep of file bytes done')
+    const tokens = await deleteEndedTokens(services.pool, new Date(services.clock.now().getTime() - TOKEN_RETENTION_MS))
+    log.info({ removed, tokens, ms: Math.round(performance.now() - started) }, 'file storage swept')
   }),
 ]
 
-export const fileSchedules = [schedule('sweep file bytes', SWEEP_SECONDS, storageSweepQueue, {})]
+export const fileSchedules = [schedule('storage.sweep', SWEEP_SECONDS, storageSweepQueue, {})]

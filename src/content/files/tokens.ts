@@ -16,11 +16,9 @@ import { type FileRow, fileKind, type TokenUpload, type UploadTokenInput } from 
 import { isForm, receiveForm, receiveJson } from './receive-upload.ts'
 import { consumeUploadToken, findUploadToken, insertUploadToken, type UploadTokenRow } from './store.ts'
 
-/** Grants to upload one file without a credential. */
-
 const ACTION = 'files:UploadFile'
 
-/** Makes a token and the address to upload to. Only its hash is kept. */
+/** Issues an upload token and its URL. Only the hash of the token is stored. */
 export async function issueToken(
   services: Services,
   tx: Tx,
@@ -54,20 +52,23 @@ export async function issueToken(
 
 const unknownToken = (): never => raise('UPLOAD_TOKEN_NOT_FOUND')
 
-/** The issuer with the rights of this moment. Raises UPLOAD_TOKEN_NOT_FOUND when none could be enough. */
-async function issuerOf(services: Services, row: UploadTokenRow): Promise<Caller> {
+/**
+ * Returns the issuer of a token with its current permissions. Raises UPLOAD_TOKEN_NOT_FOUND if they can no longer allow
+ * an upload.
+ */
+async function requireIssuer(services: Services, row: UploadTokenRow): Promise<Caller> {
   const caller = await callerForPrincipal(services, row.principal, row.project_id)
   return caller && couldEverAllow(caller, ACTION) ? caller : unknownToken()
 }
 
-/** Reads an upload by token in the name of who issued it; what can refuse it does before the body is read. */
+/** Reads an upload by token with the permissions of the issuer. Checks token and quota before the body is read. */
 export async function receiveByToken(request: StreamedRequest): Promise<StreamedBody> {
   const { services, params, req } = request
   const { config, clock, pool } = services
   const row = (await findUploadToken(pool, sha256Of(params.token))) ?? unknownToken()
   if (row.used_at !== null) raise('UPLOAD_TOKEN_USED')
   if (new Date(row.expires_at) <= clock.now()) raise('UPLOAD_TOKEN_EXPIRED')
-  await issuerOf(services, row)
+  await requireIssuer(services, row)
   await checkStorage(services, row.project_id, 0)
   const form = isForm(req)
   const received = await (form ? receiveForm : receiveJson)(request, {
@@ -79,15 +80,15 @@ export async function receiveByToken(request: StreamedRequest): Promise<Streamed
     ),
   })
   try {
-    // Again: the body may have taken longer than the issuer's rights.
-    return { ...received, as: { caller: await issuerOf(services, row), project: row.project_id } }
+    // Checked again: the issuer's permissions may have changed while the body was read.
+    return { ...received, as: { caller: await requireIssuer(services, row), project: row.project_id } }
   } catch (error) {
     await received.discard()
     throw error
   }
 }
 
-/** Uses a token up for the file that came with it. Raises UPLOAD_TOKEN_USED, UPLOAD_TOKEN_NOT_FOUND. */
+/** Consumes a token and creates the uploaded file. Raises UPLOAD_TOKEN_USED, UPLOAD_TOKEN_NOT_FOUND. */
 export async function uploadByToken(
   services: Services,
   tx: Tx,
@@ -97,11 +98,11 @@ export async function uploadByToken(
 ): Promise<FileRow> {
   const upload = body.file ?? body.content
   if (!upload)
-    return raiseInvalid({ code: 'REQUIRED', path: 'file', message: 'is required; or content, in a JSON body' })
+    return raiseInvalid({ code: 'REQUIRED', path: 'file', message: 'is required, or content in a JSON body' })
   const hash = sha256Of(token)
   const row = await consumeUploadToken(tx, hash, services.clock.now())
   if (!row) return raise((await findUploadToken(tx, hash)) ? 'UPLOAD_TOKEN_USED' : 'UPLOAD_TOKEN_NOT_FOUND')
-  const described = {
+  const description = {
     prefix: row.prefix,
     filename: row.filename ?? body.filename,
     content_type: body.content_type,
@@ -109,8 +110,8 @@ export async function uploadByToken(
     metadata: body.metadata,
     tags: body.tags,
   }
-  const { path } = filePlacement(described.prefix, uploadedName(described, upload))
+  const { path } = filePlacement(description.prefix, uploadedName(description, upload))
   const target = { kind: fileKind, project_id: row.project_id, path, tags: body.tags ?? {}, requestTags: body.tags }
   if (!isAllowed(caller, ACTION, target)) return unknownToken()
-  return createUploaded(services, tx, row.project_id, upload, described)
+  return createUploaded(services, tx, row.project_id, upload, description)
 }

@@ -1,21 +1,21 @@
 import type { StagedUpload } from '../storage/backends.ts'
 
-/** Bytes that a request brought, staged. Shown as what they are to whoever compares requests; the rest is not for them. */
+/** Staged bytes of a request. Serializes to size, hash, name and type, by which idempotency compares requests. */
 export class Upload {
   readonly #staged: StagedUpload
   readonly #fileId: string
   readonly filename: string | null
   readonly type: string | null
-  constructor(staged: StagedUpload, fileId: string, named: { filename: string | null; type: string | null }) {
+  constructor(staged: StagedUpload, fileId: string, part: { filename: string | null; type: string | null }) {
     this.#staged = staged
     this.#fileId = fileId
-    this.filename = named.filename
-    this.type = named.type
+    this.filename = part.filename
+    this.type = part.type
   }
   get staged(): StagedUpload {
     return this.#staged
   }
-  /** The id of the file that they become. */
+  /** ID of the file to be created from the bytes. */
   get fileId(): string {
     return this.#fileId
   }

@@ -17,77 +17,81 @@ import { acceptPages, failAwaitingCallback } from './store.ts'
 
 const CallbackInput = z
   .object({
-    text: z.string().optional().describe('The whole text, as one page'),
+    text: z.string().optional().describe('Text of the whole document, as one page'),
     pages: z
       .array(
         z.object({
           text: z.string().describe('Text of the page'),
-          page_number: z.int().optional().describe('Its number in the file'),
+          page_number: z.int().optional().describe('Page number in the file. Default the position in the array.'),
         }),
       )
       .optional()
-      .describe('A page without a number has that of its place'),
-    status: z.literal('failed').optional().describe('The file could not be converted'),
-    message: z.string().optional().describe('Why not'),
+      .describe('Pages of the document, as an alternative to text'),
+    status: z.literal('failed').optional().describe('`failed` - the file could not be converted'),
+    message: z.string().optional().describe('Reason of the failure; required with `failed`'),
   })
   .meta({ id: 'IngestionCallbackInput' })
 type CallbackInput = z.output<typeof CallbackInput>
 
 /**
- * The JSON of a body of at most `maxBytes`. Raises CONVERTER_OUTPUT_INVALID for what is none, REQUEST_REJECTED 413,
- * VALIDATION_FAILED for what is nested too deep or holds too many values.
+ * Parses a JSON body of at most `maxBytes`. Raises CONVERTER_OUTPUT_INVALID for invalid JSON, REQUEST_REJECTED 413, and
+ * VALIDATION_FAILED for JSON that is too deep or has too many values.
  */
-async function jsonOf(req: IncomingMessage, maxBytes: number): Promise<unknown> {
+async function readJson(req: IncomingMessage, maxBytes: number): Promise<unknown> {
   try {
     await jsonReader(maxBytes)(req as Request, {} as Response)
   } catch (error) {
-    throw refused(error)
+    throw toClientError(error)
   }
   return (req as Request).body
 }
 
-function refused(error: unknown): AppError {
+function toClientError(error: unknown): AppError {
   if ((error as { type?: string }).type === 'entity.parse.failed')
     return new AppError('CONVERTER_OUTPUT_INVALID', { message: 'The body is not JSON' })
   return httpLayerError(error)
 }
 
-/** What a converter posts, as pages or as its failure. Raises CONVERTER_OUTPUT_INVALID; a `pending` is no result. */
-function resultOf(body: unknown, mostPages: number): CallbackInput {
+/**
+ * Parses the output posted by a converter as pages or a failure. Raises CONVERTER_OUTPUT_INVALID, also for `pending`.
+ */
+function parseOutput(body: unknown, maxPages: number): CallbackInput {
   const { text, pages, status, message } = (body ?? {}) as Record<string, unknown>
   if (status === 'failed') {
-    if (typeof message !== 'string') raise('CONVERTER_OUTPUT_INVALID', { message: 'message: must be a string' })
+    if (typeof message !== 'string') raise('CONVERTER_OUTPUT_INVALID', { message: 'message must be a string' })
     return { status, message: storableText(message, '') }
   }
   if (status !== undefined && text === undefined && pages === undefined)
-    raise('CONVERTER_OUTPUT_INVALID', { message: 'status: only `failed` settles an attempt' })
+    raise('CONVERTER_OUTPUT_INVALID', { message: 'status must be `failed`' })
   if (text !== undefined && pages !== undefined)
-    raise('CONVERTER_OUTPUT_INVALID', { message: 'text and pages exclude each other' })
-  const result = parsePages(text === undefined ? { pages } : text, mostPages)
+    raise('CONVERTER_OUTPUT_INVALID', { message: 'text cannot be combined with pages' })
+  const result = parsePages(text === undefined ? { pages } : text, maxPages)
   return { pages: result.map(page => ({ text: page.text, page_number: page.number as number })) }
 }
 
-/** The attempt that a token is for. Raises INGESTION_CALLBACK_INVALID_TOKEN. */
-async function attemptOf({ services, query, params }: Pick<StreamedRequest, 'services' | 'query' | 'params'>) {
+/** Returns the attempt ID in a callback token. Raises INGESTION_CALLBACK_INVALID_TOKEN. */
+async function requireAttemptId({ services, query, params }: Pick<StreamedRequest, 'services' | 'query' | 'params'>) {
   const claims = typeof query.token === 'string' ? await verifyToken(services, ['ingestion'], query.token) : null
   if (claims?.sub !== params.document_id || typeof claims?.attempt_id !== 'string')
     return raise('INGESTION_CALLBACK_INVALID_TOKEN')
   return claims.attempt_id
 }
 
-/** Nothing of the body is read for who has no token, or for a document that is gone. */
-async function receive(request: StreamedRequest) {
-  await attemptOf(request)
+/** Verifies token and document before it reads the body. */
+async function receiveOutput(request: StreamedRequest) {
+  await requireAttemptId(request)
   const { services, params, req } = request
   const { INGESTION_MAX_TEXT_BYTES, INGESTION_MAX_PAGES } = services.config
   const { document_id } = params
   if (!(await documentKind.find(services.pool, document_id))) raise('RESOURCE_NOT_FOUND', { meta: { id: document_id } })
-  const body = resultOf(await jsonOf(req, INGESTION_MAX_TEXT_BYTES), INGESTION_MAX_PAGES)
+  const body = parseOutput(await readJson(req, INGESTION_MAX_TEXT_BYTES), INGESTION_MAX_PAGES)
   return { body, discard: async () => {} }
 }
 
-/** Takes a converter's result, unless the attempt is over, superseded, or has one. Raises INGESTION_CALLBACK_CONFLICT. */
-async function deliver(tx: Tx, documentId: string, attemptId: string, result: CallbackInput): Promise<void> {
+/**
+ * Stores the output of a converter. Raises INGESTION_CALLBACK_CONFLICT if the attempt is over, replaced or has output.
+ */
+async function acceptOutput(tx: Tx, documentId: string, attemptId: string, result: CallbackInput): Promise<void> {
   const document = await lockDocument(tx, documentId)
   if (!document) return raise('RESOURCE_NOT_FOUND', { meta: { id: documentId } })
   const conflict = (): never => raise('INGESTION_CALLBACK_CONFLICT', { meta: { document_id: documentId } })
@@ -106,15 +110,15 @@ export const completeIngestionCallback = operation({
   id: 'completeIngestionCallback',
   method: 'post',
   path: '/documents/{document_id}/ingestion-callback',
-  summary: 'Take the text of a document from its converter',
+  summary: 'Submit converter output',
   description:
-    'For the converter alone, with the token that it got with the file. The attempt that the token belongs to ends with it.',
+    'For converters, with the token that was sent with the file. The token is valid for one ingestion attempt.',
   tag: 'Documents',
   gate: 'public',
   about: documentKind,
-  query: z.object({ token: z.string().optional().describe('The token that the converter was given') }),
+  query: z.object({ token: z.string().optional().describe('Callback token sent to the converter') }),
   body: CallbackInput,
-  receive,
+  receive: receiveOutput,
   bodyTimeMs: config => config.HTTP_BODY_TIMEOUT_MS,
   answers: { 204: null },
   raises: [
@@ -126,7 +130,7 @@ export const completeIngestionCallback = operation({
   ],
   internal: true,
   async run({ tx, services, params, query, body }) {
-    const attempt = await attemptOf({ services, params, query })
-    await deliver(tx, params.document_id, attempt, body)
+    const attemptId = await requireAttemptId({ services, params, query })
+    await acceptOutput(tx, params.document_id, attemptId, body)
   },
 })

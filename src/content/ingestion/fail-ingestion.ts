@@ -12,11 +12,10 @@ import { ingestionWork } from './store.ts'
 const MAX_MESSAGE = 2000
 
 /**
- * Records that the ingestion of a document has failed and removes what it wrote. The caller holds the document's lock
- * and has ended its attempt.
+ * Fails the ingestion of a document and deletes its chunks. The caller has locked the document and ended the attempt.
  */
 export async function failIngestion(tx: Tx, document: DocumentRow, failure: RecordedFailure): Promise<DocumentRow> {
-  // A thrown message may quote what no text can hold.
+  // A thrown message may contain characters that the database cannot store.
   const error = { ...failure, message: storableText(failure.message.slice(0, MAX_MESSAGE), '') }
   await removeChunks(tx, document.id)
   const failed = await updateDocument(tx, {
@@ -32,27 +31,27 @@ export async function failIngestion(tx: Tx, document: DocumentRow, failure: Reco
   return failed
 }
 
-/** How long the parts of an ingestion may take in this deployment. */
+/** Timeouts of active and queued ingestions. */
 export const ingestionLimits = ({ config }: Pick<Services, 'config'>): WorkItemLimits => ({
   silenceMs: config.INGESTION_STALL_TIMEOUT_MS,
   queueMs: config.INGESTION_QUEUE_TIMEOUT_MS,
 })
 
 const TIMEOUTS: Record<string, RecordedFailure> = {
-  queued: { code: 'INGESTION_TIMEOUT', message: 'No worker took the document up in time' },
-  running: { code: 'INGESTION_TIMEOUT', message: 'The worker that ingested the document was lost' },
-  awaiting: { code: 'CONVERSION_TIMEOUT', message: 'The converter never called back' },
+  queued: { code: 'INGESTION_TIMEOUT', message: 'No worker started the ingestion in time' },
+  running: { code: 'INGESTION_TIMEOUT', message: 'The worker of the ingestion was lost' },
+  awaiting: { code: 'CONVERSION_TIMEOUT', message: 'The converter did not call back in time' },
 }
 
 /**
- * Ends the ingestion of a document that has taken too long. Of this, a callback and a worker that comes
- * late, one wins. Answers false while the ingestion is under way: true means that the document's row is to be read again.
+ * Fails the ingestion of a document if it has stalled. Concurrent callbacks and late workers serialize on the attempt,
+ * of which one wins. Returns false while the ingestion is active, true if the caller must read the document again.
  */
 export async function failStalledIngestion(services: Services, documentId: string): Promise<boolean> {
   const limits = ingestionLimits(services)
-  const found = await ingestionWork.isStalled(services.pool, documentId, limits)
-  // Without an attempt, somebody else has settled it meanwhile.
-  if (!found) return found === null
+  const isStalled = await ingestionWork.isStalled(services.pool, documentId, limits)
+  // Null without an attempt: the ingestion has settled concurrently.
+  if (!isStalled) return isStalled === null
   await services.write(async tx => {
     const document = await lockDocument(tx, documentId)
     const ended = document && (await ingestionWork.endStalled(tx, documentId, limits))
@@ -60,7 +59,7 @@ export async function failStalledIngestion(services: Services, documentId: strin
     const error = TIMEOUTS[ended.state]
     await failIngestion(tx, document, error)
     services.log.warn(
-      { document_id: documentId, attempt_id: ended.id, outcome: 'failed', error, decision: 'given up' },
+      { document_id: documentId, attempt_id: ended.id, outcome: 'failed', error, decision: 'abandoned' },
       'ingestion',
     )
   })

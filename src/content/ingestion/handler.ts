@@ -8,16 +8,15 @@ import { ingestDocument, ingestionFailure } from './ingest.ts'
 import { type IngestionMessage, ingestionQueue, ingestionSweep } from './queue.ts'
 import { ingestionWork } from './store.ts'
 
-/** An attempt this late has lost its message, or its worker. */
-const QUIET_SECONDS = 5
+/** Delay after which a due attempt counts as orphaned: its message or worker was lost. */
+const ORPHANED_AFTER_SECONDS = 5
 
-/** Who ingests documents, and who looks for those whose wake-up is missing. */
 export const ingestionHandlers = [
   handler(
     ingestionQueue,
     {
       leaseSeconds: config => config.INGESTION_LEASE_SECONDS,
-      onExhausted: (message, error, services) => giveUp(services, message, error),
+      onExhausted: (message, error, services) => abandonAttempt(services, message, error),
     },
     ingestDocument,
   ),
@@ -28,21 +27,25 @@ export const ingestionHandlers = [
 
 export const ingestionSchedules = [schedule('ingestion.sweep', 60, ingestionSweep, {})]
 
-/** Records that the attempt of a message could not be carried out at all, unless another worker has it. */
-const giveUp = (services: Services, { document_id, attempt_id }: IngestionMessage, error: unknown): Promise<void> =>
+/** Fails the ingestion of a message whose handler failed repeatedly, unless another worker has claimed the attempt. */
+const abandonAttempt = (
+  services: Services,
+  { document_id, attempt_id }: IngestionMessage,
+  error: unknown,
+): Promise<void> =>
   services.write(async tx => {
     const document = await lockDocument(tx, document_id)
     if (document && (await ingestionWork.endIdle(tx, { entity: document_id, id: attempt_id })))
       await failIngestion(tx, document, ingestionFailure(error))
   })
 
-/** Wakes the attempts that are due and whose message or worker was lost, and ends those that have taken too long. */
+/** Wakes orphaned attempts and fails stalled ones. */
 export const sweepIngestions = (services: Services, stopping: AbortSignal): Promise<void> =>
   sweepWorkItems(services.pool, {
     attempts: ingestionWork,
-    quietSeconds: QUIET_SECONDS,
+    quietSeconds: ORPHANED_AFTER_SECONDS,
     stopping,
-    // Dropped where one waits already.
+    // Discarded by the mailbox if a message is already queued.
     wake: due =>
       services.queues.send(
         due.map(({ entity, id, project_id }) =>

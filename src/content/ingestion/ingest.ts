@@ -23,8 +23,8 @@ import { readSource } from './read-source.ts'
 import { awaitCallback, claimFirst, type IngestionClaim, ingestionWork } from './store.ts'
 import { writeChunks } from './write-chunks.ts'
 
-/** Failures that another try would end in again. */
-const NAMED: readonly string[] = [
+/** Error codes that are recorded unchanged and not retried. */
+const FINAL_CODES: readonly string[] = [
   'CONVERTER_FAILED',
   'CONVERTER_OUTPUT_INVALID',
   'FILE_DOWNLOAD_URL_NOT_CONFIGURED',
@@ -34,54 +34,56 @@ const NAMED: readonly string[] = [
   'PDF_PARSE_FAILED',
   'RESOURCE_NOT_FOUND',
   'UNSUPPORTED_FILE_TYPE',
-  // Of a rule that has changed since, so that its chunk settings and those of the request exclude each other.
+  // A changed rule has chunk settings that conflict with the request.
   'VALIDATION_FAILED',
 ]
 
 const FIRST_RETRY_MS = 10_000
 const LAST_RETRY_MS = 600_000
 
-const ownLease = ({ config }: Services): Lease =>
+const ingestionLease = ({ config }: Services): Lease =>
   leaseTimings(Math.min(config.INGESTION_LEASE_SECONDS * 1000, config.INGESTION_STALL_TIMEOUT_MS))
 
 /**
- * One try of an ingestion attempt: claims it, reads, cuts and embeds the text, writes chunks batch by batch, and settles
- * the document. Everything it writes is conditional on its claim, under the document's lock. Never throws for what a
- * file or a converter does; throws HandBack when the worker stops, and what could not be recorded.
+ * Claims an ingestion attempt, reads, splits and embeds the text, writes chunks in batches and settles the document.
+ * All writes are fenced by the claim, under the lock of the document. Failures of a file or a converter are recorded;
+ * throws RequeueError when the worker stops, and failures to record the outcome.
  */
 export async function ingestDocument(message: IngestionMessage, context: JobContext): Promise<void> {
   const { services } = context
-  const named = { entity: message.document_id, id: message.attempt_id }
-  const taken =
-    (await claimFirst(services.pool, named, ownLease(services).leaseMs)) ??
+  const ref = { entity: message.document_id, id: message.attempt_id }
+  const claimed =
+    (await claimFirst(services.pool, ref, ingestionLease(services).leaseMs)) ??
     (await services.write(tx => reclaim(tx, services, message)))
-  if (!taken) return
-  const { claim, document } = taken
+  if (!claimed) return
+  const { claim, document } = claimed
   await processClaim(context, {
     what: 'ingestion',
     ids: { document_id: document.id, attempt_id: claim.id },
     attempts: ingestionWork,
     claim,
-    lease: ownLease(services),
+    lease: ingestionLease(services),
     lock: tx => lockDocument(tx, document.id),
-    async work(hold) {
+    async work(activeClaim) {
       await injectFault(services, 'ingestion_claimed')
-      return ingestOnce(services, document, hold)
+      return ingestOnce(services, document, activeClaim)
     },
-    fail: error => failed(services, claim, ingestionFailure(error), !isFinal(error)),
+    fail: error => recordFailure(services, claim, ingestionFailure(error), !isFinal(error)),
   })
 }
 
-/** Claims an attempt again and clears what an earlier claim has written. One that another worker holds is looked at again. */
+/**
+ * Claims an attempt again and deletes the chunks of the previous claim. Reschedules if another worker has the claim.
+ */
 async function reclaim(
   tx: Tx,
   services: Services,
   message: IngestionMessage,
 ): Promise<{ claim: IngestionClaim; document: DocumentRow } | null> {
-  const named = { entity: message.document_id, id: message.attempt_id }
-  const document = await lockDocument(tx, named.entity)
+  const ref = { entity: message.document_id, id: message.attempt_id }
+  const document = await lockDocument(tx, ref.entity)
   if (!document) return null
-  const claim = await claimOrReschedule(tx, ingestionWork, named, ownLease(services), ingestionQueue, message)
+  const claim = await claimOrReschedule(tx, ingestionWork, ref, ingestionLease(services), ingestionQueue, message)
   if (claim === null || claim === 'held') return null
   await removeChunks(tx, document.id)
   return {
@@ -100,19 +102,19 @@ async function reclaim(
 async function ingestOnce(
   services: Services,
   document: DocumentRow,
-  hold: ActiveClaim<IngestionClaim>,
+  activeClaim: ActiveClaim<IngestionClaim>,
 ): Promise<AttemptOutcome> {
-  const { claim, signal } = hold
+  const { claim, signal } = activeClaim
   const source = await readSource(services, document, claim, signal)
-  // A call that was cut off is no answer of the converter.
+  // An aborted call is not a failure of the converter.
   signal.throwIfAborted()
   await injectFault(services, 'ingestion_read')
-  if (source.kind === 'pending') return deferred(services, hold)
-  if (source.kind === 'failed') return failed(services, claim, source.error, source.retry)
+  if (source.kind === 'pending') return awaitConverter(services, activeClaim)
+  if (source.kind === 'failed') return recordFailure(services, claim, source.error, source.retry)
 
   const settings = effectiveSettings(claim.settings, source.rule, { chunk_strategy: 'page' })
   const chunks = await splitPages(source.pages, settings, { title: document.title, limits: services.config })
-  await writeChunks(services, hold, document, {
+  await writeChunks(services, activeClaim, document, {
     chunks,
     pages: source.pages,
     totals: { total_pages: source.total_pages, total_chunks: chunks.length, ...settings },
@@ -121,10 +123,10 @@ async function ingestOnce(
   return { outcome: 'ready', chunk_count: chunks.length }
 }
 
-/** A tool has said that it will post the text. Its callback may have been faster. */
-async function deferred(services: Services, hold: ActiveClaim<IngestionClaim>): Promise<AttemptOutcome> {
-  const { claim } = hold
-  await hold.write(async tx => {
+/** Leaves the attempt to the callback of a deferring tool. Throws ClaimLostError if the callback arrived first. */
+async function awaitConverter(services: Services, activeClaim: ActiveClaim<IngestionClaim>): Promise<AttemptOutcome> {
+  const { claim } = activeClaim
+  await activeClaim.write(async tx => {
     const document = await lockDocument(tx, claim.entity)
     if (!document || !(await awaitCallback(tx, claim, services.config.CONVERSION_STALL_TIMEOUT_MS)))
       throw new ClaimLostError()
@@ -132,8 +134,8 @@ async function deferred(services: Services, hold: ActiveClaim<IngestionClaim>): 
   return { outcome: 'awaiting' }
 }
 
-/** Records a failed try: the end of the attempt, or another try in 10 s, 40 s and so on. */
-async function failed(
+/** Records a failure: fails the document, or schedules a retry after 10 s, 40 s, 160 s, at most 10 min. */
+async function recordFailure(
   services: Services,
   claim: IngestionClaim,
   error: RecordedFailure,
@@ -157,17 +159,20 @@ async function failed(
     )
     return true
   })
-  if (!recorded) return { outcome: 'superseded' }
+  if (!recorded) return { outcome: 'claim_lost' }
   return last ? { outcome: 'failed', error } : { outcome: 'retry', error, next_ms: delayMs }
 }
 
-/** Whether another try would end the same. */
-const isFinal = (error: unknown): boolean => isNamed(error) || error instanceof ChunkLimitError
+/** Whether a retry would fail again. */
+const isFinal = (error: unknown): boolean => hasFinalCode(error) || error instanceof ChunkLimitError
 
-const isNamed = (error: unknown): error is AppError => error instanceof AppError && NAMED.includes(error.code)
+const hasFinalCode = (error: unknown): error is AppError =>
+  error instanceof AppError && FINAL_CODES.includes(error.code)
 
-/** What is recorded of something that was thrown: its own name where the platform has given it one for ingestions. */
+/**
+ * Returns the failure to record for a thrown error: its own code if it is a code of ingestions, else INGESTION_FAILED.
+ */
 export function ingestionFailure(error: unknown): RecordedFailure {
-  if (isNamed(error)) return error.recorded()
+  if (hasFinalCode(error)) return error.recorded()
   return { code: 'INGESTION_FAILED', message: error instanceof Error ? error.message : String(error) }
 }

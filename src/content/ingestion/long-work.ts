@@ -1,4 +1,4 @@
-import { type LongWork, longWorkResult, underWay } from '../../core/api/long-work.ts'
+import { type LongWork, longWorkResult, workInProgress } from '../../core/api/long-work.ts'
 import type { DocumentRow } from '../documents/model.ts'
 
 export const ingestionLongWork: LongWork<DocumentRow> = {
@@ -7,8 +7,8 @@ export const ingestionLongWork: LongWork<DocumentRow> = {
   cancel: null,
   args: id => ({ document_id: id }),
   async state({ record }, { status, error }) {
-    const message = `The document is ${status}`
-    if (status === 'pending' || status === 'processing') return underWay(message)
+    const message = `Document is ${status}`
+    if (status === 'pending' || status === 'processing') return workInProgress(message)
     if (status === 'withdrawn') return { status: 'cancelled', message }
     return { status: 'completed', message, result: longWorkResult(error, record) }
   },

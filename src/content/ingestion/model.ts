@@ -8,13 +8,15 @@ import { WritableDirectory } from '../paths.ts'
 export const IngestInput = z
   .strictObject({
     project_id: projectField,
-    file_id: z.string().min(1).max(255).describe('File to make a document of; one file backs one document'),
-    path_prefix: WritableDirectory.nullish().describe('Directory that the file moves to; without it the file stays'),
-    title: z.string().max(512).nullish().describe("Default: the file's name"),
+    file_id: z.string().min(1).max(255).describe('ID of the file to ingest; a file has at most one document'),
+    path_prefix: WritableDirectory.nullish().describe(
+      'Directory to move the file to. By default the file is not moved.',
+    ),
+    title: z.string().max(512).nullish().describe('Title of the document. Default the filename.'),
     tags: TagInput.optional().describe('Tags of the document'),
     metadata: ContentMetadata.nullable()
       .optional()
-      .describe('Data of your own, checked by the metadata schema of the path'),
+      .describe('Custom metadata, validated by the metadata schema of the path'),
     ...chunkFields,
   })
   .meta({ id: 'IngestInput' })

@@ -34,16 +34,18 @@ const waiting = {
 }
 
 const WaitQuery = z.object({
-  wait: booleanQuery.optional().describe('`true`: answer once the document is ready or has failed'),
+  wait: booleanQuery
+    .optional()
+    .describe('Whether to respond only after the document is ready or has failed. Default false.'),
 })
 
-/** A document without the ingestion that has stalled; for whoever shows it. */
+/** Fails the ingestion of a document if it has stalled; returns the current document. */
 export const failIfStalled = async (services: Services, row: DocumentRow): Promise<DocumentRow> =>
   (await failStalledIngestion(services, row.id)) ? ((await documentKind.find(services.pool, row.id)) ?? row) : row
 
 /**
- * The path that a document would get of the file that a body names, for the first permission check; null where there
- * is none to tell. The check under the file's lock decides.
+ * Returns the requested path of the document for the first permission check, or null if it cannot be determined. The
+ * check under the lock of the file is authoritative.
  */
 async function pathOf(body: Record<string, unknown>, db: Queryable, project: string): Promise<string | null> {
   const { file_id, path_prefix } = body
@@ -59,42 +61,43 @@ async function pathOf(body: Record<string, unknown>, db: Queryable, project: str
 }
 
 /**
- * Answers 202 with the admitted document, or waits for its end: 201 once it has settled, however it did.
- * @param admit makes the attempt; what it raises refuses the request
+ * Responds 202 with the admitted document; with `wait`, responds 201 after it settles, whatever the outcome.
+ * @param admit inserts the attempt; its errors refuse the request
  */
-async function answerIngestion(
+async function respondToIngestion(
   { services, request, query }: Pick<Context<{ wait?: boolean }>, 'services' | 'request' | 'query'>,
   documentId: string,
   admit: () => Promise<DocumentRow>,
 ): Promise<OperationResult> {
-  const expected = query.wait ? subscribeSettled(services, documentId) : null
+  const waiter = query.wait ? subscribeSettled(services, documentId) : null
   let admitted: DocumentRow
   try {
     admitted = await admit()
   } catch (error) {
-    expected?.cancel()
+    waiter?.cancel()
     throw error
   }
-  if (!expected) return result(202, documentKind.present(admitted))
-  return answerWaited({ services, request }, documentId, expected)
+  if (!waiter) return result(202, documentKind.present(admitted))
+  return respondWhenSettled({ services, request }, documentId, waiter)
 }
 
-/** Answers with a document once it has settled, or after SYNC_WAIT_SECONDS. Raises RESOURCE_NOT_FOUND. */
-async function answerWaited(
+/** Responds with a document when it settles, or after SYNC_WAIT_SECONDS. Raises RESOURCE_NOT_FOUND. */
+async function respondWhenSettled(
   { services, request }: Pick<Context, 'services' | 'request'>,
   documentId: string,
-  expected = subscribeSettled(services, documentId),
+  waiter = subscribeSettled(services, documentId),
 ): Promise<OperationResult> {
-  const document = await expected.wait({
+  const document = await waiter.wait({
     closed: request.closed,
     withinMs: services.config.SYNC_WAIT_SECONDS * 1000,
   })
-  if (!document) return raise('RESOURCE_NOT_FOUND', { message: 'The document was deleted', meta: { id: documentId } })
+  if (!document)
+    return raise('RESOURCE_NOT_FOUND', { message: `Document ${documentId} was deleted`, meta: { id: documentId } })
   return result(isDocumentSettled(document) ? 201 : 202, documentKind.present(document))
 }
 
-/** What an admission leaves for repeats. */
-const recordedAs = (admitted: DocumentRow, wait: boolean) =>
+/** Returns the record from which a repeated request with the same Idempotency-Key is answered. */
+const idempotencyRecord = (admitted: DocumentRow, wait: boolean) =>
   wait ? { made: { document_id: admitted.id } } : { body: documentKind.present(admitted) }
 
 const RAISES = [
@@ -111,9 +114,9 @@ const ingestDocument = operation({
   starts: { kind: 'document', field: 'document_id', bounded: true },
   method: 'post',
   path: '/documents/ingest',
-  summary: 'Make a searchable document of a file',
+  summary: 'Create a document from a file',
   description:
-    'The work goes on in a worker: conversion by the rule that applies, chunks, embeddings. The status of the document shows how far it is.',
+    'A worker converts the file by the matching ingestion rule, splits the text into chunks and embeds them. Poll the status of the document for progress.',
   tag,
   action: 'documents:IngestDocument',
   creates: documentKind,
@@ -129,18 +132,18 @@ const ingestDocument = operation({
     const id = newId('doc')
     const wait = query.wait === true
     await checkEmbeddingSpend(services, project as string)
-    return answerIngestion(context, id, () =>
+    return respondToIngestion(context, id, () =>
       services.write(async tx => {
         const admitted = await startIngestion(
           { services, tx, caller, wait, allow },
           { ...body, id, project_id: project as string },
         )
-        context.record(tx, wait ? 201 : 202, { id, ...recordedAs(admitted, wait) })
+        context.record(tx, wait ? 201 : 202, { id, ...idempotencyRecord(admitted, wait) })
         return admitted
       }),
     )
   },
-  again: (context, { document_id }) => answerWaited(context, document_id as string),
+  again: (context, { document_id }) => respondWhenSettled(context, document_id as string),
 })
 
 const reingestDocument = itemOperation(documentKind, {
@@ -149,9 +152,9 @@ const reingestDocument = itemOperation(documentKind, {
   starts: { kind: 'document', field: 'document_id', bounded: true },
   method: 'post',
   path: '/documents/{document_id}/ingest',
-  summary: 'Ingest the file of a document again',
+  summary: 'Ingest a document again',
   description:
-    'By the rule that applies now. The text that the document has stays searchable until the new one is ready.',
+    'Converts the file again, by the ingestion rule that currently matches. The chunks of the document are deleted immediately and searchable again when the new ones are ready; its text and versions are retained.',
   tag,
   action: 'documents:IngestDocument',
   query: WaitQuery,
@@ -165,15 +168,15 @@ const reingestDocument = itemOperation(documentKind, {
     const { services, body, resource, query, caller } = context
     const wait = query.wait === true
     await checkEmbeddingSpend(services, resource.project_id)
-    return answerIngestion(context, resource.id, () =>
+    return respondToIngestion(context, resource.id, () =>
       services.write(async tx => {
         const admitted = await restartIngestion({ services, tx, caller, wait }, resource.id, body ?? {})
-        context.record(tx, wait ? 201 : 202, recordedAs(admitted, wait))
+        context.record(tx, wait ? 201 : 202, idempotencyRecord(admitted, wait))
         return admitted
       }),
     )
   },
-  again: (context, { document_id }) => answerWaited(context, document_id as string),
+  again: (context, { document_id }) => respondWhenSettled(context, document_id as string),
 })
 
 export const ingestionOperations: Operation[] = [ingestDocument, reingestDocument, completeIngestionCallback]

@@ -2,8 +2,8 @@ import { z } from 'zod'
 import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
 
 /**
- * Wake-ups of ingestion attempts: the row of the attempt is the truth, so one message per attempt is enough. Failures
- * of an ingestion are counted on its row; retries of the queue are for what could not even be recorded.
+ * Wake-ups for ingestion attempts, one message per attempt: all state is in the row of the attempt. Failures of an
+ * ingestion are counted in the row; the queue retries only failures to record them.
  */
 export const ingestionQueue = entityMailbox('ingestion.process', {
   message: z.object({ document_id: z.string(), attempt_id: z.string(), project_id: z.string() }),
@@ -14,7 +14,7 @@ export const ingestionQueue = entityMailbox('ingestion.process', {
 })
 export type IngestionMessage = z.output<typeof ingestionQueue.message>
 
-/** Looks for attempts that nobody works on: the floor under the wake-ups, and the end of those that took too long. */
+/** Wakes due and orphaned attempts, as a fallback for lost wake-ups, and fails stalled ones. */
 export const ingestionSweep = workQueue('ingestion.sweep', {
   message: z.object({}),
   concern: 'ingestion',
@@ -22,8 +22,8 @@ export const ingestionSweep = workQueue('ingestion.sweep', {
   leaseSeconds: 60,
 })
 
-/** Those that a caller waits for come first. */
+/** Priority of ingestions that a caller waits for. */
 export const WAITED_PRIORITY = 10
 
-/** Tells of documents whose ingestion has settled: the document's id. */
+/** Notification channel for settled ingestions; the payload is the document ID. */
 export const DOCUMENT_SETTLED_CHANNEL = 'muster_ingestions'

@@ -15,7 +15,7 @@ import { isNative, matchRule } from '../rules/match.ts'
 import type { IngestionRuleRow } from '../rules/model.ts'
 import { type IngestionClaim, storePages } from './store.ts'
 
-/** What became of a source. `retry`: it failed in a way that another try may not. */
+/** Text of a source, or why there is none. `retry`: whether another attempt may succeed. */
 export type IngestionSource =
   | { kind: 'pages'; pages: PageText[]; total_pages: number; rule: IngestionRuleRow | null }
   | { kind: 'pending' }
@@ -29,9 +29,9 @@ const recorded = (code: 'FILE_PARSE_FAILED' | 'UNSUPPORTED_FILE_TYPE' | 'RESOURC
 const hasText = (pages: PageText[]): boolean => pages.some(page => /\S/.test(page.text))
 
 /**
- * The text of a document's file in pages: what a converter has posted, the file's own text, or what the converter of
- * its rule makes of it. Rules apply as they stand now. Text that a document holds itself is its
- * source as it is. Raises what reading the file raises, and Superseded when a callback was faster than the answer.
+ * Returns the text of a document's file in pages: the stored converter output, the document text that is the content of
+ * the file, natively extracted text, or the output of the converter of the matching rule. Throws errors of reading the
+ * file, and ClaimLostError if a callback arrived before the response of the converter.
  */
 export async function readSource(
   services: Services,
@@ -41,46 +41,47 @@ export async function readSource(
 ): Promise<IngestionSource> {
   const { pool, config } = services
   const file = await fileKind.find(pool, document.file_id)
-  if (!file || file.storage === null) return failed(recorded('RESOURCE_NOT_FOUND', 'The file has no bytes any more'))
+  if (!file || file.storage === null) return failed(recorded('RESOURCE_NOT_FOUND', 'The content of the file is lost'))
   const rule = await matchRule(pool, document.project_id, file)
   const source = claim.pages
     ? { pages: claim.pages, total_pages: claim.pages.length }
     : file.storage === 'text'
-      ? await ownText(services, document.id)
-      : await fileText(services, document, claim, file, rule, signal)
+      ? await readDocumentText(services, document.id)
+      : await readFileText(services, document, claim, file, rule, signal)
   if ('kind' in source) return source
   if (!hasText(source.pages)) return failed(recorded('FILE_PARSE_FAILED', 'The file has no extractable text'))
-  const tooMuch = textLimitFailure(source.pages, config.INGESTION_MAX_TEXT_BYTES)
-  return tooMuch ? failed(tooMuch) : { kind: 'pages', rule, ...source }
+  const tooLong = textLimitFailure(source.pages, config.INGESTION_MAX_TEXT_BYTES)
+  return tooLong ? failed(tooLong) : { kind: 'pages', rule, ...source }
 }
 
-type Read = { pages: PageText[]; total_pages: number } | Exclude<IngestionSource, { kind: 'pages' }>
+type SourceText = { pages: PageText[]; total_pages: number } | Exclude<IngestionSource, { kind: 'pages' }>
 
-async function ownText({ pool }: Services, documentId: string): Promise<Read> {
+async function readDocumentText({ pool }: Services, documentId: string): Promise<SourceText> {
   const text = await findDocumentText(pool, documentId)
   const pages = splitIntoPages(text?.content ?? '', text?.pages ?? null)
   return { pages, total_pages: pages.length }
 }
 
-async function fileText(
+async function readFileText(
   services: Services,
   document: DocumentRow,
   claim: IngestionClaim,
   file: FileRow,
   rule: IngestionRuleRow | null,
   signal: AbortSignal,
-): Promise<Read> {
+): Promise<SourceText> {
   if (isNative(file.content_type) && rule?.native_extraction !== 'skip') {
-    const read = await nativeText(services, file, signal)
-    if ('kind' in read || hasText(read.pages) || !rule) return read
+    const source = await extractNativeText(services, file, signal)
+    if ('kind' in source || hasText(source.pages) || !rule) return source
   }
-  if (!rule) return failed(recorded('UNSUPPORTED_FILE_TYPE', `No rule converts ${file.content_type}`))
+  if (!rule)
+    return failed(recorded('UNSUPPORTED_FILE_TYPE', `No ingestion rule matches content type '${file.content_type}'`))
   const outcome = await convertFile(services, rule, {
     document_id: document.id,
     attempt_id: claim.id,
     file,
     principal: claim.principal,
-    callback: rule.tool_id === null ? null : await callbackOf(services, document.id, claim),
+    callback: rule.tool_id === null ? null : await createCallback(services, document.id, claim),
     signal,
   })
   if (outcome.kind === 'failed') return failed(outcome.error)
@@ -89,7 +90,7 @@ async function fileText(
   return { pages: outcome.pages, total_pages: outcome.pages.length }
 }
 
-async function nativeText(services: Services, file: FileRow, signal: AbortSignal): Promise<Read> {
+async function extractNativeText(services: Services, file: FileRow, signal: AbortSignal): Promise<SourceText> {
   const { config } = services
   const extracted =
     essenceOf(file.content_type as string) === 'application/pdf'
@@ -103,8 +104,8 @@ async function nativeText(services: Services, file: FileRow, signal: AbortSignal
 
 const DAY_SECONDS = 24 * 60 * 60
 
-/** Where a tool may post its text later; null when it may not, or when this deployment has no address to be reached at. */
-async function callbackOf(
+/** Returns the callback URL and token for a converter; null if deferral is not allowed or BASE_URL is not set. */
+async function createCallback(
   services: Services,
   documentId: string,
   claim: IngestionClaim,

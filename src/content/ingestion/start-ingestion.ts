@@ -9,7 +9,7 @@ import type { PartialSettings } from '../chunks/model.ts'
 import { chunkSettings, effectiveSettings } from '../chunks/settings.ts'
 import { removeChunks } from '../chunks/store.ts'
 import { type DocumentRow, documentAuthor, documentKind } from '../documents/model.ts'
-import { documentOfFile, insertDocument, lockDocument, updateDocument } from '../documents/store.ts'
+import { findDocumentOfFile, insertDocument, lockDocument, updateDocument } from '../documents/store.ts'
 import { refuseReserved, refuseWithdrawn } from '../documents/update-document.ts'
 import { type FileRow, fileKind } from '../files/model.ts'
 import { filePath, isReserved, PathError, writablePath } from '../paths.ts'
@@ -22,10 +22,10 @@ import { replaceAttempt } from './store.ts'
 
 type Admission = { services: Services; tx: Tx; caller: Context['caller']; wait: boolean }
 
-/** The path a file is ingested at. Raises VALIDATION_FAILED for one that cannot be or that only the platform writes to. */
-function targetPath(file: FileRow, directory: string | null | undefined): string | null {
+/** Returns the path at which a file is ingested. Raises VALIDATION_FAILED for an invalid or reserved path. */
+function resolvePath(file: FileRow, directory: string | null | undefined): string | null {
   if (file.path !== null && isReserved(file.path))
-    raiseInvalid({ code: 'RESERVED_PATH', path: 'file_id', message: 'only the platform writes where the file is' })
+    raiseInvalid({ code: 'RESERVED_PATH', path: 'file_id', message: 'is a file in the reserved directory /.system' })
   if (directory == null) return file.path
   try {
     return writablePath(filePath(directory, file.filename))
@@ -36,27 +36,31 @@ function targetPath(file: FileRow, directory: string | null | undefined): string
 }
 
 /**
- * The rule that a file would go by now; null for one that needs none. Raises FILE_PARSE_FAILED for a record without
- * bytes, UNSUPPORTED_FILE_TYPE for a type that nothing reads.
+ * Returns the rule that applies to a file, or null if it is ingested without one. Raises FILE_PARSE_FAILED for a file
+ * without content, UNSUPPORTED_FILE_TYPE for a type without rule and native extraction.
  */
-async function readable(tx: Tx, file: FileRow, path: string | null): Promise<IngestionRuleRow | null> {
+async function requireReadable(tx: Tx, file: FileRow, path: string | null): Promise<IngestionRuleRow | null> {
   if (file.storage === null)
-    raise('FILE_PARSE_FAILED', { message: 'The file has no bytes', meta: { file_id: file.id } })
+    raise('FILE_PARSE_FAILED', { message: `File ${file.id} has no content`, meta: { file_id: file.id } })
   const rule = await matchRule(tx, file.project_id, { content_type: file.content_type, path })
   if (!rule && !isNative(file.content_type))
     raise('UNSUPPORTED_FILE_TYPE', { meta: { content_type: file.content_type } })
   return rule
 }
 
-/** Raises FILE_TOO_LARGE_FOR_SYNC. */
-function smallEnough(file: FileRow, { services, wait }: Admission): void {
+/** Raises FILE_TOO_LARGE_FOR_SYNC for a large file that the caller waits for. */
+function checkSyncSize(file: FileRow, { services, wait }: Admission): void {
   const max_bytes = services.config.SYNC_INGESTION_MAX_BYTES
   const size = file.size as number
   if (wait && size > max_bytes) raise('FILE_TOO_LARGE_FOR_SYNC', { meta: { size, max_bytes } })
 }
 
-/** Makes the attempt, in place of the one there was, and wakes a worker. */
-async function start({ tx, caller, wait }: Admission, document: DocumentRow, settings: PartialSettings): Promise<void> {
+/** Inserts the attempt, replacing the previous one, and sends its wake-up. */
+async function enqueueAttempt(
+  { tx, caller, wait }: Admission,
+  document: DocumentRow,
+  settings: PartialSettings,
+): Promise<void> {
   const attempt_id = newId('iat')
   await replaceAttempt(tx, {
     document_id: document.id,
@@ -73,8 +77,8 @@ async function start({ tx, caller, wait }: Admission, document: DocumentRow, set
 }
 
 /**
- * Makes a document of a file, for a worker to fill. The checks are made under the lock of the file's row,
- * which its delete takes too. The place that the document gets must be one that the caller may ingest to.
+ * Inserts a pending document for a file and enqueues its ingestion. Locks the file row, as its deletion does. The
+ * caller must be allowed to ingest to the path of the document.
  */
 export async function startIngestion(
   admission: Admission & Pick<Context, 'allow'>,
@@ -84,15 +88,15 @@ export async function startIngestion(
   const { project_id } = input
   const file = await fileKind.find(tx, input.file_id, true)
   if (!file || file.project_id !== project_id) raise('FILE_NOT_FOUND', { meta: { id: input.file_id } })
-  const document_id = await documentOfFile(tx, file.id)
-  // What backs a document already keeps its path.
-  const path = document_id === null ? targetPath(file, input.path_prefix) : file.path
+  const document_id = await findDocumentOfFile(tx, file.id)
+  // A file that already has a document keeps its path.
+  const path = document_id === null ? resolvePath(file, input.path_prefix) : file.path
   allow('documents:IngestDocument', { kind: documentKind, project_id, path, tags: input.tags })
-  const rule = await readable(tx, file, path)
+  const rule = await requireReadable(tx, file, path)
   if (document_id !== null) raise('FILE_ALREADY_INGESTED', { meta: { file_id: file.id, document_id } })
-  smallEnough(file, admission)
+  checkSyncSize(file, admission)
   const moved = path !== file.path
-  if (moved) await move(admission, file, path)
+  if (moved) await moveFile(admission, file, path)
   if (input.metadata !== undefined)
     await checkAgainstSchema(services, tx, { project_id, resource_type: 'document', path, metadata: input.metadata })
   await checkStorage(services, project_id, 0, tx)
@@ -117,13 +121,13 @@ export async function startIngestion(
     },
     { created_by: documentAuthor(caller) },
   )
-  await start(admission, document, settings)
+  await enqueueAttempt(admission, document, settings)
   tx.emit(documentKind, 'created', document)
   return document
 }
 
-/** Gives a file the path that its document gets. */
-async function move({ services, tx }: Admission, file: FileRow, path: string | null): Promise<void> {
+/** Moves a file to the path of its document. */
+async function moveFile({ services, tx }: Admission, file: FileRow, path: string | null): Promise<void> {
   if (file.metadata !== null)
     await checkAgainstSchema(services, tx, {
       project_id: file.project_id,
@@ -136,8 +140,8 @@ async function move({ services, tx }: Admission, file: FileRow, path: string | n
 }
 
 /**
- * Ingests the file of a document again: what its earlier attempts wrote goes, and an attempt that still runs is
- * superseded. Its text stays until another one replaces it.
+ * Enqueues another ingestion of a document's file: deletes its chunks and replaces an active attempt, whose worker
+ * loses the claim. The current text remains until a new one replaces it.
  */
 export async function restartIngestion(
   admission: Admission,
@@ -151,8 +155,8 @@ export async function restartIngestion(
   refuseWithdrawn(document)
   const file = await fileKind.find(tx, document.file_id)
   if (!file) raise('FILE_NOT_FOUND', { meta: { id: document.file_id } })
-  await readable(tx, file, document.path)
-  smallEnough(file, admission)
+  await requireReadable(tx, file, document.path)
+  checkSyncSize(file, admission)
   await checkStorage(services, document.project_id, 0, tx)
 
   const effective = effectiveSettings(chunkSettings(settings), document)
@@ -168,6 +172,6 @@ export async function restartIngestion(
     total_pages: null,
     embed_since: null,
   })
-  await start(admission, pending, effective)
+  await enqueueAttempt(admission, pending, effective)
   return pending
 }

@@ -5,37 +5,38 @@ import { type WorkItemClaim, type WorkItemRef, workItemTable } from '../../core/
 import { type ChunkSettings, chunkRecord, type PageText, type PartialSettings } from '../chunks/model.ts'
 import { DocumentRow } from '../documents/model.ts'
 
-/** What a worker needs to know of an attempt. */
-const row = {
+const attemptColumns = {
   principal: z.custom<PrincipalRecord>(),
   allow_deferral: z.boolean(),
   settings: z.custom<PartialSettings>(),
-  /** What a converter has answered or posted. */
+  /** Output of the converter. */
   pages: z.custom<PageText[] | null>(),
 }
 
-/** Attempts at ingesting a document; the table holds what is under way only. */
+/** Active ingestion attempts, at most one per document. */
 export const ingestionWork = workItemTable({
   table: 'ingestion_attempts',
   entity: 'document_id',
   owner: 'documents',
-  row,
+  row: attemptColumns,
   waits: ['awaiting'],
 })
 
-export type IngestionClaim = WorkItemClaim & z.output<z.ZodObject<typeof row>>
+export type IngestionClaim = WorkItemClaim & z.output<z.ZodObject<typeof attemptColumns>>
 
-const begun = sql.type(DocumentRow.extend({ claim: z.custom<IngestionClaim>() }))
+const claimedDocumentRow = sql.type(DocumentRow.extend({ claim: z.custom<IngestionClaim>() }))
 
-/** Begins an attempt that nobody has claimed before: its claim, and the document as it is worked on. Null for any other. */
+/**
+ * Claims an attempt that was never claimed and makes its document `processing`, in one statement; null for any other.
+ */
 export const claimFirst = async (
   db: Queryable,
-  named: WorkItemRef,
+  ref: WorkItemRef,
   leaseMs: number,
 ): Promise<{ claim: IngestionClaim; document: DocumentRow } | null> => {
-  const row = await db.maybeOne(begun`
-    with locked as (select id from documents where id = ${named.entity} for update),
-    claimed as (${ingestionWork.firstClaim(named, leaseMs, 'locked')}),
+  const row = await db.maybeOne(claimedDocumentRow`
+    with locked as (select id from documents where id = ${ref.entity} for update),
+    claimed as (${ingestionWork.firstClaim(ref, leaseMs, 'locked')}),
     begun as (
       update documents t set status = 'processing', chunk_count = 0, embedded_chunks = 0, total_chunks = null,
         total_pages = null, updated_at = now()
@@ -48,7 +49,7 @@ export const claimFirst = async (
   return { claim, document }
 }
 
-/** Makes the attempt of a document, in place of the one it had: whoever works on that one finds itself superseded. */
+/** Inserts the attempt of a document, replacing its previous one, whose worker loses the claim. */
 export const replaceAttempt = (
   db: Queryable,
   attempt: { document_id: string; id: string } & Pick<IngestionClaim, 'principal' | 'allow_deferral' | 'settings'>,
@@ -61,37 +62,40 @@ export const replaceAttempt = (
       failures = 0, principal = excluded.principal, allow_deferral = excluded.allow_deferral,
       settings = excluded.settings, pages = null, heartbeat_at = null, created_at = now()`)
 
-/** Leaves an attempt to its converter's callback, which has so long. False when it is not held. */
+/** Leaves an attempt to the callback of its converter for `withinMs`; returns false if the claim is lost. */
 export const awaitCallback = (db: Queryable, claim: IngestionClaim, withinMs: number): Promise<boolean> =>
   ingestionWork.set(db, claim, sql.fragment`state = 'awaiting', due_at = now() + ${withinMs} * interval '1 ms'`)
 
 /**
- * Keeps what a converter has answered: a callback comes too late from here on, and another try does not ask again. False
- * when the attempt is not held.
+ * Stores the output of a converter: later callbacks are refused, and a retry does not call the converter again. Returns
+ * false if the claim is lost.
  */
 export const storePages = (db: Queryable, claim: IngestionClaim, pages: PageText[]): Promise<boolean> =>
   ingestionWork.set(db, claim, sql.fragment`pages = ${jsonb(pages)}`)
 
-/** Whether a callback is still welcome: the attempt is the live one, and nobody has delivered its pages. */
-const open = (documentId: string, id: string) =>
+/** Condition that an attempt is current and has no converter output. */
+const acceptsOutput = (documentId: string, id: string) =>
   sql.fragment`document_id = ${documentId} and id = ${id} and pages is null`
 
-/** Takes a converter's pages; whoever works on the attempt loses it. False when they come too late. */
+/**
+ * Stores the pages posted by a converter and requeues the attempt; an active worker loses its claim. Returns false if
+ * late.
+ */
 export const acceptPages = async (db: Queryable, documentId: string, id: string, pages: PageText[]): Promise<boolean> =>
   (
     await db.query(voidStatement`
       update ingestion_attempts set state = 'queued', due_at = now(), pages = ${jsonb(pages)}
-      where ${open(documentId, id)}`)
+      where ${acceptsOutput(documentId, id)}`)
   ).rowCount === 1
 
-/** Ends an attempt whose converter gave up; false when that comes too late. */
+/** Deletes an attempt whose converter reported a failure; returns false if late. */
 export const failAwaitingCallback = async (db: Queryable, documentId: string, id: string): Promise<boolean> =>
-  (await db.query(voidStatement`delete from ingestion_attempts where ${open(documentId, id)}`)).rowCount === 1
+  (await db.query(voidStatement`delete from ingestion_attempts where ${acceptsOutput(documentId, id)}`)).rowCount === 1
 
-/** How much there is to do, and how the text is cut. */
+/** Totals of an ingestion and its effective chunk settings. */
 export type Totals = { total_pages: number; total_chunks: number } & ChunkSettings
 
-/** Records how much there is to do; the caller holds the attempt. */
+/** Writes the totals of a document; the caller has fenced the claim. */
 export const setTotals = (db: Queryable, documentId: string, totals: Totals) =>
   db.query(voidStatement`
     update documents set total_pages = ${totals.total_pages}, total_chunks = ${totals.total_chunks},
@@ -99,14 +103,18 @@ export const setTotals = (db: Queryable, documentId: string, totals: Totals) =>
       chunk_overlap = ${totals.chunk_overlap}
     where id = ${documentId}`)
 
-const settings = sql.type(z.object(chunkRecord))
+const settingsRow = sql.type(z.object(chunkRecord))
 
-/** The chunk settings that a version of a document has. */
-export const versionSettings = (db: Queryable, documentId: string, version: number): Promise<ChunkSettings | null> =>
-  db.maybeOne(settings`
+/** Returns the chunk settings of a document version. */
+export const findVersionSettings = (
+  db: Queryable,
+  documentId: string,
+  version: number,
+): Promise<ChunkSettings | null> =>
+  db.maybeOne(settingsRow`
     select chunk_strategy, chunk_unit, chunk_size, chunk_overlap from document_versions
     where document_id = ${documentId} and version = ${version}`)
 
-/** Since when the oldest attempt waits for a worker. By ingestion_attempts_due. */
+/** Due time of the oldest attempt that waits for a worker. Index ingestion_attempts_due. */
 export const oldestIngestion: Fragment = sql.fragment`(
   select min(due_at) from ingestion_attempts where state = 'queued' and due_at <= now())`

@@ -3,20 +3,20 @@ import type { Services } from '../../core/process/services.ts'
 import { type DocumentRow, documentKind } from '../documents/model.ts'
 import { DOCUMENT_SETTLED_CHANNEL } from './queue.ts'
 
-/** The floor under the notifications. */
+/** Polling interval, as a fallback for lost notifications. */
 const POLL_MS = 1000
 
 export const isDocumentSettled = ({ status }: DocumentRow): boolean => status !== 'pending' && status !== 'processing'
 
 /**
- * Listens for the end of a document's ingestion before it begins. `wait` gives the document as it is once it has settled,
- * the time ran out or the client went away; null when it was deleted. The ingestion goes on either way.
+ * Subscribes to the settlement of a document's ingestion, before it starts. `wait` returns the current document when it
+ * has settled, on timeout and when the client disconnects; null if it was deleted. The ingestion continues in any case.
  */
 export const subscribeSettled = (services: Services, documentId: string) =>
   subscribeUntil<DocumentRow | null>({
-    subscribe: notice =>
-      services.notifications.listen(DOCUMENT_SETTLED_CHANNEL, id => id === documentId && notice(), {
-        onReconnect: notice,
+    subscribe: notify =>
+      services.notifications.listen(DOCUMENT_SETTLED_CHANNEL, id => id === documentId && notify(), {
+        onReconnect: notify,
       }),
     read: () => documentKind.find(services.pool, documentId),
     isOver: document => !document || isDocumentSettled(document),

@@ -1,29 +1,38 @@
+import { isDeepStrictEqual } from 'node:util'
+import type { Tx } from '../../core/db/writer.ts'
 import { type ActiveClaim, ClaimLostError } from '../../core/jobs/work-item.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { embedChunks } from '../chunks/embed.ts'
 import type { ChunkDraft, PageText } from '../chunks/model.ts'
 import { pageStarts } from '../chunks/pages.ts'
+import { chunkSettings } from '../chunks/settings.ts'
 import { joinPages } from '../chunks/split.ts'
-import { chunkCtes, insertChunks } from '../chunks/store.ts'
-import type { DocumentRow } from '../documents/model.ts'
-import { lockDocument } from '../documents/store.ts'
+import { type ChunkParts, chunkCtes, insertChunks } from '../chunks/store.ts'
+import { type DocumentRow, documentKind, type StoredText } from '../documents/model.ts'
+import {
+  findDocumentText,
+  firstTextCtes,
+  lockDocument,
+  setDocumentText,
+  setTextPages,
+  updateDocument,
+} from '../documents/store.ts'
 import { currentSpace } from '../embeddings/space.ts'
-import { completeIngestion } from './complete-ingestion.ts'
-import { type IngestionClaim, ingestionWork, setTotals, type Totals } from './store.ts'
+import { DOCUMENT_SETTLED_CHANNEL } from './queue.ts'
+import { findVersionSettings, type IngestionClaim, ingestionWork, setTotals, type Totals } from './store.ts'
 
-/** Chunks that are embedded and written together. */
+/** Chunks embedded and written per transaction. */
 const BATCH = 64
 
 /**
- * Embeds chunks, which takes as long as it takes, and writes them with their vectors, batch by batch, each in a
- * transaction that the claim guards. The last one makes the document ready; what fits into one batch is written with
- * it. A provider that is away is waited for once; what is left gets its vectors later. Raises Superseded when the claim
- * is lost, the reason of its signal when that is aborted.
+ * Embeds chunks without a time limit and writes them with their vectors in batches, each in a transaction fenced by the
+ * claim; the last batch completes the document. After the first failed call of a provider, the remaining chunks are
+ * written without vectors and embedded later. Throws ClaimLostError, and the reason of the claim's signal.
  */
 export async function writeChunks(
   services: Services,
-  hold: ActiveClaim<IngestionClaim>,
+  activeClaim: ActiveClaim<IngestionClaim>,
   document: DocumentRow,
   { chunks, pages, totals }: { chunks: ChunkDraft[]; pages: PageText[]; totals: Totals },
 ): Promise<void> {
@@ -32,46 +41,85 @@ export async function writeChunks(
     space: await currentSpace(services),
     textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG,
   }
-  // Long texts take a while to join, which no lock has to wait for.
+  // Joined before a lock is held, because long texts take a while.
   const text = { content: joinPages(pages), pages: pageStarts(pages) }
-  let unembedded = false
-  let away = false
+  let hasUnembedded = false
+  let isProviderDown = false
   const embed = async (from: number, to: number) => {
     const batch = await embedChunks(services, owner, chunks.slice(from, to), {
-      signal: hold.signal,
-      timeoutMs: away ? 0 : undefined,
+      signal: activeClaim.signal,
+      timeoutMs: isProviderDown ? 0 : undefined,
       admitted: true,
     })
-    unembedded ||= batch.some(({ failed }) => failed)
-    away ||= batch.some(({ down }) => down)
+    hasUnembedded ||= batch.some(({ failed }) => failed)
+    isProviderDown ||= batch.some(({ down }) => down)
     return batch
   }
   let from = 0
   if (chunks.length > BATCH)
-    await hold.write(async tx => {
-      await hold.guard(tx)
+    await activeClaim.write(async tx => {
+      await activeClaim.guard(tx)
       await setTotals(tx, document.id, totals)
     })
   for (; from + BATCH < chunks.length; from += BATCH) {
     const batch = await embed(from, from + BATCH)
-    await hold.write(async tx => {
-      await hold.guard(tx)
+    await activeClaim.write(async tx => {
+      await activeClaim.guard(tx)
       await insertChunks(tx, owner, batch, options)
     })
     await injectFault(services, 'ingestion_batch')
   }
   const batch = await embed(from, chunks.length)
   await injectFault(services, 'ingestion_written')
-  await hold.write(async tx => {
+  await activeClaim.write(async tx => {
     const locked = await lockDocument(tx, document.id)
-    if (!locked || !(await ingestionWork.end(tx, hold.claim))) throw new ClaimLostError()
+    if (!locked || !(await ingestionWork.end(tx, activeClaim.claim))) throw new ClaimLostError()
     const ready: DocumentRow = {
       ...locked,
       ...totals,
       chunk_count: locked.chunk_count + batch.length,
       embedded_chunks: locked.embedded_chunks + batch.filter(({ vectors }) => vectors.length > 0).length,
-      embed_since: unembedded ? services.clock.now().toISOString() : null,
+      embed_since: hasUnembedded ? services.clock.now().toISOString() : null,
     }
-    await completeIngestion(tx, ready, hold.claim, text, chunkCtes(owner, batch, options))
+    await completeIngestion(tx, ready, activeClaim.claim, text, chunkCtes(owner, batch, options))
   })
+}
+
+/**
+ * Makes a document ready with the ingested text. The first text belongs to version 1; a later one creates a version if
+ * the text or the chunk settings changed. The caller has locked the document and ended the attempt.
+ * @param document the locked row with the settings and counts of its new chunks
+ * @param chunks the last batch, written in the same statement
+ */
+async function completeIngestion(
+  tx: Tx,
+  document: DocumentRow,
+  claim: IngestionClaim,
+  text: StoredText,
+  chunks: ChunkParts,
+): Promise<void> {
+  const isFirstText = document.text_version === null
+  const ready: DocumentRow = { ...document, status: 'ready', error: null }
+  if (isFirstText) {
+    ready.text_version = 1
+  } else {
+    const stored = await findDocumentText(tx, document.id)
+    const textChanged = stored?.content !== text.content
+    if (textChanged) await setDocumentText(tx, document, text, document.version + 1)
+    else if (!isDeepStrictEqual(stored.pages, text.pages)) await setTextPages(tx, document.id, text.pages)
+    const settings = await findVersionSettings(tx, document.id, document.version)
+    if (textChanged || !isDeepStrictEqual(settings, chunkSettings(document))) {
+      ready.version += 1
+      if (textChanged) ready.text_version = ready.version
+    }
+  }
+  const created_by = { type: claim.principal.type, id: claim.principal.id }
+  const stored = await updateDocument(tx, ready, ready.version === document.version ? undefined : { created_by }, {
+    ...chunks,
+    ctes: isFirstText ? [...firstTextCtes(document, text), ...chunks.ctes] : chunks.ctes,
+  })
+  tx.emit(documentKind, 'ingested', stored, {
+    extra: { chunk_count: stored.chunk_count },
+  })
+  tx.notify(DOCUMENT_SETTLED_CHANNEL, stored.id)
 }

@@ -9,10 +9,10 @@ import { VECTOR_SOURCES } from '../vectors/store.ts'
 import { DocumentResult, type SearchInput } from './model.ts'
 import { isPresent, type ReadOptions, SEARCH_ACTION, type SearchScope, type SearchSource } from './sources.ts'
 
-/** Chunks of documents that are ready, as a source of searches. All SQL about documents and their chunks is here. */
+/** Search source for chunks of ready documents. */
 
-/** What the caller and the request leave of the documents `d` of the projects searched; null leaves all, `none` nothing. */
-function narrowing({ caller, project }: SearchScope, request: SearchInput): Fragment | null | 'none' {
+/** Returns the condition of caller and request on documents `d`; null selects all, `none` no documents. */
+function documentCondition({ caller, project }: SearchScope, request: SearchInput): Fragment | null | 'none' {
   const permitted = rowFilter(
     caller.layers,
     { action: SEARCH_ACTION, type: 'document', facts: principalFacts(caller), projectId: project ?? undefined },
@@ -39,39 +39,39 @@ function narrowing({ caller, project }: SearchScope, request: SearchInput): Frag
   return conditions.length === 0 ? null : allOf(conditions)
 }
 
-/** One project by equality: rows then come out of documents_project in its order, without a sort of all documents. */
+/** Compares a single project by equality, so that documents_project returns rows in order, without sorting. */
 const inProjects = (projects: readonly string[] | null): Fragment | null =>
   projects && equalsAny(sql.fragment`d.project_id`, projects)
 
 const searchable = sql.fragment`d.kind = 'document' and d.status = 'ready'`
 
 /**
- * Chunks of a document that is being ingested exist before it is ready; no index holds any other (documents_unsettled).
- * Only those of the projects searched are looked at, so that another's bulk import costs this one nothing.
+ * Condition that excludes chunks of documents being ingested, which are inserted before the document is ready. Index
+ * documents_unsettled, restricted to the searched projects, so that bulk imports of other projects have no cost.
  */
-const settled = (container: Fragment, projects: readonly string[] | null): Fragment =>
+const isSettled = (container: Fragment, projects: readonly string[] | null): Fragment =>
   sql.fragment`${container} not in (
     select d.id from documents d where ${allOf([sql.fragment`d.status in ('pending', 'processing')`, inProjects(projects)])})`
 
 const SAMPLED_DOCUMENTS = 100
 
-const columns = (neighbors: number): Fragment => sql.fragment`
+const resultColumns = (neighbors: number): Fragment => sql.fragment`
   'document' as source_type, c.content, d.project_id, d.tags, d.created_at, d.updated_at, d.id as document_id,
   c.id as chunk_id, d.file_id, c.chunk_index, c.page_number as page, d.path, d.filename, d.title, d.content_type, d.size,
   d.metadata${
     neighbors === 0
       ? sql.fragment``
       : sql.fragment`,
-  ${adjacent(sql.fragment`n.chunk_index between c.chunk_index - ${neighbors}::int and c.chunk_index - 1`)} as context_before,
-  ${adjacent(sql.fragment`n.chunk_index between c.chunk_index + 1 and c.chunk_index + ${neighbors}::int`)} as context_after`
+  ${adjacentText(sql.fragment`n.chunk_index between c.chunk_index - ${neighbors}::int and c.chunk_index - 1`)} as context_before,
+  ${adjacentText(sql.fragment`n.chunk_index between c.chunk_index + 1 and c.chunk_index + ${neighbors}::int`)} as context_after`
   }`
 
 /** Index document_chunks_document. */
-const adjacent = (where: Fragment): Fragment => sql.fragment`(
+const adjacentText = (where: Fragment): Fragment => sql.fragment`(
   select string_agg(n.content, e'\n' order by n.chunk_index) from document_chunks n
   where n.document_id = c.document_id and ${where})`
 
-const row = sql.type(
+const resultRow = sql.type(
   z.object({ ...DocumentResult.shape, created_at: z.string(), updated_at: z.string() }) as z.ZodType<DocumentResult>,
 )
 
@@ -83,18 +83,18 @@ export const documentSource: SearchSource = {
   container: 'document_id',
 
   async visible(_services, scope, request) {
-    const narrowed = narrowing(scope, request)
-    if (narrowed === 'none') return 'none'
+    const condition = documentCondition(scope, request)
+    if (condition === 'none') return 'none'
     const projects = scope.project === null ? null : [scope.project]
-    if (narrowed === null) return { whole: true, filter: ({ container }) => settled(container, projects) }
+    if (condition === null) return { whole: true, filter: ({ container }) => isSettled(container, projects) }
     return {
       whole: false,
       filter: ({ container }) => sql.fragment`${container} in (
-        select d.id from documents d where ${allOf([searchable, inProjects(projects), narrowed])})`,
+        select d.id from documents d where ${allOf([searchable, inProjects(projects), condition])})`,
     }
   },
 
-  /** The first chunks of the newest documents (documents_project, document_chunks_document). */
+  /** First chunks of the newest documents. Indexes documents_project, document_chunks_document. */
   sample: ({ projects, filter }) => sql.fragment`
     select c.tsv from (
       select d.id from documents d
@@ -102,18 +102,18 @@ export const documentSource: SearchSource = {
       order by d.created_at desc, d.id desc limit ${SAMPLED_DOCUMENTS}
     ) d join document_chunks c on c.document_id = d.id and c.chunk_index = 0`,
 
-  /** By the primary keys of both tables. */
+  /** Indexes: primary keys. */
   async read(db, scope, request, ids, options) {
-    const rows = await select(db, scope, request, options, {
+    const rows = await selectResults(db, scope, request, options, {
       where: sql.fragment`c.id = any(${sql.array([...ids], 'text')})`,
       order: sql.fragment``,
     })
     return new Map(rows.map(result => [result.chunk_id, result]))
   },
 
-  /** In the order of documents_project, read backwards. */
+  /** Oldest first. Index documents_project, read backwards. */
   async list(db, scope, request, options) {
-    const rows = await select(db, scope, request, options, {
+    const rows = await selectResults(db, scope, request, options, {
       where: inProjects(scope.project === null ? null : [scope.project]),
       order: sql.fragment`order by d.created_at, d.id, c.chunk_index limit ${request.limit}`,
     })
@@ -121,16 +121,16 @@ export const documentSource: SearchSource = {
   },
 }
 
-async function select(
+async function selectResults(
   db: Queryable,
   scope: SearchScope,
   request: SearchInput,
   { neighbors }: ReadOptions,
   query: { where: Fragment | null; order: Fragment },
 ): Promise<readonly DocumentResult[]> {
-  const narrowed = narrowing(scope, request)
-  if (narrowed === 'none') return []
-  return db.any(row`
-    select ${columns(neighbors)} from document_chunks c join documents d on d.id = c.document_id
-    where ${allOf([query.where, searchable, narrowed])} ${query.order}`)
+  const condition = documentCondition(scope, request)
+  if (condition === 'none') return []
+  return db.any(resultRow`
+    select ${resultColumns(neighbors)} from document_chunks c join documents d on d.id = c.document_id
+    where ${allOf([query.where, searchable, condition])} ${query.order}`)
 }

@@ -1,4 +1,4 @@
-/** A row as a channel found it. `key` names it over all sources. */
+/** A row ranked by a channel; `key` is unique across sources. */
 export type RankedRow = { key: string }
 
 export type FusedRow = {
@@ -10,13 +10,12 @@ export type FusedRow = {
 const DAY_MS = 24 * 60 * 60_000
 
 /**
- * Reciprocal rank fusion of the two channels: every channel that ranked a row gives it 1 / (k + rank), and
- * rows whose age counts lose half of it every half-life. Ties go to the row that more channels found, then to the better
- * lexical rank: an exact word beats a likeness. Rows are sorted, best first.
- * @param channels rows, best first, each once
- * @param options.k of at least a thousandth; the larger, the less the first ranks stand out
- * @param options.changedAt of the rows whose age counts; without a half-life it is not looked at
- * @param options.similarity cosines, the last word on rows that are equal in everything else
+ * Fuses the two channels by reciprocal rank, best rows first: every channel adds 1 / (k + rank) to the score of a row.
+ * Scores of rows with a time in `changedAt` halve every half-life. Ties are broken by the number of channels, then by
+ * lexical rank, because an exact word is a stronger match, then by cosine.
+ * @param channels distinct rows, best first
+ * @param options.k at least 0.001; larger values reduce the weight of the first ranks
+ * @param options.changedAt unused without a half-life
  */
 export function fuseRankings(
   channels: { vector: readonly RankedRow[]; lexical: readonly RankedRow[] },

@@ -7,7 +7,7 @@ import { searchSources } from './sources.ts'
 import { warnMissingTextSearch } from './text-search.ts'
 
 export default module('knowledge', {
-  tags: { Knowledge: 'Searches over documents and memories.' },
+  tags: { Knowledge: 'Search in documents and memories.' },
   operations: knowledgeOperations,
   extensions: [searchSources.with(documentSource)],
   metrics: [vectorSearches, codeCacheBytes, vectorCacheBytes],

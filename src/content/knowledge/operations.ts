@@ -8,9 +8,9 @@ const searchKnowledge = operation({
   id: 'searchKnowledge',
   method: 'post',
   path: '/knowledge/search',
-  summary: 'Search documents and memories by meaning and by words',
+  summary: 'Search documents and memories',
   description:
-    'Rows are ranked by reciprocal rank fusion of a vector and a lexical channel. Without a query the rows that the filters name are read in their own order. `rerank` needs `tools:CallTool` on the tool.',
+    'Results are ranked by reciprocal rank fusion of a vector and a lexical channel. Without a query, rows that match the filters are returned, oldest first. `rerank` requires `tools:CallTool` on the tool.',
   tag: 'Knowledge',
   action: SEARCH_ACTION,
   alsoActions: ['tools:CallTool'],

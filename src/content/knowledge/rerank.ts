@@ -13,8 +13,7 @@ const TIMEOUT_MS = 30_000
 const Scores = z.array(z.object({ id: z.string(), score: z.number() }))
 
 /**
- * Looks the reranker up before anything is searched. A tool belongs to a project, so the search has to be in one.
- * Its caller must be allowed to call it by itself.
+ * Checks, before the search, that the reranker exists in the project and that the caller may call it.
  * @throws AppError VALIDATION_FAILED without a project, TOOL_NOT_FOUND, FORBIDDEN
  */
 export async function requireReranker(
@@ -26,7 +25,7 @@ export async function requireReranker(
     raiseInvalid({
       code: 'REQUIRED',
       path: 'project_id',
-      message: 'is required with rerank: tools belong to a project',
+      message: 'is required when rerank is set',
     })
   const tool = await findTool(pool, project, toolId)
   if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id: toolId } })
@@ -36,8 +35,8 @@ export async function requireReranker(
 const idOf = (result: Result): string => (result.source_type === 'document' ? result.chunk_id : result.memory_id)
 
 /**
- * Asks a tool for scores of the first rows and puts those first that it scored, the best score first; rows it did not
- * score keep their order behind them. Null when the tool failed or did not answer `[{ id, score }]`.
+ * Reranks the first results by the scores of a tool; results without a score follow in their order. Returns null if the
+ * tool failed or did not return `[{ id, score }]`.
  */
 export async function rerankResults(
   services: Services,
@@ -52,27 +51,27 @@ export async function rerankResults(
     signal?: AbortSignal
   },
 ): Promise<Result[] | null> {
-  const asked = results.slice(0, call.top_n)
-  if (asked.length === 0) return [...results]
+  const candidates = results.slice(0, call.top_n)
+  if (candidates.length === 0) return [...results]
   const outcome = await toolRunners.only()?.call(services, {
     project_id: call.project_id,
     tool_id: call.tool_id,
     action: call.action ?? null,
-    input: { query: call.query, candidates: asked.map(result => ({ id: idOf(result), content: result.content })) },
+    input: { query: call.query, candidates: candidates.map(result => ({ id: idOf(result), content: result.content })) },
     source: 'direct',
     principal: call.principal,
     idempotency_key: null,
     timeout_ms: TIMEOUT_MS,
     signal: call.signal,
   })
-  const answer = outcome?.ok ? Scores.safeParse(outcome.output) : null
-  if (!answer?.success) {
-    const error = outcome && !outcome.ok ? outcome.error.code : 'unreadable answer'
-    services.log.warn({ tool: call.tool_id, project: call.project_id, error }, 'search without its reranker')
+  const parsed = outcome?.ok ? Scores.safeParse(outcome.output) : null
+  if (!parsed?.success) {
+    const error = outcome && !outcome.ok ? outcome.error.code : 'invalid response'
+    services.log.warn({ tool: call.tool_id, project: call.project_id, error }, 'reranker failed, results not reranked')
     return null
   }
-  const scores = new Map(answer.data.map(({ id, score }) => [id, score]))
-  const scored = asked.flatMap(result => {
+  const scores = new Map(parsed.data.map(({ id, score }) => [id, score]))
+  const scored = candidates.flatMap(result => {
     const score = scores.get(idOf(result))
     return score === undefined ? [] : [{ ...result, signals: { ...result.signals, rerank: score } }]
   })

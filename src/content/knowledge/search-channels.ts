@@ -4,18 +4,18 @@ import type { Services } from '../../core/process/services.ts'
 import { embedderOf } from '../embeddings/embedder.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
 import { nearestRows } from '../vectors/scan.ts'
-import { lexicalHits } from './lexical.ts'
+import { searchWords } from './lexical.ts'
 import type { SourceSelection } from './sources.ts'
 import type { Hit } from './store.ts'
 
-/** A row that a channel found; `key` names it over all sources. */
+/** A row found by a channel; `key` is unique across sources. */
 export type ChannelRow = { key: string; selection: SourceSelection; ref_id: string; container_id: string }
 export type NearRow = ChannelRow & { cosine: number }
 
-/** A channel that could not be asked, and why; null when the deployment has no embeddings. */
+/** Error of an unavailable channel; null if embeddings are not configured. */
 export type ChannelFailure = { failed: unknown }
 
-export type EmbeddedQuery = { vector: Float32Array; space: Space }
+export type QueryVector = { vector: Float32Array; space: Space }
 
 const rowOf = (
   selection: SourceSelection,
@@ -27,21 +27,21 @@ const rowOf = (
   container_id,
 })
 
-/** Rows by cosine over all sources, and the question they were measured with. */
-export async function vectorChannel(
+/** Searches all sources by vectors; returns rows by descending cosine, and the query vector. */
+export async function searchVectors(
   services: Services,
   selections: readonly SourceSelection[],
   options: {
     query: string
     limit: number
-    /** Rows that the answer takes of the channel at most. */
+    /** Maximum number of rows. */
     depth: number
     project: string | null
     ref: string
     signal?: AbortSignal
     admitted?: boolean
   },
-): Promise<{ rows: NearRow[]; question: EmbeddedQuery } | ChannelFailure> {
+): Promise<{ rows: NearRow[]; queryVector: QueryVector } | ChannelFailure> {
   const embedder = embedderOf(services)
   if (!embedder.configured) return { failed: null }
   try {
@@ -55,10 +55,10 @@ export async function vectorChannel(
       }),
       currentSpace(services) as Promise<Space>,
     ])
-    const question = { vector, space }
-    // The model finds nothing in it (punctuation alone), so nothing is near it.
-    if (vector.every(value => value === 0)) return { rows: [], question }
-    const found = await Promise.all(
+    const queryVector = { vector, space }
+    // A text without content, such as punctuation, matches nothing.
+    if (vector.every(value => value === 0)) return { rows: [], queryVector }
+    const rowsBySource = await Promise.all(
       selections.map(async selection => {
         const { source, projects, filter, whole } = selection
         const near = await nearestRows(services, {
@@ -74,45 +74,48 @@ export async function vectorChannel(
         return near.map(row => ({ ...rowOf(selection, row), cosine: row.cosine }))
       }),
     )
-    return { rows: found.flat().sort((left, right) => right.cosine - left.cosine), question }
+    return { rows: rowsBySource.flat().sort((left, right) => right.cosine - left.cosine), queryVector }
   } catch (error) {
-    return failed(services, 'vector', error)
+    return channelFailure(services, 'vector', error)
   }
 }
 
 const MATCHES: Hit['match'][] = ['phrase', 'all', 'some']
 
-/** Rows that hold the words of the query, over all sources. */
-export async function lexicalChannel(
+/** Searches all sources by words. */
+export async function searchLexically(
   services: Services,
   selections: readonly SourceSelection[],
-  options: { query: string; wanted: number; depth: number },
+  options: { query: string; minHits: number; depth: number },
 ): Promise<{ rows: ChannelRow[] } | ChannelFailure> {
   try {
-    const found = await Promise.all(
+    const rowsBySource = await Promise.all(
       selections.map(async selection => {
-        const hits = await lexicalHits(services, selection, options.query, options)
+        const hits = await searchWords(services, selection, options.query, options)
         return hits.map(hit => ({ ...rowOf(selection, hit), match: MATCHES.indexOf(hit.match), rank: hit.rank }))
       }),
     )
-    // One source is in its order already, which knows more than the rank.
-    const rows = found.flat()
-    if (found.length > 1) rows.sort((left, right) => left.match - right.match || right.rank - left.rank)
+    // The order of a single source is more precise than the rank.
+    const rows = rowsBySource.flat()
+    if (rowsBySource.length > 1) rows.sort((left, right) => left.match - right.match || right.rank - left.rank)
     return { rows: rows.slice(0, options.depth) }
   } catch (error) {
-    return failed(services, 'lexical', error)
+    return channelFailure(services, 'lexical', error)
   }
 }
 
-/** What a search survives: a provider that fails, a statement that takes too long, a configuration that is not there. */
-function failed({ log }: Services, channel: string, error: unknown): ChannelFailure {
-  const survived =
+/**
+ * Returns the failure of a channel for errors that degrade a search: a provider error, a statement timeout, a missing
+ * text search configuration. Throws all other errors.
+ */
+function channelFailure({ log }: Services, channel: string, error: unknown): ChannelFailure {
+  const isTolerated =
     error instanceof StatementTimeoutError ||
     (error as { code?: string }).code === UNDEFINED_OBJECT ||
     (error instanceof AppError && error.code === 'AI_PROVIDER_ERROR')
-  if (!survived) throw error
+  if (!isTolerated) throw error
   const { code, name, message } = error as Error & { code?: string }
-  log.warn({ channel, code: code ?? name, detail: message }, 'search without a channel')
+  log.warn({ channel, code: code ?? name, detail: message }, 'search channel unavailable')
   return { failed: error }
 }
 

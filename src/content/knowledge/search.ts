@@ -9,28 +9,28 @@ import { requireReranker, rerankResults } from './rerank.ts'
 import {
   type ChannelFailure,
   type ChannelRow,
-  type EmbeddedQuery,
-  lexicalChannel,
-  vectorChannel,
+  type QueryVector,
+  searchLexically,
+  searchVectors,
 } from './search-channels.ts'
-import { type SearchScope, type SourceSelection, selectionsOf } from './sources.ts'
+import { type SearchScope, type SourceSelection, selectSources } from './sources.ts'
 
-/** For whom a search is done. */
+/** Request or turn that a search belongs to. */
 export type SearchPurpose = {
-  /** What the embedding of the query is recorded under: a request or a turn. */
+  /** ID of the request or turn, to meter the embedding of the query by. */
   ref: string
   signal?: AbortSignal
-  /** Part of work that was let in before: quotas are not asked again. */
+  /** Part of work whose quotas were already checked. */
   admitted?: boolean
 }
 
 /**
- * Searches what the caller may search. Permissions and filters are part of every statement that finds rows:
- * hidden rows take no place, and their words and vectors change no order.
+ * Searches the rows that the caller may search. Permissions and filters are part of every statement, so that hidden
+ * rows affect neither limits nor ranks.
  *
- * Both channels run at the same time, each over all sources; one that could not be asked is in `degraded_channels`.
- * @throws AppError VALIDATION_FAILED and TOOL_NOT_FOUND for a reranker that cannot be asked; QUOTA_EXCEEDED; AI_PROVIDER_ERROR when the
- *   embedding provider failed and the words could not be searched either
+ * Both channels run concurrently over all sources; unavailable channels are listed in `degraded_channels`.
+ * @throws AppError VALIDATION_FAILED, TOOL_NOT_FOUND and FORBIDDEN for an unusable reranker; QUOTA_EXCEEDED;
+ *   AI_PROVIDER_ERROR if the embedding provider and the search by words failed
  */
 export async function runSearch(
   services: Services,
@@ -39,33 +39,33 @@ export async function runSearch(
   purpose: SearchPurpose,
 ): Promise<SearchAnswer> {
   if (request.rerank) await requireReranker(services, scope, request.rerank.tool_id)
-  const selections = await selectionsOf(services, scope, request)
+  const selections = await selectSources(services, scope, request)
   const { query } = request
-  if (!query) return { results: await listed(services, scope, request, selections), degraded_channels: [] }
+  if (!query) return { results: await listWithoutQuery(services, scope, request, selections), degraded_channels: [] }
 
   const depth = Math.min(500, Math.max(50, 5 * request.limit))
   const [vector, lexical] = await Promise.all([
-    vectorChannel(services, selections, { query, limit: request.limit, depth, project: scope.project, ...purpose }),
-    lexicalChannel(services, selections, { query, wanted: request.limit, depth }),
+    searchVectors(services, selections, { query, limit: request.limit, depth, project: scope.project, ...purpose }),
+    searchLexically(services, selections, { query, minHits: request.limit, depth }),
   ])
   const degraded = degradedChannels(vector, lexical)
   const near = 'rows' in vector ? vector.rows : []
-  const least = request.min_similarity ?? request.min_score ?? -1
+  const minCosine = request.min_similarity ?? request.min_score ?? -1
   const channels = {
-    vector: near.filter(row => row.cosine >= least).slice(0, depth),
+    vector: near.filter(row => row.cosine >= minCosine).slice(0, depth),
     lexical: 'rows' in lexical ? lexical.rows : [],
   }
   const rows = new Map<string, ChannelRow>([...channels.lexical, ...channels.vector].map(row => [row.key, row]))
   const cosines = new Map(near.map(row => [row.key, row.cosine]))
-  const fused = spread(
-    await ranking(services, request, { channels, rows, cosines }),
+  const fused = limitPerDocument(
+    await rankRows(services, request, { channels, rows, cosines }),
     rows,
     request.max_chunks_per_document,
   ).slice(0, Math.max(request.limit, request.rerank?.top_n ?? 0))
 
   const [records] = await Promise.all([
-    recordsOf(services, scope, request, fused, rows),
-    'question' in vector && addCosines(services, vector.question, fused, rows, cosines),
+    readRecords(services, scope, request, fused, rows),
+    'queryVector' in vector && addCosines(services, vector.queryVector, fused, rows, cosines),
   ])
   const results = fused.flatMap(({ key, score, signals }): Result[] => {
     const record = records.get(key)
@@ -73,7 +73,7 @@ export async function runSearch(
     if (!record) return []
     return [{ ...record, score, ...(cosine === undefined ? {} : { similarity_score: similarity(cosine) }), signals }]
   })
-  const reordered = request.rerank
+  const reranked = request.rerank
     ? await rerankResults(services, results, {
         ...request.rerank,
         project_id: scope.project as string,
@@ -83,14 +83,14 @@ export async function runSearch(
       })
     : results
   return {
-    results: (reordered ?? results).slice(0, request.limit),
-    degraded_channels: reordered ? degraded : [...degraded, 'rerank'],
+    results: (reranked ?? results).slice(0, request.limit),
+    degraded_channels: reranked ? degraded : [...degraded, 'rerank'],
   }
 }
 
 const similarity = (cosine: number): number => Math.round(Math.max(0, cosine) * 1e6) / 1e6
 
-/** Raises when no channel is left: what the provider failed with, else INTERNAL_ERROR. */
+/** Returns the unavailable channels. If both are, raises the provider error, else INTERNAL_ERROR. */
 function degradedChannels(
   vector: object | ChannelFailure,
   lexical: object | ChannelFailure,
@@ -103,10 +103,10 @@ function degradedChannels(
   return 'failed' in lexical ? ['lexical'] : []
 }
 
-async function ranking(
+async function rankRows(
   services: Services,
   request: SearchInput,
-  found: {
+  candidates: {
     channels: { vector: readonly ChannelRow[]; lexical: readonly ChannelRow[] }
     rows: ReadonlyMap<string, ChannelRow>
     cosines: ReadonlyMap<string, number>
@@ -116,34 +116,34 @@ async function ranking(
   const halfLifeDays = request.recency_half_life_days ?? config.KNOWLEDGE_RECENCY_HALF_LIFE_DAYS
   const changedAt = new Map<string, Date>()
   if (halfLifeDays > 0) {
-    for (const [selection, ids] of idsBySelection(found.rows.values())) {
-      const { changedAt: read, type } = selection.source
-      for (const [id, time] of (await read?.(pool, ids)) ?? []) changedAt.set(`${type}:${id}`, time)
+    for (const [selection, ids] of idsBySelection(candidates.rows.values())) {
+      const { readChangedAt, type } = selection.source
+      for (const [id, time] of (await readChangedAt?.(pool, ids)) ?? []) changedAt.set(`${type}:${id}`, time)
     }
   }
-  return fuseRankings(found.channels, {
+  return fuseRankings(candidates.channels, {
     k: request.rrf_k ?? config.KNOWLEDGE_RRF_K,
     halfLifeDays,
     now: clock.now(),
     changedAt,
-    similarity: found.cosines,
+    similarity: candidates.cosines,
   })
 }
 
-/** At most so many rows of one document; the others move up. */
-function spread(
+/** Keeps at most `limit` rows per document. */
+function limitPerDocument(
   fused: readonly FusedRow[],
   rows: ReadonlyMap<string, ChannelRow>,
-  most: number | undefined,
+  limit: number | undefined,
 ): readonly FusedRow[] {
-  if (most === undefined) return fused
-  const taken = new Map<string, number>()
+  if (limit === undefined) return fused
+  const counts = new Map<string, number>()
   return fused.filter(({ key }) => {
     const { container_id, selection } = rows.get(key) as ChannelRow
     if (selection.source.type !== 'document') return true
-    const count = (taken.get(container_id) ?? 0) + 1
-    taken.set(container_id, count)
-    return count <= most
+    const count = (counts.get(container_id) ?? 0) + 1
+    counts.set(container_id, count)
+    return count <= limit
   })
 }
 
@@ -156,8 +156,8 @@ function idsBySelection(rows: Iterable<ChannelRow>): Map<SourceSelection, string
 const rowsOf = (fused: readonly FusedRow[], rows: ReadonlyMap<string, ChannelRow>): ChannelRow[] =>
   fused.map(({ key }) => rows.get(key) as ChannelRow)
 
-/** The records of ranked rows; a row that was deleted or hidden meanwhile is missing. */
-async function recordsOf(
+/** Reads the records of ranked rows, without rows that were deleted or hidden concurrently. */
+async function readRecords(
   { pool }: Services,
   scope: SearchScope,
   request: SearchInput,
@@ -173,24 +173,24 @@ async function recordsOf(
   return new Map(read.flat())
 }
 
-/** Adds the cosines of rows that words alone have found. */
+/** Adds the cosines of rows found only by words. */
 async function addCosines(
   { pool }: Services,
-  { vector, space }: EmbeddedQuery,
+  { vector, space }: QueryVector,
   fused: readonly FusedRow[],
   rows: ReadonlyMap<string, ChannelRow>,
   cosines: Map<string, number>,
 ): Promise<void> {
-  const unknown = rowsOf(fused, rows).filter(({ key }) => !cosines.has(key))
-  for (const [{ source }, ref_ids] of idsBySelection(unknown)) {
-    const found = await vectorsOfRefs(pool, { source: source.number, ref_ids, space_id: space.id })
-    for (const { ref_id, cosine } of sortByScore(cosinesOf(found, vector)))
+  const missing = rowsOf(fused, rows).filter(({ key }) => !cosines.has(key))
+  for (const [{ source }, ref_ids] of idsBySelection(missing)) {
+    const vectors = await vectorsOfRefs(pool, { source: source.number, ref_ids, space_id: space.id })
+    for (const { ref_id, cosine } of sortByScore(cosinesOf(vectors, vector)))
       cosines.set(`${source.type}:${ref_id}`, cosine)
   }
 }
 
-/** Rows that a search without a query names, source after source. */
-async function listed(
+/** Lists the rows of a search without a query, source by source. */
+async function listWithoutQuery(
   { pool }: Services,
   scope: SearchScope,
   request: SearchInput,

@@ -8,44 +8,45 @@ import type { Result, SearchInput } from './model.ts'
 
 export const SEARCH_ACTION = 'knowledge:SearchKnowledge'
 
-/** Who searches, and where: one project, or every project that the caller may search. */
+/** Caller and project of a search; without a project, all projects that the caller may search. */
 export type SearchScope = { caller: CallerFacts; project: string | null }
 
-/** Rows of a source that a search may see, as a condition over the row and what contains it; null sees all of a project. */
+/** Condition for visible rows over the columns of a row; null selects all rows of a project. */
 export type RowFilter = ((columns: VectorColumns) => Fragment) | null
 
-/** What a search may see of a source; `whole` is all of it that is ready, or most, so that what is hidden costs little. */
+/** Visible rows of a source. `whole`: all or most ready rows are visible, so that filtering after a scan is cheap. */
 export type SourceVisibility = { whole: boolean; filter: RowFilter }
 
-/** What one search asks of a source: fixed once, before any channel runs. */
+/** Rows of a source that a search covers, determined once before the channels run. */
 export type SourceSelection = SourceVisibility & {
   source: SearchSource
-  /** Null: of every project, as far as `filter` goes. */
+  /** Null for all projects, restricted by `filter`. */
   projects: readonly string[] | null
 }
 
 export type ReadOptions = { neighbors: number }
 
 /**
- * Where rows come from that a search ranks together: chunks of documents, and memories once their module brings them.
- * Rows have an id, a project, a container that policies are about, a tsvector with the lexeme of their project, and
- * vectors in knowledge_vectors.
+ * Source of rows that a search ranks together: chunks of documents, and memories (registered by their module). Rows
+ * have an ID, a project, a container that policies apply to, a tsvector with the lexeme of the project, and vectors in
+ * knowledge_vectors.
  */
 export type SearchSource = {
   type: Result['source_type']
   number: SourceNumber
-  /** The type that policies name the containers by. */
+  /** Resource type of the containers in policies. */
   resource: string
-  /** Table of the rows, with columns id, project_id and tsv, and the column of the container. */
+  /** Table of the rows, with columns id, project_id and tsv. */
   table: string
+  /** Column of the container. */
   container: string
-  /** Whose a row `c` is within its container, for sources whose rows are of end users. */
+  /** Owner of a row `c`, for sources with rows of end users. */
   owner?: Fragment
-  /** What of the projects the caller and the request leave; `none` when nothing is. */
+  /** Returns the rows visible to caller and request, or `none`. */
   visible(services: Services, scope: SearchScope, request: SearchInput): Promise<SourceVisibility | 'none'>
-  /** The lexemes of some rows that the search may see, each once a row: how common words are. */
+  /** Query for the tsvectors of some visible rows, to estimate word frequencies. */
   sample(selection: SourceSelection): Fragment
-  /** Rows as results, by id, those alone that may be seen. */
+  /** Reads visible rows by ID as results. */
   read(
     db: Queryable,
     scope: SearchScope,
@@ -53,39 +54,39 @@ export type SearchSource = {
     ids: readonly string[],
     options: ReadOptions,
   ): Promise<Map<string, Result>>
-  /** Without a query: the first rows in the source's own order. */
+  /** Lists the first visible rows, for searches without a query. */
   list(db: Queryable, scope: SearchScope, request: SearchInput, options: ReadOptions): Promise<Result[]>
-  /** When rows were last changed, for sources whose old rows count less. */
-  changedAt?(db: Queryable, ids: readonly string[]): Promise<Map<string, Date>>
+  /** Reads the times of the last changes, for sources that are ranked by recency. */
+  readChangedAt?(db: Queryable, ids: readonly string[]): Promise<Map<string, Date>>
 }
 
-/** The kinds of rows that searches cover. */
 export const searchSources = extensionPoint<SearchSource>('search sources')
 
-/** Which sources a request asks, with what it may see of them. */
-export async function selectionsOf(
+/** Returns the sources that a request covers, with their visible rows. */
+export async function selectSources(
   services: Services,
   scope: SearchScope,
   request: SearchInput,
 ): Promise<SourceSelection[]> {
-  const ranks = !!request.query || isPresent(request.tags)
-  const documents = isPresent(request.document_ids) || isPresent(request.document_paths) || isPresent(request.metadata)
-  const asked: Record<Result['source_type'], boolean> = {
-    document: request.include_documents && (ranks || documents),
-    memory: request.include_memories && (ranks || isPresent(request.memory_store_ids)),
+  const coversAll = !!request.query || isPresent(request.tags)
+  const selectsDocuments =
+    isPresent(request.document_ids) || isPresent(request.document_paths) || isPresent(request.metadata)
+  const included: Record<Result['source_type'], boolean> = {
+    document: request.include_documents && (coversAll || selectsDocuments),
+    memory: request.include_memories && (coversAll || isPresent(request.memory_store_ids)),
   }
-  const chosen: SourceSelection[] = []
+  const selections: SourceSelection[] = []
   for (const source of searchSources.all()) {
-    if (!asked[source.type]) continue
+    if (!included[source.type]) continue
     const projects = projectsOf(scope, source.resource)
     const visible = projects?.length === 0 ? 'none' : await source.visible(services, scope, request)
     if (visible === 'none') continue
-    chosen.push({ source, projects, ...visible })
+    selections.push({ source, projects, ...visible })
   }
-  return chosen
+  return selections
 }
 
-/** An empty list, bag or filter says nothing. */
+/** Whether a list, object or filter is set and not empty. */
 export const isPresent = <T extends object>(value: T | undefined): value is T =>
   value !== undefined && Object.keys(value).length > 0
 

@@ -2,16 +2,16 @@ import { z } from 'zod'
 import { allOf, equalsAny, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import type { SourceSelection } from './sources.ts'
 
-/** Newest matches that are ranked; more rows are not read for a word that half the project holds. */
-const RANKED = 5000
+/** Maximum number of newest matches that are ranked, which bounds the cost of common words. */
+const MAX_RANKED = 5000
 
 /**
- * Operators and words of a query that are ranked by cover density, whose time grows with their square: 0.1 ms a row for 64,
- * 66 for one word 1,300 times. Beyond, the words are weighed without their places, in 0.2 ms for 1,800.
+ * Maximum number of operators and words of a query for ranking by cover density, which takes quadratic time: 0.1 ms per
+ * row for 64, 66 ms for one word repeated 1,300 times. Longer queries are ranked without positions: 0.2 ms for 1,800.
  */
-const MOST_COVERED = 64
+const MAX_COVER_NODES = 64
 
-/** A row that the lexical channel found. Ranks of one kind of match can be compared over sources. */
+/** A row found by words. Ranks of the same kind of match are comparable across sources. */
 const Hit = z.object({
   ref_id: z.string(),
   container_id: z.string(),
@@ -20,47 +20,47 @@ const Hit = z.object({
 })
 export type Hit = z.output<typeof Hit>
 
-const hit = sql.type(Hit)
+const hitRow = sql.type(Hit)
 
-/** A word of a query, and the share of the sampled rows that hold it. */
+/** A word of a query and the share of sampled rows that contain it. */
 const Word = z.object({ word: z.string(), share: z.number() })
 export type Word = z.output<typeof Word>
 
-const Found = z.object({ hits: z.array(Hit), words: z.array(Word).nullable() })
-const found = sql.type(Found)
+const EveryWordMatch = z.object({ hits: z.array(Hit), words: z.array(Word).nullable() })
+const everyWordRow = sql.type(EveryWordMatch)
 
-/** Words of a query that are looked at to find the rarest. */
-const WORDS_WEIGHED = 64
+/** Maximum number of words of a query among which the rarest are determined. */
+const MAX_SAMPLED_WORDS = 64
 
 /**
- * Rows that hold every word of the query, as PostgreSQL reads it; none where it leaves no word to search for. Those with the
- * words in their order come first, then by cover density, for long queries by the words' weights. The lexeme of the project
- * keeps the search of the gin index inside it.
+ * Returns rows that contain every word of the query as PostgreSQL parses it; none if it has no words. Rows with the
+ * exact phrase come first, then by cover density, for long queries by word weights. The lexeme of the project restricts
+ * the search of the gin index.
  *
- * Where they are fewer than `wanted`, `words` says how common each word of the query is among a hundred sampled rows; null
- * where it has no second one. Of a smaller sample a word of few rows is no common one. Each row is read and stripped once, and
- * then asked for each word: to unnest the lexemes of all rows instead took four times as long.
+ * If there are fewer than `minHits` rows, `words` has the share of each word in a hundred sampled rows; null for a
+ * query of one word. The share is relative to a hundred even for a smaller sample. Each sampled row is read and
+ * stripped once and tested for each word: unnesting the lexemes of all rows took four times as long.
  */
 export function matchEveryWord(
   db: Queryable,
   selection: SourceSelection,
-  { textSearch, query, limit, wanted }: { textSearch: string; query: string; limit: number; wanted: number },
-): Promise<z.output<typeof Found>> {
-  const asked = sql.fragment`websearch_to_tsquery(${textSearch}::regconfig, ${query})`
-  return db.one(found`
+  { textSearch, query, limit, minHits }: { textSearch: string; query: string; limit: number; minHits: number },
+): Promise<z.output<typeof EveryWordMatch>> {
+  const tsquery = sql.fragment`websearch_to_tsquery(${textSearch}::regconfig, ${query})`
+  return db.one(everyWordRow`
     with hits as materialized (
       select c.id as ref_id, c.container_id,
         case when c.tsv @@ phraseto_tsquery(${textSearch}::regconfig, ${query}) then 'phrase' else 'all' end as match,
-        case when numnode(${asked}) <= ${MOST_COVERED} then ts_rank_cd(c.tsv, ${asked}, 1) else ts_rank(c.tsv, ${asked}, 1) end::float8
+        case when numnode(${tsquery}) <= ${MAX_COVER_NODES} then ts_rank_cd(c.tsv, ${tsquery}, 1) else ts_rank(c.tsv, ${tsquery}, 1) end::float8
           as rank
-      from (${matching(selection, asked, sql.fragment`c.tsv`)}) c
-      where ${asks(asked)}
+      from (${newestMatches(selection, tsquery, sql.fragment`c.tsv`)}) c
+      where ${hasRequiredWord(tsquery)}
       order by match desc, rank desc, ref_id limit ${limit}
     ),
     words as materialized (
       select at, word, ('''' || replace(replace(word, '\\', '\\\\'), '''', '''''') || '''')::tsquery as query
       from unnest(tsvector_to_array(to_tsvector(${textSearch}::regconfig, ${query}))) with ordinality w (word, at)
-      where at <= ${WORDS_WEIGHED}
+      where at <= ${MAX_SAMPLED_WORDS}
     ),
     sample as materialized (select strip(c.tsv) as tsv from (${selection.source.sample(selection)}) c),
     shares as (
@@ -68,18 +68,19 @@ export function matchEveryWord(
       from words w left join sample s on s.tsv @@ w.query group by w.at, w.word
     )
     select coalesce((select json_agg(h order by h.match desc, h.rank desc, h.ref_id) from hits h), '[]') as hits,
-      case when (select count(*) from hits) < ${wanted} and (select count(*) from words) > 1 and ${asks(asked)}
+      case when (select count(*) from hits) < ${minHits} and (select count(*) from words) > 1 and ${hasRequiredWord(tsquery)}
         then (select json_agg(s order by s.at) from shares s) end as words`)
 }
 
-/** Whether a query has a word that is to be there: without one it would read all that there is. */
-const asks = (query: Fragment): Fragment => sql.fragment`querytree(${query}) not in ('', 'T')`
+/** Condition that a query has a required word; otherwise it would match all rows. */
+const hasRequiredWord = (query: Fragment): Fragment => sql.fragment`querytree(${query}) not in ('', 'T')`
 
 /**
- * Rows that hold some of the words, by the sum of the words' weights: the fewer of the rows hold a word, the more it weighs.
- * Shorter rows first among equals. Word by word, because the index then knows who holds what: to ask it of 5,000 tsvectors
- * instead, most of them stored out of line, took four times as long. One subquery for all of several words, which are rare:
- * one for each took three times as long to plan as to run. A single word may be common, and is planned as what it is.
+ * Returns rows that contain some of the words, by the sum of the word weights, which decrease with frequency; shorter
+ * rows first among equals. Queries the index word by word, which identifies the matched word: testing 5,000 tsvectors,
+ * most of them stored out of line, took four times as long. Several words, which are rare, share one lateral subquery:
+ * a subquery per word took three times as long to plan as to run. A single word may be common and is planned
+ * separately.
  */
 export function matchAnyWord(
   db: Queryable,
@@ -88,14 +89,14 @@ export function matchAnyWord(
 ): Promise<readonly Hit[]> {
   const size = sql.fragment`pg_column_size(c.tsv) as size`
   const queries = words.map(lexeme)
-  const found =
+  const matches =
     queries.length === 1
-      ? sql.fragment`select 1::bigint as word, c.* from (${matching(selection, sql.fragment`${queries[0]}::tsquery`, size)}) c`
+      ? sql.fragment`select 1::bigint as word, c.* from (${newestMatches(selection, sql.fragment`${queries[0]}::tsquery`, size)}) c`
       : sql.fragment`
         select w.word, c.* from unnest(${sql.array(queries, 'text')}) with ordinality w (query, word)
-        cross join lateral (${matching(selection, sql.fragment`w.query::tsquery`, size)}) c`
-  return db.any(hit`
-    with found as materialized (${found}),
+        cross join lateral (${newestMatches(selection, sql.fragment`w.query::tsquery`, size)}) c`
+  return db.any(hitRow`
+    with found as materialized (${matches}),
     weights as (
       select word, ln(1 + sum(count(*)) over ()::float8 / (1 + count(*))) as weight from found group by word
     )
@@ -105,27 +106,27 @@ export function matchAnyWord(
 }
 
 /**
- * The newest matches of a tsquery within what the search may see. By the gin index on tsv; a word that most rows hold by
- * (project_id, id) instead, from the newest on.
+ * Query for the newest visible matches of a tsquery. Index: gin on tsv; for words in most rows (project_id, id), newest
+ * first.
  */
-function matching({ source, projects, filter }: SourceSelection, query: Fragment, columns: Fragment): Fragment {
+function newestMatches({ source, projects, filter }: SourceSelection, query: Fragment, columns: Fragment): Fragment {
   const container = sql.identifier(['c', source.container])
   return sql.fragment`
     select c.id, ${container} as container_id, ${columns} from ${sql.identifier([source.table])} c
     where ${allOf([
       projects && equalsAny(sql.fragment`c.project_id`, projects),
-      sql.fragment`c.tsv @@ ${projects ? sql.fragment`(${tenants(projects)}::tsquery && ${query})` : query}`,
+      sql.fragment`c.tsv @@ ${projects ? sql.fragment`(${projectLexemes(projects)}::tsquery && ${query})` : query}`,
       filter?.({
         ref: sql.fragment`c.id`,
         container: sql.fragment`${container}`,
         owner: source.owner ?? sql.fragment`''`,
       }),
     ])}
-    order by c.id desc limit ${RANKED}`
+    order by c.id desc limit ${MAX_RANKED}`
 }
 
-/** The lexeme that every row of a project holds. */
-const tenants = (projects: readonly string[]): string => projects.map(id => lexeme(`~p${id}`)).join(' | ')
+/** Returns a tsquery for the lexemes of projects, which all their rows contain. */
+const projectLexemes = (projects: readonly string[]): string => projects.map(id => lexeme(`~p${id}`)).join(' | ')
 
-/** A lexeme as the text of a tsquery. */
+/** Quotes a lexeme for a tsquery. */
 const lexeme = (word: string): string => `'${word.replaceAll('\\', '\\\\').replaceAll("'", "''")}'`

@@ -9,26 +9,26 @@ import { findTool } from '../tools.ts'
 import { FILE_DELIVERY, type IngestionRulePatch, type IngestionRuleRow, NATIVE_EXTRACTION } from './model.ts'
 
 const GLOB = /^[a-z0-9*.+-]+\/[a-z0-9*.+-]+$/
-/** Keys of a tool's input that the platform fills in. */
+/** Keys of a tool's input that the platform sets. */
 const RESERVED_KEYS = ['file', 'callback']
-/** Tools whose calls name one of several operations; `soat` is another name of `platform`. */
-const BY_ACTION = ['mcp', 'platform', 'soat']
+/** Tool types with several actions; `soat` is an alias of `platform`. */
+const ACTION_TYPES = ['mcp', 'platform', 'soat']
 
-type Checking = { db: Queryable; project_id: string; allow: Context['allow'] }
+type CheckContext = { db: Queryable; project_id: string; allow: Context['allow'] }
 
 /**
- * Validates the rule that a write would leave, as a whole. The tool is looked up when the write names it or another
- * action of it, so that a rule whose tool is lost can be changed. Who has it called, or with other presets, must be
- * allowed to call it.
- * @param stored null for a rule that does not exist yet
+ * Validates the complete rule that results from a write. The tool is queried only if the write changes tool or action,
+ * so that a rule whose tool was deleted can be updated. A change of tool, action or preset parameters requires
+ * permission to call the tool.
+ * @param stored null for a new rule
  * @throws INGESTION_RULE_VALIDATION_FAILED with `meta.problems`, TOOL_NOT_FOUND, FORBIDDEN
  */
 export async function checkIngestionRule(
-  { db, project_id, allow }: Checking,
+  { db, project_id, allow }: CheckContext,
   rule: IngestionRulePatch,
   stored: IngestionRuleRow | null,
 ): Promise<void> {
-  refuse(problemsOf(rule))
+  refuse(ruleProblems(rule))
   const { tool_id, action = null, preset_parameters = null } = rule
   if (tool_id == null) return
   const same = tool_id === stored?.tool_id && action === stored.action
@@ -46,34 +46,34 @@ function refuse(problems: Problem[]): void {
   raise('INGESTION_RULE_VALIDATION_FAILED', { message: `${path}: ${message}`, meta: { problems } })
 }
 
-const wrong = (path: string, message: string): Problem => ({ code: 'INVALID_VALUE', path, message })
+const invalid = (path: string, message: string): Problem => ({ code: 'INVALID_VALUE', path, message })
 
-/** What is wrong with a rule as far as that is known without its converter. */
-function problemsOf(rule: IngestionRulePatch): Problem[] {
+/** Returns the problems of a rule that can be found without its converter. */
+function ruleProblems(rule: IngestionRulePatch): Problem[] {
   const problems: Problem[] = []
   const { content_type_glob, tool_id, agent_id, preset_parameters, action, file_delivery } = rule
   if (content_type_glob !== undefined && !GLOB.test(content_type_glob))
-    problems.push(wrong('content_type_glob', 'must be type/subtype, each half of letters, digits and * . + -'))
+    problems.push(invalid('content_type_glob', 'must be type/subtype, each consisting of letters, digits and * . + -'))
   if ((tool_id == null) === (agent_id == null))
-    problems.push(wrong('tool_id', 'exactly one of tool_id and agent_id must be set'))
+    problems.push(invalid('tool_id', 'must be set if agent_id is not, and cannot be combined with it'))
   for (const key of RESERVED_KEYS)
     if (preset_parameters && Object.hasOwn(preset_parameters, key))
-      problems.push(wrong(`preset_parameters.${key}`, 'is a key that the platform fills in'))
+      problems.push(invalid(`preset_parameters.${key}`, 'is reserved: the platform sets it'))
   if (agent_id != null) {
-    if (preset_parameters != null) problems.push(wrong('preset_parameters', 'is for tools only'))
-    if (action != null) problems.push(wrong('action', 'is for tools only'))
-    if (file_delivery === 'download_url') problems.push(wrong('file_delivery', 'an agent is given the bytes'))
+    if (preset_parameters != null) problems.push(invalid('preset_parameters', 'is allowed only with tool_id'))
+    if (action != null) problems.push(invalid('action', 'is allowed only with tool_id'))
+    if (file_delivery === 'download_url') problems.push(invalid('file_delivery', 'must be base64 if agent_id is set'))
   }
-  const closed = { native_extraction: NATIVE_EXTRACTION, file_delivery: FILE_DELIVERY }
-  for (const [field, values] of Object.entries(closed)) {
-    const value = rule[field as keyof typeof closed]
+  const enums = { native_extraction: NATIVE_EXTRACTION, file_delivery: FILE_DELIVERY }
+  for (const [field, values] of Object.entries(enums)) {
+    const value = rule[field as keyof typeof enums]
     if (value !== undefined && !(values as readonly string[]).includes(value))
-      problems.push(wrong(field, `must be one of ${values.join(', ')}`))
+      problems.push(invalid(field, `must be one of ${values.join(', ')}`))
   }
   return [...problems, ...chunkProblems(rule)]
 }
 
-/** The chunk settings are validated as the text of a file would be cut with them, whether or not they name a strategy. */
+/** Returns problems of chunk settings. Size and overlap are validated as for `size` if no strategy uses them. */
 function chunkProblems({
   chunk_strategy = null,
   chunk_unit = null,
@@ -84,16 +84,17 @@ function chunkProblems({
   const strategy = CHUNK_STRATEGIES.find(value => value === chunk_strategy) ?? null
   const unit = CHUNK_UNITS.find(value => value === chunk_unit) ?? null
   if (chunk_strategy !== strategy)
-    problems.push(wrong('chunk_strategy', `must be one of ${CHUNK_STRATEGIES.join(', ')}`))
-  if (chunk_unit !== unit) problems.push(wrong('chunk_unit', `must be one of ${CHUNK_UNITS.join(', ')}`))
-  const whole = (value: number | null, min: number, max: number) =>
+    problems.push(invalid('chunk_strategy', `must be one of ${CHUNK_STRATEGIES.join(', ')}`))
+  if (chunk_unit !== unit) problems.push(invalid('chunk_unit', `must be one of ${CHUNK_UNITS.join(', ')}`))
+  const isIntegerIn = (value: number | null, min: number, max: number) =>
     value === null || (Number.isInteger(value) && value >= min && value <= max)
-  if (!whole(chunk_size, 1, 100_000)) problems.push(wrong('chunk_size', 'must be an integer from 1 to 100000'))
-  if (!whole(chunk_overlap, 0, 99_999)) problems.push(wrong('chunk_overlap', 'must be an integer from 0 to 99999'))
+  if (!isIntegerIn(chunk_size, 1, 100_000)) problems.push(invalid('chunk_size', 'must be an integer from 1 to 100000'))
+  if (!isIntegerIn(chunk_overlap, 0, 99_999))
+    problems.push(invalid('chunk_overlap', 'must be an integer from 0 to 99999'))
   if (problems.length > 0) return problems
   try {
-    const cut = strategy === 'auto' ? strategy : 'size'
-    effectiveSettings({ chunk_strategy: cut, chunk_unit: unit, chunk_size, chunk_overlap })
+    const checked = strategy === 'auto' ? strategy : 'size'
+    effectiveSettings({ chunk_strategy: checked, chunk_unit: unit, chunk_size, chunk_overlap })
   } catch (error) {
     if (error instanceof AppError && error.code === 'VALIDATION_FAILED') return error.meta?.problems as Problem[]
     throw error
@@ -102,7 +103,7 @@ function chunkProblems({
 }
 
 function toolProblems(type: string, action: string | null): Problem[] {
-  if (type === 'client') return [wrong('tool_id', 'a client tool cannot be called by the platform')]
-  if (BY_ACTION.includes(type) && action === null) return [wrong('action', `is required for ${type} tools`)]
+  if (type === 'client') return [invalid('tool_id', 'must not be a client tool, which the platform cannot call')]
+  if (ACTION_TYPES.includes(type) && action === null) return [invalid('action', `is required for ${type} tools`)]
   return []
 }

@@ -4,7 +4,7 @@ import type { Cloneable } from '../../identity/projects/clone.ts'
 import { ingestionRuleKind } from './model.ts'
 import { listIngestionRules } from './store.ts'
 
-/** A rule cannot be without its converter: only those whose converter was copied come along. */
+/** Copies the rules whose converter was copied; a rule cannot exist without its converter. */
 export const ruleCloning: Cloneable = {
   name: 'ingestion_rules',
   after: ['agents', 'tools'],

@@ -14,77 +14,79 @@ import { toolRunners } from '../tools.ts'
 import type { IngestionRuleRow } from './model.ts'
 import { parsePages } from './pages.ts'
 
-/** One conversion: which file, for which attempt, and as whom. */
+/** A conversion of a file for an ingestion attempt. */
 export type Conversion = {
   document_id: string
   attempt_id: string
   file: FileRow
-  /** Who asked for the ingestion. */
+  /** Principal that requested the ingestion. */
   principal: PrincipalRecord
-  /** Where a tool may post its text later; null when it has to answer now. */
+  /** Callback for a deferred result of a tool; null if deferral is not allowed. */
   callback: { url: string; token: string } | null
   signal: AbortSignal
 }
 
-/** What a converter made of a file; `pages` may be empty. */
+/** Result of a converter; `pages` may be empty. */
 export type ConverterOutcome =
   | { kind: 'pages'; pages: PageText[] }
   | { kind: 'pending' }
   | { kind: 'failed'; error: RecordedFailure }
 
-/** What an agent made of a file. */
-export type AgentAnswer = { ok: true; text: string } | { ok: false; error: RecordedFailure }
+/** Result of an agent as converter. */
+export type AgentConversion = { ok: true; text: string } | { ok: false; error: RecordedFailure }
 
 export type AgentConverter = (
   services: Services,
   conversion: Omit<Conversion, 'callback'> & { project_id: string; agent_id: string },
-) => Promise<AgentAnswer>
+) => Promise<AgentConversion>
 
-/** How an agent converts a file; contributed by the later area of agents. */
+/** Converts a file by an agent; registered by the agents module. */
 export const agentConverters = extensionPoint<AgentConverter>('agent converter')
 
 type Reason = 'converter_missing' | 'file_too_large_for_base64' | 'deferral_not_allowed'
 
 const failed = (error: RecordedFailure): ConverterOutcome => ({ kind: 'failed', error })
 
-const named = (code: ErrorCode, message: string): ConverterOutcome => failed(new AppError(code, { message }).recorded())
+const failedWith = (code: ErrorCode, message: string): ConverterOutcome =>
+  failed(new AppError(code, { message }).recorded())
 
-/** Who converts by a rule, as failures name them. */
+/** Returns the converter of a rule for failures and logs. */
 function converterOf({ tool_id, agent_id }: IngestionRuleRow) {
   return agent_id === null
     ? { id: tool_id as string, noun: 'tool', meta: { tool_id: tool_id as string } }
     : { id: agent_id, noun: 'agent', meta: { agent_id } }
 }
 
-function converterFailed(rule: IngestionRuleRow, message: string, more: Record<string, unknown>): ConverterOutcome {
+function converterFailed(rule: IngestionRuleRow, message: string, detail: Record<string, unknown>): ConverterOutcome {
   const { id, noun, meta } = converterOf(rule)
   return failed({
     code: 'CONVERTER_FAILED',
     message: `Converter ${noun} '${id}' failed: ${message}`,
-    meta: { ...meta, ...more },
+    meta: { ...meta, ...detail },
   })
 }
 
-const refused = (rule: IngestionRuleRow, reason: Reason, message: string): ConverterOutcome =>
+const failedForReason = (rule: IngestionRuleRow, reason: Reason, message: string): ConverterOutcome =>
   converterFailed(rule, message, { reason })
 
-/** A failure with its cause; of meta, which may quote what a stranger answered, only what the database can hold. */
-const caused = (rule: IngestionRuleRow, { code, message, meta }: RecordedFailure): ConverterOutcome =>
+/** Wraps the failure of a converter; omits `meta` if the database cannot store it, since it may quote a response. */
+const failedByCause = (rule: IngestionRuleRow, { code, message, meta }: RecordedFailure): ConverterOutcome =>
   converterFailed(rule, message, { cause: { code, ...(meta && !storabilityProblem(meta) ? { meta } : {}) } })
 
 /**
- * Has the converter of a rule turn a file into text, as who asked for it within the rights of the rule's author. Whatever a converter does is an outcome; it
- * throws for faults of our own, and the reason of the signal when that ends the call. A tool may be called again for an
- * attempt that was lost, under the same Idempotency-Key; an agent's generation is found again.
+ * Converts a file to text by the converter of a rule, with the permissions that both the requester and the rule's
+ * author have. Failures of the converter are outcomes; throws internal errors and the reason of the signal. After a
+ * lost worker, a tool is called again with the same Idempotency-Key, and an agent's generation is reused.
  */
 export async function convertFile(
   services: Services,
   rule: IngestionRuleRow,
-  asked: Conversion,
+  request: Conversion,
 ): Promise<ConverterOutcome> {
   const started = performance.now()
-  const conversion = { ...asked, principal: narrowAuthority(asked.principal, definitionOf(rule)) }
-  const outcome = await (rule.agent_id === null ? byTool : byAgent)(services, rule, conversion)
+  const conversion = { ...request, principal: narrowAuthority(request.principal, definitionOf(rule)) }
+  const convert = rule.agent_id === null ? convertByTool : convertByAgent
+  const outcome = await convert(services, rule, conversion)
   conversion.signal.throwIfAborted()
   services.log.info(
     {
@@ -101,12 +103,16 @@ export async function convertFile(
   return outcome
 }
 
-async function byTool(services: Services, rule: IngestionRuleRow, conversion: Conversion): Promise<ConverterOutcome> {
+async function convertByTool(
+  services: Services,
+  rule: IngestionRuleRow,
+  conversion: Conversion,
+): Promise<ConverterOutcome> {
   const tool_id = rule.tool_id as string
   const tools = toolRunners.only()
   if (!tools || !(await tools.find(services.pool, rule.project_id, tool_id)))
-    return refused(rule, 'converter_missing', 'the project has no such tool')
-  const call = async (delivered: { data_base64: string } | { download_url: string }): Promise<ConverterOutcome> => {
+    return failedForReason(rule, 'converter_missing', 'tool not found in the project')
+  const call = async (delivery: { data_base64: string } | { download_url: string }): Promise<ConverterOutcome> => {
     const { id, filename, content_type, size } = conversion.file
     const outcome = await tools.call(services, {
       project_id: rule.project_id,
@@ -114,7 +120,7 @@ async function byTool(services: Services, rule: IngestionRuleRow, conversion: Co
       action: rule.action,
       input: {
         ...rule.preset_parameters,
-        file: { id, filename, content_type, size, ...delivered },
+        file: { id, filename, content_type, size, ...delivery },
         ...(conversion.callback ? { callback: conversion.callback } : {}),
       },
       source: 'ingestion',
@@ -124,58 +130,67 @@ async function byTool(services: Services, rule: IngestionRuleRow, conversion: Co
       signal: conversion.signal,
     })
     return outcome.ok
-      ? outcomeOf(services, rule, outcome.output, conversion.callback !== null)
-      : caused(rule, outcome.error)
+      ? parseToolOutput(services, rule, outcome.output, conversion.callback !== null)
+      : failedByCause(rule, outcome.error)
   }
   return rule.file_delivery === 'download_url'
-    ? withAddress(services, conversion.file, call)
-    : withBytes(services, rule, conversion, call)
+    ? deliverByUrl(services, conversion.file, call)
+    : deliverByValue(services, rule, conversion, call)
 }
 
-/** Has a tool called with an address of the file. */
-async function withAddress(
+/** Calls a tool with a download URL of the file. */
+async function deliverByUrl(
   services: Services,
   file: FileRow,
-  call: (delivered: { download_url: string }) => Promise<ConverterOutcome>,
+  call: (delivery: { download_url: string }) => Promise<ConverterOutcome>,
 ): Promise<ConverterOutcome> {
   if (services.config.baseUrlGiven) return call({ download_url: await downloadUrl(services, file.id) })
-  const message = 'The rule sends a download address, for which BASE_URL is needed'
-  return named('FILE_DOWNLOAD_URL_NOT_CONFIGURED', message)
+  const message = 'Download URLs of ingestion rules require BASE_URL'
+  return failedWith('FILE_DOWNLOAD_URL_NOT_CONFIGURED', message)
 }
 
-/** Has a tool called with the bytes of the file, once there is memory for them. */
-async function withBytes(
+/** Calls a tool with the content of the file, once memory is available. */
+async function deliverByValue(
   services: Services,
   rule: IngestionRuleRow,
   { file, signal }: Conversion,
-  call: (delivered: { data_base64: string }) => Promise<ConverterOutcome>,
+  call: (delivery: { data_base64: string }) => Promise<ConverterOutcome>,
 ): Promise<ConverterOutcome> {
-  const tooLarge = oversized(services, rule, file)
+  const tooLarge = oversizeFailure(services, rule, file)
   if (tooLarge) return tooLarge
   const release = await acquireReadMemory(services, file.project_id, file.size ?? 0, signal)
   try {
     const bytes = await fileBytes(services, file, maxWholeRead(services.config))
-    if (!bytes) return named('RESOURCE_NOT_FOUND', 'The bytes of the file are lost')
+    if (!bytes) return failedWith('RESOURCE_NOT_FOUND', 'The content of the file is lost')
     return await call({ data_base64: bytes.toString('base64') })
   } finally {
     release()
   }
 }
 
-/** Refuses a file that is larger than what goes into a call. */
-function oversized({ config }: Services, rule: IngestionRuleRow, { size }: FileRow): ConverterOutcome | null {
+/** Returns the failure for a file that is too large to be sent by value, or null. */
+function oversizeFailure({ config }: Services, rule: IngestionRuleRow, { size }: FileRow): ConverterOutcome | null {
   const limit = maxWholeRead(config)
   return size !== null && size > limit
-    ? refused(rule, 'file_too_large_for_base64', `the file has ${size} bytes, of which ${limit} can be sent in base64`)
+    ? failedForReason(
+        rule,
+        'file_too_large_for_base64',
+        `the file has ${size} bytes, more than the limit of ${limit} bytes for base64`,
+      )
     : null
 }
 
-/** What a tool's output means. Deferral is for those that were given a callback. */
-function outcomeOf({ config }: Services, rule: IngestionRuleRow, output: unknown, mayDefer: boolean): ConverterOutcome {
+/** Parses the output of a tool. `pending` is allowed only if a callback was sent. */
+function parseToolOutput(
+  { config }: Services,
+  rule: IngestionRuleRow,
+  output: unknown,
+  mayDefer: boolean,
+): ConverterOutcome {
   if (typeof output === 'object' && output !== null && 'status' in output && output.status === 'pending')
     return mayDefer
       ? { kind: 'pending' }
-      : refused(rule, 'deferral_not_allowed', 'it answered pending where it was not given a callback')
+      : failedForReason(rule, 'deferral_not_allowed', 'it returned pending, but no callback was sent')
   try {
     return { kind: 'pages', pages: parsePages(output, config.INGESTION_MAX_PAGES) }
   } catch (error) {
@@ -185,18 +200,22 @@ function outcomeOf({ config }: Services, rule: IngestionRuleRow, output: unknown
   }
 }
 
-async function byAgent(services: Services, rule: IngestionRuleRow, conversion: Conversion): Promise<ConverterOutcome> {
-  const tooLarge = oversized(services, rule, conversion.file)
+async function convertByAgent(
+  services: Services,
+  rule: IngestionRuleRow,
+  conversion: Conversion,
+): Promise<ConverterOutcome> {
+  const tooLarge = oversizeFailure(services, rule, conversion.file)
   if (tooLarge) return tooLarge
   const runAgent = agentConverters.only()
-  if (!runAgent) throw new Error('no module runs agents')
-  const answered = await runAgent(services, {
+  if (!runAgent) throw new Error('no agent converter is registered')
+  const converted = await runAgent(services, {
     ...conversion,
     project_id: rule.project_id,
     agent_id: rule.agent_id as string,
   })
   const { INGESTION_MAX_PAGES } = services.config
-  return answered.ok
-    ? { kind: 'pages', pages: parsePages(answered.text, INGESTION_MAX_PAGES) }
-    : caused(rule, answered.error)
+  return converted.ok
+    ? { kind: 'pages', pages: parsePages(converted.text, INGESTION_MAX_PAGES) }
+    : failedByCause(rule, converted.error)
 }

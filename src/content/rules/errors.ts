@@ -4,15 +4,15 @@ export const ruleErrors = {
   CONVERTER_FAILED: {
     status: 422,
     description:
-      'Ingestion converter failed, or deferred asynchronously where not allowed (agent converters always; tool converters under wait=true)',
+      'Ingestion converter failed, or deferred where not allowed (agent converters always; tool converters under wait=true)',
     message: 'The converter failed',
-    hint: 'meta.cause says what the converter ended with; fix it or its rule, then repeat with POST /documents/{document_id}/ingest.',
+    hint: 'Fix the converter or its rule (see meta.cause), then retry with POST /documents/{document_id}/ingest.',
   },
   CONVERTER_OUTPUT_INVALID: {
     status: 422,
     description: 'Converter output not a string, a pages array of text and page_number, or a pending status object',
-    message: 'The converter answered neither a text nor pages',
-    hint: 'Have the converter answer a string, or pages of text and page_number, and repeat.',
+    message: 'The converter returned neither text nor pages',
+    hint: 'Return a string, or pages with text and page_number, from the converter, then retry.',
   },
   FILE_DOWNLOAD_URL_NOT_CONFIGURED: {
     status: 500,
@@ -21,8 +21,9 @@ export const ruleErrors = {
   INGESTION_RULE_GLOB_CONFLICT: {
     status: 409,
     description: 'Rule for this content_type_glob exists',
-    message: 'Another rule has the content_type_glob {content_type_glob} and the path_prefix {path_prefix}',
-    hint: 'Change the rule that is there (GET /ingestion-rules lists them), or give this one another path_prefix.',
+    message:
+      'An ingestion rule with content_type_glob {content_type_glob} and path_prefix {path_prefix} already exists',
+    hint: 'Update the existing rule (GET /ingestion-rules), or use another path_prefix.',
   },
   INGESTION_RULE_VALIDATION_FAILED: {
     status: 400,

@@ -10,17 +10,17 @@ import { Directory } from '../paths.ts'
 export const NATIVE_EXTRACTION = ['first', 'skip'] as const
 export const FILE_DELIVERY = ['base64', 'download_url'] as const
 
-/** A rule as the wire shows it: which files it is for, who converts them, and how their text is cut. */
+/** An ingestion rule in responses. */
 export const IngestionRule = record('IngestionRule', {
   enabled: z.boolean(),
-  content_type_glob: z.string().describe('Media types that it applies to'),
+  content_type_glob: z.string().describe('Media types that the rule applies to'),
   path_prefix: z.string().nullable(),
   tool_id: z.string().nullable(),
   agent_id: z.string().nullable(),
   action: z.string().nullable(),
   preset_parameters: ContentMetadata.nullable(),
-  native_extraction: z.enum(NATIVE_EXTRACTION).describe('Whether the built-in extraction goes first'),
-  file_delivery: z.enum(FILE_DELIVERY).describe('How the tool gets the file'),
+  native_extraction: z.enum(NATIVE_EXTRACTION).describe('Use of native text extraction'),
+  file_delivery: z.enum(FILE_DELIVERY).describe('How the file is sent to the tool'),
   chunk_strategy: z.enum(CHUNK_STRATEGIES).nullable(),
   chunk_unit: z.enum(CHUNK_UNITS).nullable(),
   chunk_size: z.int().nullable(),
@@ -28,45 +28,59 @@ export const IngestionRule = record('IngestionRule', {
   metadata: ContentMetadata.nullable(),
 })
 
-/** A value of a closed list, validated with the rest of the rule, whose failures have a code of their own. */
-const oneOf = (values: readonly string[]) => z.string().meta({ enum: [...values] })
-const whole = (minimum: number, maximum: number) => z.number().meta({ type: 'integer', minimum, maximum })
+/** An enum that `checkIngestionRule` validates, because its problems have a separate error code. */
+const uncheckedEnum = (values: readonly string[]) => z.string().meta({ enum: [...values] })
+const uncheckedInteger = (minimum: number, maximum: number) => z.number().meta({ type: 'integer', minimum, maximum })
 
 const fields = {
-  enabled: z.boolean().describe('False: no file matches it'),
+  enabled: z.boolean().describe('Whether the rule matches files'),
   content_type_glob: z
     .string()
     .min(1)
     .max(255)
     .toLowerCase()
-    .describe('`type/subtype`; `*` stands for any run of characters. Stored in lower case'),
-  // Every path is below the root, so it is no prefix.
+    .describe('Media types as `type/subtype`; `*` matches any characters. Stored in lower case.'),
+  // Every path is below the root, which is stored as no prefix.
   path_prefix: Directory.nullable()
     .transform(path => (path === '/' ? null : path))
-    .describe('Only files at or below it. The longest one wins, whatever the globs'),
-  tool_id: z.string().min(1).max(255).nullable().describe('Exactly one of tool_id and agent_id is set'),
-  agent_id: z.string().min(1).max(255).nullable().describe('Agent that is given the file and answers its text'),
-  action: z.string().min(1).max(255).nullable().describe('Operation of the tool; mcp and platform tools need one'),
+    .describe(
+      'Directory or path of the files that the rule applies to; the longest matching prefix takes precedence over globs',
+    ),
+  tool_id: z
+    .string()
+    .min(1)
+    .max(255)
+    .nullable()
+    .describe('ID of the tool that converts files; cannot be combined with agent_id'),
+  agent_id: z
+    .string()
+    .min(1)
+    .max(255)
+    .nullable()
+    .describe('ID of the agent that converts files; cannot be combined with tool_id'),
+  action: z.string().min(1).max(255).nullable().describe('Action of the tool; required for mcp and platform tools'),
   preset_parameters: ContentMetadata.nullable().describe(
-    'Merged into the input of the tool at its top level; not `file` and `callback`',
+    'Parameters merged into the top level of the tool input; `file` and `callback` are reserved',
   ),
-  native_extraction: oneOf(NATIVE_EXTRACTION).describe(
-    'For types that need no converter. `first`: convert what has no text of its own; `skip`: convert every file',
+  native_extraction: uncheckedEnum(NATIVE_EXTRACTION).describe(
+    'Use of native extraction for types that support it: `first` - convert only files without extractable text; `skip` - convert every file',
   ),
-  file_delivery: oneOf(FILE_DELIVERY).describe('How a tool gets the bytes'),
-  chunk_strategy: oneOf(CHUNK_STRATEGIES)
+  file_delivery: uncheckedEnum(FILE_DELIVERY).describe(
+    'How the file is sent to the tool: `base64` - content in the input; `download_url` - temporary URL',
+  ),
+  chunk_strategy: uncheckedEnum(CHUNK_STRATEGIES)
     .nullable()
     .describe(chunkFields.chunk_strategy.description as string),
-  chunk_unit: oneOf(CHUNK_UNITS)
+  chunk_unit: uncheckedEnum(CHUNK_UNITS)
     .nullable()
     .describe(chunkFields.chunk_unit.description as string),
-  chunk_size: whole(1, 100_000)
+  chunk_size: uncheckedInteger(1, 100_000)
     .nullable()
     .describe(chunkFields.chunk_size.description as string),
-  chunk_overlap: whole(0, 99_999)
+  chunk_overlap: uncheckedInteger(0, 99_999)
     .nullable()
     .describe(chunkFields.chunk_overlap.description as string),
-  metadata: ContentMetadata.nullable().describe('Added to the metadata of the documents'),
+  metadata: ContentMetadata.nullable().describe('Metadata added to the documents'),
 }
 
 export const IngestionRulePatch = patchBody('IngestionRulePatch', fields, { enabled: false })
@@ -80,15 +94,15 @@ export const IngestionRuleInput = createBody('IngestionRuleInput', fields, ['con
 export const ResolveRuleInput = z
   .strictObject({
     project_id: projectField,
-    content_type: z.string().min(1).max(255).describe('Parameters and case do not matter'),
-    path: Directory.nullish().describe('Where the file is; absent: a file that no path_prefix matches'),
+    content_type: z.string().min(1).max(255).describe('Media type of the file; parameters and case are ignored'),
+    path: Directory.nullish().describe('Path of the file. Without it, only rules without path_prefix match.'),
   })
   .meta({ id: 'ResolveIngestionRuleInput', example: { content_type: 'application/pdf' } })
 
 export const ResolvedRule = z
   .object({
     rule_id: z.string().nullable(),
-    native: z.boolean().describe('Whether the type needs no converter'),
+    native: z.boolean().describe('Whether text of the type can be extracted without a converter'),
   })
   .meta({ id: 'ResolvedIngestionRule' })
 

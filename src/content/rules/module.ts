@@ -7,7 +7,7 @@ import { ingestionRuleKind } from './model.ts'
 import { ingestionRuleOperations } from './operations.ts'
 
 export default module('ingestion rules', {
-  tags: { 'Ingestion rules': 'Which files a converter turns into text, and how.' },
+  tags: { 'Ingestion rules': 'Rules for converting files to text with tools or agents.' },
   errors: ruleErrors,
   kinds: [ingestionRuleKind],
   resourceTypes: [

@@ -19,8 +19,8 @@ const resolveIngestionRule = operation({
   id: 'resolveIngestionRule',
   method: 'post',
   path: '/ingestion-rules/resolve',
-  summary: 'Find the rule that applies to files of a type',
-  description: 'Says by which rule a file of that type and path would be ingested, without ingesting anything.',
+  summary: 'Resolve an ingestion rule',
+  description: 'Returns the rule by which a file of a type and path would be ingested, without ingesting it.',
   tag,
   action: 'ingestion-rules:ListIngestionRules',
   creates: ingestionRuleKind,
@@ -35,27 +35,28 @@ const resolveIngestionRule = operation({
 })
 
 export const ingestionRuleOperations: Operation[] = [
-  // ingestion_rules_project serves the order.
+  // Index ingestion_rules_project for the order.
   rules.list(),
   rules.create({
-    summary: 'Have a tool or an agent turn files of a type into text',
+    summary: 'Create an ingestion rule',
     body: IngestionRuleInput,
     raises: [...raises],
     alsoActions: ['tools:CallTool'],
-    description: 'Naming a tool needs `tools:CallTool` on it.',
+    description: 'A rule with a tool requires `tools:CallTool` on the tool.',
     check: ({ tx, project, body, allow }) => checkIngestionRule({ db: tx, project_id: project, allow }, body, null),
   }),
   resolveIngestionRule,
   rules.get(),
   rules.update({
-    description: 'The resulting rule is validated as a whole. Attempts that have read their rule already keep it.',
+    description:
+      'The resulting rule is validated as a whole. Ingestions that have already read the rule are unaffected.',
     body: IngestionRulePatch,
     quiet: true,
     raises: [...raises],
     alsoActions: ['tools:CallTool'],
     check: (next, { tx, stored, allow }) =>
       checkIngestionRule({ db: tx, project_id: stored.project_id, allow }, next, stored),
-    // With what ingestion_rules_glob is over, which its refusal names.
+    // Includes the columns of ingestion_rules_glob for the message of a conflict.
     write(next, { tx, stored, caller }) {
       const changes = ingestionRuleKind.changes(stored, next)
       return ingestionRuleKind.update(tx, stored.id, {

@@ -1,16 +1,16 @@
 import type { Queryable } from '../../core/db/sql.ts'
 import { type IngestionRuleRow, ingestionRuleKind } from './model.ts'
 
-/** The rules of a project, oldest first (index ingestion_rules_project). */
+/** Lists the rules of a project, oldest first. Index ingestion_rules_project. */
 export const listIngestionRules = (db: Queryable, projectId: string): Promise<readonly IngestionRuleRow[]> =>
   db.any(ingestionRuleKind.sql`select * from ingestion_rules where project_id = ${projectId} order by created_at, id`)
 
 /**
- * The rule for a media type in lower case without parameters, at a path: the longest path prefix, then the fewest `*`,
- * then the longest glob, then the first in the alphabet. A glob holds no character that means
- * something to `like` until its `*` becomes `%`. By ingestion_rules_glob: a project has few rules.
+ * Returns the rule for a path and a media type in lower case without parameters: the longest path prefix, then the
+ * fewest `*`, then the longest glob, then alphabetical order. Globs contain no other `like` wildcards. Index
+ * ingestion_rules_glob; a project has few rules.
  */
-export const bestRule = (
+export const findMatchingRule = (
   db: Queryable,
   projectId: string,
   mediaType: string,

@@ -3,22 +3,21 @@ import type { Queryable } from '../../core/db/sql.ts'
 import { SchemaError, type SchemaOf, type SchemaProblem, schemaChecks } from '../../core/json-schema/checks.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { MetadataSchemaRow, SchemaResourceType } from './model.ts'
-import { governingSchema } from './store.ts'
+import { findSchemaByPrefix } from './store.ts'
 
 const MAX_MESSAGE = 2000
 
 type Metadata = Record<string, unknown> | null | undefined
 
-/** A write to check: what would be stored under a normalized path; null metadata counts as an empty object. */
+/** A write to validate, at a normalized path; null metadata counts as an empty object. */
 export type MetadataWrite = {
   project_id: string
   resource_type: SchemaResourceType
-  /** Null while the resource has none: nothing governs it. */
+  /** Null for a resource without a path, to which no schema applies. */
   path: string | null
   metadata: Metadata
 }
 
-/** How JSON Schema is read for metadata. */
 const rules = { strict: true }
 
 const schemaOf = ({ project_id, schema }: Pick<MetadataSchemaRow, 'project_id' | 'schema'>): SchemaOf => ({
@@ -28,22 +27,22 @@ const schemaOf = ({ project_id, schema }: Pick<MetadataSchemaRow, 'project_id' |
 })
 
 /**
- * Refuses what is no usable schema, in the transaction that writes it.
+ * Checks that a schema can be compiled, in the transaction that writes it.
  * @throws VALIDATION_FAILED, RunFirst
  */
 export async function requireUsableSchema(
   services: Services,
-  made: Pick<MetadataSchemaRow, 'project_id' | 'schema'>,
+  row: Pick<MetadataSchemaRow, 'project_id' | 'schema'>,
 ): Promise<void> {
   try {
-    await schemaChecks(services).checkInTransaction(schemaOf(made))
+    await schemaChecks(services).checkInTransaction(schemaOf(row))
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error
     raiseInvalid({ code: 'INVALID_VALUE', path: 'schema', message: error.message })
   }
 }
 
-/** Every directory that holds a normalized path, the root and the path itself included. */
+/** Returns all ancestors of a normalized path, including the root and the path. */
 function prefixesOf(path: string): string[] {
   const prefixes = ['/']
   for (let end = path.indexOf('/', 1); end !== -1; end = path.indexOf('/', end + 1)) prefixes.push(path.slice(0, end))
@@ -51,64 +50,67 @@ function prefixesOf(path: string): string[] {
   return prefixes
 }
 
-/** What is wrong with metadata under a declaration, in one sentence; null when nothing is. */
-function violation(schema: MetadataSchemaRow, problems: readonly SchemaProblem[]): string | null {
+/** Formats the problems of metadata under a schema as one message; returns null without problems. */
+function formatViolation(schema: MetadataSchemaRow, problems: readonly SchemaProblem[]): string | null {
   if (problems.length === 0) return null
   const details = problems.map(({ pointer, message }) => `${pointer || '(root)'} ${message}`).join('; ')
-  const text = `metadata does not satisfy the schema declared for '${schema.path_prefix}': ${details}`
+  const text = `metadata violates the schema of '${schema.path_prefix}': ${details}`
   return text.length > MAX_MESSAGE ? `${text.slice(0, MAX_MESSAGE - 1).toWellFormed()}…` : text
 }
 
-/** A schema that was usable when it was written may not be on another machine, or with another version of the engine. */
-async function unlessUnusable<T>(find: Promise<T>, otherwise: (problem: SchemaProblem) => T): Promise<T> {
+/**
+ * Returns the result of a check, or `fallback` with a problem if the schema is unusable. A stored schema may be
+ * unusable on another machine or with another version of the engine.
+ */
+async function withSchemaProblem<T>(check: Promise<T>, fallback: (problem: SchemaProblem) => T): Promise<T> {
   try {
-    return await find
+    return await check
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error
-    return otherwise({ keyword: '$schema', pointer: '', message: `cannot be checked: the schema ${error.message}` })
+    return fallback({ keyword: '$schema', pointer: '', message: `cannot be checked: the schema ${error.message}` })
   }
 }
 
 /**
- * What is wrong with each of some values under a declaration; null where nothing is.
+ * Returns the violation message of each value under a schema, or null for valid values.
  * @throws SERVICE_NOT_READY, and the reason of `signal`
  */
 export async function schemaViolations(
   services: Services,
   schema: MetadataSchemaRow,
-  given: readonly Metadata[],
+  metadata: readonly Metadata[],
   signal?: AbortSignal,
 ): Promise<(string | null)[]> {
-  const values = given.map(metadata => metadata ?? {})
-  const problems = await unlessUnusable(
+  const values = metadata.map(value => value ?? {})
+  const problems = await withSchemaProblem(
     schemaChecks(services).problems(schemaOf(schema), values, { signal }),
     problem => values.map(() => [problem]),
   )
-  return problems.map(found => violation(schema, found))
+  return problems.map(found => formatViolation(schema, found))
 }
 
-/** The declaration that governs a write; null when there is none. */
-export async function governingDeclaration(
+/** Returns the schema that governs a write, or null. */
+export async function findGoverningSchema(
   db: Queryable,
   { project_id, resource_type, path }: Omit<MetadataWrite, 'metadata'>,
 ): Promise<MetadataSchemaRow | null> {
-  return path === null ? null : governingSchema(db, project_id, resource_type, prefixesOf(path))
+  return path === null ? null : findSchemaByPrefix(db, project_id, resource_type, prefixesOf(path))
 }
 
 /**
- * Refuses metadata that breaks what is declared for its path: the declaration with the longest prefix governs alone. For
- * writes that send metadata, and for those that change the path; in the transaction of the write. One query.
+ * Validates metadata by the schema with the longest prefix of its path, in the transaction of a write that sends
+ * metadata or changes the path. One query.
  * @throws VALIDATION_FAILED, RunFirst
  */
 export async function checkAgainstSchema(services: Services, tx: Queryable, write: MetadataWrite): Promise<void> {
-  const schema = await governingDeclaration(tx, write)
+  const schema = await findGoverningSchema(tx, write)
   if (!schema) return
   const checks = schemaChecks(services)
-  const problems = await unlessUnusable(
+  const problems = await withSchemaProblem(
     checks.problemsInTransaction(schemaOf(schema), write.metadata ?? {}),
     problem => [problem],
   )
-  const message = violation(schema, problems)
+  const message = formatViolation(schema, problems)
   if (message === null) return
   const { id, resource_type, path_prefix } = schema
   raise('VALIDATION_FAILED', {

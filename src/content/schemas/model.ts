@@ -9,14 +9,14 @@ import { Directory, WritableDirectory } from '../paths.ts'
 export const RESOURCE_TYPES = ['document', 'file'] as const
 export type SchemaResourceType = (typeof RESOURCE_TYPES)[number]
 
-/** What the metadata of resources at or below a path must satisfy, as the wire shows it. */
+/** A metadata schema in responses. */
 export const MetadataSchema = record('MetadataSchema', {
   resource_type: z.enum(RESOURCE_TYPES),
   path_prefix: z.string(),
-  schema: z.record(z.string(), z.unknown()).describe('The JSON Schema'),
+  schema: z.record(z.string(), z.unknown()).describe('JSON Schema'),
 })
 
-/** A JSON Schema, which the operation checks; parses to its JSON, so that it is stored as it was written. */
+/** A JSON Schema, which the operation validates; parses to its JSON text, which is stored unchanged. */
 const SchemaInput = z
   .unknown()
   .transform((schema, context) => {
@@ -34,13 +34,15 @@ const SchemaInput = z
     type: 'object',
     additionalProperties: true,
     description:
-      'JSON Schema 2020-12, or draft-07 where $schema says so, of at most 64 KiB. References stay inside it; formats ' +
-      'date, date-time, email, uri and uuid are asserted; patterns have neither lookaround nor backreferences',
+      'JSON Schema 2020-12, or draft-07 if declared by $schema, of at most 64 KiB. External references, lookaround and ' +
+      'backreferences are not supported; the formats date, date-time, email, uri and uuid are asserted.',
   })
 
 const fields = {
-  resource_type: z.enum(RESOURCE_TYPES).describe('What has the metadata'),
-  path_prefix: WritableDirectory.describe('Directory or path that it is declared for; the longest one governs alone'),
+  resource_type: z.enum(RESOURCE_TYPES).describe('Type of the resources that the schema applies to'),
+  path_prefix: WritableDirectory.describe(
+    'Directory or path that the schema applies to; for each resource only the schema with the longest prefix applies',
+  ),
   schema: SchemaInput,
 }
 
@@ -64,19 +66,19 @@ export const MetadataSchemaPatch = patchBody(
   { path_prefix: '/help' },
 )
 
-/** Metadata to check as a write at a path would be. */
+/** Metadata to validate as if it were written at a path. */
 export const MetadataCheck = z
   .strictObject({
     project_id: projectField,
-    path: Directory.describe('Where the resource would be'),
-    resource_type: z.enum(RESOURCE_TYPES).default('document').describe('What would have the metadata'),
-    metadata: ContentMetadata.nullish().describe('null is checked as an empty object'),
+    path: Directory.describe('Path of the resource'),
+    resource_type: z.enum(RESOURCE_TYPES).default('document').describe('Type of the resource'),
+    metadata: ContentMetadata.nullish().describe('Metadata to validate; null counts as an empty object'),
   })
   .meta({ id: 'MetadataCheck', example: { path: '/help/returns.md', metadata: { audience: 'customers' } } })
 
 export const MetadataVerdict = z
   .object({
-    valid: z.boolean().describe('Whether the metadata fit'),
+    valid: z.boolean().describe('Whether the metadata is valid'),
     resource_type: z.enum(RESOURCE_TYPES),
     metadata_schema_id: z.string().nullable(),
     path_prefix: z.string().nullable(),
@@ -85,17 +87,17 @@ export const MetadataVerdict = z
   .meta({ id: 'MetadataVerdict' })
 
 export const MetadataAuditInput = z
-  .strictObject({ limit: z.int().min(1).max(100).default(100).describe('Most resources to name') })
+  .strictObject({ limit: z.int().min(1).max(100).default(100).describe('Maximum number of violations to return') })
   .meta({ id: 'MetadataAuditInput' })
 
 export const MetadataAudit = z
   .object({
     data: z.array(z.object({ resource_id: z.string(), path: z.string(), error: z.string() })),
-    scanned: z.int().describe('Resources that were checked'),
+    scanned: z.int().describe('Number of resources checked'),
   })
   .meta({ id: 'MetadataAudit' })
 
-/** A row keeps the schema as the text that was written. */
+/** A row stores the schema as JSON text. */
 const Row = MetadataSchema.extend({ schema: z.string() })
 export type MetadataSchemaRow = z.output<typeof Row>
 
@@ -111,7 +113,7 @@ export const metadataSchemaKind = kind({
   unique: {
     metadata_schemas_selector: ({ resource_type, path_prefix }: Values<MetadataSchemaRow>) =>
       raise('NAME_CONFLICT', {
-        message: `A schema of the project governs ${resource_type} metadata under ${path_prefix} already`,
+        message: `A metadata schema for ${resource_type} resources with path prefix '${path_prefix}' already exists`,
         meta: { resource_type, path_prefix },
       }),
   },

@@ -6,7 +6,7 @@ import { metadataSchemaKind } from './model.ts'
 import { metadataSchemaOperations } from './operations.ts'
 
 export default module('metadata schemas', {
-  tags: { 'Metadata schemas': 'JSON Schemas that metadata below a path must satisfy.' },
+  tags: { 'Metadata schemas': 'JSON Schemas for the metadata of files and documents, by path.' },
   kinds: [metadataSchemaKind],
   resourceTypes: [resourceType(metadataSchemaKind, { replaced: ['resource_type'] })],
   operations: metadataSchemaOperations,

@@ -3,15 +3,12 @@ import { allOf, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { atOrBelow, outsideReserved } from '../paths.ts'
 import { type MetadataSchemaRow, metadataSchemaKind, type SchemaResourceType } from './model.ts'
 
-/** Every declaration of a project, oldest first (index metadata_schemas_project). */
-export const schemasOf = (db: Queryable, projectId: string): Promise<readonly MetadataSchemaRow[]> =>
+/** Lists all schemas of a project, oldest first. Index metadata_schemas_project. */
+export const listSchemas = (db: Queryable, projectId: string): Promise<readonly MetadataSchemaRow[]> =>
   db.any(metadataSchemaKind.sql`select * from metadata_schemas where project_id = ${projectId} order by created_at, id`)
 
-/**
- * The declaration with the longest of some prefixes of one path, which governs alone; null when there is none (index
- * metadata_schemas_selector).
- */
-export const governingSchema = (
+/** Returns the schema with the longest of the given path prefixes, or null. Index metadata_schemas_selector. */
+export const findSchemaByPrefix = (
   db: Queryable,
   projectId: string,
   resourceType: SchemaResourceType,
@@ -23,7 +20,7 @@ export const governingSchema = (
       and path_prefix = any(${sql.array([...prefixes], 'text')})
     order by length(path_prefix) desc limit 1`)
 
-const governed = sql.type(
+const governedRow = sql.type(
   z.object({
     id: z.string(),
     project_id: z.string(),
@@ -39,11 +36,11 @@ const tables: Record<SchemaResourceType, Fragment> = {
 }
 
 /**
- * The next resources that a declaration governs in the order of their paths, those of a nested declaration left out
- * (indexes files_path and documents_path; each nested prefix is looked up in metadata_schemas_selector once).
+ * Lists the resources that a schema governs after a path, in order of path, without resources of nested schemas.
+ * Indexes files_path and documents_path; metadata_schemas_selector once per nested prefix.
  */
 export const listGoverned = (db: Queryable, schema: MetadataSchemaRow, after: string | null, limit: number) =>
-  db.any(governed`
+  db.any(governedRow`
     select t.id, t.project_id, t.path, t.tags, t.metadata
     from ${tables[schema.resource_type]}
     where ${allOf([

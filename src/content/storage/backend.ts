@@ -1,38 +1,37 @@
 import type { Readable } from 'node:stream'
 import type { Tx } from '../../core/db/writer.ts'
 
-/** Where bytes can live. */
 export const BACKENDS = ['postgres', 'local', 's3'] as const
 export type BackendName = (typeof BACKENDS)[number]
 
-/** Which bytes: the backend that has them, and what it finds them by. Built of ids only, never of a caller's text. */
+/** Address of bytes: a backend and its key, which consists of IDs and never of caller text. */
 export type Location = { storage: BackendName; location: string }
 
-/** First and last byte, both included. */
+/** First and last byte, inclusive. */
 export type ByteRange = { start: number; end: number }
 
-/** Bytes that a backend has taken and that no row names yet. */
+/** Bytes written to a backend that no row references yet. */
 export type StagedBytes = Location & {
   size: number
   sha256: Buffer
-  /** The first bytes, at most 4,100: what a type is recognised by. */
+  /** First bytes, at most 4,100, for type detection. */
   head: Buffer
-  /** All of them where they are written only when they are committed. */
-  held?: Buffer
+  /** All bytes, if they are written only at commit. */
+  inlineBytes?: Buffer
 }
 
-/** One place for bytes. Everything streams; nothing above it touches a disk or a bucket. */
+/** Storage of bytes. Reads and writes are streams; no other module accesses a disk or a bucket. */
 export type StorageBackend = {
-  /** A location that was never written to. */
-  place(target: { projectId: string; fileId: string }): string
-  /** Takes a stream to its end. Throws what the stream throws and leaves nothing behind then. */
+  /** Returns an unused location. */
+  newLocation(target: { projectId: string; fileId: string }): string
+  /** Writes a whole stream. If the stream fails, removes the partial object and rethrows. */
   write(source: AsyncIterable<Buffer>, location: string): Promise<void>
-  /** Makes written bytes permanent, in the transaction of the row that names them. */
+  /** Makes written bytes permanent, in the transaction of the row that references them. */
   commit(tx: Tx, staged: readonly StagedBytes[]): Promise<void>
-  /** Bytes by their location, null when they are lost. */
+  /** Opens bytes or a range of them; returns null if they are lost. */
   read(location: string, range?: ByteRange): Promise<Readable | null>
-  /** Drops bytes; nothing when they are gone already. */
+  /** Deletes bytes; ignores missing ones. */
   delete(location: string): Promise<void>
-  /** Drops what a write left behind whose process was lost. */
+  /** Removes the remains of a write whose process was lost. */
   abandon(location: string): Promise<void>
 }

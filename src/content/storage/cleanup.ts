@@ -4,31 +4,34 @@ import type { Services } from '../../core/process/services.ts'
 import { STAGED_FOR_MS } from './backends.ts'
 import { deleteBlob, deleteChunks, listAbandonedUploads, listOrphanedBlobs } from './store.ts'
 
-/** What is left behind of uploads, every ten minutes. */
+/** Deletes abandoned uploads and orphaned blobs, every ten minutes. */
 export const storageSweepQueue = workQueue('storage.sweep', { message: z.object({}), concern: 'ingestion' })
 export const SWEEP_SECONDS = 600
 
-const BLOBS = 1000
-const CHUNKS = 500
+const BLOB_BATCH = 1000
+const CHUNK_BATCH = 500
 
 /**
- * Deletes blobs that were staged an hour ago and never committed, and committed ones whose files went with their
- * project, a few chunks at a time. Ends early when the worker stops. Returns how many went.
+ * Deletes blobs that were staged over an hour ago and never committed, and committed blobs of deleted projects, 500
+ * chunks per statement. Stops early when `stopping` aborts. Returns the number of deleted blobs.
  */
 export async function sweepBlobs({ pool, clock }: Services, stopping: AbortSignal): Promise<number> {
   const before = new Date(clock.now().getTime() - STAGED_FOR_MS)
   let removed = 0
-  for (const find of [() => listAbandonedUploads(pool, before, BLOBS), () => listOrphanedBlobs(pool, BLOBS)]) {
+  for (const list of [
+    () => listAbandonedUploads(pool, before, BLOB_BATCH),
+    () => listOrphanedBlobs(pool, BLOB_BATCH),
+  ]) {
     let ids: readonly string[]
     do {
-      ids = await find()
+      ids = await list()
       for (const id of ids) {
         do if (stopping.aborted) return removed
-        while ((await deleteChunks(pool, id, CHUNKS)) === CHUNKS)
+        while ((await deleteChunks(pool, id, CHUNK_BATCH)) === CHUNK_BATCH)
         await deleteBlob(pool, id)
         removed++
       }
-    } while (ids.length === BLOBS)
+    } while (ids.length === BLOB_BATCH)
   }
   return removed
 }

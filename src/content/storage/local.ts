@@ -9,7 +9,7 @@ const TEMPORARY = '.tmp-'
 
 const codeOf = (error: unknown): unknown => (error as NodeJS.ErrnoException).code
 
-/** A name is on the disk only once its directory is. */
+/** Flushes a directory: a rename is durable only after that. */
 async function syncDirectory(directory: string): Promise<void> {
   const handle = await open(directory)
   try {
@@ -19,16 +19,16 @@ async function syncDirectory(directory: string): Promise<void> {
   }
 }
 
-/** Bytes in a directory of this host or of a volume that every process sees. */
+/** Stores bytes in a directory of this host or of a volume that all processes mount. */
 export function localBackend(root: string): StorageBackend {
   const at = (location: string): string => path.join(root, location)
   const remove = (location: string): Promise<void> => rm(at(location), { force: true })
   return {
-    place: ({ projectId, fileId }) => `${projectId}/${fileId}`,
+    newLocation: ({ projectId, fileId }) => `${projectId}/${fileId}`,
     async write(source, location) {
       const target = at(location)
       const temporary = `${target}${TEMPORARY}${randomUUID()}`
-      // Only below the root, which is the operator's: a volume that is not mounted is a failure, not a new directory.
+      // Not recursive: if the volume of the root is not mounted, the write must fail.
       await mkdir(path.dirname(target)).catch(error => {
         if (codeOf(error) !== 'EEXIST') throw error
       })

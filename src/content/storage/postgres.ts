@@ -4,43 +4,43 @@ import type { Services } from '../../core/process/services.ts'
 import type { ByteRange, StorageBackend } from './backend.ts'
 import { reblock } from './reblock.ts'
 import {
-  blobChunk,
-  blobFacts,
   commitBlobs,
   deleteBlob,
   deleteStagedBlob,
+  findBlob,
   insertBlob,
   insertBlobs,
   insertChunk,
+  readChunk,
 } from './store.ts'
 
 /**
- * Bytes in the database, in chunks. Each chunk is written and read by a statement of its own, so neither a slow sender
- * nor a slow reader holds a connection.
+ * Stores bytes in the database, in chunks. Each chunk is written and read by a separate statement, so neither a slow
+ * sender nor a slow reader holds a connection.
  */
 export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'config'>): StorageBackend {
   async function* slices(id: string, first: readonly Buffer[], chunkBytes: number, { start, end }: ByteRange) {
     const from = Math.floor(start / chunkBytes)
     for (let seq = from; seq * chunkBytes <= end; seq++) {
-      const chunk = seq === from ? first : await blobChunk(pool, id, seq)
-      // What was sent cannot be taken back: the answer breaks off.
+      const chunk = seq === from ? first : await readChunk(pool, id, seq)
+      // The response has started: abort it.
       if (chunk.length === 0) throw new Error(`blob ${id} was deleted while it was read`)
       let at = seq * chunkBytes
       for (const slice of chunk) {
-        const wanted = slice.subarray(Math.max(0, start - at), Math.max(0, end + 1 - at))
-        if (wanted.length > 0) yield wanted
+        const selected = slice.subarray(Math.max(0, start - at), Math.max(0, end + 1 - at))
+        if (selected.length > 0) yield selected
         at += slice.length
       }
     }
   }
 
   return {
-    place: () => randomUUID(),
+    newLocation: () => randomUUID(),
     async write(source, id) {
       let seq = 0
       try {
         for await (const block of reblock(source, config.FILE_BLOB_CHUNK_BYTES, 1)) {
-          // Without its blob a chunk would be found by no sweep.
+          // The sweep finds chunks only by their blob.
           if (seq === 0) await insertBlob(pool, id, block)
           else if (!(await insertChunk(pool, id, seq, block))) throw new Error('a blob was swept while it was written')
           seq++
@@ -52,20 +52,21 @@ export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'confi
       }
     },
     async commit(tx, staged) {
-      const held = staged.flatMap(({ held, ...facts }) => (held ? [{ ...facts, held }] : []))
-      if (held.length > 0) await insertBlobs(tx, held)
-      const written = staged.filter(({ held }) => !held)
+      const inline = staged.flatMap(({ inlineBytes, ...rest }) => (inlineBytes ? [{ ...rest, inlineBytes }] : []))
+      if (inline.length > 0) await insertBlobs(tx, inline)
+      const written = staged.filter(({ inlineBytes }) => !inlineBytes)
       if (written.length > 0 && !(await commitBlobs(tx, written)))
         throw new Error('a blob was swept, or lost chunks, before its commit')
     },
     async read(id, range) {
-      const facts = await blobFacts(pool, id)
-      if (!facts) return null
-      const { chunk_bytes, size } = facts
+      const blob = await findBlob(pool, id)
+      if (!blob) return null
+      const { chunk_bytes, size } = blob
       if (size === 0) return Readable.from([], { objectMode: false })
       const part = range ?? { start: 0, end: size - 1 }
-      // Before anything is promised: bytes that are dropped right now are lost, and not an answer that breaks off.
-      const first = await blobChunk(pool, id, Math.floor(part.start / chunk_bytes))
+      // Read before the response starts: a blob deleted concurrently then counts as lost instead of aborting the
+      // response.
+      const first = await readChunk(pool, id, Math.floor(part.start / chunk_bytes))
       if (first.length === 0) return null
       return Readable.from(slices(id, first, chunk_bytes, part), { objectMode: false, highWaterMark: chunk_bytes })
     },

@@ -4,16 +4,16 @@ import type { Config } from '../../config.ts'
 import type { StorageBackend } from './backend.ts'
 import { reblock } from './reblock.ts'
 
-/** Up to this much is one PUT; above it, the size of the parts. */
+/** Limit for a single PUT, and size of the parts of larger objects. */
 const PART_BYTES = 8 * 1024 * 1024
 const CONNECT_TIMEOUT_MS = 10_000
 
 type Sdk = typeof import('@aws-sdk/client-s3')
 
-/** Bytes in a bucket of Amazon S3 or of a store that speaks its protocol. Credentials come from the AWS environment. */
+/** Stores bytes in a bucket of Amazon S3 or a compatible service. Credentials come from the AWS environment. */
 export function s3Backend(config: Config, bucket: string): StorageBackend {
   let opened: Promise<{ sdk: Sdk; client: S3Client }> | undefined
-  // Loaded at the first use: the package takes more memory than the rest of the application.
+  // Loaded on demand: the package needs more memory than the rest of the application.
   const open = () => {
     opened ??= import('@aws-sdk/client-s3').then(sdk => ({
       sdk,
@@ -21,7 +21,7 @@ export function s3Backend(config: Config, bucket: string): StorageBackend {
         ...(config.FILES_S3_REGION ? { region: config.FILES_S3_REGION } : {}),
         ...(config.FILES_S3_ENDPOINT ? { endpoint: config.FILES_S3_ENDPOINT } : {}),
         forcePathStyle: config.FILES_S3_FORCE_PATH_STYLE,
-        // Stores other than Amazon's know nothing of the newer checksums.
+        // Compatible services may not support the newer checksums.
         requestChecksumCalculation: 'WHEN_REQUIRED',
         responseChecksumValidation: 'WHEN_REQUIRED',
         requestHandler: {
@@ -39,7 +39,7 @@ export function s3Backend(config: Config, bucket: string): StorageBackend {
   }
 
   return {
-    place: ({ projectId, fileId }) => `${config.FILES_S3_KEY_PREFIX}${projectId}/${fileId}`,
+    newLocation: ({ projectId, fileId }) => `${config.FILES_S3_KEY_PREFIX}${projectId}/${fileId}`,
     async write(source, Key) {
       const { sdk, client } = await open()
       let upload: { Bucket: string; Key: string; UploadId: string | undefined } | null = null
@@ -54,20 +54,20 @@ export function s3Backend(config: Config, bucket: string): StorageBackend {
         parts.push({ ETag, PartNumber })
       }
       try {
-        // One block behind: only the last one knows whether it is the whole object.
-        let held: Buffer | null = null
+        // Delayed by one block: an object of a single block is one PUT.
+        let last: Buffer | null = null
         for await (const block of reblock(source, PART_BYTES, 2)) {
-          if (held) await sendPart(held)
-          held = block
+          if (last) await sendPart(last)
+          last = block
         }
-        if (parts.length === 0 || !held) {
-          await client.send(new sdk.PutObjectCommand({ Bucket: bucket, Key, Body: held ?? Buffer.alloc(0) }))
+        if (parts.length === 0 || !last) {
+          await client.send(new sdk.PutObjectCommand({ Bucket: bucket, Key, Body: last ?? Buffer.alloc(0) }))
           return
         }
-        await sendPart(held)
+        await sendPart(last)
         await client.send(new sdk.CompleteMultipartUploadCommand({ ...upload!, MultipartUpload: { Parts: parts } }))
       } catch (error) {
-        // What this cannot reach, the sweep of staged bytes removes an hour later.
+        // If the abort fails, the sweep of staged bytes repeats it an hour later.
         if (upload) await client.send(new sdk.AbortMultipartUploadCommand(upload)).catch(() => {})
         throw error
       }

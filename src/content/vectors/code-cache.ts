@@ -16,194 +16,196 @@ import {
   type Scan,
   type ScanSnapshot,
 } from './store.ts'
-import { evictUntilFree, forgetVectors } from './vector-cache.ts'
+import { evictUntilFree, invalidateVectors } from './vector-cache.ts'
 import { vectorMemory } from './vector-memory.ts'
 
 /**
- * The codes of projects that are searched again and again, kept in the process: what takes the database 50 ms of processor
- * time takes a loop over memory 3 (100,000 codes). The database still says what there is: each search asks it for the codes
- * of transactions that `snapshot` could not see, so it sees what was committed before it began, as one that scans does. Searches ask at the same time and each takes in what it finds: whoever comes last, every row that its snapshot
- * saw is there.
+ * Cached codes of a frequently searched project. Comparing 100,000 codes takes 3 ms in memory and 50 ms of processor
+ * time in the database. Every search reads the codes of transactions that `snapshot` did not see, so that it sees all
+ * commits before its start, like a scan. Concurrent searches each merge the rows they read: after the last one, every
+ * row of its snapshot is cached.
  */
 export type CachedCodes = ScanSnapshot & {
   scope: CodeScope
-  /** Ids of vectors; 0 where one is gone. Longer than `rows`: new ones are taken in while there is room. */
+  /** IDs of vectors; 0 for deleted ones. Longer than `rows`, with capacity for new rows. */
   ids: Float64Array
-  /** The code of each row, of `bytes` bytes. */
+  /** Codes of the rows, `bytes` bytes each. */
   codes: Uint8Array
   bytes: number
   rows: number
-  /** Whether the last search met candidates that it may not see, or that are gone. */
+  /** Whether the last search found hidden or deleted candidates. */
   hides: boolean
 }
 
-type Cache = {
+type CodeCache = {
   codes: LRUCache<string, CachedCodes>
-  /** Scopes that were scanned: `once`, or `settled`: their codes are being read, or there was no room for them. */
+  /** Scanned scopes: `once`; or `settled` if their codes are being loaded or did not fit. */
   scanned: LRUCache<string, 'once' | 'settled'>
-  /** The read that is under way and those that wait for it. */
-  reading: Promise<void>
+  /** Active and queued loads. */
+  loading: Promise<void>
 }
 
 /**
- * A scope that is scanned twice within this time is kept, and dropped when it was not searched for as long. Where there is
- * no room it is tried again after it: one that is in use never makes place for another, so that two which do not fit
- * together are not read again and again.
+ * A scope scanned twice within this time is cached, and evicted when it is not searched for this time. A scope that
+ * does not fit is retried after this time; it never evicts another one, so that two scopes do not evict each other
+ * repeatedly.
  */
-const REMEMBERED_MS = 600_000
-/** Places for new rows at most: one search may have to take them all in. */
-const MOST_NEW = 10_000
-/** Rows that are gone over at once, in a tenth of a millisecond. */
+const SCOPE_TTL_MS = 600_000
+/** Maximum capacity for new rows, all of which a single search may have to merge. */
+const MAX_NEW_ROWS = 10_000
+/** Rows processed per slice, in 0.1 ms. */
 const SLICE = 4096
-/** The event loop is let go after so long, for other requests and the search by words beside this one. */
-const SLICE_MS = 1
+/** Maximum time between yields to the event loop. */
+const YIELD_MS = 1
 
-const cacheOf = processSingleton((services): Cache => {
+const codeCache = processSingleton((services): CodeCache => {
   const memory = vectorMemory(services)
   const measure = () => {
     memory.codes = codes.calculatedSize
   }
-  const codes: Cache['codes'] = new LRUCache({
+  const codes: CodeCache['codes'] = new LRUCache({
     maxSize: Math.max(1, memory.limit),
     sizeCalculation: ({ ids, codes }) => ids.byteLength + codes.byteLength,
-    ttl: REMEMBERED_MS,
+    ttl: SCOPE_TTL_MS,
     ttlAutopurge: true,
     updateAgeOnGet: true,
     onInsert: measure,
     disposeAfter: measure,
   })
-  return { codes, scanned: new LRUCache({ max: 1000, ttl: REMEMBERED_MS }), reading: Promise.resolve() }
+  return { codes, scanned: new LRUCache({ max: 1000, ttl: SCOPE_TTL_MS }), loading: Promise.resolve() }
 })
 
 const keyOf = ({ project, space, source }: CodeScope): string => `${project} ${space.id} ${source}`
 
 /**
- * Places for so many rows and for a tenth and a thousand new ones. When those are taken all codes are read anew, in parts and
- * behind the searches, without the rows that are gone by then.
+ * Returns the capacity for codes: the rows plus a tenth and a thousand new ones. When it is exhausted, all codes are
+ * loaded again in the background, without deleted rows.
  */
-const roomFor = (rows: number): number => rows + Math.min(MOST_NEW, Math.ceil(rows / 10) + 1000)
+const capacityFor = (rows: number): number => rows + Math.min(MAX_NEW_ROWS, Math.ceil(rows / 10) + 1000)
 
-/** The codes of a scope, when this process keeps them: as they were when they were last followed. */
-export const cachedCodes = (services: Services, scope: CodeScope): CachedCodes | undefined =>
-  cacheOf(services).codes.get(keyOf(scope))
+/** Returns the cached codes of a scope as of their last refresh. */
+export const findCachedCodes = (services: Services, scope: CodeScope): CachedCodes | undefined =>
+  codeCache(services).codes.get(keyOf(scope))
 
-/** Sends one statement as a transaction of its own, with the settings of a scan. */
-export type Alone = <T>(send: (db: Queryable) => Promise<T>) => Promise<T>
+/** Runs one statement in a separate transaction with the settings of a scan. */
+export type RunStatement = <T>(send: (db: Queryable) => Promise<T>) => Promise<T>
 
-/** What codes held when a search compared them; others may take news in while it does. */
+/** Extent of codes when a search compared them; concurrent searches may merge more rows. */
 export type CodeSnapshot = Pick<CachedCodes, 'snapshot' | 'rows'>
 
 export const codeSnapshot = ({ snapshot, rows }: CachedCodes): CodeSnapshot => ({ snapshot, rows })
 
 /**
- * Takes in what was committed since a moment. One round trip.
- * @param known the vectors that are candidates without it
- * @returns what is new of those, and the rows whose codes were taken in; null when the codes are not as the database has
- *   them now, and were dropped
+ * Merges the codes committed since a snapshot. One round trip.
+ * @param known vectors that are candidates among the cached codes
+ * @returns changes of these vectors, and the merged rows; null if the codes are outdated and were removed from the
+ *   cache
  */
 export async function refreshCodes(
   services: Services,
-  alone: Alone,
+  runStatement: RunStatement,
   codes: CachedCodes,
   { since, known, filter }: { since: CodeSnapshot; known: KnownVectors; filter: Scan['filter'] },
 ): Promise<{ vectors: NewVectors; rows: readonly number[] } | null> {
   const limit = codes.ids.length - since.rows + 1
-  const news = await alone(db => readChangesSince(db, codes.scope, { snapshot: since.snapshot, limit }, known, filter))
-  // On another server, or after a restart that may have restored a backup, transactions can have other numbers.
+  const changes = await runStatement(db =>
+    readChangesSince(db, codes.scope, { snapshot: since.snapshot, limit }, known, filter),
+  )
+  // Transaction IDs are not comparable across servers, nor across restarts, which may have restored a backup.
   const rows =
-    news.server === codes.server && news.codes.ids.length < limit ? await mergeCodes(codes, news.codes) : null
+    changes.server === codes.server && changes.codes.ids.length < limit ? await mergeCodes(codes, changes.codes) : null
   if (rows) {
-    codes.snapshot = news.snapshot
-    if (rows.some(row => row < since.rows)) forgetVectors(services, news.codes.ids)
-    return { vectors: news.vectors, rows }
+    codes.snapshot = changes.snapshot
+    if (rows.some(row => row < since.rows)) invalidateVectors(services, changes.codes.ids)
+    return { vectors: changes.vectors, rows }
   }
-  dropCodes(services, codes)
+  evictCodes(services, codes)
   return null
 }
 
-/** Codes that are no longer worth following; the next scan of their scope has them read anew. */
-export function dropCodes(services: Services, codes: CachedCodes): void {
-  const { codes: kept, scanned } = cacheOf(services)
+/** Removes codes from the cache; the next scan of their scope loads them again. */
+export function evictCodes(services: Services, codes: CachedCodes): void {
+  const { codes: cached, scanned } = codeCache(services)
   const key = keyOf(codes.scope)
-  if (kept.peek(key) !== codes) return
-  kept.delete(key)
+  if (cached.peek(key) !== codes) return
+  cached.delete(key)
   scanned.set(key, 'once')
 }
 
 /**
- * Says that a scope was scanned that is worth keeping. The second time its codes are read, behind the search; one scope
- * after the other, so that reads hold one connection, and never more memory than the setting allows.
+ * Records the scan of a cacheable scope. After the second one, its codes are loaded in the background, one scope at a
+ * time, so that loads use one connection and never exceed the memory limit.
  */
 export function recordScan(services: Services, scope: CodeScope): void {
   if (services.config.KNOWLEDGE_CODE_CACHE_BYTES === 0) return
-  const cache = cacheOf(services)
+  const cache = codeCache(services)
   const key = keyOf(scope)
-  const before = cache.scanned.get(key)
-  if (!before) cache.scanned.set(key, 'once')
-  if (before !== 'once') return
+  const previous = cache.scanned.get(key)
+  if (!previous) cache.scanned.set(key, 'once')
+  if (previous !== 'once') return
   cache.scanned.set(key, 'settled')
-  cache.reading = cache.reading
-    .then(() => readAll(services, scope))
+  cache.loading = cache.loading
+    .then(() => loadCodes(services, scope))
     .catch(error => {
-      services.log.warn({ err: error, project_id: scope.project }, 'the codes of a project could not be kept')
+      services.log.warn({ err: error, project_id: scope.project }, 'vector code cache load failed')
     })
 }
 
-async function readAll(services: Services, scope: CodeScope): Promise<void> {
-  const { codes: kept, scanned } = cacheOf(services)
+async function loadCodes(services: Services, scope: CodeScope): Promise<void> {
+  const { codes: cached, scanned } = codeCache(services)
   const bytes = codeBits(scope.space.dimensions) / 8
   const codes = await inTransaction(services.pool, async db => {
-    const { count, ...seen } = await openCodeCursor(db, scope)
-    const room = roomFor(count)
-    if (!evictUntilFree(services, room * (Float64Array.BYTES_PER_ELEMENT + bytes))) return null
-    const read: CachedCodes = {
-      ...seen,
+    const { count, ...snapshot } = await openCodeCursor(db, scope)
+    const capacity = capacityFor(count)
+    if (!evictUntilFree(services, capacity * (Float64Array.BYTES_PER_ELEMENT + bytes))) return null
+    const loaded: CachedCodes = {
+      ...snapshot,
       scope,
-      ids: new Float64Array(room),
-      codes: new Uint8Array(room * bytes),
+      ids: new Float64Array(capacity),
+      codes: new Uint8Array(capacity * bytes),
       bytes,
       rows: 0,
       hides: false,
     }
     for (let part = await fetchCodes(db); part.ids.length > 0; part = await fetchCodes(db))
-      append(read, part.ids, part.codes)
-    return read
+      append(loaded, part.ids, part.codes)
+    return loaded
   })
   if (!codes) return
-  forgetVectors(services, codes.ids.subarray(0, codes.rows))
-  kept.set(keyOf(scope), codes)
-  // Searches have filled what was free while the codes were read.
+  invalidateVectors(services, codes.ids.subarray(0, codes.rows))
+  cached.set(keyOf(scope), codes)
+  // Searches may have filled the free memory during the load.
   evictUntilFree(services, 0)
   scanned.delete(keyOf(scope))
 }
 
-/** Takes in new codes, each row once; returns their rows, null when there is no room. */
-async function mergeCodes(codes: CachedCodes, news: CodedRows): Promise<number[] | null> {
-  if (news.ids.length === 0) return []
-  const taken: number[] = []
-  const codeAt = (index: number) => news.codes.subarray(index * codes.bytes, (index + 1) * codes.bytes)
-  const indexes = new Map(news.ids.map((id, index) => [id, index]))
-  const least = news.ids.reduce((left, right) => Math.min(left, right))
+/** Merges new codes, each row once; returns their rows, or null if the capacity is exhausted. */
+async function mergeCodes(codes: CachedCodes, changes: CodedRows): Promise<number[] | null> {
+  if (changes.ids.length === 0) return []
+  const merged: number[] = []
+  const codeAt = (index: number) => changes.codes.subarray(index * codes.bytes, (index + 1) * codes.bytes)
+  const indexes = new Map(changes.ids.map((id, index) => [id, index]))
+  const minId = changes.ids.reduce((left, right) => Math.min(left, right))
   const replace = (from: number, to: number) => {
     for (let row = from; row < to; row++) {
-      if (codes.ids[row] < least) continue
+      if (codes.ids[row] < minId) continue
       const index = indexes.get(codes.ids[row])
       if (index === undefined) continue
       codes.codes.set(codeAt(index), row * codes.bytes)
       indexes.delete(codes.ids[row])
-      taken.push(row)
+      merged.push(row)
     }
   }
-  // Rows that are there: of vectors that were replaced, and what searches beside this one have taken in, up to the last moment.
+  // Existing rows: replaced vectors, and rows that concurrent searches have merged until now.
   const rows = codes.rows
-  await inSlices(rows, replace)
+  await forEachSlice(rows, replace)
   replace(rows, codes.rows)
   if (codes.rows + indexes.size > codes.ids.length) return null
   for (const [id, index] of indexes) {
-    taken.push(codes.rows)
+    merged.push(codes.rows)
     append(codes, [id], codeAt(index))
   }
-  return taken
+  return merged
 }
 
 function append(codes: CachedCodes, ids: readonly number[], bytes: Uint8Array): void {
@@ -212,11 +214,11 @@ function append(codes: CachedCodes, ids: readonly number[], bytes: Uint8Array): 
   codes.rows += ids.length
 }
 
-/** Goes over rows in slices and lets the event loop go in between. */
-async function inSlices(rows: number, each: (from: number, to: number) => void): Promise<void> {
+/** Processes rows in slices and yields to the event loop in between. */
+async function forEachSlice(rows: number, each: (from: number, to: number) => void): Promise<void> {
   let since = performance.now()
   for (let from = 0; from < rows; from += SLICE) {
-    if (performance.now() - since > SLICE_MS) {
+    if (performance.now() - since > YIELD_MS) {
       await setImmediate()
       since = performance.now()
     }
@@ -224,41 +226,38 @@ async function inSlices(rows: number, each: (from: number, to: number) => void):
   }
 }
 
-/** The distance of rows that do not count. */
-const GONE = 65_535
+/** Distance of deleted rows. */
+const DELETED = 65_535
 
-/**
- * The rows whose codes differ least from the question's, in no order: those at the limit by their place.
- * @param question `codeBytes` of it
- */
+/** Returns the rows whose codes differ least from the code of a query, unordered; ties at the limit by position. */
 export async function nearestCodes(
-  { ids, codes, rows: all }: CachedCodes,
-  question: Uint8Array,
+  { ids, codes, rows: count }: CachedCodes,
+  queryCode: Uint8Array,
   limit: number,
 ): Promise<number[]> {
-  const distances = new Uint16Array(all)
-  /** How many rows have each distance. */
-  const having = new Uint32Array(question.length * 8 + 1)
-  await inSlices(all, (from, to) => {
-    hammingDistances(codes, question, distances, { from, to })
+  const distances = new Uint16Array(count)
+  /** Number of rows by distance. */
+  const histogram = new Uint32Array(queryCode.length * 8 + 1)
+  await forEachSlice(count, (from, to) => {
+    hammingDistances(codes, queryCode, distances, { from, to })
     for (let row = from; row < to; row++) {
-      if (ids[row] === 0) distances[row] = GONE
-      else having[distances[row]]++
+      if (ids[row] === 0) distances[row] = DELETED
+      else histogram[distances[row]]++
     }
   })
   let bound = 0
   let below = 0
-  while (bound < having.length && below + having[bound] <= limit) below += having[bound++]
-  let left = limit - below
-  const found: number[] = []
-  await inSlices(all, (from, to) => {
+  while (bound < histogram.length && below + histogram[bound] <= limit) below += histogram[bound++]
+  let remaining = limit - below
+  const nearest: number[] = []
+  await forEachSlice(count, (from, to) => {
     for (let row = from; row < to; row++)
-      if (distances[row] < bound || (distances[row] === bound && left-- > 0)) found.push(row)
+      if (distances[row] < bound || (distances[row] === bound && remaining-- > 0)) nearest.push(row)
   })
-  return found
+  return nearest
 }
 
-/** Leaves out rows whose vectors are gone from now on. */
+/** Marks rows as deleted. */
 export function evictRows({ ids }: CachedCodes, rows: readonly number[]): void {
   for (const row of rows) ids[row] = 0
 }

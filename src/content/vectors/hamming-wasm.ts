@@ -1,15 +1,15 @@
 /**
- * A WebAssembly module that counts differing bits sixteen bytes at a time: eight times as fast as 32 bits at a time in
- * JavaScript. It is put together here, instruction by instruction, as the text format names them.
+ * WebAssembly module that counts differing bits sixteen bytes at a time, eight times as fast as 32 bits at a time in
+ * JavaScript. It is assembled here; instructions are named as in the text format.
  */
 
 const PAGE_BYTES = 65_536
 
-/** Where things are in its memory: a question's code, the distances, and codes one after the other. */
-export const QUESTION_AT = 0
+/** Addresses in its memory: the code of the query, the distances, and consecutive codes. */
+export const QUERY_AT = 0
 export const DISTANCES_AT = PAGE_BYTES
 export const CODES_AT = 2 * PAGE_BYTES
-/** Codes at once: 4,096 of 2,048 bits. */
+/** Capacity for codes: 4,096 of 2,048 bits. */
 export const CODES_BYTES = 16 * PAGE_BYTES
 
 const PAGES = (CODES_AT + CODES_BYTES) / PAGE_BYTES
@@ -19,7 +19,7 @@ const unsigned = (value: number): number[] =>
 const list = (items: number[][]): number[] => [...unsigned(items.length), ...items.flat()]
 const sized = (bytes: number[]): number[] => [...unsigned(bytes.length), ...bytes]
 const section = (id: number, bytes: number[]): number[] => [id, ...sized(bytes)]
-const named = (name: string): number[] => sized([...Buffer.from(name)])
+const encodeName = (name: string): number[] => sized([...Buffer.from(name)])
 
 const i32 = 0x7f
 const v128 = 0x7b
@@ -30,8 +30,8 @@ const get = (local: number) => [0x20, local]
 const set = (local: number) => [0x21, local]
 const i32Const = (value: number) => [0x41, value]
 const i32Add = [0x6a]
-const isLess = [0x49]
-const backIf = (depth: number) => [0x0d, depth]
+const i32LessThan = [0x49]
+const branchIf = (depth: number) => [0x0d, depth]
 const store16 = [0x3b, 1, 0]
 const simd = (code: number, ...more: number[]) => [0xfd, ...unsigned(code), ...more]
 const load = simd(0x00, 0, 0)
@@ -45,22 +45,22 @@ const add16 = simd(0x8e)
 
 const step = (local: number, bytes: number) => [get(local), i32Const(bytes), i32Add, set(local)]
 
-/** differences(code, end, question, questionEnd, distance): parameters are addresses, of whole codes, `end` after the last. */
-const [code, codesEnd, question, questionEnd, distance, at, sum] = [0, 1, 2, 3, 4, 5, 6]
+/** differences(code, end, query, queryEnd, distance): addresses of whole codes; `end` is after the last one. */
+const [code, codesEnd, query, queryEnd, distance, at, sum] = [0, 1, 2, 3, 4, 5, 6]
 const body = [
   loop,
-  ...[zero, set(sum), get(question), set(at)],
+  ...[zero, set(sum), get(query), set(at)],
   loop,
   ...[get(code), load, get(at), load, xor, popcnt, addPairsOf8, get(sum), add16, set(sum)],
   ...step(code, 16),
   ...step(at, 16),
-  ...[get(at), get(questionEnd), isLess, backIf(0)],
+  ...[get(at), get(queryEnd), i32LessThan, branchIf(0)],
   end,
   ...[get(sum), addPairsOf16, set(sum), get(distance)],
   ...[get(sum), lane(0), get(sum), lane(1), i32Add, get(sum), lane(2), i32Add, get(sum), lane(3), i32Add],
   store16,
   ...step(distance, 2),
-  ...[get(code), get(codesEnd), isLess, backIf(0)],
+  ...[get(code), get(codesEnd), i32LessThan, branchIf(0)],
   end,
   end,
 ].flat()
@@ -73,8 +73,8 @@ const bytes = Uint8Array.from([
   ...section(
     7,
     list([
-      [...named('memory'), 2, 0],
-      [...named('differences'), 0, 0],
+      [...encodeName('memory'), 2, 0],
+      [...encodeName('differences'), 0, 0],
     ]),
   ),
   ...section(
@@ -91,7 +91,7 @@ const bytes = Uint8Array.from([
   ),
 ])
 
-/** The part of the standard that is used here; it is no part of Node's types. */
+/** The used part of the API, which Node's types do not include. */
 declare const WebAssembly: {
   Module: new (bytes: Uint8Array) => object
   Instance: new (module: object) => { exports: unknown }
@@ -99,7 +99,7 @@ declare const WebAssembly: {
 
 type Exports = {
   memory: { buffer: ArrayBuffer }
-  differences(code: number, end: number, question: number, questionEnd: number, distance: number): void
+  differences(code: number, end: number, query: number, queryEnd: number, distance: number): void
 }
 
 export const { memory, differences } = new WebAssembly.Instance(new WebAssembly.Module(bytes)).exports as Exports

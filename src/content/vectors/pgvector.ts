@@ -9,76 +9,76 @@ import { currentSpace, type Space } from '../embeddings/space.ts'
 import { bitType } from './store.ts'
 
 /**
- * The extension pgvector, where the server has it: an HNSW index over the same codes, one a space, that
- * finds candidates without reading all codes of a project. Nobody but the administrator of the server installs extensions.
+ * Optional HNSW index with the extension pgvector, one per space over the same codes, which finds candidates without
+ * reading all codes of a project. Only the administrator of the server can install the extension.
  */
 
-/** Older ones cannot go on where a filter has thrown out what the index found first. */
-const LEAST_VERSION = [0, 8]
-const KNOWN_MS = 30_000
+/** Older versions have no iterative scans, which continue when a filter excludes the first results. */
+const MIN_VERSION = [0, 8]
+const STATE_TTL_MS = 30_000
 const BUILD_EVERY_SECONDS = 300
 
 const indexName = (spaceId: number): string => `knowledge_vectors_hnsw_${spaceId}`
 
 const isNewEnough = (version: string | null): boolean => {
   const [major = 0, minor = 0] = (version ?? '0').split('.').map(Number)
-  return major > LEAST_VERSION[0] || (major === LEAST_VERSION[0] && minor >= LEAST_VERSION[1])
+  return major > MIN_VERSION[0] || (major === MIN_VERSION[0] && minor >= MIN_VERSION[1])
 }
 
-const version = sql.type(z.object({ extversion: z.string() }))
-const state = sql.type(z.object({ indisvalid: z.boolean() }))
-const name = sql.type(z.object({ relname: z.string() }))
-const one = sql.type(z.object({ '?column?': z.int() }))
+const versionRow = sql.type(z.object({ extversion: z.string() }))
+const indexRow = sql.type(z.object({ indisvalid: z.boolean() }))
+const nameRow = sql.type(z.object({ relname: z.string() }))
+const existsRow = sql.type(z.object({ '?column?': z.int() }))
 
-const installedVersion = (db: Queryable): Promise<string | null> =>
-  db.maybeOneFirst(version`select extversion from pg_extension where extname = 'vector'`)
+const findVersion = (db: Queryable): Promise<string | null> =>
+  db.maybeOneFirst(versionRow`select extversion from pg_extension where extname = 'vector'`)
 
 /**
- * Refuses to start where KNOWLEDGE_VECTOR_INDEX demands the extension and the database lacks it.
+ * Checks at startup that the database has the extension if KNOWLEDGE_VECTOR_INDEX requires it.
  * @throws ConfigError
  */
 export async function requireVectorIndex({ config, pool }: Services): Promise<void> {
-  if (config.KNOWLEDGE_VECTOR_INDEX !== 'pgvector' || isNewEnough(await installedVersion(pool))) return
+  if (config.KNOWLEDGE_VECTOR_INDEX !== 'pgvector' || isNewEnough(await findVersion(pool))) return
   throw new ConfigError(
     'KNOWLEDGE_VECTOR_INDEX',
-    `pgvector needs the extension vector ${LEAST_VERSION.join('.')} or newer in the database; \`auto\` does without it`,
+    `pgvector requires the extension vector ${MIN_VERSION.join('.')} or later in the database; \`auto\` works without it`,
   )
 }
 
-const known = processSingleton(() => new Map<number, { valid: boolean; until: number }>())
+const indexStates = processSingleton(() => new Map<number, { valid: boolean; until: number }>())
 
-/** Whether the index of a space is complete; asked of the database every 30 seconds at most. */
+/** Whether the index of a space is complete; cached for 30 seconds. */
 export async function hasIndex(services: Services, space: Pick<Space, 'id'>): Promise<boolean> {
   if (services.config.KNOWLEDGE_VECTOR_INDEX === 'scan') return false
-  const spaces = known(services)
-  const found = spaces.get(space.id)
-  if (found && found.until > performance.now()) return found.valid
-  const valid = (await indexState(services.pool, space.id)) === true
-  spaces.set(space.id, { valid, until: performance.now() + KNOWN_MS })
+  const states = indexStates(services)
+  const cached = states.get(space.id)
+  if (cached && cached.until > performance.now()) return cached.valid
+  const valid = (await findIndexState(services.pool, space.id)) === true
+  states.set(space.id, { valid, until: performance.now() + STATE_TTL_MS })
   return valid
 }
 
-/** Null where there is no index; false while it is built, or when a build was broken off. */
-const indexState = (db: Queryable, spaceId: number): Promise<boolean | null> =>
-  db.maybeOneFirst(state`
+/** Returns null without an index; false while it is being built or after an aborted build. */
+const findIndexState = (db: Queryable, spaceId: number): Promise<boolean | null> =>
+  db.maybeOneFirst(indexRow`
     select i.indisvalid from pg_index i
     where i.indexrelid = to_regclass(${indexName(spaceId)}) and i.indrelid = 'knowledge_vectors'::regclass`)
 
 /**
- * Builds the index of the current space, concurrently, when the extension is there and the index is not; drops what a
- * broken build left, and the indexes of spaces that have no vectors any more. Returns whether an index was built.
+ * Builds a missing index of the current space concurrently, if the extension is installed. Drops the remains of an
+ * aborted build and the indexes of spaces without vectors. Returns whether an index was built.
  */
 export async function buildVectorIndex(services: Services): Promise<boolean> {
   const { config, log, pool } = services
-  if (config.KNOWLEDGE_VECTOR_INDEX === 'scan' || !isNewEnough(await installedVersion(pool))) return false
+  if (config.KNOWLEDGE_VECTOR_INDEX === 'scan' || !isNewEnough(await findVersion(pool))) return false
   const space = await currentSpace(services)
   if (!space) return false
   return pool.connect(async connection => {
-    // A build takes as long as it takes, and it cannot run in a transaction that would hold the setting.
+    // A build has no time limit and cannot run in a transaction, which would scope the setting.
     await connection.query(voidStatement`set statement_timeout = 0`)
     try {
-      await dropUnused(connection, space.id)
-      const state = await indexState(connection, space.id)
+      await dropUnusedIndexes(connection, space.id)
+      const state = await findIndexState(connection, space.id)
       if (state === true) return false
       if (state === false) {
         if (await isBuilding(connection)) return false
@@ -90,7 +90,7 @@ export async function buildVectorIndex(services: Services): Promise<boolean> {
       await connection.query(voidStatement`
         create index concurrently ${sql.identifier([indexName(space.id)])} on knowledge_vectors
         using hnsw ((code::${bitType(space.dimensions)}) bit_hamming_ops) where space_id = ${rawFragment(String(space.id))}`)
-      known(services).delete(space.id)
+      indexStates(services).delete(space.id)
       log.info({ space: space.id, ms: Math.round(performance.now() - started) }, 'vector index built')
       return true
     } finally {
@@ -99,13 +99,13 @@ export async function buildVectorIndex(services: Services): Promise<boolean> {
   })
 }
 
-/** A worker that was taken for dead may still be at it. */
+/** Whether an index is being built, for example by a worker whose claim has expired. */
 const isBuilding = (db: Queryable): Promise<boolean> =>
-  db.exists(one`select 1 from pg_stat_progress_create_index where relid = 'knowledge_vectors'::regclass`)
+  db.exists(existsRow`select 1 from pg_stat_progress_create_index where relid = 'knowledge_vectors'::regclass`)
 
-/** Reads the table only where another space has an index. */
-async function dropUnused(db: Queryable, current: number): Promise<void> {
-  const names = await db.anyFirst(name`
+/** Drops indexes of other spaces without vectors. Reads the table only if another space has an index. */
+async function dropUnusedIndexes(db: Queryable, current: number): Promise<void> {
+  const names = await db.anyFirst(nameRow`
     select c.relname from pg_class c join pg_index i on i.indexrelid = c.oid
     join embedding_spaces s on c.relname = 'knowledge_vectors_hnsw_' || s.id
     where i.indrelid = 'knowledge_vectors'::regclass and s.id <> ${current}
@@ -113,7 +113,7 @@ async function dropUnused(db: Queryable, current: number): Promise<void> {
   for (const name of names) await db.query(voidStatement`drop index concurrently if exists ${sql.identifier([name])}`)
 }
 
-/** One build at a time in the whole deployment. */
+/** One build at a time in the deployment. */
 const buildQueue = entityMailbox('vector.build_index', {
   message: z.object({}),
   concern: 'ingestion',
@@ -121,9 +121,9 @@ const buildQueue = entityMailbox('vector.build_index', {
   retry: { limit: 0 },
 })
 
-/** Builds the index; a build has no end that could be known, so its lease is renewed while it lasts. */
+/** Builds the index. The duration is unbounded, so the lease is renewed during the build. */
 export const indexHandler = handler(buildQueue, { concurrency: 1 }, (_message, { services }) =>
   buildVectorIndex(services),
 )
 
-export const indexSchedule = schedule('build vector index', BUILD_EVERY_SECONDS, buildQueue, {})
+export const indexSchedule = schedule('vector.build_index', BUILD_EVERY_SECONDS, buildQueue, {})

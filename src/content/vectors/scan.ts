@@ -4,90 +4,90 @@ import { inTransaction } from '../../core/db/pool.ts'
 import { setForTransaction } from '../../core/db/settings.ts'
 import type { Services } from '../../core/process/services.ts'
 import {
-  type Alone,
   type CachedCodes,
   type CodeSnapshot,
-  cachedCodes,
   codeSnapshot,
-  dropCodes,
+  evictCodes,
   evictRows,
+  findCachedCodes,
   nearestCodes,
+  type RunStatement,
   recordScan,
   refreshCodes,
 } from './code-cache.ts'
 import { codeBytes, codeOf, estimateCosines } from './codes.ts'
 import { hasIndex } from './pgvector.ts'
 import { type Scan, type StoredVector, scanCodes, searchIndex } from './store.ts'
-import { cosineAt, keptNear, pinVectors, type ScoredRow, scoreCached, scoreIds } from './vector-cache.ts'
+import { cosineAt, pinVectors, type ScoredRow, scoreCached, scoreCachedOnly, scoreIds } from './vector-cache.ts'
 
 export const vectorSearches = new Counter({
   name: 'muster_vector_searches_total',
-  help: 'Searches of one source by meaning, by where their candidates came from: memory, scan, index',
+  help: 'Vector searches of one source by origin of candidates (memory, scan, index)',
   labelNames: ['by'],
   registers: [],
 })
 
-const LEAST_CANDIDATES = 400
-const MOST_CANDIDATES = 2000
+const MIN_CANDIDATES = 400
+const MAX_CANDIDATES = 2000
 /**
- * Codes that are estimated anew before the candidates are chosen. Where nothing is really near the question (evenly
- * scattered vectors, short questions to a hashing embedder), the distance of codes alone puts a third of the true ten
- * behind the first 400 of 100,000. Twice as many find less than one in a hundred more, and cost twice as much. Of fewer than
- * 40,000 rows a twentieth is enough, as long as the candidates are chosen among more.
+ * Number of nearest codes that are reranked by estimated cosine before candidates are selected. If no row is close to
+ * the query (uniformly distributed vectors, short texts with feature hashing), a third of the true ten nearest rows are
+ * not among the first 400 of 100,000 by code distance. Twice the number improves recall by less than 1 % at twice the
+ * cost. Below 40,000 rows, a twentieth of the rows is enough, if it exceeds the number of candidates.
  */
-const ESTIMATED = 2000
-const estimatedOf = (rows: number, wanted: number): number =>
-  Math.min(ESTIMATED, Math.max(Math.ceil(rows / 20), Math.ceil(1.25 * wanted)))
+const MAX_ESTIMATES = 2000
+const estimateCount = (rows: number, candidates: number): number =>
+  Math.min(MAX_ESTIMATES, Math.max(Math.ceil(rows / 20), Math.ceil(1.25 * candidates)))
 
-/** Codes that were taken in are estimated beside those that a search has chosen; all are compared again for more. */
-const MOST_MERGED = 500
+/** Maximum number of newly merged codes that are estimated separately; with more, all codes are compared again. */
+const MAX_MERGED = 500
 
-/** Vectors that are read at least in place of those that were gone or hidden, lest the last few take a round trip each. */
-const LEAST_READ = 100
+/** Minimum number of vectors read in place of deleted or hidden ones, to save round trips. */
+const MIN_READ = 100
 
 /**
- * How candidates are read: how many at first, of how many of the nearest the database is asked whether they are as they are
- * kept, and whether those that are left can be left out.
+ * How candidates are read: size of the first batch, number of nearest rows verified against the database, and whether
+ * the remaining candidates can be skipped.
  */
-type Reading = { first: number; sure: number; isEnough(estimate: number, found: readonly ScoredRow[]): boolean }
+type ReadPlan = { first: number; sure: number; isEnough(estimate: number, rows: readonly ScoredRow[]): boolean }
 
-/** Estimates of cosines err by 0.028 (one standard deviation, 2,048 bits), by more than this once in millions. */
+/** Estimates of cosines have a standard deviation of 0.028 (2,048 bits) and exceed this error once in millions. */
 const MARGIN = 0.14
 
-function readingOf(
-  question: Float32Array,
-  wanted: number,
-  { sure = wanted, relevant }: { sure?: number; relevant?: number },
-): Reading {
-  if (relevant === undefined) return { first: wanted, sure, isEnough: () => false }
-  // What a row with the question's own code is estimated at stands for a cosine of 1.
-  const [one] = estimateCosines(question, codeBytes(question), [0])
+function readPlanFor(
+  query: Float32Array,
+  candidates: number,
+  { sure = candidates, relevant }: { sure?: number; relevant?: number },
+): ReadPlan {
+  if (relevant === undefined) return { first: candidates, sure, isEnough: () => false }
+  // The estimate for the query's own code corresponds to a cosine of 1.
+  const [unit] = estimateCosines(query, codeBytes(query), [0])
   let best = -1
   let seen = 0
   return {
-    first: LEAST_READ,
+    first: MIN_READ,
     sure,
-    isEnough(estimate, found) {
-      for (; seen < found.length; seen++) best = Math.max(best, found[seen].cosine)
-      return estimate / one < Math.min(best, relevant) - MARGIN
+    isEnough(estimate, rows) {
+      for (; seen < rows.length; seen++) best = Math.max(best, rows[seen].cosine)
+      return estimate / unit < Math.min(best, relevant) - MARGIN
     },
   }
 }
 
 /**
- * The rows of one source that are nearest to a question: codes by distance, the best of them by
- * estimate, the best of those by the cosines of their vectors. Sorted by cosine, then by id; every row once. Where the
- * scope holds no more rows than candidates the answer is exact.
- * @param scan.limit results that the caller wants; decides how many candidates are read
- * @param scan.sure how many of the nearest have to be there and visible; those behind them may be hidden, gone or changed, and are
- *   only good for the cosines of rows that were found otherwise. All, if it is missing
- * @param scan.relevant the cosine below which no row but the nearest matters: candidates are read in parts, and no more once
- *   what is left is estimated to be well below it and the nearest
- * @param scan.vector the question, L2-normalized
- * @param scan.whole whether all rows of the project may be found but those that are gone or not ready: its codes may be
- *   compared in the process (code-cache.ts). Of a part of a project the database finds the rows; what is hidden would take
- *   the time and the places of what may be seen
- * @throws the database's error when it takes longer than KNOWLEDGE_QUERY_TIMEOUT_MS
+ * Returns the rows of one source that are nearest to a query vector: selects codes by distance, the best of them by
+ * estimated cosine, and the best of those by exact cosine. Sorted by cosine, then by ID, without duplicates. Exact if
+ * the scope has no more rows than candidates.
+ * @param scan.limit number of results, which determines the number of candidates
+ * @param scan.sure number of nearest rows that are verified to exist and be visible; rows after them may be hidden,
+ *   deleted or changed, and are useful only for the cosines of rows found by words. Default all
+ * @param scan.relevant cosine below which only the nearest row matters: candidates are read in batches, until the
+ *   remaining ones are estimated to be well below it and below the nearest row
+ * @param scan.vector query vector, L2-normalized
+ * @param scan.whole whether all ready rows of the project are visible, so that its codes may be compared in the process
+ *   (code-cache.ts). For a part of a project, the database filters the rows: hidden rows would take time and displace
+ *   visible ones
+ * @throws the database error after KNOWLEDGE_QUERY_TIMEOUT_MS
  */
 export async function nearestRows(
   services: Services,
@@ -101,163 +101,176 @@ export async function nearestRows(
   }: Omit<Scan, 'code'> & { vector: Float32Array; whole?: boolean; sure?: number; relevant?: number },
 ): Promise<ScoredRow[]> {
   const { config, pool } = services
-  const wanted = Math.min(MOST_CANDIDATES, Math.max(LEAST_CANDIDATES, config.KNOWLEDGE_CANDIDATE_FACTOR * limit))
+  const candidates = Math.min(MAX_CANDIDATES, Math.max(MIN_CANDIDATES, config.KNOWLEDGE_CANDIDATE_FACTOR * limit))
   const { projects, space, source, filter } = scope
-  const reading = readingOf(vector, wanted, { sure, relevant })
+  const readPlan = readPlanFor(vector, candidates, { sure, relevant })
   const indexed = await hasIndex(services, space)
-  const keepable = whole && !indexed && projects?.length === 1 ? { project: projects[0], space, source } : null
-  const kept = keepable && cachedCodes(services, keepable)
-  const settings = settingsOf({ timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS, indexed: indexed ? wanted : null })
-  const alone: Alone = send =>
+  const cacheable = whole && !indexed && projects?.length === 1 ? { project: projects[0], space, source } : null
+  const codes = cacheable && findCachedCodes(services, cacheable)
+  const settings = scanSettings({ timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS, indexed: indexed ? candidates : null })
+  const runStatement: RunStatement = send =>
     inTransaction(pool, async db => {
-      // One plan for all: both read rows by their ids or by what is new, and would take three times as long to plan as to run.
+      // A generic plan: the statements read rows by ID or by transaction, and planning takes three times as long as
+      // running.
       await setForTransaction(db, { ...settings, plan_cache_mode: 'force_generic_plan' })
       return sendWithCommit(() => send(db))
     })
-  // Before a connection is taken; what has come meanwhile is taken in by the first statement.
-  const looked = kept && (await lookAt(kept, vector, kept.hides ? ESTIMATED : estimatedOf(kept.rows, wanted)))
-  const inMemory = looked && (await nearestKept(services, alone, looked, { vector, wanted, filter, reading }))
-  if (inMemory) {
+  // Before a connection is acquired; the first statement merges later changes.
+  const selection =
+    codes && (await selectNearest(codes, vector, codes.hides ? MAX_ESTIMATES : estimateCount(codes.rows, candidates)))
+  const cachedRows =
+    selection && (await nearestCached(services, runStatement, selection, { vector, candidates, filter, readPlan }))
+  if (cachedRows) {
     vectorSearches.inc({ by: 'memory' })
-    return sortByScore(inMemory)
+    return sortByScore(cachedRows)
   }
-  const { found, by, scanned } = await inTransaction(pool, async db => {
+  const { rows, by, scanned } = await inTransaction(pool, async db => {
     await setForTransaction(db, settings)
     const scan = { ...scope, code: codeOf(vector) }
-    const near = indexed ? await searchIndex(db, { ...scan, limit: wanted }) : []
-    const cosines = async (ids: readonly number[]) =>
-      [...(await scoreIds(services, db, { ids, question: vector, filter: null })).values()].filter(row => row !== null)
-    // The index gives up in scopes that are a small part of it; they are small enough to be scanned.
-    if (near.length === wanted) return { found: await cosines(near), by: 'index', scanned: 0 }
-    const { ids, codes } = await scanCodes(db, { ...scan, limit: ESTIMATED })
-    const nearest = byEstimate(codes, [...ids.keys()], vector)
-    const read: ScoredRow[] = []
-    for (let at = 0; at < Math.min(wanted, nearest.rows.length) && !reading.isEnough(nearest.near[at], read); ) {
-      const part = nearest.rows.slice(at, Math.min(wanted, at + reading.first))
-      at += part.length
-      read.push(...(await cosines(part.map(row => ids[row]))))
+    const near = indexed ? await searchIndex(db, { ...scan, limit: candidates }) : []
+    const score = async (ids: readonly number[]) =>
+      [...(await scoreIds(services, db, { ids, query: vector, filter: null })).values()].filter(row => row !== null)
+    // The index returns too few rows in scopes that are a small part of it; these are small enough for a scan.
+    if (near.length === candidates) return { rows: await score(near), by: 'index', scanned: 0 }
+    const { ids, codes } = await scanCodes(db, { ...scan, limit: MAX_ESTIMATES })
+    const ranking = rankByEstimate(codes, [...ids.keys()], vector)
+    const rows: ScoredRow[] = []
+    for (
+      let at = 0;
+      at < Math.min(candidates, ranking.rows.length) && !readPlan.isEnough(ranking.estimates[at], rows);
+    ) {
+      const batch = ranking.rows.slice(at, Math.min(candidates, at + readPlan.first))
+      at += batch.length
+      rows.push(...(await score(batch.map(row => ids[row]))))
     }
-    return { found: read, by: 'scan', scanned: ids.length }
+    return { rows, by: 'scan', scanned: ids.length }
   })
   vectorSearches.inc({ by })
-  if (keepable && scanned === ESTIMATED) recordScan(services, keepable)
-  return sortByScore(found)
+  if (cacheable && scanned === MAX_ESTIMATES) recordScan(services, cacheable)
+  return sortByScore(rows)
 }
 
-/** Rows with their estimates, the nearest first. */
-type Estimated = { rows: number[]; near: number[] }
+/** Rows with their estimates, nearest first. */
+type Ranking = { rows: number[]; estimates: number[] }
 
-/** Codes that are kept, as they were at a moment, with the rows whose vectors are worth reading. */
-type Looked = { kept: CachedCodes; moment: CodeSnapshot; nearest: Estimated; limit: number }
+/** Cached codes as of a snapshot, with the rows whose vectors are candidates. */
+type CachedSelection = { codes: CachedCodes; snapshot: CodeSnapshot; nearest: Ranking; limit: number }
 
-async function lookAt(kept: CachedCodes, vector: Float32Array, limit: number): Promise<Looked> {
-  const moment = codeSnapshot(kept)
-  const rows = await nearestCodes(kept, codeBytes(vector), limit)
-  return { kept, moment, nearest: byEstimate(kept.codes, rows, vector), limit }
+async function selectNearest(codes: CachedCodes, vector: Float32Array, limit: number): Promise<CachedSelection> {
+  const snapshot = codeSnapshot(codes)
+  const rows = await nearestCodes(codes, codeBytes(vector), limit)
+  return { codes, snapshot, nearest: rankByEstimate(codes.codes, rows, vector), limit }
 }
 
 /**
- * The candidates among codes that are kept, as a scan would choose them; null when the codes had to be dropped, or when too
- * few of the nearest are left: they are not ready, or were deleted.
+ * Returns the candidates among cached codes, as a scan would select them; null if the codes were evicted, or if too few
+ * of the nearest rows are ready and not deleted.
  */
-async function nearestKept(
+async function nearestCached(
   services: Services,
-  alone: Alone,
-  { kept, moment, nearest: before, limit }: Looked,
-  search: { vector: Float32Array; wanted: number; filter: Scan['filter']; reading: Reading },
+  runStatement: RunStatement,
+  { codes, snapshot, nearest: selected, limit }: CachedSelection,
+  search: { vector: Float32Array; candidates: number; filter: Scan['filter']; readPlan: ReadPlan },
 ): Promise<ScoredRow[] | null> {
-  const { vector, wanted, filter, reading } = search
-  const ids = before.rows.slice(0, reading.first).map(row => kept.ids[row])
-  const unsure = keptNear(services, ids, vector)
-  const asked = pinVectors(services, kept.hides ? ids : toCheck(ids, unsure, reading.sure))
-  const news = await refreshCodes(services, alone, kept, { since: moment, known: asked, filter })
-  if (!news) return null
-  const near = scoreCached(services, asked, news.vectors, vector)
-  const known = new Set(asked.ids)
-  kept.hides = asked.ids.some(id => !near.get(id))
-  if (kept.hides && known.size < ids.length) {
-    // Where some are hidden, others are: none of them may take a place.
-    const rest = ids.filter(id => !known.has(id))
-    const read = await alone(db => scoreIds(services, db, { ids: rest, question: vector, filter }))
-    for (const id of rest) known.add(id)
-    for (const [id, place] of read) near.set(id, place)
+  const { vector, candidates, filter, readPlan } = search
+  const ids = selected.rows.slice(0, readPlan.first).map(row => codes.ids[row])
+  const unverified = scoreCachedOnly(services, ids, vector)
+  const pinned = pinVectors(services, codes.hides ? ids : selectToVerify(ids, unverified, readPlan.sure))
+  const changes = await refreshCodes(services, runStatement, codes, { since: snapshot, known: pinned, filter })
+  if (!changes) return null
+  const scores = scoreCached(services, pinned, changes.vectors, vector)
+  const verified = new Set(pinned.ids)
+  codes.hides = pinned.ids.some(id => !scores.get(id))
+  if (codes.hides && verified.size < ids.length) {
+    // If some rows are hidden, others may be too; verify all, so that hidden rows displace no visible ones.
+    const rest = ids.filter(id => !verified.has(id))
+    const restScores = await runStatement(db => scoreIds(services, db, { ids: rest, query: vector, filter }))
+    for (const id of rest) verified.add(id)
+    for (const [id, score] of restScores) scores.set(id, score)
   }
-  for (const row of news.rows) unsure.delete(kept.ids[row])
+  for (const row of changes.rows) unverified.delete(codes.ids[row])
   const nearest =
-    news.rows.length > MOST_MERGED
-      ? (await lookAt(kept, vector, limit)).nearest
-      : merged(before, byEstimate(kept.codes, news.rows, vector))
-  const found: ScoredRow[] = []
-  const gone: number[] = []
+    changes.rows.length > MAX_MERGED
+      ? (await selectNearest(codes, vector, limit)).nearest
+      : mergeRankings(selected, rankByEstimate(codes.codes, changes.rows, vector))
+  const rows: ScoredRow[] = []
+  const deleted: number[] = []
   let enough = false
-  for (let at = 0; at < nearest.rows.length && found.length < wanted && !enough; ) {
-    const part = nearest.rows.slice(at, at + Math.max(LEAST_READ, reading.first - found.length))
-    at += part.length
-    const unknown = part.map(row => kept.ids[row]).filter(id => !known.has(id) && !unsure.has(id))
-    const read =
-      unknown.length > 0 ? await alone(db => scoreIds(services, db, { ids: unknown, question: vector, filter })) : null
-    for (const row of part) {
-      const id = kept.ids[row]
-      const place = known.has(id) ? near.get(id) : (unsure.get(id) ?? read?.get(id))
-      if (place) found.push(place)
-      else if (place === undefined) gone.push(row)
+  for (let at = 0; at < nearest.rows.length && rows.length < candidates && !enough; ) {
+    const batch = nearest.rows.slice(at, at + Math.max(MIN_READ, readPlan.first - rows.length))
+    at += batch.length
+    const missing = batch.map(row => codes.ids[row]).filter(id => !verified.has(id) && !unverified.has(id))
+    const missingScores =
+      missing.length > 0
+        ? await runStatement(db => scoreIds(services, db, { ids: missing, query: vector, filter }))
+        : null
+    for (const row of batch) {
+      const id = codes.ids[row]
+      const score = verified.has(id) ? scores.get(id) : (unverified.get(id) ?? missingScores?.get(id))
+      if (score) rows.push(score)
+      else if (score === undefined) deleted.push(row)
     }
-    enough = reading.isEnough(nearest.near[at], found)
+    enough = readPlan.isEnough(nearest.estimates[at], rows)
   }
-  evictRows(kept, gone)
-  if (enough || found.length >= wanted || nearest.rows.length < limit) return found.slice(0, wanted)
-  if (limit < ESTIMATED) return nearestKept(services, alone, await lookAt(kept, vector, ESTIMATED), search)
-  if (gone.length > 0) dropCodes(services, kept)
+  evictRows(codes, deleted)
+  if (enough || rows.length >= candidates || nearest.rows.length < limit) return rows.slice(0, candidates)
+  if (limit < MAX_ESTIMATES)
+    return nearestCached(services, runStatement, await selectNearest(codes, vector, MAX_ESTIMATES), search)
+  if (deleted.length > 0) evictCodes(services, codes)
   return null
 }
 
-/** Of candidates those that are not kept, and those of the rows that are the nearest by what is kept. */
-function toCheck(ids: readonly number[], kept: ReadonlyMap<number, ScoredRow>, rows: number): readonly number[] {
-  if (ids.length <= rows) return ids
+/** Returns the IDs to verify: uncached candidates, and the `count` nearest rows by cached vectors. */
+function selectToVerify(
+  ids: readonly number[],
+  cached: ReadonlyMap<number, ScoredRow>,
+  count: number,
+): readonly number[] {
+  if (ids.length <= count) return ids
   const nearest = new Set(
-    sortByScore(kept.values())
-      .slice(0, rows)
+    sortByScore(cached.values())
+      .slice(0, count)
       .map(({ ref_id }) => ref_id),
   )
-  return ids.filter(id => nearest.has(kept.get(id)?.ref_id ?? '') || !kept.has(id))
+  return ids.filter(id => nearest.has(cached.get(id)?.ref_id ?? '') || !cached.has(id))
 }
 
-/** Rows of two rankings in one, the nearest first; a row of both stands where the second has it. */
-function merged(before: Estimated, news: Estimated): Estimated {
-  const again = new Set(news.rows)
+/** Merges two rankings, nearest first; a row in both has the rank of the second. */
+function mergeRankings(first: Ranking, second: Ranking): Ranking {
+  const inSecond = new Set(second.rows)
   const rows: number[] = []
-  const near: number[] = []
+  const estimates: number[] = []
   let next = 0
-  const add = ({ rows: of, near: estimated }: Estimated, at: number) => {
-    rows.push(of[at])
-    near.push(estimated[at])
+  const add = (ranking: Ranking, at: number) => {
+    rows.push(ranking.rows[at])
+    estimates.push(ranking.estimates[at])
   }
-  for (let at = 0; at < before.rows.length; at++) {
-    while (next < news.rows.length && news.near[next] > before.near[at]) add(news, next++)
-    if (!again.has(before.rows[at])) add(before, at)
+  for (let at = 0; at < first.rows.length; at++) {
+    while (next < second.rows.length && second.estimates[next] > first.estimates[at]) add(second, next++)
+    if (!inSecond.has(first.rows[at])) add(first, at)
   }
-  while (next < news.rows.length) add(news, next++)
-  return { rows, near }
+  while (next < second.rows.length) add(second, next++)
+  return { rows, estimates }
 }
 
-/** Rows by how near their codes are estimated to be to the question. */
-function byEstimate(codes: Uint8Array, rows: readonly number[], question: Float32Array): Estimated {
-  if (rows.length === 0) return { rows: [], near: [] }
-  const near = estimateCosines(question, codes, rows)
-  // A difference would be allocated at each comparison.
+/** Ranks rows by the estimated cosines of their codes. */
+function rankByEstimate(codes: Uint8Array, rows: readonly number[], query: Float32Array): Ranking {
+  if (rows.length === 0) return { rows: [], estimates: [] }
+  const estimates = estimateCosines(query, codes, rows)
+  // Subtracting would allocate a number per comparison.
   const order = new Uint32Array(rows.length).map((_, index) => index)
-  order.sort((left, right) => (near[right] > near[left] ? 1 : -1))
-  return { rows: rows.map((_, place) => rows[order[place]]), near: rows.map((_, place) => near[order[place]]) }
+  order.sort((left, right) => (estimates[right] > estimates[left] ? 1 : -1))
+  return { rows: rows.map((_, at) => rows[order[at]]), estimates: rows.map((_, at) => estimates[order[at]]) }
 }
 
 /**
- * Settings of one scan, gone with its transaction. Always a plan for the project at hand: a general one would suit the
- * average project. Rows are read from the index alone: the planner prices other scans by what they read, not by what they
- * cost the processor, and would take the heap in the order of another index (twice the time). In one process: a second has
- * to be started and warmed, which costs a fifth more in all, and on two cores, beside the search by words, no request was
- * answered much sooner for it (median 62 to 66 ms with it, 66 to 69 without).
+ * Returns the settings of a scan for its transaction. Custom plans, because a generic plan suits the average project.
+ * Index-only scans: the planner prices other scans by the pages they read, not by processor time, and would read the
+ * heap in the order of another index (twice the time). No parallel workers: starting one costs a fifth more in total
+ * and, on two cores alongside the search by words, made requests hardly faster (median 62 to 66 ms with it, 66 to 69 ms
+ * without).
  */
-const settingsOf = (options: { timeoutMs: number; indexed: number | null }): Record<string, string> => ({
+const scanSettings = (options: { timeoutMs: number; indexed: number | null }): Record<string, string> => ({
   statement_timeout: String(options.timeoutMs),
   jit: 'off',
   plan_cache_mode: 'force_custom_plan',
@@ -270,26 +283,26 @@ const settingsOf = (options: { timeoutMs: number; indexed: number | null }): Rec
     : { 'hnsw.iterative_scan': 'relaxed_order', 'hnsw.ef_search': String(Math.min(1000, options.indexed)) }),
 })
 
-/** Dot product of two vectors of length 1. */
+/** Returns the dot product of two vectors of length 1. */
 export const cosineSimilarity = (left: Float32Array, right: Float32Array): number => cosineAt(left, 0, right)
 
-/** The cosines of vectors that were read by themselves. */
-export function* cosinesOf(found: readonly StoredVector[], question: Float32Array): Generator<ScoredRow> {
-  // Decoded one after the other into the same memory: an array for each was half of what a search cost this process.
-  const vector = new Float32Array(question.length)
+/** Yields the cosines of stored vectors. */
+export function* cosinesOf(vectors: readonly StoredVector[], query: Float32Array): Generator<ScoredRow> {
+  // Decoded into the same buffer: an array per vector was half of the cost of a search in the process.
+  const vector = new Float32Array(query.length)
   const bytes = Buffer.from(vector.buffer)
-  for (const { ref_id, container_id, vec } of found) {
+  for (const { ref_id, container_id, vec } of vectors) {
     bytes.write(vec, 'base64')
-    yield { ref_id, container_id, cosine: cosineSimilarity(vector, question) }
+    yield { ref_id, container_id, cosine: cosineSimilarity(vector, query) }
   }
 }
 
-/** Rows by cosine, then id; a row stands where its best segment does. */
-export function sortByScore(found: Iterable<ScoredRow>): ScoredRow[] {
+/** Sorts rows by the cosine of their best segment, then by ID. */
+export function sortByScore(rows: Iterable<ScoredRow>): ScoredRow[] {
   const best = new Map<string, ScoredRow>()
-  for (const near of found) {
-    const known = best.get(near.ref_id)
-    if (!known || known.cosine < near.cosine) best.set(near.ref_id, near)
+  for (const row of rows) {
+    const previous = best.get(row.ref_id)
+    if (!previous || previous.cosine < row.cosine) best.set(row.ref_id, row)
   }
   return [...best.values()].sort(
     (left, right) =>

@@ -3,17 +3,17 @@ import { processSingleton } from '../../core/process/process-singleton.ts'
 
 export const codeCacheBytes = new Gauge({
   name: 'muster_code_cache_bytes',
-  help: 'Memory that the codes of kept projects take',
+  help: 'Memory of cached vector codes',
   registers: [],
 })
 
 export const vectorCacheBytes = new Gauge({
   name: 'muster_vector_cache_bytes',
-  help: 'Memory that vectors take which are kept in what codes leave',
+  help: 'Memory of cached vectors',
   registers: [],
 })
 
-/** What KNOWLEDGE_CODE_CACHE_BYTES bounds: codes of projects, and vectors in the room that these leave. */
+/** Memory within KNOWLEDGE_CODE_CACHE_BYTES: codes of projects, and vectors in the memory not used by codes. */
 export class VectorMemory {
   readonly limit: number
   #codes = 0
@@ -23,12 +23,13 @@ export class VectorMemory {
     this.limit = limit
   }
 
-  get besideCodes(): number {
+  /** Bytes not used by codes. */
+  get vectorLimit(): number {
     return this.limit - this.#codes
   }
 
   get free(): number {
-    return this.besideCodes - this.#vectors
+    return this.vectorLimit - this.#vectors
   }
 
   set codes(bytes: number) {

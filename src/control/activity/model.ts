@@ -6,7 +6,7 @@ import { type EventStream, FailedEvent, streamEvent } from '../../core/api/strea
 export const SEVERITIES = ['info', 'warning', 'critical'] as const
 export type Severity = (typeof SEVERITIES)[number]
 
-/** What is recorded, with its severity unless the entry says another one. */
+/** Kinds of entries with their default severity. */
 export const ACTIVITY_KINDS = {
   action_executed: 'info',
   approval_created: 'info',
@@ -29,19 +29,21 @@ const reference = z.string().nullable()
 export const Activity = record(
   'ActivityEntry',
   {
-    kind: z.enum(ACTIVITY_KIND_NAMES).describe('What happened'),
-    severity: z.enum(SEVERITIES).describe('How much it matters'),
-    summary: z.string().describe('One line for people'),
-    detail: z.record(z.string(), z.unknown()).nullable().describe('Facts by kind'),
-    orchestration_run_id: reference.describe('Run in which it happened'),
-    agent_id: reference.describe('Agent that did it'),
-    generation_id: reference.describe('Turn in which it happened'),
-    ref_id: reference.describe('What it was about, by kind: tool, approval, exception, trigger, share or agent'),
+    kind: z.enum(ACTIVITY_KIND_NAMES).describe('Type of the entry'),
+    severity: z.enum(SEVERITIES).describe('Severity of the entry'),
+    summary: z.string().describe('One-line text for display'),
+    detail: z.record(z.string(), z.unknown()).nullable().describe('Additional data; its fields depend on `kind`'),
+    orchestration_run_id: reference.describe('ID of the orchestration run'),
+    agent_id: reference.describe('ID of the agent'),
+    generation_id: reference.describe('ID of the generation'),
+    ref_id: reference.describe(
+      'ID of the tool, approval, exception, trigger, share or agent concerned, depending on `kind`',
+    ),
   },
   { updated: false },
 )
 
-/** Written by the platform only, never changed. */
+/** Only the platform writes entries; they never change. */
 export const activityKind = kind({
   name: 'activity',
   plural: 'activity',
@@ -53,13 +55,13 @@ export const activityKind = kind({
 })
 export type ActivityRow = z.output<typeof activityKind.row>
 
-/** Announces entries to those who follow the feed: the project. */
+/** Notification channel for new entries; the payload is the project id. */
 export const ACTIVITY_CHANNEL = 'muster_activity'
 
-/** The feed as it is written; ids are cursors. */
+/** Live stream of the feed; event ids are cursors. */
 export const activityEvents: EventStream = {
   name: 'ActivityEvent',
-  events: [streamEvent('ActivityEntryEvent', 'entry', 'The entry', Activity), FailedEvent],
+  events: [streamEvent('ActivityEntryEvent', 'entry', 'An activity entry', Activity), FailedEvent],
   last: ['error'],
   resume: 'streamActivity',
 }

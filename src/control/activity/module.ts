@@ -2,14 +2,14 @@ import { module } from '../../core/api/module.ts'
 import { activityErrors } from './errors.ts'
 import { activityKind } from './model.ts'
 import { activityOperations } from './operations.ts'
-import { entriesDropped } from './record.ts'
+import { activityDropped } from './record.ts'
 import { pruneActivity } from './retention.ts'
 
 export default module('activity', {
-  tags: { Activity: 'The feed of what agents and automation did.' },
+  tags: { Activity: 'Feed of actions taken by agents and automation.' },
   errors: activityErrors,
   kinds: [activityKind],
   operations: activityOperations,
-  metrics: [entriesDropped],
+  metrics: [activityDropped],
   sweeps: [{ name: 'activity', when: '47 3 * * *', run: pruneActivity }],
 })

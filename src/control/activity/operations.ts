@@ -4,31 +4,31 @@ import { type Operation, operation } from '../../core/api/operation.ts'
 import { decodeCursor, encodeCursor } from './cursor.ts'
 import { Activity, type ActivityRow, activityEvents, activityKind } from './model.ts'
 import { ActivityExportQuery, FeedQuery, StreamQuery, selectionOf } from './query.ts'
-import { activityAfter, entriesBefore, feedTime } from './store.ts'
+import { listActivityAfter, listActivityBefore, readFeedTime } from './store.ts'
 import { streamFeed } from './stream-feed.ts'
 
 const tag = 'Activity'
 const EXPORT_PAGE = 1000
-/** An id before every other: a place before all entries of a millisecond. */
+/** Sorts before every other id, so it precedes all entries of a millisecond. */
 const FIRST_ID = `${activityKind.prefix}_${'0'.repeat(26)}`
 
 const list = operation({
   id: 'listActivity',
   method: 'get',
   path: '/activity',
-  summary: 'Read what agents and automation did, newest first',
+  summary: 'List activity entries',
   description:
-    'Pages follow each other by `next_cursor`, which is null on the last one: entries that come meanwhile shift none. A cursor is a place in time and may be used with other filters.',
+    'Newest first. Pass `next_cursor` as `cursor` to get the next page; it is null on the last page. Entries written while paging do not shift pages. A cursor may be combined with other filters.',
   tag,
   action: 'activity:ListActivity',
   lists: activityKind,
   paged: false,
-  judges: ['cursor'],
+  unvalidatedQuery: ['cursor'],
   query: FeedQuery,
   answers: {
     200: z.object({
       data: z.array(Activity),
-      next_cursor: z.string().nullable().describe('Where the next page begins; null on the last one'),
+      next_cursor: z.string().nullable().describe('Cursor of the next page; null on the last page'),
     }),
   },
   raises: ['ACTIVITY_INVALID_CURSOR'],
@@ -36,7 +36,7 @@ const list = operation({
     const { cursor, limit } = context.query
     const selection = selectionOf(context)
     const before = cursor === undefined ? null : decodeCursor(cursor)
-    const rows = await entriesBefore(context.db, selection, before, limit + 1)
+    const rows = await listActivityBefore(context.db, selection, before, limit + 1)
     const data = rows.slice(0, limit)
     return {
       data: data.map(activityKind.present),
@@ -49,9 +49,9 @@ const exportFeed = operation({
   id: 'exportActivity',
   method: 'get',
   path: '/activity/export',
-  summary: 'Stream the feed of a project, oldest first',
+  summary: 'Export activity entries',
   description:
-    'One JSON object a line. Entries written after the export began are not part of it. An answer that ends without a newline was broken off.',
+    'Oldest first, one JSON object per line. Entries written after the export began are excluded. A response that does not end with a newline is incomplete.',
   tag,
   action: 'activity:ExportActivity',
   lists: activityKind,
@@ -62,13 +62,13 @@ const exportFeed = operation({
   internal: true,
   async run(context) {
     const { services, query } = context
-    const started = await feedTime(services.pool)
+    const started = await readFeedTime(services.pool)
     const to = query.to && query.to < new Date(started) ? query.to : new Date(started)
     const selection = selectionOf({ ...context, query: { ...query, to } })
     return ndjsonStream<ActivityRow>(
       context,
       {
-        read: (after, limit) => activityAfter(services.pool, selection, after, limit),
+        read: (after, limit) => listActivityAfter(services.pool, selection, after, limit),
         pageSize: EXPORT_PAGE,
         present: activityKind.present,
       },
@@ -81,9 +81,9 @@ const stream = operation({
   id: 'streamActivity',
   method: 'get',
   path: '/activity/stream',
-  summary: 'Follow the feed of a project as it is written',
+  summary: 'Stream activity entries',
   description:
-    'Server-sent events: `entry`, with the entry as data and its cursor as id, in the order of the feed. Begins with what comes next; `Last-Event-ID` goes on behind an entry, and any cursor of the feed will do. Ends with `error` when the caller loses its rights.',
+    'Server-sent events named `entry`, with the entry as data and its cursor as event ID, oldest first. Starts with the next new entry, or after the entry of `Last-Event-ID`, which accepts any cursor of the feed. Ends with `error` when the caller loses its permissions.',
   tag,
   action: 'activity:ListActivity',
   about: activityKind,
@@ -98,7 +98,7 @@ const stream = operation({
     const after =
       typeof resumed === 'string'
         ? decodeCursor(resumed)
-        : { created_at: await feedTime(context.services.pool), id: FIRST_ID }
+        : { created_at: await readFeedTime(context.services.pool), id: FIRST_ID }
     return streamFeed(context, selection, after)
   },
 })

@@ -9,11 +9,11 @@ import type { FeedSelection } from './store.ts'
 const project = z
   .string()
   .optional()
-  .describe('Project whose feed is read; a credential that is bound to a project needs none')
+  .describe('Project of the feed; required for credentials that are not bound to a project')
 
 const filters = {
-  kind: enumListQuery(ACTIVITY_KIND_NAMES).describe('One `kind` or several, by repeating it'),
-  severity: enumListQuery(SEVERITIES).describe('One `severity` or several, by repeating it'),
+  kind: enumListQuery(ACTIVITY_KIND_NAMES).describe('Value of `kind`; repeat the parameter to match any of several'),
+  severity: enumListQuery(SEVERITIES).describe('Value of `severity`; repeat the parameter to match any of several'),
   agent_id: textFilter.describe('Exact match of `agent_id`'),
   generation_id: textFilter.describe('Exact match of `generation_id`'),
   orchestration_run_id: textFilter.describe('Exact match of `orchestration_run_id`'),
@@ -21,7 +21,7 @@ const filters = {
 
 const time = z
   .string()
-  .refine(value => parseTime(value) !== null, 'must be one ISO 8601 time')
+  .refine(value => parseTime(value) !== null, 'must be an ISO 8601 time')
   .transform(value => parseTime(value) as Date)
   .optional()
 
@@ -35,22 +35,22 @@ export const FeedQuery = z
     project_id: project,
     ...filters,
     ...bounds,
-    cursor: z.string().optional().describe('`next_cursor` of the page before'),
+    cursor: z.string().optional().describe('`next_cursor` of the previous page'),
     limit: z
       .string()
       .regex(/^0*[1-9]\d{0,14}$/, 'must be an integer of at least 1')
       .default('50')
       .transform(value => Math.min(Number(value), 100))
-      .describe('Page size; a larger value than 100 is taken as 100'),
+      .describe('Page size. Default 50, at most 100; larger values are reduced to 100.'),
   })
   .superRefine((query, context) => {
-    // Elsewhere it pages: a client that counts on it would read the first page again and again.
+    // Other lists page by offset: ignored here, it would make such a client read the first page forever.
     if ('offset' in query)
-      context.addIssue({ code: 'custom', path: ['offset'], message: 'must be left out: pages follow by cursor' })
+      context.addIssue({ code: 'custom', path: ['offset'], message: 'is not supported, use cursor' })
   })
 
 export const ActivityExportQuery = z.object({
-  project_id: z.string().describe('Project whose feed is exported'),
+  project_id: z.string().describe('Project of the feed'),
   ...filters,
   ...bounds,
 })
@@ -59,7 +59,10 @@ export const StreamQuery = z.object({ project_id: project, ...filters })
 
 type Filters = z.output<z.ZodObject<typeof filters>> & { from?: Date; to?: Date }
 
-/** The entries that a call may see and asks for. Raises VALIDATION_FAILED without a project. */
+/**
+ * Returns the selection of entries that match the query and that the caller may read.
+ * @throws VALIDATION_FAILED without a project
+ */
 export function selectionOf({
   project,
   query,
@@ -69,7 +72,7 @@ export function selectionOf({
     return raiseInvalid({
       code: 'REQUIRED',
       path: 'project_id',
-      message: 'is required with a credential that is bound to no project',
+      message: 'is required for credentials that are not bound to a project',
     })
   const { kind, severity, agent_id, generation_id, orchestration_run_id, from, to } = query
   return {

@@ -6,17 +6,17 @@ import type { Services } from '../../core/process/services.ts'
 import { WriteBehind } from '../../core/process/write-behind.ts'
 import { detailText, singleLine, storableId } from './entry-text.ts'
 import { ACTIVITY_CHANNEL, ACTIVITY_KINDS, type ActivityKind, activityKind, type Severity } from './model.ts'
-import { entryRows, type NewActivityEntry, writeEntries } from './store.ts'
+import { activityInsert, insertActivity, type NewActivityEntry } from './store.ts'
 
-/** What is recorded of something that happened. Names, ids and outcomes: never arguments, results or secrets. */
+/** An entry to record: names, ids and outcomes, never arguments, results or secrets. */
 export type ActivityEntry = {
   project_id: string
   kind: ActivityKind
-  /** Default: that of the kind. */
+  /** Defaults to the severity of the kind. */
   severity?: Severity
-  /** One line, cut at 500 characters. */
+  /** One line, truncated to 500 characters. */
   summary: string
-  /** By kind; of more than 8 KiB what is short is kept. */
+  /** Depends on the kind. Above 8 KiB only short fields are stored. */
   detail?: object | null
   orchestration_run_id?: string | null
   agent_id?: string | null
@@ -24,38 +24,38 @@ export type ActivityEntry = {
   ref_id?: string | null
 }
 
-/** Entries that wait to be written: 80 MB at the very most. */
-const MOST = 10_000
+/** Most buffered entries, at most 80 MB. */
+const MAX_BUFFERED = 10_000
 const GATHER_MS = 20
 const BATCH = 500
 const RETRY_MS = 1000
 const DETAIL_BYTES = 8192
 
-export const entriesDropped = new Counter({
+export const activityDropped = new Counter({
   name: 'muster_activity_dropped_total',
-  help: 'Activity entries dropped: the buffer was full, or the database refused them',
+  help: 'Activity entries dropped because the buffer was full or the database rejected them',
   registers: [],
 })
 
-const bufferOf = processSingleton(
+const entryBuffer = processSingleton(
   ({ log, notifier, pool }) =>
     new WriteBehind<NewActivityEntry>({
       what: 'activity entries',
       log,
-      most: MOST,
+      most: MAX_BUFFERED,
       gatherMs: GATHER_MS,
       batch: BATCH,
       retryMs: RETRY_MS,
       write: async entries => {
-        const projects = await writeEntries(pool, entries)
+        const projects = await insertActivity(pool, entries)
         notifier.notify(...projects.map(payload => ({ channel: ACTIVITY_CHANNEL, payload })))
       },
-      dropped: count => entriesDropped.inc(count),
+      dropped: count => activityDropped.inc(count),
     }),
   buffer => buffer.close(),
 )
 
-const made = (entry: ActivityEntry): NewActivityEntry => ({
+const toRow = (entry: ActivityEntry): NewActivityEntry => ({
   id: newId(activityKind.prefix),
   project_id: entry.project_id,
   kind: entry.kind,
@@ -69,22 +69,21 @@ const made = (entry: ActivityEntry): NewActivityEntry => ({
 })
 
 /**
- * Records what happened beside the work that did it: the entry is written with others within a few hundredths of a second,
- * after the fact. Never throws and is never waited for; an entry that cannot be written is logged and counted. A process
- * that is killed loses what it had not written yet.
+ * Buffers an entry, which is written in a batch within a few hundredths of a second. Never throws; an entry that cannot
+ * be written is logged and counted. A killed process loses its buffered entries.
  */
 export function recordActivityLater(services: Pick<Services, 'state' | 'log'>, entry: ActivityEntry): void {
   try {
-    bufferOf(services).add(made(entry))
+    entryBuffer(services).add(toRow(entry))
   } catch (error) {
     services.log.error({ err: error, kind: entry.kind, project_id: entry.project_id }, 'activity entry not recorded')
-    entriesDropped.inc()
+    activityDropped.inc()
   }
 }
 
-/** Records what happened in the transaction of what mirrors it as an event: written with that exactly once, or not at all. */
-export function recordActivityInTx(outgoing: Pick<Outbox, 'alongside' | 'notify'>, entry: ActivityEntry): void {
-  const row = made(entry)
-  outgoing.alongside(guard => entryRows([row], guard))
-  outgoing.notify(ACTIVITY_CHANNEL, entry.project_id)
+/** Writes an entry in the same transaction as the event that it mirrors. */
+export function recordActivityInTx(outbox: Pick<Outbox, 'alongside' | 'notify'>, entry: ActivityEntry): void {
+  const row = toRow(entry)
+  outbox.alongside(guard => activityInsert([row], guard))
+  outbox.notify(ACTIVITY_CHANNEL, entry.project_id)
 }

@@ -4,7 +4,10 @@ import { deleteActivity } from './store.ts'
 
 const DAY_MS = 86_400_000
 
-/** Deletes entries older than ACTIVITY_RETENTION_DAYS (0 = none), in batches. Returns how many. */
+/**
+ * Deletes entries older than ACTIVITY_RETENTION_DAYS (0 disables it), in batches. Returns the number of deleted
+ * entries.
+ */
 export async function pruneActivity(
   { config, clock, pool }: Pick<Services, 'config' | 'clock' | 'pool'>,
   stopping?: AbortSignal,

@@ -2,11 +2,11 @@ import { z } from 'zod'
 import { allOf, type Fragment, type Queryable, rawFragment, sql, voidStatement } from '../../core/db/sql.ts'
 import { type ActivityKind, type ActivityRow, activityKind, type Severity } from './model.ts'
 
-/** An entry before it is written; `detail` is JSON text, the database gives the time. */
+/** An entry to insert; `detail` is JSON text, the database sets `created_at`. */
 export type NewActivityEntry = Omit<ActivityRow, 'created_at' | 'detail'> & { detail: string | null }
 
-/** The insert of entries where a condition holds. One that is written again, after a connection was lost, changes nothing. */
-export const entryRows = (entries: readonly NewActivityEntry[], guard: Fragment): Fragment => sql.fragment`
+/** Returns the insert of entries under a condition. Repeating it after a lost connection has no effect. */
+export const activityInsert = (entries: readonly NewActivityEntry[], guard: Fragment): Fragment => sql.fragment`
   insert into activity_entries (id, project_id, kind, severity, summary, detail, orchestration_run_id, agent_id,
     generation_id, ref_id)
   select e.id, e.project_id, e.kind, e.severity, e.summary, e.detail::json, e.orchestration_run_id, e.agent_id,
@@ -17,17 +17,17 @@ export const entryRows = (entries: readonly NewActivityEntry[], guard: Fragment)
   on conflict (id) do nothing
   returning project_id`
 
-const projects = sql.type(z.object({ project_id: z.string() }))
+const projectRow = sql.type(z.object({ project_id: z.string() }))
 
-/** Writes entries; returns the projects whose feeds they are new in. */
-export const writeEntries = (db: Queryable, entries: readonly NewActivityEntry[]): Promise<readonly string[]> =>
-  db.anyFirst(projects`
-    with written as (${entryRows(entries, sql.fragment`true`)}) select distinct project_id from written`)
+/** Inserts entries; returns the projects whose feeds have new entries. */
+export const insertActivity = (db: Queryable, entries: readonly NewActivityEntry[]): Promise<readonly string[]> =>
+  db.anyFirst(projectRow`
+    with written as (${activityInsert(entries, sql.fragment`true`)}) select distinct project_id from written`)
 
-/** A place in the feed: that of an entry. */
-export type Position = Pick<ActivityRow, 'created_at' | 'id'>
+/** Position in the feed, given by an entry. */
+export type FeedPosition = Pick<ActivityRow, 'created_at' | 'id'>
 
-/** Which entries are read. `where` are further conditions over the alias `t`. */
+/** Filter of a feed; `where` is a further condition on the alias `t`. */
 export type FeedSelection = {
   project: string
   kinds?: readonly ActivityKind[]
@@ -35,10 +35,10 @@ export type FeedSelection = {
   where: Fragment
 }
 
-const at = ({ created_at, id }: Position): Fragment => sql.fragment`(${created_at}::timestamptz, ${id})`
+const positionTuple = ({ created_at, id }: FeedPosition): Fragment => sql.fragment`(${created_at}::timestamptz, ${id})`
 
-/** Entries of one kind, or of all. */
-function conditions(
+/** Returns the condition for entries of one kind, or of all kinds. */
+function selectionCondition(
   { project, severities, where }: FeedSelection,
   kind: Fragment | null,
   bound: Fragment | null,
@@ -47,7 +47,7 @@ function conditions(
     sql.fragment`t.project_id = ${project}`,
     kind && sql.fragment`t.kind = ${kind}`,
     severities && sql.fragment`t.severity = any(${sql.array([...severities], 'text')})`,
-    // In the words of the index, which is small where nearly all entries are of no concern.
+    // Matches the predicate of the partial index activity_entries_serious, which excludes the bulk of entries.
     severities && !severities.includes('info') && sql.fragment`t.severity <> 'info'`,
     where,
     bound,
@@ -55,15 +55,22 @@ function conditions(
 }
 
 /**
- * Entries in an order, at most `limit` (up to 1,001). Indexes activity_entries_project, _kind, _serious, _agent,
- * _generation and _run. Several kinds are read each by its index and merged: a condition on a list of kinds would read the
- * feed until enough of them came by. The bound in the text tells a prepared plan how few rows it is about.
+ * Lists up to `limit` entries (at most 1,001) in order. Indexes activity_entries_project, _kind, _serious, _agent,
+ * _generation and _run. Each of several kinds is read by its own index scan and the results are merged: a condition on
+ * a list of kinds would scan the feed until it found enough matches. The literal limit gives a prepared plan a
+ * realistic row estimate.
  */
-function read(db: Queryable, selection: FeedSelection, bound: Fragment | null, limit: number, newestFirst: boolean) {
+function listEntries(
+  db: Queryable,
+  selection: FeedSelection,
+  bound: Fragment | null,
+  limit: number,
+  newestFirst: boolean,
+) {
   const order = newestFirst ? sql.fragment`t.created_at desc, t.id desc` : sql.fragment`t.created_at, t.id`
-  const most = rawFragment(String(limit <= 101 ? 101 : 1001))
+  const maxRows = rawFragment(String(limit <= 101 ? 101 : 1001))
   const page = (kind: Fragment | null) => sql.fragment`
-    select t.* from activity_entries t where ${conditions(selection, kind, bound)} order by ${order} limit ${most}`
+    select t.* from activity_entries t where ${selectionCondition(selection, kind, bound)} order by ${order} limit ${maxRows}`
   const kinds = selection.kinds ?? []
   const found =
     kinds.length > 1
@@ -74,43 +81,43 @@ function read(db: Queryable, selection: FeedSelection, bound: Fragment | null, l
     select ${activityKind.columns} from (${found}) t order by ${order} limit ${limit}`)
 }
 
-/** The newest entries before a place (null: of all), newest first; at most 101. */
-export const entriesBefore = (
+/** Lists up to 101 entries before a position (null: the newest), newest first. */
+export const listActivityBefore = (
   db: Queryable,
   selection: FeedSelection,
-  before: Position | null,
+  before: FeedPosition | null,
   limit: number,
 ): Promise<readonly ActivityRow[]> =>
-  read(db, selection, before && sql.fragment`(t.created_at, t.id) < ${at(before)}`, limit, true)
+  listEntries(db, selection, before && sql.fragment`(t.created_at, t.id) < ${positionTuple(before)}`, limit, true)
 
-/** The oldest entries after a place (null: of all), oldest first; at most 1,001. */
-export const activityAfter = (
+/** Lists up to 1,001 entries after a position (null: the oldest), oldest first. */
+export const listActivityAfter = (
   db: Queryable,
   selection: FeedSelection,
-  after: Position | null,
+  after: FeedPosition | null,
   limit: number,
 ): Promise<readonly ActivityRow[]> =>
-  read(db, selection, after && sql.fragment`(t.created_at, t.id) > ${at(after)}`, limit, false)
+  listEntries(db, selection, after && sql.fragment`(t.created_at, t.id) > ${positionTuple(after)}`, limit, false)
 
-const time = sql.type(z.object({ time: z.string() }))
+const timeRow = sql.type(z.object({ time: z.string() }))
 
-/** The time by the clock of the database, which gives entries theirs. */
-export const feedTime = (db: Queryable): Promise<string> =>
-  db.oneFirst(time`select clock_timestamp()::timestamptz(3) as time`)
+/** Returns the time of the database clock, which also sets `created_at` of entries. */
+export const readFeedTime = (db: Queryable): Promise<string> =>
+  db.oneFirst(timeRow`select clock_timestamp()::timestamptz(3) as time`)
 
 /**
- * The time before which every entry is committed: when the oldest transaction that writes began, else now. An entry has the
- * time at which it was written, so what begins later cannot write an older one. A statement under way may be about to
- * write. What takes longer than ten seconds is not waited for.
+ * Returns the time before which all entries are committed: the start of the oldest writing transaction, otherwise now.
+ * Entries carry the time of their insert, so a later transaction cannot add an older entry. An active statement may be
+ * about to write and counts too. Transactions older than ten seconds are ignored.
  */
 export const committedUntil = (db: Queryable): Promise<string> =>
-  db.oneFirst(time`
+  db.oneFirst(timeRow`
     select date_trunc('milliseconds', greatest(clock_timestamp() - interval '10 seconds', least(clock_timestamp(),
       min(case when a.backend_xid is not null then a.xact_start when a.state = 'active' then a.query_start end)))) as time
     from pg_stat_activity a
     where a.datname = current_database() and a.backend_type = 'client backend' and a.pid <> pg_backend_pid()`)
 
-/** Deletes up to `limit` entries older than a time (index activity_entries_created). Returns how many. */
+/** Deletes up to `limit` entries older than `before` (index activity_entries_created). Returns their number. */
 export const deleteActivity = async (db: Queryable, before: Date, limit: number): Promise<number> =>
   (
     await db.query(voidStatement`

@@ -4,59 +4,59 @@ import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { encodeCursor } from './cursor.ts'
 import { ACTIVITY_CHANNEL, activityKind } from './model.ts'
-import { activityAfter, committedUntil, type FeedSelection, type Position } from './store.ts'
+import { committedUntil, type FeedPosition, type FeedSelection, listActivityAfter } from './store.ts'
 
-/** The feed is read after every notification, and at least this often. */
+/** Longest interval between two reads of the feed; a notification triggers one earlier. */
 const POLL_MS = 2000
-/** How soon again when there are entries behind a transaction that is not at its end. */
-const UNSETTLED_MS = 100
+/** Delay of the next read while an open transaction may still add older entries. */
+const UNCOMMITTED_MS = 100
 const PAGE = 500
 
-/** Who follows which project's feed in this process. */
-const followers = processSingleton((services: Services) => {
+/** Feed subscriptions of this process, by project. */
+const feedSubscriptions = processSingleton((services: Services) => {
   const byProject = new Map<string, Set<() => void>>()
-  const tell = (all: Set<() => void> | undefined) => {
-    for (const news of all ?? []) news()
+  const notifyAll = (listeners: Set<() => void> | undefined) => {
+    for (const listener of listeners ?? []) listener()
   }
-  services.notifications.listen(ACTIVITY_CHANNEL, project => tell(byProject.get(project)), {
+  services.notifications.listen(ACTIVITY_CHANNEL, project => notifyAll(byProject.get(project)), {
     onReconnect: () => {
-      for (const all of byProject.values()) tell(all)
+      for (const listeners of byProject.values()) notifyAll(listeners)
     },
   })
-  return (project: string, news: () => void) => {
-    const all = byProject.get(project) ?? new Set()
-    byProject.set(project, all.add(news))
+  return (project: string, listener: () => void) => {
+    const listeners = byProject.get(project) ?? new Set()
+    byProject.set(project, listeners.add(listener))
     return () => {
-      all.delete(news)
-      if (all.size === 0 && byProject.get(project) === all) byProject.delete(project)
+      listeners.delete(listener)
+      if (listeners.size === 0 && byProject.get(project) === listeners) byProject.delete(project)
     }
   }
 })
 
 /**
- * The feed as events in the order of their times, from the entry behind `after`. An entry is shown once nothing older can
- * come: entries of a transaction have the time at which they were written and are seen when it commits, so one that is
- * shown too early would make a client that resumes behind it miss the other.
+ * Streams the entries after `after` in order of time. An entry is sent once no older entry can still commit: entries
+ * carry the time of their insert but become visible at commit, so a client that resumes after an entry sent too early
+ * would miss the older one.
  */
 export function streamFeed(
   context: Pick<Context, 'services' | 'request' | 'recheck'>,
   selection: FeedSelection,
-  after: Position,
+  after: FeedPosition,
 ): OperationResult {
   const { services } = context
   let last = after
   return eventStream(context, {
-    watch: news => followers(services)(selection.project, news),
+    watch: listener => feedSubscriptions(services)(selection.project, listener),
     position: () => encodeCursor(last),
     async *look() {
-      const settled = await committedUntil(services.pool)
-      const rows = await activityAfter(services.pool, selection, last, PAGE)
-      const shown = rows.filter(({ created_at }) => created_at < settled)
-      for (const row of shown) {
+      const committed = await committedUntil(services.pool)
+      const rows = await listActivityAfter(services.pool, selection, last, PAGE)
+      const sendable = rows.filter(({ created_at }) => created_at < committed)
+      for (const row of sendable) {
         last = row
         yield eventMessage(encodeCursor(row), 'entry', JSON.stringify(activityKind.present(row)))
       }
-      if (shown.length < rows.length) return UNSETTLED_MS
+      if (sendable.length < rows.length) return UNCOMMITTED_MS
       return rows.length < PAGE ? POLL_MS : 0
     },
   })

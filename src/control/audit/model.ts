@@ -4,43 +4,49 @@ import { kind } from '../../core/api/kind.ts'
 import { parseTime, textFilter } from '../../core/api/lists.ts'
 import { prefix, sql } from '../../core/db/sql.ts'
 
-/** A line of the audit log as the wire shows it. */
+/** An audit entry in responses. */
 export const AuditRecord = z
   .object({
-    id: z.string().describe('Id of the entry'),
-    project_id: z.string().nullable().describe('null for global actions; survives the deletion of the project'),
-    principal_type: z.enum(['user', 'api_key']).nullable().describe('null when the platform acted'),
-    principal_id: z.string().nullable().describe('User or key that acted'),
-    action: z.string().describe('The permission that decided the request'),
-    resource_srn: z.string().nullable().describe('Name of the resource as policies write it'),
-    resource_public_id: z.string().nullable().describe('Id of the resource; of a create the new one'),
-    status: z.int().describe('HTTP status of the answer'),
-    request_id: z.string().nullable().describe('X-Request-Id of the answer'),
-    ip: z.string().nullable().describe('Address of the client'),
+    id: z.string().describe('ID of the entry'),
+    project_id: z
+      .string()
+      .nullable()
+      .describe('ID of the project, also after its deletion. Null for actions outside projects.'),
+    principal_type: z
+      .enum(['user', 'api_key'])
+      .nullable()
+      .describe('Type of the principal. Null for actions of the platform.'),
+    principal_id: z.string().nullable().describe('ID of the user or API key'),
+    action: z.string().describe('Permission that decided the request'),
+    resource_srn: z.string().nullable().describe('Resource name as used in policies'),
+    resource_public_id: z.string().nullable().describe('ID of the resource; after a create, of the new resource'),
+    status: z.int().describe('HTTP status of the response'),
+    request_id: z.string().nullable().describe('X-Request-Id of the response'),
+    ip: z.string().nullable().describe('IP address of the client'),
     user_agent: z.string().nullable().describe('User-Agent header of the request'),
     detail: z
       .record(z.string(), z.unknown())
       .nullable()
-      .describe('What else is known, such as the names of changed fields and further permissions that were asked'),
+      .describe('Additional data, such as names of changed fields and further permissions that were evaluated'),
     created_at: z.string(),
   })
   .meta({ id: 'AuditEntry' })
 
 export const Verification = z
   .object({
-    valid: z.boolean().describe('Whether every entry checked is what was sealed'),
-    checked: z.int().describe('Position in the chain of the last entry checked; the first entry has position 1'),
+    valid: z.boolean().describe('Whether every checked entry matches its seal'),
+    checked: z.int().describe('Position of the last checked entry in the chain; the first entry has position 1'),
     first_broken_id: z
       .string()
       .nullable()
       .describe(
-        'The first entry that was changed or deleted after it was sealed; null when the chain is valid or its end is missing',
+        'ID of the first entry that was changed or deleted after sealing. Null if the chain is valid or its end is missing.',
       ),
   })
   .meta({ id: 'AuditVerification' })
 export type Verification = z.output<typeof Verification>
 
-const whole = (min: number) =>
+const integerQuery = (min: number) =>
   z
     .string()
     .regex(/^\d{1,15}$/, 'must be an integer')
@@ -48,12 +54,14 @@ const whole = (min: number) =>
     .refine(value => value >= min, `must be at least ${min}`)
 
 export const VerificationQuery = z.object({
-  after: whole(0)
+  after: integerQuery(0)
     .default(0)
     .describe(
-      'Position after which to start, such as `checked` of the last verification; entries up to it are taken as verified',
+      'Position after which to start, for example `checked` of the previous verification. Entries up to it are not checked. Default 0.',
     ),
-  max_entries: whole(1).default(Number.MAX_SAFE_INTEGER).describe('Maximum number of entries to check; by default all'),
+  max_entries: integerQuery(1)
+    .default(Number.MAX_SAFE_INTEGER)
+    .describe('Maximum number of entries to check. Default all.'),
 })
 
 const statuses = z
@@ -79,14 +87,14 @@ export const auditFilters = {
     text => sql.fragment`t.resource_srn like ${prefix(text)}`,
   ),
   status: columnFilter(
-    statuses.describe('One `status` or several, by repeating it'),
-    chosen => sql.fragment`t.status = any(${sql.array(chosen, 'int4')})`,
+    statuses.describe('Value of `status`; repeat the parameter to match any of several'),
+    values => sql.fragment`t.status = any(${sql.array(values, 'int4')})`,
   ),
 }
 
 const time = z
   .string()
-  .refine(value => parseTime(value) !== null, 'must be one ISO 8601 time')
+  .refine(value => parseTime(value) !== null, 'must be an ISO 8601 time')
   .transform(value => parseTime(value) as Date)
   .optional()
 
@@ -95,7 +103,7 @@ export const AuditExportQuery = filterSchema(auditFilters).extend({
   to: time.describe('Entries created at this time or earlier'),
 })
 
-/** Entries are never changed; a lock on one is never taken. */
+/** Entries never change, so they are never locked. */
 export const auditEntryKind = kind({
   name: 'audit_entry',
   plural: 'audit_entries',

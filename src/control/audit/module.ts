@@ -7,7 +7,7 @@ import { pruneAudit } from './retention.ts'
 import { sealHandler, sealSchedules } from './seal.ts'
 
 export default module('audit', {
-  tags: { Audit: 'Who did what: a log that is only added to and can be verified.' },
+  tags: { Audit: 'Append-only, verifiable log of actions.' },
   kinds: [auditEntryKind],
   operations: auditOperations,
   handlers: [sealHandler],

@@ -15,24 +15,24 @@ import {
   Verification,
   VerificationQuery,
 } from './model.ts'
-import { auditEntriesAfter, GLOBAL_CHAIN } from './store.ts'
-import { verifierOf } from './verify.ts'
+import { GLOBAL_CHAIN, listAuditEntriesAfter } from './store.ts'
+import { auditVerifier } from './verify.ts'
 
 const tag = 'Audit'
 
-/** Entries without a project are for admins whose credential is bound to none. */
-const seesGlobal = (caller: Caller): boolean => isAdmin(caller) && caller.project_id === null
+/** Whether the caller may read entries without a project: an admin with an unbound credential. */
+const canReadGlobal = (caller: Caller): boolean => isAdmin(caller) && caller.project_id === null
 
 const EXPORT_PAGE = 500
 
-/** The project an export or a verification is about; raises VALIDATION_FAILED when none is named. */
-function namedProject({ project }: Pick<Context, 'project'>): string {
+/** @throws VALIDATION_FAILED without a project */
+function requireProject({ project }: Pick<Context, 'project'>): string {
   return (
     project ??
     raiseInvalid({
       code: 'REQUIRED',
       path: 'project_id',
-      message: 'is required with a credential that is bound to no project',
+      message: 'is required for credentials that are not bound to a project',
     })
   )
 }
@@ -41,8 +41,8 @@ const exportEntries = operation({
   id: 'exportAuditEntries',
   method: 'get',
   path: '/audit-log/export',
-  summary: 'Stream the entries of a project, oldest first',
-  description: 'One JSON object a line. Entries made after the export began are not part of it.',
+  summary: 'Export audit entries',
+  description: 'Oldest first, one JSON object per line. Entries written after the export began are excluded.',
   tag,
   action: 'audit:ExportAuditEntries',
   lists: auditEntryKind,
@@ -52,7 +52,7 @@ const exportEntries = operation({
   produces: 'application/x-ndjson',
   internal: true,
   async run(context) {
-    const project = namedProject(context)
+    const project = requireProject(context)
     const { query, services } = context
     const started = new Date()
     const to = query.to && query.to < started ? query.to : started
@@ -64,7 +64,7 @@ const exportEntries = operation({
     return ndjsonStream<Entry>(
       context,
       {
-        read: (after, limit) => auditEntriesAfter(services.pool, where, after, limit),
+        read: (after, limit) => listAuditEntriesAfter(services.pool, where, after, limit),
         pageSize: EXPORT_PAGE,
         present: entry => auditEntryKind.present(entry),
       },
@@ -77,9 +77,9 @@ const verify = operation({
   id: 'verifyAuditLog',
   method: 'get',
   path: '/audit-log/verify',
-  summary: 'Check the hash chain of a project for changed and deleted entries',
+  summary: 'Verify the audit log',
   description:
-    'Seals entries that are not sealed yet, then checks all of them, or those after position `after`. `checked` is the position reached: pass it as `after` to continue from there, in steps of `max_entries`, or to check only what is new. A position that no longer exists means that the end of the chain was cut off. One verification of a project runs at a time; callers that wait with the same parameters share the next one. Admins check the entries without a project by naming none. Entries removed by retention do not break the chain.',
+    'Seals new entries, then checks the hash chain of a project for changed and deleted entries, starting after position `after`. Pass `checked` as `after` to continue, in steps of `max_entries`, or to check only new entries. If position `after` no longer exists, the end of the chain was removed. Verifications of a project run one at a time; waiting callers with the same parameters share a result. Without a project, admins check the entries outside projects. Entries removed by retention do not break the chain.',
   tag,
   action: 'audit:ListAuditEntries',
   lists: auditEntryKind,
@@ -88,8 +88,8 @@ const verify = operation({
   answers: { 200: Verification },
   async run(context) {
     const { caller, project, query, services, request } = context
-    const chain = project === null && seesGlobal(caller) ? GLOBAL_CHAIN : namedProject(context)
-    return verifierOf(services)({ chain, after: query.after, limit: query.max_entries }, request.closed)
+    const chain = project === null && canReadGlobal(caller) ? GLOBAL_CHAIN : requireProject(context)
+    return auditVerifier(services)({ chain, after: query.after, limit: query.max_entries }, request.closed)
   },
 })
 
@@ -98,19 +98,20 @@ const entries = resource(auditEntryKind, { path: '/audit-log', tag, param: 'entr
 export const auditOperations: Operation[] = [
   // Index audit_entries_project, or audit_entries_created over all projects.
   entries.list({
-    summary: 'List who did what, newest first',
-    description:
-      'Entries are never changed or deleted by callers; a chain of hashes, which can be verified, holds them together.',
+    summary: 'List audit entries',
+    description: 'Newest first. Callers cannot change or delete entries; a hash chain makes them verifiable.',
     action: 'audit:ListAuditEntries',
     pageSize: { default: 25, max: 200 },
     filters: auditFilters,
-    where: ({ caller, project }) => [project === null && !seesGlobal(caller) && sql.fragment`t.project_id is not null`],
+    where: ({ caller, project }) => [
+      project === null && !canReadGlobal(caller) && sql.fragment`t.project_id is not null`,
+    ],
   }),
   exportEntries,
   verify,
   entries.get({
-    summary: 'Read an audit entry',
-    description: 'Says who asked for what, from where, how it was decided, and what changed.',
+    summary: 'Get an audit entry',
+    description: 'Returns the principal, the action, the client, the status and the changes of one request.',
     action: 'audit:GetAuditEntry',
   }),
 ]

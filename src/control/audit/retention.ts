@@ -6,8 +6,8 @@ import { deleteAuditEntries } from './store.ts'
 const DAY_MS = 86_400_000
 
 /**
- * Deletes entries older than AUDIT_RETENTION_DAYS (0 = none), a batch per transaction, unless the sweep is disabled.
- * Returns how many.
+ * Deletes entries older than AUDIT_RETENTION_DAYS (0 disables it), one batch per transaction, unless the sweep is
+ * disabled. Returns their number.
  */
 export async function pruneAudit(
   { config, clock, pool }: Pick<Services, 'config' | 'clock' | 'pool'>,

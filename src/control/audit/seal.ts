@@ -10,28 +10,28 @@ import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { auditEntryKind } from './model.ts'
 import {
-  chainHeads,
   GLOBAL_CHAIN,
   insertSeals,
   lastSealingPass,
+  listChainHeads,
+  listUnsealedChains,
+  listUnsealedEntries,
+  readSealingState,
   recordPassIfSealed,
   recordSealingPass,
   type Seal,
-  sealingState,
   tryLockChains,
-  unsealedChains,
-  unsealedEntries,
 } from './store.ts'
 
 /**
- * Tamper evidence. Behind the entries of a project, and behind those without one, a worker writes a hash chain:
- * `hash = sha256(previous hash + canonical entry)`, so that writes of a project do not queue on it. A chain shows that a
- * sealed entry was changed or deleted. It does not show what happened to an entry in the seconds before it was sealed,
- * nor a chain that was computed anew as a whole: compare the last hash with a copy kept elsewhere for that. Seals outlive
- * entries that retention deleted.
+ * Tamper evidence. A worker writes one hash chain per project and one for entries without a project, where
+ * `hash = sha256(previous hash + canonical entry)`. Sealing after the fact keeps writers from contending for the chain.
+ * A chain proves that a sealed entry was changed or deleted. It detects neither a change in the seconds before sealing
+ * nor a chain recomputed as a whole: for the latter, compare the last hash with an external copy. Seals outlive entries
+ * that retention deleted.
  */
 
-/** Wakes the sealing worker; one message at a time in the whole deployment. */
+/** Wake-ups of sealing; one message at a time in the whole deployment. */
 const sealQueue = entityMailbox('audit.seal', {
   message: z.object({ full: z.boolean() }),
   key: message => (message.full ? 'full' : 'tick'),
@@ -41,13 +41,13 @@ const sealQueue = entityMailbox('audit.seal', {
 const PAGE = 500
 const BUSY_MS = 50
 
-/** An entry can be committed so much later than its id says; a full pass finds what is later still. */
-const LATE_MS = 120_000
+/** Longest delay from the time in an entry id to its commit; a full pass finds later entries. */
+const MAX_COMMIT_DELAY_MS = 120_000
 
-/** An entry as text that depends on its values only, whatever the order of the keys in its detail. */
+/** Returns an entry as text that does not depend on the order of keys in its detail. */
 export const canonicalEntry = (entry: AuditEntry): string => canonicalJson(auditEntryKind.present(entry))
 
-/** The hash of an entry behind the one of its predecessor. */
+/** Returns the chained hash of an entry. */
 export const entryHash = (previous: Buffer, entry: AuditEntry): Buffer =>
   createHash('sha256').update(previous).update(canonicalEntry(entry)).digest()
 
@@ -56,18 +56,18 @@ const chainName = (entry: AuditEntry): string => entry.project_id ?? GLOBAL_CHAI
 type Scope = { chain?: string; floor: string | null }
 
 /**
- * Seals up to a page of entries under the locks of their chains. Returns how many, and the last one's id. Does
- * not wait with a connection in hand: `busy` while another process seals one of the chains.
+ * Seals up to a page of entries under the locks of their chains. Returns their number and the last id, or `busy` while
+ * another process seals one of the chains: waiting for it would occupy a connection.
  */
 async function sealPage(pool: Pool, scope: Scope): Promise<{ count: number; last: string | null; busy?: true }> {
-  const chains = scope.chain ? [scope.chain] : await unsealedChains(pool, scope.floor, PAGE)
+  const chains = scope.chain ? [scope.chain] : await listUnsealedChains(pool, scope.floor, PAGE)
   if (chains.length === 0) return { count: 0, last: null }
   return inTransaction(pool, async db => {
     if (!(await tryLockChains(db, chains))) return { count: 0, last: null, busy: true }
-    // Read under the locks: entries that another process sealed meanwhile have their seals now.
-    const entries = await unsealedEntries(db, chains, scope, PAGE)
+    // Read under the locks, so that entries sealed by another process are excluded.
+    const entries = await listUnsealedEntries(db, chains, scope, PAGE)
     if (entries.length === 0) return { count: 0, last: null }
-    const heads = new Map((await chainHeads(db, chains)).map(head => [head.chain, head]))
+    const heads = new Map((await listChainHeads(db, chains)).map(head => [head.chain, head]))
     const seals = entries.map((entry): Seal => {
       const chain = chainName(entry)
       const head = heads.get(chain) ?? { position: 0, hash: Buffer.alloc(0) }
@@ -84,14 +84,14 @@ async function sealPages(
   pool: Pool,
   scope: Scope,
   stopping?: AbortSignal,
-  inTurn: <T>(work: () => Promise<T>) => Promise<T> = work => work(),
+  serialize: <T>(work: () => Promise<T>) => Promise<T> = work => work(),
 ): Promise<number> {
-  const begin = idFloor(auditEntryKind.prefix, new Date())
+  const startId = idFloor(auditEntryKind.prefix, new Date())
   let sealed = 0
   let { floor } = scope
   while (!stopping?.aborted) {
-    // Each page begins where the last ended: what is sealed already is not read again.
-    const { count, last, busy } = await inTurn(() => sealPage(pool, { ...scope, floor }))
+    // Each page starts after the previous one, so that sealed entries are not read again.
+    const { count, last, busy } = await serialize(() => sealPage(pool, { ...scope, floor }))
     if (busy) {
       await pause(BUSY_MS)
       continue
@@ -99,51 +99,51 @@ async function sealPages(
     if (last === null) break
     sealed += count
     floor = last
-    // Entries that came since the start are left to the next pass, or a busy deployment would never finish one.
-    if (last >= begin) break
+    // The next pass seals entries written since the start; otherwise a busy deployment would never finish a pass.
+    if (last >= startId) break
   }
   return sealed
 }
 
-/** Entries with smaller ids were sealed by the last pass over all chains; null before the first. */
-const floorOf = (lastPass: string | null): string | null =>
-  lastPass ? idFloor(auditEntryKind.prefix, new Date(new Date(lastPass).getTime() - LATE_MS)) : null
+/** Returns the id below which the last pass sealed all entries; null before the first pass. */
+const sealedFloor = (lastPass: string | null): string | null =>
+  lastPass ? idFloor(auditEntryKind.prefix, new Date(new Date(lastPass).getTime() - MAX_COMMIT_DELAY_MS)) : null
 
-const passFloor = async (pool: Pool): Promise<string | null> => floorOf(await lastSealingPass(pool))
+const readSealedFloor = async (pool: Pool): Promise<string | null> => sealedFloor(await lastSealingPass(pool))
 
 /**
- * Whether entries wait for a seal. Where none does, asking was a pass: a deployment in which nothing happens sends no
- * messages for it, and reads nothing but the newest id once that is older than LATE_MS.
+ * Whether entries need a seal. If not, the check is recorded as a pass, so an idle deployment sends no messages and
+ * reads only the newest id once that is older than MAX_COMMIT_DELAY_MS.
  */
 async function isPassDue({ pool }: Services): Promise<boolean> {
   const began = new Date()
-  const { passed_at, newest } = await sealingState(pool)
-  const floor = floorOf(passed_at)
+  const { passed_at, newest } = await readSealingState(pool)
+  const floor = sealedFloor(passed_at)
   if (newest === null || (floor !== null && newest < floor)) return false
   return !(await recordPassIfSealed(pool, floor, began))
 }
 
 /**
- * Seals every entry that is due: those since the last pass, with a margin for late commits, or with `full` whatever has
- * no seal. Safe to run at the same time as others. Returns how many were sealed.
+ * Seals entries since the last pass, with a margin for late commits, or with `full` all unsealed entries. Concurrent
+ * runs are safe. Returns the number of sealed entries.
  */
 export async function sealEntries(pool: Pool, options: { full: boolean; stopping?: AbortSignal }): Promise<number> {
   const began = new Date()
-  const floor = options.full ? null : await passFloor(pool)
+  const floor = options.full ? null : await readSealedFloor(pool)
   const sealed = await sealPages(pool, { floor }, options.stopping)
   if (!options.stopping?.aborted) await recordSealingPass(pool, began)
   return sealed
 }
 
-/** Seals the entries of a chain since the last pass. `inTurn` runs each statement and each page. */
+/** Seals the entries of a chain since the last pass. `serialize` wraps each statement and each page. */
 export async function sealChain(
   pool: Pool,
   chain: string,
   stopping: AbortSignal,
-  inTurn: <T>(work: () => Promise<T>) => Promise<T>,
+  serialize: <T>(work: () => Promise<T>) => Promise<T>,
 ): Promise<void> {
-  const floor = await inTurn(() => passFloor(pool))
-  await sealPages(pool, { chain, floor }, stopping, inTurn)
+  const floor = await serialize(() => readSealedFloor(pool))
+  await sealPages(pool, { chain, floor }, stopping, serialize)
 }
 
 const SEAL_SECONDS = 5

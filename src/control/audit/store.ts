@@ -5,10 +5,10 @@ import { allOf, type Fragment, type Queryable, sql, voidStatement } from '../../
 import { AuditRecord, auditEntryKind } from './model.ts'
 
 /**
- * Up to `limit` entries after one (null: from the first), oldest first. Indexes audit_entries_project and
- * audit_entries_created, read backwards.
+ * Lists up to `limit` entries after one (null: from the first), oldest first. Backward scan of audit_entries_project or
+ * audit_entries_created.
  */
-export const auditEntriesAfter = (
+export const listAuditEntriesAfter = (
   db: Queryable,
   where: Fragment,
   after: Pick<Entry, 'created_at' | 'id'> | null,
@@ -19,18 +19,18 @@ export const auditEntriesAfter = (
     where ${where} ${after ? sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})` : sql.fragment``}
     order by t.created_at, t.id limit ${limit}`)
 
-const readSwitch = sql.type(z.object({ id: z.string(), audit_reads_enabled: z.boolean() }))
+const auditFlagRow = sql.type(z.object({ id: z.string(), audit_reads_enabled: z.boolean() }))
 
-/** Whether reads of projects are audited, by project id; a project that is gone is left out. */
+/** Returns whether reads are audited, by project; deleted projects are omitted. */
 export const readAuditFlags = (
   db: Queryable,
   projectIds: string[],
 ): Promise<readonly { id: string; audit_reads_enabled: boolean }[]> =>
-  db.any(readSwitch`select id, audit_reads_enabled from projects where id = any(${sql.array(projectIds, 'text')})`)
+  db.any(auditFlagRow`select id, audit_reads_enabled from projects where id = any(${sql.array(projectIds, 'text')})`)
 
 /**
- * Deletes up to `limit` entries older than a time and marks their seals (index audit_entries_created). Only inside a
- * transaction: the switch that the append-only triggers ask for ends with it. Returns how many.
+ * Deletes up to `limit` entries older than `before` and marks their seals (index audit_entries_created). Requires a
+ * transaction: it sets the local setting that the append-only triggers check. Returns their number.
  */
 export async function deleteAuditEntries(tx: Queryable, before: Date, limit: number): Promise<number> {
   await setForTransaction(tx, { 'muster.audit_retention': 'on' })
@@ -47,9 +47,9 @@ export async function deleteAuditEntries(tx: Queryable, before: Date, limit: num
   return rowCount
 }
 
-/** Entries of a project that a search for who changed something goes back. */
-const SEARCHED = 20_000
-const FOUND = 2000
+/** Most recent entries of a project that changesSince reads, and most changes that it returns. */
+const MAX_SEARCHED = 20_000
+const MAX_CHANGES = 2000
 
 const Change = z.strictObject({
   resource_public_id: z.string(),
@@ -57,34 +57,34 @@ const Change = z.strictObject({
   created_at: z.string(),
   fields: z.array(z.string()).nullable(),
 })
-export type NotedChange = z.output<typeof Change>
+export type RecordedChange = z.output<typeof Change>
 
 /**
- * Who changed some resources since a time by another way than a formation, the newest first; `fields` are those that the entry
- * names. No further back than the last 20,000 entries of the project: by audit_entries_project, which does not know resources.
+ * Lists changes of resources since a time that did not come from a formation, newest first, with the changed fields.
+ * Reads at most the last 20,000 entries of the project: the index audit_entries_project does not contain resources.
  */
 export const changesSince = (
   db: Queryable,
   projectId: string,
   ids: readonly string[],
   since: string,
-): Promise<readonly NotedChange[]> =>
+): Promise<readonly RecordedChange[]> =>
   db.any(sql.type(Change)`
     select resource_public_id, principal_id, created_at, fields from (
       select resource_public_id, principal_id, created_at, id, status, detail ->> 'surface' as surface, detail -> 'changes' as fields
       from audit_entries
       where project_id = ${projectId} and created_at >= ${since}::timestamptz
-      order by created_at desc, id desc limit ${SEARCHED}) as t
+      order by created_at desc, id desc limit ${MAX_SEARCHED}) as t
     where resource_public_id = any(${sql.array([...ids], 'text')}) and status < 300 and surface is distinct from 'formation'
-    order by created_at desc, id desc limit ${FOUND}`)
+    order by created_at desc, id desc limit ${MAX_CHANGES}`)
 
-/** The name of a project's chain; entries without a project form one of their own. */
+/** Name of the chain of entries without a project; other chains are named by project id. */
 export const GLOBAL_CHAIN = 'global'
 
-const chainOf = sql.fragment`coalesce(t.project_id, ${GLOBAL_CHAIN})`
+const chainExpr = sql.fragment`coalesce(t.project_id, ${GLOBAL_CHAIN})`
 
-/** Entries without a seal: of one chain, or with ids from a floor on. Primary keys of both tables serve the anti-join. */
-function unsealed(scope: { chain?: string; floor?: string | null }): Fragment {
+/** Returns the condition for entries without a seal. Primary keys of both tables serve the anti-join. */
+function unsealedCondition(scope: { chain?: string; floor?: string | null }): Fragment {
   const { chain, floor } = scope
   return allOf([
     chain === GLOBAL_CHAIN && sql.fragment`t.project_id is null`,
@@ -95,13 +95,13 @@ function unsealed(scope: { chain?: string; floor?: string | null }): Fragment {
   ])
 }
 
-/** Chains that have entries to seal, out of the first `limit` such entries. */
-export const unsealedChains = (db: Queryable, floor: string | null, limit: number): Promise<readonly string[]> =>
+/** Lists the chains of the first `limit` unsealed entries. */
+export const listUnsealedChains = (db: Queryable, floor: string | null, limit: number): Promise<readonly string[]> =>
   db.anyFirst(sql.type(z.object({ chain: z.string() }))`
     select distinct chain from (
-      select ${chainOf} as chain from audit_entries t where ${unsealed({ floor })} order by t.id limit ${limit}) as first`)
+      select ${chainExpr} as chain from audit_entries t where ${unsealedCondition({ floor })} order by t.id limit ${limit}) as first`)
 
-/** Takes the lock of every chain until the transaction ends; false when another transaction has one. Never waits. */
+/** Locks chains until the transaction ends; false when another transaction holds one of the locks. Never waits. */
 export const tryLockChains = (db: Queryable, chains: readonly string[]): Promise<boolean> =>
   db.oneFirst(sql.type(z.object({ locked: z.boolean() }))`
     select bool_and(pg_try_advisory_xact_lock(hashtextextended('audit chain ' || chain, 0))) as locked
@@ -110,8 +110,8 @@ export const tryLockChains = (db: Queryable, chains: readonly string[]): Promise
       ['text'],
     )} as c (chain)`)
 
-/** Up to `limit` entries of some chains that have no seal, in the order of their ids. */
-export const unsealedEntries = (
+/** Lists up to `limit` unsealed entries of chains by id. */
+export const listUnsealedEntries = (
   db: Queryable,
   chains: readonly string[],
   scope: { chain?: string; floor?: string | null },
@@ -119,7 +119,7 @@ export const unsealedEntries = (
 ): Promise<readonly Entry[]> =>
   db.any(auditEntryKind.sql`
     select ${auditEntryKind.columns} from audit_entries t
-    where ${unsealed(scope)} and ${chainOf} = any(${sql.array([...chains], 'text')})
+    where ${unsealedCondition(scope)} and ${chainExpr} = any(${sql.array([...chains], 'text')})
     order by t.id limit ${limit}`)
 
 const Seal = z.object({
@@ -130,8 +130,8 @@ const Seal = z.object({
 })
 export type Seal = z.output<typeof Seal>
 
-/** The last seal of each chain that has one (unique index on chain and position, one lookup per chain). */
-export const chainHeads = (
+/** Lists the last seal of each chain that has seals (unique index on chain and position, one lookup per chain). */
+export const listChainHeads = (
   db: Queryable,
   chains: readonly string[],
 ): Promise<readonly Pick<Seal, 'chain' | 'position' | 'hash'>[]> =>
@@ -151,17 +151,17 @@ export const insertSeals = (db: Queryable, seals: Seal[]): Promise<unknown> =>
       ['text', 'text', 'int8', 'bytea'],
     )}`)
 
-const sealed = Seal.omit({ chain: true }).extend({ pruned: z.boolean() })
+const sealColumns = Seal.omit({ chain: true }).extend({ pruned: z.boolean() })
 
-/** A seal with the columns of its entry, all of them null when the entry is missing. */
-const SealedEntry = z.union([sealed.extend(AuditRecord.shape), sealed.extend({ id: z.null() })])
+/** A seal with the columns of its entry, all null if the entry is missing. */
+const SealedEntry = z.union([sealColumns.extend(AuditRecord.shape), sealColumns.extend({ id: z.null() })])
 export type SealedEntry = z.output<typeof SealedEntry>
 
 /**
- * Up to `limit` seals of a chain after a position, each with its entry as it stands. The seals are cut to the page before
- * the join (unique index on chain and position), else every page would read the whole log.
+ * Lists up to `limit` seals of a chain after a position, each with its current entry. Seals are limited before the join
+ * (unique index on chain and position); otherwise every page would read the whole log.
  */
-export const sealsAfter = (
+export const listSealsAfter = (
   db: Queryable,
   chain: string,
   position: number,
@@ -175,14 +175,14 @@ export const sealsAfter = (
     left join audit_entries t on t.id = s.entry_id
     order by s.position`)
 
-/** The hash at a position of a chain; null where there is no seal (unique index on chain and position). */
-export const sealHash = (db: Queryable, chain: string, position: number): Promise<Buffer | null> =>
+/** Returns the hash at a position of a chain; null without a seal (unique index on chain and position). */
+export const findSealHash = (db: Queryable, chain: string, position: number): Promise<Buffer | null> =>
   db.maybeOneFirst(
     sql.type(Seal.pick({ hash: true }))`
       select hash from audit_seals where chain = ${chain} and position = ${position}`,
   )
 
-/** Takes or renews the lease to verify a chain; false while another holder has it. */
+/** Acquires or renews the verification lease of a chain; false while another holder has it. */
 export const acquireVerificationLease = async (
   db: Queryable,
   chain: string,
@@ -200,23 +200,23 @@ export const acquireVerificationLease = async (
 export const releaseVerificationLease = (db: Queryable, chain: string, holder: string): Promise<unknown> =>
   db.query(voidStatement`delete from audit_verifications where chain = ${chain} and holder = ${holder}`)
 
-/** When the last complete sealing pass began; null before the first. */
+/** Returns the start of the last complete sealing pass; null before the first. */
 export const lastSealingPass = (db: Queryable): Promise<string | null> =>
   db.maybeOneFirst(sql.type(z.object({ passed_at: z.string() }))`select passed_at from audit_sealing`)
 
-/** The last pass, and the newest entry there is. Primary keys of both tables serve it. */
-export const sealingState = (db: Queryable): Promise<{ passed_at: string | null; newest: string | null }> =>
+/** Returns the start of the last pass and the newest entry id (primary keys). */
+export const readSealingState = (db: Queryable): Promise<{ passed_at: string | null; newest: string | null }> =>
   db.one(sql.type(z.object({ passed_at: z.string().nullable(), newest: z.string().nullable() }))`
     select (select passed_at from audit_sealing) as passed_at, (select max(id) from audit_entries) as newest`)
 
 /**
- * Notes a pass that found nothing to seal from an id on, in one statement with the search; returns whether it did. Where
- * entries are written all the time, the newest has no seal yet, and the search ends with it.
+ * Records a pass if no entry from `floor` on is unsealed, in one statement; returns whether it did. The newest entry is
+ * checked first: in a busy deployment it is unsealed and ends the search.
  */
 export async function recordPassIfSealed(db: Queryable, floor: string | null, began: Date): Promise<boolean> {
   const { rowCount } = await db.query(voidStatement`
     with waiting as materialized (
-      select from audit_entries t where ${unsealed({ floor })} order by t.id desc limit 1)
+      select from audit_entries t where ${unsealedCondition({ floor })} order by t.id desc limit 1)
     insert into audit_sealing (passed_at)
     select ${began.toISOString()}::timestamptz where not exists (select from waiting)
     on conflict (singleton) do update set passed_at = greatest(audit_sealing.passed_at, excluded.passed_at)`)

@@ -5,27 +5,30 @@ import { sql } from '../../core/db/sql.ts'
 import { Envelope } from '../webhooks/model.ts'
 
 export const Event = Envelope.extend({
-  dispatched_at: z.iso.datetime().nullable().meta({ description: 'When its deliveries were queued' }),
+  dispatched_at: z.iso
+    .datetime()
+    .nullable()
+    .meta({ description: 'Time at which the deliveries were queued. Null until then.' }),
 }).meta({ id: 'Event' })
 
 export const EventFamily = z
   .object({
     resource_type: z.string(),
-    prefix: z.string().describe('What the names of the events begin with'),
+    prefix: z.string().describe('Common prefix of the event names'),
     events: z
       .array(
         z.object({
           name: z.string(),
-          aliases: z.array(z.string()).describe('Older names under which subscriptions still match'),
+          aliases: z.array(z.string()).describe('Former names that subscriptions may still use'),
         }),
       )
-      .describe('Events of the family'),
+      .describe('Events of the resource type'),
     notes: z.string().nullable(),
   })
   .meta({ id: 'EventFamily' })
 
 export const RedispatchInput = z
-  .strictObject({ webhook_id: z.string().describe('Webhook of the same project that gets the event') })
+  .strictObject({ webhook_id: z.string().describe('ID of the webhook, in the project of the event') })
   .meta({ id: 'RedispatchEventInput' })
 
 const EventRow = StoredEnvelope.extend({ name: z.string(), dispatched_at: z.string().nullable() })

@@ -4,7 +4,7 @@ import { eventOperations } from './operations.ts'
 import { pruneEvents } from './retention.ts'
 
 export default module('events', {
-  tags: { Events: 'What happened to resources, as webhooks and triggers get it.' },
+  tags: { Events: 'Resource events, as delivered to webhooks and triggers.' },
   kinds: [eventKind],
   operations: eventOperations,
   sweeps: [{ name: 'events', when: '47 3 * * *', run: pruneEvents }],

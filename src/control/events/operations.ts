@@ -6,7 +6,7 @@ import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { type EventType, eventTypes } from '../../core/db/events.ts'
 import { sql } from '../../core/db/sql.ts'
-import { factsLeftOut } from '../webhooks/facts.ts'
+import { withFactsRedacted } from '../webhooks/facts.ts'
 import { deliveryKind, WebhookDelivery } from '../webhooks/model.ts'
 import { findVisibleWebhook, notifyWorkers } from '../webhooks/operations.ts'
 import { insertDelivery } from '../webhooks/store.ts'
@@ -17,17 +17,17 @@ const tag = 'Events'
 
 const events = resource(eventKind, { path: '/events', tag })
 
-/** More than an event's id and its time lie apart, unless a clock was set back by more. */
-const CLOCKS_MS = 60_000
+/** Tolerance between the time in an event id and its `created_at`, for clock skew. */
+const CLOCK_SKEW_MS = 60_000
 
-const prefixOf = ({ name }: EventType): string => name.slice(0, name.indexOf('.') + 1)
+const eventPrefix = ({ name }: EventType): string => name.slice(0, name.indexOf('.') + 1)
 
 const registry = operation({
   id: 'listEventRegistry',
   method: 'get',
   path: '/events/registry',
-  summary: 'List every event of this deployment by resource type',
-  description: 'The names that patterns of webhooks and triggers can match.',
+  summary: 'List event types',
+  description: 'Event names by resource type; patterns of webhooks and triggers match against them.',
   tag,
   gate: 'any',
   paged: true,
@@ -35,7 +35,7 @@ const registry = operation({
   answers: { 200: pageOf(EventFamily) },
   run: async context =>
     pageOfArray(
-      [...Map.groupBy(eventTypes.all(), prefixOf)].map(([prefix, events]) => ({
+      [...Map.groupBy(eventTypes.all(), eventPrefix)].map(([prefix, events]) => ({
         resource_type: events[0].resource_type,
         prefix,
         events: events.map(({ name, aliases }) => ({ name, aliases })),
@@ -47,18 +47,18 @@ const registry = operation({
 
 export const eventOperations: Operation[] = [
   // events_project, or the primary key over all projects: ids rise with time.
-  factsLeftOut(
+  withFactsRedacted(
     events.list({
       order: ({ project }) => (project === null ? sql.fragment`t.id desc` : undefined),
       where: ({ project, page: { from, to } }) =>
         project === null
           ? [
-              from && sql.fragment`t.id >= ${idFloor(eventKind.prefix, new Date(from.getTime() - CLOCKS_MS))}`,
-              to && sql.fragment`t.id < ${idFloor(eventKind.prefix, new Date(to.getTime() + CLOCKS_MS))}`,
+              from && sql.fragment`t.id >= ${idFloor(eventKind.prefix, new Date(from.getTime() - CLOCK_SKEW_MS))}`,
+              to && sql.fragment`t.id < ${idFloor(eventKind.prefix, new Date(to.getTime() + CLOCK_SKEW_MS))}`,
             ]
           : [],
-      summary: 'List events as they are sent to webhooks',
-      description: 'With the envelope as webhooks get it, whether or not any webhook subscribed.',
+      summary: 'List events',
+      description: 'Returns the envelopes delivered to webhooks, including events without any subscribed webhook.',
       filters: {
         event: equalsFilter('name'),
         resource_type: equalsFilter('resource_type'),
@@ -68,18 +68,19 @@ export const eventOperations: Operation[] = [
     }),
   ),
   registry,
-  factsLeftOut(events.get()),
+  withFactsRedacted(events.get()),
   events.action('redispatch', {
-    summary: 'Send a stored event to a webhook that never had it',
-    description: 'Patterns and policy are not evaluated.',
+    summary: 'Redispatch an event',
+    description:
+      'Sends a stored event to a webhook that has no delivery of it. Event patterns and policies are not evaluated.',
     body: RedispatchInput,
     answers: { 202: WebhookDelivery },
     async run({ tx, body, caller, resource }) {
-      const target = await findVisibleWebhook(tx, caller, body.webhook_id)
-      if (target.project_id !== resource.project_id)
-        raiseInvalid({ code: 'INVALID_VALUE', path: 'webhook_id', message: 'must name a webhook of the same project' })
+      const webhook = await findVisibleWebhook(tx, caller, body.webhook_id)
+      if (webhook.project_id !== resource.project_id)
+        raiseInvalid({ code: 'INVALID_VALUE', path: 'webhook_id', message: 'must be a webhook in the same project' })
       const row = await insertDelivery(tx, {
-        webhook_id: target.id,
+        webhook_id: webhook.id,
         event_id: resource.id,
         event_type: resource.name,
         envelope: await lockEventText(tx, resource.id),
@@ -89,9 +90,9 @@ export const eventOperations: Operation[] = [
         return raiseInvalid({
           code: 'INVALID_VALUE',
           path: 'webhook_id',
-          message: 'has a delivery of this event, which can be redelivered',
+          message: 'already has a delivery of this event, redeliver that delivery',
         })
-      notifyWorkers(tx, target)
+      notifyWorkers(tx, webhook)
       return deliveryKind.present(row)
     },
   }),

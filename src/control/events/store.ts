@@ -4,29 +4,34 @@ import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/even
 import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { eventKind } from './model.ts'
 
-const eventId = sql.type(z.object({ id: z.string() }))
+const eventIdRow = sql.type(z.object({ id: z.string() }))
 
-const stored = sql.type(StoredEnvelope)
+const envelopeRow = sql.type(StoredEnvelope)
 
-/** The text of an event that gets a delivery, as text from now on. The lock keeps a purge of its content apart. */
+/**
+ * Returns the envelope of an event for a new delivery and stores it uncompressed. The row lock excludes a concurrent
+ * redaction.
+ */
 export async function lockEventText(db: Queryable, id: string): Promise<string> {
-  const row = await db.one(stored`select ${storedEnvelope} from events where id = ${id} for no key update`)
+  const row = await db.one(envelopeRow`select ${storedEnvelope} from events where id = ${id} for no key update`)
   const text = readEnvelope(row)
   if (row.packed) await db.query(voidStatement`update events set envelope = ${text}, packed = null where id = ${id}`)
   return text
 }
 
-/** Locks up to `limit` dispatched events made before `before`, oldest first. By the primary key: ids rise with time. */
+/**
+ * Locks up to `limit` dispatched events created before `before`, oldest first. Primary key: ids are ordered by time.
+ */
 export const lockExpiredEvents = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>
-  db.anyFirst(eventId`
+  db.anyFirst(eventIdRow`
     select id from events where id < ${idFloor(eventKind.prefix, before)} and dispatched_at is not null
     order by id limit ${limit} for update skip locked`)
 
 /**
- * Deletes locked events. The text of one that deliveries refer to moves to where they still find it: a delivery that is
- * made again meanwhile waits for the lock and then holds its text. Served by webhook_deliveries_event.
+ * Deletes locked events and moves envelopes that deliveries refer to into retained_envelopes (index
+ * webhook_deliveries_event). A concurrent redelivery waits for the lock and then copies the envelope.
  */
-export async function deleteExpired(db: Queryable, ids: readonly string[]): Promise<void> {
+export async function deleteExpiredEvents(db: Queryable, ids: readonly string[]): Promise<void> {
   await db.query(voidStatement`
     with gone as (delete from events where id = any (${sql.array([...ids], 'text')}) returning *)
     insert into retained_envelopes (event_id, project_id, resource_type, resource_id, envelope)

@@ -3,14 +3,14 @@ import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 export const exceptionErrors = {
   EXCEPTION_ALREADY_RESOLVED: {
     status: 409,
-    description: 'Exception item already resolved',
-    message: 'The exception {id} is resolved already',
-    hint: 'Nothing is left to do: what happens again files another exception.',
+    description: 'Exception already resolved',
+    message: 'Exception {id} is already resolved',
+    hint: 'No action is needed; a recurrence files a new exception.',
   },
   EXCEPTION_NOT_FOUND: {
     status: 404,
-    description: 'Exception item missing',
-    message: 'There is no exception {id}',
+    description: 'Exception not found',
+    message: 'Exception {id} not found',
   },
 } as const satisfies ErrorTable
 

@@ -14,19 +14,19 @@ import { detailText, singleLine, storableId } from '../activity/entry-text.ts'
 import { SEVERITIES, type Severity } from '../activity/model.ts'
 import { recordActivityInTx } from '../activity/record.ts'
 import { EXCEPTION_KIND_NAMES, EXCEPTION_KINDS, type ExceptionKind, type ExceptionRow, exceptionKind } from './model.ts'
-import { type ExceptionReport, fileRows, resolveMatter } from './store.ts'
+import { type ExceptionReport, resolveByDedupKey, upsertExceptions } from './store.ts'
 
-/** What is filed for people to look at. Never arguments, results or secrets. */
+/** An exception to file: names, ids and outcomes, never arguments, results or secrets. */
 export type ExceptionFiling = {
   project_id: string
   kind: ExceptionKind
-  /** Default: that of the kind. */
+  /** Defaults to the severity of the kind. */
   severity?: Severity
-  /** One line, cut at 500 characters. */
+  /** One line, truncated to 500 characters. */
   title: string
-  /** Facts of this occurrence; of more than 16 KiB what is short is kept. */
+  /** Data of this occurrence. Above 16 KiB only short fields are stored. */
   detail?: object | null
-  /** What occurrences of one matter have in common, within the kind; null never folds. */
+  /** Occurrences with the same key and kind are counted on one unresolved exception; null disables that. */
   dedup_key: string | null
   orchestration_run_id?: string | null
   node_id?: string | null
@@ -34,7 +34,7 @@ export type ExceptionFiling = {
   guardrail_version?: string | null
 }
 
-const MOST = 5_000
+const MAX_BUFFERED = 5_000
 const GATHER_MS = 20
 const BATCH = 200
 const RETRY_MS = 1000
@@ -43,58 +43,57 @@ const KEY_CHARS = 400
 
 export const exceptionsDropped = new Counter({
   name: 'muster_exceptions_dropped_total',
-  help: 'Exceptions that were not filed: the buffer was full, or the database refused them',
+  help: 'Exceptions dropped because the buffer was full or the database rejected them',
   registers: [],
 })
 
-const bufferOf = processSingleton(
+const exceptionBuffer = processSingleton(
   services =>
     new WriteBehind<ExceptionReport>({
       what: 'exceptions',
       log: services.log,
-      most: MOST,
+      most: MAX_BUFFERED,
       gatherMs: GATHER_MS,
       batch: BATCH,
       retryMs: RETRY_MS,
-      write: (filings, chainOf) => services.write(tx => fileInto(tx, filings, chainOf)),
+      write: (filings, chainOf) => services.write(tx => fileExceptions(tx, filings, chainOf)),
       dropped: count => exceptionsDropped.inc(count),
     }),
   buffer => buffer.close(),
 )
 
-const foldedBy = (kind: ExceptionKind, key: string): string => singleLine(`${kind}:${key}`).slice(0, KEY_CHARS)
+const storedDedupKey = (kind: ExceptionKind, key: string): string => singleLine(`${kind}:${key}`).slice(0, KEY_CHARS)
 
-const filingOf = (given: ExceptionFiling): ExceptionReport => ({
+const toReport = (filing: ExceptionFiling): ExceptionReport => ({
   id: newId(exceptionKind.prefix),
-  project_id: given.project_id,
-  kind: given.kind,
-  severity: given.severity ?? EXCEPTION_KINDS[given.kind],
-  title: singleLine(given.title),
-  detail: detailText(given.detail, DETAIL_BYTES),
-  // Of its kind alone: what an operator files must not fold into what the platform did.
-  dedup_key: given.dedup_key === null ? null : foldedBy(given.kind, given.dedup_key),
-  orchestration_run_id: storableId(given.orchestration_run_id),
-  node_id: given.node_id == null ? null : singleLine(given.node_id),
-  agent_id: storableId(given.agent_id),
-  guardrail_version: given.guardrail_version == null ? null : singleLine(given.guardrail_version),
+  project_id: filing.project_id,
+  kind: filing.kind,
+  severity: filing.severity ?? EXCEPTION_KINDS[filing.kind],
+  title: singleLine(filing.title),
+  detail: detailText(filing.detail, DETAIL_BYTES),
+  // Scoped to the kind, so that manual filings are not counted on exceptions of the platform.
+  dedup_key: filing.dedup_key === null ? null : storedDedupKey(filing.kind, filing.dedup_key),
+  orchestration_run_id: storableId(filing.orchestration_run_id),
+  node_id: filing.node_id == null ? null : singleLine(filing.node_id),
+  agent_id: storableId(filing.agent_id),
+  guardrail_version: filing.guardrail_version == null ? null : singleLine(filing.guardrail_version),
   occurrences: 1,
 })
 
 /**
- * Files an exception beside the work that gives reason to: written with others within a few hundredths of a second. Never
- * throws and is never waited for. For work without a transaction; a process that is killed loses what it had not written
- * yet. Work with a transaction uses `addException`.
+ * Buffers an exception, which is written in a batch within a few hundredths of a second. Never throws. A killed process
+ * loses its buffered exceptions; code with a transaction uses fileExceptionInTx.
  */
 export function fileExceptionLater(services: Pick<Services, 'state' | 'log'>, filing: ExceptionFiling): void {
   try {
-    bufferOf(services).add(filingOf(filing))
+    exceptionBuffer(services).add(toReport(filing))
   } catch (error) {
     services.log.error({ err: error, kind: filing.kind, project_id: filing.project_id }, 'exception not filed')
     exceptionsDropped.inc()
   }
 }
 
-const text = z.string().nullable()
+const nullableText = z.string().nullable()
 
 const filingQueue = workQueue('exception.file', {
   message: z.object({
@@ -103,12 +102,12 @@ const filingQueue = workQueue('exception.file', {
     kind: z.enum(EXCEPTION_KIND_NAMES),
     severity: z.enum(SEVERITIES),
     title: z.string(),
-    detail: text,
-    dedup_key: text,
-    orchestration_run_id: text,
-    node_id: text,
-    agent_id: text,
-    guardrail_version: text,
+    detail: nullableText,
+    dedup_key: nullableText,
+    orchestration_run_id: nullableText,
+    node_id: nullableText,
+    agent_id: nullableText,
+    guardrail_version: nullableText,
     occurrences: z.int(),
   }),
   concern: 'delivery',
@@ -118,31 +117,31 @@ const filingQueue = workQueue('exception.file', {
 })
 
 /**
- * Files an exception that commits with the producer's transaction: as a message, so that neither a failure nor the wait for
- * others that file the same matter reaches the producer. A worker files it, exactly once. Returns the id that it gets unless
- * it folds into another.
+ * Sends an exception as a message with the caller's transaction; a worker files it exactly once. The message keeps
+ * failures and lock waits on the same dedup key away from the caller. Returns the id of the exception, unless it is
+ * counted on an existing one.
  */
-export function fileExceptionInTx(outgoing: Pick<Outbox, 'send'>, given: ExceptionFiling): string {
-  const filing = filingOf(given)
-  outgoing.send(filingQueue, filing)
-  return filing.id
+export function fileExceptionInTx(outbox: Pick<Outbox, 'send'>, filing: ExceptionFiling): string {
+  const report = toReport(filing)
+  outbox.send(filingQueue, report)
+  return report.id
 }
 
 export const filingHandler = handler(filingQueue, {}, async (filing, { services, complete }) => {
   try {
     await services.write(async tx => {
-      await fileInto(tx, [filing])
+      await fileExceptions(tx, [filing])
       await injectFault(services, 'exception_filed')
       complete(tx)
     })
   } catch (error) {
-    // Nobody is left to look at it.
+    // An exception of a deleted project is dropped.
     if (!isProjectDeleted(error)) throw error
   }
 })
 
-/** Those with the same key as one, with the facts of the last, in the order of their keys. */
-function folded(filings: readonly ExceptionReport[]): ExceptionReport[] {
+/** Merges reports with the same key, keeping the last detail, and sorts them by key. */
+function mergeReports(filings: readonly ExceptionReport[]): ExceptionReport[] {
   const byKey = new Map<string, ExceptionReport>()
   const single: ExceptionReport[] = []
   for (const filing of filings) {
@@ -163,21 +162,21 @@ function folded(filings: readonly ExceptionReport[]): ExceptionReport[] {
 }
 
 /**
- * Files items; what is new is an event and an entry of the activity feed.
- * @param chainOf the triggers that led to one, where those are not the ones of the caller
- * @returns the items as they stand
+ * Files exceptions; each new one emits an event and an activity entry.
+ * @param chainOf trigger chain of a filing by its index, if it is not the caller's chain
+ * @returns the current rows
  */
-async function fileInto(
+async function fileExceptions(
   tx: Tx,
   filings: readonly ExceptionReport[],
-  chainOf: (place: number) => readonly string[] = () => [],
+  chainOf: (index: number) => readonly string[] = () => [],
 ): Promise<readonly ExceptionRow[]> {
-  const places = new Map(filings.map(({ id }, place) => [id, place]))
-  const rows = await fileRows(tx, folded(filings))
+  const indexById = new Map(filings.map(({ id }, index) => [id, index]))
+  const rows = await upsertExceptions(tx, mergeReports(filings))
   for (const row of rows) {
-    const place = places.get(row.id)
-    if (place === undefined) continue
-    withTriggerChain(chainOf(place), () => tx.emit(exceptionKind, 'created', row))
+    const index = indexById.get(row.id)
+    if (index === undefined) continue
+    withTriggerChain(chainOf(index), () => tx.emit(exceptionKind, 'created', row))
     recordActivityInTx(tx, {
       project_id: row.project_id,
       kind: 'exception_created',
@@ -192,18 +191,18 @@ async function fileInto(
   return rows
 }
 
-/** Files an item in a transaction that waits for it. `created` is false when it was folded into another. */
+/** Files an exception in the caller's transaction. `created` is false if it was counted on an existing one. */
 export async function fileExceptionNow(
   tx: Tx,
   filing: ExceptionFiling,
 ): Promise<{ row: ExceptionRow; created: boolean }> {
-  const made = filingOf(filing)
-  const [row] = await fileInto(tx, [made])
-  return { row, created: row.id === made.id }
+  const report = toReport(filing)
+  const [row] = await fileExceptions(tx, [report])
+  return { row, created: row.id === report.id }
 }
 
-/** Closes what was filed of a matter that is over by itself. */
+/** Resolves the unresolved exception of a dedup key, without a user, because its cause is gone. */
 export async function closeMatter(tx: Tx, projectId: string, kind: ExceptionKind, key: string): Promise<void> {
-  const row = await resolveMatter(tx, projectId, foldedBy(kind, key))
+  const row = await resolveByDedupKey(tx, projectId, storedDedupKey(kind, key))
   if (row) tx.emit(exceptionKind, 'resolved', row)
 }

@@ -3,9 +3,9 @@ import { kind } from '../../core/api/kind.ts'
 import { projectField, record } from '../../core/api/record.ts'
 import { SEVERITIES, type Severity } from '../activity/model.ts'
 
-export const STATUSES = ['open', 'acknowledged', 'resolved'] as const
+export const EXCEPTION_STATUSES = ['open', 'acknowledged', 'resolved'] as const
 
-/** What is filed, with its severity unless the filing says another one. */
+/** Kinds of exceptions with their default severity. */
 export const EXCEPTION_KINDS = {
   run_failed: 'critical',
   guardrail_tripwire: 'warning',
@@ -26,32 +26,37 @@ export const EXCEPTION_KIND_NAMES = Object.keys(EXCEPTION_KINDS) as [ExceptionKi
 const DETAIL_BYTES = 16_384
 
 const reference = z.string().nullable()
-const severity = z.enum(SEVERITIES).describe('How urgent it is')
-const note = z.string().trim().min(1).max(2000).describe('What was found or done, for those who come later')
+const severity = z.enum(SEVERITIES).describe('Severity of the exception')
+const note = z.string().trim().min(1).max(2000).describe('Note on the resolution')
 
 export const Exception = record('Exception', {
-  status: z.enum(STATUSES).describe('`open`, `acknowledged` (somebody is on it), `resolved`'),
+  status: z.enum(EXCEPTION_STATUSES).describe('`open`, `acknowledged` (a user is working on it) or `resolved`'),
   severity,
-  kind: z.enum(EXCEPTION_KIND_NAMES).describe('What happened'),
-  title: z.string().describe('One line for people'),
-  detail: z.record(z.string(), z.unknown()).nullable().describe('Facts of the latest occurrence, by kind'),
-  occurrence_count: z.int().describe('How often it happened since it was filed'),
+  kind: z.enum(EXCEPTION_KIND_NAMES).describe('Type of the exception'),
+  title: z.string().describe('One-line text for display'),
+  detail: z
+    .record(z.string(), z.unknown())
+    .nullable()
+    .describe('Data of the latest occurrence; its fields depend on `kind`'),
+  occurrence_count: z.int().describe('Number of occurrences'),
   last_seen_at: z.iso.datetime().describe('Time of the latest occurrence'),
-  orchestration_run_id: reference.describe('Run in which it happened'),
-  node_id: reference.describe('Node of the run'),
-  agent_id: reference.describe('Agent that it is about'),
-  guardrail_version: reference.describe('Guardrail that decided, as `<id>@<version>`'),
-  acknowledged_by: reference.describe('User who acknowledged it first'),
-  resolved_by: reference.describe('User who resolved it'),
-  resolution_note: reference.describe('What that user noted'),
+  orchestration_run_id: reference.describe('ID of the orchestration run'),
+  node_id: reference.describe('ID of the node in the run'),
+  agent_id: reference.describe('ID of the agent'),
+  guardrail_version: reference.describe('Guardrail that triggered, as `<id>@<version>`'),
+  acknowledged_by: reference.describe('ID of the user who first acknowledged it'),
+  resolved_by: reference.describe(
+    'ID of the user who resolved it. Null while unresolved or if the platform resolved it.',
+  ),
+  resolution_note: reference.describe('Note of that user'),
 })
 
-const plainId = z.string().min(1).max(64).nullable()
+const uncheckedId = z.string().min(1).max(64).nullable()
 
 export const ExceptionInput = z
   .strictObject({
     project_id: projectField,
-    title: z.string().trim().min(1).max(500).describe('One line that says what is wrong'),
+    title: z.string().trim().min(1).max(500).describe('One-line description of the problem'),
     severity: severity.optional(),
     detail: z
       .record(z.string(), z.unknown())
@@ -61,16 +66,18 @@ export const ExceptionInput = z
         detail => Buffer.byteLength(JSON.stringify(detail ?? null)) <= DETAIL_BYTES,
         'must be at most 16 KiB of JSON',
       )
-      .describe('Facts that help to understand it'),
-    agent_id: plainId.optional().describe('Agent that it is about; a plain id that is not looked up'),
-    orchestration_run_id: plainId.optional().describe('Run that it is about; a plain id that is not looked up'),
+      .describe('Additional data, at most 16 KiB'),
+    agent_id: uncheckedId.optional().describe('ID of the agent; not checked for existence'),
+    orchestration_run_id: uncheckedId.optional().describe('ID of the orchestration run; not checked for existence'),
     dedup_key: z
       .string()
       .min(1)
       .max(200)
       .nullable()
       .optional()
-      .describe('Same key, same matter: while an item with it is not resolved, filing it again counts an occurrence'),
+      .describe(
+        'Deduplication key: while an exception with this key is unresolved, filing another one increments its occurrence count',
+      ),
   })
   .meta({ id: 'ExceptionInput', example: { title: 'Refunds cannot be booked', severity: 'warning' } })
 
@@ -85,7 +92,7 @@ export const ResolveManyInput = z
       .min(1)
       .max(100)
       .transform(ids => [...new Set(ids)])
-      .describe('Items to resolve; at most 100'),
+      .describe('IDs of the exceptions to resolve, at most 100'),
     note: note.nullable().optional(),
   })
   .meta({
@@ -98,8 +105,11 @@ export const ResolveManyResult = z
     results: z.array(
       z.object({
         id: z.string(),
-        exception: Exception.nullable().describe('The item, when it was resolved'),
-        error: z.object({ code: z.string(), message: z.string() }).nullable().describe('Why it was not'),
+        exception: Exception.nullable().describe('Resolved exception. Null on error.'),
+        error: z
+          .object({ code: z.string(), message: z.string() })
+          .nullable()
+          .describe('Reason for the failure. Null on success.'),
       }),
     ),
   })

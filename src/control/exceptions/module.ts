@@ -6,7 +6,7 @@ import { exceptionOperations } from './operations.ts'
 import { reportExpiring } from './secret-expiry.ts'
 
 export default module('exceptions', {
-  tags: { Exceptions: 'Failures and anomalies that somebody should look at.' },
+  tags: { Exceptions: 'Failures and anomalies that require attention.' },
   errors: exceptionErrors,
   kinds: [exceptionKind],
   operations: exceptionOperations,

@@ -7,28 +7,28 @@ import { SEVERITIES } from '../activity/model.ts'
 import { fileExceptionNow } from './file-exception.ts'
 import {
   EXCEPTION_KIND_NAMES,
+  EXCEPTION_STATUSES,
   Exception,
   ExceptionInput,
   exceptionKind,
   ResolveExceptionInput,
   ResolveManyInput,
   ResolveManyResult,
-  STATUSES,
 } from './model.ts'
-import { acknowledgeRow, findRows, resolveRows } from './store.ts'
+import { acknowledgeOpen, listExceptionsById, resolveExceptions } from './store.ts'
 
 const tag = 'Exceptions'
 const exceptions = resource(exceptionKind, { path: '/exceptions', tag })
 
-const resolved = (id: string): never => raise('EXCEPTION_ALREADY_RESOLVED', { meta: { id } })
+const raiseResolved = (id: string): never => raise('EXCEPTION_ALREADY_RESOLVED', { meta: { id } })
 
 const create = operation({
   id: 'createException',
   method: 'post',
   path: '/exceptions',
-  summary: 'File an exception by hand',
+  summary: 'Create an exception',
   description:
-    'Of the kind `manual`. With a `dedup_key` that an unresolved item filed by hand has, that item counts an occurrence and is answered with 200.',
+    'Files an exception of kind `manual`. If an unresolved manual exception has the same `dedup_key`, its occurrence count is incremented and it is returned with status 200.',
   tag,
   action: 'exceptions:CreateException',
   creates: exceptionKind,
@@ -46,39 +46,41 @@ const create = operation({
 })
 
 const acknowledge = exceptions.action('acknowledge', {
-  summary: 'Say that somebody is on it',
-  description: 'An item that is acknowledged stays so, with who did it first.',
+  summary: 'Acknowledge an exception',
+  description: 'Acknowledging again has no effect; `acknowledged_by` is the first user.',
   answers: { 200: Exception },
   raises: ['EXCEPTION_ALREADY_RESOLVED'],
   async run({ tx, resource: { id }, caller }) {
-    const row = await acknowledgeRow(tx, id, caller.user.id)
+    const row = await acknowledgeOpen(tx, id, caller.user.id)
     if (row) {
       tx.emit(exceptionKind, 'acknowledged', row)
       return exceptionKind.present(row)
     }
-    const [known] = await findRows(tx, [id])
-    if (!known) return raise('EXCEPTION_NOT_FOUND', { meta: { id } })
-    return known.status === 'resolved' ? resolved(id) : exceptionKind.present(known)
+    const [existing] = await listExceptionsById(tx, [id])
+    if (!existing) return raise('EXCEPTION_NOT_FOUND', { meta: { id } })
+    return existing.status === 'resolved' ? raiseResolved(id) : exceptionKind.present(existing)
   },
 })
 
 const resolve = exceptions.action('resolve', {
-  summary: 'Close an item',
-  description: 'It is never opened again: when the matter recurs, a new item is filed.',
+  summary: 'Resolve an exception',
+  description: 'A resolved exception is never reopened; a recurrence files a new one.',
   body: ResolveExceptionInput,
   bodyOptional: true,
   answers: { 200: Exception },
   raises: ['EXCEPTION_ALREADY_RESOLVED'],
   async run({ tx, resource: { id }, caller, body }) {
-    const [row] = await resolveRows(tx, [id], { userId: caller.user.id, note: body?.note ?? null })
+    const [row] = await resolveExceptions(tx, [id], { userId: caller.user.id, note: body?.note ?? null })
     if (!row)
-      return (await findRows(tx, [id])).length > 0 ? resolved(id) : raise('EXCEPTION_NOT_FOUND', { meta: { id } })
+      return (await listExceptionsById(tx, [id])).length > 0
+        ? raiseResolved(id)
+        : raise('EXCEPTION_NOT_FOUND', { meta: { id } })
     tx.emit(exceptionKind, 'resolved', row)
     return exceptionKind.present(row)
   },
 })
 
-const refusal = (id: string, code: 'EXCEPTION_NOT_FOUND' | 'EXCEPTION_ALREADY_RESOLVED') => {
+const failedResult = (id: string, code: 'EXCEPTION_NOT_FOUND' | 'EXCEPTION_ALREADY_RESOLVED') => {
   const { message } = new AppError(code, { meta: { id } })
   return { id, exception: null, error: { code, message } }
 }
@@ -87,25 +89,25 @@ const resolveMany = operation({
   id: 'resolveExceptions',
   method: 'post',
   path: '/exceptions/resolve',
-  summary: 'Close several items with one note',
+  summary: 'Resolve several exceptions',
   description:
-    'Each for itself: those that cannot be closed are answered with the reason, the others are closed. What the caller may not resolve is answered as what does not exist.',
+    'Exceptions are resolved independently; each failure is reported in its result. Exceptions that the caller may not resolve are reported as not found.',
   tag,
   action: 'exceptions:ResolveException',
   about: exceptionKind,
   body: ResolveManyInput,
   answers: { 200: ResolveManyResult },
   async run({ tx, body: { ids, note }, caller, visible }) {
-    const mine = visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows
-    const known = new Set((await findRows(tx, ids, mine)).map(({ id }) => id))
-    const rows = await resolveRows(tx, [...known], { userId: caller.user.id, note: note ?? null })
+    const permitted = visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows
+    const existing = new Set((await listExceptionsById(tx, ids, permitted)).map(({ id }) => id))
+    const rows = await resolveExceptions(tx, [...existing], { userId: caller.user.id, note: note ?? null })
     for (const row of rows) tx.emit(exceptionKind, 'resolved', row)
-    const closed = new Map(rows.map(row => [row.id, exceptionKind.present(row)]))
+    const resolvedById = new Map(rows.map(row => [row.id, exceptionKind.present(row)]))
     return {
       results: ids.map(id => {
-        const exception = closed.get(id)
+        const exception = resolvedById.get(id)
         if (exception) return { id, exception, error: null }
-        return refusal(id, known.has(id) ? 'EXCEPTION_ALREADY_RESOLVED' : 'EXCEPTION_NOT_FOUND')
+        return failedResult(id, existing.has(id) ? 'EXCEPTION_ALREADY_RESOLVED' : 'EXCEPTION_NOT_FOUND')
       }),
     }
   },
@@ -114,10 +116,10 @@ const resolveMany = operation({
 export const exceptionOperations: Operation[] = [
   // exceptions_project serves the order; exceptions_unresolved, _kind, _agent and _run their filters.
   exceptions.list({
-    summary: 'List what needs attention, newest first',
-    description: 'Failures and anomalies that the platform filed, or callers did, until somebody resolves them.',
+    summary: 'List exceptions',
+    description: 'Newest first. Failures and anomalies filed by the platform or by callers.',
     filters: {
-      status: oneOf('status', STATUSES),
+      status: oneOf('status', EXCEPTION_STATUSES),
       severity: oneOf('severity', SEVERITIES),
       kind: oneOf('kind', EXCEPTION_KIND_NAMES),
       agent_id: equalsFilter('agent_id'),

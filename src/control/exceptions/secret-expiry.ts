@@ -3,19 +3,19 @@ import type { Services } from '../../core/process/services.ts'
 import { claimExpiring } from '../../identity/secrets/store.ts'
 import { fileExceptionInTx } from './file-exception.ts'
 
-/** How long before it expires a secret is reported. */
-const AHEAD_MS = 14 * 86_400_000
+/** Lead time of the report before a secret expires. */
+const LEAD_MS = 14 * 86_400_000
 
 /**
- * Files an exception for each secret that expires within 14 days or has expired, once for each date: the date is marked as
- * reported in the transaction that files it. The secret can be used on. Returns how many were filed.
+ * Files an exception for each secret that has expired or expires within 14 days, once per expiry date: the same
+ * transaction marks the date as reported. The secret stays usable. Returns the number of filed exceptions.
  */
 export const reportExpiring = (
   { write, clock }: Pick<Services, 'write' | 'clock'>,
   stopping?: AbortSignal,
 ): Promise<number> => {
   const now = clock.now()
-  const before = new Date(now.getTime() + AHEAD_MS)
+  const before = new Date(now.getTime() + LEAD_MS)
   return deleteInBatches(
     limit =>
       write(async tx => {

@@ -1,7 +1,7 @@
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { type ExceptionRow, exceptionKind } from './model.ts'
 
-/** An item to be, with what it is folded by; `detail` is JSON text. */
+/** A new exception with its dedup key; `detail` is JSON text. */
 export type ExceptionReport = Pick<
   ExceptionRow,
   | 'id'
@@ -16,18 +16,20 @@ export type ExceptionReport = Pick<
 > & { detail: string | null; dedup_key: string | null; occurrences: number }
 
 /**
- * Files items in one statement: one whose key an unresolved item of its project has (unique index exceptions_dedup) counts
- * there, however many file it at once. No two of them may have the same key, and the caller gives them in the order of
- * their keys, so that two that file the same ones do not meet crosswise.
- * @returns the items as they stand; one that is new has the id it was given
+ * Inserts exceptions in one statement, or increments the count of the unresolved exception with the same key (unique
+ * index exceptions_dedup). Keys must be distinct and sorted, so that concurrent statements do not deadlock.
+ * @returns the current rows; a new row has the id of its report
  */
-export const fileRows = (db: Queryable, filings: readonly ExceptionReport[]): Promise<readonly ExceptionRow[]> =>
+export const upsertExceptions = (
+  db: Queryable,
+  reports: readonly ExceptionReport[],
+): Promise<readonly ExceptionRow[]> =>
   db.any(exceptionKind.sql`
     insert into exceptions as t (id, project_id, severity, kind, title, detail, dedup_key, occurrence_count,
       orchestration_run_id, node_id, agent_id, guardrail_version)
     select f.id, f.project_id, f.severity, f.kind, f.title, f.detail::json, f.dedup_key, f.occurrences,
       f.orchestration_run_id, f.node_id, f.agent_id, f.guardrail_version
-    from json_to_recordset(${JSON.stringify(filings)}::json) as f (id text, project_id text, severity text, kind text,
+    from json_to_recordset(${JSON.stringify(reports)}::json) as f (id text, project_id text, severity text, kind text,
       title text, detail text, dedup_key text, occurrences bigint, orchestration_run_id text, node_id text, agent_id text,
       guardrail_version text)
     on conflict (project_id, dedup_key) where status <> 'resolved' do update
@@ -35,14 +37,14 @@ export const fileRows = (db: Queryable, filings: readonly ExceptionReport[]): Pr
         last_seen_at = now(), updated_at = now()
     returning ${exceptionKind.columns}`)
 
-/** Marks an open item as taken care of; null when it is not open. */
-export const acknowledgeRow = (db: Queryable, id: string, userId: string): Promise<ExceptionRow | null> =>
+/** Acknowledges an open exception; null if it is not open. */
+export const acknowledgeOpen = (db: Queryable, id: string, userId: string): Promise<ExceptionRow | null> =>
   db.maybeOne(exceptionKind.sql`
     update exceptions t set status = 'acknowledged', acknowledged_by = ${userId}, updated_at = now()
     where t.id = ${id} and t.status = 'open' returning ${exceptionKind.columns}`)
 
-/** Resolves those of some items that are not resolved, in the order of their ids. */
-export const resolveRows = (
+/** Resolves unresolved exceptions, locking them by id. */
+export const resolveExceptions = (
   db: Queryable,
   ids: readonly string[],
   { userId, note }: { userId: string; note: string | null },
@@ -54,14 +56,14 @@ export const resolveRows = (
     update exceptions t set status = 'resolved', resolved_by = ${userId}, resolution_note = ${note}, updated_at = now()
     from held where t.id = held.id and t.status <> 'resolved' returning ${exceptionKind.columns}`)
 
-/** Resolves what is filed of a matter, in nobody's name; null without it. By exceptions_dedup. */
-export const resolveMatter = (db: Queryable, projectId: string, key: string): Promise<ExceptionRow | null> =>
+/** Resolves the unresolved exception of a dedup key, without a user; null if there is none (index exceptions_dedup). */
+export const resolveByDedupKey = (db: Queryable, projectId: string, key: string): Promise<ExceptionRow | null> =>
   db.maybeOne(exceptionKind.sql`
     update exceptions t set status = 'resolved', updated_at = now()
     where t.project_id = ${projectId} and t.dedup_key = ${key} and t.status <> 'resolved' returning ${exceptionKind.columns}`)
 
-/** Items by id, those that a condition over the alias `t` holds for. */
-export const findRows = (
+/** Lists exceptions by id that meet a condition on the alias `t`. */
+export const listExceptionsById = (
   db: Queryable,
   ids: readonly string[],
   where: Fragment = sql.fragment`true`,

@@ -3,26 +3,26 @@ import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 export const quotaErrors = {
   QUOTA_CONFLICT: {
     status: 409,
-    description: 'Duplicate quota identity',
-    message: 'A quota with the same scope, metric and window exists',
-    hint: 'Change the quota that is there (GET /quotas lists them), or choose another scope, metric or window.',
+    description: 'Quota with the same identity exists',
+    message: 'Quota with the same scope, metric and window already exists',
+    hint: 'Update the existing quota (GET /quotas) or choose another scope, metric or window.',
   },
   QUOTA_EXCEEDED: {
     status: 429,
-    description: 'Enforced flow quota exceeded',
-    message: 'The quota {quota_id} is spent: {limit} {metric} in the window {window}',
+    description: 'Enforced usage quota exceeded',
+    message: 'Quota {quota_id} exceeded: {limit} {metric} in window {window}',
   },
   QUOTA_STORAGE_EXCEEDED: {
     status: 409,
-    description: 'Stored footprint over a storage_bytes quota',
-    message: 'The quota {quota_id} allows {limit} stored bytes, and there are {current_bytes}',
-    hint: 'Delete files, documents or other content, or raise the limit of the quota that meta.quota_id names.',
+    description: 'Stored bytes over a storage_bytes quota',
+    message: 'Quota {quota_id} exceeded: {current_bytes} of {limit} stored bytes',
+    hint: 'Delete files, documents or other content, or raise the limit of quota meta.quota_id with PATCH /quotas/{quota_id}.',
   },
   QUOTA_UNENFORCEABLE: {
     status: 409,
-    description: 'Cost cap with on_unpriced block cannot be measured (pricing blackout)',
-    message: 'The quota {quota_id} cannot be enforced: the cost of what was used in its window is not known',
-    hint: 'Give the rows of meta.unpriced_rows a price, or set on_unpriced of the quota to allow or its mode to monitor.',
+    description: 'Cost of a quota with on_unpriced=block cannot be measured',
+    message: 'Quota {quota_id} cannot be enforced because usage in its window has no price',
+    hint: 'Add prices for meta.unpriced_rows, or set on_unpriced to allow or mode to monitor with PATCH /quotas/{quota_id}.',
   },
 } as const satisfies ErrorTable
 

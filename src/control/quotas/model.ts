@@ -3,18 +3,18 @@ import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { patchBody, projectField, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
-import { WINDOWS } from './windows.ts'
+import { QUOTA_WINDOWS } from './windows.ts'
 
 export const QUOTA_SCOPES = ['project', 'api_key', 'agent', 'actor'] as const
-export const METRICS = ['requests', 'tokens', 'cost_usd', 'storage_bytes'] as const
-export const MODES = ['enforce', 'monitor'] as const
+export const QUOTA_METRICS = ['requests', 'tokens', 'cost_usd', 'storage_bytes'] as const
+export const QUOTA_MODES = ['enforce', 'monitor'] as const
 const METER_TYPES = ['llm_tokens', 'compute_execution', 'api_request', 'storage'] as const
 
 export type QuotaScope = (typeof QUOTA_SCOPES)[number]
-export type Metric = (typeof METRICS)[number]
+export type QuotaMetric = (typeof QUOTA_METRICS)[number]
 
-/** Scopes that a metric can be capped for. */
-const scopesOf: Record<Metric, readonly QuotaScope[]> = {
+/** Scopes allowed for each metric. */
+const scopesOf: Record<QuotaMetric, readonly QuotaScope[]> = {
   requests: ['project', 'api_key'],
   tokens: ['project', 'agent', 'actor'],
   cost_usd: ['project', 'agent', 'actor'],
@@ -22,31 +22,35 @@ const scopesOf: Record<Metric, readonly QuotaScope[]> = {
 }
 
 const MeasuredUsage = z.object({
-  window_key: z.string().describe('Name of the window, its start in UTC'),
-  count: z.int().describe('Requests counted so far'),
-  resets_at: z.string().describe('When the next window begins'),
+  window_key: z.string().describe('Key of the window, derived from its start in UTC'),
+  count: z.int().describe('Number of requests in the window'),
+  resets_at: z.string().describe('Start of the next window'),
 })
 export type MeasuredUsage = z.output<typeof MeasuredUsage>
 
-const scope = z.enum(QUOTA_SCOPES).describe('What is capped: a project, key, agent or actor')
+const scope = z.enum(QUOTA_SCOPES).describe('Scope of the limit: project, API key, agent or actor')
 const scopeRef = z
   .string()
   .nullable()
-  .describe('Id of the key, agent or actor; null means all of the scope, for actors one budget each')
-const metric = z.enum(METRICS).describe('What is counted')
-const window = z.enum(WINDOWS).describe('Time over which usage adds up, in UTC; `current` for storage_bytes')
-const limit = z.number().describe('Most that a window may use; a whole number save for cost_usd')
-const mode = z.enum(MODES).describe('`enforce` refuses what exceeds the limit, `monitor` reports it')
-const meterType = z.enum(METER_TYPES).nullable().describe('The one meter whose cost counts, for cost_usd; null for all')
+  .describe('ID of the API key, agent or actor. Null for all of the scope; each actor then has a separate budget.')
+const metric = z.enum(QUOTA_METRICS).describe('Measured quantity')
+const window = z.enum(QUOTA_WINDOWS).describe('Time window in UTC; `current` for storage_bytes')
+const limit = z.number().describe('Maximum per window; an integer except for cost_usd')
+const mode = z
+  .enum(QUOTA_MODES)
+  .describe('`enforce` – requests over the limit are refused; `monitor` – breaches are only reported')
+const meterType = z.enum(METER_TYPES).nullable().describe('Meter type whose cost counts, for cost_usd. Null for all.')
 const onUnpriced = z
   .enum(['block', 'allow'])
   .nullable()
-  .describe('What happens to usage without a price, for cost_usd; default `block`')
-const warnAt = z.array(z.number()).describe('Fractions of the limit at which quotas.warned is emitted, once per window')
+  .describe('Handling of unpriced usage, for cost_usd. Default `block`.')
+const warnAt = z
+  .array(z.number())
+  .describe('Fractions of the limit at which quotas.warned is emitted, each once per window')
 const reserve = z
   .boolean()
   .describe(
-    'Also count what turns under way and the one that starts are expected to use: the mean of the last 20; for tokens and cost_usd',
+    'Whether to count the expected usage of active turns and of the starting turn, each at the mean of the last 20 turns. For tokens and cost_usd only.',
   )
 
 export const Quota = record('Quota', {
@@ -61,34 +65,34 @@ export const Quota = record('Quota', {
   warn_at: warnAt,
   reserve,
   current_usage: MeasuredUsage.nullable().describe(
-    'The running window of a requests quota; null in lists and otherwise',
+    'Current window of a requests quota. Null for other metrics and in lists.',
   ),
 })
 
-/** The running window, measured now. */
+/** Live measurement of the current window. */
 export const QuotaUsage = z
   .object({
-    window_key: z.string().describe('Name of the window, its start in UTC'),
+    window_key: z.string().describe('Key of the window, derived from its start in UTC'),
     observed_value: z
       .number()
       .nullable()
       .describe(
-        'Of a quota with a budget for each actor, what the fullest one has used; null when storage was not measured yet',
+        'Used amount; for a quota with one budget per actor, of the actor with the highest usage. Null if storage was not measured yet.',
       ),
     limit,
-    remaining: z.number().nullable().describe('What is left of the limit; null with observed_value'),
-    resets_at: z.string().nullable().describe('When the next window begins; null for storage_bytes'),
+    remaining: z.number().nullable().describe('Remaining amount. Null if observed_value is null.'),
+    resets_at: z.string().nullable().describe('Start of the next window. Null for storage_bytes.'),
     actors: z
       .array(
         z.object({
           actor_id: z.string().describe('ID of the actor, which may have been deleted'),
-          observed_value: z.number().describe('What the actor has used'),
-          remaining: z.number().describe('What is left of the limit for the actor'),
+          observed_value: z.number().describe('Used amount of the actor'),
+          remaining: z.number().describe('Remaining amount of the actor'),
         }),
       )
       .nullable()
       .describe(
-        'Of a quota with a budget for each actor, the ten actors that used most, fullest first; null for others',
+        'Ten actors with the highest usage, descending, for a quota with one budget per actor. Null for other quotas.',
       ),
   })
   .meta({ id: 'QuotaUsage' })
@@ -100,20 +104,20 @@ const limitInput = z
 const warnAtInput = z
   .array(z.number().gt(0).max(1))
   .max(10)
-  .refine(fractions => new Set(fractions).size === fractions.length, 'must not name a fraction twice')
+  .refine(fractions => new Set(fractions).size === fractions.length, 'must not contain duplicates')
   .describe(warnAt.description as string)
 
-/** What is wrong with a limit for a metric; null when nothing is. */
-export const limitProblem = (metric: Metric, value: number): string | null =>
-  metric === 'cost_usd' || Number.isSafeInteger(value) ? null : `must be a whole number for ${metric}`
+/** Returns the problem with a limit for a metric, or null. */
+export const limitProblem = (metric: QuotaMetric, value: number): string | null =>
+  metric === 'cost_usd' || Number.isSafeInteger(value) ? null : `must be an integer for ${metric}`
 
-/** Whether turns use what a quota counts, so that what they will use can be reserved. */
-export const isReservable = ({ metric, meter_type }: { metric: Metric; meter_type?: string | null }): boolean =>
-  isSpend(metric) && (meter_type == null || meter_type === 'llm_tokens')
+/** Whether a quota counts turns, so that their expected usage can be reserved. */
+export const isReservable = ({ metric, meter_type }: { metric: QuotaMetric; meter_type?: string | null }): boolean =>
+  isSpendMetric(metric) && (meter_type == null || meter_type === 'llm_tokens')
 
-export const RESERVABLE = 'belongs to tokens and to cost_usd of llm_tokens or of every meter'
+export const RESERVE_PROBLEM = 'is allowed only for tokens, and for cost_usd with meter_type llm_tokens or null'
 
-export const isSpend = (metric: Metric): boolean => metric === 'tokens' || metric === 'cost_usd'
+export const isSpendMetric = (metric: QuotaMetric): boolean => metric === 'tokens' || metric === 'cost_usd'
 
 export const QuotaInput = z
   .strictObject({
@@ -136,25 +140,25 @@ export const QuotaInput = z
     reserve: reserve.default(false),
   })
   .superRefine((quota, context) => {
-    const refuse = (path: keyof typeof quota, message: string) =>
+    const addProblem = (path: keyof typeof quota, message: string) =>
       context.addIssue({ code: 'custom', path: [path], message })
     const { metric, scope, window } = quota
-    if (!scopesOf[metric].includes(scope)) refuse('scope', `must be ${scopesOf[metric].join(' or ')} for ${metric}`)
+    if (!scopesOf[metric].includes(scope)) addProblem('scope', `must be ${scopesOf[metric].join(' or ')} for ${metric}`)
     if ((window === 'current') !== (metric === 'storage_bytes'))
-      refuse('window', metric === 'storage_bytes' ? 'must be current for storage_bytes' : 'must be a span of time')
-    if (metric !== 'cost_usd' && quota.meter_type) refuse('meter_type', 'belongs to cost_usd only')
-    if (metric !== 'cost_usd' && quota.on_unpriced) refuse('on_unpriced', 'belongs to cost_usd only')
-    if (scope === 'project' && quota.scope_ref) refuse('scope_ref', 'must be null for scope project')
+      addProblem('window', metric === 'storage_bytes' ? 'must be current for storage_bytes' : 'must not be current')
+    if (metric !== 'cost_usd' && quota.meter_type) addProblem('meter_type', 'is allowed only for cost_usd')
+    if (metric !== 'cost_usd' && quota.on_unpriced) addProblem('on_unpriced', 'is allowed only for cost_usd')
+    if (scope === 'project' && quota.scope_ref) addProblem('scope_ref', 'must be null for scope project')
     const problem = limitProblem(metric, quota.limit)
-    if (problem) refuse('limit', problem)
-    if (quota.reserve && !isReservable(quota)) refuse('reserve', RESERVABLE)
+    if (problem) addProblem('limit', problem)
+    if (quota.reserve && !isReservable(quota)) addProblem('reserve', RESERVE_PROBLEM)
   })
   .meta({
     id: 'QuotaInput',
     example: { scope: 'project', metric: 'tokens', window: 'calendar_month', limit: 5000000, mode: 'enforce' },
   })
 
-/** scope, scope_ref, metric, window and meter_type are fixed for life. */
+/** scope, scope_ref, metric, window and meter_type are immutable. */
 export const QuotaPatch = patchBody(
   'QuotaPatch',
   {
@@ -172,7 +176,7 @@ export const quotaKind = kind({
   prefix: 'quota',
   table: 'quotas',
   record: Quota,
-  /** Its marks: the windows for which something was reported already. */
+  /** Marks: the last windows for which reports were written. */
   hidden: {
     fired_window_key: z.string().nullable(),
     last_fired_at: z.string().nullable(),

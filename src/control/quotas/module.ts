@@ -17,7 +17,7 @@ export default module('quotas', {
   policyActions: [
     {
       action: 'quotas:MonitorBreach',
-      description: 'Written to the audit log when a monitored quota is breached',
+      description: 'Audit entry for a breach of a monitored quota',
       resource_type: 'quota',
     },
   ],

@@ -7,10 +7,10 @@ import type { Queryable } from '../../core/db/sql.ts'
 import { newestSnapshot } from '../storage/store.ts'
 import {
   isReservable,
-  isSpend,
+  isSpendMetric,
   limitProblem,
-  METRICS,
-  MODES,
+  QUOTA_METRICS,
+  QUOTA_MODES,
   QUOTA_SCOPES,
   QuotaInput,
   QuotaPatch,
@@ -18,10 +18,10 @@ import {
   type QuotaScope,
   QuotaUsage,
   quotaKind,
-  RESERVABLE,
+  RESERVE_PROBLEM,
 } from './model.ts'
 import { invalidateQuotas } from './quota-cache.ts'
-import { fullestIn, measureUsage } from './spend-store.ts'
+import { listTopActors, measureUsage } from './spend-store.ts'
 import { deleteCountersOf, readCounter } from './store.ts'
 import { windowOf } from './windows.ts'
 
@@ -31,7 +31,7 @@ const kindOfScope: Record<Exclude<QuotaScope, 'project'>, string> = {
   actor: 'actor',
 }
 
-/** The key, agent or actor that a quota names must be of its project; a key without a project is of none. */
+/** Requires the API key, agent or actor of a quota to belong to its project. */
 async function checkScopeRef(
   db: Queryable,
   projectId: string,
@@ -41,23 +41,23 @@ async function checkScopeRef(
   const kind = kinds.get(kindOfScope[scope])
   const row = isIdOf(kind, scope_ref) ? await kind.find(db, scope_ref) : null
   if (row?.project_id !== projectId)
-    raiseInvalid({ code: 'NOT_FOUND', path: 'scope_ref', message: `names no ${scope} of the project` })
+    raiseInvalid({ code: 'NOT_FOUND', path: 'scope_ref', message: 'does not exist in this project' })
 }
 
-/** What a requests quota has counted in the running window; nothing for the other metrics. */
+/** Adds the counter of the current window to a requests quota. */
 async function withUsage(db: Queryable, row: QuotaRow, now: Date): Promise<QuotaRow> {
   const { key, resets_at } = windowOf(row.window, now)
   if (row.metric !== 'requests' || resets_at === null) return row
   return { ...row, current_usage: { window_key: key, count: await readCounter(db, row.id, key), resets_at } }
 }
 
-/** What a quota has used in its running window, as far as it was measured. */
-async function observed(db: Queryable, quota: QuotaRow, now: Date) {
-  if (isSpend(quota.metric)) {
+/** Measures the usage of a quota in its current window. */
+async function observeQuota(db: Queryable, quota: QuotaRow, now: Date) {
+  if (isSpendMetric(quota.metric)) {
     const window = windowOf(quota.window, now)
     if (quota.scope !== 'actor' || quota.scope_ref !== null)
       return { window, value: await measureUsage(db, quota, now) }
-    const actors = await fullestIn(db, quota, now)
+    const actors = await listTopActors(db, quota, now)
     return { window, value: actors[0]?.used ?? 0, actors }
   }
   const snapshot = quota.metric === 'storage_bytes' ? await newestSnapshot(db, quota.project_id) : null
@@ -76,9 +76,9 @@ const quotas = resource(quotaKind, {
 
 export const quotaOperations: Operation[] = [
   quotas.create({
-    summary: 'Cap what a project, key, agent or end user may use',
+    summary: 'Create a quota',
     description:
-      'Counts from its creation on. In mode `enforce` what goes beyond the limit is refused with QUOTA_EXCEEDED; in mode `monitor` it is reported only.',
+      'In mode `enforce`, requests over the limit are refused with QUOTA_EXCEEDED; in mode `monitor`, breaches are only reported. A requests quota counts from its creation.',
     body: QuotaInput,
     raises: ['QUOTA_CONFLICT'],
     check: ({ body, project, tx }) => checkScopeRef(tx, project, body),
@@ -94,8 +94,8 @@ export const quotaOperations: Operation[] = [
     filters: {
       scope: oneOf('scope', QUOTA_SCOPES),
       scope_ref: equalsFilter('scope_ref'),
-      metric: oneOf('metric', METRICS),
-      mode: oneOf('mode', MODES),
+      metric: oneOf('metric', QUOTA_METRICS),
+      mode: oneOf('mode', QUOTA_MODES),
     },
   }),
   quotas.get(),
@@ -103,42 +103,45 @@ export const quotaOperations: Operation[] = [
     id: 'getQuotaUsage',
     method: 'get',
     path: '/quotas/{quota_id}/usage',
-    summary: 'Measure what a quota has used in its running window',
-    description: 'Measured now, from the same figures that the quota is enforced by.',
+    summary: 'Get quota usage',
+    description: 'Measures the current window with the same figures that enforcement uses.',
     tag: 'Quotas',
     action: 'quotas:GetQuota',
     answers: { 200: QuotaUsage },
     async run({ db, resource: quota, services }) {
-      const { window, value, actors } = await observed(db, quota, services.clock.now())
-      const left = (used: number) => Math.max(0, quota.limit - used)
+      const { window, value, actors } = await observeQuota(db, quota, services.clock.now())
+      const remainingOf = (used: number) => Math.max(0, quota.limit - used)
       return {
         window_key: window.key,
         observed_value: value,
         limit: quota.limit,
-        remaining: value === null ? null : left(value),
+        remaining: value === null ? null : remainingOf(value),
         resets_at: window.resets_at,
         actors:
-          actors?.map(({ actor_id, used }) => ({ actor_id, observed_value: used, remaining: left(used) })) ?? null,
+          actors?.map(({ actor_id, used }) => ({ actor_id, observed_value: used, remaining: remainingOf(used) })) ??
+          null,
       }
     },
   }),
   quotas.update({
-    summary: 'Change the limit, mode, pricing rule, warnings or reserving of a quota',
-    description: 'What was reported in the running window is not reported again.',
+    summary: 'Update a quota',
+    description: 'Breaches and warnings already reported in the current window are not reported again.',
     body: QuotaPatch,
     change(next) {
       const { limit, metric, on_unpriced, reserve } = next
       const problem = limitProblem(metric, limit)
       if (problem) raiseInvalid({ code: 'INVALID_VALUE', path: 'limit', message: problem })
-      if (reserve && !isReservable(next)) raiseInvalid({ code: 'INVALID_VALUE', path: 'reserve', message: RESERVABLE })
+      if (reserve && !isReservable(next))
+        raiseInvalid({ code: 'INVALID_VALUE', path: 'reserve', message: RESERVE_PROBLEM })
       if (metric === 'cost_usd') return { ...next, on_unpriced: on_unpriced ?? 'block' }
-      if (on_unpriced) raiseInvalid({ code: 'INVALID_VALUE', path: 'on_unpriced', message: 'belongs to cost_usd only' })
+      if (on_unpriced)
+        raiseInvalid({ code: 'INVALID_VALUE', path: 'on_unpriced', message: 'is allowed only for cost_usd' })
     },
     changed: (row, { tx }) => invalidateQuotas(tx, row.project_id),
   }),
   quotas.remove({
-    summary: 'Delete a quota and its counters',
-    description: 'What it capped is free at the next request.',
+    summary: 'Delete a quota',
+    description: 'Deletes its counters too. The limit no longer applies from the next request on.',
     async removed(row, { tx }) {
       await deleteCountersOf(tx, row.id)
       invalidateQuotas(tx, row.project_id)

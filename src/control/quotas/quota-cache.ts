@@ -2,34 +2,31 @@ import { invalidateOnCommit, NotifiedCache } from '../../core/db/notified-cache.
 import type { Tx } from '../../core/db/writer.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type KnownQuota, knownQuotas } from './store.ts'
+import { type CachedQuota, listCachedQuotas } from './store.ts'
 
-/** Carries the id of a project whose quotas were added, removed or changed in what processes know of them. */
+/** Invalidation channel; the payload is the id of a project whose cached quota fields changed. */
 const quotaChannel = 'muster_quotas'
 
 const MAX_AGE_MS = 5000
 
-/**
- * Which quotas projects have, which is all that a process must know to ask nothing of the database for a project without
- * those of a metric.
- */
-const cache = processSingleton(
+/** Cache of quotas by project: a project without quotas of a metric costs no query. */
+const quotaCache = processSingleton(
   ({ notifications, pool }: Services) =>
-    new NotifiedCache<readonly KnownQuota[]>(notifications, {
+    new NotifiedCache<readonly CachedQuota[]>(notifications, {
       channel: quotaChannel,
       maxAgeMs: MAX_AGE_MS,
       load: async projectIds => {
-        const rows = await knownQuotas(pool, projectIds)
+        const rows = await listCachedQuotas(pool, projectIds)
         return projectIds.map(id => rows.filter(row => row.project_id === id))
       },
     }),
-  known => known.close(),
+  cache => cache.close(),
 )
 
-export const quotasOf = (
+export const quotasOfProject = (
   services: Pick<Services, 'state'>,
   projectId: string,
-): readonly KnownQuota[] | Promise<readonly KnownQuota[]> => cache(services).get(projectId)
+): readonly CachedQuota[] | Promise<readonly CachedQuota[]> => quotaCache(services).get(projectId)
 
-/** Every process must know of a quota before it counts the next request or lets the next work start. */
+/** Invalidates the cached quotas of a project in every process on commit. */
 export const invalidateQuotas = (tx: Tx, projectId: string): void => invalidateOnCommit(tx, quotaChannel, projectId)

@@ -5,8 +5,8 @@ import { retryAfter, type Window } from './windows.ts'
 
 const specificity: readonly QuotaScope[] = ['actor', 'agent', 'api_key', 'project']
 
-/** The breach that a refusal names: the most specific scope, then the lowest quota id. */
-export const mostSpecific = <T extends { quota: Pick<QuotaMeasurement, 'id' | 'scope'> }>(
+/** Returns the breach to report: the most specific scope, then the lowest quota id. */
+export const mostSpecificBreach = <T extends { quota: Pick<QuotaMeasurement, 'id' | 'scope'> }>(
   breaches: readonly T[],
 ): T | undefined =>
   breaches.toSorted(

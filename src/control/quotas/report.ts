@@ -8,15 +8,15 @@ import { type QuotaRow, quotaKind } from './model.ts'
 import { lockMarks, type QuotaMeasurement, type ReportedMarks, setMarks } from './store.ts'
 import type { Window } from './windows.ts'
 
-/** What a measurement gives reason to report; each is reported once per window. */
+/** Reports due after a measurement, each once per window. */
 export type ReportReasons = { exceeded: boolean; audited: boolean; fraction: number | null }
 
-/** A mark moves forward only: a process that lags behind must not report a past window again. */
-const reported = (mark: string | null, window: Window): boolean => mark !== null && mark >= window.key
+/** Whether a mark covers the window. Marks only advance, so a lagging process does not report a past window again. */
+const isReported = (mark: string | null, window: Window): boolean => mark !== null && mark >= window.key
 
 /**
- * What is to be reported of a measured value that its marks do not name yet; null when there is nothing. `breached`
- * says whether the value breaks the limit, which is a matter of the metric.
+ * Returns the reports due for a measured value, or null. `breached` is whether the value breaks the limit, which
+ * depends on the metric.
  */
 export function reportReasons(
   quota: QuotaMeasurement,
@@ -27,21 +27,20 @@ export function reportReasons(
   const reached = quota.warn_at.filter(fraction => value >= fraction * quota.limit)
   const fraction = reached.length > 0 ? Math.max(...reached) : null
   const reasons = {
-    exceeded: breached && !reported(quota.fired_window_key, window),
-    audited: breached && quota.mode === 'monitor' && !reported(quota.audited_window_key, window),
-    fraction: fraction !== null && !warned(quota, window, fraction) ? fraction : null,
+    exceeded: breached && !isReported(quota.fired_window_key, window),
+    audited: breached && quota.mode === 'monitor' && !isReported(quota.audited_window_key, window),
+    fraction: fraction !== null && !isWarned(quota, window, fraction) ? fraction : null,
   }
   return reasons.exceeded || reasons.audited || reasons.fraction !== null ? reasons : null
 }
 
-const warned = (marks: Pick<QuotaRow, 'warned_window_key' | 'warned_fraction'>, window: Window, fraction: number) =>
-  reported(marks.warned_window_key, window) &&
+const isWarned = (marks: Pick<QuotaRow, 'warned_window_key' | 'warned_fraction'>, window: Window, fraction: number) =>
+  isReported(marks.warned_window_key, window) &&
   (marks.warned_window_key !== window.key || (marks.warned_fraction ?? 0) >= fraction)
 
 /**
- * Reports a measurement: quota.exceeded, the audit entry of a monitored breach, quotas.warned.
- * The marks move under the row's lock in the transaction that writes the reports, so concurrent breaches in any number
- * of processes report once.
+ * Reports a measurement: quota.exceeded, the audit entry of a monitored breach, quotas.warned. The marks advance under
+ * the row lock in the transaction that writes the reports, so concurrent breaches in several processes report once.
  */
 export const reportMeasurement = (
   services: Pick<Services, 'write' | 'clock'>,
@@ -54,18 +53,18 @@ export const reportMeasurement = (
     const row = await lockMarks(tx, quota.id)
     if (!row) return
     const marks: ReportedMarks = { ...row }
-    if (reasons.exceeded && !reported(row.fired_window_key, window)) {
+    if (reasons.exceeded && !isReported(row.fired_window_key, window)) {
       marks.fired_window_key = window.key
       marks.last_fired_at = services.clock.now().toISOString()
       emitExceeded(tx, quota, window, values.exceeded)
     }
-    if (reasons.audited && !reported(row.audited_window_key, window)) {
+    if (reasons.audited && !isReported(row.audited_window_key, window)) {
       marks.audited_window_key = window.key
       auditMonitored(tx, quota, window, values.exceeded)
     }
-    if (reasons.fraction !== null && !warned(row, window, reasons.fraction)) {
+    if (reasons.fraction !== null && !isWarned(row, window, reasons.fraction)) {
       const { fraction: top } = reasons
-      const due = quota.warn_at.filter(fraction => fraction <= top && !warned(row, window, fraction))
+      const due = quota.warn_at.filter(fraction => fraction <= top && !isWarned(row, window, fraction))
       marks.warned_window_key = window.key
       marks.warned_fraction = top
       for (const fraction of due.sort((a, b) => a - b)) emitWarned(tx, row, window, values.warned(fraction), fraction)
@@ -73,13 +72,14 @@ export const reportMeasurement = (
     await setMarks(tx, quota.id, marks)
   })
 
-/** The reports under way, by what they report. */
-const underWay = processSingleton(() => new Set<string>())
+/** Active reports, by quota, window and reasons. */
+const activeReports = processSingleton(() => new Set<string>())
 
 /**
- * Starts the report of what a measured value reaches, outside of the caller's transaction, which a refusal rolls back.
- * Nobody waits for it; one that is lost with its process is made at the next check.
- * @param observed what is compared with the limit; `used`, where that is more than was used, what is compared with warnings
+ * Starts the report of a measured value outside of the caller's transaction, which a refusal rolls back. Does not wait
+ * for it; a report lost with its process is repeated by the next check.
+ * @param observed value compared with the limit; `used` is compared with the warnings, where `observed` includes
+ *   reservations
  */
 export function reportLater(
   services: Services,
@@ -89,18 +89,18 @@ export function reportLater(
 ): void {
   const reasons = reportReasons(quota, window, used, breached)
   if (!reasons) return
-  const reports = underWay(services)
-  const name = `${quota.id} ${window.key} ${JSON.stringify(reasons)}`
-  if (reports.has(name)) return
-  reports.add(name)
+  const reports = activeReports(services)
+  const key = `${quota.id} ${window.key} ${JSON.stringify(reasons)}`
+  if (reports.has(key)) return
+  reports.add(key)
   onSeparateConnection(() =>
     reportMeasurement(services, quota, window, { exceeded: observed, warned: () => used }, reasons),
   )
-    .catch(error => services.log.error({ err: error, quota_id: quota.id }, 'quota breach not reported'))
-    .finally(() => reports.delete(name))
+    .catch(error => services.log.error({ err: error, quota_id: quota.id }, 'quota report failed'))
+    .finally(() => reports.delete(key))
 }
 
-const facts = (quota: QuotaMeasurement, window: Window, observed: number) => ({
+const reportFields = (quota: QuotaMeasurement, window: Window, observed: number) => ({
   metric: quota.metric,
   meter_type: quota.meter_type,
   scope: quota.scope,
@@ -113,7 +113,7 @@ const facts = (quota: QuotaMeasurement, window: Window, observed: number) => ({
 
 function emitExceeded(tx: Tx, measured: QuotaMeasurement, window: Window, observed: number): void {
   const { id: quota_id, project_id, mode } = measured
-  const data = { quota_id, project_id, ...facts(measured, window, observed), mode }
+  const data = { quota_id, project_id, ...reportFields(measured, window, observed), mode }
   tx.emit(quotaKind, 'exceeded', measured, { data })
 }
 
@@ -137,7 +137,7 @@ function auditMonitored(tx: Tx, quota: QuotaMeasurement, window: Window, observe
     request_id: null,
     ip: null,
     user_agent: null,
-    detail: { kind: 'quota_monitor_breach', ...facts(quota, window, observed) },
+    detail: { kind: 'quota_monitor_breach', ...reportFields(quota, window, observed) },
     created_at: new Date().toISOString(),
   })
 }

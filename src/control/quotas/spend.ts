@@ -6,162 +6,169 @@ import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { requireUnpaused } from '../../identity/projects/pause.ts'
 import { fileExceptionLater } from '../exceptions/file-exception.ts'
-import { isFullyUnpriced, type UnpricedRow, unpricedRows } from '../usage/sums.ts'
-import { isSpend } from './model.ts'
-import { quotasOf } from './quota-cache.ts'
-import { mostSpecific, refuseExceeded } from './quota-refusal.ts'
+import { isFullyUnpriced, listUnpricedRows, type UnpricedRow } from '../usage/sums.ts'
+import { isSpendMetric } from './model.ts'
+import { quotasOfProject } from './quota-cache.ts'
+import { mostSpecificBreach, refuseExceeded } from './quota-refusal.ts'
 import { reportLater } from './report.ts'
-import { measureSpend, type Spend, type SpendScope, serializeStarts } from './spend-store.ts'
-import type { KnownQuota } from './store.ts'
+import { type MeasuredSpend, measureSpend, type SpendScope, serializeStarts } from './spend-store.ts'
+import type { CachedQuota } from './store.ts'
 import { type Window, windowOf } from './windows.ts'
 
 export type { SpendScope } from './spend-store.ts'
 
-/** A measured quota: what is compared with its limit, and how that came out. */
-type Verdict = { quota: Spend; window: Window; breached: boolean }
+/** A measured quota and whether it is breached. */
+type QuotaVerdict = { quota: MeasuredSpend; window: Window; breached: boolean }
 
-/** What a call that is no model call counts in. */
+/** Metered calls other than model calls. */
 type Metered = 'embedding' | 'tool_execution'
 
 /**
- * Checks the tokens and cost_usd quotas that work would count in, before it starts: turns, completions, memory extraction,
- * embeddings and direct calls of tools. Nothing is asked of the database where none of the project's quotas counts the work, else one
- * statement; one more in a transaction where a quota reserves, which then holds up other starts of the project until its end.
- * A breach is reported outside of the caller's transaction, which a refusal rolls back.
- * @param options `again`: the work was let in before and is about to start, so what was reserved is its own; `metered`: a
- *   call that is no model call, for which nothing is reserved and whose price does not depend on those of models
- * @throws QUOTA_EXCEEDED; QUOTA_UNENFORCEABLE for model calls, and PROJECT_PAUSED in place of both
+ * Checks tokens and cost_usd quotas before work starts: turns, completions, memory extraction, embeddings and direct
+ * tool calls. Costs no query if no quota of the project counts the work, otherwise one statement. If a quota reserves,
+ * a transaction also takes a lock that serializes starts in the project until it ends. A breach is reported outside of
+ * the caller's transaction, which a refusal rolls back.
+ * @param options `again`: the work was admitted before and already holds its reservation; `metered`: not a model call,
+ *   so nothing is reserved and model prices do not matter
+ * @throws QUOTA_EXCEEDED; QUOTA_UNENFORCEABLE for model calls; PROJECT_PAUSED instead of both
  */
 export async function checkSpend(
   services: Services,
-  spender: SpendScope,
+  scope: SpendScope,
   db: Queryable = services.pool,
   options: { again?: boolean; metered?: Metered } = {},
 ): Promise<void> {
   const { metered } = options
   const inTransaction = db !== services.pool
-  const known = await knownTo(services, spender, inTransaction)
-  if (known?.every(quota => !countsCall(quota, metered))) return
-  const orders = inTransaction && !options.again && !metered
-  const lock = orders && known?.some(({ reserve }) => reserve)
-  if (lock) await serializeStarts(db, spender.project_id)
+  const cached = await cachedQuotas(services, scope, inTransaction)
+  if (cached?.every(quota => !countsCall(quota, metered))) return
+  const reserves = inTransaction && !options.again && !metered
+  const lock = reserves && cached?.some(({ reserve }) => reserve)
+  if (lock) await serializeStarts(db, scope.project_id)
   const now = services.clock.now()
-  let measured = await measureSpend(db, spender, now)
-  if (orders && !lock && measured.some(({ reserve }) => reserve)) {
-    // Nothing was known of the quotas yet.
-    await serializeStarts(db, spender.project_id)
-    measured = await measureSpend(db, spender, now)
+  let measured = await measureSpend(db, scope, now)
+  if (reserves && !lock && measured.some(({ reserve }) => reserve)) {
+    // The quotas were not cached.
+    await serializeStarts(db, scope.project_id)
+    measured = await measureSpend(db, scope, now)
   }
   const verdicts = measured
     .filter(quota => countsCall(quota, metered))
-    .map(quota => judge(services, quota, now, options))
+    .map(quota => evaluateQuota(services, quota, now, options))
   for (const { quota, window } of verdicts)
-    if (quota.unpriced > 0 && coversModels(quota)) fileUnpriced(services, quota, window, spender)
+    if (quota.unpriced > 0 && coversModels(quota)) fileUnpriced(services, quota, window, scope)
   const enforced = verdicts.filter(({ quota }) => quota.mode === 'enforce')
-  const exceeded = mostSpecific(enforced.filter(({ breached }) => breached))
-  const blackout = metered ? null : mostSpecific(enforced.filter(({ quota }) => isUnmeasurable(quota)))
+  const exceeded = mostSpecificBreach(enforced.filter(({ breached }) => breached))
+  const blackout = metered ? null : mostSpecificBreach(enforced.filter(({ quota }) => isUnmeasurable(quota)))
   if (!exceeded && !blackout) return
-  if (!options.again && !metered) await requireUnpaused(db, spender.project_id)
+  if (!options.again && !metered) await requireUnpaused(db, scope.project_id)
   if (exceeded) refuseExceeded(exceeded, now)
-  if (blackout) await refuseUnmeasurable(db, blackout, spender)
+  if (blackout) await refuseUnmeasurable(db, blackout, scope)
 }
 
-/** Whether a turn of a project must be made in a transaction, in which what it will use is reserved. */
-export async function requiresReservation(services: Services, spender: SpendScope): Promise<boolean> {
-  return (await knownTo(services, spender, false))?.some(({ reserve }) => reserve) ?? false
+/** Whether turns must start in a transaction that reserves their expected usage. */
+export async function requiresReservation(services: Services, scope: SpendScope): Promise<boolean> {
+  return (await cachedQuotas(services, scope, false))?.some(({ reserve }) => reserve) ?? false
 }
 
 /**
- * The quotas that count somebody's work. Null within a transaction when the process does not know them: it does not wait
- * there for another connection, and loads them for the next time.
+ * Returns the cached quotas that count the scope. Returns null in a transaction if they are not cached: it must not
+ * wait for another connection, so they are loaded for the next call.
  */
-async function knownTo(services: Services, spender: SpendScope, inTransaction: boolean): Promise<KnownQuota[] | null> {
-  const known = onSeparateConnection(() => quotasOf(services, spender.project_id))
-  if (known instanceof Promise && inTransaction) {
-    known.catch(error => services.log.error({ err: error }, 'quotas not read'))
+async function cachedQuotas(
+  services: Services,
+  scope: SpendScope,
+  inTransaction: boolean,
+): Promise<CachedQuota[] | null> {
+  const cached = onSeparateConnection(() => quotasOfProject(services, scope.project_id))
+  if (cached instanceof Promise && inTransaction) {
+    cached.catch(error => services.log.error({ err: error }, 'quota cache load failed'))
     return null
   }
-  return (await known).filter(quota => isSpend(quota.metric) && counts(quota, spender))
+  return (await cached).filter(quota => isSpendMetric(quota.metric) && countsScope(quota, scope))
 }
 
-function counts({ scope, scope_ref }: KnownQuota, { agent_id, actor_id }: SpendScope): boolean {
+function countsScope({ scope, scope_ref }: CachedQuota, { agent_id, actor_id }: SpendScope): boolean {
   if (scope === 'project') return true
-  const spends = scope === 'agent' ? agent_id : actor_id
-  return spends !== null && (scope_ref === null || scope_ref === spends)
+  const id = scope === 'agent' ? agent_id : actor_id
+  return id !== null && (scope_ref === null || scope_ref === id)
 }
 
-/** Whether a quota counts a call that is no model call; of model calls all do. */
-const countsCall = ({ metric, meter_type }: Pick<Spend, 'metric'> & Partial<Spend>, metered?: Metered): boolean =>
+/** Whether a quota counts a call. Every tokens or cost_usd quota counts model calls. */
+const countsCall = (
+  { metric, meter_type }: Pick<MeasuredSpend, 'metric'> & Partial<MeasuredSpend>,
+  metered?: Metered,
+): boolean =>
   metered === undefined ||
   (metered === 'embedding'
     ? meter_type == null || meter_type === 'llm_tokens'
     : metric === 'cost_usd' && meter_type == null)
 
-/** Compares a quota with its limit, and reports what it reaches. */
-function judge(
+/** Compares a quota with its limit and starts its reports. */
+function evaluateQuota(
   services: Services,
-  quota: Spend,
+  quota: MeasuredSpend,
   now: Date,
   { again, metered }: { again?: boolean; metered?: Metered },
-): Verdict {
+): QuotaVerdict {
   const window = windowOf(quota.window, now)
   const used = quota.metric === 'tokens' ? quota.tokens : quota.cost_usd
-  const reserves = quota.reserve && !again && !metered
-  // What is under way and what is about to start; of the first turns nobody knows, so they follow each other.
-  const expected = reserves ? used + (quota.under_way + 1) * (quota.mean ?? 0) : used
-  const unknown = reserves && quota.mean === null && quota.under_way > 0
+  const isReserving = quota.reserve && !again && !metered
+  // Active turns and the starting one. Without a mean, the first turns run one at a time.
+  const expected = isReserving ? used + (quota.under_way + 1) * (quota.mean ?? 0) : used
+  const unknown = isReserving && quota.mean === null && quota.under_way > 0
   const breached = used >= quota.limit || expected > quota.limit || unknown
   reportLater(services, quota, window, { observed: expected, used, breached: breached && !unknown })
   return { quota, window, breached }
 }
 
-/** Whether the cost that a quota caps is that of models, among others. */
-const coversModels = ({ metric, meter_type }: Spend): boolean =>
+/** Whether a quota limits the cost of model calls. */
+const coversModels = ({ metric, meter_type }: MeasuredSpend): boolean =>
   metric === 'cost_usd' && (meter_type === null || meter_type === 'llm_tokens')
 
-const isUnmeasurable = (quota: Spend): boolean =>
+const isUnmeasurable = (quota: MeasuredSpend): boolean =>
   coversModels(quota) && quota.on_unpriced === 'block' && isFullyUnpriced(quota)
 
-const unpricedOf = (
+const listUnpriced = (
   db: Queryable,
-  { scope, scope_ref, project_id }: Spend,
+  quota: MeasuredSpend,
   { start }: Window,
-  spender: SpendScope,
+  scope: SpendScope,
 ): Promise<readonly UnpricedRow[]> =>
-  unpricedRows(db, {
-    project_id,
-    agent_id: scope === 'agent' ? scope_ref : null,
-    actor_id: scope === 'actor' ? spender.actor_id : null,
+  listUnpricedRows(db, {
+    project_id: quota.project_id,
+    agent_id: quota.scope === 'agent' ? quota.scope_ref : null,
+    actor_id: quota.scope === 'actor' ? scope.actor_id : null,
     since: start,
   })
 
-async function refuseUnmeasurable(db: Queryable, { quota, window }: Verdict, spender: SpendScope): Promise<never> {
+async function refuseUnmeasurable(db: Queryable, { quota, window }: QuotaVerdict, scope: SpendScope): Promise<never> {
   const { id: quota_id, metric, limit } = quota
-  const unpriced_rows = await unpricedOf(db, quota, window, spender)
+  const unpriced_rows = await listUnpriced(db, quota, window, scope)
   return raise('QUOTA_UNENFORCEABLE', { meta: { quota_id, metric, limit, window: quota.window, unpriced_rows } })
 }
 
-/** A quota whose usage is unpriced says so at every check; that often it need not be looked up and filed. */
-const FILED_EVERY_MS = 1000
+/** Shortest interval between two filings for the same quota in a process. */
+const FILING_INTERVAL_MS = 1000
 
-const filed = processSingleton(() => new LRUCache<string, true>({ max: 1000, ttl: FILED_EVERY_MS }))
+const recentFilings = processSingleton(() => new LRUCache<string, true>({ max: 1000, ttl: FILING_INTERVAL_MS }))
 
-/** Files the exception that usage of a window has no price. Nobody waits for it. */
-function fileUnpriced(services: Services, quota: Spend, window: Window, spender: SpendScope): void {
-  const recent = filed(services)
+/** Starts filing an exception for unpriced usage in a window. */
+function fileUnpriced(services: Services, quota: MeasuredSpend, window: Window, scope: SpendScope): void {
+  const recent = recentFilings(services)
   if (recent.has(quota.id)) return
   recent.set(quota.id, true)
-  const { project_id, metric, scope, scope_ref, meter_type, limit, metered, unpriced } = quota
+  const { project_id, metric, scope_ref, meter_type, limit, metered, unpriced } = quota
   onSeparateConnection(async () => {
-    const unpriced_rows = await unpricedOf(services.pool, quota, window, spender)
+    const unpriced_rows = await listUnpriced(services.pool, quota, window, scope)
     fileExceptionLater(services, {
       project_id,
       kind: 'quota_unpriced',
-      title: 'A cost quota counts model calls that have no price',
+      title: 'Cost quota counts model calls without a price',
       detail: {
         quota_id: quota.id,
         metric,
-        scope,
+        scope: quota.scope,
         scope_ref,
         meter_type,
         window: quota.window,
@@ -173,5 +180,5 @@ function fileUnpriced(services: Services, quota: Spend, window: Window, spender:
       },
       dedup_key: quota.id,
     })
-  }).catch(error => services.log.error({ err: error, quota_id: quota.id }, 'unpriced usage not filed'))
+  }).catch(error => services.log.error({ err: error, quota_id: quota.id }, 'unpriced usage filing failed'))
 }

@@ -1,36 +1,36 @@
 import { z } from 'zod'
 import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { METRICS, MODES, QUOTA_SCOPES, type QuotaRow, quotaKind } from './model.ts'
-import { WINDOWS } from './windows.ts'
+import { QUOTA_METRICS, QUOTA_MODES, QUOTA_SCOPES, type QuotaRow, quotaKind } from './model.ts'
+import { QUOTA_WINDOWS } from './windows.ts'
 
-const KnownQuota = z.object({
+const CachedQuota = z.object({
   id: z.string(),
   project_id: z.string(),
   scope: z.enum(QUOTA_SCOPES),
   scope_ref: z.string().nullable(),
-  metric: z.enum(METRICS),
-  window: z.enum(WINDOWS),
+  metric: z.enum(QUOTA_METRICS),
+  window: z.enum(QUOTA_WINDOWS),
   reserve: z.boolean(),
 })
-/** Enough of a quota to know what it counts. All but `reserve` never changes. */
-export type KnownQuota = z.output<typeof KnownQuota>
+/** Cached fields of a quota; all except `reserve` are immutable. */
+export type CachedQuota = z.output<typeof CachedQuota>
 
-/** The quotas of projects (index quotas_identity). */
-export const knownQuotas = (db: Queryable, projectIds: string[]): Promise<readonly KnownQuota[]> =>
-  db.any(sql.type(KnownQuota)`
+/** Lists the cached fields of the quotas of projects (index quotas_identity). */
+export const listCachedQuotas = (db: Queryable, projectIds: string[]): Promise<readonly CachedQuota[]> =>
+  db.any(sql.type(CachedQuota)`
     select id, project_id, scope, scope_ref, metric, "window", reserve from quotas
     where project_id = any(${sql.array(projectIds, 'text')}) order by id`)
 
-/** A quota as it stood when something was measured against it. */
+/** A quota as read by a measurement. */
 export const QuotaMeasurement = z.object({
   id: z.string(),
   project_id: z.string(),
   scope: z.enum(QUOTA_SCOPES),
   scope_ref: z.string().nullable(),
-  metric: z.enum(METRICS),
-  window: z.enum(WINDOWS),
+  metric: z.enum(QUOTA_METRICS),
+  window: z.enum(QUOTA_WINDOWS),
   limit: z.number(),
-  mode: z.enum(MODES),
+  mode: z.enum(QUOTA_MODES),
   meter_type: z.string().nullable(),
   warn_at: z.array(z.number()),
   fired_window_key: z.string().nullable(),
@@ -44,20 +44,20 @@ export type QuotaMeasurement = z.output<typeof QuotaMeasurement>
 export const measurementColumns = sql.fragment`q.id, q.project_id, q.scope, q.scope_ref, q.metric, q."window", q."limit", q.mode,
   q.meter_type, q.warn_at, q.fired_window_key, q.audited_window_key, q.warned_window_key, q.warned_fraction`
 
-const Count = QuotaMeasurement.extend({ count: z.int() })
-/** A requests quota and its counter after it has counted. */
-export type Count = z.output<typeof Count>
+const CountedQuota = QuotaMeasurement.extend({ count: z.int() })
+/** A requests quota with its incremented counter. */
+export type CountedQuota = z.output<typeof CountedQuota>
 
 /**
- * Adds to the counters of several quotas and reads the limits that hold now, in one round trip. A quota that was
- * deleted is left out. Rows are taken in the order of their ids, so two processes that count the same quotas wait for
- * each other instead of deadlocking; each waits for one statement of the other, never for a longer transaction.
+ * Increments the counters of several quotas and returns them with the current quotas, in one round trip. Deleted quotas
+ * are omitted. Rows are locked by id, so two processes that count the same quotas cannot deadlock; each waits for one
+ * statement of the other.
  */
 export const incrementCounters = (
   db: Queryable,
   sums: { quota_id: string; window_key: string; window_start: string; count: number }[],
-): Promise<readonly Count[]> =>
-  db.any(sql.type(Count)`
+): Promise<readonly CountedQuota[]> =>
+  db.any(sql.type(CountedQuota)`
     with asked as materialized (
       select q.*, a.window_key, a.window_start, a.n
       from ${sql.unnest(
@@ -77,10 +77,13 @@ export const incrementCounters = (
 const StorageQuota = QuotaMeasurement.extend({ bytes: z.number().nullable(), day: z.string().nullable() })
 
 /**
- * The storage_bytes quotas of a project, each with the bytes and the UTC day of the project's newest snapshot, null
- * before the first (indexes quotas_identity and storage_snapshots_pkey).
+ * Lists the storage_bytes quotas of a project with the bytes and the UTC day of its newest snapshot, null without one
+ * (indexes quotas_identity and storage_snapshots_pkey).
  */
-export const storageQuotas = (db: Queryable, projectId: string): Promise<readonly z.output<typeof StorageQuota>[]> =>
+export const listStorageQuotas = (
+  db: Queryable,
+  projectId: string,
+): Promise<readonly z.output<typeof StorageQuota>[]> =>
   db.any(sql.type(StorageQuota)`
     select ${measurementColumns}, s.bytes, s.day
     from quotas q
@@ -90,15 +93,15 @@ export const storageQuotas = (db: Queryable, projectId: string): Promise<readonl
     where q.project_id = ${projectId} and q.scope = 'project' and q.metric = 'storage_bytes'
     order by q.id`)
 
-const counted = sql.type(z.object({ count: z.int() }))
+const countRow = sql.type(z.object({ count: z.int() }))
 
-/** What a quota has counted in a window (primary key of quota_counters). */
+/** Returns the counter of a quota in a window (primary key of quota_counters). */
 export const readCounter = async (db: Queryable, id: string, windowKey: string): Promise<number> =>
   (await db.maybeOneFirst(
-    counted`select count from quota_counters where quota_id = ${id} and window_key = ${windowKey}`,
+    countRow`select count from quota_counters where quota_id = ${id} and window_key = ${windowKey}`,
   )) ?? 0
 
-/** Takes the lock under which the marks of a quota move; foreign keys to it do not wait for it. */
+/** Locks a quota to advance its marks; the lock mode does not block foreign key checks. */
 export const lockMarks = (db: Queryable, id: string): Promise<QuotaRow | null> =>
   db.maybeOne(quotaKind.sql`select ${quotaKind.columns} from quotas t where t.id = ${id} for no key update`)
 
@@ -107,7 +110,7 @@ export type ReportedMarks = Pick<
   'fired_window_key' | 'last_fired_at' | 'audited_window_key' | 'warned_window_key' | 'warned_fraction'
 >
 
-/** Writes the marks of a quota whose lock is held; `updated_at` stays. */
+/** Updates the marks of a locked quota without changing `updated_at`. */
 export const setMarks = (db: Queryable, id: string, marks: ReportedMarks): Promise<unknown> =>
   db.query(voidStatement`
     update quotas set fired_window_key = ${marks.fired_window_key}, last_fired_at = ${marks.last_fired_at}::timestamptz,
@@ -119,7 +122,10 @@ export const setMarks = (db: Queryable, id: string, marks: ReportedMarks): Promi
 export const deleteCountersOf = (db: Queryable, id: string): Promise<unknown> =>
   db.query(voidStatement`delete from quota_counters where quota_id = ${id}`)
 
-/** Deletes up to `limit` counters of windows that began before a time (index quota_counters_start). Returns how many. */
+/**
+ * Deletes up to `limit` counters of windows that began before a time (index quota_counters_start). Returns their
+ * number.
+ */
 export const deleteQuotaCounters = async (db: Queryable, before: Date, limit: number): Promise<number> =>
   (
     await db.query(voidStatement`
@@ -128,7 +134,7 @@ export const deleteQuotaCounters = async (db: Queryable, before: Date, limit: nu
         order by window_start limit ${limit})`)
   ).rowCount
 
-/** Deletes up to `limit` counters whose quota is gone: counted while it was deleted, or deleted with its project. */
+/** Deletes up to `limit` counters of deleted quotas, left by concurrent counting or by project deletion. */
 export const deleteOrphanedCounters = async (db: Queryable, limit: number): Promise<number> =>
   (
     await db.query(voidStatement`

@@ -1,7 +1,7 @@
-export const WINDOWS = ['rolling_1m', 'rolling_1h', 'rolling_24h', 'calendar_month', 'current'] as const
-export type WindowName = (typeof WINDOWS)[number]
+export const QUOTA_WINDOWS = ['rolling_1m', 'rolling_1h', 'rolling_24h', 'calendar_month', 'current'] as const
+export type WindowName = (typeof QUOTA_WINDOWS)[number]
 
-/** One fixed window in UTC; `resets_at` is when the next begins, null for `current`. */
+/** A fixed window in UTC; `resets_at` is the start of the next window, null for `current`. */
 export type Window = { key: string; start: string; resets_at: string | null }
 
 const MINUTE = 60_000
@@ -10,7 +10,7 @@ const DAY = 24 * HOUR
 
 const rolling = { rolling_1m: [MINUTE, 16], rolling_1h: [HOUR, 13], rolling_24h: [DAY, 10] } as const
 
-/** The window of a name that holds an instant. Keys of one name sort in the order of time. */
+/** Returns the window that contains `now`. Keys of the same window name sort by time. */
 export function windowOf(name: WindowName, now: Date): Window {
   if (name === 'calendar_month') {
     const start = new Date(Date.UTC(now.getUTCFullYear(), now.getUTCMonth(), 1))
@@ -24,6 +24,6 @@ export function windowOf(name: WindowName, now: Date): Window {
   return { key: `${text.slice(0, digits)}Z`, start: text, resets_at }
 }
 
-/** Whole seconds until a window resets, at least 1: the Retry-After of a refusal. */
+/** Returns the seconds until a window resets, at least 1, for Retry-After. */
 export const retryAfter = (resetsAt: string, now: Date): number =>
   Math.max(1, Math.ceil((new Date(resetsAt).getTime() - now.getTime()) / 1000))

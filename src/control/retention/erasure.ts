@@ -5,41 +5,41 @@ import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type Redaction, redactEvents } from '../events/redact.ts'
 
-/** How much was erased, by what it is called. */
+/** Numbers of erased rows, by name. */
 export type Counts = Record<string, number>
 
-/** In whose name content is erased, as erased records show it. */
+/** Principal that erased content, as stored in erased records. */
 export type ErasedBy = { type: string; id: string }
 
-/** What answers in the place of content that was erased. */
+/** Returns the error for reads of erased content. */
 export const contentUnavailable = () =>
-  new AppError('GENERATION_CONTENT_UNAVAILABLE', { message: 'The content has been erased' })
+  new AppError('GENERATION_CONTENT_UNAVAILABLE', { message: 'Content was erased' })
 
-/** Turns whose content is erased; their rows are locked, and they have ended. */
+/** A settled turn whose content is erased; its row is locked. */
 export type ErasedTurn = { id: string; project_id: string; session_id: string | null }
 
 /**
- * What a module keeps of what turns were given, did and said, beside the turns themselves. `erase` is part of the
- * transaction that erases theirs. It raises what forbids it, and returns which events show what it erased.
+ * Erases the content of turns that a module stores outside the generations. `erase` runs in the transaction that erases
+ * the generations; it raises if the content must not be erased, and returns the events that contain erased content.
  */
 export type TurnContentEraser = {
   erase(tx: Tx, turns: readonly ErasedTurn[]): Promise<{ counts: Counts; events: readonly Redaction[] }>
 }
 export const turnContent = extensionPoint<TurnContentEraser>('content of turns')
 
-/** A turn `g` of a statement about generations. */
+/** Columns of a generation `g`. */
 type TurnColumns = { id: Fragment; chain_id: Fragment }
 
 /**
- * Conditions under which something still needs the record of a turn that has ended, such as an approval that waits for a
- * person; `since` is the time since which nothing has happened in what is to be deleted.
+ * Conditions under which the record of a settled turn is still needed, for example by a pending approval; `since` is
+ * the time of the last activity in the records to delete.
  */
 export const turnHolds = extensionPoint<(turn: TurnColumns, since: Fragment) => Fragment>('holds of turns')
 
-/** The condition under which something needs the record of a generation `g`. */
+/** Returns the condition under which the record of a generation `g` is still needed. */
 export const isTurnHeld = (since: Fragment): Fragment =>
   sql.fragment`(${sql.join(
-    turnHolds.all().map(hold => hold({ id: sql.fragment`g.id`, chain_id: sql.fragment`g.chain_id` }, since)),
+    turnHolds.all().map(condition => condition({ id: sql.fragment`g.id`, chain_id: sql.fragment`g.chain_id` }, since)),
     sql.fragment` or `,
   )})`
 
@@ -47,36 +47,34 @@ export const isTurnHeld = (since: Fragment): Fragment =>
 export type EndUser = {
   id: string
   project_id: string
-  /** A select of the ids of its conversations, and of those in which it wrote. */
+  /** Select of the ids of conversations that the end user owns or wrote in. */
   conversations: Fragment
-  /** A select of the ids of its own conversations, of which all is erased. */
+  /** Select of the ids of conversations that the end user owns; they are erased completely. */
   ownConversations: Fragment
 }
 
-/** The erasure of what a project has of an end user, while a worker is at it. */
+/** An active erasure of an end user's content. */
 export type EndUserPurge = {
   services: Services
   endUser: EndUser
   by: ErasedBy
-  /** What was made later stays. */
+  /** Content created after this time is not erased. */
   until: string
-  /**
-   * A transaction of a part of the work, which gives what it erased. It fails when another worker has the work or a legal
-   * hold began.
-   */
+  /** Runs one transaction and adds its counts. Fails when the claim is lost or a legal hold began. */
   write(work: (tx: Tx) => Promise<Counts>): Promise<Counts>
   read: Queryable
 }
 
 /**
- * What a module keeps of end users. `erase` erases it in transactions of its own, each of a bounded number of rows, and
- * returns whether something is left that has to be waited for. Repeated after a worker was lost.
+ * Erases the end-user content of a module, in separate transactions of a bounded number of rows. Returns `busy` when
+ * some rows cannot be erased yet. Repeated after a lost worker.
  */
 export type EndUserContentEraser = { erase(purge: EndUserPurge): Promise<'erased' | 'busy'> }
-/** Pieces of what is kept of an end user that one transaction erases. */
+
+/** Rows per transaction. */
 const BATCH = 200
 
-/** Erases, a batch after the other, what is found of an end user until nothing is left: what was erased is not found again. */
+/** Erases rows batch by batch until `find` returns none; `find` must not return erased rows. */
 export async function eraseInBatches<T>(
   find: (limit: number) => Promise<readonly T[]>,
   erase: (found: readonly T[]) => Promise<unknown>,
@@ -89,26 +87,26 @@ export async function eraseInBatches<T>(
 
 export const endUserContent = extensionPoint<EndUserContentEraser>('content of end users')
 
-/** Adds counts up. */
+/** Returns the sums of counts by name. */
 export function sumCounts(...all: readonly Counts[]): Counts {
   const sum: Counts = {}
   for (const counts of all) for (const [name, count] of Object.entries(counts)) sum[name] = (sum[name] ?? 0) + count
   return sum
 }
 
-/** Erases what other modules keep of turns, and what events show of it and of `events`. */
+/** Erases the content of turns in other modules, and redacts the events that contain it along with `events`. */
 export async function eraseTurnContent(
   tx: Tx,
   turns: readonly ErasedTurn[],
   events: readonly Redaction[],
 ): Promise<Counts> {
   const counts: Counts[] = []
-  const shown = [...events]
+  const redactions = [...events]
   if (turns.length > 0)
     for (const { erase } of turnContent.all()) {
       const erased = await erase(tx, turns)
       counts.push(erased.counts)
-      shown.push(...erased.events)
+      redactions.push(...erased.events)
     }
-  return sumCounts(...counts, { events: await redactEvents(tx, shown) })
+  return sumCounts(...counts, { events: await redactEvents(tx, redactions) })
 }

@@ -3,9 +3,9 @@ import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 export const retentionErrors = {
   CONTENT_ON_HOLD: {
     status: 409,
-    description: 'Purge under a legal hold',
-    message: 'The project is under a legal hold until {content_hold_until}: its content cannot be erased',
-    hint: 'Repeat after meta.content_hold_until, or have content_hold_until taken off the project.',
+    description: 'Content erasure under a legal hold',
+    message: 'Project is under a legal hold until {content_hold_until} and its content cannot be erased',
+    hint: 'Retry after meta.content_hold_until, or clear content_hold_until with PATCH /projects/{project_id}.',
   },
 } as const satisfies ErrorTable
 

@@ -10,27 +10,27 @@ import type { Services } from '../../core/process/services.ts'
 import { projectKind } from '../../identity/projects/model.ts'
 import type { Counts } from './erasure.ts'
 
-/** Settings of a project that give something an end by days. */
-type Days = 'trace_content_retention_days' | 'trace_retention_days' | 'conversation_retention_days'
+/** Project settings for retention in days. */
+type RetentionSetting = 'trace_content_retention_days' | 'trace_retention_days' | 'conversation_retention_days'
 
-/** A project in which something has an end, and what is older than that. */
+/** A project with a retention setting; records older than `cutoff` expire. */
 export type ExpiringProject = { id: string; cutoff: string }
 
-const window = sql.type(z.object({ id: z.string(), cutoff: z.string() }))
+const expiringRow = sql.type(z.object({ id: z.string(), cutoff: z.string() }))
 
 /**
- * Projects with such a setting and without a legal hold, after an id. Indexes projects_retention, projects_trace_retention,
- * projects_conversation_retention.
+ * Lists projects after an id that have the setting and no legal hold. Indexes projects_retention,
+ * projects_trace_retention, projects_conversation_retention.
  */
-const expiringProjects = (db: Queryable, days: Days, at: Date, after: string, limit: number) => {
-  const column = sql.identifier([days])
-  return db.any(window`
+const listExpiringProjects = (db: Queryable, setting: RetentionSetting, at: Date, after: string, limit: number) => {
+  const column = sql.identifier([setting])
+  return db.any(expiringRow`
     select id, ${at.toISOString()}::timestamptz - least(${column}, 100000) * interval '1 day' as cutoff from projects
     where ${column} is not null and id > ${after} and (content_hold_until is null or content_hold_until <= now())
     order by id limit ${limit}`)
 }
 
-/** The worker's part of a sweep that ends what is past the retention of its project: its handler and its schedule. */
+/** Returns the handler and the schedule of a sweep for records past the retention of their project. */
 export function retentionSweep(name: string, run: (services: Services, stopping: AbortSignal) => Promise<void>) {
   const queue = workQueue(name, {
     message: z.object({}),
@@ -49,10 +49,10 @@ export function retentionSweep(name: string, run: (services: Services, stopping:
   }
 }
 
-/** Records of a project at one time: what is more waits for the next. */
+/** Most records of a project per sweep; the next sweep continues. */
 export const MOST = 10_000
 
-/** Hands on the records of a project, a page after the other, until there are no more, `most` were, or the worker stops. */
+/** Processes records page by page until there are no more, `most` records were read, or the worker stops. */
 export async function inPages<T>(
   stopping: AbortSignal,
   { size, most = MOST, find }: { size: number; most?: number; find(after: T | null): Promise<readonly T[]> },
@@ -69,29 +69,35 @@ export async function inPages<T>(
 
 const PROJECTS = 200
 
-/** Does the duty of a setting in one project after the other; what fails in one holds up no other. */
+/** Sweeps every project that has the setting. A failure in one project does not stop the others. */
 export async function sweepProjects(
   services: Services,
   stopping: AbortSignal,
-  duty: {
-    days: Days
-    /** Its log line where something was done. */
+  task: {
+    days: RetentionSetting
+    /** Log line for a project in which records were swept. */
     done: string
     sweep(project: ExpiringProject): Promise<Counts>
   },
 ): Promise<void> {
   const { pool, clock, log } = services
   for (let after = ''; !stopping.aborted; ) {
-    const projects: readonly ExpiringProject[] = await expiringProjects(pool, duty.days, clock.now(), after, PROJECTS)
+    const projects: readonly ExpiringProject[] = await listExpiringProjects(
+      pool,
+      task.days,
+      clock.now(),
+      after,
+      PROJECTS,
+    )
     for (const project of projects) {
       const started = performance.now()
       try {
-        const counts = await duty.sweep(project)
+        const counts = await task.sweep(project)
         const ms = Math.round(performance.now() - started)
         if (Object.values(counts).some(count => count > 0))
-          log.info({ project_id: project.id, ...counts, ms }, duty.done)
+          log.info({ project_id: project.id, ...counts, ms }, task.done)
       } catch (error) {
-        log.error({ err: error, project_id: project.id, setting: duty.days }, 'retention sweep failed')
+        log.error({ err: error, project_id: project.id, setting: task.days }, 'retention sweep failed')
       }
       if (stopping.aborted) return
     }
@@ -101,8 +107,8 @@ export async function sweepProjects(
 }
 
 /**
- * Does some work for several records in one transaction; where one of them refuses, for each in its own. Returns what was
- * done of it; what refused is skipped.
+ * Processes several records in one transaction or, when that fails, each record in a separate one. Records that fail
+ * alone are skipped. Returns the results of the committed transactions.
  * @throws CONTENT_ON_HOLD when a legal hold began meanwhile
  */
 export async function togetherOrApart<T>(
@@ -115,17 +121,17 @@ export async function togetherOrApart<T>(
   } catch (error) {
     if (error instanceof AppError && error.code === 'CONTENT_ON_HOLD') throw error
     if (ids.length > 1) {
-      const done: T[] = []
-      for (const id of ids) done.push(...(await togetherOrApart(services, [id], work)))
-      return done
+      const results: T[] = []
+      for (const id of ids) results.push(...(await togetherOrApart(services, [id], work)))
+      return results
     }
     if (!(error instanceof AppError) || error.status >= 500)
-      services.log.error({ err: error, id: ids[0] }, 'record past its retention skipped')
+      services.log.error({ err: error, id: ids[0] }, 'expired record skipped')
     return []
   }
 }
 
-/** Adds the audit entry of a page of records that the retention of a project has deleted. */
+/** Adds an audit entry for a page of records deleted by retention. */
 export function auditExpiry(
   tx: Tx,
   { clock }: Pick<Services, 'clock'>,

@@ -1,6 +1,9 @@
 import { type Queryable, voidStatement } from '../../core/db/sql.ts'
 
-/** Deletes stored idempotency answers older than a time, up to a number (index idempotency_keys_created). Returns how many. */
+/**
+ * Deletes up to `limit` stored idempotent responses older than `before` (index idempotency_keys_created). Returns their
+ * number.
+ */
 export const deleteIdempotencyKeys = async (db: Queryable, before: Date, limit: number): Promise<number> =>
   (
     await db.query(voidStatement`
@@ -9,7 +12,7 @@ export const deleteIdempotencyKeys = async (db: Queryable, before: Date, limit: 
         order by created_at limit ${limit}))`)
   ).rowCount
 
-/** Deletes the heartbeats of workers that sent none since a time. Returns how many. */
+/** Deletes heartbeats older than `before`. Returns their number. */
 export const deleteHeartbeats = async (db: Queryable, before: Date): Promise<number> =>
   (await db.query(voidStatement`delete from worker_heartbeats where beat_at < ${before.toISOString()}::timestamptz`))
     .rowCount

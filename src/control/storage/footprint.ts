@@ -2,18 +2,17 @@ import { type Fragment, sql } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 
 /**
- * What a module adds to the footprint of the project of an id, as selects of one value: the bytes it stores, and how many
- * of its rows searches read. Null counts as nothing.
+ * Returns selects of one value for the part of a module in the footprint of a project: its stored bytes and the number
+ * of its rows that searches read. Null counts as zero.
  */
 export type Footprint = (projectId: Fragment) => { bytes: Fragment; chunks?: Fragment }
 
-/** What modules add to the footprint of projects. */
 export const footprints = extensionPoint<Footprint>('footprints')
 
-/** Sizes that callers declare may add up to more than any column or number holds; sums are cut off here. */
-const LARGEST = Number.MAX_SAFE_INTEGER
+/** Upper bound of sums: sizes declared by callers may add up to more than an int8 holds. */
+const MAX_SUM = Number.MAX_SAFE_INTEGER
 
-/** A select of one row, the sums of all parts for a project: `bytes` and `chunk_count`. */
+/** Returns a select of one row with the `bytes` and `chunk_count` of a project, summed over all modules. */
 export function footprintOf(projectId: Fragment): Fragment {
   const measured = footprints.all().map(part => part(projectId))
   const sum = (terms: Fragment[]) =>
@@ -22,7 +21,7 @@ export function footprintOf(projectId: Fragment): Fragment {
       : sql.fragment`least(${sql.join(
           terms.map(term => sql.fragment`coalesce((${term}), 0)`),
           sql.fragment` + `,
-        )}, ${LARGEST})::int8`
+        )}, ${MAX_SUM})::int8`
   return sql.fragment`select ${sum(measured.map(({ bytes }) => bytes))} as bytes,
     ${sum(measured.flatMap(({ chunks }) => chunks ?? []))} as chunk_count`
 }

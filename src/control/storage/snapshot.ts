@@ -7,7 +7,9 @@ import { recordUsage, type UsageDraft } from '../usage/meter.ts'
 import { priceBooks } from '../usage/price-cache.ts'
 import { listProjectsAfter, measureProject, type StorageSnapshot } from './store.ts'
 
-/** Takes storage snapshots: of all projects, or of those that have none of the day yet. One message of each at a time. */
+/**
+ * Takes storage snapshots of all projects, or of projects without one for the current day; one message each at a time.
+ */
 export const snapshotQueue = entityMailbox('storage.snapshot', {
   message: z.object({ all: z.boolean() }),
   key: message => (message.all ? 'all' : 'missing'),
@@ -17,9 +19,8 @@ export const snapshotQueue = entityMailbox('storage.snapshot', {
 const PAGE = 500
 
 /**
- * Measures what projects store: one statement and one transaction a project, so that none waits for
- * another. A project that cannot be measured is skipped; it has no snapshot of the day and is taken up by the next pass
- * over the missing ones. Returns how many were measured and how many were not.
+ * Measures the storage of projects in one statement and one transaction per project. A project that fails is skipped
+ * and retried by the next pass over projects without a snapshot. Returns the numbers of measured and failed projects.
  */
 export async function snapshotProjects(
   services: Services,
@@ -32,7 +33,7 @@ export async function snapshotProjects(
   let after = ''
   for (;;) {
     const ids = await listProjectsAfter(pool, after, options.all ? null : day, PAGE)
-    // Read at once, not by each project in its transaction.
+    // Loads the prices of the page together, not per project in its transaction.
     await priceBooks(services, ids)
     for (const id of ids) {
       if (options.stopping?.aborted) return { measured, failed }
@@ -42,7 +43,7 @@ export async function snapshotProjects(
       } catch (error) {
         if (isProjectDeleted(error)) continue
         failed++
-        log.error({ err: error, project_id: id }, 'storage not measured')
+        log.error({ err: error, project_id: id }, 'storage measurement failed')
       }
     }
     if (ids.length < PAGE) return { measured, failed }
@@ -52,7 +53,7 @@ export async function snapshotProjects(
 
 const snapshotProject = (services: Services, projectId: string, day: string): Promise<void> =>
   services.write(async tx => {
-    const components = componentsOf(await measureProject(tx, projectId, day))
+    const components = usageComponents(await measureProject(tx, projectId, day))
     if (components.length === 0) return
     const usage: UsageDraft = {
       idempotency_key: `storage:${projectId}:${day}`,
@@ -66,8 +67,8 @@ const snapshotProject = (services: Services, projectId: string, day: string): Pr
     await recordUsage(services, [usage], tx)
   })
 
-/** What is billed for a day; zero quantities are left out. */
-const componentsOf = ({ bytes, chunk_count }: StorageSnapshot) =>
+/** Returns the usage components of a day, without zero quantities. */
+const usageComponents = ({ bytes, chunk_count }: StorageSnapshot) =>
   [
     { component: 'gb_day', quantity: bytes / 1e9, unit: 'gb_day', billable: true },
     { component: 'chunk_count', quantity: chunk_count, unit: 'count', billable: true },
@@ -83,7 +84,7 @@ export const snapshotHandler = handler(
   },
 )
 
-/** Projects are due once a UTC day; what failed or was made since is taken up an hour later. */
+/** Runs hourly to include failed and new projects; each project is measured once per UTC day. */
 export const snapshotSchedule = schedule('storage snapshots', '2 * * * *', snapshotQueue, { all: false })
 
 export const initialSnapshots: BackgroundTask = {
@@ -92,7 +93,7 @@ export const initialSnapshots: BackgroundTask = {
   start({ log, queues }) {
     queues
       .send([queueMessage(snapshotQueue, { all: true })])
-      .catch(error => log.error({ err: error }, 'storage snapshots not asked for'))
+      .catch(error => log.error({ err: error }, 'storage snapshot request failed'))
     return undefined
   },
 }

@@ -5,17 +5,17 @@ import { footprintOf } from './footprint.ts'
 const StorageSnapshot = z.object({ bytes: z.number(), chunk_count: z.number() })
 export type StorageSnapshot = z.output<typeof StorageSnapshot>
 
-/** Days that a snapshot is kept; quotas read the newest, usage keeps its own numbers. */
-const KEPT_DAYS = 40
+/** Retention of snapshots. Quotas read only the newest one, and usage stores its own quantities. */
+const RETENTION_DAYS = 40
 
 /**
- * Measures a project and keeps the result as its snapshot of a UTC day, in one statement; older ones than are kept go
- * with it (index storage_snapshots_pkey). What it reads of the contents is said where each part is registered.
+ * Measures a project, stores the result as its snapshot of a UTC day and deletes expired snapshots, in one statement
+ * (index storage_snapshots_pkey). Each registered footprint documents the rows that it reads.
  */
 export const measureProject = (db: Queryable, projectId: string, day: string): Promise<StorageSnapshot> =>
   db.one(sql.type(StorageSnapshot)`
     with dropped as (
-      delete from storage_snapshots where project_id = ${projectId} and day < ${day}::date - ${KEPT_DAYS}::int
+      delete from storage_snapshots where project_id = ${projectId} and day < ${day}::date - ${RETENTION_DAYS}::int
     )
     insert into storage_snapshots (project_id, day, bytes, chunk_count)
     select ${projectId}, ${day}::date, f.bytes, f.chunk_count from (${footprintOf(sql.fragment`${projectId}`)}) f
@@ -24,8 +24,8 @@ export const measureProject = (db: Queryable, projectId: string, day: string): P
     returning bytes, chunk_count`)
 
 /**
- * The next projects in the order of their ids (indexes projects_pkey and storage_snapshots_pkey).
- * @param missing only those without a snapshot of this UTC day; null for all
+ * Lists projects after an id (indexes projects_pkey and storage_snapshots_pkey).
+ * @param missing lists only projects without a snapshot of this UTC day; null lists all
  */
 export const listProjectsAfter = (
   db: Queryable,
@@ -42,7 +42,7 @@ export const listProjectsAfter = (
     }
     order by p.id limit ${limit}`)
 
-/** The newest snapshot of a project, with its UTC day; null when it was never metered (index storage_snapshots_pkey). */
+/** Returns the newest snapshot of a project with its UTC day; null without one (index storage_snapshots_pkey). */
 export const newestSnapshot = (db: Queryable, projectId: string): Promise<{ day: string; bytes: number } | null> =>
   db.maybeOne(sql.type(z.object({ day: z.string(), bytes: z.number() }))`
     select day, bytes from storage_snapshots where project_id = ${projectId} order by day desc limit 1`)

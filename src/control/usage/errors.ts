@@ -3,9 +3,9 @@ import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 export const usageErrors = {
   PRICE_IN_EFFECT: {
     status: 409,
-    description: 'Delete of a price row already effective',
-    message: 'The price {id} is in force: another one may follow it, but what was priced by it stays so',
-    hint: 'Write a price of the same component with a later effective_from.',
+    description: 'Deletion of a price that is already in effect',
+    message: 'Price {id} is in effect and cannot be deleted',
+    hint: 'Add a price for the same component with a later effective_from.',
   },
 } as const satisfies ErrorTable
 

@@ -5,13 +5,13 @@ import { type Fragment, sql } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import { METER_TYPES } from './model.ts'
 
-/** The runs that an orchestration started itself, as a select of their ids. Orchestrations are a later area. */
+/** Select of the ids of the direct runs of an orchestration, registered by the runs module. */
 export const orchestrationRuns = extensionPoint<(orchestrationId: string) => Fragment>('runs of orchestrations')
 
 /**
- * What narrows usage, over the alias `t`. Ids are compared with those that the events keep: one that names nothing leaves
- * nothing. usage_events_session, _actor, _agent, _provider, _generation, _run, _trace, _source, _trigger and _action serve
- * theirs, usage_events_project the others within a project.
+ * Usage filters on the alias `t`. Ids are compared with the ids stored in events, which may be of deleted resources.
+ * Indexes usage_events_session, _actor, _agent, _provider, _generation, _run, _trace, _source, _trigger and _action;
+ * usage_events_project for the other filters within a project.
  */
 export const usageFilters = {
   session_id: equalsFilter('session_id'),
@@ -19,10 +19,13 @@ export const usageFilters = {
   agent_id: equalsFilter('agent_id'),
   ai_provider_id: equalsFilter('ai_provider_id'),
   orchestration_run_id: equalsFilter('orchestration_run_id'),
-  orchestration_id: columnFilter(textFilter.describe('Runs that the orchestration started itself'), id => {
-    const runs = orchestrationRuns.only()?.(id)
-    return runs ? sql.fragment`t.orchestration_run_id in (${runs})` : sql.fragment`false`
-  }),
+  orchestration_id: columnFilter(
+    textFilter.describe('ID of the orchestration; matches usage of its direct runs'),
+    id => {
+      const runs = orchestrationRuns.only()?.(id)
+      return runs ? sql.fragment`t.orchestration_run_id in (${runs})` : sql.fragment`false`
+    },
+  ),
   generation_id: equalsFilter('generation_id'),
   trace_id: equalsFilter('trace_id'),
   meter_type: oneOf('meter_type', METER_TYPES),
@@ -32,15 +35,17 @@ export const usageFilters = {
   action_id: equalsFilter('action_id'),
 } satisfies Filters
 
-/** What every list takes. */
-const OF_LISTS = ['project_id', 'limit', 'offset', 'from', 'to']
+/** Parameters of every list. */
+const LIST_PARAMETERS = ['project_id', 'limit', 'offset', 'from', 'to']
 
-/** The query of a read of usage: a parameter that it does not declare is refused, as it would seem to narrow the figures. */
+/**
+ * Returns a usage query schema that rejects undeclared parameters: an ignored filter would return misleading totals.
+ */
 export function usageQuery<S extends z.ZodRawShape>(shape: S) {
-  const known = [...OF_LISTS, ...Object.keys(shape)]
+  const declared = [...LIST_PARAMETERS, ...Object.keys(shape)]
   return z.looseObject(shape).superRefine((query, context) => {
     for (const name of Object.keys(query))
-      if (!known.includes(name))
+      if (!declared.includes(name))
         context.addIssue({ code: 'custom', path: [name], message: 'is not a parameter of this operation' })
   })
 }

@@ -4,21 +4,21 @@ import type { PricedUsage } from './price-usage.ts'
 
 export const tokensTotal = new Counter({
   name: 'muster_tokens_total',
-  help: 'Metered tokens of models by provider, model and kind: input_tokens, cached_tokens, cache_write_tokens, output_tokens, reasoning_tokens (a part of output_tokens)',
+  help: 'Metered model tokens by provider, model and kind (input_tokens, cached_tokens, cache_write_tokens, output_tokens, reasoning_tokens; the last is included in output_tokens)',
   labelNames: ['provider', 'model', 'kind'],
   registers: [],
 })
 
 export const costTotal = new Counter({
   name: 'muster_cost_usd_total',
-  help: 'Cost in US dollars of metered work that has a price, by meter type, provider and model',
+  help: 'Cost of priced usage in US dollars by meter type, provider and model',
   labelNames: ['meter_type', 'provider', 'model'],
   registers: [],
 })
 
-/** Counts usage that has been written. */
-export function countUsage(rated: readonly PricedUsage[]): void {
-  for (const { row, quantities, cost_usd } of rated) {
+/** Adds written usage to the token and cost counters. */
+export function countUsage(priced: readonly PricedUsage[]): void {
+  for (const { row, quantities, cost_usd } of priced) {
     const [meter_type, provider, name] = [row.meter_type, row.provider, row.model].map(String)
     const model = modelLabels.of(provider, name, row.project_id)
     for (const { component: kind, quantity, unit } of quantities)

@@ -8,10 +8,13 @@ export const RatedComponent = z.object({
   component: z.string(),
   quantity: z.number(),
   unit: z.string(),
-  billable: z.boolean().describe('False for what is part of another component'),
-  unit_price: z.number().nullable().describe('In USD; null without a price'),
+  billable: z.boolean().describe('Whether the component is billed; false if it is included in another component'),
+  unit_price: z.number().nullable().describe('Price per unit in USD. Null without a price.'),
   cost_usd: z.number().nullable(),
-  price_id: z.string().nullable().describe('The price that was in force; null for those of the deployment, too'),
+  price_id: z
+    .string()
+    .nullable()
+    .describe('ID of the applied price. Null without a price or for a price from the deployment settings.'),
 })
 
 const id = z.string().nullable()
@@ -19,10 +22,10 @@ const id = z.string().nullable()
 export const UsageEvent = record(
   'UsageEvent',
   {
-    meter_type: z.enum(METER_TYPES).describe('What was used'),
-    provider: z.string().describe('Who bills it; `platform` for what the deployment does itself'),
-    model: z.string().describe('The model or, of the platform, the unit'),
-    ai_provider_id: id.describe('The provider that served; null where it is that of a project that shares the agent'),
+    meter_type: z.enum(METER_TYPES).describe('Type of usage'),
+    provider: z.string().describe('Billing provider; `platform` for usage of the deployment'),
+    model: z.string().describe('Model, or unit for usage of the platform'),
+    ai_provider_id: id.describe('ID of the AI provider. Null if it belongs to the project that shares the agent.'),
     agent_id: id,
     generation_id: id,
     trace_id: id,
@@ -30,19 +33,21 @@ export const UsageEvent = record(
     node_id: id,
     tool_id: id,
     tool_action: id.describe('Action of the tool'),
-    actor_id: id.describe('The end user of the session'),
+    actor_id: id.describe('ID of the end user'),
     session_id: id,
-    trigger_id: id.describe('The trigger that began it'),
-    action_id: id.describe('The label that the request gave'),
-    source: id.describe('Which part of the platform caused it; null for ordinary turns'),
-    publisher_project_id: id.describe('Project that shares what was used; null for what is the own'),
-    cost_usd: z.number().nullable().describe('Sum of the priced components; null when none is'),
+    trigger_id: id.describe('ID of the trigger that started the work'),
+    action_id: id.describe('Label from the request'),
+    source: id.describe('Part of the platform that caused the usage. Null for ordinary turns.'),
+    publisher_project_id: id.describe(
+      'ID of the project that shares the used resource. Null for resources of the project.',
+    ),
+    cost_usd: z.number().nullable().describe('Sum of the priced components. Null if no component is priced.'),
     components: z.array(RatedComponent),
   },
   { updated: false },
 )
 
-/** Written by the platform only, never changed. Ids outlive what they name. */
+/** Only the platform writes events; they never change. Their ids may refer to deleted resources. */
 export const usageKind = kind({
   name: 'usage',
   plural: 'usage_events',

@@ -16,8 +16,8 @@ import { thresholdKind } from './thresholds-model.ts'
 
 export default module('usage', {
   tags: {
-    Usage: 'What was used and what it cost: events, reports, receipts, thresholds.',
-    Prices: 'What a unit of usage costs, for all projects, a project or a provider.',
+    Usage: 'Usage and its cost: events, reports, receipts and thresholds.',
+    Prices: 'Unit prices of usage, for all projects, one project or one AI provider.',
   },
   errors: usageErrors,
   kinds: [usageKind, priceKind, thresholdKind],

@@ -4,36 +4,38 @@ import { onSeparateConnection } from '../../core/db/pool.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type BookRow, readBooks } from './prices-store.ts'
+import { listPriceBooks, type PriceBookRow } from './prices-store.ts'
 
-/** Carries the id of a project whose prices or thresholds changed; empty for the prices of all projects. */
+/**
+ * Invalidation channel; the payload is the id of a project whose prices or thresholds changed, empty for global prices.
+ */
 export const usageChannel = 'muster_usage'
-/** The key of the prices of all projects. */
-export const GLOBAL = ''
+/** Cache key of the global prices. */
+export const GLOBAL_PRICES = ''
 
 const MAX_AGE_MS = 60_000
 const MAX_BOOKS = 2_000
 
-export type CachedPrice = Pick<BookRow, 'id' | 'component' | 'unit' | 'quantity'> & {
+export type CachedPrice = Pick<PriceBookRow, 'id' | 'component' | 'unit' | 'quantity'> & {
   unit_price: Big
   effective_from: number
 }
 
-/** What rates the usage of a project. */
+/** The prices of a project and whether it has thresholds. */
 export type PriceBook = {
-  /** By scope, provider or AI provider, model and component; the latest first. */
+  /** Prices by `priceKey`, latest first. */
   prices: ReadonlyMap<string, readonly CachedPrice[]>
-  /** By the SRN of a tool or agent: the prices of each component that it adds, the latest first. */
+  /** Prices of each added component by the SRN of a tool or agent, latest first. */
   resources: ReadonlyMap<string, readonly (readonly CachedPrice[])[]>
-  /** It has thresholds. */
+  /** Whether the project has thresholds. */
   watched: boolean
 }
 
-/** The name of what a price is for: overrides by the id of their AI provider, others by the slug. */
+/** Returns the lookup key of a price: overrides by the id of their AI provider, other prices by provider slug. */
 export const priceKey = (of: { ai_provider_id: string } | { provider: string }, model: string, component: string) =>
   JSON.stringify(['ai_provider_id' in of ? [of.ai_provider_id] : of.provider, model, component])
 
-const latestFirst = (rows: readonly BookRow[]): CachedPrice[] =>
+const latestFirst = (rows: readonly PriceBookRow[]): CachedPrice[] =>
   rows
     .map(({ id, component, unit, quantity, unit_price, effective_from }) => ({
       id,
@@ -45,7 +47,7 @@ const latestFirst = (rows: readonly BookRow[]): CachedPrice[] =>
     }))
     .sort((left, right) => right.effective_from - left.effective_from)
 
-function bookOf(rows: readonly BookRow[], watched: boolean): PriceBook {
+function buildBook(rows: readonly PriceBookRow[], watched: boolean): PriceBook {
   const prices = Map.groupBy(
     rows.filter(({ resource }) => resource === null),
     row =>
@@ -59,7 +61,7 @@ function bookOf(rows: readonly BookRow[], watched: boolean): PriceBook {
     rows.filter(({ resource }) => resource !== null),
     ({ resource }) => resource as string,
   )
-  const identity = ({ provider, model, component }: BookRow) => priceKey({ provider }, model, component)
+  const identity = ({ provider, model, component }: PriceBookRow) => priceKey({ provider }, model, component)
   return {
     prices: new Map([...prices].map(([key, of]) => [key, latestFirst(of)])),
     resources: new Map(
@@ -70,11 +72,11 @@ function bookOf(rows: readonly BookRow[], watched: boolean): PriceBook {
 }
 
 async function loadBooks(db: Queryable, projectIds: readonly string[], now: Date): Promise<PriceBook[]> {
-  const books = await readBooks(db, projectIds, now)
-  return books.map(({ rows, watched }) => bookOf(rows, watched))
+  const books = await listPriceBooks(db, projectIds, now)
+  return books.map(({ rows, watched }) => buildBook(rows, watched))
 }
 
-const booksOf = processSingleton(
+const priceBookCache = processSingleton(
   ({ clock, notifications, pool }: Services) =>
     new NotifiedCache<PriceBook>(notifications, {
       channel: usageChannel,
@@ -86,27 +88,26 @@ const booksOf = processSingleton(
 )
 
 /**
- * The books of projects, by their ids: kept in the process, so that rating costs no round trip.
- * @param db the transaction of a caller that has one open, which must not wait for what others read: what is not kept is
- *   read there
+ * Returns the cached price books of projects by id, so that pricing usually costs no round trip.
+ * @param db the caller's open transaction: it must not wait for other connections, so uncached books are read in it
  */
 export async function priceBooks(
   services: Services,
   projectIds: Iterable<string>,
   db?: Queryable,
 ): Promise<ReadonlyMap<string, PriceBook>> {
-  const cache = booksOf(services)
-  const wanted = [...new Set([GLOBAL, ...projectIds])]
-  const known = wanted.map(id => onSeparateConnection(() => cache.get(id)))
-  const missing = wanted.filter((_id, index) => known[index] instanceof Promise)
-  if (!db || missing.length === 0)
-    return new Map((await Promise.all(known)).map((book, index) => [wanted[index], book]))
-  for (const loading of known)
-    if (loading instanceof Promise) loading.catch(error => services.log.error({ err: error }, 'prices not read'))
+  const cache = priceBookCache(services)
+  const ids = [...new Set([GLOBAL_PRICES, ...projectIds])]
+  const cached = ids.map(id => onSeparateConnection(() => cache.get(id)))
+  const missing = ids.filter((_id, index) => cached[index] instanceof Promise)
+  if (!db || missing.length === 0) return new Map((await Promise.all(cached)).map((book, index) => [ids[index], book]))
+  for (const loading of cached)
+    if (loading instanceof Promise)
+      loading.catch(error => services.log.error({ err: error }, 'price cache load failed'))
   const read = await loadBooks(db, missing, services.clock.now())
   return new Map(
-    wanted.map((id, index) => {
-      const book = known[index]
+    ids.map((id, index) => {
+      const book = cached[index]
       return [id, book instanceof Promise ? read[missing.indexOf(id)] : book]
     }),
   )

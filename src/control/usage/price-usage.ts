@@ -6,35 +6,35 @@ import { type EvaluationBudget, ExpressionError, evaluate, freshBudget } from '.
 import type { Services } from '../../core/process/services.ts'
 import type { ActivityEntry } from '../activity/record.ts'
 import { usageKind } from './model.ts'
-import { type CachedPrice, GLOBAL, type PriceBook, priceBooks, priceKey } from './price-cache.ts'
+import { type CachedPrice, GLOBAL_PRICES, type PriceBook, priceBooks, priceKey } from './price-cache.ts'
 import type { UsageComponent, UsageDraft } from './usage-draft.ts'
 
-/** Usage with its costs, as it is written. */
+/** Usage with its costs, ready to be written. */
 export type PricedUsage = {
-  /** Exact numbers are text, and `components` JSON text with exact numbers in it. */
+  /** Exact numbers are text; `components` is JSON text with exact numbers. */
   row: Record<string, string | number | null> & { project_id: string }
   cost_usd: Big | null
-  /** The quantities used, as in the row. */
+  /** Measured quantities, as in the row. */
   quantities: readonly Pick<UsageComponent, 'component' | 'quantity' | 'unit'>[]
-  /** The project has thresholds. */
+  /** Whether the project has thresholds. */
   watched: boolean
-  /** What is to be told of quantities that are none. */
+  /** Activity entries about invalid quantities. */
   invalid: ActivityEntry[]
 }
 
-type RatedComponent = UsageComponent & { unit_price: Big | null; cost_usd: Big | null; price_id: string | null }
+type PricedComponent = UsageComponent & { unit_price: Big | null; cost_usd: Big | null; price_id: string | null }
 
-const PLACES = 10
+const COST_DECIMALS = 10
 
-/** What tokens quotas and thresholds count. */
-const COUNTED = ['input_tokens', 'cached_tokens', 'output_tokens']
-/** Without a price of their own these cost what input does. */
-const LIKE_INPUT = ['cached_tokens', 'cache_write_tokens']
+/** Components that tokens quotas and thresholds count. */
+const COUNTED_TOKENS = ['input_tokens', 'cached_tokens', 'output_tokens']
+/** Components that fall back to the price of input_tokens. */
+const INPUT_PRICE_FALLBACKS = ['cached_tokens', 'cache_write_tokens']
 
 /**
- * Prices usage as of now; what has no quantities is left out. From what the process knows, at no round trip, save for the
- * first time in a minute that it rates for a project.
- * @param db the transaction of a caller that has one open
+ * Prices usage at the current prices and drops drafts without quantities. Prices are cached for a minute per project;
+ * otherwise it costs one round trip.
+ * @param db the caller's open transaction
  */
 export async function priceUsage(
   services: Services,
@@ -49,74 +49,82 @@ export async function priceUsage(
     db,
   )
   const now = services.clock.now().getTime()
-  return used.map(draft => rate(services, draft, books, now))
+  return used.map(draft => priceDraft(services, draft, books, now))
 }
 
-function rate(
+function priceDraft(
   { config }: Services,
   draft: UsageDraft,
   books: ReadonlyMap<string, PriceBook>,
   now: number,
 ): PricedUsage {
-  const { components, call, project_id, publisher_project_id, ...named } = draft
+  const { components, call, project_id, publisher_project_id, ...columns } = draft
   const bookOf = (id: string) => books.get(id) as PriceBook
   const owner = publisher_project_id ?? project_id
-  // A turn of a shared agent runs on the publisher's providers and prices; other work on those of who uses it.
+  // A turn of a shared agent uses the providers and prices of its publisher; other work uses the project's.
   const payer = draft.meter_type === 'llm_tokens' ? owner : project_id
-  const rated = components
+  const measured = components
     .filter(({ quantity }) => quantity > 0)
-    .map((component): RatedComponent => {
+    .map((component): PricedComponent => {
       if (draft.source === 'embedding')
-        return priced(component, {
+        return applyPrice(component, {
           id: null,
           unit_price: new Big(config.EMBEDDING_INPUT_1M_TOKEN_PRICE_USD).div(1_000_000),
         })
-      return priced(
+      return applyPrice(
         component,
-        component.billable ? priceOf(draft, component, [bookOf(payer), bookOf(GLOBAL)], now) : null,
+        component.billable ? findPrice(draft, component, [bookOf(payer), bookOf(GLOBAL_PRICES)], now) : null,
       )
     })
-  const resource = call && resourceOf(draft, owner)
-  const added = resource ? addedBy(draft, { srn: resource, project_id: owner }, bookOf(owner), now) : NOTHING
-  const all = [...rated, ...added.components]
+  const resource = call && pricedResource(draft, owner)
+  const added = resource
+    ? resourceComponents(draft, { srn: resource, project_id: owner }, bookOf(owner), now)
+    : NO_COMPONENTS
+  const all = [...measured, ...added.components]
   const costs = all.flatMap(({ cost_usd }) => cost_usd ?? [])
   const cost_usd = costs.length === 0 ? null : costs.reduce((sum, cost) => sum.plus(cost))
   return {
     row: {
-      ...named,
+      ...columns,
       id: newId(usageKind.prefix),
       project_id,
       publisher_project_id: publisher_project_id ?? null,
-      // Priced by it, but not told: it belongs to the project that shares.
+      // Used for pricing but not stored: it belongs to the publisher.
       ai_provider_id: publisher_project_id ? null : (draft.ai_provider_id ?? null),
       cost_usd: cost_usd?.toFixed() ?? null,
       tokens:
         draft.meter_type === 'llm_tokens'
-          ? rated.reduce((sum, { component, quantity }) => (COUNTED.includes(component) ? sum + quantity : sum), 0)
+          ? measured.reduce(
+              (sum, { component, quantity }) => (COUNTED_TOKENS.includes(component) ? sum + quantity : sum),
+              0,
+            )
           : 0,
       components: `[${all.map(componentText).join(',')}]`,
     },
     cost_usd,
-    quantities: rated,
+    quantities: measured,
     watched: bookOf(project_id).watched,
     invalid: added.invalid,
   }
 }
 
-/** What rated usage costs; null when nothing of it is priced. */
-export function totalCost(rated: readonly PricedUsage[]): number | null {
-  const costs = rated.flatMap(({ cost_usd }) => cost_usd ?? [])
+/** Returns the total cost of usage; null if nothing is priced. */
+export function totalCost(usage: readonly PricedUsage[]): number | null {
+  const costs = usage.flatMap(({ cost_usd }) => cost_usd ?? [])
   return costs.length === 0 ? null : costs.reduce((sum, cost) => sum.plus(cost)).toNumber()
 }
 
-const priced = (component: UsageComponent, price: { id: string | null; unit_price: Big } | null): RatedComponent => ({
+const applyPrice = (
+  component: UsageComponent,
+  price: { id: string | null; unit_price: Big } | null,
+): PricedComponent => ({
   ...component,
   unit_price: price?.unit_price ?? null,
-  cost_usd: price?.unit_price.times(component.quantity).round(PLACES, Big.roundHalfEven) ?? null,
+  cost_usd: price?.unit_price.times(component.quantity).round(COST_DECIMALS, Big.roundHalfEven) ?? null,
   price_id: price?.id ?? null,
 })
 
-/** A component as JSON whose numbers are exact: one that JavaScript writes has 17 digits at most. */
+/** Returns a component as JSON with exact numbers; JSON.stringify would limit them to 17 digits. */
 function componentText({
   component,
   quantity,
@@ -125,12 +133,12 @@ function componentText({
   unit_price,
   cost_usd,
   price_id,
-}: RatedComponent): string {
+}: PricedComponent): string {
   const texts = JSON.stringify({ component, unit, billable, price_id }).slice(1, -1)
   return `{${texts},"quantity":${quantity},"unit_price":${unit_price ?? null},"cost_usd":${cost_usd ?? null}}`
 }
 
-/** A component of a model of a provider, priced by a project. */
+/** A component of a provider's model, priced for a project. */
 type Priceable = {
   project_id: string
   ai_provider_id: string
@@ -140,7 +148,7 @@ type Priceable = {
   unit: string
 }
 
-/** Those of some components that would have no price now, as provider, model and component, each once. */
+/** Returns the components without a current price, as distinct provider, model and component. */
 export async function unpricedComponents(
   services: Services,
   components: readonly Priceable[],
@@ -153,67 +161,67 @@ export async function unpricedComponents(
   )
   const bookOf = (id: string) => books.get(id) as PriceBook
   const now = services.clock.now().getTime()
-  const unpriced = components.filter(of => !priceOf(of, of, [bookOf(of.project_id), bookOf(GLOBAL)], now))
+  const unpriced = components.filter(of => !findPrice(of, of, [bookOf(of.project_id), bookOf(GLOBAL_PRICES)], now))
   const rows = unpriced.map(({ provider, model, component }) => ({ provider, model, component }))
   return [...new Map(rows.map(row => [JSON.stringify(row), row])).values()]
 }
 
-/** The price of a component: of its AI provider, else of the project, else of all projects. */
-function priceOf(
+/** Returns the price of a component: of its AI provider, otherwise of the project, otherwise the global price. */
+function findPrice(
   { ai_provider_id, provider, model }: Pick<UsageDraft, 'ai_provider_id' | 'provider' | 'model'>,
   { component, unit }: Pick<UsageComponent, 'component' | 'unit'>,
   [own, global]: [PriceBook, PriceBook],
   now: number,
 ): CachedPrice | null {
   const scoped = (name: string): CachedPrice | null => {
-    const of = (book: PriceBook, key: string) => inForce(book.prices.get(key) ?? [], unit, now)
+    const of = (book: PriceBook, key: string) => priceInEffect(book.prices.get(key) ?? [], unit, now)
     return (
       (ai_provider_id && of(own, priceKey({ ai_provider_id }, model, name))) ||
       of(own, priceKey({ provider }, model, name)) ||
       of(global, priceKey({ provider }, model, name))
     )
   }
-  return scoped(component) ?? (LIKE_INPUT.includes(component) ? scoped('input_tokens') : null)
+  return scoped(component) ?? (INPUT_PRICE_FALLBACKS.includes(component) ? scoped('input_tokens') : null)
 }
 
-/** Of prices of a component, latest first, the one in force. */
-const inForce = (prices: readonly CachedPrice[], unit: string, now: number): CachedPrice | null =>
+/** Returns the price in effect, from prices of a component, latest first. */
+const priceInEffect = (prices: readonly CachedPrice[], unit: string, now: number): CachedPrice | null =>
   prices.find(price => price.unit === unit && price.effective_from <= now) ?? null
 
-/** The tool or agent whose own prices add components. */
-function resourceOf({ meter_type, tool_id, agent_id }: UsageDraft, owner: string): string | null {
+/** Returns the SRN of the tool or agent whose prices add components. */
+function pricedResource({ meter_type, tool_id, agent_id }: UsageDraft, owner: string): string | null {
   if (meter_type === 'tool_execution') return tool_id ? srn(owner, 'tool', tool_id) : null
   return agent_id ? srn(owner, 'agent', agent_id) : null
 }
 
-type Added = { components: RatedComponent[]; invalid: ActivityEntry[] }
-const NOTHING: Added = { components: [], invalid: [] }
+type ResourceComponents = { components: PricedComponent[]; invalid: ActivityEntry[] }
+const NO_COMPONENTS: ResourceComponents = { components: [], invalid: [] }
 
-/** The components that prices of a tool or agent add. What their quantities may cost is bounded for all of them together. */
-function addedBy(
+/** Computes the components that prices of a tool or agent add; their expressions share one evaluation budget. */
+function resourceComponents(
   { call, tool_id, agent_id, generation_id, meter_type }: UsageDraft,
   resource: { srn: string; project_id: string },
   book: PriceBook,
   now: number,
-): Added {
-  const found = book.resources.get(resource.srn)
-  if (!found) return NOTHING
-  const spent = freshBudget()
-  const added: Added = { components: [], invalid: [] }
-  for (const prices of found) {
+): ResourceComponents {
+  const pricesByComponent = book.resources.get(resource.srn)
+  if (!pricesByComponent) return NO_COMPONENTS
+  const budget = freshBudget()
+  const added: ResourceComponents = { components: [], invalid: [] }
+  for (const prices of pricesByComponent) {
     const price = prices.find(({ effective_from }) => effective_from <= now)
     if (!price) continue
     const { component, unit } = price
-    const quantity = quantityOf(price, call, spent)
+    const quantity = evaluateQuantity(price, call, budget)
     if (quantity === 0) continue
     added.components.push(
-      priced({ component, quantity: quantity ?? 0, unit, billable: true }, quantity === null ? null : price),
+      applyPrice({ component, quantity: quantity ?? 0, unit, billable: true }, quantity === null ? null : price),
     )
     if (quantity !== null) continue
     added.invalid.push({
       project_id: resource.project_id,
       kind: 'usage_quantity_invalid',
-      summary: `The quantity of ${component} is not a number of at least 0`,
+      summary: `Quantity of ${component} is not a number of at least 0`,
       detail: { resource: resource.srn, component, price_id: price.id },
       agent_id: agent_id ?? null,
       generation_id: generation_id ?? null,
@@ -223,11 +231,15 @@ function addedBy(
   return added
 }
 
-/** What a price's expression makes of a call; null when that is no quantity, or one that could not be added up. */
-function quantityOf({ quantity }: CachedPrice, call: UsageDraft['call'], spent: EvaluationBudget): number | null {
+/** Evaluates the quantity expression of a price; null if the result is not a number from 0 to MAX_SAFE_INTEGER. */
+function evaluateQuantity(
+  { quantity }: CachedPrice,
+  call: UsageDraft['call'],
+  budget: EvaluationBudget,
+): number | null {
   if (quantity === null) return 1
   try {
-    const value = evaluate(quantity, call, spent)
+    const value = evaluate(quantity, call, budget)
     return typeof value === 'number' && value >= 0 && value <= Number.MAX_SAFE_INTEGER ? value : null
   } catch (error) {
     if (error instanceof ExpressionError) return null

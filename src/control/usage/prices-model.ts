@@ -9,31 +9,31 @@ import { METER_TYPES } from './model.ts'
 const name = z.string().trim().min(1).max(255)
 
 const fields = {
-  meter_type: z.enum(METER_TYPES).describe('What is used; default `llm_tokens`'),
-  provider: name.describe('Who bills it: the type of an AI provider, or `platform`'),
-  model: name.describe('The model or, of the platform, the unit'),
-  component: name.describe('Part of the use, such as `input_tokens`'),
-  unit: name.describe('Unit of the part; a price in another unit does not apply'),
-  unit_price: z.number().min(0).max(1e9).describe('Price of a unit in USD'),
-  effective_from: z.string().describe('When it comes into force; the latest that has prices a use'),
+  meter_type: z.enum(METER_TYPES).describe('Type of usage. Default `llm_tokens`.'),
+  provider: name.describe('Billing provider: the type of an AI provider, or `platform`'),
+  model: name.describe('Model, or unit for usage of the platform'),
+  component: name.describe('Component of the usage, such as `input_tokens`'),
+  unit: name.describe('Unit of the component; the price applies only to usage in this unit'),
+  unit_price: z.number().min(0).max(1e9).describe('Price per unit in USD'),
+  effective_from: z.string().describe('Time from which the price applies; the latest price in effect is used'),
   resource: z
     .string()
     .min(1)
     .max(255)
     .nullable()
-    .describe('SRN of a tool or agent of the project whose calls or turns the price adds a component to'),
+    .describe('SRN of a tool or agent of the project; the price adds a component to its calls or turns'),
   quantity: z
     .unknown()
     .describe(
-      'JSON Logic over `{ input, output }` of the call or turn that gives the quantity of a resource; null is 1',
+      'JSON Logic expression on `{ input, output }` of the call or turn that returns the quantity. Null means 1.',
     ),
 }
 
 export const Price = record(
   'Price',
   {
-    project_id: z.string().nullable().describe('Null for a price of all projects'),
-    ai_provider_id: z.string().nullable().describe('The AI provider that an override is for'),
+    project_id: z.string().nullable().describe('ID of the project. Null for global prices.'),
+    ai_provider_id: z.string().nullable().describe('ID of the AI provider for which the price is an override'),
     ...fields,
   },
   { project: false, updated: false },
@@ -53,7 +53,6 @@ export const priceKind = kind({
 })
 export type PriceRow = z.output<typeof priceKind.row>
 
-/** Most prices of one request. */
 const MAX_PRICES = 500
 
 const { meter_type, provider, model, component, unit, unit_price } = fields
@@ -68,27 +67,31 @@ const base = {
     .meta({ example: '2026-04-01T00:00:00Z' }),
 }
 
-const batchOf = <S extends z.ZodType>(id: string, price: S) =>
+const priceBatch = <S extends z.ZodType>(id: string, price: S) =>
   z
     .strictObject({
       prices: z
         .array(price)
         .min(1)
         .max(MAX_PRICES)
-        .describe(`Prices to add, at most ${MAX_PRICES}; all of them or none`),
+        .describe(`Prices to add, at most ${MAX_PRICES}; written all or none`),
     })
     .meta({ id })
 
-export const PriceBookInput = batchOf(
+export const PriceBookInput = priceBatch(
   'PriceBookInput',
   z
     .strictObject({
       ...base,
       provider: provider
         .optional()
-        .describe('Who bills it; of an override that of its AI provider')
+        .describe('Billing provider; for an override, defaults to the type of its AI provider')
         .meta({ example: 'openai' }),
-      ai_provider_id: z.string().nullable().optional().describe('AI provider that the price is an override for'),
+      ai_provider_id: z
+        .string()
+        .nullable()
+        .optional()
+        .describe('ID of the AI provider for which the price is an override'),
     })
     .refine(price => price.provider !== undefined || price.ai_provider_id != null, {
       path: ['provider'],
@@ -109,17 +112,17 @@ export const ProjectPriceInput = z
   })
   .superRefine(({ resource, quantity }, context) => {
     if (quantity == null) return
-    const problem = resource == null ? 'belongs to prices of a resource' : expressionProblem(quantity)
+    const problem = resource == null ? 'is allowed only with resource' : expressionProblem(quantity)
     if (problem) context.addIssue({ code: 'custom', path: ['quantity'], message: problem })
   })
 
-export const ProjectPricesInput = batchOf('ProjectPricesInput', ProjectPriceInput)
+export const ProjectPricesInput = priceBatch('ProjectPricesInput', ProjectPriceInput)
 
-export const ProviderPricesInput = batchOf('AiProviderPricesInput', z.strictObject(base))
+export const ProviderPricesInput = priceBatch('AiProviderPricesInput', z.strictObject(base))
 
-export const Prices = z.object({ prices: z.array(Price).describe('Current prices') }).meta({ id: 'Prices' })
+export const Prices = z.object({ prices: z.array(Price).describe('Written prices') }).meta({ id: 'Prices' })
 
-/** A price as it is to be written. */
+/** A price to write. */
 export type PriceInput = {
   ai_provider_id: string | null
   project_id: string | null

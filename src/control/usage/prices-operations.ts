@@ -7,7 +7,7 @@ import { pageOf, pageResult } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation, result } from '../../core/api/operation.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import { projectKind } from '../../identity/projects/model.ts'
-import { globalScope, pricedProviders, projectScope, putPrices, removePrice } from './prices.ts'
+import { globalScope, lockPricedProviders, projectScope, putPrices, removePrice } from './prices.ts'
 import {
   Price,
   PriceBookInput,
@@ -24,8 +24,8 @@ const tag = 'Prices'
 const filters = { provider: equalsFilter('provider'), model: equalsFilter('model') }
 const PriceQuery = filterSchema(filters)
 
-/** A page of the prices of a scope, newest first (indexes prices_identity, prices_project, prices_provider). */
-const pricePage = (context: Pick<Context<any>, 'db' | 'page' | 'query'>, scope: Fragment) =>
+/** Returns a page of the prices of a scope, newest first (indexes prices_identity, prices_project, prices_provider). */
+const listPricePage = (context: Pick<Context<any>, 'db' | 'page' | 'query'>, scope: Fragment) =>
   pageResult<PriceRow>(context, {
     columns: priceKind.columns,
     from: sql.fragment`prices t`,
@@ -37,19 +37,19 @@ const pricePage = (context: Pick<Context<any>, 'db' | 'page' | 'query'>, scope: 
     present: priceKind.present,
   })
 
-const WRITING =
-  'All prices or none. The latest that has come into force prices a use when it is written, and never again. A first price for something may be dated back; once one is in force others begin in the future. One that is to come is replaced by another for the same time.'
+const PUT_DESCRIPTION =
+  'Writes all prices or none. Usage is priced once, when it is written, at the latest price in effect. The first price of a component may start in the past; once a price is in effect, further prices must start in the future. A future price is replaced by another one with the same start.'
 
-const shown = (rows: readonly PriceRow[]) => ({ prices: rows.map(priceKind.present) })
-const putAndShow = async (
+const presentPrices = (rows: readonly PriceRow[]) => ({ prices: rows.map(priceKind.present) })
+const putAndPresent = async (
   { tx, services }: Pick<Context, 'tx' | 'services'>,
   rows: readonly PriceInput[],
-): Promise<z.output<typeof Prices>> => shown(await putPrices(tx, services, rows)) as never
+): Promise<z.output<typeof Prices>> => presentPrices(await putPrices(tx, services, rows)) as never
 
-/** List, put and delete of the prices that belong to rows of a kind. `rows` makes them of a body. */
+/** Returns the list, put and delete operations for the prices of a kind. `rows` converts a body to prices. */
 export function priceOperationsFor<Row extends KindRow, B extends z.ZodType>(
   kind: Kind<Row, any>,
-  at: {
+  options: {
     noun: string
     words: string
     path: string
@@ -61,20 +61,20 @@ export function priceOperationsFor<Row extends KindRow, B extends z.ZodType>(
     rows: (row: Row, body: z.output<B>) => PriceInput[]
   },
 ): Operation[] {
-  const { noun, words, path, module, description = WRITING, raises = [], scope, body, rows } = at
+  const { noun, words, path, module, description = PUT_DESCRIPTION, raises = [], scope, body, rows } = options
   return [
     itemOperation(kind, {
       id: `list${noun}Prices`,
       method: 'get',
       path,
       summary: `List the prices of ${words}`,
-      description: 'Those that were in effect, are, and are to come.',
+      description: 'Past, current and future prices.',
       tag,
       action: `${module}:Get${noun}Prices`,
       paged: true,
       query: PriceQuery,
       answers: { 200: pageOf(Price) },
-      run: context => pricePage(context, scope(context.resource.id)),
+      run: context => listPricePage(context, scope(context.resource.id)),
     }),
     itemOperation(kind, {
       id: `put${noun}Prices`,
@@ -87,14 +87,14 @@ export function priceOperationsFor<Row extends KindRow, B extends z.ZodType>(
       body,
       answers: { 200: Prices },
       raises,
-      run: context => putAndShow(context, rows(context.resource, context.body as z.output<B>)),
+      run: context => putAndPresent(context, rows(context.resource, context.body as z.output<B>)),
     }),
     itemOperation(kind, {
       id: `delete${noun}Price`,
       method: 'delete',
       path: `${path}/{price_id}`,
-      summary: `Delete a price of ${words} that is to come`,
-      description: 'Prices that are in effect, or were, stay: receipts name them.',
+      summary: `Delete a future price of ${words}`,
+      description: 'Past and current prices cannot be deleted because receipts refer to them.',
       tag,
       action: `${module}:Manage${noun}Prices`,
       answers: { 204: null },
@@ -109,8 +109,8 @@ export const priceOperations: Operation[] = [
     id: 'listPrices',
     method: 'get',
     path: '/usage/prices',
-    summary: 'List the prices of all projects',
-    description: 'Those of a project or a provider take precedence over these for what they cover.',
+    summary: 'List global prices',
+    description: 'Prices that apply to all projects. Prices of a project or an AI provider take precedence.',
     tag,
     action: 'usage:GetPriceBook',
     gate: 'any',
@@ -118,14 +118,14 @@ export const priceOperations: Operation[] = [
     paged: true,
     query: PriceQuery,
     answers: { 200: pageOf(Price) },
-    run: context => pricePage(context, globalScope),
+    run: context => listPricePage(context, globalScope),
   }),
   operation({
     id: 'putPrices',
     method: 'put',
     path: '/usage/prices',
-    summary: 'Add prices for all projects, or overrides for AI providers',
-    description: WRITING,
+    summary: 'Add global prices or AI provider overrides',
+    description: PUT_DESCRIPTION,
     tag,
     action: 'usage:ManagePriceBook',
     gate: 'admin',
@@ -135,30 +135,30 @@ export const priceOperations: Operation[] = [
     raises: ['AI_PROVIDER_NOT_FOUND'],
     async run(context) {
       const { prices } = context.body
-      const providers = await pricedProviders(
+      const providers = await lockPricedProviders(
         context.tx,
         prices.flatMap(({ ai_provider_id }) => ai_provider_id ?? []),
       )
       const rows = prices.map(({ ai_provider_id = null, ...price }): PriceInput => {
-        const named = ai_provider_id === null ? null : providers.get(ai_provider_id)
+        const aiProvider = ai_provider_id === null ? null : providers.get(ai_provider_id)
         return {
           ...price,
           ai_provider_id,
-          project_id: named?.project_id ?? null,
-          provider: named?.provider ?? (price.provider as string),
+          project_id: aiProvider?.project_id ?? null,
+          provider: aiProvider?.provider ?? (price.provider as string),
           resource: null,
           quantity: null,
         }
       })
-      return putAndShow(context, rows)
+      return putAndPresent(context, rows)
     },
   }),
   operation({
     id: 'deletePrice',
     method: 'delete',
     path: '/usage/prices/{price_id}',
-    summary: 'Delete a price of all projects that is to come',
-    description: 'Prices that are in effect, or were, stay: receipts name them.',
+    summary: 'Delete a future global price',
+    description: 'Past and current prices cannot be deleted because receipts refer to them.',
     tag,
     action: 'usage:ManagePriceBook',
     gate: 'admin',
@@ -171,8 +171,8 @@ export const priceOperations: Operation[] = [
     id: 'getProjectPrice',
     method: 'get',
     path: '/projects/{project_id}/prices/{price_id}',
-    summary: 'Read a price of a project',
-    description: 'One that was in effect, is, or is to come.',
+    summary: 'Get a price of a project',
+    description: 'A past, current or future price.',
     tag,
     action: 'projects:GetProjectPrices',
     answers: { 200: Price },
@@ -181,8 +181,8 @@ export const priceOperations: Operation[] = [
       const row = isIdOf(priceKind, id) ? await findPrice(db, id, projectScope(resource.id)) : null
       const price = priceKind.present(row ?? raise('RESOURCE_NOT_FOUND', { meta: { id } }))
       const tag = etagOf(JSON.stringify(price))
-      const known = request.headers['if-none-match']
-      return known !== undefined && etagMatches(known, tag)
+      const ifNoneMatch = request.headers['if-none-match']
+      return ifNoneMatch !== undefined && etagMatches(ifNoneMatch, tag)
         ? result(304, undefined, { ETag: tag })
         : result(200, price, { ETag: tag })
     },
@@ -192,7 +192,7 @@ export const priceOperations: Operation[] = [
     words: 'a project',
     path: '/projects/{project_id}/prices',
     module: 'projects',
-    description: `${WRITING} One with a \`resource\` adds a component to the calls of a tool or the turns of an agent.`,
+    description: `${PUT_DESCRIPTION} A price with a \`resource\` adds a component to the calls of a tool or the turns of an agent.`,
     raises: ['TOOL_NOT_FOUND', 'AGENT_NOT_FOUND'],
     scope: projectScope,
     body: ProjectPricesInput,

@@ -4,21 +4,21 @@ import { type PriceInput, type PriceRow, ProjectPriceInput, ProjectPricesInput, 
 import { findBackdatedPrice } from './prices-store.ts'
 
 /**
- * Prices of a project in templates. Receipts name a price once it is in force, so that it is neither changed nor deleted: a
- * change adds the price that follows it, and a delete leaves it. One that is to come is changed and deleted like any resource.
+ * Prices of a project in templates. A price in effect is immutable because receipts refer to it: an update adds a
+ * succeeding price, and a delete keeps it. A future price is updated and deleted like any resource.
  */
 
-/** How far ahead a price begins that follows one in force: longer than its write takes, short beside what it is for. */
+/** Delay until a succeeding price takes effect; must exceed the duration of its write. */
 const LEAD_MS = 5000
 
-const soon = (now: Date): string => new Date(now.getTime() + LEAD_MS).toISOString()
-const isInForce = ({ effective_from }: PriceRow): boolean => Date.parse(effective_from) <= Date.now()
+const successorStart = (now: Date): string => new Date(now.getTime() + LEAD_MS).toISOString()
+const isInEffect = ({ effective_from }: PriceRow): boolean => Date.parse(effective_from) <= Date.now()
 
 const schema = inlineSchema(ProjectPriceInput)
 const properties = schema.properties as Record<string, JsonObject>
 const identity = ['provider', 'model', 'component', 'resource']
 
-const pricesOf = (price: JsonObject): JsonObject => ({ prices: [price] })
+const priceBatch = (price: JsonObject): JsonObject => ({ prices: [price] })
 
 export const projectPriceType = resourceType<PriceRow>(priceKind, {
   name: 'project_price',
@@ -32,26 +32,28 @@ export const projectPriceType = resourceType<PriceRow>(priceKind, {
   translate: {
     properties,
     required: (schema.required as string[]).filter(name => name !== 'effective_from'),
-    arguments: ({ effective_from = new Date().toISOString(), ...price }) => pricesOf({ ...price, effective_from }),
+    arguments: ({ effective_from = new Date().toISOString(), ...price }) => priceBatch({ ...price, effective_from }),
     shown: record => record,
   },
   made: ({ prices }) => (prices as JsonObject[])[0],
   async complete({ clock }, db, price) {
     if (price.effective_from !== undefined) return price
     const now = clock.now()
-    const { prices } = ProjectPricesInput.parse(pricesOf({ ...price, effective_from: now.toISOString() }))
-    const asked = { resource: null, quantity: null, ...prices[0], ai_provider_id: null } as PriceInput
-    const isPriced = (await findBackdatedPrice(db, [asked], now)) !== null
-    return { ...price, effective_from: isPriced ? soon(now) : now.toISOString() }
+    const { prices } = ProjectPricesInput.parse(priceBatch({ ...price, effective_from: now.toISOString() }))
+    const input = { resource: null, quantity: null, ...prices[0], ai_provider_id: null } as PriceInput
+    const isPriced = (await findBackdatedPrice(db, [input], now)) !== null
+    return { ...price, effective_from: isPriced ? successorStart(now) : now.toISOString() }
   },
   changing(row, changed) {
     const stored = Object.fromEntries(Object.keys(properties).map(name => [name, row[name as keyof PriceRow]]))
-    const effective_from = isInForce(row) ? soon(new Date()) : row.effective_from
+    const effective_from = isInEffect(row) ? successorStart(new Date()) : row.effective_from
     return {
       operation: 'putProjectPrices',
-      args: { project_id: row.project_id, ...pricesOf({ ...stored, ...changed, effective_from }) },
+      args: { project_id: row.project_id, ...priceBatch({ ...stored, ...changed, effective_from }) },
     }
   },
   deleting: row =>
-    isInForce(row) ? null : { operation: 'deleteProjectPrice', args: { project_id: row.project_id, price_id: row.id } },
+    isInEffect(row)
+      ? null
+      : { operation: 'deleteProjectPrice', args: { project_id: row.project_id, price_id: row.id } },
 })

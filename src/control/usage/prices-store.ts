@@ -3,8 +3,8 @@ import { newId } from '../../core/api/ids.ts'
 import { countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { type PriceInput, type PriceRow, priceKind } from './prices-model.ts'
 
-/** A price as uses are rated by it: times as milliseconds, exact numbers as text. */
-const BookRow = z.object({
+/** A price in a price book; the exact unit price is text. */
+const PriceBookRow = z.object({
   id: z.string(),
   project_id: z.string().nullable(),
   ai_provider_id: z.string().nullable(),
@@ -17,23 +17,23 @@ const BookRow = z.object({
   resource: z.string().nullable(),
   quantity: z.unknown(),
 })
-export type BookRow = z.output<typeof BookRow>
+export type PriceBookRow = z.output<typeof PriceBookRow>
 
-const Book = z.object({ project_id: z.string(), watched: z.boolean(), rows: z.array(BookRow) })
+const Book = z.object({ project_id: z.string(), watched: z.boolean(), rows: z.array(PriceBookRow) })
 
-/** Prices of a project, or with null of all projects, each with when the next of its kind comes into force. */
-const followed = (project: Fragment): Fragment => sql.fragment`
+/** Returns a select of the prices of a project (null: global), each with the start of its successor as `followed`. */
+const pricesWithSuccessor = (project: Fragment): Fragment => sql.fragment`
   select x.*, lead(x.effective_from) over (
     partition by x.ai_provider_id, x.provider, x.model, x.resource, x.component, x.unit order by x.effective_from
   ) as followed
   from prices x where x.project_id is not distinct from ${project}`
 
 /**
- * What rates the usage of projects, in their order: their prices in force and to come, and whether they have thresholds; of
- * '' the prices of all projects (indexes prices_identity, usage_thresholds_project). Numbers as text: a JSON number would be
- * read as a double.
+ * Lists the price books of projects in the given order: current and future prices, and whether the project has
+ * thresholds; the id '' stands for global prices (indexes prices_identity, usage_thresholds_project). Unit prices are
+ * text because a JSON number would be parsed as a double.
  */
-export const readBooks = (db: Queryable, projectIds: readonly string[], now: Date) =>
+export const listPriceBooks = (db: Queryable, projectIds: readonly string[], now: Date) =>
   db.any(sql.type(Book)`
     select p.project_id, exists (select from usage_thresholds t where t.project_id = p.project_id) as watched,
       coalesce((
@@ -41,11 +41,11 @@ export const readBooks = (db: Queryable, projectIds: readonly string[], now: Dat
           'provider', r.provider, 'model', r.model, 'component', r.component, 'unit', r.unit,
           'unit_price', r.unit_price::text, 'effective_from', r.effective_from, 'resource', r.resource,
           'quantity', r.quantity)) from (
-          ${followed(sql.fragment`nullif(p.project_id, '')`)}) r
+          ${pricesWithSuccessor(sql.fragment`nullif(p.project_id, '')`)}) r
         where r.followed is null or r.followed > ${now.toISOString()}::timestamptz), '[]') as rows
     from unnest(${sql.array([...projectIds], 'text')}) with ordinality p (project_id, position) order by p.position`)
 
-/** Keeps others from writing prices of the same projects until the transaction ends; '' for those of all projects. */
+/** Locks the prices of projects against concurrent writes until the transaction ends; '' for global prices. */
 export const lockPrices = (tx: Queryable, projectIds: readonly string[]) =>
   tx.query(countStatement`
     select count(pg_advisory_xact_lock(hashtextextended('prices ' || p.id, 0))) as count
@@ -54,22 +54,22 @@ export const lockPrices = (tx: Queryable, projectIds: readonly string[]) =>
       ['text'],
     )} as n (id)) p`)
 
-const Refused = z.object({ position: z.int() })
+const positionRow = z.object({ position: z.int() })
 
-/** Rows as the statements below read them. */
-const given = (rows: readonly PriceInput[]): Fragment => sql.fragment`
+/** Returns the from clause `n` of prices to write. */
+const inputRecordset = (rows: readonly PriceInput[]): Fragment => sql.fragment`
   json_to_recordset(${JSON.stringify(rows.map((row, position) => ({ ...row, id: newId(priceKind.prefix), position })))}::json) as n (position int, id text,
     project_id text, ai_provider_id text, meter_type text, provider text, model text, component text, unit text,
     unit_price numeric, effective_from timestamptz, resource text, quantity json)`
 
 /**
- * The first row that is dated in the past although a price of the same scope, or of a broader one, is in force for the same;
- * null when there is none. By the later of two clocks, so that one that is behind changes nothing that was used (index
- * prices_identity).
+ * Returns the position of the first price that starts in the past although a price of the same or a broader scope is in
+ * effect; null if there is none. Uses the later of the two clocks, so that a slow clock cannot change the price of
+ * recorded usage (index prices_identity).
  */
 export const findBackdatedPrice = (db: Queryable, rows: readonly PriceInput[], now: Date): Promise<number | null> =>
-  db.maybeOneFirst(sql.type(Refused)`
-    select n.position from ${given(rows)},
+  db.maybeOneFirst(sql.type(positionRow)`
+    select n.position from ${inputRecordset(rows)},
       lateral (select greatest(${now.toISOString()}::timestamptz, clock_timestamp()) as now) at
     where n.effective_from <= at.now and exists (
       select from prices p
@@ -79,24 +79,24 @@ export const findBackdatedPrice = (db: Queryable, rows: readonly PriceInput[], n
         and p.resource is not distinct from n.resource and p.effective_from <= at.now)
     order by n.position limit 1`)
 
-/** Writes prices; one of the same scope, names and time is replaced. In the order given. */
+/** Upserts prices by scope, provider, model, component and start; returns them in the order of `rows`. */
 export async function writePrices(db: Queryable, rows: readonly PriceInput[]): Promise<PriceRow[]> {
   const written = await db.any(priceKind.sql`
     insert into prices as t (id, project_id, ai_provider_id, meter_type, provider, model, component, unit, unit_price,
       effective_from, resource, quantity)
     select n.id, n.project_id, n.ai_provider_id, n.meter_type, n.provider, n.model, n.component, n.unit, n.unit_price,
       n.effective_from, n.resource, n.quantity
-    from ${given(rows)}
+    from ${inputRecordset(rows)}
     on conflict (project_id, ai_provider_id, provider, model, resource, component, effective_from) do update
       set meter_type = excluded.meter_type, unit = excluded.unit, unit_price = excluded.unit_price,
         quantity = excluded.quantity
     returning ${priceKind.columns}`)
-  const found = new Map(written.map(row => [identityOf(row), row]))
-  return rows.map(row => found.get(identityOf(row)) as PriceRow)
+  const found = new Map(written.map(row => [priceIdentity(row), row]))
+  return rows.map(row => found.get(priceIdentity(row)) as PriceRow)
 }
 
-/** What two prices of a batch must not share. */
-export const identityOf = (row: Omit<PriceInput, 'meter_type' | 'unit' | 'unit_price' | 'quantity'>): string =>
+/** Returns the identity of a price, which must be unique in a batch. */
+export const priceIdentity = (row: Omit<PriceInput, 'meter_type' | 'unit' | 'unit_price' | 'quantity'>): string =>
   JSON.stringify([
     row.project_id,
     row.ai_provider_id,
@@ -107,17 +107,17 @@ export const identityOf = (row: Omit<PriceInput, 'meter_type' | 'unit' | 'unit_p
     new Date(row.effective_from).getTime(),
   ])
 
-/** How many prices of a project are in force or to come (index prices_identity). */
+/** Returns the number of current and future prices of a project (index prices_identity). */
 export const countPrices = (db: Queryable, projectId: string | null, now: Date): Promise<number> =>
   db.oneFirst(countStatement`
-    select count(*) as count from (${followed(sql.fragment`${projectId}::text`)}) r
+    select count(*) as count from (${pricesWithSuccessor(sql.fragment`${projectId}::text`)}) r
     where r.followed is null or r.followed > ${now.toISOString()}::timestamptz`)
 
-/** A price of the project or provider named (index prices_pkey). */
+/** Finds a price by id in a scope (index prices_pkey). */
 export const findPrice = (db: Queryable, id: string, scope: Fragment): Promise<PriceRow | null> =>
   db.maybeOne(priceKind.sql`select ${priceKind.columns} from prices t where t.id = ${id} and ${scope}`)
 
-/** Deletes a price that is not in force yet, of the project or provider named; whether it was deleted, or null for none. */
+/** Deletes a future price in a scope. Returns the row, `in_effect` if it must stay, or null if not found. */
 export const deletePrice = async (
   db: Queryable,
   id: string,

@@ -6,15 +6,15 @@ import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
-import { GLOBAL, usageChannel } from './price-cache.ts'
+import { GLOBAL_PRICES, usageChannel } from './price-cache.ts'
 import { type PriceInput, type PriceRow, priceKind } from './prices-model.ts'
-import { countPrices, deletePrice, findBackdatedPrice, identityOf, lockPrices, writePrices } from './prices-store.ts'
+import { countPrices, deletePrice, findBackdatedPrice, lockPrices, priceIdentity, writePrices } from './prices-store.ts'
 
-/** Prices of one project, or of all projects, that are in force or to come: what a process keeps in memory of them. */
-const MAX_LIVE = 10_000
+/** Most current and future prices of a project, or global ones; every process caches them. */
+const MAX_ACTIVE_PRICES = 10_000
 
-/** Raises VALIDATION_FAILED for a price of a batch, named by what a caller knows it by. */
-function refuse(
+/** Raises VALIDATION_FAILED for a price of a batch, identified in `meta` by its fields. */
+function raiseInvalidPrice(
   { provider, model, component, effective_from }: PriceInput,
   position: number,
   field: string,
@@ -28,60 +28,71 @@ function refuse(
 }
 
 /**
- * Writes prices, all of them or none. What was priced stays as it is: once a price is in force, another one for the same
- * begins in the future.
+ * Writes prices, all or none. Recorded usage is never repriced: once a price is in effect, its successor must start in
+ * the future.
  * @throws VALIDATION_FAILED, TOOL_NOT_FOUND, AGENT_NOT_FOUND
  */
 export async function putPrices(tx: Tx, services: Services, rows: readonly PriceInput[]): Promise<PriceRow[]> {
-  const known = new Set<string>()
+  const identities = new Set<string>()
   for (const [position, row] of rows.entries()) {
-    const identity = identityOf(row)
-    if (known.has(identity)) refuse(row, position, '', 'is given twice')
-    known.add(identity)
+    const identity = priceIdentity(row)
+    if (identities.has(identity)) raiseInvalidPrice(row, position, '', 'is a duplicate')
+    identities.add(identity)
   }
   await requireResources(tx, rows)
   const projects = [...new Set(rows.map(({ project_id }) => project_id))]
-  const keys = projects.map(id => id ?? GLOBAL)
+  const keys = projects.map(id => id ?? GLOBAL_PRICES)
   await lockPrices(tx, keys)
   const now = services.clock.now()
   const position = await findBackdatedPrice(tx, rows, now)
   if (position !== null)
-    refuse(rows[position], position, 'effective_from', 'must be in the future: a price for the same is in force')
+    raiseInvalidPrice(
+      rows[position],
+      position,
+      'effective_from',
+      'must be in the future because a price is already in effect',
+    )
   const written = await writePrices(tx, rows)
   for (const project of projects)
-    if ((await countPrices(tx, project, now)) > MAX_LIVE)
-      refuse(rows[0], 0, '', `at most ${MAX_LIVE} prices may be in force or to come`)
+    if ((await countPrices(tx, project, now)) > MAX_ACTIVE_PRICES)
+      raiseInvalidPrice(rows[0], 0, '', `would exceed ${MAX_ACTIVE_PRICES} current and future prices`)
   for (const key of keys) invalidateOnCommit(tx, usageChannel, key)
   return written
 }
 
 const SRN = /^srn:([^:]+):(tool|agent):([^:]+)$/
 
-/** Raises for a resource that is no tool or agent of the project of its price. */
+/** Requires the resource of each price to be a tool or agent of its project. */
 async function requireResources(tx: Tx, rows: readonly PriceInput[]): Promise<void> {
-  const named = rows.flatMap((row, position) => {
+  const references = rows.flatMap((row, position) => {
     if (row.resource === null) return []
     const [, project, kind, id] = SRN.exec(row.resource) ?? []
     if (id === undefined || project !== row.project_id)
-      refuse(row, position, 'resource', 'must be the SRN of a tool or agent of the project')
+      raiseInvalidPrice(row, position, 'resource', 'must be the SRN of a tool or agent of this project')
     return [{ kind, id, project_id: row.project_id }]
   })
-  for (const [kind, of] of Map.groupBy(named, ({ kind }) => kind))
-    await requireAll(tx, kinds.get(kind), of[0].project_id, [...new Set(of.map(({ id }) => id))])
+  for (const [kind, group] of Map.groupBy(references, ({ kind }) => kind))
+    await requireAll(tx, kinds.get(kind), group[0].project_id, [...new Set(group.map(({ id }) => id))])
 }
 
-/** Deletes a price that is to come. Raises RESOURCE_NOT_FOUND, PRICE_IN_EFFECT. */
+/**
+ * Deletes a future price.
+ * @throws RESOURCE_NOT_FOUND, PRICE_IN_EFFECT
+ */
 export async function removePrice(tx: Tx, services: Services, id: string, scope: Fragment): Promise<void> {
   const removed = isIdOf(priceKind, id) ? await deletePrice(tx, id, scope, services.clock.now()) : null
   if (removed === null) raise('RESOURCE_NOT_FOUND', { meta: { id } })
   if (removed === 'in_effect') raise('PRICE_IN_EFFECT', { meta: { id } })
-  invalidateOnCommit(tx, usageChannel, removed.project_id ?? GLOBAL)
+  invalidateOnCommit(tx, usageChannel, removed.project_id ?? GLOBAL_PRICES)
 }
 
 const PricedProvider = z.object({ id: z.string(), project_id: z.string(), provider: z.string() })
 
-/** AI providers by id, kept from being deleted until the transaction ends. Raises AI_PROVIDER_NOT_FOUND. */
-export async function pricedProviders(tx: Queryable, ids: readonly string[]) {
+/**
+ * Returns AI providers by id and locks them against deletion until the transaction ends.
+ * @throws AI_PROVIDER_NOT_FOUND
+ */
+export async function lockPricedProviders(tx: Queryable, ids: readonly string[]) {
   const kind = kinds.get('ai_provider')
   const rows = await tx.any(sql.type(PricedProvider)`
     select t.id, t.project_id, t.provider from ${sql.identifier([kind.table])} t

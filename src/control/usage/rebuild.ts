@@ -3,7 +3,7 @@ import { allOf, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 
 const Day = z.object({ project_id: z.string(), day: z.string() })
 
-/** The days of UTC of which there are events or sums, by project. */
+/** Lists the UTC days with events or sums, by project. */
 export const usageDays = (
   db: Queryable,
   { project, from, to }: { project: string | null; from: Date | null; to: Date | null },
@@ -18,15 +18,15 @@ export const usageDays = (
     ])}
     order by 1, 2`)
 
-/** Whole hours of a project. */
+/** A range of whole hours of a project. */
 type Span = { project_id: string; from: Date; to: Date }
 
-/** Sums of hours that are older were pruned. */
-const KEPT = sql.fragment`now() - interval '39 days'`
+/** Start of the sums that pruning has not deleted. */
+const RETAINED_SINCE = sql.fragment`now() - interval '39 days'`
 
 /**
- * Whether the sums of a span are what its events add up to, in one snapshot: events, tokens and cost of each hour, project,
- * agent and actor, and of each hour and what reports group by.
+ * Whether the sums of a span match its events, in one snapshot: usage_sums by hour, project, agent and actor, and
+ * usage_rollups by hour and report dimensions.
  */
 export const sumsMatchEvents = async (db: Queryable, { project_id, from, to }: Span): Promise<boolean> =>
   !(await db.exists(sql.type(z.object({ wrong: z.int() }))`
@@ -36,7 +36,7 @@ export const sumsMatchEvents = async (db: Queryable, { project_id, from, to }: S
     sums as (
       select scope, ref, hour, meter_type, sum(events) as events, sum(tokens) as tokens, sum(cost_usd) as cost, sum(metered) as metered, sum(priced) as priced,
         sum(unpriced) as unpriced
-      from usage_sums where project_id = ${project_id} and hour >= greatest(${from.toISOString()}::timestamptz, ${KEPT}) and hour < ${to.toISOString()}::timestamptz
+      from usage_sums where project_id = ${project_id} and hour >= greatest(${from.toISOString()}::timestamptz, ${RETAINED_SINCE}) and hour < ${to.toISOString()}::timestamptz
       group by 1, 2, 3, 4),
     should as (
       select r.scope, r.ref, e.hour, e.meter_type, count(*)::numeric as events, sum(e.tokens) as tokens, coalesce(sum(e.cost_usd), 0) as cost,
@@ -44,7 +44,7 @@ export const sumsMatchEvents = async (db: Queryable, { project_id, from, to }: S
         count(*) filter (where m.used and usage_unpriced(e.components))::numeric as unpriced
       from events e cross join lateral (values ('project', ''), ('agent', e.agent_id), ('actor', e.actor_id)) r (scope, ref)
         cross join lateral (select e.meter_type = 'llm_tokens' and e.source is distinct from 'embedding' as used) m
-      where r.ref is not null and e.hour >= ${KEPT}
+      where r.ref is not null and e.hour >= ${RETAINED_SINCE}
       group by 1, 2, 3, 4),
     rolled as (
       select hour, meter_type, model, ai_provider_id, agent_id, source, publisher_project_id, component, unit, sum(events) as events, sum(quantity) as quantity,
@@ -63,7 +63,9 @@ export const sumsMatchEvents = async (db: Queryable, { project_id, from, to }: S
       (table rolled except table should_roll) union all (table should_roll except table rolled))
     select 1 as wrong from wrong union all select 1 from wrongly limit 1`))
 
-/** Adds up a span again. What writes usage waits meanwhile: else an event could be counted twice, or not. */
+/**
+ * Rebuilds the sums of a span. The table lock blocks writers; otherwise an event could be counted twice or not at all.
+ */
 export async function rebuildSums(tx: Queryable, { project_id, from, to }: Span): Promise<void> {
   const [start, end] = [from.toISOString(), to.toISOString()]
   await tx.query(voidStatement`lock table usage_events in share row exclusive mode`)

@@ -5,7 +5,7 @@ import { type UsageRow, usageKind } from './model.ts'
 
 const HOUR_MS = 3_600_000
 
-/** What groups usage: an expression over events or roll-ups `t`, the columns it reads, and whether the roll-ups have them. */
+/** A dimension: its expression on events or roll-ups `t`, the columns it reads, and whether roll-ups contain them. */
 type Dimension = { key: Fragment; columns: readonly string[]; rolled: boolean }
 
 const column = (name: string, rolled: boolean): Dimension => ({
@@ -14,7 +14,7 @@ const column = (name: string, rolled: boolean): Dimension => ({
   rolled,
 })
 
-/** What usage can be grouped by; a day is one of UTC. */
+/** Dimensions of usage; days are in UTC. */
 export const DIMENSIONS = {
   model: { ...column('model', true), columns: ['model', 'ai_provider_id'] },
   ai_provider: column('ai_provider_id', true),
@@ -33,21 +33,21 @@ export const DIMENSIONS = {
 
 export type GroupBy = keyof typeof DIMENSIONS
 
-export const INTERVALS = ['hour', 'day', 'month'] as const
-export type Interval = (typeof INTERVALS)[number]
+export const USAGE_INTERVALS = ['hour', 'day', 'month'] as const
+export type Interval = (typeof USAGE_INTERVALS)[number]
 
-/** Filters that the roll-ups have the columns for. */
+/** Filters on columns of roll-ups. */
 const ROLLED_FILTERS = ['agent_id', 'ai_provider_id', 'meter_type', 'model', 'source']
 
-/** Which usage a report is about. */
+/** Selection of usage events. */
 export type UsageSelection = {
   /** Null for every project. */
   project: string | null
   from: Date | null
   to: Date | null
-  /** Conditions over `t`, by the filters that they come from. */
+  /** Conditions on `t`, by filter. */
   filters: Partial<Record<string, Fragment>>
-  /** Further rows are left out by policies: null when none are. */
+  /** Restriction of rows by policies, or null. */
   visible: Fragment | null
 }
 
@@ -69,7 +69,7 @@ const Sums = z.object({
 })
 export type Sums = z.output<typeof Sums>
 
-const added = [
+const summedColumns = [
   'events',
   'quantity',
   'cost_usd',
@@ -84,25 +84,25 @@ const added = [
   'reasoning_tokens',
 ]
 
-/** `sum(p.x) as x` for what adds up. */
+/** Returns `sum(alias.x) as x` for each summed column. */
 const sumsOf = (alias: string): Fragment =>
   sql.fragment`${sql.join(
-    added.map(name => sql.fragment`sum(${sql.identifier([alias, name])}) as ${sql.identifier([name])}`),
+    summedColumns.map(name => sql.fragment`sum(${sql.identifier([alias, name])}) as ${sql.identifier([name])}`),
     sql.fragment`, `,
   )}`
 
 type Span = { from: Date | null; to: Date | null }
 
-/** A bound whose next hour still has a year of four digits, which is all that the database reads. */
-const bounded = (time: Date | null): Date | null => time && new Date(Math.min(time.getTime(), LAST_MS))
-const LAST_MS = Date.UTC(9999, 11, 31)
+/** Limits a time so that its next hour has a four-digit year, as the timestamp syntax requires. */
+const clampTime = (time: Date | null): Date | null => time && new Date(Math.min(time.getTime(), MAX_TIME_MS))
+const MAX_TIME_MS = Date.UTC(9999, 11, 31)
 
 /**
- * The hours that lie within the bounds as a whole, and what is before and after them. Bounds are inclusive, to the
- * millisecond; hours begin at `from` and end before `to`.
+ * Splits a span into its whole hours and the edges before and after them. Bounds of spans and edges are inclusive, in
+ * milliseconds; `hours` excludes its `to`.
  */
-function split(span: Span): { hours: Span | null; edges: Span[] } {
-  const { from, to } = { from: bounded(span.from), to: bounded(span.to) }
+function splitSpan(span: Span): { hours: Span | null; edges: Span[] } {
+  const { from, to } = { from: clampTime(span.from), to: clampTime(span.to) }
   const first = from && new Date(Math.ceil(from.getTime() / HOUR_MS) * HOUR_MS)
   const last = to && new Date(Math.floor((to.getTime() + 1) / HOUR_MS) * HOUR_MS)
   if (first && last && first >= last) return { hours: null, edges: [{ from, to }] }
@@ -112,10 +112,10 @@ function split(span: Span): { hours: Span | null; edges: Span[] } {
   return { hours: { from: first, to: last }, edges }
 }
 
-/** The events of a selection. */
-const rowsOf = (selection: UsageSelection): Fragment =>
+/** Returns the condition for the events of a selection. */
+const eventCondition = (selection: UsageSelection): Fragment =>
   allOf([
-    ofProject(selection),
+    projectCondition(selection),
     timeRangeCondition(sql.fragment`t.created_at`, selection),
     ...Object.values(selection.filters),
     selection.visible,
@@ -125,39 +125,42 @@ const fromEvents = (selection: UsageSelection, span: Span): Fragment => sql.frag
   select t.project_id, t.created_at as at, t.meter_type, t.model, t.ai_provider_id, t.agent_id, t.source, t.publisher_project_id,
     t.orchestration_run_id, t.actor_id, t.session_id, t.trigger_id, t.action_id, p.*
   from usage_events t cross join lateral usage_parts(t.components, t.cost_usd) p
-  where ${rowsOf({ ...selection, ...span })}`
+  where ${eventCondition({ ...selection, ...span })}`
 
 /**
- * The roll-ups of a selection by the columns that are read. Adding up first costs a third of working out the key or the
- * interval of each row.
+ * Returns a select of the roll-ups of a selection, summed by the given columns. Summing first costs a third of
+ * computing the key or interval of each row.
  */
 function fromRollups(selection: UsageSelection, { from, to }: Span, columns: readonly string[]): Fragment {
-  const named = [...columns.filter(name => name !== 'at'), 'component', 'unit'].map(name => sql.identifier(['t', name]))
-  const kept = columns.includes('at') ? [sql.fragment`t.hour`, ...named] : named
+  const identifiers = [...columns.filter(name => name !== 'at'), 'component', 'unit'].map(name =>
+    sql.identifier(['t', name]),
+  )
+  const groupColumns = columns.includes('at') ? [sql.fragment`t.hour`, ...identifiers] : identifiers
   return sql.fragment`
-    select ${columns.includes('at') ? sql.fragment`t.hour as at, ` : sql.fragment``}${sql.join(named, sql.fragment`, `)}, ${sumsOf('t')}
+    select ${columns.includes('at') ? sql.fragment`t.hour as at, ` : sql.fragment``}${sql.join(identifiers, sql.fragment`, `)}, ${sumsOf('t')}
     from usage_rollups t
     where ${allOf([
-      ofProject(selection),
+      projectCondition(selection),
       from && sql.fragment`t.hour >= ${from.toISOString()}::timestamptz`,
       to && sql.fragment`t.hour < ${to.toISOString()}::timestamptz`,
       ...Object.values(selection.filters),
     ])}
-    group by ${sql.join(kept, sql.fragment`, `)}`
+    group by ${sql.join(groupColumns, sql.fragment`, `)}`
 }
 
-const ofProject = ({ project }: UsageSelection): Fragment | null =>
+const projectCondition = ({ project }: UsageSelection): Fragment | null =>
   project === null ? null : sql.fragment`t.project_id = ${project}`
 
 /**
- * What is selected, added up by a key, an AI provider and a time: of whole hours out of the roll-ups, where these know what is
- * asked for, by the primary key of usage_rollups; the rest out of events, by usage_events_project or the index of a filter.
+ * Returns a select of usage summed by key, AI provider and interval. Whole hours come from roll-ups (primary key of
+ * usage_rollups) if these contain the columns of the dimension and the filters; everything else comes from events
+ * (usage_events_project or the index of a filter).
  */
-function facts(selection: UsageSelection, group: GroupBy | null, interval: Interval | null): Fragment {
-  const { key, columns, rolled } = group === null ? EVERYTHING : DIMENSIONS[group]
-  const known =
+function usageFacts(selection: UsageSelection, group: GroupBy | null, interval: Interval | null): Fragment {
+  const { key, columns, rolled } = group === null ? NO_DIMENSION : DIMENSIONS[group]
+  const isRolledUp =
     rolled && selection.visible === null && Object.keys(selection.filters).every(name => ROLLED_FILTERS.includes(name))
-  const { hours, edges } = known ? split(selection) : { hours: null, edges: [selection] }
+  const { hours, edges } = isRolledUp ? splitSpan(selection) : { hours: null, edges: [selection] }
   const read = [...new Set([...columns, ...(interval ? ['at'] : [])])]
   const parts = [
     ...(hours ? [fromRollups(selection, hours, read)] : []),
@@ -174,9 +177,9 @@ function facts(selection: UsageSelection, group: GroupBy | null, interval: Inter
   )}`
 }
 
-const EVERYTHING: Dimension = { key: sql.fragment`null::text`, columns: [], rolled: true }
+const NO_DIMENSION: Dimension = { key: sql.fragment`null::text`, columns: [], rolled: true }
 
-/** The figures of what is added up by component already. */
+/** Totals over rows that are already summed by component. */
 const figures = sql.fragment`
   coalesce(sum(s.events), 0)::int8 as events, sum(s.cost_usd) filter (where s.component = '') as cost_usd,
   coalesce(sum(s.input_tokens), 0)::int8 as input_tokens, sum(s.input_cost) as input_cost,
@@ -187,23 +190,25 @@ const figures = sql.fragment`
   coalesce(jsonb_agg(jsonb_build_object('component', s.component, 'unit', s.unit, 'quantity', s.quantity, 'cost_usd', s.cost_usd))
     filter (where s.component <> ''), '[]') as others`
 
-const Bucket = Sums.extend({
+const UsageGroup = Sums.extend({
   whole: z.boolean(),
   key: z.string().nullable(),
   ai_provider_id: z.string().nullable(),
   buckets: z.int(),
 })
-export type Bucket = z.output<typeof Bucket>
+export type UsageGroup = z.output<typeof UsageGroup>
 
-/** A page of buckets, dearest first, and the sums over all of them with how many there are, in one statement. */
+/**
+ * Returns a page of groups by descending cost, the totals over all groups and the number of groups, in one statement.
+ */
 export async function aggregateEvents(
   db: Queryable,
   selection: UsageSelection,
   group: GroupBy | null,
   page: { limit: number; offset: number },
-): Promise<{ totals: Sums; groups: readonly Bucket[]; total: number }> {
-  const rows = await db.any(sql.type(Bucket)`
-    with facts as (${facts(selection, group, null)}),
+): Promise<{ totals: Sums; groups: readonly UsageGroup[]; total: number }> {
+  const rows = await db.any(sql.type(UsageGroup)`
+    with facts as (${usageFacts(selection, group, null)}),
       sums as (
         select key, ai_provider_id, component, unit, grouping(key) = 1 as whole, ${sumsOf('f')} from facts f
         group by grouping sets ((key, ai_provider_id, component, unit), (component, unit))),
@@ -216,27 +221,27 @@ export async function aggregateEvents(
     union all
     select true, null, null, (select count(*) from buckets), ${figures} from sums s where s.whole
     order by whole, cost_usd desc nulls last, key, ai_provider_id`)
-  const whole = rows.find(row => row.whole) as Bucket
+  const whole = rows.find(row => row.whole) as UsageGroup
   return { totals: whole, groups: rows.filter(row => !row.whole), total: group === null ? 0 : whole.buckets }
 }
 
-/** The columns of figures, in their order. */
+/** Columns of `figures`, in order. */
 const columns = sql.fragment`${sql.join(
   Object.keys(Sums.shape).map(name => sql.identifier([name])),
   sql.fragment`, `,
 )}`
 
-const Point = Sums.extend({
+const UsagePoint = Sums.extend({
   start: z.string(),
   whole: z.boolean(),
   key: z.string().nullable(),
   ai_provider_id: z.string().nullable(),
 })
-export type Point = z.output<typeof Point>
+export type UsagePoint = z.output<typeof UsagePoint>
 
 /**
- * The sums of each interval of UTC that has usage, and of its groups, in the order of time: at most `limit` rows, so that
- * one more than wanted says that there are too many.
+ * Returns the sums of each UTC interval with usage and of its groups, by time; at most `limit` rows. A limit of one
+ * more than allowed reveals an excess.
  */
 export const usageSeries = (
   db: Queryable,
@@ -244,9 +249,9 @@ export const usageSeries = (
   interval: Interval,
   group: GroupBy | null,
   limit: number,
-): Promise<readonly Point[]> =>
-  db.any(sql.type(Point)`
-    with facts as (${facts(selection, group, interval)}),
+): Promise<readonly UsagePoint[]> =>
+  db.any(sql.type(UsagePoint)`
+    with facts as (${usageFacts(selection, group, interval)}),
       sums as (
         select start, ${group === null ? sql.fragment`null as key, null as ai_provider_id, true` : sql.fragment`key, ai_provider_id, grouping(key) = 1`} as whole,
           component, unit, ${sumsOf('f')}
@@ -256,30 +261,32 @@ export const usageSeries = (
     group by s.start, s.whole, s.key, s.ai_provider_id
     order by s.start, s.whole desc, cost_usd desc nulls last, s.key, s.ai_provider_id limit ${limit}`)
 
-/** How many different ones of what the events name there are. */
 export const DistinctCounts = z
   .object({
-    generations: z.int().describe('Turns'),
-    traces: z.int().describe('Traces'),
-    orchestration_runs: z.int().describe('Runs'),
-    agents: z.int().describe('Agents'),
-    actors: z.int().describe('End users'),
-    sessions: z.int().describe('Sessions'),
-    ai_providers: z.int().describe('Providers'),
+    generations: z.int().describe('Number of generations'),
+    traces: z.int().describe('Number of traces'),
+    orchestration_runs: z.int().describe('Number of orchestration runs'),
+    agents: z.int().describe('Number of agents'),
+    actors: z.int().describe('Number of end users'),
+    sessions: z.int().describe('Number of sessions'),
+    ai_providers: z.int().describe('Number of AI providers'),
   })
-  .describe('How many different ones the events name; what names none does not count')
+  .describe('Numbers of distinct IDs in the events; absent IDs are not counted')
 
-/** It reads every event of the selection: the roll-ups do not know. */
+/** Counts distinct ids. Reads every event of the selection, as roll-ups do not contain the ids. */
 export const countDistinct = (db: Queryable, selection: UsageSelection): Promise<z.output<typeof DistinctCounts>> =>
   db.one(sql.type(DistinctCounts)`
     select count(distinct t.generation_id) as generations, count(distinct t.trace_id) as traces,
       count(distinct t.orchestration_run_id) as orchestration_runs, count(distinct t.agent_id) as agents,
       count(distinct t.actor_id) as actors, count(distinct t.session_id) as sessions, count(distinct t.ai_provider_id) as ai_providers
     from usage_events t
-    where ${rowsOf(selection)}`)
+    where ${eventCondition(selection)}`)
 
-/** Events of a selection behind one, oldest first (index usage_events_project). */
-export const usageEventsAfter = (
+/**
+ * Lists up to `limit` events of a selection after one (null: from the first), oldest first (index
+ * usage_events_project).
+ */
+export const listUsageEventsAfter = (
   db: Queryable,
   selection: UsageSelection,
   after: UsageRow | null,
@@ -287,17 +294,17 @@ export const usageEventsAfter = (
 ): Promise<readonly UsageRow[]> =>
   db.any(usageKind.sql`
     select ${usageKind.columns} from usage_events t
-    where ${rowsOf(selection)}
+    where ${eventCondition(selection)}
       ${after === null ? sql.fragment`` : sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})`}
     order by t.created_at, t.id limit ${limit}`)
 
-/** All events of a selection, oldest first: of one generation or run (indexes usage_events_generation, usage_events_run). */
-export const eventsOf = (db: Queryable, selection: UsageSelection): Promise<readonly UsageRow[]> =>
+/** Lists all events of one generation or run, oldest first (indexes usage_events_generation, usage_events_run). */
+export const listUsageEvents = (db: Queryable, selection: UsageSelection): Promise<readonly UsageRow[]> =>
   db.any(usageKind.sql`
-    select ${usageKind.columns} from usage_events t where ${rowsOf(selection)} order by t.created_at, t.id`)
+    select ${usageKind.columns} from usage_events t where ${eventCondition(selection)} order by t.created_at, t.id`)
 
-/** The project of the events of a generation or a run; null when there are none (the same indexes). */
-export const projectOfEvents = (
+/** Finds the project of the events of a generation or run (indexes usage_events_generation, usage_events_run). */
+export const findProjectOfEvents = (
   db: Queryable,
   column: 'generation_id' | 'orchestration_run_id',
   id: string,
@@ -315,13 +322,13 @@ const RunTotals = z.object({
   output: z.number(),
   reasoning: z.number(),
 })
-const runTotals = sql.type(RunTotals)
+const runTotalsRow = sql.type(RunTotals)
 export type RunTotals = z.output<typeof RunTotals>
 
-/** What runs used, that of one by itself. By usage_events_run. */
+/** Returns the totals of runs, with the totals of `runId` as a separate row `own` (index usage_events_run). */
 export const totalsOfRuns = (db: Queryable, runId: string, runs: Fragment): Promise<readonly RunTotals[]> => {
   const quantity = (component: string) => sql.fragment`coalesce(sum((c.of ->> ${component})::numeric), 0)`
-  return db.any(runTotals`
+  return db.any(runTotalsRow`
     select t.orchestration_run_id = ${runId} as own, count(*) as events, sum(t.cost_usd) as cost_usd,
       ${quantity('input_tokens')} as uncached, ${quantity('cached_tokens')} as cached,
       ${quantity('cache_write_tokens')} as written, ${quantity('output_tokens')} as output,

@@ -14,22 +14,22 @@ import {
   countDistinct,
   DIMENSIONS,
   DistinctCounts,
-  eventsOf,
+  findProjectOfEvents,
   type GroupBy,
-  INTERVALS,
   type Interval,
-  type Point,
-  projectOfEvents,
+  listUsageEvents,
+  listUsageEventsAfter,
   type Sums,
+  USAGE_INTERVALS,
+  type UsagePoint,
   type UsageSelection,
-  usageEventsAfter,
   usageSeries,
 } from './report-store.ts'
 import { UsageTotals } from './totals.ts'
 
 const tag = 'Usage'
 
-/** Figures of a report: what UsageTotals says, how many events, and what of each component. */
+/** UsageTotals with the number of events and the totals by component. */
 const Figures = UsageTotals.extend({
   event_count: z.int(),
   components: z.array(
@@ -37,13 +37,13 @@ const Figures = UsageTotals.extend({
       component: z.string(),
       unit: z.string(),
       quantity: z.number(),
-      cost_usd: z.number().nullable().describe('Of what is priced; null when nothing is'),
+      cost_usd: z.number().nullable().describe('Cost of priced usage. Null if nothing is priced.'),
     }),
   ),
 })
 
-/** The components of tokens, by the columns that they are added up in. */
-const TOKENS = [
+/** Token components with their cost columns. */
+const TOKEN_COMPONENTS = [
   ['input_tokens', 'input_cost'],
   ['cached_tokens', 'cached_cost'],
   ['cache_write_tokens', 'cache_write_cost'],
@@ -51,7 +51,6 @@ const TOKENS = [
   ['reasoning_tokens', null],
 ] as const
 
-/** What sums say as UsageTotals. */
 const totalsOf = (sums: Sums): z.output<typeof UsageTotals> => ({
   cost_usd: sums.cost_usd,
   input_tokens: sums.input_tokens + sums.cached_tokens + sums.cache_write_tokens,
@@ -66,7 +65,7 @@ const byName = (a: { component: string; unit: string }, b: { component: string; 
   a.component < b.component || (a.component === b.component && a.unit < b.unit) ? -1 : 1
 
 function figuresOf(sums: Sums): z.output<typeof Figures> {
-  const tokens = TOKENS.filter(([name]) => sums[name] > 0).map(([component, cost]) => ({
+  const tokens = TOKEN_COMPONENTS.filter(([name]) => sums[name] > 0).map(([component, cost]) => ({
     component,
     unit: 'token',
     quantity: sums[component],
@@ -78,21 +77,21 @@ function figuresOf(sums: Sums): z.output<typeof Figures> {
 const project = z
   .string()
   .optional()
-  .describe('Project whose usage is read; a credential that is bound to a project needs none')
+  .describe('ID of the project; required for credentials that are not bound to a project')
 
 const filters = filterSchema(usageFilters).shape
 
 const groupBy = z
   .enum(Object.keys(DIMENSIONS) as [GroupBy, ...GroupBy[]])
-  .describe('What the groups have in common; a day is one of UTC')
+  .describe('Dimension to group by; days are in UTC')
 
 const time = z
   .string()
-  .refine(value => parseTime(value) !== null, 'must be one ISO 8601 time')
+  .refine(value => parseTime(value) !== null, 'must be an ISO 8601 time')
   .transform(value => parseTime(value) as Date)
 
-/** The conditions of the filters that a query uses, by their names. */
-const conditionsOf = (query: Record<string, unknown>): UsageSelection['filters'] =>
+/** Returns the conditions of the filters in a query, by filter. */
+const filterConditionsOf = (query: Record<string, unknown>): UsageSelection['filters'] =>
   Object.fromEntries(
     Object.entries(usageFilters as Filters).flatMap(([name, { where }]) => {
       const condition = query[name] === undefined ? null : where(query[name] as never)
@@ -100,7 +99,10 @@ const conditionsOf = (query: Record<string, unknown>): UsageSelection['filters']
     }),
   )
 
-/** What the caller may see of it; raises VALIDATION_FAILED without a project, save for what compares projects. */
+/**
+ * Returns the selection of usage that matches the query and that the caller may read.
+ * @throws VALIDATION_FAILED without a project, unless an admin compares projects (`across`)
+ */
 function selectionOf(
   { caller, project, query, visible }: Pick<Context, 'caller' | 'project' | 'query' | 'visible'>,
   { from, to, across = false }: { from: Date | null; to: Date | null; across?: boolean },
@@ -109,15 +111,15 @@ function selectionOf(
     raiseInvalid({
       code: 'REQUIRED',
       path: 'project_id',
-      message: 'is required with a credential that is bound to no project',
+      message: 'is required for credentials that are not bound to a project',
     })
-  const seen = visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` })
-  return { project, from, to, filters: conditionsOf(query), visible: seen.all ? null : seen.rows }
+  const permitted = visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` })
+  return { project, from, to, filters: filterConditionsOf(query), visible: permitted.all ? null : permitted.rows }
 }
 
 const Group = Figures.extend({
-  key: z.string().nullable().describe('Null for usage that the dimension does not apply to'),
-  ai_provider_id: z.string().nullable().describe('Of groups by model: the provider that served it'),
+  key: z.string().nullable().describe('Value of the dimension. Null for usage without it.'),
+  ai_provider_id: z.string().nullable().describe('ID of the AI provider, if grouped by model'),
 })
 
 const Aggregate = z
@@ -128,16 +130,14 @@ const Aggregate = z
     group_by: groupBy.nullable(),
     filters: z
       .record(z.string(), z.union([z.string(), z.array(z.string())]).nullable())
-      .describe('Every filter; null where it is not set'),
-    totals: Figures.extend({ distinct: DistinctCounts.optional() }).describe(
-      'Of all that is selected, never of a page',
-    ),
-    groups: pageOf(Group).describe('The same by group, a page of them'),
+      .describe('Values of all filters; null if not set'),
+    totals: Figures.extend({ distinct: DistinctCounts.optional() }).describe('Totals over the whole selection'),
+    groups: pageOf(Group).describe('Page of totals by group'),
   })
   .meta({ id: 'UsageAggregate' })
 
-/** Every filter as it was given: meters as one or several. */
-const echoed = (query: Record<string, unknown>): Record<string, never> =>
+/** Returns the values of all filters; a list with one value becomes that value. */
+const appliedFilters = (query: Record<string, unknown>): Record<string, never> =>
   Object.fromEntries(
     Object.keys(usageFilters).map(name => {
       const value = query[name] ?? null
@@ -145,17 +145,17 @@ const echoed = (query: Record<string, unknown>): Record<string, never> =>
     }),
   ) as Record<string, never>
 
-/** Checked with the others of the page. */
-const bound = z.string().optional()
+/** Validated by parsePage. */
+const pageParameter = z.string().optional()
 const PAGE = { default: 50, max: 100 }
 
 const aggregateUsage = operation({
   id: 'aggregateUsage',
   method: 'get',
   path: '/usage/aggregate',
-  summary: 'Add up usage and its cost, as a whole and by groups',
+  summary: 'Get aggregated usage',
   description:
-    'Groups are ordered by cost, the dearest first; what a dimension does not apply to is in the group `null`, so that groups add up to the totals. An admin compares projects by `group_by=project` without `project_id`.',
+    'Groups are sorted by cost, descending. Events without the dimension form the group `null`, so group totals add up to the overall total. Admins can compare projects with `group_by=project` and no `project_id`.',
   tag,
   action: 'usage:GetAggregate',
   about: usageKind,
@@ -166,11 +166,15 @@ const aggregateUsage = operation({
     include: z
       .enum(['distinct'])
       .optional()
-      .describe('`distinct`: also count how many different sessions, actors and so on there were'),
-    from: bound.describe('Usage at this time or later'),
-    to: bound.describe('Usage at this time or earlier'),
-    limit: bound.describe('Groups of a page; a larger value than 100 is taken as 100'),
-    offset: bound.describe('Groups before the page'),
+      .describe(
+        '`distinct` – include the numbers of distinct generations, traces, runs, agents, end users, sessions and AI providers',
+      ),
+    from: pageParameter.describe('Usage at this time or later'),
+    to: pageParameter.describe('Usage at this time or earlier'),
+    limit: pageParameter.describe(
+      'Number of groups per page. Default 50, at most 100; larger values are reduced to 100.',
+    ),
+    offset: pageParameter.describe('Number of groups to skip'),
   }),
   answers: { 200: Aggregate },
   async run(context) {
@@ -184,7 +188,7 @@ const aggregateUsage = operation({
       from: page.from?.toISOString() ?? null,
       to: page.to?.toISOString() ?? null,
       group_by,
-      filters: echoed(query),
+      filters: appliedFilters(query),
       totals: { ...figuresOf(totals), ...(include ? { distinct: await countDistinct(db, selection) } : {}) },
       groups: {
         data: groups.map(group => ({ key: group.key, ai_provider_id: group.ai_provider_id, ...figuresOf(group) })),
@@ -199,24 +203,27 @@ const aggregateUsage = operation({
 const MAX_POINTS = 1000
 const MAX_GROUPS = 10_000
 
-const startOf: Record<Interval, (time: Date) => Date> = {
+const intervalStart: Record<Interval, (time: Date) => Date> = {
   hour: time => new Date(Math.floor(time.getTime() / 3_600_000) * 3_600_000),
   day: time => new Date(Date.UTC(time.getUTCFullYear(), time.getUTCMonth(), time.getUTCDate())),
   month: time => new Date(Date.UTC(time.getUTCFullYear(), time.getUTCMonth(), 1)),
 }
 
-const nextOf: Record<Interval, (start: Date) => Date> = {
+const nextInterval: Record<Interval, (start: Date) => Date> = {
   hour: start => new Date(start.getTime() + 3_600_000),
   day: start => new Date(start.getTime() + 86_400_000),
   month: start => new Date(Date.UTC(start.getUTCFullYear(), start.getUTCMonth() + 1, 1)),
 }
 
-/** The starts of the intervals between two times. Raises VALIDATION_FAILED when they are too many. */
-function startsOf(interval: Interval, from: Date, to: Date): string[] {
+/**
+ * Returns the starts of the intervals between two times.
+ * @throws VALIDATION_FAILED for more than 1,000 intervals
+ */
+function intervalStarts(interval: Interval, from: Date, to: Date): string[] {
   const starts: string[] = []
-  for (let start = startOf[interval](from); start <= to; start = nextOf[interval](start)) {
+  for (let start = intervalStart[interval](from); start <= to; start = nextInterval[interval](start)) {
     if (starts.length === MAX_POINTS)
-      raiseInvalid({ code: 'TOO_BIG', path: 'interval', message: `must give at most ${MAX_POINTS} points` })
+      raiseInvalid({ code: 'TOO_BIG', path: 'interval', message: `must result in at most ${MAX_POINTS} points` })
     starts.push(start.toISOString())
   }
   return starts
@@ -224,20 +231,20 @@ function startsOf(interval: Interval, from: Date, to: Date): string[] {
 
 const Timeseries = z
   .object({
-    interval: z.enum(INTERVALS),
+    interval: z.enum(USAGE_INTERVALS),
     points: z
       .array(
         z.object({
-          start: z.string().describe('When the interval begins'),
-          groups: z.array(Group).describe('Without group_by empty'),
+          start: z.string().describe('Start of the interval'),
+          groups: z.array(Group).describe('Totals by group; empty without group_by'),
           totals: Figures,
         }),
       )
-      .describe('One entry per interval'),
+      .describe('One point per interval'),
   })
   .meta({ id: 'UsageTimeseries' })
 
-const NOTHING: Sums = {
+const NO_USAGE: Sums = {
   events: 0,
   cost_usd: null,
   input_tokens: 0,
@@ -256,14 +263,14 @@ const timeseries = operation({
   id: 'getUsageTimeseries',
   method: 'get',
   path: '/usage/timeseries',
-  summary: 'Add up usage and its cost by hour, day or month',
-  description: `At most ${MAX_POINTS} points, those without usage included, and ${MAX_GROUPS} groups in all of them.`,
+  summary: 'Get a usage time series',
+  description: `Returns at most ${MAX_POINTS} points, including points without usage, with at most ${MAX_GROUPS} groups in total.`,
   tag,
   action: 'usage:GetAggregate',
   about: usageKind,
   query: usageQuery({
     project_id: project,
-    interval: z.enum(INTERVALS).describe('How long each point is, in UTC'),
+    interval: z.enum(USAGE_INTERVALS).describe('Length of an interval, in UTC'),
     from: time.describe('Usage at this time or later'),
     to: time.describe('Usage at this time or earlier'),
     group_by: groupBy.optional(),
@@ -272,27 +279,27 @@ const timeseries = operation({
   answers: { 200: Timeseries },
   async run(context) {
     const { interval, from, to, group_by = null } = context.query
-    const starts = startsOf(interval, from, to)
+    const starts = intervalStarts(interval, from, to)
     const selection = selectionOf(context, { from, to })
-    const most = MAX_POINTS + MAX_GROUPS
-    const points = await usageSeries(context.db, selection, interval, group_by, most + 1)
-    if (points.length > most)
+    const maxRows = MAX_POINTS + MAX_GROUPS
+    const points = await usageSeries(context.db, selection, interval, group_by, maxRows + 1)
+    if (points.length > maxRows)
       raiseInvalid({
         code: 'TOO_BIG',
         path: 'group_by',
-        message: `must give at most ${MAX_GROUPS} groups: narrow the bounds or the filters`,
+        message: `must result in at most ${MAX_GROUPS} groups, narrow the time range or the filters`,
       })
     const byStart = Map.groupBy(points, ({ start }) => start)
     return { interval, points: starts.map(start => pointOf(start, byStart.get(start) ?? [])) }
   },
 })
 
-function pointOf(start: string, points: readonly Point[]) {
+function pointOf(start: string, points: readonly UsagePoint[]) {
   const groups = points.filter(({ whole }) => !whole)
   return {
     start,
     groups: groups.map(group => ({ key: group.key, ai_provider_id: group.ai_provider_id, ...figuresOf(group) })),
-    totals: figuresOf(points.find(({ whole }) => whole) ?? NOTHING),
+    totals: figuresOf(points.find(({ whole }) => whole) ?? NO_USAGE),
   }
 }
 
@@ -302,9 +309,9 @@ const exportEvents = operation({
   id: 'exportUsageEvents',
   method: 'get',
   path: '/usage/export',
-  summary: 'Stream the usage events of a project, oldest first',
+  summary: 'Export usage events',
   description:
-    'One JSON object a line. Events written after the export began are not part of it. An answer that ends without a newline was broken off.',
+    'Oldest first, one JSON object per line. Events written after the export began are excluded. A response that does not end with a newline is incomplete.',
   tag,
   action: 'usage:ExportUsageEvents',
   lists: usageKind,
@@ -326,7 +333,7 @@ const exportEvents = operation({
     return ndjsonStream<UsageRow>(
       context,
       {
-        read: (after, limit) => usageEventsAfter(services.pool, selection, after, limit),
+        read: (after, limit) => listUsageEventsAfter(services.pool, selection, after, limit),
         pageSize: EXPORT_PAGE,
         present: event => usageKind.present(event),
       },
@@ -344,7 +351,7 @@ const Receipt = z
       .array(
         z.object({
           event_id: z.string(),
-          meter_type: z.string().describe('Kind of use'),
+          meter_type: z.string().describe('Type of usage'),
           provider: z.string(),
           model: z.string(),
           node_id: z.string().nullable(),
@@ -352,41 +359,45 @@ const Receipt = z
           components: z.array(RatedComponent),
         }),
       )
-      .describe('One line per metered use'),
+      .describe('One line per usage event'),
     by_meter_type: z
-      .array(z.object({ meter_type: z.string().describe('Kind of use'), cost_usd: z.number().nullable() }))
-      .describe('Sums by kind of use'),
+      .array(z.object({ meter_type: z.string().describe('Type of usage'), cost_usd: z.number().nullable() }))
+      .describe('Cost by meter type'),
     totals: UsageTotals,
   })
   .meta({ id: 'UsageReceipt' })
 
-/** What a receipt can be of: the kind, what is missing otherwise, and the column of events. */
-const BILLED = {
+/** Kinds with receipts, by column of usage events. */
+const RECEIPT_KINDS = {
   generation_id: { kind: 'generation', missing: 'GENERATION_NOT_FOUND' },
   orchestration_run_id: { kind: 'orchestration_run', missing: 'ORCHESTRATION_RUN_NOT_FOUND' },
 } as const
 
-/** The project of what a receipt is asked for; of what was deleted, that of its events. Null when there never was any. */
-async function projectOf(db: Queryable, column: keyof typeof BILLED, id: string): Promise<string | null> {
-  const kind = kinds.find(BILLED[column].kind)
+/** Finds the project of a generation or run, also after its deletion if it has usage events. */
+async function findReceiptProject(
+  db: Queryable,
+  column: keyof typeof RECEIPT_KINDS,
+  id: string,
+): Promise<string | null> {
+  const kind = kinds.find(RECEIPT_KINDS[column].kind)
   const row = kind && isIdOf(kind, id) ? await kind.find(db, id) : null
-  return row?.project_id ?? (await projectOfEvents(db, column, id))
+  return row?.project_id ?? (await findProjectOfEvents(db, column, id))
 }
 
 const receipt = operation({
   id: 'readUsageReceipt',
   method: 'get',
   path: '/usage/receipt',
-  summary: 'Read what a generation or an orchestration run was billed, line by line',
+  summary: 'Get a usage receipt',
   description:
-    'Exactly one of `generation_id` and `orchestration_run_id`. Numbers are those of when the usage was written. A run holds its own nodes; runs that it started have receipts of their own.',
+    'Itemizes the cost of a generation or an orchestration run at the prices applied when the usage was written. Requires exactly one of `generation_id` and `orchestration_run_id`. The receipt of a run excludes runs that it started.',
   tag,
   action: 'usage:GetReceipt',
   about: usageKind,
   query: usageQuery({
     project_id: project,
-    generation_id: z.string().min(1).max(255).optional().describe('Generation to bill'),
-    orchestration_run_id: z.string().min(1).max(255).optional().describe('Orchestration run to bill'),
+    generation_id: z.string().min(1).max(255).optional().describe('ID of the generation'),
+    orchestration_run_id: z.string().min(1).max(255).optional().describe('ID of the orchestration run'),
   }),
   answers: { 200: Receipt },
   raises: ['GENERATION_NOT_FOUND', 'ORCHESTRATION_RUN_NOT_FOUND'],
@@ -397,21 +408,21 @@ const receipt = operation({
       raiseInvalid({
         code: 'INVALID_VALUE',
         path: 'generation_id',
-        message: 'exactly one of generation_id and orchestration_run_id is required',
+        message: 'must be given if orchestration_run_id is not, and cannot be combined with it',
       })
     const column = generation_id === undefined ? 'orchestration_run_id' : 'generation_id'
     const id = (generation_id ?? orchestration_run_id) as string
-    const project_id = await projectOf(db, column, id)
-    const hidden = context.project !== null && project_id !== context.project
-    if (project_id === null || hidden || !allowed('usage:GetReceipt', { kind: usageKind, project_id }))
-      return raise(BILLED[column].missing, { meta: { id } })
+    const project_id = await findReceiptProject(db, column, id)
+    const isOtherProject = context.project !== null && project_id !== context.project
+    if (project_id === null || isOtherProject || !allowed('usage:GetReceipt', { kind: usageKind, project_id }))
+      return raise(RECEIPT_KINDS[column].missing, { meta: { id } })
     const selection = {
       ...selectionOf({ ...context, project: project_id, query: {} }, { from: null, to: null }),
-      filters: conditionsOf({ [column]: id }),
+      filters: filterConditionsOf({ [column]: id }),
     }
     const [{ totals, groups }, events] = [
       await aggregateEvents(db, selection, 'meter_type', { limit: METER_TYPES.length, offset: 0 }),
-      await eventsOf(db, selection),
+      await listUsageEvents(db, selection),
     ]
     return {
       [column]: id,
@@ -431,5 +442,4 @@ const receipt = operation({
   },
 })
 
-/** Reading usage as a whole. */
 export const reportOperations: Operation[] = [aggregateUsage, timeseries, exportEvents, receipt]

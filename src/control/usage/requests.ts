@@ -6,14 +6,14 @@ import { recordUsageLater, usageBuffer } from './meter.ts'
 import type { UsageDraft } from './usage-draft.ts'
 
 /**
- * Counts requests of project keys in memory and records them at intervals, one use a project and key: a process that is
- * killed loses what it has counted since.
+ * Counts requests of project keys in memory and periodically records one usage event per project and key. A killed
+ * process loses the counts since the last flush.
  */
 function openRequestMeter(services: Services) {
   const { clock, config } = services
-  // Opened first, so that it is closed last and takes the last counts.
+  // Opened first, so that it closes last and accepts the final flush.
   usageBuffer(services)
-  // Processes of a host may share its name.
+  // Several processes may share an INSTANCE_ID.
   const instance = `${config.INSTANCE_ID}.${randomBytes(4).toString('hex')}`
   let began = clock.now()
   let counts = new Map<string, { project_id: string; key_id: string; count: number }>()
@@ -42,10 +42,10 @@ function openRequestMeter(services: Services) {
 
   return {
     count(keyId: string, projectId: string): void {
-      const name = `${projectId} ${keyId}`
-      const known = counts.get(name)
-      if (known) known.count++
-      else counts.set(name, { project_id: projectId, key_id: keyId, count: 1 })
+      const key = `${projectId} ${keyId}`
+      const entry = counts.get(key)
+      if (entry) entry.count++
+      else counts.set(key, { project_id: projectId, key_id: keyId, count: 1 })
     },
     close(): void {
       clearInterval(timer)
@@ -56,7 +56,7 @@ function openRequestMeter(services: Services) {
 
 const requestMeter = processSingleton(openRequestMeter, meter => meter.close())
 
-/** Counts one request of a project key, refused or not. */
+/** Counts a request of a project key, including refused requests. */
 export function meterRequest(services: Services, caller: Caller, projectId: string): void {
   if (!services.config.USAGE_REQUEST_METERING_DISABLED) requestMeter(services).count(caller.credential.id, projectId)
 }

@@ -6,14 +6,14 @@ import type { Services } from '../../core/process/services.ts'
 const HOUR_MS = 3_600_000
 const DAY_MS = 24 * HOUR_MS
 
-/** Longer than every window that is measured. */
-const KEPT_DAYS = 40
-/** Hours that are over for so long are written to by nobody. */
-const SETTLED_HOURS = 2
-/** How far back shards are looked for: longer than the sweep may have been missing. */
-const FOLDED_DAYS = 7
+/** Exceeds every measured window. */
+const RETENTION_DAYS = 40
+/** Age from which the sums of an hour no longer change. */
+const FINAL_AFTER_HOURS = 2
+/** Range of the compaction; covers a sweep that did not run for days. */
+const COMPACTION_DAYS = 7
 
-/** What a project, an agent or an actor used. `metered`, `priced` and `unpriced` count model calls other than embeddings. */
+/** Usage of a project, agent or actor. `metered`, `priced` and `unpriced` count model calls except embeddings. */
 export const SumsRow = z.object({
   events: z.int(),
   tokens: z.int(),
@@ -24,19 +24,19 @@ export const SumsRow = z.object({
 })
 export type SumsRow = z.output<typeof SumsRow>
 
-/** So many model calls without one price among them say that nothing is known of what they cost. */
-const BLACKOUT = 3
+/** Number of model calls, all unpriced, from which the cost counts as unknown. */
+const MIN_UNPRICED_CALLS = 3
 
-/** Whether usage is unpriced as a whole, so that its cost says nothing. Usage that is priced in part has a cost. */
+/** Whether no model call has a price, so that the cost is unknown. Partly priced usage has a cost. */
 export const isFullyUnpriced = ({ metered, priced }: Pick<SumsRow, 'metered' | 'priced'>): boolean =>
-  metered >= BLACKOUT && priced === 0
+  metered >= MIN_UNPRICED_CALLS && priced === 0
 
 /**
- * A select of one row, `Used`: what was used since a time. Whole hours are added up already; what lies before the first of
- * them is read from events (indexes usage_sums_pkey, usage_events_project).
- * @param of the scope with its ref as usage_sums names it; `meter` null for every meter
+ * Returns a select of one SumsRow, the usage since a time. Whole hours come from usage_sums, the part before the first
+ * whole hour from events (indexes usage_sums_pkey, usage_events_project).
+ * @param of scope and ref as in usage_sums; a null `meter` selects every meter
  */
-export function usedSince(of: {
+export function usageSince(of: {
   project: Fragment
   scope: Fragment
   ref: Fragment
@@ -60,22 +60,22 @@ export function usedSince(of: {
     ) u`
 }
 
-const Fullest = z.object({ actor_id: z.string(), used: z.number() })
-export type Fullest = z.output<typeof Fullest>
+const ActorUsage = z.object({ actor_id: z.string(), used: z.number() })
+export type ActorUsage = z.output<typeof ActorUsage>
 
 /**
- * The actors of a project that used most since a time, fullest first (indexes usage_sums_pkey, usage_events_project). Reads a sum
- * for each actor and hour of the span.
+ * Lists the actors of a project with the highest usage since a time, descending (indexes usage_sums_pkey,
+ * usage_events_project). Reads one row per actor and hour.
  */
-export const fullestActors = (
+export const listActorsByUsage = (
   db: Queryable,
   of: { project_id: string; metric: 'tokens' | 'cost_usd'; since: string; meter: string | null },
   limit: number,
-): Promise<readonly Fullest[]> => {
+): Promise<readonly ActorUsage[]> => {
   const since = sql.fragment`${of.since}::timestamptz`
   const hour = sql.fragment`date_trunc('hour', ${since} + interval '3599999 milliseconds', 'UTC')`
   const value = sql.identifier([of.metric])
-  return db.any(sql.type(Fullest)`
+  return db.any(sql.type(ActorUsage)`
     select u.ref as actor_id, sum(u.used)::float8 as used from (
       select s.ref, s.${value} as used from usage_sums s
       where s.project_id = ${of.project_id} and s.scope = 'actor' and s.hour >= ${hour}
@@ -87,10 +87,10 @@ export const fullestActors = (
     ) u group by u.ref having sum(u.used) > 0 order by used desc, u.ref limit ${limit}`)
 }
 
-/** Whether an event `e` is of a model call other than an embedding. */
+/** Condition for an event `e` of a model call that is not an embedding. */
 const isModelUse = sql.fragment`e.meter_type = 'llm_tokens' and e.source is distinct from 'embedding'`
 
-/** What a project used in each of some spans that end now, longest first or not, in one statement. */
+/** Returns the usage of a project since each of several times, in the given order, in one statement. */
 export const usedWithin = (
   db: Queryable,
   projectId: string,
@@ -102,7 +102,7 @@ export const usedWithin = (
       since.map(time => time.toISOString()),
       'timestamptz',
     )}) with ordinality w (since, n)
-    cross join lateral (${usedSince({
+    cross join lateral (${usageSince({
       project: sql.fragment`${projectId}`,
       scope: sql.fragment`'project'`,
       ref: sql.fragment`''`,
@@ -110,17 +110,17 @@ export const usedWithin = (
       meter: sql.fragment`${meter}::text`,
     })}) u order by w.n`)
 
-const usedInRun = sql.type(
+const runUsageRow = sql.type(
   SumsRow.pick({ tokens: true, cost_usd: true, metered: true, priced: true }).extend({ tool_calls: z.int() }),
 )
 
-/** What a run has used so far, without runs that it started; `tool_calls` are uses of tools. By usage_events_run. */
+/** Returns the usage of a run, without runs that it started (index usage_events_run). */
 export const usedByRun = (
   db: Queryable,
   projectId: string,
   runId: string,
 ): Promise<Pick<SumsRow, 'tokens' | 'cost_usd' | 'metered' | 'priced'> & { tool_calls: number }> =>
-  db.one(usedInRun`
+  db.one(runUsageRow`
     select coalesce(sum(e.tokens), 0)::int8 as tokens, coalesce(sum(e.cost_usd), 0) as cost_usd,
       count(*) filter (where ${isModelUse}) as metered, count(*) filter (where ${isModelUse} and e.cost_usd is not null) as priced,
       count(*) filter (where e.meter_type = 'tool_execution') as tool_calls
@@ -129,15 +129,15 @@ export const usedByRun = (
 const UnpricedRow = z.object({ provider: z.string(), model: z.string(), component: z.string() })
 export type UnpricedRow = z.output<typeof UnpricedRow>
 
-/** Events that are searched for what has no price, and rows that are named. */
-const SEARCHED = 10_000
-const NAMED = 10
+/** Number of recent events searched for unpriced components, and of returned rows. */
+const MAX_SEARCHED = 10_000
+const MAX_ROWS = 10
 
 /**
- * What was metered since a time and has no price, as provider, model and component; at most ten, out of the newest 10,000
- * events (indexes usage_events_project, usage_events_agent, usage_events_actor).
+ * Lists up to ten components without a price among the newest 10,000 events since a time, as provider, model and
+ * component (indexes usage_events_project, usage_events_agent, usage_events_actor).
  */
-export const unpricedRows = (
+export const listUnpricedRows = (
   db: Queryable,
   of: { project_id: string; agent_id: string | null; actor_id: string | null; since: string },
 ): Promise<readonly UnpricedRow[]> =>
@@ -147,33 +147,36 @@ export const unpricedRows = (
       where e.project_id = ${of.project_id} and e.created_at >= ${of.since}::timestamptz and ${isModelUse}
         ${of.agent_id === null ? sql.fragment`` : sql.fragment`and e.agent_id = ${of.agent_id}`}
         ${of.actor_id === null ? sql.fragment`` : sql.fragment`and e.actor_id = ${of.actor_id}`}
-      order by e.created_at desc limit ${SEARCHED}
+      order by e.created_at desc limit ${MAX_SEARCHED}
     ) e, jsonb_to_recordset(e.components) as c (component text, quantity numeric, billable boolean, unit_price numeric)
     where c.billable and c.quantity > 0 and c.unit_price is null
-    order by 1, 2, 3 limit ${NAMED}`)
+    order by 1, 2, 3 limit ${MAX_ROWS}`)
 
-const removed = sql.type(z.object({ count: z.int() }))
+const countRow = sql.type(z.object({ count: z.int() }))
 
-/** Folds what concurrent transactions added up apart, hour by hour, so that reading does not get slower. Returns how many rows went. */
+/**
+ * Merges the sums that concurrent transactions wrote to separate shards, hour by hour. Returns the number of removed
+ * rows.
+ */
 export async function compactSums(
   { clock, pool }: Pick<Services, 'clock' | 'pool'>,
   stopping: AbortSignal,
 ): Promise<number> {
   const now = Math.floor(clock.now().getTime() / HOUR_MS) * HOUR_MS
-  let gone = 0
-  for (let age = SETTLED_HOURS; age < FOLDED_DAYS * 24 && !stopping.aborted; age++)
-    gone += await pool.oneFirst(
-      removed`select fold_usage(${new Date(now - age * HOUR_MS).toISOString()}::timestamptz) as count`,
+  let removed = 0
+  for (let age = FINAL_AFTER_HOURS; age < COMPACTION_DAYS * 24 && !stopping.aborted; age++)
+    removed += await pool.oneFirst(
+      countRow`select fold_usage(${new Date(now - age * HOUR_MS).toISOString()}::timestamptz) as count`,
     )
-  return gone
+  return removed
 }
 
-/** Deletes sums of hours that no window reaches back to (index usage_sums_hour). Returns how many. */
+/** Deletes sums older than every window (index usage_sums_hour). Returns their number. */
 export const pruneSums = (
   { clock, pool }: Pick<Services, 'clock' | 'pool'>,
   stopping: AbortSignal,
 ): Promise<number> => {
-  const before = new Date(clock.now().getTime() - KEPT_DAYS * DAY_MS)
+  const before = new Date(clock.now().getTime() - RETENTION_DAYS * DAY_MS)
   return deleteInBatches(
     async limit =>
       (

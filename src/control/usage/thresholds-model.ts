@@ -6,19 +6,25 @@ export const THRESHOLD_METRICS = ['cost_usd', 'tokens'] as const
 export const THRESHOLD_WINDOWS = ['calendar_month', 'rolling_24h'] as const
 
 const fields = {
-  metric: z.enum(THRESHOLD_METRICS).describe('What is compared: the cost, or tokens in, cached and out'),
+  metric: z.enum(THRESHOLD_METRICS).describe('Compared quantity: cost, or input, cached and output tokens'),
   window: z
     .enum(THRESHOLD_WINDOWS)
-    .describe('`calendar_month` in UTC, or the `rolling_24h` up to the moment of the comparison'),
-  threshold: z.number().positive('must be greater than 0').describe('Value that is announced when it is reached'),
+    .describe('`calendar_month` in UTC, or `rolling_24h`, the 24 hours before the comparison'),
+  threshold: z.number().positive('must be greater than 0').describe('Value at which the event is emitted'),
 }
 
 export const UsageThreshold = record(
   'UsageThreshold',
   {
     ...fields,
-    last_fired_at: z.iso.datetime().nullable().describe('When it was last reached'),
-    fired_window_key: z.string().nullable().describe('Month in which it was announced last; null for rolling_24h'),
+    last_fired_at: z.iso
+      .datetime()
+      .nullable()
+      .describe('Time at which the threshold was last reached. Null until then.'),
+    fired_window_key: z
+      .string()
+      .nullable()
+      .describe('Last month in which the event was emitted. Null for rolling_24h.'),
   },
   { updated: false },
 )

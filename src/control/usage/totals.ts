@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import type { TokenCounts } from './usage-draft.ts'
 
-/** Tokens of a step, a turn, an aggregate. `input_tokens` = uncached + cached + cache writes. */
+/** Tokens of a step, a turn or an aggregate. `input_tokens` = uncached + cached + cache writes. */
 export const UsageTotals = z
   .object({
     cost_usd: z.number().nullable(),
@@ -16,7 +16,7 @@ export const UsageTotals = z
 
 export type UsageSums = z.infer<typeof UsageTotals>
 
-/** What a provider counted, as the wire's totals; cost is known only once prices are applied. */
+/** Converts the token counts of a provider to totals without a cost, which pricing adds. */
 export const totalsOf = (counts: TokenCounts): UsageSums => ({
   cost_usd: null,
   input_tokens: counts.input_tokens + counts.cached_tokens + counts.cache_write_tokens,
@@ -27,7 +27,7 @@ export const totalsOf = (counts: TokenCounts): UsageSums => ({
   reasoning_tokens: counts.reasoning_tokens,
 })
 
-/** The same the other way round. */
+/** Converts totals back to token counts. */
 export const countsOf = ({ uncached_input_tokens, ...totals }: UsageSums): TokenCounts => ({
   input_tokens: uncached_input_tokens,
   cached_tokens: totals.cached_tokens,
@@ -36,7 +36,7 @@ export const countsOf = ({ uncached_input_tokens, ...totals }: UsageSums): Token
   reasoning_tokens: totals.reasoning_tokens,
 })
 
-/** The sum over the steps that were answered; null when none was counted. */
+/** Returns the totals over steps with usage; null if there are none. */
 export function sumUsage(steps: readonly { usage: UsageSums | null }[]): UsageSums | null {
   const counted = steps.filter(step => step.usage !== null).map(step => step.usage as UsageSums)
   if (counted.length === 0) return null

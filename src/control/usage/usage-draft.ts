@@ -1,9 +1,9 @@
 import type { METER_TYPES } from './model.ts'
 
-/** One billable quantity of a use. */
+/** A measured quantity of usage. */
 export type UsageComponent = { component: string; quantity: number; unit: string; billable: boolean }
 
-/** Whom a use is attributed to; ids are kept as they are, whatever becomes of what they name. */
+/** Resources that usage is attributed to; the ids remain after their deletion. */
 export type Attribution = {
   ai_provider_id?: string | null
   agent_id?: string | null
@@ -20,22 +20,22 @@ export type Attribution = {
   publisher_project_id?: string | null
 }
 
-/** One billable use as the module that caused it measured it; it is priced when it is written. */
+/** Measured usage before pricing. */
 export type UsageDraft = Attribution & {
-  /** A repeat with the same key writes nothing. */
+  /** Usage with the same key is written once. */
   idempotency_key: string
   project_id: string
   meter_type: (typeof METER_TYPES)[number]
-  /** As billed; `unknown` where nobody knows. */
+  /** Billing provider, or `unknown`. */
   provider: string
   model: string
   source: string | null
   components: UsageComponent[]
-  /** Of a call of a tool or a turn of an agent: what prices of that tool or agent compute their quantities from. */
+  /** Input and output of a tool call or turn, from which prices of the tool or agent compute quantities. */
   call?: { input: unknown; output: unknown }
 }
 
-/** Tokens of a model call as providers report them, `input_tokens` without cached and newly cached ones. */
+/** Tokens of a model call; `input_tokens` excludes cached and cache-write tokens. */
 export type TokenCounts = {
   input_tokens: number
   cached_tokens: number
@@ -44,7 +44,7 @@ export type TokenCounts = {
   reasoning_tokens: number
 }
 
-/** The components of an llm_tokens use; those of zero are left out. Reasoning is part of the output and not billed again. */
+/** Returns the non-zero components of a model call. Reasoning tokens are included in the output and not billable. */
 export const tokenComponents = (counts: TokenCounts): UsageComponent[] =>
   (['input_tokens', 'cached_tokens', 'cache_write_tokens', 'output_tokens', 'reasoning_tokens'] as const)
     .map(component => ({
@@ -55,8 +55,8 @@ export const tokenComponents = (counts: TokenCounts): UsageComponent[] =>
     }))
     .filter(({ quantity }) => quantity > 0)
 
-/** Characters of a token where no provider says how many there were. */
+/** Assumed ratio when a provider reports no token counts. */
 const CHARACTERS_PER_TOKEN = 4
 
-/** Tokens of a text of so many characters, as far as one can tell. */
+/** Returns the estimated number of tokens of a text. */
 export const estimatedTokens = (characters: number): number => Math.ceil(characters / CHARACTERS_PER_TOKEN)

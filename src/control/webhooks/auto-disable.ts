@@ -4,14 +4,14 @@ import type { DeliveryAttemptOutcome } from './deliver.ts'
 import { type ClaimedDelivery, countFailures } from './delivery-store.ts'
 import { webhookKind } from './model.ts'
 
-/** A webhook is switched off after so many failed deliveries in a row, over at least so long. */
-const FAILURES = 100
+/** A webhook is disabled after this many consecutive failed deliveries over at least FAILING_MS. */
+const MAX_FAILURES = 100
 const FAILING_MS = 24 * 60 * 60 * 1000
 
 /**
- * Counts consecutive failed deliveries, and switches off webhooks that fail for too long, with an exception. A success has reset the count
- * already when it was recorded.
- * @param ended deliveries with the outcome of their attempt, in the order they ended
+ * Counts consecutive failed deliveries, and disables webhooks that keep failing and files an exception for each.
+ * Recording a success has already reset the count.
+ * @param ended deliveries with the outcome of their attempt, in order of completion
  */
 export async function disableFailing(
   services: Services,
@@ -26,12 +26,12 @@ export async function disableFailing(
   if (failures.size === 0) return
   const now = services.clock.now()
   const since = new Date(now.getTime() - FAILING_MS)
-  const failing = await countFailures(services.pool, failures, now, { limit: FAILURES, since })
+  const failing = await countFailures(services.pool, failures, now, { limit: MAX_FAILURES, since })
   if (!services.config.WEBHOOK_AUTO_DISABLE) return
-  for (const id of failing) await switchOff(services, id)
+  for (const id of failing) await disableWebhook(services, id)
 }
 
-async function switchOff(services: Services, id: string): Promise<void> {
+async function disableWebhook(services: Services, id: string): Promise<void> {
   await services.write(async tx => {
     const before = await webhookKind.find(tx, id, true)
     if (!before?.active) return
@@ -40,13 +40,13 @@ async function switchOff(services: Services, id: string): Promise<void> {
     fileExceptionInTx(tx, {
       project_id: before.project_id,
       kind: 'webhook_failing',
-      title: `Webhook ${before.name} was switched off: its deliveries keep failing`,
+      title: `Webhook ${before.name} was disabled after repeated delivery failures`,
       detail: { webhook_id: id, name: before.name, failures: before.failures, failing_since: before.failing_since },
       dedup_key: id,
     })
     services.log.warn(
       { webhook_id: id, project_id: row.project_id },
-      'webhook switched off: its deliveries keep failing',
+      'webhook disabled after repeated delivery failures',
     )
   })
 }

@@ -5,26 +5,26 @@ import type { Services } from '../../core/process/services.ts'
 import type { ClaimedDelivery } from './delivery-store.ts'
 import { MAX_ATTEMPTS, sealedForWebhook } from './model.ts'
 
-/** Bytes of an answer that are kept. */
-const ANSWER_BYTES = 1024
+/** Stored bytes of a response body. */
+const STORED_RESPONSE_BYTES = 1024
 
 const FIRST_BACKOFF_MS = 1000
 const JITTER = 0.25
 
-/** What one attempt came to: what is recorded, and what the log says of it. */
+/** Outcome of a delivery attempt, as recorded and logged. */
 export type DeliveryAttemptOutcome = {
   decision: 'done' | 'retry' | 'failed' | 'closed' | 'returned'
   status: 'queued' | 'completed' | 'failed'
   status_code: number | null
-  /** The attempt was made. One that was refused or cut off does not count. */
+  /** Whether the attempt counts; blocked and aborted attempts do not. */
   counted: boolean
   retry_ms: number | null
   response_body: string | null
-  /** A fault of ours that broke the attempt; for the log alone. */
+  /** Internal error that broke the attempt; only logged. */
   error?: unknown
 }
 
-/** Refused before anything was sent: no retry, attempts unchanged. */
+/** Returns the outcome of an attempt that failed before anything was sent: no retry, attempts unchanged. */
 const closed = (reason: string): DeliveryAttemptOutcome => ({
   decision: 'closed',
   status: 'failed',
@@ -34,7 +34,7 @@ const closed = (reason: string): DeliveryAttemptOutcome => ({
   response_body: reason,
 })
 
-/** Given back untouched. */
+/** Outcome of a delivery that is requeued unchanged. */
 export const requeuedOutcome: DeliveryAttemptOutcome = {
   decision: 'returned',
   status: 'queued',
@@ -45,7 +45,7 @@ export const requeuedOutcome: DeliveryAttemptOutcome = {
 }
 
 /**
- * `t=<unix seconds>,v1=<hex>`: HMAC-SHA256 over `<t>.<body>`, one `v1` for each secret.
+ * Returns `t=<unix seconds>,v1=<hex>`: HMAC-SHA256 over `<t>.<body>`, one `v1` per secret.
  * @param secrets the secret strings; their UTF-8 bytes are the keys
  */
 export function signDelivery(secrets: readonly string[], body: string | Buffer, now: Date): string {
@@ -54,14 +54,14 @@ export function signDelivery(secrets: readonly string[], body: string | Buffer, 
   return `t=${t},${parts.join(',')}`
 }
 
-/** Time until the next attempt after `attempts` failed ones: 1 s, then 2 s, plus up to a quarter. */
+/** Returns the delay before the next attempt: 1 s after the first failure, then 2 s, plus up to 25 % jitter. */
 export const retryDelayMs = (attempts: number): number =>
   FIRST_BACKOFF_MS * 2 ** (attempts - 1) * (1 + Math.random() * JITTER)
 
 /**
- * One attempt: opens the secret, signs, posts, reads the answer. Never throws: what a receiver does is an outcome, and
- * a fault of ours is a failed attempt. `signal` cuts it off, and it is given back when it has to wait so long that it
- * could end after `until` (performance.now); it then counts for nothing.
+ * Makes one delivery attempt. Never throws: receiver failures are outcomes, and an internal error is a failed attempt.
+ * Requeues the delivery uncounted when `signal` aborts, or when waiting for egress capacity could make it end after
+ * `until` (performance.now).
  */
 export async function attemptDelivery(
   services: Services,
@@ -70,14 +70,14 @@ export async function attemptDelivery(
   signal: AbortSignal,
 ): Promise<DeliveryAttemptOutcome> {
   try {
-    return await send(services, delivery, until, signal)
+    return await postDelivery(services, delivery, until, signal)
   } catch (error) {
-    const broken = { kind: 'failed', reason: 'connect', message: 'internal error' } as const
-    return { ...outcomeOf(broken, delivery.attempts + 1, signal), error }
+    const failure = { kind: 'failed', reason: 'connect', message: 'internal error' } as const
+    return { ...toOutcome(failure, delivery.attempts + 1, signal), error }
   }
 }
 
-async function send(
+async function postDelivery(
   services: Services,
   delivery: ClaimedDelivery,
   until: number,
@@ -86,13 +86,13 @@ async function send(
   const { config, clock, egress, secrets, log } = services
   const sealed = sealedForWebhook(delivery.webhook_id, delivery.project_id)
   const opened = secrets.open(delivery.sealed_secret, sealed)
-  if (!opened.ok) return closed('the secret of the webhook cannot be decrypted')
+  if (!opened.ok) return closed('webhook secret cannot be decrypted')
   const keys = [opened.value]
   const now = clock.now()
   if (delivery.previous_sealed_secret && now < new Date(delivery.previous_secret_until ?? 0)) {
     const previous = secrets.open(delivery.previous_sealed_secret, sealed)
     if (previous.ok) keys.push(previous.value)
-    else log.warn({ webhook_id: delivery.webhook_id }, 'previous secret of a webhook cannot be decrypted')
+    else log.warn({ webhook_id: delivery.webhook_id }, 'previous webhook secret decryption failed')
   }
   const prefix = config.HEADER_PREFIX
   const outcome = await egress.request({
@@ -112,27 +112,28 @@ async function send(
     connectTimeoutMs: config.WEBHOOK_TIMEOUT_MS,
     maxRedirects: config.EGRESS_MAX_REDIRECTS,
     redirectMode: 'repost',
-    // With one more byte it is known whether the last character is whole.
-    maxBytes: ANSWER_BYTES + 1,
+    // One extra byte shows whether the last character is complete.
+    maxBytes: STORED_RESPONSE_BYTES + 1,
     truncate: true,
     signal,
   })
-  return outcomeOf(outcome, delivery.attempts + 1, signal)
+  return toOutcome(outcome, delivery.attempts + 1, signal)
 }
 
-function outcomeOf(outcome: EgressOutcome, attempts: number, signal: AbortSignal): DeliveryAttemptOutcome {
-  if (outcome.kind === 'blocked') return closed(`blocked by the egress rule: ${outcome.reason}`)
+function toOutcome(outcome: EgressOutcome, attempts: number, signal: AbortSignal): DeliveryAttemptOutcome {
+  if (outcome.kind === 'blocked') return closed(`blocked by egress policy: ${outcome.reason}`)
   if (outcome.kind === 'failed' && (outcome.reason === 'busy' || (outcome.reason === 'aborted' && signal.aborted)))
     return requeuedOutcome
-  const answered =
+  const response =
     outcome.kind === 'answer'
-      ? { status_code: outcome.status, response_body: storableText(truncateBytes(outcome.body, ANSWER_BYTES)) }
-      : { status_code: outcome.status ?? null, response_body: oneLine(`${outcome.reason}: ${outcome.message}`) }
+      ? { status_code: outcome.status, response_body: storableText(truncateBytes(outcome.body, STORED_RESPONSE_BYTES)) }
+      : { status_code: outcome.status ?? null, response_body: singleLine(`${outcome.reason}: ${outcome.message}`) }
   if (outcome.kind === 'answer' && outcome.status >= 200 && outcome.status < 300)
-    return { decision: 'done', status: 'completed', counted: true, retry_ms: null, ...answered }
+    return { decision: 'done', status: 'completed', counted: true, retry_ms: null, ...response }
   return attempts < MAX_ATTEMPTS
-    ? { decision: 'retry', status: 'queued', counted: true, retry_ms: retryDelayMs(attempts), ...answered }
-    : { decision: 'failed', status: 'failed', counted: true, retry_ms: null, ...answered }
+    ? { decision: 'retry', status: 'queued', counted: true, retry_ms: retryDelayMs(attempts), ...response }
+    : { decision: 'failed', status: 'failed', counted: true, retry_ms: null, ...response }
 }
 
-const oneLine = (text: string): string => truncateBytes(storableText(text).replace(/\s+/g, ' '), ANSWER_BYTES)
+const singleLine = (text: string): string =>
+  truncateBytes(storableText(text).replace(/\s+/g, ' '), STORED_RESPONSE_BYTES)

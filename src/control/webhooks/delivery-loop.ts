@@ -8,7 +8,7 @@ import { DeliveryScheduler, type LeasedDelivery, type WebhookLane } from './deli
 import { countSlots } from './delivery-slots.ts'
 import {
   type ClaimGrant,
-  claimDue,
+  claimDueDeliveries,
   type DeliveryClaimRequest,
   type DeliveryOutcome,
   recordOutcomes,
@@ -16,32 +16,32 @@ import {
 } from './delivery-store.ts'
 import { SLOTS_PER_WEBHOOK } from './store.ts'
 
-/** Deliveries claimed ahead of their slot: what a webhook's receiver takes in this time, at most this many. */
+/** Deliveries are claimed ahead for this much sending time of a webhook, at most this many. */
 const AHEAD_MS = 250
-const AHEAD_MAX = 100
+const MAX_AHEAD = 100
 
-/** Outcomes that nobody waits for are written together. */
+/** Delay and size of a batch of outcomes written together. */
 const SETTLE_DELAY_MS = 15
 const SETTLE_BATCH = 500
 
 const RETRY_MS = [50, 200, 1000, 3000]
 
-/** `ms` is null for one that was given back without an attempt. */
-type Ended = LeasedDelivery & { outcome: DeliveryAttemptOutcome; ms: number | null }
+/** `ms` is null for a delivery requeued without an attempt. */
+type EndedDelivery = LeasedDelivery & { outcome: DeliveryAttemptOutcome; ms: number | null }
 
 type LaneClaim = { lane: WebhookLane; rows: number; slots: number }
 
 /**
- * Sends what is due. The rows are the work: the loop is woken for webhooks with due deliveries, claims these with the slots
- * to send them, posts, and writes the outcomes of many deliveries in one statement.
+ * Sends due deliveries. On a wake-up for webhooks it claims their due deliveries together with slots, posts them, and
+ * writes the outcomes of many deliveries in one statement.
  *
- * A slot is held only while there is something to send through it. Whoever finds none free leaves the delivery queued:
- * a worker that gives a slot back claims once more afterwards, so that nothing waits for the sweep.
+ * A slot is leased only while there is a delivery to send. Without a free slot the delivery stays queued: a worker that
+ * releases a slot claims once more, so that no delivery waits for the sweep.
  *
- * Every process shares its slots out by itself (lanes.ts): a delivery that finds one full is announced to the others.
+ * DeliveryScheduler distributes the slots of a process; a full process notifies the others of due deliveries.
  *
- * Rows are claimed ahead while a receiver is fast, so that the five attempts in flight follow each other without a
- * round trip to the database in between.
+ * Rows are claimed ahead for fast receivers, so that the five concurrent attempts continue without a round trip to the
+ * database in between.
  */
 export class DeliveryLoop {
   readonly #services: Services
@@ -49,7 +49,7 @@ export class DeliveryLoop {
   readonly #lanes: DeliveryScheduler
   readonly #abort = new AbortController()
   readonly #retries = new Set<NodeJS.Timeout>()
-  #ended: Ended[] = []
+  #ended: EndedDelivery[] = []
   #releases: { lane: WebhookLane; slot: number }[] = []
   #claiming = false
   #settling = false
@@ -59,56 +59,56 @@ export class DeliveryLoop {
   #settleFailures = 0
   #closed = false
   #stopped = false
-  readonly #uncount: () => void
-  #idle: (() => void) | null = null
+  readonly #stopCounting: () => void
+  #resolveIdle: (() => void) | null = null
 
   constructor(services: Services) {
     this.#services = services
     this.#lanes = new DeliveryScheduler(services.config.PROJECT_WORKER_SHARE)
-    this.#uncount = countSlots(() => this.#lanes.slots)
+    this.#stopCounting = countSlots(() => this.#lanes.slots)
   }
 
-  /** No slot is left: other workers should be woken for what is due. */
+  /** Whether no slot is free, so that other workers should be notified of due deliveries. */
   get full(): boolean {
     return this.#lanes.full
   }
 
-  /** These webhooks may have deliveries due. */
+  /** Claims due deliveries of webhooks as soon as slots are free. */
   wake(targets: Iterable<WebhookTarget>): void {
     if (this.#closed) return
     for (const target of targets) this.#lanes.open(target).due = true
     this.#claimSoon()
   }
 
-  /** A webhook changed: what waits here for a slot is read anew before it is sent. */
+  /** Requeues the claimed deliveries of a changed webhook, so that they are sent with its current settings. */
   reload(target: WebhookTarget): void {
     const lane = this.#lanes.find(target.webhook_id)
     if (lane?.claiming) lane.stale = true
-    if (lane) this.#giveBack(lane)
+    if (lane) this.#requeue(lane)
     this.wake([target])
   }
 
   /**
-   * Stops: claims no more, gives back what is not being sent, lets attempts in flight end for `graceMs`, then cuts
-   * them off. What is cut off is due again at once and does not count.
+   * Stops claiming, requeues deliveries that are not being sent, waits up to `graceMs` for attempts in flight and then
+   * aborts them. Aborted attempts do not count, and their deliveries are due immediately.
    */
   async close(graceMs: number): Promise<void> {
     this.#closed = true
     for (const timer of this.#retries) clearTimeout(timer)
     for (const lane of this.#lanes.all()) {
-      this.#giveBack(lane)
+      this.#requeue(lane)
       this.#release(lane)
     }
     const hard = setTimeout(() => this.#abort.abort(new Error('worker stopped')), graceMs)
     this.#settleSoon(true)
     while (!this.#stopped && !this.#isIdle()) {
       await new Promise<void>(resolve => {
-        this.#idle = resolve
+        this.#resolveIdle = resolve
       })
     }
     clearTimeout(hard)
     this.#stopped = true
-    this.#uncount()
+    this.#stopCounting()
   }
 
   #isIdle(): boolean {
@@ -121,11 +121,11 @@ export class DeliveryLoop {
     )
   }
 
-  #changed(): void {
-    if (this.#closed && this.#isIdle()) this.#idle?.()
+  #checkIdle(): void {
+    if (this.#closed && this.#isIdle()) this.#resolveIdle?.()
   }
 
-  /* Claiming: one statement at a time for all webhooks that have room. */
+  /* Claiming: one statement at a time for all webhooks with free slots. */
 
   #claimSoon(): void {
     if (this.#claiming || this.#closed) return
@@ -139,13 +139,13 @@ export class DeliveryLoop {
       while (!this.#closed) {
         const claims = this.#laneClaims()
         if (claims.length === 0) break
-        const asked = performance.now()
+        const requestedAt = performance.now()
         let grants: Map<string, ClaimGrant>
         try {
-          grants = await claimDue(pool, this.#holder, claims.map(toRequest), config.WEBHOOK_LEASE_MS)
+          grants = await claimDueDeliveries(pool, this.#holder, claims.map(toRequest), config.WEBHOOK_LEASE_MS)
           this.#claimFailures = 0
         } catch (error) {
-          if (this.#claimFailures === 0) log.error({ err: error }, 'deliveries not claimed yet')
+          if (this.#claimFailures === 0) log.error({ err: error }, 'delivery claim failed')
           const delay = RETRY_MS[Math.min(this.#claimFailures++, RETRY_MS.length - 1)]
           for (const { lane } of claims) {
             lane.claiming = false
@@ -155,30 +155,30 @@ export class DeliveryLoop {
           continue
         }
         for (const { lane, rows } of claims)
-          this.#granted(lane, grants.get(lane.webhook_id), rows, asked + config.WEBHOOK_LEASE_MS)
+          this.#acceptGrant(lane, grants.get(lane.webhook_id), rows, requestedAt + config.WEBHOOK_LEASE_MS)
       }
     } finally {
       this.#claiming = false
-      this.#changed()
+      this.#checkIdle()
     }
   }
 
-  /** Which webhooks claim, and how much. */
+  /** Returns the claims to make for each webhook. */
   #laneClaims(): LaneClaim[] {
     const open: WebhookLane[] = []
     for (const lane of this.#lanes.all()) {
       if (!lane.due || lane.claiming || lane.releasing) continue
       if (lane.slots.length > 0 && this.#lanes.yields(lane)) this.#release(lane)
-      // Claiming a few rows at a time would cost a statement for each of them.
+      // Claims only once half of the claimed-ahead rows are used, to avoid a statement for every few rows.
       else if (lane.queue.length <= aheadOf(lane) / 2) open.push(lane)
     }
-    const shares = this.#lanes.shareOut(open)
+    const shares = this.#lanes.distributeSlots(open)
     const claims: LaneClaim[] = []
     for (const lane of open) {
       const slots = shares.get(lane) ?? 0
-      const held = slots + lane.slots.length
-      const rows = held - lane.running - lane.queue.length + aheadOf(lane)
-      if (held === 0 || rows <= 0) continue
+      const leasedSlots = slots + lane.slots.length
+      const rows = leasedSlots - lane.running - lane.queue.length + aheadOf(lane)
+      if (leasedSlots === 0 || rows <= 0) continue
       lane.due = false
       lane.claiming = true
       claims.push({ lane, rows, slots })
@@ -186,28 +186,28 @@ export class DeliveryLoop {
     return claims
   }
 
-  #granted(lane: WebhookLane, grant: ClaimGrant | undefined, rows: number, until: number): void {
+  #acceptGrant(lane: WebhookLane, grant: ClaimGrant | undefined, rows: number, until: number): void {
     lane.claiming = false
     this.#lanes.setSlots(lane, grant?.slots ?? [])
     lane.slotsUntil = until
     const claimed = grant?.deliveries ?? []
     for (const delivery of claimed) lane.queue.push({ delivery, until })
     if (claimed.length === rows) lane.due = true
-    if (this.#closed || lane.stale) this.#giveBack(lane)
+    if (this.#closed || lane.stale) this.#requeue(lane)
     lane.stale = false
     this.#start(lane, true)
     this.#release(lane)
   }
 
-  /* Sending: as many at once as slots are held. */
+  /* Sending: one concurrent attempt per leased slot. */
 
-  /** Starts what waits. `fresh`: claim and slots were granted just now. */
+  /** Starts claimed deliveries while slots are free. `fresh`: claim and slots have just been granted. */
   #start(lane: WebhookLane, fresh: boolean): void {
     const { WEBHOOK_TIMEOUT_MS } = this.#services.config
     while (lane.queue.length > 0 && lane.running < lane.slots.length) {
-      // An attempt that begins now might outlive the lease of its claim or of its slot.
+      // An attempt that starts now might outlive the lease of its claim or slot.
       if (!fresh && Math.min(lane.queue[0].until, lane.slotsUntil) < performance.now() + WEBHOOK_TIMEOUT_MS) {
-        this.#giveBack(lane)
+        this.#requeue(lane)
         break
       }
       void this.#send(lane, lane.queue.shift() as LeasedDelivery)
@@ -226,14 +226,14 @@ export class DeliveryLoop {
     this.#inFlight -= 1
     lane.answerMs = lane.answerMs === null ? ms : lane.answerMs * 0.8 + ms * 0.2
     this.#ended.push({ ...leased, outcome, ms })
-    if (lane.queue.length > SLOTS_PER_WEBHOOK + 2 * aheadOf(lane)) this.#giveBack(lane)
+    if (lane.queue.length > SLOTS_PER_WEBHOOK + 2 * aheadOf(lane)) this.#requeue(lane)
     this.#start(lane, false)
     this.#release(lane)
     this.#settleSoon(this.#ended.length >= SETTLE_BATCH)
   }
 
-  /** Puts what waits for a slot back as it was. */
-  #giveBack(lane: WebhookLane): void {
+  /** Requeues the claimed deliveries that wait for a slot. */
+  #requeue(lane: WebhookLane): void {
     if (lane.queue.length === 0) return
     for (const leased of lane.queue) this.#ended.push({ ...leased, outcome: requeuedOutcome, ms: null })
     lane.queue = []
@@ -242,7 +242,7 @@ export class DeliveryLoop {
     this.#settleSoon(true)
   }
 
-  /** Gives back the slots there is nothing to send through, unless a claim is about to fill them; ends a lane without work. */
+  /** Releases unused slots, unless a claim is about to use them, and closes a lane without work. */
   #release(lane: WebhookLane): void {
     if (lane.claiming || lane.releasing) return
     if (lane.due && !this.#closed && !this.#lanes.yields(lane)) {
@@ -264,7 +264,7 @@ export class DeliveryLoop {
   #settleSoon(now: boolean): void {
     if (this.#settling) return
     if (this.#ended.length === 0 && this.#releases.length === 0) {
-      this.#changed()
+      this.#checkIdle()
       return
     }
     if (this.#settleTimer && !now) return
@@ -280,41 +280,42 @@ export class DeliveryLoop {
     const releases = this.#releases.splice(0)
     let retryMs = 0
     try {
-      const settled = await recordOutcomes(
+      const recordedIds = await recordOutcomes(
         pool,
         this.#holder,
-        ended.map(toSettlement),
+        ended.map(toDeliveryOutcome),
         releases.map(({ lane, slot }) => ({ webhook_id: lane.webhook_id, slot })),
       )
       this.#settleFailures = 0
-      this.#released(releases)
-      this.#settled(ended, settled)
+      this.#handleReleased(releases)
+      this.#handleRecorded(ended, recordedIds)
       await disableFailing(
         this.#services,
-        ended.filter(item => settled.has(item.delivery.id)),
-      ).catch(error => log.error({ err: error }, 'failures of webhooks not counted'))
+        ended.filter(item => recordedIds.has(item.delivery.id)),
+      ).catch(error => log.error({ err: error }, 'webhook failure count failed'))
     } catch (error) {
-      if (this.#settleFailures++ === 0) log.error({ err: error }, 'outcomes of deliveries not recorded yet')
+      if (this.#settleFailures++ === 0) log.error({ err: error }, 'delivery outcomes not recorded, retrying')
       retryMs = RETRY_MS[Math.min(this.#settleFailures - 1, RETRY_MS.length - 1)]
-      // Once their lease is over they are sent again, and nothing that is written here would count.
+      // After its lease a delivery is sent again, and its outcome is rejected by the fence.
       const now = performance.now()
-      const keeps = (item: Ended) => item.until > now && !(this.#closed && this.#settleFailures > RETRY_MS.length)
+      const canRetry = (item: EndedDelivery) =>
+        item.until > now && !(this.#closed && this.#settleFailures > RETRY_MS.length)
       for (const item of ended)
-        if (item.ms !== null && !keeps(item)) logAttempt(log, item.delivery, item.outcome, item.ms, 'lost')
-      this.#ended.unshift(...ended.filter(keeps))
-      if (this.#closed && this.#settleFailures > RETRY_MS.length) this.#released(releases)
+        if (item.ms !== null && !canRetry(item)) logAttempt(log, item.delivery, item.outcome, item.ms, 'lost')
+      this.#ended.unshift(...ended.filter(canRetry))
+      if (this.#closed && this.#settleFailures > RETRY_MS.length) this.#handleReleased(releases)
       else this.#releases.unshift(...releases)
     }
     this.#settling = false
     if (retryMs > 0) this.#settleTimer = setTimeout(() => void this.#settle(), retryMs)
     else this.#settleSoon(this.#ended.length >= SETTLE_BATCH)
-    this.#changed()
+    this.#checkIdle()
   }
 
-  #settled(ended: readonly Ended[], settled: ReadonlySet<string>): void {
+  #handleRecorded(ended: readonly EndedDelivery[], recordedIds: ReadonlySet<string>): void {
     for (const item of ended) {
       const { outcome, delivery } = item
-      const recorded = settled.has(delivery.id)
+      const recorded = recordedIds.has(delivery.id)
       if (recorded && outcome.decision === 'returned') this.wake([delivery])
       if (item.ms === null) continue
       logAttempt(this.#services.log, delivery, outcome, item.ms, recorded ? outcome.decision : 'lost')
@@ -322,19 +323,19 @@ export class DeliveryLoop {
     }
   }
 
-  /** The slots are free for everybody now. Who found none before may have left something: claim again. */
-  #released(releases: readonly { lane: WebhookLane; slot: number }[]): void {
+  /** Frees the slots locally and claims again, because deliveries may have stayed queued for lack of a slot. */
+  #handleReleased(releases: readonly { lane: WebhookLane; slot: number }[]): void {
     for (const { lane, slot } of releases) {
-      this.#lanes.takeSlot(lane, slot)
+      this.#lanes.removeSlot(lane, slot)
       lane.releasing = false
       lane.due = true
     }
     if (this.#closed) for (const { lane } of releases) this.#release(lane)
-    // Capacity is back for those who waited for it as well.
+    // Other lanes may be waiting for the freed capacity.
     else if (releases.length > 0) this.#claimSoon()
   }
 
-  /** The sweep would find a retry too, seconds late. */
+  /** Schedules the claim of a retry; the sweep alone would find it seconds late. */
   #wakeIn(ms: number, target: WebhookTarget): void {
     if (this.#closed) return
     const timer = setTimeout(() => {
@@ -345,11 +346,11 @@ export class DeliveryLoop {
   }
 }
 
-/** How many deliveries are worth claiming ahead for a webhook whose receiver answers as fast as it does. */
+/** Returns the number of deliveries to claim ahead, from the response time of the receiver. */
 const aheadOf = (lane: WebhookLane): number =>
   lane.answerMs === null
     ? 0
-    : Math.min(AHEAD_MAX, Math.floor((SLOTS_PER_WEBHOOK * AHEAD_MS) / Math.max(lane.answerMs, 1)))
+    : Math.min(MAX_AHEAD, Math.floor((SLOTS_PER_WEBHOOK * AHEAD_MS) / Math.max(lane.answerMs, 1)))
 
 const toRequest = ({ lane, rows, slots }: LaneClaim): DeliveryClaimRequest => ({
   webhook_id: lane.webhook_id,
@@ -358,7 +359,7 @@ const toRequest = ({ lane, rows, slots }: LaneClaim): DeliveryClaimRequest => ({
   held: lane.slots,
 })
 
-const toSettlement = ({ delivery, outcome }: Ended): DeliveryOutcome => ({
+const toDeliveryOutcome = ({ delivery, outcome }: EndedDelivery): DeliveryOutcome => ({
   id: delivery.id,
   webhook_id: delivery.webhook_id,
   claim: delivery.claim,

@@ -11,8 +11,8 @@ export const deliveryAttempts = new Counter({
 })
 
 /**
- * Counts an attempt and writes its one line.
- * @param decision `lost`: it was made, and meanwhile the delivery was given to another worker
+ * Counts and logs a delivery attempt.
+ * @param decision `lost`: the attempt was made, but another worker claimed the delivery meanwhile
  */
 export function logAttempt(
   log: Logger,

@@ -1,61 +1,61 @@
 import type { ClaimedDelivery, WebhookTarget } from './delivery-store.ts'
 import { SLOTS_PER_WEBHOOK } from './store.ts'
 
-/** Slots one process holds at most: the posts it has in flight. */
+/** Most slots of a process, that is, concurrent posts. */
 const PROCESS_SLOTS = 250
 
-/** What this process does for one webhook. It exists while there is something to do. */
+/** State of a webhook in this process while it has deliveries. */
 export type WebhookLane = WebhookTarget & {
-  /** Numbers of the slots held, and until when for certain (performance.now). */
+  /** Numbers of the leased slots, and the earliest end of their leases (performance.now). */
   slots: number[]
   slotsUntil: number
-  /** Claimed, waiting for a slot. */
+  /** Claimed deliveries that wait for a slot. */
   queue: LeasedDelivery[]
   running: number
-  /** There may be due deliveries that nobody has claimed. */
+  /** Whether there may be unclaimed due deliveries. */
   due: boolean
   claiming: boolean
-  /** The webhook changed while a claim was on its way: what it brings is old. */
+  /** Whether the webhook changed during a claim, whose result is then outdated. */
   stale: boolean
-  /** Slots on their way back; once they are, the lane has to claim again. */
+  /** Whether slots are being released; the lane claims again afterwards. */
   releasing: boolean
-  /** How long an answer of the receiver takes, smoothed; unknown at first. */
+  /** Smoothed response time of the receiver; null before the first response. */
   answerMs: number | null
 }
 
-/** A claimed delivery and when its lease ends for certain. */
+/** A claimed delivery and the earliest end of its lease. */
 export type LeasedDelivery = { delivery: ClaimedDelivery; until: number }
 
-type Project = { slots: number; lanes: number }
+type ProjectUse = { slots: number; lanes: number }
 
 /**
- * The lanes of a process, and how its slots are shared out: in turn to the projects that hold the fewest, and in a
- * project to its webhooks in turn. Whoever holds more than a project that waits has to give slots back after each post.
+ * Distributes the slots of a process to lanes: one at a time to the project with the fewest slots, and within a project
+ * to its webhooks in turn. A project with more slots than a waiting project releases slots after each post.
  */
 export class DeliveryScheduler {
   readonly #lanes = new Map<string, WebhookLane>()
-  /** Projects with lanes; those served last are at the end. */
-  readonly #projects = new Map<string, Project>()
+  /** Projects with lanes; the most recently served project is last. */
+  readonly #projects = new Map<string, ProjectUse>()
   readonly #projectSlots: number
-  /** Projects with webhooks that wait for a slot, and the fewest slots that one of them holds while none is free. */
+  /** Projects with webhooks that wait for a slot, and the fewest slots of such a project while none is free. */
   #starved = new Set<string>()
   #fewestStarved = Number.POSITIVE_INFINITY
-  #held = 0
+  #leased = 0
 
-  /** @param share the part of the slots that one project may hold */
+  /** @param share largest fraction of the slots for one project */
   constructor(share: number) {
     this.#projectSlots = Math.max(SLOTS_PER_WEBHOOK, Math.ceil(PROCESS_SLOTS * share))
   }
 
-  /** No slot is left. */
+  /** Whether no slot is free. */
   get full(): boolean {
-    return this.#held >= PROCESS_SLOTS
+    return this.#leased >= PROCESS_SLOTS
   }
 
-  /** How the slots of the process are used. */
+  /** Usage of the slots, for metrics. */
   get slots(): { total: number; held: number; working: number } {
     const working = [...this.#lanes.values()].reduce((sum, { running }) => sum + running, 0)
-    return { total: PROCESS_SLOTS, held: this.#held, working }
+    return { total: PROCESS_SLOTS, held: this.#leased, working }
   }
 
   all(): Iterable<WebhookLane> {
@@ -83,19 +83,19 @@ export class DeliveryScheduler {
         answerMs: null,
       }
       this.#lanes.set(lane.webhook_id, lane)
-      this.#project(lane).lanes += 1
+      this.#projectUse(lane).lanes += 1
     }
     return lane
   }
 
   close(lane: WebhookLane): void {
     this.#lanes.delete(lane.webhook_id)
-    const project = this.#project(lane)
+    const project = this.#projectUse(lane)
     project.lanes -= 1
     if (project.lanes === 0) this.#projects.delete(lane.project_id)
   }
 
-  #project({ project_id }: WebhookTarget): Project {
+  #projectUse({ project_id }: WebhookTarget): ProjectUse {
     let project = this.#projects.get(project_id)
     if (!project) {
       project = { slots: 0, lanes: 0 }
@@ -107,61 +107,61 @@ export class DeliveryScheduler {
   setSlots(lane: WebhookLane, slots: number[]): void {
     const difference = slots.length - lane.slots.length
     lane.slots = slots
-    this.#held += difference
-    this.#project(lane).slots += difference
+    this.#leased += difference
+    this.#projectUse(lane).slots += difference
   }
 
-  /** Takes a slot from a lane, which is served last among the webhooks of its project from now on. */
-  takeSlot(lane: WebhookLane, slot: number): void {
+  /** Removes a slot from a lane and makes the lane the last to be served in its project. */
+  removeSlot(lane: WebhookLane, slot: number): void {
     this.setSlots(
       lane,
-      lane.slots.filter(each => each !== slot),
+      lane.slots.filter(leased => leased !== slot),
     )
     if (this.#lanes.delete(lane.webhook_id)) this.#lanes.set(lane.webhook_id, lane)
   }
 
-  /** How many of the free slots each of some lanes gets. Notes which projects get none. */
-  shareOut(lanes: readonly WebhookLane[]): Map<WebhookLane, number> {
-    const shares = this.#deal(lanes)
+  /** Returns the number of free slots for each lane, and remembers the projects that get none. */
+  distributeSlots(lanes: readonly WebhookLane[]): Map<WebhookLane, number> {
+    const shares = this.#distribute(lanes)
     this.#starved = new Set()
     this.#fewestStarved = Number.POSITIVE_INFINITY
-    const free = PROCESS_SLOTS - this.#held - [...shares.values()].reduce((sum, slots) => sum + slots, 0)
+    const free = PROCESS_SLOTS - this.#leased - [...shares.values()].reduce((sum, slots) => sum + slots, 0)
     for (const lane of lanes) {
       if (lane.slots.length > 0 || shares.has(lane)) continue
       this.#starved.add(lane.project_id)
-      if (free === 0) this.#fewestStarved = Math.min(this.#fewestStarved, this.#project(lane).slots)
+      if (free === 0) this.#fewestStarved = Math.min(this.#fewestStarved, this.#projectUse(lane).slots)
     }
     return shares
   }
 
-  /** Deals the free slots out, one at a time, none beyond a project's share. */
-  #deal(lanes: readonly WebhookLane[]): Map<WebhookLane, number> {
+  /** Distributes free slots one at a time, up to the share of each project. */
+  #distribute(lanes: readonly WebhookLane[]): Map<WebhookLane, number> {
     const shares = new Map<WebhookLane, number>()
     const byProject = Map.groupBy(lanes, lane => lane.project_id)
     const waiting = [...this.#projects].flatMap(([id, { slots }]) => {
       const queue = byProject.get(id)?.filter(lane => lane.slots.length < SLOTS_PER_WEBHOOK) ?? []
       return queue.length > 0 ? [{ slots, queue }] : []
     })
-    let free = PROCESS_SLOTS - this.#held
+    let free = PROCESS_SLOTS - this.#leased
     for (let level = 0; level < this.#projectSlots && free > 0; level++)
-      for (const each of waiting) {
-        if (each.slots > level || each.queue.length === 0 || free === 0) continue
-        const lane = each.queue.shift() as WebhookLane
+      for (const candidate of waiting) {
+        if (candidate.slots > level || candidate.queue.length === 0 || free === 0) continue
+        const lane = candidate.queue.shift() as WebhookLane
         const slots = (shares.get(lane) ?? 0) + 1
         shares.set(lane, slots)
-        if (slots + lane.slots.length < SLOTS_PER_WEBHOOK) each.queue.push(lane)
-        each.slots += 1
+        if (slots + lane.slots.length < SLOTS_PER_WEBHOOK) candidate.queue.push(lane)
+        candidate.slots += 1
         free -= 1
-        // Among projects that hold equally many it is now served last.
-        const project = this.#project(lane)
+        // Moves the project to the end, so that it is served last among projects with equally many slots.
+        const project = this.#projectUse(lane)
         this.#projects.delete(lane.project_id)
         this.#projects.set(lane.project_id, project)
       }
     return shares
   }
 
-  /** Whether a lane has to give slots back, because a project that holds fewer waits for one. */
+  /** Whether a lane must release slots because a project with fewer slots waits for one. */
   yields(lane: WebhookLane): boolean {
-    return this.#starved.has(lane.project_id) || this.#project(lane).slots > this.#fewestStarved
+    return this.#starved.has(lane.project_id) || this.#projectUse(lane).slots > this.#fewestStarved
   }
 }

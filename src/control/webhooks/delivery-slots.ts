@@ -1,21 +1,21 @@
 import { Gauge } from 'prom-client'
 
-/** What holds slots of deliveries in this process. */
-const holders = new Set<() => { total: number; held: number; working: number }>()
+/** Sources of the slot counts, one per delivery loop. */
+const sources = new Set<() => { total: number; held: number; working: number }>()
 
 export const deliverySlots = new Gauge({
   name: 'muster_delivery_slots',
-  help: 'Slots of this process for deliveries by state: total, held, and working, those through which something is being sent',
+  help: 'Delivery slots of this process by state: total, held, and working (in use by an attempt)',
   labelNames: ['state'],
   registers: [],
   collect() {
     this.reset()
-    for (const slots of holders) for (const [state, count] of Object.entries(slots())) this.inc({ state }, count)
+    for (const slots of sources) for (const [state, count] of Object.entries(slots())) this.inc({ state }, count)
   },
 })
 
-/** Counts the slots of a loop until what it returns is called. */
+/** Includes the slots of a loop in the gauge. Returns a function that excludes them again. */
 export function countSlots(slots: () => { total: number; held: number; working: number }): () => void {
-  holders.add(slots)
-  return () => void holders.delete(slots)
+  sources.add(slots)
+  return () => void sources.delete(slots)
 }

@@ -2,33 +2,33 @@ import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
 import { allOf, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { DispatchedEvent, eventSubscribers } from './event-subscribers.ts'
-import { envelopeOf } from './model.ts'
+import { envelopeExpr } from './model.ts'
 
-const Subscriber = z.object({
+const WebhookSubscriber = z.object({
   id: z.string(),
   project_id: z.string(),
   events: z.array(z.string()),
   policy_id: z.string().nullable(),
   policy: z.unknown(),
 })
-/** A webhook as far as matching needs it. `policy` is the document; null with a `policy_id` means that it is gone. */
-export type Subscriber = z.output<typeof Subscriber>
+/** Fields of a webhook for matching. `policy` is the document; null with a `policy_id` means a deleted policy. */
+export type WebhookSubscriber = z.output<typeof WebhookSubscriber>
 
 const WebhookTarget = z.object({ webhook_id: z.string(), project_id: z.string() })
 export type WebhookTarget = z.output<typeof WebhookTarget>
 
-const id = sql.type(z.object({ id: z.string() }))
-const target = sql.type(WebhookTarget)
+const idRow = sql.type(z.object({ id: z.string() }))
+const targetRow = sql.type(WebhookTarget)
 
 const undispatched = sql.fragment`e.dispatched_at is null and not e.dispatch_deferred`
 
-/** The oldest events among which projects take turns. */
+/** Number of oldest events within which projects take turns. */
 const WINDOW = 2000
 
 /**
- * The next undispatched events that nobody else dispatches: the oldest of each project, then the second of each, and so
- * on, so that an event of a quiet project does not wait behind all those of a busy one. Served by events_undispatched;
- * 5 ms when the window is full, 0.2 ms when one event waits.
+ * Returns a select of the next undispatched events that no other process has locked: the oldest of each project, then
+ * the second of each, so that a quiet project does not wait for a busy one. Index events_undispatched; 5 ms with a full
+ * window, 0.2 ms with one waiting event.
  */
 const nextUndispatched = (limit: number): Fragment => sql.fragment`
   select e.id, e.project_id from (
@@ -41,18 +41,21 @@ const nextUndispatched = (limit: number): Fragment => sql.fragment`
   ) e
   limit ${limit}`
 
-/** Whether a project has a webhook, also one that may be switched on before an event is committed. By webhooks_project. */
+/**
+ * Condition that a project has a webhook. Includes disabled webhooks, which may be enabled before an event commits
+ * (index webhooks_project).
+ */
 export const hasWebhook = (project: Fragment): Fragment => sql.fragment`
   exists (select from webhooks w where w.project_id = ${project})`
 
-const seen = sql.type(z.object({ seen: z.int(), left: z.array(z.string()) }))
+const markedRow = sql.type(z.object({ seen: z.int(), left: z.array(z.string()) }))
 
 /**
- * Takes the next undispatched events, up to `limit`, and marks those of projects without an active subscriber: one round
- * trip is all that these cost. Returns how many it saw, and the ids of the others in the order of their turns.
+ * Marks the next undispatched events, up to `limit`, as dispatched if their project has no active subscriber. One round
+ * trip. Returns the number of events read as `seen`, and the ids of the unmarked events in dispatch order as `left`.
  */
 export async function markWithoutSubscribers(db: Queryable, limit: number): Promise<{ seen: number; left: string[] }> {
-  return db.one(seen`
+  return db.one(markedRow`
     with picked as materialized (
       select n.*, row_number() over () as place from (${nextUndispatched(limit)}) n
     ), passed as (
@@ -68,21 +71,21 @@ export async function markWithoutSubscribers(db: Queryable, limit: number): Prom
       array(select p.id from picked p where p.id not in (select id from passed) order by p.place) as left`)
 }
 
-const dispatchable = sql.type(z.object({ events: z.array(DispatchedEvent), webhooks: z.array(Subscriber) }))
+const dispatchRow = sql.type(z.object({ events: z.array(DispatchedEvent), webhooks: z.array(WebhookSubscriber) }))
 
 /**
- * Locks undispatched events and reads them with the active webhooks of their projects, in one round trip. Those of
- * `next` are left out when somebody else dispatches them or has set them aside; those of `ids` are waited for.
+ * Locks undispatched events and reads them with the active webhooks of their projects, in one round trip. Events of
+ * `next` are skipped if another process has locked or deferred them; events of `ids` are waited for.
  */
 export async function readUndispatched(
   db: Queryable,
   which: { next: readonly string[] } | { ids: readonly string[] },
-): Promise<{ events: DispatchedEvent[]; webhooks: Subscriber[] }> {
+): Promise<{ events: DispatchedEvent[]; webhooks: WebhookSubscriber[] }> {
   const [ids, condition] =
     'ids' in which
       ? [which.ids, sql.fragment`e.dispatched_at is null order by e.id for update`]
       : [which.next, sql.fragment`${undispatched} order by e.id for update skip locked`]
-  const found = await db.one(dispatchable`
+  const found = await db.one(dispatchRow`
     with picked as (
       select e.id, e.project_id, e.name, e.resource_type, e.resource_id,
         case when exists (
@@ -96,22 +99,21 @@ export async function readUndispatched(
     )
     select (select coalesce(json_agg(picked), '[]') from picked) as events,
       (select coalesce(json_agg(hooks), '[]') from hooks) as webhooks`)
-  const places = new Map(ids.map((id, place) => [id, place]))
-  found.events.sort((a, b) => (places.get(a.id) as number) - (places.get(b.id) as number))
+  const order = new Map(ids.map((id, index) => [id, index]))
+  found.events.sort((a, b) => (order.get(a.id) as number) - (order.get(b.id) as number))
   return found
 }
 
 /**
- * Ends the dispatch of events: marks them and queues the deliveries of `pairs`. A pair that has its delivery is left
- * out, and so is a webhook that is newer than the event or was switched off since it was read. Returns the webhooks
- * that have something new to send.
+ * Marks events as dispatched and queues the deliveries of `pairs`. Skips pairs that already have a delivery, and
+ * webhooks that are newer than the event or have been disabled. Returns the webhooks with new deliveries.
  */
-export async function finishDispatch(
+export async function completeDispatch(
   db: Queryable,
   eventIds: readonly string[],
   pairs: readonly { event_id: string; webhook_id: string }[],
 ): Promise<readonly WebhookTarget[]> {
-  return db.any(target`
+  return db.any(targetRow`
     with marked as (
       update events set dispatched_at = now() where id = any (${sql.array([...eventIds], 'text')})
     ), made as (
@@ -129,17 +131,17 @@ export async function finishDispatch(
     select distinct webhook_id, project_id from made`)
 }
 
-/** Takes the next undispatched events out of the batches of the dispatcher; returns their ids. */
+/** Excludes the next undispatched events from batches, for individual dispatch; returns their ids. */
 export async function deferDispatch(db: Queryable, limit: number): Promise<readonly string[]> {
-  return db.anyFirst(id`
+  return db.anyFirst(idRow`
     update events set dispatch_deferred = true
     where id = any (array(select n.id from (${nextUndispatched(limit)}) n))
     returning id`)
 }
 
 /**
- * Webhooks with queued deliveries, as `queued`. Steps from webhook to webhook through webhook_deliveries_queued, so that a long
- * backlog of one costs no more than a short one.
+ * CTE `queued` of webhooks with queued deliveries. A skip scan of webhook_deliveries_queued, so that its cost does not
+ * depend on the backlog of a webhook.
  */
 const queuedWebhooks: Fragment = sql.fragment`
     with recursive queued as (
@@ -150,9 +152,9 @@ const queuedWebhooks: Fragment = sql.fragment`
       from queued q where q.webhook_id is not null
     )`
 
-/** Webhooks that have deliveries due without a live lease. */
-export async function webhooksWithDue(db: Queryable): Promise<readonly WebhookTarget[]> {
-  return db.any(target`
+/** Lists webhooks with due deliveries that are not leased. */
+export async function listWebhooksWithDue(db: Queryable): Promise<readonly WebhookTarget[]> {
+  return db.any(targetRow`
     ${queuedWebhooks}
     select w.id as webhook_id, w.project_id from queued q join webhooks w on w.id = q.webhook_id
     where exists (select from webhook_deliveries d
@@ -160,10 +162,7 @@ export async function webhooksWithDue(db: Queryable): Promise<readonly WebhookTa
         and (d.lease_expires_at is null or d.lease_expires_at <= now()))`)
 }
 
-/**
- * Since when the oldest event waits to be dispatched, or the oldest delivery to be sent. By events_undispatched, and from
- * webhook to webhook as above.
- */
+/** Expression for the time of the oldest undispatched event or due delivery (events_undispatched, and a skip scan). */
 export const oldestDelivery: Fragment = sql.fragment`least(
   (select e.created_at from events e where ${undispatched} order by e.created_at, e.id limit 1),
   (${queuedWebhooks}
@@ -173,7 +172,7 @@ export const oldestDelivery: Fragment = sql.fragment`least(
         and (t.lease_expires_at is null or t.lease_expires_at <= now())
       order by t.next_attempt_at, t.id limit 1) d))`
 
-/** What a worker claims for one webhook: at most `rows` deliveries and `slots` more slots than it holds. */
+/** Claim for one webhook: at most `rows` deliveries and `slots` slots in addition to the held ones. */
 export type DeliveryClaimRequest = { webhook_id: string; rows: number; slots: number; held: readonly number[] }
 
 const ClaimedDelivery = z.object({
@@ -190,12 +189,12 @@ const ClaimedDelivery = z.object({
   previous_sealed_secret: z.string().nullable(),
   previous_secret_until: z.string().nullable(),
 })
-/** A delivery that is ours until its lease ends, with what is needed to send it. Secrets are still sealed. */
+/** A claimed delivery with the data to send it; secrets are sealed. */
 export type ClaimedDelivery = z.output<typeof ClaimedDelivery>
 
 export type ClaimGrant = { webhook_id: string; slots: number[]; deliveries: ClaimedDelivery[] }
 
-// Without a delivery a row says which slots are held.
+// A row without a delivery only returns the held slots.
 const grantRow = sql.type(
   z.object({
     ...ClaimedDelivery.shape,
@@ -210,12 +209,12 @@ const grantRow = sql.type(
 )
 
 /**
- * Claims due deliveries and the slots to send them, for many webhooks in one conditional update. Rows and slots that
- * someone else is taking are skipped, never waited for, and checked in their latest version, so that two workers never
- * get the same one. Without a slot nothing is claimed; the leases of the slots held are renewed, and those that ran out
- * are no longer in the result. Claims count up by two: sql/0014_delivery_envelopes.sql says what a step of one means.
+ * Claims due deliveries and the slots to send them, for many webhooks in one statement. Rows and slots locked by
+ * another worker are skipped and checked in their latest version, so that two workers never claim the same row. Nothing
+ * is claimed without a slot. Leases of held slots are renewed; expired slots are missing from the result. Claim numbers
+ * increase by two; sql/0014_delivery_envelopes.sql uses an increment of one.
  */
-export async function claimDue(
+export async function claimDueDeliveries(
   db: Queryable,
   holder: string,
   requests: readonly DeliveryClaimRequest[],
@@ -263,7 +262,7 @@ export async function claimDue(
       from due u where d.id = u.id and u.webhook_id in (select webhook_id from held)
       returning d.id, d.claim, d.attempts, d.event_id, d.event_type, d.envelope, d.webhook_id, d.next_attempt_at
     )
-    select r.webhook_id, h.slots, c.id, c.claim, c.attempts, c.event_id, c.event_type, ${envelopeOf(sql.fragment`c`)} as envelope,
+    select r.webhook_id, h.slots, c.id, c.claim, c.attempts, c.event_id, c.event_type, ${envelopeExpr(sql.fragment`c`)} as envelope,
       w.project_id, w.url,
       w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until
     from request r
@@ -284,8 +283,8 @@ export async function claimDue(
 }
 
 /**
- * What became of a claim. `settled: false` gives the delivery back untouched. `counted` adds a finished attempt;
- * `retry_ms` says when the next one is due, null when there is none.
+ * Outcome of a claimed delivery. `settled: false` requeues it unchanged. `counted` increments the attempts; `retry_ms`
+ * is the delay of the next attempt, null without one.
  */
 export type DeliveryOutcome = {
   id: string
@@ -300,9 +299,9 @@ export type DeliveryOutcome = {
 }
 
 /**
- * Records outcomes, resets the failure count of webhooks that answered well, and releases slots, in one statement.
- * Each outcome is guarded by its claim: a worker that was paused past its lease changes nothing, and neither
- * does the same outcome written twice because the first result was lost. Returns the deliveries it recorded.
+ * Records outcomes, resets the failure count of webhooks with a completed delivery, and releases slots, in one
+ * statement. The claim number fences each outcome: neither a worker that was paused past its lease nor a repeated write
+ * after a lost result changes anything. Returns the ids of the recorded deliveries.
  */
 export async function recordOutcomes(
   db: Queryable,
@@ -310,8 +309,8 @@ export async function recordOutcomes(
   outcomes: readonly DeliveryOutcome[],
   releases: readonly { webhook_id: string; slot: number }[],
 ): Promise<Set<string>> {
-  const well = [...new Set(outcomes.filter(item => item.status === 'completed').map(item => item.webhook_id))]
-  const ids = await db.anyFirst(id`
+  const succeeded = [...new Set(outcomes.filter(item => item.status === 'completed').map(item => item.webhook_id))]
+  const ids = await db.anyFirst(idRow`
     with released as (
       update webhook_slots s set holder = null, lease_expires_at = null
       from ${sql.unnest(
@@ -321,7 +320,7 @@ export async function recordOutcomes(
       where s.webhook_id = r.webhook_id and s.slot = r.slot and s.holder = ${holder}
     ), well as (
       update webhooks w set failures = 0, failing_since = null
-      where w.id = any (${sql.array(well, 'text')}) and w.failures > 0
+      where w.id = any (${sql.array(succeeded, 'text')}) and w.failures > 0
     )
     update webhook_deliveries d set
       lease_expires_at = null,
@@ -351,8 +350,8 @@ export async function recordOutcomes(
 }
 
 /**
- * Counts consecutive failures, by webhook. Returns the active webhooks with at least `limit` of them, the first at `since`
- * or before.
+ * Adds consecutive failures by webhook. Returns the active webhooks with at least `limit` failures that have been
+ * failing since `since` or longer.
  */
 export async function countFailures(
   db: Queryable,
@@ -360,7 +359,7 @@ export async function countFailures(
   now: Date,
   { limit, since }: { limit: number; since: Date },
 ): Promise<readonly string[]> {
-  return db.anyFirst(id`
+  return db.anyFirst(idRow`
     with locked as (
       select w.id from webhooks w where w.id = any (${sql.array([...failures.keys()], 'text')})
       order by w.id for no key update
@@ -375,18 +374,18 @@ export async function countFailures(
     where active and failures >= ${limit} and failing_since <= ${since.toISOString()}::timestamptz`)
 }
 
-/** Ends the leases of processes that are gone, of deliveries and of slots; the webhooks that have them. */
+/** Expires the delivery and slot leases of dead processes; returns their webhooks. */
 export const expireDeliveryLeases = (
   db: Queryable,
   isGone: (holder: Fragment) => Fragment,
 ): Promise<readonly WebhookTarget[]> => {
-  const held = allOf([sql.fragment`lease_expires_at > now()`, isGone(sql.fragment`split_part(holder, ':', 1)`)])
-  return db.any(target`
+  const isHolderGone = allOf([sql.fragment`lease_expires_at > now()`, isGone(sql.fragment`split_part(holder, ':', 1)`)])
+  return db.any(targetRow`
     with slots as (
-      update webhook_slots set lease_expires_at = now() where ${held} returning webhook_id),
+      update webhook_slots set lease_expires_at = now() where ${isHolderGone} returning webhook_id),
     deliveries as (
       update webhook_deliveries set lease_expires_at = now()
-      where status = 'queued' and webhook_id in (select webhook_id from webhook_slots where ${held}) and ${held}
+      where status = 'queued' and webhook_id in (select webhook_id from webhook_slots where ${isHolderGone}) and ${isHolderGone}
       returning webhook_id)
     select id as webhook_id, project_id from webhooks
     where id in (select webhook_id from slots union select webhook_id from deliveries)`)

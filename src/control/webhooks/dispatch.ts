@@ -3,8 +3,8 @@ import { isTransient } from '../../core/db/database-errors.ts'
 import { eventDispatchQueue } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import {
+  completeDispatch,
   deferDispatch,
-  finishDispatch,
   markWithoutSubscribers,
   readUndispatched,
   type WebhookTarget,
@@ -12,18 +12,18 @@ import {
 import { eventSubscribers } from './event-subscribers.ts'
 import { matchEvents } from './matching.ts'
 
-/** Most events and deliveries of one transaction of the dispatcher; an event alone may have more deliveries. */
+/** Most events and deliveries per transaction; a single event may exceed the deliveries. */
 const BATCH = 200
-const DELIVERIES = 5000
+const MAX_DELIVERIES = 5000
 
-/** The pause before a batch that the database failed is dispatched again. */
-const UNAVAILABLE_MS = 500
+/** Delay before retrying a batch after a transient database error. */
+const RETRY_MS = 500
 
 /**
- * Dispatches events: one transaction selects their consumers, queues the deliveries and marks the events, so that a
- * second run adds nothing.
- * @param which those of a batch that nobody else dispatches, or those that have to be
- * @returns how many events were dispatched, and the webhooks with something new to send
+ * Dispatches events: one transaction matches subscribers, queues deliveries and marks the events, so that a repeated
+ * run has no effect.
+ * @param which `next` skips events locked by another process, `ids` waits for them
+ * @returns the number of dispatched events, and the webhooks with new deliveries
  */
 export async function dispatchEvents(
   services: Services,
@@ -32,61 +32,61 @@ export async function dispatchEvents(
   return services.write(async tx => {
     const { events, webhooks } = await readUndispatched(tx, which)
     if (events.length === 0) return { events: 0, targets: [] }
-    const { matched, pairs } = matchEvents(events, webhooks, DELIVERIES, services.log)
-    const taken = events.slice(0, matched.length)
-    for (const { take } of eventSubscribers.all()) await take(tx, services, taken)
-    return { events: matched.length, targets: await finishDispatch(tx, matched, pairs) }
+    const { matched, pairs } = matchEvents(events, webhooks, MAX_DELIVERIES, services.log)
+    const dispatched = events.slice(0, matched.length)
+    for (const { take } of eventSubscribers.all()) await take(tx, services, dispatched)
+    return { events: matched.length, targets: await completeDispatch(tx, matched, pairs) }
   })
 }
 
-/** Sends the next events to a queue, each alone, with retries and dead letters. */
-async function defer(services: Services): Promise<void> {
+/** Queues the next events individually, with retries and dead letters. */
+async function deferEvents(services: Services): Promise<void> {
   await services.write(async tx => {
     for (const event_id of await deferDispatch(tx, BATCH)) tx.send(eventDispatchQueue, { event_id })
   })
 }
 
 export type Dispatcher = {
-  /** There may be undispatched events. */
+  /** Dispatches undispatched events. */
   wake(): void
-  /** Ends after the batch at hand. */
+  /** Stops after the current batch. */
   close(): Promise<void>
 }
 
-/** Runs dispatch in this process whenever it is woken; `deliver` gets the webhooks with something new to send. */
+/** Creates the dispatcher of this process; `deliver` receives the webhooks with new deliveries. */
 export function createDispatcher(services: Services, deliver: (targets: readonly WebhookTarget[]) => void): Dispatcher {
   let closed = false
   let woken = false
   let running: Promise<void> | null = null
 
-  /** One batch. Returns whether more may be waiting. */
-  const batch = async (): Promise<boolean> => {
-    const { seen, left } = await markWithoutSubscribers(services.pool, BATCH)
-    if (left.length === 0) return seen === BATCH
-    const { events, targets } = await dispatchEvents(services, { next: left })
+  /** Dispatches one batch. Returns whether more events may be waiting. */
+  const dispatchBatch = async (): Promise<boolean> => {
+    const { seen, left: unmarked } = await markWithoutSubscribers(services.pool, BATCH)
+    if (unmarked.length === 0) return seen === BATCH
+    const { events, targets } = await dispatchEvents(services, { next: unmarked })
     if (targets.length > 0) deliver(targets)
-    return events < left.length || seen === BATCH
+    return events < unmarked.length || seen === BATCH
   }
 
   const run = async () => {
     while (woken && !closed) {
       woken = false
       try {
-        while (!closed && (await batch()));
+        while (!closed && (await dispatchBatch()));
       } catch (error) {
         if (isTransient(error)) {
-          services.log.warn({ err: error }, 'events not dispatched yet')
-          await sleep(UNAVAILABLE_MS)
+          services.log.warn({ err: error }, 'event dispatch failed, retrying')
+          await sleep(RETRY_MS)
           woken = true
           continue
         }
-        services.log.error({ err: error }, 'dispatch failed, its events go on one by one')
+        services.log.error({ err: error }, 'batch dispatch failed, events queued individually')
         try {
-          await defer(services)
+          await deferEvents(services)
           woken = true
         } catch (failure) {
-          // Nothing is lost: the rows stay undispatched and the next sweep finds them.
-          services.log.error({ err: failure }, 'events not deferred')
+          // The rows stay undispatched for the next sweep.
+          services.log.error({ err: failure }, 'event deferral failed')
         }
       }
     }

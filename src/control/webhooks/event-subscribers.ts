@@ -12,14 +12,14 @@ export const DispatchedEvent = z.object({
   resource_id: z.string(),
   tags: z.unknown(),
 })
-/** An event on its way. `tags` are those of its data, read only where the policy of a webhook may ask for them. */
+/** An event being dispatched. `tags` are the tags in its data, read only if a webhook of the project has a policy. */
 export type DispatchedEvent = z.output<typeof DispatchedEvent>
 
-/** Who wants events beside webhooks. */
+/** Subscriber of events other than webhooks. */
 export type EventSubscriber = {
-  /** The condition that a project has such subscribers now; asked of every event that may have consumers. */
+  /** Returns the condition that a project currently has subscribers; evaluated for every event. */
   active(project: Fragment): Fragment
-  /** Takes events in the transaction that marks them as dispatched: each once, unless it is rolled back. */
+  /** Processes events in the transaction that marks them as dispatched, so each event exactly once. */
   take(tx: Tx, services: Services, events: readonly DispatchedEvent[]): Promise<void>
 }
 

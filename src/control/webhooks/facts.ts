@@ -3,12 +3,12 @@ import { isObject } from '../../core/expressions/evaluate.ts'
 import { reachOf } from '../../core/iam/authority.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 
-/** What events say of memory. A turn reads the facts of its own end user alone, and no event says whose it tells of. */
+/** Turns may read only memory facts of their end user, and events do not contain the end user of a fact. */
 
-type Told = { resource_type?: unknown; data?: unknown }
+type MemoryEvent = { resource_type?: unknown; data?: unknown }
 
-/** An envelope without the facts in it: of a memory only which one it is, of a turn not what it brought into stores. */
-function withoutFacts<T extends Told>(envelope: T): T {
+/** Removes memory facts from an envelope: of a memory only its ids remain, of a turn its memory entries are nulled. */
+function redactFacts<T extends MemoryEvent>(envelope: T): T {
   const { data, resource_type } = envelope
   if (!isObject(data)) return envelope
   if (resource_type === 'memory') {
@@ -19,20 +19,21 @@ function withoutFacts<T extends Told>(envelope: T): T {
 }
 
 /**
- * An operation that answers with events, or with what is made of them by `of`: within a turn that reads the facts of one end
- * user, it shows none.
+ * Wraps an operation that returns events, or records that contain events: within a turn of one end user it redacts
+ * facts.
+ * @param redactRecord redacts one record, by default an envelope
  */
-export const factsLeftOut = (
+export const withFactsRedacted = (
   operation: Operation,
-  of: (shown: any, clear: typeof withoutFacts) => object = (event, clear) => clear(event),
+  redactRecord: (record: any, redact: typeof redactFacts) => object = (event, redact) => redact(event),
 ): Operation => ({
   ...operation,
   async run(context) {
-    const given: any = await operation.run(context)
+    const result: any = await operation.run(context)
     const { caller } = context as { caller?: Caller }
-    if (!caller || !reachOf(caller)) return given
-    return Array.isArray(given.data)
-      ? { ...given, data: given.data.map((each: object) => of(each, withoutFacts)) }
-      : of(given, withoutFacts)
+    if (!caller || !reachOf(caller)) return result
+    return Array.isArray(result.data)
+      ? { ...result, data: result.data.map((record: object) => redactRecord(record, redactFacts)) }
+      : redactRecord(result, redactFacts)
   },
 })

@@ -4,17 +4,16 @@ import { type BackgroundTask, handler } from '../../core/jobs/handler.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { DeliveryLoop } from './delivery-loop.ts'
-import { expireDeliveryLeases, type WebhookTarget, webhooksWithDue } from './delivery-store.ts'
+import { expireDeliveryLeases, listWebhooksWithDue, type WebhookTarget } from './delivery-store.ts'
 import { createDispatcher, dispatchEvents } from './dispatch.ts'
-import { payloadTarget, WEBHOOK_CHANNEL, webhookPayload } from './model.ts'
+import { parseWebhookPayload, WEBHOOK_CHANNEL, webhookPayload } from './model.ts'
 
-/** Wakes the loop of this process for webhooks, and other workers when it has no slot left. */
-function deliver(services: Services, targets: readonly WebhookTarget[]): void {
-  const loop = loopOf(services)
-  const others = loop.full
+/** Wakes the delivery loop of this process, and notifies other workers if it has no free slot. */
+function wakeDeliveries(services: Services, targets: readonly WebhookTarget[]): void {
+  const loop = deliveryLoop(services)
+  const isFull = loop.full
   loop.wake(targets)
-  // Every slot of this process is taken: a worker with room does not have to find the deliveries by its sweep.
-  if (others)
+  if (isFull)
     services.notifier.notify(
       ...targets.map(target => ({
         channel: WEBHOOK_CHANNEL,
@@ -23,23 +22,23 @@ function deliver(services: Services, targets: readonly WebhookTarget[]): void {
     )
 }
 
-const loopOf = processSingleton(services => new DeliveryLoop(services))
+const deliveryLoop = processSingleton(services => new DeliveryLoop(services))
 
 export const dispatchHandler = handler(eventDispatchQueue, {}, async ({ event_id }, { services }) => {
-  deliver(services, (await dispatchEvents(services, { ids: [event_id] })).targets)
+  wakeDeliveries(services, (await dispatchEvents(services, { ids: [event_id] })).targets)
 })
 
 /**
- * Dispatch and delivery of events in this process. Both are woken after the commit that made the work, and search for
- * it every WEBHOOK_SWEEP_INTERVAL_MS.
+ * Dispatches and delivers events in this process. A notification on commit wakes both; a sweep every
+ * WEBHOOK_SWEEP_INTERVAL_MS covers lost notifications.
  */
-export const deliveryQueueStats: BackgroundTask = {
+export const deliveryTask: BackgroundTask = {
   name: 'webhook deliveries',
   concern: 'delivery',
   start(services) {
     const { config, log, notifications, pool } = services
-    const loop = loopOf(services)
-    const dispatcher = createDispatcher(services, targets => deliver(services, targets))
+    const loop = deliveryLoop(services)
+    const dispatcher = createDispatcher(services, targets => wakeDeliveries(services, targets))
 
     let sweeping = false
     const sweep = async () => {
@@ -47,26 +46,26 @@ export const deliveryQueueStats: BackgroundTask = {
       if (sweeping) return
       sweeping = true
       try {
-        loop.wake(await webhooksWithDue(pool))
+        loop.wake(await listWebhooksWithDue(pool))
       } catch (error) {
-        log.error({ err: error }, 'due deliveries not searched for')
+        log.error({ err: error }, 'delivery sweep failed')
       }
       sweeping = false
     }
 
     const onReconnect = () => void sweep()
-    const unlisten = [
+    const unsubscribes = [
       notifications.listen(DISPATCH_CHANNEL, dispatcher.wake, { onReconnect }),
-      notifications.listen(WEBHOOK_CHANNEL, payload => loop.reload(payloadTarget(payload))),
+      notifications.listen(WEBHOOK_CHANNEL, payload => loop.reload(parseWebhookPayload(payload))),
     ]
     const interval = setInterval(sweep, config.WEBHOOK_SWEEP_INTERVAL_MS)
-    // What was written before this process listened.
-    Promise.all(unlisten.map(({ ready }) => ready)).then(sweep, () => {})
+    // Covers rows written before this process subscribed.
+    Promise.all(unsubscribes.map(({ ready }) => ready)).then(sweep, () => {})
 
     return {
       async close() {
         clearInterval(interval)
-        for (const end of unlisten) end()
+        for (const unsubscribe of unsubscribes) unsubscribe()
         await dispatcher.close()
         await loop.close(Math.min(config.WEBHOOK_TIMEOUT_MS, config.SHUTDOWN_GRACE_MS))
       },
@@ -74,7 +73,7 @@ export const deliveryQueueStats: BackgroundTask = {
   },
 }
 
-/** Has the deliveries of workers that are gone sent by others. */
+/** Expires the delivery leases of dead workers and notifies the others. */
 export async function endDeliveryLeases(tx: Tx, isGone: (holder: Fragment) => Fragment): Promise<void> {
   for (const { webhook_id, project_id } of await expireDeliveryLeases(tx, isGone))
     tx.notify(WEBHOOK_CHANNEL, webhookPayload(webhook_id, project_id))

@@ -4,64 +4,61 @@ import { eventAllowed } from '../../core/iam/event-gate.ts'
 import type { TagConditions } from '../../core/iam/match.ts'
 import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
 import type { Logger } from '../../core/process/log.ts'
-import type { Subscriber } from './delivery-store.ts'
+import type { WebhookSubscriber } from './delivery-store.ts'
 import type { DispatchedEvent } from './event-subscribers.ts'
 
 /**
- * Which webhooks want which events: pattern, then policy. One that cannot be evaluated is left out and logged; the
- * others are not affected by it. Events are matched in order while their deliveries are at most `limit`, at least one.
- * @returns the ids of the events that were matched, and who wants them
+ * Matches events with webhooks by pattern and policy. A webhook whose evaluation fails is skipped and logged. Events
+ * are matched in order until their deliveries would exceed `limit`, but at least one.
+ * @returns the ids of the matched events, and their pairs with webhooks
  */
 export function matchEvents(
   events: readonly DispatchedEvent[],
-  webhooks: readonly Subscriber[],
+  webhooks: readonly WebhookSubscriber[],
   limit: number,
   log: Logger,
 ): { matched: string[]; pairs: { event_id: string; webhook_id: string }[] } {
   const byProject = Map.groupBy(webhooks, webhook => webhook.project_id)
-  const gates = new Map<Subscriber, CompiledDocument>()
+  const policies = new Map<WebhookSubscriber, CompiledDocument>()
   const matched: string[] = []
   const pairs: { event_id: string; webhook_id: string }[] = []
   for (const event of events) {
-    const wanted: typeof pairs = []
+    const eventPairs: typeof pairs = []
     for (const webhook of byProject.get(event.project_id) ?? []) {
       try {
         if (!webhook.events.some(pattern => patternMatches(pattern, event.name))) continue
-        if (webhook.policy_id !== null && !gateAllows(gates, webhook, event, log)) continue
-        wanted.push({ event_id: event.id, webhook_id: webhook.id })
+        if (webhook.policy_id !== null && !webhookAllows(policies, webhook, event, log)) continue
+        eventPairs.push({ event_id: event.id, webhook_id: webhook.id })
       } catch (error) {
-        log.error({ err: error, webhook_id: webhook.id, event_id: event.id }, 'webhook left out of a dispatch')
+        log.error({ err: error, webhook_id: webhook.id, event_id: event.id }, 'webhook skipped, matching failed')
       }
     }
-    if (matched.length > 0 && pairs.length + wanted.length > limit) break
+    if (matched.length > 0 && pairs.length + eventPairs.length > limit) break
     matched.push(event.id)
-    pairs.push(...wanted)
+    pairs.push(...eventPairs)
   }
   return { matched, pairs }
 }
 
-function gateAllows(
-  gates: Map<Subscriber, CompiledDocument>,
-  webhook: Subscriber,
+function webhookAllows(
+  policies: Map<WebhookSubscriber, CompiledDocument>,
+  webhook: WebhookSubscriber,
   event: DispatchedEvent,
   log: Logger,
 ): boolean {
-  let gate = gates.get(webhook)
-  if (!gate) {
-    gate = compileDocument(webhook.policy)
-    gates.set(webhook, gate)
-    if (!gate.valid)
-      log.error(
-        { webhook_id: webhook.id, policy_id: webhook.policy_id },
-        'policy of a webhook does not parse: it denies',
-      )
+  let policy = policies.get(webhook)
+  if (!policy) {
+    policy = compileDocument(webhook.policy)
+    policies.set(webhook, policy)
+    if (!policy.valid)
+      log.error({ webhook_id: webhook.id, policy_id: webhook.policy_id }, 'webhook policy invalid, event denied')
   }
-  return policyAllowsEvent(gate, event, event.tags)
+  return policyAllowsEvent(policy, event, event.tags)
 }
 
-/** Whether a policy lets its subscriber see an event. `tags` are those of its data, whatever they are. */
-export const policyAllowsEvent = (gate: CompiledDocument, event: DispatchedEvent, tags: unknown): boolean =>
-  eventAllowed(gate, {
+/** Whether a policy allows delivering an event. `tags` is the unvalidated `tags` field of its data. */
+export const policyAllowsEvent = (policy: CompiledDocument, event: DispatchedEvent, tags: unknown): boolean =>
+  eventAllowed(policy, {
     name: event.name,
     aliases: eventAliases(event.name),
     srn: srn(event.project_id, event.resource_type, event.resource_id),
@@ -69,7 +66,7 @@ export const policyAllowsEvent = (gate: CompiledDocument, event: DispatchedEvent
     tags: tagsOf(tags),
   })
 
-/** Tags of event data; data has whatever shape its resource has. */
+/** Returns the string tags of event data, whose shape is not known. */
 function tagsOf(value: unknown): TagConditions | null {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) return null
   return Object.fromEntries(

@@ -1,3 +1,4 @@
+import { randomBytes } from 'node:crypto'
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { parseTime } from '../../core/api/lists.ts'
@@ -6,12 +7,11 @@ import { isEventPattern } from '../../core/db/events.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 
-/** Announces a webhook that has something new to send, or that changed: workers claim, and read it anew. */
+/** Notification channel for webhooks that changed or have new deliveries. */
 export const WEBHOOK_CHANNEL = 'muster_webhooks'
 
-/** What is said on the channel, and how it is read. */
 export const webhookPayload = (webhookId: string, projectId: string): string => `${webhookId} ${projectId}`
-export function payloadTarget(payload: string): { webhook_id: string; project_id: string } {
+export function parseWebhookPayload(payload: string): { webhook_id: string; project_id: string } {
   const [webhook_id, project_id] = payload.split(' ')
   return { webhook_id, project_id }
 }
@@ -20,12 +20,14 @@ export const MAX_ATTEMPTS = 3
 
 const time = z.iso.datetime()
 
-/** Absolute http or https, no credentials, no fragment. Only parsed: the egress rule checks addresses when sending. */
+/**
+ * Returns the problem with a webhook URL, or null. Checks syntax only; the egress policy checks addresses on sending.
+ */
 function urlProblem(text: string): string | null {
   const url = URL.parse(text)
   if (!url || !/^https?:\/\/[^/?#\\\s][^\s]*$/i.test(text)) return 'must be an absolute http or https URL'
-  if (/^https?:\/\/[^/?#\\]*@/i.test(text)) return 'must not carry a username or password'
-  if (text.includes('#')) return 'must not carry a fragment'
+  if (/^https?:\/\/[^/?#\\]*@/i.test(text)) return 'must not contain a username or password'
+  if (text.includes('#')) return 'must not contain a fragment'
   return null
 }
 
@@ -36,7 +38,7 @@ const url = z
     const problem = urlProblem(text)
     if (problem) context.addIssue({ code: 'custom', message: problem })
   })
-  .describe('Address that deliveries are posted to: absolute http or https, without credentials or a fragment')
+  .describe('URL that deliveries are posted to: absolute, http or https, without credentials or fragment')
 
 const pattern = z
   .string()
@@ -48,32 +50,37 @@ const events = z
   .min(1)
   .max(100)
   .transform(patterns => [...new Set(patterns)])
-  .describe('Events to send: each that matches one of these patterns')
+  .describe('Event patterns; an event is sent if it matches any of them')
 
 const fields = {
-  name: z.string().min(1).max(200).describe('Name to show'),
-  description: z.string().max(2000).nullable().describe('What the webhook is for'),
+  name: z.string().min(1).max(200).describe('Display name'),
+  description: z.string().max(2000).nullable().describe('Purpose of the webhook'),
   url,
   events,
-  active: z.boolean().describe('Whether events are sent; those of the time it is off are never sent'),
-  policy_id: z.string().nullable().describe('Policy that must allow an event before it is sent'),
+  active: z
+    .boolean()
+    .describe('Whether deliveries are enabled. Events that occur while disabled are not delivered later.'),
+  policy_id: z.string().nullable().describe('ID of the policy that must allow an event for it to be sent'),
 }
 
 export const Webhook = record('Webhook', {
-  policy_id: z.string().nullable().meta({ description: 'Policy that gates delivery' }),
+  policy_id: z.string().nullable().meta({ description: 'ID of the policy that must allow an event for it to be sent' }),
   name: z.string(),
   description: z.string().nullable(),
   url: z.string(),
-  events: z.array(z.string()).meta({ description: 'Event patterns: `*`, `prefix.*` or an exact name' }),
+  events: z.array(z.string()).meta({ description: 'Event patterns: `*`, `prefix.*` or an exact event name' }),
   active: z.boolean(),
 })
 
 export const WebhookWithSecret = Webhook.extend({
-  secret: z.string().describe('Signs the deliveries; shown here only').meta({ 'x-secret': true }),
+  secret: z
+    .string()
+    .describe('Secret that signs deliveries; returned only here and by the secret endpoint')
+    .meta({ 'x-secret': true }),
 }).meta({ id: 'WebhookWithSecret' })
 
 export const WebhookSecret = z
-  .object({ secret: z.string().describe('Signs the deliveries').meta({ 'x-secret': true }) })
+  .object({ secret: z.string().describe('Secret that signs deliveries').meta({ 'x-secret': true }) })
   .meta({ id: 'WebhookSecret' })
 
 export const WebhookInput = createBody(
@@ -97,7 +104,9 @@ export const RotateWebhookSecretInput = z
       .min(0)
       .max(86_400)
       .default(0)
-      .describe('How long deliveries also carry a signature made with the old secret'),
+      .describe(
+        'Seconds during which deliveries also carry a signature with the previous secret. Default 0, at most 86,400.',
+      ),
   })
   .meta({ id: 'RotateWebhookSecretInput' })
 
@@ -114,7 +123,10 @@ export const webhookKind = kind({
 })
 export type WebhookRow = z.output<typeof webhookKind.row>
 
-/** The row a webhook's secrets are sealed for. */
+/** Returns a new signing secret: `whsec_` and 43 base64url characters, 256 random bits. */
+export const newWebhookSecret = (): string => `whsec_${randomBytes(32).toString('base64url')}`
+
+/** Returns the row to which the secrets of a webhook are bound. */
 export const sealedForWebhook = (id: string, projectId: string) => ({
   kind: 'webhook_secret',
   id,
@@ -125,9 +137,9 @@ export const webhookSecrets = ['sealed_secret', 'previous_sealed_secret'].map(co
   sealedColumn({ table: 'webhooks', column, kind: 'webhook_secret' }),
 )
 
-export const deliveryStatuses = ['queued', 'completed', 'failed'] as const
+export const DELIVERY_STATUSES = ['queued', 'completed', 'failed'] as const
 
-/** What every delivery sends: the event as it was written. */
+/** Body of every delivery. */
 export const Envelope = z
   .object({
     id: z.string(),
@@ -146,34 +158,42 @@ export const WebhookDelivery = z
     webhook_id: z.string(),
     event_type: z.string(),
     payload: Envelope,
-    status: z.enum(deliveryStatuses),
-    status_code: z.int().nullable().describe('Status that the receiver answered'),
+    status: z.enum(DELIVERY_STATUSES),
+    status_code: z.int().nullable().describe('HTTP status of the last response. Null without a response.'),
     attempts: z.int(),
-    last_attempt_at: time.nullable().describe('When it was last sent'),
-    next_attempt_at: time.nullable().describe('When it is sent next; null for never'),
-    response_body: z.string().nullable().describe("Beginning of the receiver's answer"),
-    redelivery_of: z.string().nullable().describe('Delivery that it repeats'),
+    last_attempt_at: time.nullable().describe('Time of the last attempt'),
+    next_attempt_at: time.nullable().describe('Time of the next attempt. Null if none follows.'),
+    response_body: z
+      .string()
+      .nullable()
+      .describe('First 1,024 bytes of the last response, or the reason for the failure'),
+    redelivery_of: z.string().nullable().describe('ID of the original delivery. Null if this is not a redelivery.'),
     created_at: time,
     updated_at: time,
   })
   .meta({ id: 'WebhookDelivery' })
 
-const bound = z.string().refine(text => parseTime(text) !== null, 'must be one ISO 8601 time')
+const timeInput = z.string().refine(text => parseTime(text) !== null, 'must be an ISO 8601 time')
 
 export const RedeliverInput = z
   .strictObject({
-    webhook_id: z.string().describe('Webhook whose deliveries are sent again'),
-    status: z.enum(['completed', 'failed']).default('failed').describe('How the deliveries ended'),
-    event_type: z.string().max(128).optional().describe('Only deliveries of this event'),
-    from: bound.optional().describe('Only deliveries made at this time or later'),
-    to: bound.optional().describe('Only deliveries made at this time or earlier'),
+    webhook_id: z.string().describe('ID of the webhook'),
+    status: z
+      .enum(['completed', 'failed'])
+      .default('failed')
+      .describe('Final status of the deliveries. Default `failed`.'),
+    event_type: z.string().max(128).optional().describe('Event name of the deliveries'),
+    from: timeInput.optional().describe('Deliveries created at this time or later'),
+    to: timeInput.optional().describe('Deliveries created at this time or earlier'),
   })
   .meta({ id: 'RedeliverWebhookDeliveriesInput' })
 
 export const RedeliverResult = z.object({ count: z.int() }).meta({ id: 'RedeliverWebhookDeliveriesResult' })
 
-/** The text a delivery sends: its own, that of its event, or what is left of an event that went before. */
-export const envelopeOf = (delivery: Fragment): Fragment => sql.fragment`
+/**
+ * Returns the expression for the envelope of a delivery: stored with it, with its event, or retained after the event.
+ */
+export const envelopeExpr = (delivery: Fragment): Fragment => sql.fragment`
   coalesce(${delivery}.envelope, (select e.envelope from events e where e.id = ${delivery}.event_id),
     (select k.envelope from retained_envelopes k where k.event_id = ${delivery}.event_id))`
 
@@ -195,7 +215,7 @@ export const deliveryKind = kind({
   record: WebhookDelivery,
   row: DeliveryRow,
   columns: sql.fragment`t.id, t.project_id, t.webhook_id, t.event_id, t.event_type,
-    ${envelopeOf(sql.fragment`t`)} as envelope, t.status, t.status_code, t.attempts, t.last_attempt_at,
+    ${envelopeExpr(sql.fragment`t`)} as envelope, t.status, t.status_code, t.attempts, t.last_attempt_at,
     t.next_attempt_at, t.response_body, t.redelivery_of, t.created_at, t.updated_at`,
   present: ({ id, webhook_id, event_type, envelope, project_id: _, event_id: __, ...rest }: DeliveryRow) => ({
     id,

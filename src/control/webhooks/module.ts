@@ -6,13 +6,13 @@ import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { deliveryAttempts } from './delivery-report.ts'
 import { deliverySlots } from './delivery-slots.ts'
 import { hasWebhook, oldestDelivery } from './delivery-store.ts'
-import { deliveryQueueStats, dispatchHandler, endDeliveryLeases } from './handlers.ts'
+import { deliveryTask, dispatchHandler, endDeliveryLeases } from './handlers.ts'
 import { deliveryKind, webhookKind, webhookSecrets } from './model.ts'
 import { webhookOperations } from './operations.ts'
 import { pruneDeliveries } from './retention.ts'
 
 export default module('webhooks', {
-  tags: { Webhooks: 'Signed deliveries of events to addresses of the project.' },
+  tags: { Webhooks: 'Signed deliveries of events to URLs.' },
   kinds: [webhookKind, deliveryKind],
   resourceTypes: [
     resourceType(webhookKind, {
@@ -22,7 +22,7 @@ export default module('webhooks', {
   ],
   operations: webhookOperations,
   handlers: [dispatchHandler],
-  background: [deliveryQueueStats],
+  background: [deliveryTask],
   extensions: [
     leaseHolding.with(endDeliveryLeases),
     subscriberConditions.with(hasWebhook),

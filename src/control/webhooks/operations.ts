@@ -13,11 +13,12 @@ import { canSeeProject } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { addressProblems } from '../../core/net/refused-address.ts'
 import type { Services } from '../../core/process/services.ts'
-import { factsLeftOut } from './facts.ts'
+import { withFactsRedacted } from './facts.ts'
 import {
+  DELIVERY_STATUSES,
   type DeliveryRow,
   deliveryKind,
-  deliveryStatuses,
+  newWebhookSecret,
   RedeliverInput,
   RedeliverResult,
   RotateWebhookSecretInput,
@@ -32,45 +33,47 @@ import {
   webhookKind,
   webhookPayload,
 } from './model.ts'
-import { newWebhookSecret } from './secret.ts'
 import {
   countLockedWebhooks,
   insertDelivery,
   insertRedeliveries,
   insertWebhook,
-  isRedeliverable,
+  listRedeliverable,
   rotateWebhookSecret,
 } from './store.ts'
 
 const tag = 'Webhooks'
 const MAX_REDELIVERIES = 1000
 
-const gone = (id: string): never => raise('RESOURCE_NOT_FOUND', { meta: { id } })
+const raiseNotFound = (id: string): never => raise('RESOURCE_NOT_FOUND', { meta: { id } })
 
-type Named = { id: string; project_id: string }
+type WebhookRef = { id: string; project_id: string }
 
-/** Has workers send what is due of a webhook, once the transaction commits. */
-export const notifyWorkers = (tx: Tx, row: Named): void =>
+/** Notifies workers of due deliveries of a webhook on commit. */
+export const notifyWorkers = (tx: Tx, row: WebhookRef): void =>
   tx.notify(WEBHOOK_CHANNEL, webhookPayload(row.id, row.project_id))
 
-/** Has workers read a webhook anew with the commit: what they have claimed by its old address, secret and state is not sent. */
-const reloadWebhook = (tx: Tx, row: Named): void =>
+/** Makes workers reload a webhook on commit, so that claimed deliveries are not sent with its old settings. */
+const reloadWebhook = (tx: Tx, row: WebhookRef): void =>
   tx.invalidate(WEBHOOK_CHANNEL, webhookPayload(row.id, row.project_id))
 
-/** The webhook a query or body names; one that the caller may not know of does not exist. */
+/**
+ * Finds a webhook that the caller may see.
+ * @throws RESOURCE_NOT_FOUND
+ */
 export async function findVisibleWebhook(db: Queryable, caller: Caller, id: string): Promise<WebhookRow> {
   const row = isIdOf(webhookKind, id) ? await webhookKind.find(db, id) : null
-  return row && canSeeProject(caller, row.project_id) ? row : gone(id)
+  return row && canSeeProject(caller, row.project_id) ? row : raiseNotFound(id)
 }
 
-function secretOf({ secrets }: Services, { id, project_id, sealed_secret }: WebhookRow): string {
+function openSecret({ secrets }: Services, { id, project_id, sealed_secret }: WebhookRow): string {
   const opened = secrets.open(sealed_secret, sealedForWebhook(id, project_id))
   return opened.ok ? opened.value : raise('SECRET_NOT_DECRYPTABLE', { meta: { id } })
 }
 
 const webhooks = resource(webhookKind, { path: '/webhooks', tag })
 
-const change = (method: 'patch' | 'put'): Operation =>
+const updateOperation = (method: 'patch' | 'put'): Operation =>
   webhooks.update({
     method,
     body: WebhookPatch,
@@ -79,7 +82,7 @@ const change = (method: 'patch' | 'put'): Operation =>
       const problems = addressProblems(services, 'url', body.url, stored.url)
       if (problems.length > 0) raiseInvalid(problems)
     },
-    // A webhook that is switched on starts with a clean record.
+    // Enabling a webhook resets its failure count.
     change: (next, { body }) => (body.active ? { ...next, failures: 0, failing_since: null } : next),
     changed: (row, { tx }) => reloadWebhook(tx, row),
   })
@@ -89,19 +92,19 @@ const getSecret = itemOperation(webhookKind, {
   command: ['webhooks', 'get-secret'],
   method: 'get',
   path: '/webhooks/{webhook_id}/secret',
-  summary: 'Read the secret that signs deliveries',
-  description: 'Its receiver verifies signatures with it. Reading it is in the audit log.',
+  summary: 'Get a webhook secret',
+  description: 'Returns the secret with which the receiver verifies signatures. Every read is audited.',
   tag,
   action: 'webhooks:GetWebhookSecret',
   answers: { 200: WebhookSecret },
   raises: ['SECRET_NOT_DECRYPTABLE'],
-  run: async ({ resource, services }) => ({ secret: secretOf(services, resource) }),
+  run: async ({ resource, services }) => ({ secret: openSecret(services, resource) }),
 })
 
 const deliveries = resource(deliveryKind, { path: '/webhook-deliveries', tag, param: 'delivery_id' })
 
 const deliveryFilters = {
-  status: oneOf('status', deliveryStatuses),
+  status: oneOf('status', DELIVERY_STATUSES),
   event_type: equalsFilter('event_type'),
   event_id: equalsFilter('event_id'),
 }
@@ -110,27 +113,27 @@ const listDeliveries = operation({
   id: 'listWebhookDeliveries',
   method: 'get',
   path: '/webhook-deliveries',
-  summary: 'List the deliveries of a webhook',
-  description: 'Each with its attempts, the status of the last answer and when the next attempt is due.',
+  summary: 'List webhook deliveries',
+  description: 'Includes the attempts, the status of the last response and the time of the next attempt.',
   tag,
   action: 'webhooks:ListWebhookDeliveries',
   lists: webhookKind,
   query: filterSchema(deliveryFilters).extend({
-    webhook_id: z.string().describe('Webhook whose deliveries are listed'),
+    webhook_id: z.string().describe('ID of the webhook'),
   }),
   answers: { 200: pageOf(WebhookDelivery) },
   async run(context) {
     const { query } = context
-    const owner = await findVisibleWebhook(context.db, context.caller, query.webhook_id)
-    context.allow('webhooks:ListWebhookDeliveries', { kind: webhookKind, row: owner })
+    const webhook = await findVisibleWebhook(context.db, context.caller, query.webhook_id)
+    context.allow('webhooks:ListWebhookDeliveries', { kind: webhookKind, row: webhook })
     // Index webhook_deliveries_webhook; by event webhook_deliveries_event.
     return pageResult<DeliveryRow>(context, {
       columns: deliveryKind.columns,
       from: sql.fragment`webhook_deliveries t`,
-      rows: sql.fragment`t.webhook_id = ${owner.id}`,
-      kept: maintainedCount(deliveryKind.table, owner.id),
+      rows: sql.fragment`t.webhook_id = ${webhook.id}`,
+      kept: maintainedCount(deliveryKind.table, webhook.id),
       filters: [
-        context.project !== null && context.project !== owner.project_id && sql.fragment`false`,
+        context.project !== null && context.project !== webhook.project_id && sql.fragment`false`,
         ...filterConditions(deliveryFilters, query),
       ],
       time: sql.fragment`t.created_at`,
@@ -145,35 +148,35 @@ const redeliverMany = operation({
   id: 'redeliverWebhookDeliveries',
   method: 'post',
   path: '/webhook-deliveries/redeliver',
-  summary: 'Send the payloads of many deliveries of a webhook again',
-  description: `The oldest ${MAX_REDELIVERIES} that match, each as a new delivery.`,
+  summary: 'Redeliver webhook deliveries',
+  description: `Queues a new delivery for each match, oldest first, at most ${MAX_REDELIVERIES}.`,
   tag,
   action: 'webhooks:RedeliverWebhookDelivery',
   about: webhookKind,
   body: RedeliverInput,
   answers: { 202: RedeliverResult },
   async run({ tx, body, caller, allow, audit }) {
-    const owner = await findVisibleWebhook(tx, caller, body.webhook_id)
-    audit.project_id = owner.project_id
-    audit.resource_public_id = owner.id
-    audit.resource_srn = srn(owner.project_id, webhookKind.name, owner.id)
-    allow('webhooks:RedeliverWebhookDelivery', { kind: webhookKind, row: owner })
-    const ids = await isRedeliverable(
+    const webhook = await findVisibleWebhook(tx, caller, body.webhook_id)
+    audit.project_id = webhook.project_id
+    audit.resource_public_id = webhook.id
+    audit.resource_srn = srn(webhook.project_id, webhookKind.name, webhook.id)
+    allow('webhooks:RedeliverWebhookDelivery', { kind: webhookKind, row: webhook })
+    const ids = await listRedeliverable(
       tx,
       { ...body, from: parseTime(body.from), to: parseTime(body.to) },
       MAX_REDELIVERIES,
     )
     if (ids.length === 0) return { count: 0 }
     const count = await insertRedeliveries(tx, ids)
-    notifyWorkers(tx, owner)
+    notifyWorkers(tx, webhook)
     return { count }
   },
 })
 
 export const webhookOperations: Operation[] = [
   webhooks.create({
-    summary: 'Subscribe an address to events',
-    description: 'The answer is the only record that shows the secret.',
+    summary: 'Create a webhook',
+    description: 'The response includes the signing secret.',
     body: WebhookInput,
     answers: { 201: WebhookWithSecret },
     raises: ['POLICY_NOT_FOUND'],
@@ -183,32 +186,36 @@ export const webhookOperations: Operation[] = [
       if (problems.length > 0) raiseInvalid(problems)
       const limit = services.config.WEBHOOK_MAX_PER_PROJECT
       if ((await countLockedWebhooks(tx, project)) >= limit)
-        raiseInvalid({ code: 'LIMIT_REACHED', path: '', message: `a project has at most ${limit} webhooks` })
+        raiseInvalid({
+          code: 'LIMIT_REACHED',
+          path: '',
+          message: `Project already has the maximum of ${limit} webhooks`,
+        })
       const id = newId(webhookKind.prefix)
-      // The clock of event timestamps: what happened before does not concern the webhook.
+      // Uses the clock of event timestamps, since earlier events are not delivered.
       const created_at = new Date().toISOString()
       const sealed_secret = services.secrets.seal(newWebhookSecret(), sealedForWebhook(id, project))
       return insertWebhook(tx, { ...body, id, project_id: project, sealed_secret, created_at, updated_at: created_at })
     },
-    show: (row, { services }) => ({ secret: secretOf(services, row) }),
+    show: (row, { services }) => ({ secret: openSecret(services, row) }),
   }),
   // webhooks_project
   webhooks.list({ filters: { active: flagFilter('active') } }),
   webhooks.get(),
-  change('patch'),
-  change('put'),
+  updateOperation('patch'),
+  updateOperation('put'),
   webhooks.remove({
-    summary: 'Delete a webhook and its deliveries',
-    description: 'Queued deliveries are not sent.',
+    summary: 'Delete a webhook',
+    description: 'Deletes its deliveries too. Queued deliveries are not sent.',
     removed: (row, { tx }) => reloadWebhook(tx, row),
   }),
   getSecret,
   webhooks.action('rotate-secret', {
     id: 'rotateWebhookSecret',
     action: 'webhooks:RotateWebhookSecret',
-    summary: 'Replace the secret',
+    summary: 'Rotate a webhook secret',
     description:
-      'Signs from the next attempt on. For `overlap_seconds` the signature header carries a second `v1` made with the old secret.',
+      'The new secret signs from the next attempt on. For `overlap_seconds`, the signature header has a second `v1` with the previous secret.',
     body: RotateWebhookSecretInput,
     bodyOptional: true,
     answers: { 200: WebhookWithSecret },
@@ -216,16 +223,16 @@ export const webhookOperations: Operation[] = [
     async run({ tx, body, resource, services }) {
       const secret = newWebhookSecret()
       const sealed = services.secrets.seal(secret, sealedForWebhook(resource.id, resource.project_id))
-      const row = (await rotateWebhookSecret(tx, resource.id, sealed, body?.overlap_seconds ?? 0)) ?? gone(resource.id)
+      const row =
+        (await rotateWebhookSecret(tx, resource.id, sealed, body?.overlap_seconds ?? 0)) ?? raiseNotFound(resource.id)
       tx.emit(webhookKind, 'secret_rotated', row)
       reloadWebhook(tx, row)
       return { ...webhookKind.present(row), secret }
     },
   }),
   webhooks.action('test', {
-    summary: 'Send a synthetic webhooks.test event to this webhook',
-    description:
-      'One delivery is queued, whatever events the webhook subscribes to, and shows up among its deliveries.',
+    summary: 'Send a test event',
+    description: 'Queues one delivery of a `webhooks.test` event, regardless of the event patterns of the webhook.',
     answers: { 202: WebhookDelivery },
     async run({ tx, resource, services }) {
       const event = makeEvent(webhookKind, 'test', resource, {}, services.config.EVENT_DATA_MAX_BYTES)
@@ -236,22 +243,24 @@ export const webhookOperations: Operation[] = [
           event_type: event.name,
           envelope: event.envelope,
           redelivery_of: null,
-        })) ?? gone(resource.id)
+        })) ?? raiseNotFound(resource.id)
       notifyWorkers(tx, resource)
       return deliveryKind.present(row)
     },
   }),
-  ...[listDeliveries, deliveries.get({ summary: 'Read a delivery', action: 'webhooks:GetWebhookDelivery' })].map(
-    shown => factsLeftOut(shown, (delivery, clear) => ({ ...delivery, payload: clear(delivery.payload) })),
+  ...[listDeliveries, deliveries.get({ summary: 'Get a webhook delivery', action: 'webhooks:GetWebhookDelivery' })].map(
+    operation =>
+      withFactsRedacted(operation, (delivery, redact) => ({ ...delivery, payload: redact(delivery.payload) })),
   ),
   redeliverMany,
   deliveries.action('redeliver', {
-    summary: 'Send the payload of a delivery again',
-    description: 'As a new delivery with the same event id. Pattern, policy and `active` are not evaluated again.',
+    summary: 'Redeliver a webhook delivery',
+    description:
+      'Queues a new delivery with the same event ID. Event patterns, policy and `active` are not evaluated again.',
     action: 'webhooks:RedeliverWebhookDelivery',
     answers: { 202: WebhookDelivery },
     async run({ tx, resource }) {
-      const row = (await insertDelivery(tx, { ...resource, redelivery_of: resource.id })) ?? gone(resource.id)
+      const row = (await insertDelivery(tx, { ...resource, redelivery_of: resource.id })) ?? raiseNotFound(resource.id)
       notifyWorkers(tx, { id: row.webhook_id, project_id: row.project_id })
       return deliveryKind.present(row)
     },

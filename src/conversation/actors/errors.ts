@@ -5,17 +5,17 @@ export const actorErrors = {
     status: 409,
     description: 'Actor has linked messages; cannot delete',
     message: 'The actor has written {message_count} messages and cannot be deleted',
-    hint: 'Merge the actor into another one with POST /actors/{actor_id}/merge, or keep it and erase what it said with POST /actors/{actor_id}/purge-content.',
+    hint: 'Merge the actor into another one with POST /actors/{actor_id}/merge, or erase its content with POST /actors/{actor_id}/purge-content.',
   },
   ACTOR_NOT_FOUND: {
     status: 400,
     description: 'Referenced actor missing',
-    message: 'The actor {id} does not exist in the project',
+    message: 'Actor {id} not found in this project',
   },
   AGENT_AND_CHAT_EXCLUSIVE: {
     status: 400,
     description: 'Both agent_id and chat_id set on an actor',
-    message: 'agent_id and chat_id: an actor is linked to one of them at most',
+    message: 'agent_id and chat_id are both set on the actor',
   },
 } as const satisfies ErrorTable
 

@@ -9,22 +9,22 @@ import { type ActorRow, actorKind } from './model.ts'
 import { requireNotPurging } from './purge.ts'
 import { reassignActor } from './store.ts'
 
-/** What else names an actor that is deleted lets go of it. */
-export const actorDeleteHooks = extensionPoint<(tx: Tx, actor: ActorRow) => Promise<void>>('ends of actors')
+/** Called before an actor is deleted, to remove references to it. */
+export const actorDeleteHooks = extensionPoint<(tx: Tx, actor: ActorRow) => Promise<void>>('actor delete hooks')
 
-/** Moves what else names an actor; raises what forbids the merge. */
-export const actorMergeHooks = extensionPoint<(tx: Tx, from: ActorRow, to: ActorRow) => Promise<void>>('actor moves')
+/** Called in a merge to move references to the other actor; may raise to refuse the merge. */
+export const actorMergeHooks =
+  extensionPoint<(tx: Tx, from: ActorRow, to: ActorRow) => Promise<void>>('actor merge hooks')
 
 /**
- * Gives everything of one actor to another of the same project and deletes it.
- * Returns the record of the actor that stays. Raises ACTOR_NOT_FOUND,
- * ACTOR_HAS_MESSAGES, SINGLE_SESSION_CONFLICT, VALIDATION_FAILED.
+ * Moves everything of an actor to another one of the project, deletes it, and returns the record of the other one.
+ * @throws ACTOR_NOT_FOUND, ACTOR_HAS_MESSAGES, SINGLE_SESSION_CONFLICT, VALIDATION_FAILED
  */
 export async function mergeActor(tx: Tx, source: ActorRow, intoId: string, allow: Context['allow']): Promise<object> {
   if (intoId === source.id)
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'into_actor_id', message: 'must name another actor' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'into_actor_id', message: 'must be another actor' })
   const rows = new Map<string, ActorRow>()
-  // In the order of their ids, so that two merges of one pair wait for each other instead of deadlocking.
+  // Locked in id order, so that concurrent merges of a pair do not deadlock.
   for (const id of [source.id, intoId].sort()) {
     const row = isIdOf(actorKind, id) ? await actorKind.find(tx, id, true) : null
     if (row) rows.set(id, row)

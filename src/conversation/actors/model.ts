@@ -11,16 +11,16 @@ export const ActorName = z.string().trim().min(1).max(255)
 const link = z.string().min(1).max(255)
 
 const fields = {
-  name: ActorName.describe('Name to show'),
+  name: ActorName.describe('Display name'),
   external_id: link
     .nullable()
     .describe(
-      'Your id of the end user, one actor a project. Sent as a context header with every tool call of session turns: no personal data here',
+      'Your ID of the end user, unique in the project. Sent as a context header with every tool call of session turns, so it must not contain personal data',
     ),
-  instructions: z.string().max(65_536).nullable().describe('Added to the system prompt while the actor speaks'),
-  agent_id: link.nullable().describe('Agent that speaks as the actor; not together with chat_id'),
-  chat_id: link.nullable().describe('Chat that speaks as the actor; not together with agent_id'),
-  metadata: MetadataBag.nullable().describe('Data of your own; its keys are never touched'),
+  instructions: z.string().max(65_536).nullable().describe('Added to the system prompt when the actor speaks'),
+  agent_id: link.nullable().describe('ID of the agent that speaks as the actor. Cannot be combined with chat_id.'),
+  chat_id: link.nullable().describe('ID of the chat that speaks as the actor. Cannot be combined with agent_id.'),
+  metadata: MetadataBag.nullable().describe('Your metadata'),
 }
 
 export const Actor = record('Actor', fields, { tags: true })
@@ -31,14 +31,14 @@ export const ActorPatch = patchBody(
   'ActorPatch',
   {
     ...fields,
-    external_id: link.describe('Your id of the end user; once given it can be replaced, not taken away'),
+    external_id: link.describe('Your ID of the end user. Can be replaced but not removed.'),
     tags: TagInput.describe('Replaces the tags'),
   },
   { name: 'Ada Lovelace' },
 )
 
 export const ActorMerge = z
-  .strictObject({ into_actor_id: z.string().describe('Actor that gets everything and stays') })
+  .strictObject({ into_actor_id: z.string().describe('ID of the actor to merge into, which is retained') })
   .meta({ id: 'ActorMerge' })
 
 export const actorKind = kind({
@@ -56,7 +56,7 @@ export const actorKind = kind({
   unique: {
     actors_external_id: () =>
       raise('NAME_CONFLICT', {
-        message: 'external_id is taken by another actor of the project',
+        message: 'external_id is already used by another actor of the project',
         meta: { field: 'external_id' },
       }),
   },

@@ -8,7 +8,7 @@ import { purgeHandlers, purgeSchedules } from './purge.ts'
 import { actorPurges } from './purge-store.ts'
 
 export default module('actors', {
-  tags: { Actors: 'End users and personas that take part in conversations.' },
+  tags: { Actors: 'End users and personas of conversations.' },
   errors: actorErrors,
   kinds: [actorKind],
   resourceTypes: [resourceType(actorKind)],

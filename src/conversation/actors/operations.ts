@@ -5,16 +5,15 @@ import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { deleteMemoriesOf } from '../../memory/memories/ownership.ts'
-import { refuseForOne } from '../../memory/reach.ts'
-import { findOrCreateActor } from './find-or-create.ts'
+import { refuseEndUserBound } from '../../memory/reach.ts'
 import { actorDeleteHooks, mergeActor } from './merge.ts'
 import { Actor, ActorInput, ActorMerge, ActorPatch, actorKind } from './model.ts'
 import { PurgeAccepted, requestPurge, requireNotPurging } from './purge.ts'
-import { countMessages } from './store.ts'
+import { countMessages, findOrCreateActor } from './store.ts'
 
 const actors = resource(actorKind, { path: '/actors', tag: 'Actors' })
 
-/** Raises AGENT_AND_CHAT_EXCLUSIVE for both links. */
+/** @throws AGENT_AND_CHAT_EXCLUSIVE if both links are set */
 function checkLinks(links: { agent_id?: string | null; chat_id?: string | null }): void {
   if (links.agent_id != null && links.chat_id != null) raise('AGENT_AND_CHAT_EXCLUSIVE')
 }
@@ -23,20 +22,20 @@ const raises = ['AGENT_AND_CHAT_EXCLUSIVE', 'AGENT_NOT_FOUND', 'CHAT_NOT_FOUND']
 
 export const actorOperations: Operation[] = [
   actors.create({
-    summary: 'Create an end user or persona, or find the one with the external id',
+    summary: 'Create an actor',
     description:
-      'An actor that is found is answered with 200 and stays as it is; the right to create is enough to see it so.',
+      'Creates an end user or persona, or returns the actor with the external id unchanged with status 200. Only the permission to create is required for both.',
     body: ActorInput,
     answers: { 201: Actor, 200: Actor },
     raises: [...raises, 'NAME_CONFLICT'],
     check: ({ body }) => checkLinks(body),
     make({ body, project, tx, audit }) {
       const fields = { ...body, project_id: project }
-      // A formation deletes what it has created, so it takes no actor that was there before.
+      // A formation deletes the actors it creates, so it never adopts an existing one.
       return audit.detail.surface === 'formation' ? actorKind.insert(tx, fields) : findOrCreateActor(tx, fields)
     },
   }),
-  // actors_project serves the order; actors_external_id, actors_agent and actors_tags their filters.
+  // Order by actors_project; filters by actors_external_id, actors_agent and actors_tags.
   actors.list({
     filters: {
       external_id: equalsFilter('external_id'),
@@ -45,7 +44,7 @@ export const actorOperations: Operation[] = [
       chat_id: equalsFilter('chat_id'),
       // conversation_messages_actor
       conversation_id: columnFilter(
-        textFilter.describe('Actors with a message in the conversation'),
+        textFilter.describe('ID of a conversation in which the actor has a message'),
         id => sql.fragment`exists (select 1 from conversation_messages m
           where m.actor_id = t.id and m.conversation_id = ${id})`,
       ),
@@ -58,43 +57,45 @@ export const actorOperations: Operation[] = [
     raises: [...raises, 'NAME_CONFLICT'],
     check(next, { caller, stored }) {
       checkLinks(next)
-      // What turns read by `{actor_external_id}` follows from it.
-      if (next.external_id !== stored.external_id) refuseForOne(caller)
+      // Knowledge that turns read by `{actor_external_id}` depends on it.
+      if (next.external_id !== stored.external_id) refuseEndUserBound(caller)
     },
   }),
   actors.remove({
-    summary: 'Delete an actor that no message names',
-    description: 'Its memories and what their ledgers say of them go with it; the audit entry counts them.',
+    summary: 'Delete an actor',
+    description:
+      'Fails if the actor has messages. Deletes its memories and their ledger entries; the audit entry contains the counts.',
     raises: ['ACTOR_HAS_MESSAGES'],
-    // A message that names the actor takes a share of its row, which is locked here.
+    // Messages of the actor take a share lock on its row, which is locked here.
     async check(row, { audit, tx }) {
       const { id } = row
       await requireNotPurging(tx, id)
       const message_count = await countMessages(tx, id)
       if (message_count > 0) raise('ACTOR_HAS_MESSAGES', { meta: { message_count } })
       audit.detail.counts = await deleteMemoriesOf(tx, id)
-      for (const end of actorDeleteHooks.all()) await end(tx, row)
+      for (const onDelete of actorDeleteHooks.all()) await onDelete(tx, row)
     },
   }),
   ...actors.tags(),
   actors.action('merge', {
-    summary: 'Give the messages, conversations, sessions and memories of an actor to another one and delete it',
-    description: 'The actor that goes away is deleted in the end; its external id leads to the other one no more.',
+    summary: 'Merge an actor into another',
+    description:
+      'Reassigns messages, conversations, sessions and memories to the other actor and deletes this one. The external ID of the deleted actor is not transferred.',
     action: 'actors:DeleteActor',
     alsoActions: ['actors:UpdateActor'],
     body: ActorMerge,
     answers: { 200: Actor },
     raises: ['ACTOR_NOT_FOUND', 'ACTOR_HAS_MESSAGES', 'SINGLE_SESSION_CONFLICT'],
     run({ resource, body, caller, tx, allow }) {
-      refuseForOne(caller)
+      refuseEndUserBound(caller)
       return mergeActor(tx, resource, body.into_actor_id, allow)
     },
   }),
   actors.action('purge-content', {
     id: 'purgeActorContent',
-    summary: 'Erase what the project keeps of what an end user said and was answered; records stay without content',
+    summary: "Erase an end user's content",
     description:
-      'Done in the background across conversations, turns and memories of the end user; the answer says what is counted.',
+      'Erases the content of conversations, turns and memories of the end user in the background. Records are retained without content. The counts are in the audit entry of the job.',
     action: 'actors:PurgeActorContent',
     answers: { 202: PurgeAccepted },
     raises: ['CONTENT_ON_HOLD'],

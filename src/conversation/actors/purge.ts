@@ -33,10 +33,10 @@ import {
   stampOf,
 } from './purge-store.ts'
 
-/** The erasure of everything that a project keeps of what an end user said and was answered. */
+/** Erases all content of an end user in a project: messages, turns that answered them, and memories. */
 
 export const PurgeAccepted = z
-  .object({ job_id: z.string().describe('The work; it ends with an audit entry that has its counts') })
+  .object({ job_id: z.string().describe('ID of the job; the audit entry at its end contains its counts') })
   .meta({ id: 'ActorPurgeAccepted' })
 
 const PurgeMessage = z.object({ actor_id: z.string(), job_id: z.string(), project_id: z.string() })
@@ -59,34 +59,34 @@ const purgeSweep = workQueue('actor.sweep_purges', {
 })
 
 const leaseFor = ({ config }: Services): Lease => leaseTimings(config.GENERATION_LEASE_SECONDS * 1000)
-/** Until turns that were called off have ended. */
+/** Delay until cancelled turns have ended. */
 const BUSY_MS = 2000
-/** Until a legal hold is asked after again. */
+/** Delay until a legal hold is checked again. */
 const HELD_MS = 3_600_000
 const FIRST_RETRY_MS = 5000
 const LONGEST_RETRY_MS = 3_600_000
 const QUIET_SECONDS = 5
 
-/** Raises ACTOR_HAS_MESSAGES while content of one of these actors is being erased. */
+/** @throws ACTOR_HAS_MESSAGES while the content of one of these actors is being erased */
 export async function requireNotPurging(tx: Tx, ...actorIds: readonly string[]): Promise<void> {
   const job_id = await findActivePurge(tx, actorIds)
   if (job_id !== null)
-    raise('ACTOR_HAS_MESSAGES', { message: 'Content of the actor is being erased', meta: { job_id } })
+    raise('ACTOR_HAS_MESSAGES', { message: `Content of the actor is being erased by job ${job_id}`, meta: { job_id } })
 }
 
-/** Asks for the erasure. While one is under way, that is the answer. Raises CONTENT_ON_HOLD. */
+/** Requests the erasure and returns its job, or the job in progress. @throws CONTENT_ON_HOLD */
 export async function requestPurge(tx: Tx, caller: Caller, actorId: string): Promise<{ job_id: string }> {
   const { id, project_id } = await actorKind.lock(tx, actorId)
   await requireNoLegalHold(tx, project_id)
   const job = await insertPurge(tx, id, principalRecord(caller))
-  if (job.asked) tx.send(purgeQueue, { actor_id: id, job_id: job.id, project_id })
+  if (job.created) tx.send(purgeQueue, { actor_id: id, job_id: job.id, project_id })
   return { job_id: job.id }
 }
 
 export const purgeHandlers = [
-  handler(purgeQueue, { leaseSeconds: config => config.GENERATION_LEASE_SECONDS }, workOnPurge),
+  handler(purgeQueue, { leaseSeconds: config => config.GENERATION_LEASE_SECONDS }, processPurge),
   handler(purgeSweep, { concurrency: 1 }, (_message, { services, stopping }) =>
-    // Never given up: what was asked for has to happen.
+    // Never abandoned: a requested erasure must complete.
     sweepWorkItems(services.pool, {
       attempts: actorPurges,
       quietSeconds: QUIET_SECONDS,
@@ -103,38 +103,38 @@ export const purgeHandlers = [
 
 export const purgeSchedules = [schedule('actor.sweep_purges', 60, purgeSweep, {})]
 
-async function workOnPurge(job: PurgeMessage, context: JobContext): Promise<void> {
+async function processPurge(job: PurgeMessage, context: JobContext): Promise<void> {
   const { services } = context
-  const taken = await services.write(async tx => {
+  const claimed = await services.write(async tx => {
     const actor = await actorKind.find(tx, job.actor_id, true)
     if (!actor) return null
-    const named = { entity: job.actor_id, id: job.job_id }
-    const claim = await claimOrReschedule(tx, actorPurges, named, leaseFor(services), purgeQueue, job)
+    const ref = { entity: job.actor_id, id: job.job_id }
+    const claim = await claimOrReschedule(tx, actorPurges, ref, leaseFor(services), purgeQueue, job)
     return claim === null || claim === 'held' ? null : { actor, claim }
   })
-  if (!taken) return
-  const { actor, claim } = taken
+  if (!claimed) return
+  const { actor, claim } = claimed
   await processClaim(context, {
-    what: 'purge of an actor',
+    what: 'actor purge',
     ids: { actor_id: actor.id, job_id: claim.id, project_id: actor.project_id },
     attempts: actorPurges,
     claim,
     lease: leaseFor(services),
-    // No more than that it is there: turns that end hold it while they wait for what is erased.
+    // Without a lock: turns that settle lock the actor while they wait for rows that are being erased.
     lock: tx => actorKind.find(tx, actor.id),
-    work: hold => erase(services, actor, hold),
+    work: active => eraseContent(services, actor, active),
     async fail(error, failed) {
       if (error instanceof AppError && error.code === 'CONTENT_ON_HOLD')
-        return later(services, actor, failed, HELD_MS, { outcome: 'held' })
-      services.log.error({ err: error, actor_id: actor.id, job_id: claim.id }, 'content of an actor not erased')
+        return reschedulePurge(services, actor, failed, HELD_MS, { outcome: 'held' })
+      services.log.error({ err: error, actor_id: actor.id, job_id: claim.id }, 'actor content erasure failed')
       const delayMs = Math.min(FIRST_RETRY_MS * 4 ** Math.min(failed.failures, 10), LONGEST_RETRY_MS)
-      return later(services, actor, failed, delayMs, { outcome: 'retry' }, true)
+      return reschedulePurge(services, actor, failed, delayMs, { outcome: 'retry' }, true)
     },
   })
 }
 
-/** Lets the work wait. */
-async function later(
+/** Requeues the purge for a later time. */
+async function reschedulePurge(
   services: Services,
   { id, project_id }: ActorRow,
   claim: Purge,
@@ -151,20 +151,20 @@ async function later(
 }
 
 /**
- * Two passes: a turn that began during the first may have read what was still there, so the second erases what was made
- * until the first one's end.
+ * Erases in two passes: a turn that started during the first may have read content before it was erased, so the second
+ * pass erases content created up to the end of the first.
  */
-async function erase(services: Services, actor: ActorRow, hold: ActiveClaim<Purge>): Promise<AttemptOutcome> {
-  const { claim } = hold
+async function eraseContent(services: Services, actor: ActorRow, active: ActiveClaim<Purge>): Promise<AttemptOutcome> {
+  const { claim } = active
   const purge: Omit<EndUserPurge, 'until'> = {
     services,
     read: services.pool,
     endUser: endUserOf(actor),
     by: stampOf(claim.principal),
     async write(work) {
-      const counts = await hold.write(async tx => {
-        // First: a worker that comes after waits for the row of the attempt until this is over.
-        await hold.guard(tx)
+      const counts = await active.write(async tx => {
+        // First, so that a worker with a newer claim waits for this transaction.
+        await active.guard(tx)
         await requireNoLegalHold(tx, actor.project_id)
         const erased = await work(tx)
         await addToCounts(tx, actor.id, erased)
@@ -175,27 +175,27 @@ async function erase(services: Services, actor: ActorRow, hold: ActiveClaim<Purg
     },
   }
   for (let { until } = claim; ; ) {
-    const last = until !== null
-    const at: string = until ?? (await purgeTime(services.pool))
+    const isLastPass = until !== null
+    const limit: string = until ?? (await purgeTime(services.pool))
     for (const content of endUserContent.all())
-      if ((await content.erase({ ...purge, until: at })) === 'busy')
-        return later(services, actor, claim, BUSY_MS, { outcome: 'busy' })
-    if (last) break
+      if ((await content.erase({ ...purge, until: limit })) === 'busy')
+        return reschedulePurge(services, actor, claim, BUSY_MS, { outcome: 'busy' })
+    if (isLastPass) break
     until = await purgeTime(services.pool)
-    const reached = until
-    await hold.write(async tx => {
-      await hold.guard(tx)
-      await actorPurges.set(tx, claim, sql.fragment`until = ${reached}::timestamptz`)
+    const secondPassUntil = until
+    await active.write(async tx => {
+      await active.guard(tx)
+      await actorPurges.set(tx, claim, sql.fragment`until = ${secondPassUntil}::timestamptz`)
     })
   }
-  const counts = await hold.write(async tx => {
-    await hold.guard(tx)
-    return finish(tx, services, actor, claim)
+  const counts = await active.write(async tx => {
+    await active.guard(tx)
+    return completePurge(tx, services, actor, claim)
   })
   return { outcome: 'erased', ...counts }
 }
 
-async function finish(tx: Tx, services: Services, actor: ActorRow, claim: Purge): Promise<Counts> {
+async function completePurge(tx: Tx, services: Services, actor: ActorRow, claim: Purge): Promise<Counts> {
   const counts = await endPurge(tx, claim)
   const { type, id } = claim.principal
   tx.audit({

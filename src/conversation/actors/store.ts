@@ -1,20 +1,23 @@
 import { z } from 'zod'
+import type { Values } from '../../core/api/kind.ts'
+import type { ExistingRow } from '../../core/api/resource.ts'
 import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { type ActorRow, actorKind } from './model.ts'
 
-/** The actor of an external id, kept from being deleted until the transaction ends; by actors_external_id. */
+/** Returns the actor with an external id, with a lock against its deletion. By actors_external_id. */
 export const findByExternalId = (db: Queryable, projectId: string, externalId: string): Promise<ActorRow | null> =>
   db.maybeOne(actorKind.sql`
     select ${actorKind.columns} from actors t
     where t.project_id = ${projectId} and t.external_id = ${externalId} for key share of t`)
 
-const count = sql.type(z.object({ count: z.int() }))
+const countRow = sql.type(z.object({ count: z.int() }))
 
-/** Messages that name the actor, by conversation_messages_actor. */
+/** Returns the number of messages of an actor. By conversation_messages_actor. */
 export const countMessages = (db: Queryable, id: string): Promise<number> =>
-  db.oneFirst(count`select count(*) from conversation_messages where actor_id = ${id}`)
+  db.oneFirst(countRow`select count(*) from conversation_messages where actor_id = ${id}`)
 
-/** Gives everything of this area that names one actor to another. */
+/** Reassigns messages, turns and conversations of an actor to another one. */
 export const reassignActor = (db: Queryable, from: string, to: string) =>
   db.query(voidStatement`
     with messages as (update conversation_messages set actor_id = ${to} where actor_id = ${from}),
@@ -27,3 +30,22 @@ export const reassignActor = (db: Queryable, from: string, to: string) =>
         insert into deleted_conversations (actor_id, conversation_id)
         select ${to}, conversation_id from deleted_conversations where actor_id = ${from} on conflict do nothing)
     update conversations set actor_id = ${to}, updated_at = now() where actor_id = ${from}`)
+
+/**
+ * Inserts an actor, or returns the actor of the project with the external id unchanged. The actor cannot be deleted
+ * until the transaction ends. Emits nothing.
+ */
+export async function findOrCreateActor(
+  tx: Tx,
+  fields: Values<ActorRow> & { project_id: string },
+): Promise<ActorRow | ExistingRow<ActorRow>> {
+  const { project_id, external_id } = fields
+  // Repeated only if the existing actor is deleted between the insert and the read.
+  for (let attempt = 0; attempt < 5; attempt++) {
+    const made = await actorKind.insertUnlessTaken(tx, fields)
+    if (made) return made
+    const existing = await findByExternalId(tx, project_id, external_id as string)
+    if (existing) return { existing }
+  }
+  throw new Error(`external id neither free nor taken in project ${project_id} after 5 attempts`)
+}

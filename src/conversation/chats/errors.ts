@@ -4,7 +4,7 @@ export const chatErrors = {
   CHAT_NOT_FOUND: {
     status: 400,
     description: 'Referenced chat missing',
-    message: 'The chat {id} does not exist in the project',
+    message: 'Chat {id} not found in this project',
   },
 } as const satisfies ErrorTable
 

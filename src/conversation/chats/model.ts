@@ -5,15 +5,13 @@ import { createBody, patchBody, record } from '../../core/api/record.ts'
 const id = z.string().min(1).max(255)
 
 const fields = {
-  ai_provider_id: id
-    .nullable()
-    .describe('AI provider that serves the model; null goes by the default model route of the project'),
-  name: z.string().trim().min(1).max(255).nullable().describe('Name to show'),
-  instructions: z.string().max(65_536).nullable().describe('The system prompt of every completion'),
+  ai_provider_id: id.nullable().describe('ID of the AI provider. Null for the default model route of the project.'),
+  name: z.string().trim().min(1).max(255).nullable().describe('Display name'),
+  instructions: z.string().max(65_536).nullable().describe('System prompt of every completion'),
   model: id
     .nullable()
     .describe(
-      'Model of the provider; null is its default_model. Not without a provider: targets of routes name theirs',
+      'Model of the AI provider. Null for its default_model, and without an AI provider, because targets of model routes have models.',
     ),
 }
 

@@ -7,7 +7,7 @@ import { chatOperations } from './operations.ts'
 import { listDefaultRouteChats } from './store.ts'
 
 export default module('chats', {
-  tags: { Chats: 'Single completions by a model, in the format of the OpenAI API.' },
+  tags: { Chats: 'Single completions of a model, in the format of the OpenAI API.' },
   errors: chatErrors,
   kinds: [chatKind],
   resourceTypes: [resourceType(chatKind)],

@@ -5,21 +5,21 @@ import { Part, textField } from '../../execution/generations/request/generate-re
 import type { ModelAnswer } from '../../execution/providers/model-messages.ts'
 
 const id = z.string().min(1).max(255)
-const role = <const T extends string>(value: T) => z.literal(value).describe('Whose message it is')
+const role = <const T extends string>(value: T) => z.literal(value).describe('Author of the message')
 
-const content = textField.describe('What it says')
-const document_id = id.describe('Document whose text it says, in place of content')
+const content = textField.describe('Text of the message')
+const document_id = id.describe('ID of a document whose text is the content. Cannot be combined with content.')
 
 const ToolCall = z.strictObject({
-  id: id.describe('Id of the call'),
-  type: z.literal('function').describe('What is called'),
+  id: id.describe('ID of the call'),
+  type: z.literal('function').describe('Type of the call'),
   function: z
     .strictObject({
       name: id.describe('Name of the tool'),
-      arguments: z.string().max(262_144).describe('The arguments as JSON text'),
-      parsed_arguments: z.unknown().optional().describe('What a client made of the arguments: accepted and not used'),
+      arguments: z.string().max(262_144).describe('Arguments as JSON text'),
+      parsed_arguments: z.unknown().optional().describe('Accepted and ignored'),
     })
-    .describe('The tool and its arguments'),
+    .describe('Tool and arguments'),
 })
 
 const Message = z.discriminatedUnion('role', [
@@ -28,64 +28,64 @@ const Message = z.discriminatedUnion('role', [
     content: z
       .union([textField, z.array(Part).min(1).max(32)])
       .optional()
-      .describe('A text, or parts: texts, documents and files (images, sounds and PDF)'),
+      .describe('Text, or a list of texts, documents and files (images, audio and PDF)'),
     document_id: document_id.optional(),
-    name: id.optional().describe('Accepted and not used'),
+    name: id.optional().describe('Accepted and ignored'),
   }),
   z.strictObject({
     role: role('assistant'),
     content: content.nullish(),
     document_id: document_id.optional(),
-    tool_calls: z.array(ToolCall).min(1).max(128).optional().describe('Calls that it made'),
-    refusal: z.string().nullish().describe('Accepted as clients send an answer back'),
-    parsed: z.unknown().optional().describe('What a client made of an answer: accepted and not used'),
+    tool_calls: z.array(ToolCall).min(1).max(128).optional().describe('Tool calls of the assistant'),
+    refusal: z.string().nullish().describe('Accepted and ignored'),
+    parsed: z.unknown().optional().describe('Accepted and ignored'),
   }),
   z.strictObject({
     role: role('tool'),
-    content: z.string().max(262_144).describe('What the call gave'),
-    tool_call_id: id.describe('The call, of an earlier message of the assistant'),
+    content: z.string().max(262_144).describe('Result of the call'),
+    tool_call_id: id.describe('ID of a call in an earlier assistant message'),
   }),
-  // Those of the system have a code of their own, so they are let through to be named.
+  // Accepted here to be rejected with a specific code.
   z.looseObject({ role: role('system') }),
   z.looseObject({ role: role('developer') }),
 ])
 export type WireMessage = z.output<typeof Message>
 
 const Tool = z.strictObject({
-  type: z.literal('function').describe('What it is'),
+  type: z.literal('function').describe('Type of the tool'),
   function: z
     .strictObject({
       name: z
         .string()
         .regex(/^[a-zA-Z0-9_-]{1,64}$/, 'must be 1 to 64 letters, digits, _ or -')
-        .describe('Name that the model calls it by'),
-      description: z.string().max(4096).optional().describe('What it does'),
-      parameters: z.record(z.string(), z.unknown()).optional().describe('JSON Schema of its arguments'),
-      strict: z.boolean().nullish().describe('Accepted and not used'),
+        .describe('Name that the model uses'),
+      description: z.string().max(4096).optional().describe('Description for the model'),
+      parameters: z.record(z.string(), z.unknown()).optional().describe('JSON Schema of the arguments'),
+      strict: z.boolean().nullish().describe('Accepted and ignored'),
     })
-    .describe('A tool of the client: the answer names its calls, the client makes them'),
+    .describe('Tool of the client, which makes the calls in the response'),
 })
 
 const ToolChoice = z.union([
   z.enum(['none', 'auto', 'required']),
   z.strictObject({
-    type: z.literal('function').describe('What is forced'),
-    function: z.strictObject({ name: id.describe('Name of the tool') }).describe('The tool'),
+    type: z.literal('function').describe('Type of the choice'),
+    function: z.strictObject({ name: id.describe('Name of the tool') }).describe('Tool that the model must call'),
   }),
 ])
 
 const ResponseFormat = z.discriminatedUnion('type', [
-  z.strictObject({ type: z.literal('text').describe('Any text') }),
+  z.strictObject({ type: z.literal('text').describe('Text') }),
   z.strictObject({
     type: z.literal('json_schema').describe('JSON that satisfies a schema'),
     json_schema: z
       .strictObject({
-        name: id.optional().describe('Accepted and not used'),
-        description: z.string().max(4096).optional().describe('Accepted and not used'),
+        name: id.optional().describe('Accepted and ignored'),
+        description: z.string().max(4096).optional().describe('Accepted and ignored'),
         schema: z.record(z.string(), z.unknown()).describe('JSON Schema, draft-07 or 2020-12'),
-        strict: z.boolean().nullish().describe('Accepted and not used: the answer is always checked'),
+        strict: z.boolean().nullish().describe('Accepted and ignored: the output is always validated'),
       })
-      .describe('The schema'),
+      .describe('Schema of the output'),
   }),
 ])
 
@@ -93,35 +93,35 @@ const tokens = z.int().min(1).max(2_147_483_647)
 
 export const CompletionInput = z
   .strictObject({
-    chat_id: id.optional().describe('Chat whose provider, model and instructions serve it'),
-    ai_provider_id: id.optional().describe('AI provider that serves it, without a chat'),
+    chat_id: id.optional().describe('ID of the chat whose provider, model and instructions are used'),
+    ai_provider_id: id.optional().describe('ID of the AI provider. Cannot be combined with chat_id.'),
     model: id
       .optional()
       .describe(
-        'Model in place of that of the chat or the default of the provider. With neither chat_id nor ai_provider_id it names the target: the id of a chat, or `<ai_provider_id>/<model>`',
+        'Model; overrides the model of the chat or the default of the provider. Without chat_id and ai_provider_id it is the target: the ID of a chat, or `<ai_provider_id>/<model>`.',
       ),
-    messages: z.array(Message).min(1).max(500).describe('The whole history, oldest first'),
-    instructions: z.string().max(65_536).nullish().describe('System text; replaces that of the chat for this call'),
-    stream: z.boolean().nullish().describe('Answer with pieces as they come'),
+    messages: z.array(Message).min(1).max(500).describe('Conversation history, oldest first'),
+    instructions: z.string().max(65_536).nullish().describe('System prompt; overrides the instructions of the chat'),
+    stream: z.boolean().nullish().describe('Whether to stream the completion'),
     stream_options: z
-      .strictObject({ include_usage: z.boolean().optional().describe('Adds a last piece with the usage') })
+      .strictObject({ include_usage: z.boolean().optional().describe('Whether to add a last chunk with the usage') })
       .nullish()
-      .describe('For streams'),
+      .describe('Options of the stream'),
     temperature: z.number().min(0).max(2).nullish().describe('Sampling temperature'),
     top_p: z.number().min(0).max(1).nullish().describe('Nucleus sampling'),
-    max_tokens: tokens.nullish().describe('Most tokens of the answer'),
-    max_completion_tokens: tokens.nullish().describe('The same as max_tokens, before which it goes'),
+    max_tokens: tokens.nullish().describe('Maximum number of output tokens'),
+    max_completion_tokens: tokens.nullish().describe('Maximum number of output tokens; overrides max_tokens'),
     stop: z
       .union([z.string().min(1).max(1024), z.array(z.string().min(1).max(1024)).min(1).max(4)])
       .nullish()
-      .describe('Texts at which the answer ends'),
-    seed: z.int().nullish().describe('Seed for repeatable answers, where the vendor takes one'),
+      .describe('Texts at which the output ends'),
+    seed: z.int().nullish().describe('Seed for reproducible output, if the provider supports it'),
     tools: z.array(Tool).min(1).max(128).optional().describe('Tools of the client'),
-    tool_choice: ToolChoice.optional().describe('What the model has to do with the tools; default `auto`'),
-    parallel_tool_calls: z.boolean().optional().describe('Accepted and not used'),
-    response_format: ResponseFormat.optional().describe('What the answer has to be; default text'),
-    n: z.literal(1).nullish().describe('Answers: there is one'),
-    user: z.string().max(255).optional().describe('Accepted and not used'),
+    tool_choice: ToolChoice.optional().describe('Tool choice of the model. Default `auto`.'),
+    parallel_tool_calls: z.boolean().optional().describe('Accepted and ignored'),
+    response_format: ResponseFormat.optional().describe('Format of the output. Default text.'),
+    n: z.literal(1).nullish().describe('Number of choices, always 1'),
+    user: z.string().max(255).optional().describe('Accepted and ignored'),
   })
   .meta({
     id: 'ChatCompletionInput',
@@ -133,19 +133,19 @@ export const CompletionInput = z
 export type CompletionBody = z.output<typeof CompletionInput>
 
 const Usage = z.object({
-  prompt_tokens: z.int().describe('Tokens read'),
-  completion_tokens: z.int().describe('Tokens written'),
-  total_tokens: z.int().describe('Tokens read and written'),
-  prompt_tokens_details: z.object({ cached_tokens: z.int() }).describe('Tokens read, by kind'),
-  completion_tokens_details: z.object({ reasoning_tokens: z.int() }).describe('Tokens written, by kind'),
+  prompt_tokens: z.int().describe('Input tokens'),
+  completion_tokens: z.int().describe('Output tokens'),
+  total_tokens: z.int().describe('Input and output tokens'),
+  prompt_tokens_details: z.object({ cached_tokens: z.int() }).describe('Input tokens by kind'),
+  completion_tokens_details: z.object({ reasoning_tokens: z.int() }).describe('Output tokens by kind'),
 })
 
 export const ChatCompletion = z
   .object({
     id: z.string(),
     object: z.literal('chat.completion'),
-    created: z.int().describe('Seconds since 1970'),
-    model: z.string().describe('Model that answered'),
+    created: z.int().describe('Unix time in seconds'),
+    model: z.string().describe('Model that was used'),
     choices: z
       .array(
         z.object({
@@ -161,7 +161,7 @@ export const ChatCompletion = z
                   type: z.literal('function'),
                   function: z
                     .object({ name: z.string(), arguments: z.string().describe('Arguments as JSON text') })
-                    .describe('The call'),
+                    .describe('Function to call'),
                 }),
               )
               .optional(),
@@ -169,70 +169,70 @@ export const ChatCompletion = z
           finish_reason: z.enum(['stop', 'length', 'content_filter', 'tool_calls']),
         }),
       )
-      .describe('Answers; there is one'),
-    usage: Usage.nullable().describe('null when the provider reported none'),
+      .describe('List with one entry'),
+    usage: Usage.nullable().describe('Null if the provider reported no usage'),
   })
   .meta({ id: 'ChatCompletion' })
 
-const Piece = z
+const Chunk = z
   .object({
-    id: z.string().describe('Id of the completion'),
-    object: z.literal('chat.completion.chunk').describe('What it is'),
-    created: z.int().describe('Seconds since 1970'),
-    model: z.string().describe('Model that answers'),
+    id: z.string().describe('ID of the completion'),
+    object: z.literal('chat.completion.chunk').describe('Type of the object'),
+    created: z.int().describe('Unix time in seconds'),
+    model: z.string().describe('Model that is used'),
     choices: z
       .array(
         z.object({
           index: z.int().describe('Always 0'),
           delta: z
             .object({
-              role: z.literal('assistant').optional().describe('With the first piece'),
-              content: z.string().optional().describe('A piece of text'),
+              role: z.literal('assistant').optional().describe('In the first chunk'),
+              content: z.string().optional().describe('Text to append'),
               tool_calls: z
                 .array(
                   z.object({
                     index: z.int().describe('Position of the call'),
-                    id: z.string().describe('Call, as the model named it'),
-                    type: z.literal('function').describe('What it is'),
+                    id: z.string().describe('ID of the call, from the model'),
+                    type: z.literal('function').describe('Type of the call'),
                     function: z
                       .object({
-                        name: z.string().describe('Tool of the client'),
+                        name: z.string().describe('Name of the tool'),
                         arguments: z.string().describe('Arguments as JSON text'),
                       })
-                      .describe('What is called'),
+                      .describe('Tool and arguments'),
                   }),
                 )
                 .optional()
-                .describe('Calls of tools of the client'),
+                .describe('Calls of client tools'),
             })
-            .describe('What the piece adds'),
+            .describe('Change of the message'),
           finish_reason: z
             .enum(['stop', 'length', 'content_filter', 'tool_calls'])
             .nullable()
-            .describe('Why the answer ended; null before the last piece'),
+            .describe('Finish reason. Null before the last chunk.'),
         }),
       )
-      .describe('One; none in the piece with the usage'),
-    usage: Usage.nullish().describe('In the last piece, with include_usage'),
+      .describe('List with one entry; empty in the chunk with the usage'),
+    usage: Usage.nullish().describe('In the last chunk, if include_usage is set'),
   })
   .meta({ id: 'ChatCompletionPiece' })
 
-/** Lines without the name of an event have the one that readers give them, `message`. */
+/** Lines without an event name have the default event `message`. */
 export const completionEvents: EventStream = {
   name: 'ChatCompletionEvent',
   events: [
     streamEvent(
       'ChatCompletionMessageEvent',
       'message',
-      'A piece; `[DONE]` behind the last one, or the failure in its place',
-      z.union([Piece, z.object({ error: RecordedFailure.describe('What failed') }), z.literal('[DONE]')]),
+      'Chunk; `[DONE]` after the last one, or a failure instead of it',
+      z.union([Chunk, z.object({ error: RecordedFailure.describe('Failure') }), z.literal('[DONE]')]),
     ),
   ],
   last: ['message'],
   resume: null,
 }
 
-/** What a completion and each of its pieces begin with. */
+/** Id and creation time of a completion and its chunks. */
 export type CompletionHeader = { id: string; created: number }
 
 const REASONS: Record<string, z.output<typeof ChatCompletion>['choices'][number]['finish_reason']> = {
@@ -261,7 +261,7 @@ function usageOf({ usage }: ModelAnswer): z.output<typeof Usage> | null {
   }
 }
 
-/** An answer as a whole. */
+/** Returns an answer as a completion. */
 export function completionOf({ id, created }: CompletionHeader, answer: ModelAnswer): z.output<typeof ChatCompletion> {
   const tool_calls = callsOf(answer)
   const called = tool_calls.length > 0
@@ -288,22 +288,22 @@ export function completionOf({ id, created }: CompletionHeader, answer: ModelAns
 
 const frame = (data: object): string => `data: ${JSON.stringify(data)}\n\n`
 
-/** The messages of a stream: pieces of the text as they come, then the end. The first says whose they are. */
+/** Returns functions that format the messages of a stream. The first chunk has the role. */
 export function completionFrames({ id, created }: CompletionHeader, model: () => string) {
   let first = true
   const chunk = (choices: object[], more: object = {}) =>
     frame({ id, object: 'chat.completion.chunk', created, model: model(), choices, ...more })
-  const piece = (delta: object, finish_reason: string | null = null) => {
-    const begun = first ? { role: 'assistant', ...delta } : delta
+  const deltaChunk = (delta: object, finish_reason: string | null = null) => {
+    const fullDelta = first ? { role: 'assistant', ...delta } : delta
     first = false
-    return chunk([{ index: 0, delta: begun, finish_reason }])
+    return chunk([{ index: 0, delta: fullDelta, finish_reason }])
   }
   return {
-    text: (content: string) => piece({ content }),
+    text: (content: string) => deltaChunk({ content }),
     *end(answer: ModelAnswer, usage: boolean): Generator<string> {
       const tool_calls = callsOf(answer).map((call, index) => ({ index, ...call }))
-      if (tool_calls.length > 0) yield piece({ tool_calls })
-      yield piece({}, reasonOf(answer))
+      if (tool_calls.length > 0) yield deltaChunk({ tool_calls })
+      yield deltaChunk({}, reasonOf(answer))
       if (usage) yield chunk([], { usage: usageOf(answer) })
       yield 'data: [DONE]\n\n'
     },

@@ -10,31 +10,30 @@ const tag = 'Chats'
 const chats = resource(chatKind, { path: '/chats', tag })
 
 export const chatOperations: Operation[] = [
-  // chats_project serves the order, chats_ai_provider its filter.
+  // Order by chats_project, filter by chats_ai_provider.
   chats.list({ filters: { name: containsFilter('name'), ai_provider_id: equalsFilter('ai_provider_id') } }),
   chats.create({
-    description: 'Without a provider the project needs a default model route, by which its completions go then.',
+    description: 'A chat without an AI provider uses the default model route of the project, which must exist.',
     body: ChatInput,
     raises: ['AI_PROVIDER_NOT_FOUND'],
     check: ({ body, tx, project }) => checkBinding(body, tx, project),
   }),
   chats.get(),
   chats.update({
-    description:
-      'Acts on the next completion. Taking the provider away takes the model with it, when that is cleared, too.',
+    description: 'Takes effect with the next completion. To remove the AI provider, model must be null too.',
     body: ChatPatch,
     raises: ['AI_PROVIDER_NOT_FOUND'],
     check: (next, { tx }) => checkBinding(next, tx, next.project_id),
   }),
-  chats.remove({ description: 'Actors that it speaks for are linked to nothing from then on.' }),
+  chats.remove({ description: 'Actors linked to the chat lose the link.' }),
   operation({
     id: 'createChatCompletion',
     command: ['chat', 'complete'],
     method: 'post',
     path: '/chat/completions',
-    summary: 'Ask a model once, in the format of the OpenAI API',
+    summary: 'Create a chat completion',
     description:
-      'A client of that API works with the base URL of this one. The target is a chat or an AI provider, named by its field or by `model`. Nothing is kept of what is said. With `stream` pieces come as `data:` lines that end with `[DONE]`; a failure ends them with an `error` in its place.',
+      'Compatible with clients of the OpenAI API: set their base URL to this one. The target is a chat or an AI provider, given by its field or by `model`. No content is stored. With `stream`, chunks are sent as `data:` lines followed by `[DONE]`; a failure is sent as `error` instead of `[DONE]`.',
     tag,
     action: COMPLETE_ACTION,
     alsoActions: ['documents:GetDocument', 'files:DownloadFile'],

@@ -12,17 +12,17 @@ import { callModel } from '../../execution/providers/call.ts'
 import type { ModelAnswer, ModelRequest } from '../../execution/providers/model-messages.ts'
 import type { ServedTarget } from './store.ts'
 
-/** What a completion goes to. `model` null is that of the provider, or of the target of the route. */
+/** Target of a completion. `model` null is the default of the provider or of the target of the route. */
 export type CompletionTarget = ServedTarget & { project_id: string; model: string | null }
 
-/** The model that is asked first. */
+/** Returns the model that is called first. */
 export const modelOf = ({ provider, route, model }: CompletionTarget): string =>
   provider ? (model ?? provider.default_model) : (route?.route.targets[0].model ?? '')
 
 /**
- * Asks a model once and meters what it used. A streamed call that its caller leaves is metered with an estimate of what it
- * was asked and had said.
- * @throws what a model call raises; the reason of the signal
+ * Makes one model call and meters its usage. A streamed call that fails or is aborted after its first text is metered
+ * with an estimate.
+ * @throws errors of the model call; the reason of the signal
  */
 export async function runCompletion(
   services: Services,
@@ -31,13 +31,13 @@ export async function runCompletion(
 ): Promise<ModelAnswer> {
   const { provider, route } = target
   const routing = route && routingRecorder(route, null)
-  let said = 0
+  let streamedChars = 0
   const { onDelta } = request
   const counted: ModelRequest = onDelta
     ? {
         ...request,
         onDelta(text) {
-          said += text.length
+          streamedChars += text.length
           onDelta(text)
         },
       }
@@ -47,31 +47,31 @@ export async function runCompletion(
       route && routing
         ? await callRoute(services, route, counted, { step: 1, routing })
         : await callModel(services, provider as NonNullable<typeof provider>, modelOf(target), counted)
-    await meter(services, target, answer, answer.usage ?? estimate(request, answer.text.length))
+    await meterCompletion(services, target, answer, answer.usage ?? estimateUsage(request, answer.text.length))
     return answer
   } catch (error) {
-    // What failed after it had begun to answer is paid for, too.
-    if (said > 0) {
+    // A call that fails after its first text is billed too.
+    if (streamedChars > 0) {
       const last = routing?.attempts.at(-1)
       const by = { ai_provider_id: last?.ai_provider_id ?? provider?.id ?? null, model: last?.model ?? modelOf(target) }
-      await meter(services, target, by, estimate(request, said))
+      await meterCompletion(services, target, by, estimateUsage(request, streamedChars))
     }
     throw error
   }
 }
 
-function estimate({ system, messages }: ModelRequest, said: number): TokenCounts {
-  const asked = messages.reduce((sum, { content }) => sum + textLength(content), system?.length ?? 0)
+function estimateUsage({ system, messages }: ModelRequest, outputChars: number): TokenCounts {
+  const inputChars = messages.reduce((sum, { content }) => sum + textLength(content), system?.length ?? 0)
   return {
-    input_tokens: estimatedTokens(asked),
-    output_tokens: estimatedTokens(said),
+    input_tokens: estimatedTokens(inputChars),
+    output_tokens: estimatedTokens(outputChars),
     cached_tokens: 0,
     cache_write_tokens: 0,
     reasoning_tokens: 0,
   }
 }
 
-/** Characters of what a message says; files are not counted. */
+/** Returns the number of characters of a message without files. */
 function textLength(content: ModelRequest['messages'][number]['content']): number {
   if (typeof content === 'string') return content.length
   return content.reduce((sum, part) => {
@@ -81,8 +81,8 @@ function textLength(content: ModelRequest['messages'][number]['content']): numbe
   }, 0)
 }
 
-/** What goes wrong is logged: usage never fails the work. */
-async function meter(
+/** Records the usage of a completion. Errors are only logged, because usage never fails the work. */
+async function meterCompletion(
   services: Services,
   { project_id, provider, route }: CompletionTarget,
   { ai_provider_id, model }: { ai_provider_id: string | null; model: string },
@@ -100,6 +100,6 @@ async function meter(
     components: tokenComponents(counts),
   }
   await recordUsage(services, [draft]).catch(error =>
-    services.log.error({ err: error, project_id }, 'usage of a completion not recorded'),
+    services.log.error({ err: error, project_id }, 'completion usage not recorded'),
   )
 }

@@ -5,23 +5,25 @@ import { aiProviderKind, type ProviderRow } from '../../execution/providers/mode
 import type { DefaultRouteUsers } from '../../identity/projects/default-model-route.ts'
 import { type ChatRow, chatKind } from './model.ts'
 
-/** Chats that go by the default route of their project (index chats_inheriting). */
+/** Chats that use the default route of their project. By chats_inheriting. */
 export const listDefaultRouteChats: DefaultRouteUsers = {
   kind: 'chat',
   ids: project => sql.fragment`select id from chats where project_id = ${project} and ai_provider_id is null`,
 }
 
-/** What answers: a provider, or a route without one. */
+/** A provider, or a route if there is no provider. */
 export type ServedTarget = { provider: ProviderRow | null; route: LoadedRoute | null }
 
-const servedChat = sql.type(chatKind.row.extend({ provider: z.custom<ProviderRow>().nullable(), route: loadedRoute }))
+const servedChatRow = sql.type(
+  chatKind.row.extend({ provider: z.custom<ProviderRow>().nullable(), route: loadedRoute }),
+)
 
-/** A chat with what its completions go to, in one statement; null when there is none. */
+/** Returns a chat with its provider or route in one statement, or null. */
 export async function findServedChat(
   db: Queryable,
   id: string,
 ): Promise<{ chat: ChatRow; served: ServedTarget } | null> {
-  const row = await db.maybeOne(servedChat`
+  const row = await db.maybeOne(servedChatRow`
     select c.*, to_jsonb(pr) as provider,
       case when c.ai_provider_id is null then ${defaultRouteOf(sql.fragment`c.project_id`)} end as route
     from (select ${chatKind.columns} from chats t where t.id = ${id}) c

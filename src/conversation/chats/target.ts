@@ -12,12 +12,12 @@ import type { CompletionBody } from './openai-format.ts'
 import type { CompletionTarget } from './run-completion.ts'
 import { findServedChat } from './store.ts'
 
-type Named = Pick<CompletionBody, 'chat_id' | 'ai_provider_id' | 'model'>
+type TargetFields = Pick<CompletionBody, 'chat_id' | 'ai_provider_id' | 'model'>
 
-/** The one target that a request names, by its fields or by its model. Raises VALIDATION_FAILED. */
-function namedTarget({ chat_id, ai_provider_id, model }: Named): Named {
+/** Returns the target given by the fields or the model of a request. @throws VALIDATION_FAILED unless it is unique */
+function parseTarget({ chat_id, ai_provider_id, model }: TargetFields): TargetFields {
   if (chat_id !== undefined && ai_provider_id !== undefined)
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'ai_provider_id', message: 'does not go with chat_id' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'ai_provider_id', message: 'cannot be combined with chat_id' })
   if (chat_id !== undefined || ai_provider_id !== undefined) return { chat_id, ai_provider_id, model }
   if (model !== undefined && isIdOf(chatKind, model)) return { chat_id: model }
   const cut = model?.indexOf('/') ?? -1
@@ -27,24 +27,24 @@ function namedTarget({ chat_id, ai_provider_id, model }: Named): Named {
   return raiseInvalid({
     code: 'REQUIRED',
     path: 'chat_id',
-    message: 'chat_id, ai_provider_id, or a model that is the id of a chat or `<ai_provider_id>/<model>` is required',
+    message: 'is required unless ai_provider_id is set or model is the ID of a chat or `<ai_provider_id>/<model>`',
   })
 }
 
 /**
- * What a request goes to, in one statement; what the caller may not see is as if it did not exist.
+ * Returns the target of a request, in one statement. A target that the caller may not read counts as missing.
  * @throws VALIDATION_FAILED, CHAT_NOT_FOUND, AI_PROVIDER_NOT_FOUND
  */
-export async function findTarget(
+export async function findCompletionTarget(
   db: Queryable,
   caller: Caller,
   body: CompletionBody,
 ): Promise<{ target: CompletionTarget; chat: ChatRow | null }> {
-  const { chat_id, ai_provider_id, model = null } = namedTarget(body)
+  const { chat_id, ai_provider_id, model = null } = parseTarget(body)
   if (chat_id !== undefined) {
-    const found = await servedTarget(db, chat_id, model)
+    const found = await findServedTarget(db, chat_id, model)
     if (!canSeeProject(caller, found.chat.project_id)) return raise('CHAT_NOT_FOUND', { meta: { id: chat_id } })
-    requireModel(found.target, model)
+    requireModelAllowed(found.target, model)
     return found
   }
   const id = ai_provider_id as string
@@ -54,11 +54,11 @@ export async function findTarget(
 }
 
 /**
- * A chat with what its completions go to.
- * @param model in place of the chat's
+ * Returns a chat with the target of its completions.
+ * @param model overrides the model of the chat
  * @throws CHAT_NOT_FOUND
  */
-export async function servedTarget(
+export async function findServedTarget(
   db: Queryable,
   id: string,
   model: string | null,
@@ -70,26 +70,29 @@ export async function servedTarget(
 }
 
 /**
- * Refuses a model beside a route, whose targets name theirs: VALIDATION_FAILED. And a chat whose project has none:
- * AI_PROVIDER_NOT_FOUND.
+ * Checks that a target has a provider or a route, and that a route has no model override.
+ * @throws VALIDATION_FAILED, AI_PROVIDER_NOT_FOUND
  */
-export function requireModel({ provider, route }: CompletionTarget, model: string | null): void {
+export function requireModelAllowed({ provider, route }: CompletionTarget, model: string | null): void {
   if (provider) return
   if (model !== null)
     raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'model',
-      message: 'the chat goes by a model route, whose targets name theirs',
+      message: 'cannot be set for a chat with a model route',
     })
-  // The default route may have been cleared before there was a chat to hold it.
+  // The default route may have been removed before any chat used it.
   if (!route)
     raise('AI_PROVIDER_NOT_FOUND', {
-      message: 'The chat has neither a provider nor a model route, and its project has no default route',
+      message: 'The chat has no AI provider, and the project has no default model route',
       meta: { id: null },
     })
 }
 
-/** Refuses a completion that could not be made: AI_PROVIDER_NOT_FOUND, AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND. */
+/**
+ * Checks that the first model call can be made.
+ * @throws AI_PROVIDER_NOT_FOUND, AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND
+ */
 export async function requireCallableChat(services: Services, target: CompletionTarget): Promise<void> {
   const first = firstProvider(target)
   if (!first)

@@ -4,12 +4,12 @@ import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ConversationRow } from './model.ts'
 
-/** What is remembered of deleted messages, so that a purge of an end user finds what events and memories still say. */
+/** Records of deleted messages, with which the purge of an end user finds copies in events and memories. */
 
 const DAY_MS = 86_400_000
 
-/** Ctes that remember messages of a conversation which a statement deletes as `gone`. */
-export const rememberDeletedCtes = ({ id, actor_id }: ConversationRow): Fragment => sql.fragment`
+/** Ctes that record the messages of a conversation that a statement deletes as `gone`. */
+export const recordDeletedCtes = ({ id, actor_id }: ConversationRow): Fragment => sql.fragment`
   theirs as (
     select actor_id, document_id from gone where actor_id is not null
     union select ${actor_id}::text, document_id from gone where ${actor_id}::text is not null),
@@ -22,21 +22,25 @@ export const rememberDeletedCtes = ({ id, actor_id }: ConversationRow): Fragment
     union select ${actor_id}::text, ${id} where ${actor_id}::text is not null
     on conflict do nothing)`
 
-const message = sql.type(z.object({ document_id: z.string() }))
+const documentIdRow = sql.type(z.object({ document_id: z.string() }))
 
-/** Deleted messages of an end user, by the primary key. */
-export const deletedMessagesOf = (db: Queryable, actorId: string, limit: number): Promise<readonly string[]> =>
-  db.anyFirst(message`
+/** Returns deleted messages of an end user. By the primary key. */
+export const listDeletedMessages = (db: Queryable, actorId: string, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(documentIdRow`
     select document_id from deleted_messages where actor_id = ${actorId} order by document_id limit ${limit}`)
 
-/** Forgets messages about which nothing is left to erase. */
-export const deleteTombstones = (db: Queryable, actorId: string, documentIds: readonly string[]): Promise<unknown> =>
+/** Deletes the records of messages whose copies were erased. */
+export const deleteDeletedMessages = (
+  db: Queryable,
+  actorId: string,
+  documentIds: readonly string[],
+): Promise<unknown> =>
   db.query(voidStatement`
     delete from deleted_messages
     where actor_id = ${actorId} and document_id = any(${sql.array([...documentIds], 'text')})`)
 
-/** Forgets messages whose events are gone. Returns how many. By deleted_messages_deleted_at. */
-export async function pruneDeleted({ pool, clock, config }: Services, stopping?: AbortSignal): Promise<number> {
+/** Deletes records of messages whose events have expired, and returns their number. By deleted_messages_deleted_at. */
+export async function pruneDeletedMessages({ pool, clock, config }: Services, stopping?: AbortSignal): Promise<number> {
   const before = new Date(clock.now().getTime() - config.EVENT_RETENTION_DAYS * DAY_MS).toISOString()
   return deleteInBatches(
     async limit =>

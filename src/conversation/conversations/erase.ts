@@ -13,11 +13,11 @@ import { eraseStoredResponses } from '../../core/api/idempotency.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
-import { deletedMessagesOf, deleteTombstones } from './deleted-messages.ts'
+import { deleteDeletedMessages, listDeletedMessages } from './deleted-messages.ts'
 import { messageEvents } from './model.ts'
-import { eraseHistory, eraseMessages, messagesOfEndUser } from './store.ts'
+import { eraseHistory, eraseMessages, listMessagesOfEndUser } from './store.ts'
 
-/** The calls that a reply was made with go with its turn; its text belongs to the conversation. */
+/** Erases the tool calls of replies with their turn; the text of a reply belongs to the conversation. */
 export const historyContent: TurnContentEraser = {
   erase: async (tx, turns) => ({
     counts: {
@@ -31,26 +31,26 @@ export const historyContent: TurnContentEraser = {
 }
 
 /**
- * Messages of an end user's conversations, and those that it wrote in others. They keep their place and show no content; a
- * text that a fork shares is gone there, too. Documents that messages name stay. Of messages that were deleted before, what
- * events still say goes.
+ * Erases messages in an end user's conversations and its messages in other conversations. Messages keep their position
+ * without content; a text shared with a fork is erased there too. Documents used as messages are retained. Copies of
+ * messages deleted earlier are erased in events.
  */
 export const messageContent: EndUserContentEraser = {
   async erase(purge) {
     const { endUser, until, read } = purge
     await eraseInBatches(
-      limit => messagesOfEndUser(read, endUser, until, limit),
-      found => erase(purge, found),
+      limit => listMessagesOfEndUser(read, endUser, until, limit),
+      documentIds => eraseContent(purge, documentIds),
     )
     await eraseInBatches(
-      limit => deletedMessagesOf(read, endUser.id, limit),
-      found => eraseDeleted(purge, found),
+      limit => listDeletedMessages(read, endUser.id, limit),
+      documentIds => eraseDeletedMessages(purge, documentIds),
     )
     return 'erased'
   },
 }
 
-const erase = ({ services, endUser, write }: EndUserPurge, documentIds: readonly string[]) =>
+const eraseContent = ({ services, endUser, write }: EndUserPurge, documentIds: readonly string[]) =>
   write(async tx => {
     const texts = await lockMessageTexts(tx, sql.fragment`select unnest(${sql.array([...documentIds], 'text')})`)
     const messages = await eraseMessages(tx, endUser.project_id, documentIds)
@@ -58,15 +58,15 @@ const erase = ({ services, endUser, write }: EndUserPurge, documentIds: readonly
     return { messages, ...(await eraseCopies(tx, services, endUser, documentIds)) }
   })
 
-const eraseDeleted = ({ services, endUser, write }: EndUserPurge, documentIds: readonly string[]) =>
+const eraseDeletedMessages = ({ services, endUser, write }: EndUserPurge, documentIds: readonly string[]) =>
   write(async tx => {
-    await deleteTombstones(tx, endUser.id, documentIds)
+    await deleteDeletedMessages(tx, endUser.id, documentIds)
     return eraseCopies(tx, services, endUser, documentIds)
   })
 
 const without = redactFields('content', 'metadata')
 
-/** What events and kept answers say of messages. */
+/** Erases messages in events and stored responses. */
 const eraseCopies = async (
   tx: Tx,
   services: Services,

@@ -1,4 +1,5 @@
-import { type Counts, sumCounts } from '../../control/retention/erasure.ts'
+import { z } from 'zod'
+import { type Counts, isTurnHeld, sumCounts } from '../../control/retention/erasure.ts'
 import {
   auditExpiry,
   type ExpiringProject,
@@ -8,28 +9,29 @@ import {
   togetherOrApart,
 } from '../../control/retention/expire.ts'
 import { requireNoLegalHold } from '../../control/retention/legal-hold.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sessionHooks } from '../turns/hooks.ts'
-import { deletableConversations, type ExpiredConversation, lockExpiredConversations } from './expire-store.ts'
+import { type ConversationRow, conversationKind } from './model.ts'
 import { removeConversation } from './store.ts'
 
-/** The end of conversations by the retention of their project (`conversation_retention_days`). */
+/** Deletes conversations after the retention of their project (`conversation_retention_days`). */
 
 export const EXPIRE_CONVERSATIONS = 'conversations:ExpireConversations'
 
-/** Conversations of a page. */
+/** Conversations of one page. */
 const PAGE = 100
-/** Messages of a transaction, by which a page is divided; one conversation goes as a whole. */
-const MESSAGES = 5000
+/** Messages of one transaction, by which a page is split; a conversation is never split. */
+const MESSAGES_PER_TRANSACTION = 5000
 
 export const { handler: expiryHandler, schedule: expirySchedule } = retentionSweep(
   'conversation.expiry',
   (services, stopping) =>
     sweepProjects(services, stopping, {
       days: 'conversation_retention_days',
-      done: 'conversations past their retention deleted',
+      done: 'expired conversations deleted',
       sweep: project => expireProject(services, project, stopping),
     }),
 )
@@ -37,10 +39,10 @@ export const { handler: expiryHandler, schedule: expirySchedule } = retentionSwe
 async function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal): Promise<Counts> {
   const { pool } = services
   let done: Counts = {}
-  const find = (after: ExpiredConversation | null) => deletableConversations(pool, project, after, PAGE)
+  const find = (after: ExpiredConversation | null) => listExpiredConversations(pool, project, after, PAGE)
   await inPages(stopping, { size: PAGE, find }, async found => {
-    for (const ids of parts(found)) {
-      const counts = await togetherOrApart(services, ids, (tx, some) => expire(tx, services, project, some))
+    for (const ids of splitByMessages(found)) {
+      const counts = await togetherOrApart(services, ids, (tx, some) => deleteExpired(tx, services, project, some))
       done = sumCounts(done, ...counts)
       await injectFault(services, 'conversations_expired')
       if (stopping.aborted) return
@@ -49,23 +51,28 @@ async function expireProject(services: Services, project: ExpiringProject, stopp
   return done
 }
 
-/** Divides conversations by their messages. */
-function parts(found: readonly ExpiredConversation[]): string[][] {
-  const divided: string[][] = []
+/** Splits conversations into transactions by their number of messages. */
+function splitByMessages(found: readonly ExpiredConversation[]): string[][] {
+  const groups: string[][] = []
   let messages = Number.POSITIVE_INFINITY
   for (const { id, message_count } of found) {
-    if (messages + message_count > MESSAGES) {
-      divided.push([])
+    if (messages + message_count > MESSAGES_PER_TRANSACTION) {
+      groups.push([])
       messages = 0
     }
     messages += message_count
-    divided[divided.length - 1].push(id)
+    groups[groups.length - 1].push(id)
   }
-  return divided
+  return groups
 }
 
-/** Deletes conversations as their route does, with the sessions that they belong to. */
-async function expire(tx: Tx, services: Services, project: ExpiringProject, ids: readonly string[]): Promise<Counts> {
+/** Deletes conversations like their delete operation, with their sessions. */
+async function deleteExpired(
+  tx: Tx,
+  services: Services,
+  project: ExpiringProject,
+  ids: readonly string[],
+): Promise<Counts> {
   await requireNoLegalHold(tx, project.id)
   const conversations = await lockExpiredConversations(tx, project, ids)
   for (const conversation of conversations) {
@@ -80,4 +87,49 @@ async function expire(tx: Tx, services: Services, project: ExpiringProject, ids:
   }
   auditExpiry(tx, services, project, EXPIRE_CONVERSATIONS, counts)
   return counts
+}
+
+const ExpiredConversation = z.object({ id: z.string(), created_at: z.string(), message_count: z.int() })
+export type ExpiredConversation = z.output<typeof ExpiredConversation>
+const expiredRow = sql.type(ExpiredConversation)
+
+/**
+ * Condition that a conversation `t` has no activity since `cutoff`, no open turns, and no turns retained by other
+ * records. By conversation_turns_open and generations_conversation.
+ */
+const isIdle = (cutoff: string): Fragment => sql.fragment`
+  t.updated_at < ${cutoff}::timestamptz
+  and not exists (
+    select from conversation_turns w where w.conversation_id = t.id and w.state in ('queued', 'running'))
+  and not exists (
+    select from generations g where g.conversation_id = t.id
+      and (g.completed_at is null or ${isTurnHeld(sql.fragment`${cutoff}::timestamptz`)}))`
+
+/** Returns the next conversations of a project that can be deleted, oldest first. By conversations_project. */
+export const listExpiredConversations = (
+  db: Queryable,
+  { id, cutoff }: ExpiringProject,
+  after: ExpiredConversation | null,
+  limit: number,
+): Promise<readonly ExpiredConversation[]> =>
+  db.any(expiredRow`
+    select t.id, t.created_at, t.message_count from conversations t
+    where t.project_id = ${id} and t.created_at < ${cutoff}::timestamptz
+      ${after ? sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})` : sql.fragment``}
+      and ${isIdle(cutoff)}
+    order by t.created_at, t.id limit ${limit}`)
+
+/** Locks the conversations that can still be deleted; locked ones are left to the next sweep. */
+export async function lockExpiredConversations(
+  tx: Queryable,
+  { cutoff }: ExpiringProject,
+  ids: readonly string[],
+): Promise<readonly ConversationRow[]> {
+  const some = sql.array([...ids], 'text')
+  await tx.query(voidStatement`
+    select from conversations where id = any(${some}) order by id for update skip locked`)
+  // A separate statement after the locks, so that turns enqueued meanwhile are visible.
+  return tx.any(conversationKind.sql`
+    select ${conversationKind.columns} from conversations t
+    where t.id = any(${some}) and ${isIdle(cutoff)} order by t.id for update skip locked`)
 }

@@ -14,22 +14,24 @@ export const MESSAGE_ROLES = ['user', 'assistant'] as const
 const link = z.string().min(1).max(255)
 
 const fields = {
-  name: ActorName.nullable().describe('Name to show'),
-  status: z.enum(CONVERSATION_STATUSES).describe('A label for you: a closed conversation still takes messages'),
-  actor_id: link.nullable().describe('Owner; not the same as authorship'),
+  name: ActorName.nullable().describe('Display name'),
+  status: z
+    .enum(CONVERSATION_STATUSES)
+    .describe('Status for your own use: a closed conversation still accepts messages'),
+  actor_id: link.nullable().describe('ID of the actor that owns the conversation, not necessarily an author'),
 }
 
 export const Conversation = record(
   'Conversation',
   {
     ...fields,
-    session_id: z.string().nullable().describe('The session it belongs to'),
-    message_count: z.int().describe('Messages that it has'),
+    session_id: z.string().nullable().describe('ID of the session of the conversation'),
+    message_count: z.int().describe('Number of messages'),
   },
   { tags: true },
 )
 
-/** A message; it has no id of its own and is named by its document. */
+/** A message, identified by its document. */
 export const ConversationMessage = z
   .object({
     document_id: z.string(),
@@ -38,16 +40,16 @@ export const ConversationMessage = z
     actor_id: z.string().nullable(),
     agent_id: z.string().nullable(),
     generation_id: z.string().nullable(),
-    position: z.int().describe('Order; changes when messages are inserted before it'),
-    content: z.string().nullable().describe('Null when the content was purged'),
-    metadata: MetadataBag.nullable().describe('Shown to the model'),
+    position: z.int().describe('Position in the conversation; changes when messages are inserted before it'),
+    content: z.string().nullable().describe('Text. Null if it was erased.'),
+    metadata: MetadataBag.nullable().describe('Metadata, included in the prompt of the model'),
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'ConversationMessage' })
 
 export const ConversationInput = createBody(
   'ConversationInput',
-  { ...fields, tags: TagInput.describe('Tags to carry') },
+  { ...fields, tags: TagInput.describe('Tags of the conversation') },
   [],
   { name: 'Order 1042' },
 )
@@ -62,13 +64,15 @@ export const ConversationPatch = patchBody(
   { name: 'Order 1042' },
 )
 
-/** Largest text of a message, in characters. */
+/** Text of a message, at most 262,144 characters. */
 export const MessageText = z.string().min(1).max(262_144)
 
-/** What a message says; a body has exactly one of the two. */
+/** Content of a message; a body has exactly one of the two. */
 export const messageSourceFields = {
-  message: MessageText.optional().describe('The text'),
-  document_id: link.optional().describe('A document of the project whose text the message has, instead of message'),
+  message: MessageText.optional().describe('Text of the message'),
+  document_id: link
+    .optional()
+    .describe('ID of a document of the project whose text is the content. Cannot be combined with message.'),
 }
 export const hasExactlyOneSource = (body: { message?: string; document_id?: string }): boolean =>
   (body.message === undefined) !== (body.document_id === undefined)
@@ -79,51 +83,51 @@ export const idempotencyKey = z
   .min(1)
   .max(255)
   .optional()
-  .describe('A repeat with the same key in the same conversation gets the first message and adds none')
+  .describe('Key for retries: a second request with it returns the first message and adds none')
 
 export const MessageInput = z
   .strictObject({
     ...messageSourceFields,
-    // A system entry has a code of its own, so it is let through to be named.
-    role: z.enum([...MESSAGE_ROLES, 'system']).describe('Whose side it is on; `system` is refused'),
-    actor_id: link.nullish().describe('The actor that wrote it'),
+    // `system` is accepted here to be rejected with a specific code.
+    role: z.enum([...MESSAGE_ROLES, 'system']).describe('Author of the message; `system` is rejected'),
+    actor_id: link.nullish().describe('ID of the actor that wrote the message'),
     position: z
       .int()
       .min(0)
       .max(2_147_483_647)
       .optional()
-      .describe('Where to insert it, moving later ones up; default: at the end'),
-    metadata: MetadataBag.nullish().describe('Data of your own, shown to the model'),
+      .describe('Position of the message; later messages move up. Default: at the end.'),
+    metadata: MetadataBag.nullish().describe('Your metadata, included in the prompt of the model'),
     idempotency_key: idempotencyKey,
   })
   .refine(hasExactlyOneSource, ONE_SOURCE_MESSAGE)
   .meta({ id: 'ConversationMessageInput', example: { role: 'user', message: 'Where is my order 1042?' } })
 
 export const MessagePatch = z
-  .strictObject({ metadata: MetadataBag.nullish().describe('Replaces the metadata; null clears it') })
+  .strictObject({ metadata: MetadataBag.nullish().describe('Metadata; replaces the stored metadata, null clears it') })
   .meta({ id: 'ConversationMessagePatch' })
 
-/** What a request for a turn may say of it. */
+/** Fields of requests that create a turn. */
 export const turnFields = {
-  model: z.string().min(1).max(255).nullish().describe("Model for this turn, instead of the agent's"),
-  stream: z.boolean().optional().describe('Answer with the event stream of the turn'),
-  tool_context: ToolContextInput.nullish().describe('Headers that tool calls of this turn carry'),
+  model: z.string().min(1).max(255).nullish().describe('Model of this turn; overrides the model of the agent'),
+  stream: z.boolean().optional().describe('Whether to respond with the event stream of the turn'),
+  tool_context: ToolContextInput.nullish().describe('Keys and values sent as headers with tool calls of this turn'),
 }
 
-export const OVERLAY_SAID =
-  'What the turn knows beside what its agent and its session do: lists and tags are added, other values replaced. Needs `knowledge:SearchKnowledge` on what is added'
+export const OVERLAY_DESCRIPTION =
+  'Additional knowledge of the turn: lists and tags are added to the configuration of the agent and the session, other values replace it. Requires `knowledge:SearchKnowledge` on the additions.'
 
 export const GenerateMessageInput = z
   .strictObject({
-    agent_id: link.nullish().describe('Agent that answers'),
-    actor_id: link.nullish().describe('Who speaks; without agent_id its linked agent or chat answers'),
+    agent_id: link.nullish().describe('ID of the agent that answers'),
+    actor_id: link.nullish().describe('ID of the speaking actor; without agent_id its linked agent or chat answers'),
     ...turnFields,
-    knowledge_config: KnowledgeOverlay.optional().describe(OVERLAY_SAID),
+    knowledge_config: KnowledgeOverlay.optional().describe(OVERLAY_DESCRIPTION),
   })
   .refine(input => input.agent_id != null || input.actor_id != null, 'agent_id or actor_id is required')
   .meta({ id: 'ConversationGenerateInput' })
 
-/** A message with its text; its columns are the record. */
+/** A message with its text; its columns are the public record. */
 export type MessageRow = z.infer<typeof ConversationMessage>
 
 export const conversationKind = kind({
@@ -137,7 +141,7 @@ export const conversationKind = kind({
 
 export type ConversationRow = z.output<typeof conversationKind.row>
 
-/** Messages have no id of their own: their events name their document. */
+/** Events of messages, identified by their document. */
 export const messageEvents = eventSource({
   name: 'conversation_message',
   plural: 'conversation_messages',
@@ -147,5 +151,5 @@ export const messageEvents = eventSource({
     generated: ['conversations.message.generated'],
     deleted: ['conversations.message.deleted'],
   },
-  eventNotes: 'resource_id = document_id; generated adds agent_id, generation_id, trace_id',
+  eventNotes: 'resource_id is the document_id; generated adds agent_id, generation_id, trace_id',
 })

@@ -5,16 +5,16 @@ import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { mailboxHooks } from '../../execution/generations/request/cancel-turn.ts'
 import { enqueueContinuation, enqueueRetry } from '../turns/generate.ts'
 import { turnHandlers, turnSchedules } from '../turns/handler.ts'
-import { enqueueResumed, settleMailboxTurn } from '../turns/mailbox.ts'
+import { cancelMailboxTurn, enqueueResumed } from '../turns/mailbox.ts'
 import { oldestQueuedTurn } from '../turns/store.ts'
-import { pruneDeleted } from './deleted-messages.ts'
+import { pruneDeletedMessages } from './deleted-messages.ts'
 import { historyContent, messageContent } from './erase.ts'
 import { EXPIRE_CONVERSATIONS, expiryHandler, expirySchedule } from './expire.ts'
 import { conversationKind, messageEvents } from './model.ts'
 import { conversationOperations } from './operations.ts'
 
 export default module('conversations', {
-  tags: { Conversations: 'Ordered messages of several actors, and turns in them.' },
+  tags: { Conversations: 'Ordered messages of several actors, and their turns.' },
   kinds: [conversationKind],
   resourceTypes: [resourceType(conversationKind)],
   eventSources: [messageEvents],
@@ -28,13 +28,13 @@ export default module('conversations', {
       resource_type: 'project',
     },
   ],
-  sweeps: [{ name: 'deleted messages', when: '57 3 * * *', run: pruneDeleted }],
+  sweeps: [{ name: 'deleted messages', when: '57 3 * * *', run: pruneDeletedMessages }],
   extensions: [
     turnContent.with(historyContent),
     endUserContent.with(messageContent),
     waitingRows.with({ concern: 'generation', since: oldestQueuedTurn }),
     mailboxHooks.with({
-      end: settleMailboxTurn,
+      cancel: cancelMailboxTurn,
       retry: enqueueRetry,
       resume: enqueueResumed,
       continue: enqueueContinuation,

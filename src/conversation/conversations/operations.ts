@@ -11,9 +11,9 @@ import { spendRefusals } from '../../execution/generations/request/create.ts'
 import { WaitQuery } from '../../execution/generations/request/respond.ts'
 import { turnWaiting } from '../../execution/generations/streams/events.ts'
 import { actorKind } from '../actors/model.ts'
-import { generateAgain, generateInConversation } from '../turns/generate.ts'
+import { generateInConversation, replayGenerate } from '../turns/generate.ts'
 import { sessionHooks } from '../turns/hooks.ts'
-import { clearMailbox, conversationDeletedFailure, openSession } from '../turns/mailbox.ts'
+import { clearMailbox, conversationDeletedFailure, requireOpenSession } from '../turns/mailbox.ts'
 import { AcceptedReply, conversationTurnEvents, TurnResult } from '../turns/result.ts'
 import {
   CONVERSATION_STATUSES,
@@ -47,8 +47,9 @@ const deleteConversation = itemOperation(conversationKind, {
   id: 'deleteConversation',
   method: 'delete',
   path,
-  summary: 'Delete a conversation with its messages, and the session it belongs to',
-  description: 'Turns that run in it are cancelled. Cannot be undone.',
+  summary: 'Delete a conversation',
+  description:
+    'Deletes the conversation with its messages and its session. Running turns are cancelled. Cannot be undone.',
   tag,
   action: 'conversations:DeleteConversation',
   alsoActions: ['sessions:DeleteSession'],
@@ -74,16 +75,16 @@ const listMessages = itemOperation(conversationKind, {
   id: 'listConversationMessages',
   method: 'get',
   path: `${path}/messages`,
-  summary: 'List the messages of a conversation in order',
-  description: 'Oldest first, each with its text and the actor that said it.',
+  summary: 'List messages of a conversation',
+  description: 'Oldest first, each with its text and its actor.',
   tag,
   action: 'conversations:GetConversation',
   paged: true,
   query: z.object({
-    role: enumListQuery(MESSAGE_ROLES).describe('One role or several, by repeating it'),
-    actor_id: textFilter.describe('Exact match of `actor_id`'),
-    after_position: position.describe('Only messages behind this position'),
-    before_position: position.describe('Only messages before this position'),
+    role: enumListQuery(MESSAGE_ROLES).describe('Role of the messages; repeat for several'),
+    actor_id: textFilter.describe('ID of the actor of the messages'),
+    after_position: position.describe('Position after which messages are returned'),
+    before_position: position.describe('Position before which messages are returned'),
   }),
   answers: { 200: pageOf(ConversationMessage) },
   run: context => listRows(context, context.resource.id, context.query),
@@ -93,8 +94,8 @@ const addMessage = itemOperation(conversationKind, {
   id: 'createConversationMessage',
   method: 'post',
   path: `${path}/messages`,
-  summary: 'Add a message at the end or at a position',
-  description: 'Stores the message and asks nobody for an answer.',
+  summary: 'Create a message',
+  description: 'Adds a message at the end or at a position. No reply is generated.',
   tag,
   action: 'conversations:UpdateConversation',
   alsoActions: ['documents:GetDocument'],
@@ -103,12 +104,12 @@ const addMessage = itemOperation(conversationKind, {
   raises: ['SYSTEM_MESSAGE_NOT_ALLOWED', 'ACTOR_NOT_FOUND', 'NAME_CONFLICT', 'SESSION_CLOSED', 'SESSION_EXPIRED'],
   async run({ allow, body, resource, tx }) {
     if (body.role === 'system') raise('SYSTEM_MESSAGE_NOT_ALLOWED')
-    // Before the conversation's lock: the delete of an actor goes the other way round.
+    // Before the conversation's lock, in the order of an actor's deletion.
     const unknown = body.actor_id != null && !(await actorKind.reference(tx, body.actor_id, resource.project_id))
     const owner = await conversationKind.lock(tx, resource.id)
-    const session = await openSession(tx, owner)
+    const session = await requireOpenSession(tx, owner)
     if (unknown) {
-      // A repeat gets the first message whatever its body says.
+      // A repeat gets the first message, whatever its body contains.
       const first =
         body.idempotency_key === undefined ? null : await findMessageByKey(tx, owner.id, body.idempotency_key)
       if (first) return result(200, first)
@@ -131,8 +132,8 @@ const updateMessage = itemOperation(conversationKind, {
   id: 'updateConversationMessage',
   method: 'patch',
   path: `${path}/messages/{document_id}`,
-  summary: "Change a message's metadata; its content never changes",
-  description: 'Keys given are merged into what is there.',
+  summary: 'Update message metadata',
+  description: 'Replaces the metadata; null clears it. Other fields of a message never change.',
   tag,
   action: 'conversations:UpdateConversation',
   body: MessagePatch,
@@ -140,7 +141,7 @@ const updateMessage = itemOperation(conversationKind, {
   raises: ['SESSION_CLOSED', 'SESSION_EXPIRED'],
   async run({ body, resource, params: { document_id: id }, tx }) {
     const owner = await conversationKind.lock(tx, resource.id)
-    await openSession(tx, owner)
+    await requireOpenSession(tx, owner)
     const message = await (body.metadata === undefined
       ? findMessage(tx, owner.id, id)
       : setMessageMetadata(tx, owner.id, id, body.metadata))
@@ -152,29 +153,29 @@ const deleteMessage = itemOperation(conversationKind, {
   id: 'deleteConversationMessage',
   method: 'delete',
   path: `${path}/messages/{document_id}`,
-  summary: 'Delete a message; the others keep their positions',
-  description: 'Turns that come after it no longer read it.',
+  summary: 'Delete a message',
+  description: 'Other messages keep their positions. Later turns do not read the message.',
   tag,
   action: 'conversations:UpdateConversation',
   answers: { 204: null },
   raises: ['SESSION_CLOSED', 'SESSION_EXPIRED'],
   async run({ resource, params: { document_id: id }, tx }) {
     const owner = await conversationKind.lock(tx, resource.id)
-    await openSession(tx, owner)
+    await requireOpenSession(tx, owner)
     if (!(await removeMessage(tx, owner, id))) raise('RESOURCE_NOT_FOUND', { meta: { id } })
   },
 })
 
-/** A text may have 1 MiB, that of a named document more. */
+/** Small, because a text may have 1 MiB and the text of a document more. */
 const EXPORT_PAGE = 50
 
 export const conversationOperations: Operation[] = [
   conversations.create({ body: ConversationInput, raises: ['ACTOR_NOT_FOUND'] }),
-  // conversations_project serves the order; conversations_actor, conversations_tags and conversation_messages_actor filters.
+  // Order by conversations_project; filters by conversations_actor, conversations_tags and conversation_messages_actor.
   conversations.list({
     filters: {
       actor_id: columnFilter(
-        textFilter.describe('Conversations with a message of the actor'),
+        textFilter.describe('ID of an actor with a message in the conversation'),
         id => sql.fragment`exists (select 1 from conversation_messages m
           where m.actor_id = ${id} and m.conversation_id = t.id)`,
       ),
@@ -194,8 +195,9 @@ export const conversationOperations: Operation[] = [
   deleteMessage,
   conversations.action('export', {
     method: 'get',
-    summary: 'Export the messages in order, one JSON object a line',
-    description: 'Oldest first; an answer that ends without a newline was broken off.',
+    summary: 'Export messages of a conversation',
+    description:
+      'Returns one JSON object per line, oldest first. A response that does not end with a newline is incomplete.',
     action: 'conversations:GetConversation',
     answers: { 200: ConversationMessage },
     produces: 'application/x-ndjson',
@@ -212,9 +214,9 @@ export const conversationOperations: Operation[] = [
   conversations.action('generate', {
     id: 'generateConversationMessage',
     starts: { kind: 'generation', field: 'generation_id' },
-    summary: 'Ask an agent or a chat for the next message: in the background, waited for, or streamed',
+    summary: 'Generate a message',
     description:
-      'An actor that is linked to a chat answers with one completion: it has no generation, and its text comes in one piece.',
+      'Generates the next message by an agent or a chat, in the background unless `wait` or `stream` is set. An actor linked to a chat answers with one completion: it has no generation, and its text is streamed as a whole.',
     action: 'conversations:GenerateConversationMessage',
     query: WaitQuery,
     body: GenerateMessageInput,
@@ -241,6 +243,6 @@ export const conversationOperations: Operation[] = [
       ...spendRefusals,
     ],
     run: generateInConversation,
-    again: generateAgain,
+    again: replayGenerate,
   }),
 ]

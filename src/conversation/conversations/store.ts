@@ -13,24 +13,24 @@ import { pageResult } from '../../core/api/lists.ts'
 import type { Context, Page } from '../../core/api/operation.ts'
 import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { rememberDeletedCtes } from './deleted-messages.ts'
+import { recordDeletedCtes } from './deleted-messages.ts'
 import { ConversationMessage, type ConversationRow, conversationKind, type MessageRow, messageEvents } from './model.ts'
 
-const message = sql.type(ConversationMessage)
+const messageRow = sql.type(ConversationMessage)
 
 /** Columns of a message `m` with its text `x`. */
 const messageColumns = sql.fragment`m.document_id, m.conversation_id, m.role, m.actor_id, m.agent_id, m.generation_id,
   m.position, x.content, m.metadata, m.created_at`
 const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}`
 
-/** The order lock: whoever writes messages or turns of a conversation holds it. */
+/** Locks a conversation; writes of its messages and turns require this lock. */
 export const lockConversation = (tx: Queryable, id: string): Promise<ConversationRow | null> =>
   conversationKind.find(tx, id, true)
 
-/** What a message says: a text of its own, or that of a document which the caller may read. */
+/** Content of a message: a text, or a document that the caller may read. */
 export type MessageSource = { content: string } | { document_id: string; allow: Context['allow'] }
 
-/** What the body of a message says; it has one of the two. */
+/** Returns the source in the body of a message, which has exactly one. */
 export const messageSource = (
   body: { message?: string; document_id?: string },
   allow: Context['allow'],
@@ -43,18 +43,18 @@ export type MessageDraft = MessageSource & {
   agent_id?: string | null
   generation_id?: string | null
   metadata?: Record<string, unknown> | null
-  /** Where to insert; absent or beyond the end: at the end. */
+  /** Position at which to insert the message; default and maximum: the end. */
   position?: number
   idempotency_key?: string
-  /** Further ctes of the statement. */
-  beside?: readonly Fragment[]
+  /** Further ctes of the insert. */
+  extraCtes?: readonly Fragment[]
 }
 
 /**
- * Adds a message under lockConversation and emits conversation_messages.created. With an idempotency key that the
- * conversation has seen, gives the first message back and does nothing.
- * Raises for a document: RESOURCE_NOT_FOUND, FORBIDDEN, NAME_CONFLICT when the conversation has it already,
- * VALIDATION_FAILED when it has no text.
+ * Appends or inserts a message and emits conversation_messages.created. Returns the first message, unchanged, for an
+ * idempotency key used before in the conversation. Requires lockConversation.
+ * @throws for a document: RESOURCE_NOT_FOUND, FORBIDDEN, NAME_CONFLICT if the conversation has it already,
+ *   VALIDATION_FAILED if it has no text
  */
 export async function appendMessage(
   tx: Tx,
@@ -65,34 +65,37 @@ export async function appendMessage(
     const first = await findMessageByKey(tx, owner.id, draft.idempotency_key)
     if (first) return { message: first, created: false }
   }
-  const text = 'content' in draft ? draft.content : await takeText(tx, owner, draft)
+  const text = 'content' in draft ? draft.content : await requireDocumentText(tx, owner, draft)
   const row = { ...(await insertMessage(tx, owner, draft, text)), content: text }
   tx.emit(messageEvents, 'created', { id: row.document_id, project_id: owner.project_id }, { data: row })
   return { message: row, created: true }
 }
 
-const namedDocument = sql.type(documentKind.row.extend({ content: z.string().nullable(), used: z.boolean() }))
+const documentRow = sql.type(documentKind.row.extend({ content: z.string().nullable(), used: z.boolean() }))
 
-/** A document of the conversation's project with its text, kept from being deleted; by the primary keys. */
-const shareDocument = (tx: Queryable, owner: ConversationRow, id: string) =>
-  tx.maybeOne(namedDocument`
+/**
+ * Returns a document of the conversation's project with its text, with a lock against its deletion. By the primary
+ * keys.
+ */
+const findDocument = (tx: Queryable, owner: ConversationRow, id: string) =>
+  tx.maybeOne(documentRow`
     select ${documentKind.columns}, case when t.status <> 'withdrawn' then x.content end as content,
       exists (select 1 from conversation_messages m where m.conversation_id = ${owner.id} and m.document_id = t.id) as used
     from documents t left join document_texts x on x.document_id = t.id
     where t.id = ${id} and t.project_id = ${owner.project_id} for key share of t`)
 
-/** The text of the document that a new message names. */
-async function takeText(
+/** Returns the text of a message's document. */
+async function requireDocumentText(
   tx: Queryable,
   owner: ConversationRow,
   { document_id, allow }: Extract<MessageSource, { document_id: string }>,
 ): Promise<string> {
-  const row = await shareDocument(tx, owner, document_id)
+  const row = await findDocument(tx, owner, document_id)
   if (!row) return raise(documentKind.notFound, { meta: { id: document_id } })
   allow('documents:GetDocument', { kind: documentKind, row })
   if (row.used)
     raise('NAME_CONFLICT', {
-      message: 'The conversation has a message of this document',
+      message: 'The conversation already has a message with this document',
       meta: { field: 'document_id' },
     })
   return (
@@ -100,22 +103,22 @@ async function takeText(
     raiseInvalid({
       code: 'INVALID_STATE',
       path: 'document_id',
-      message: `names a document without text (${row.status})`,
+      message: `has no text (status ${row.status})`,
     })
   )
 }
 
-/** By conversation_messages_idempotency. */
+/** Returns the message with an idempotency key. By conversation_messages_idempotency. */
 export const findMessageByKey = (tx: Queryable, conversationId: string, key: string): Promise<MessageRow | null> =>
-  tx.maybeOne(message`
+  tx.maybeOne(messageRow`
     select ${messageColumns} from ${messageTables}
     where m.conversation_id = ${conversationId} and m.idempotency_key = ${key}`)
 
 /**
- * Moves the message at a position and all later ones up by one when the position is taken. What the running turn has
- * seen moves along, so that its reply still lands behind it.
+ * Ctes that move the messages from a position on up by one if the position is taken. The position seen by the running
+ * turn moves too, so that its reply is still inserted after it.
  */
-const makeRoom = (conversationId: string, position: number): Fragment[] => [
+const shiftMessagesCtes = (conversationId: string, position: number): Fragment[] => [
   sql.fragment`taken as (
     select 1 from conversation_messages where conversation_id = ${conversationId} and position = ${position})`,
   sql.fragment`seen as (
@@ -127,22 +130,22 @@ const makeRoom = (conversationId: string, position: number): Fragment[] => [
     where conversation_id = ${conversationId} and position >= ${position} and exists (select 1 from taken))`,
 ]
 
-/** The text unless a document has it, the message behind the last or at its position, and the count, in one statement. */
+/** Inserts a message, its text unless it is a document, and updates the message count, in one statement. */
 const insertMessage = (
   tx: Queryable,
   owner: ConversationRow,
   draft: MessageDraft,
   text: string,
 ): Promise<MessageRow> => {
-  const named = 'document_id' in draft
-  const documentId = named ? draft.document_id : newId(documentKind.prefix)
+  const isDocument = 'document_id' in draft
+  const documentId = isDocument ? draft.document_id : newId(documentKind.prefix)
   const position: Fragment =
     draft.position === undefined ? sql.fragment`place.next` : sql.fragment`least(${draft.position}::int, place.next)`
   const parts = [
     sql.fragment`place as (
       select coalesce(max(position) + 1, 0) as next from conversation_messages where conversation_id = ${owner.id})`,
-    ...(draft.position === undefined ? [] : makeRoom(owner.id, draft.position)),
-    ...(named
+    ...(draft.position === undefined ? [] : shiftMessagesCtes(owner.id, draft.position)),
+    ...(isDocument
       ? []
       : messageTextParts({
           document_id: documentId,
@@ -159,9 +162,9 @@ const insertMessage = (
         ${draft.generation_id ?? null}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
       from place
       returning *)`,
-    ...(draft.beside ?? []),
+    ...(draft.extraCtes ?? []),
   ]
-  return tx.one(message`
+  return tx.one(messageRow`
     with ${sql.join(parts, sql.fragment`, `)}
     select document_id, conversation_id, role, actor_id, agent_id, generation_id, position, null as content, metadata,
       created_at
@@ -175,7 +178,7 @@ export type MessageFilter = {
   before_position?: number
 }
 
-/** A page of messages in order, with their texts. */
+/** Returns a page of messages in order, with their texts. */
 export const listMessages = (context: { db: Queryable; page: Page }, conversationId: string, filter: MessageFilter) =>
   messagePage<MessageRow>(context, conversationId, {
     columns: messageColumns,
@@ -188,10 +191,7 @@ export const listMessages = (context: { db: Queryable; page: Page }, conversatio
     ],
   })
 
-/**
- * A page of messages `m` in order; conversation_messages_position serves it. How many there are is written with them, under
- * lockConversation.
- */
+/** Returns a page of messages `m` in order, with the stored message count. By conversation_messages_position. */
 export const messagePage = <Row>(
   context: { db: Queryable; page: Page },
   conversationId: string,
@@ -203,24 +203,24 @@ export const messagePage = <Row>(
     kept: sql.fragment`coalesce((select message_count from conversations where id = ${conversationId}), 0)`,
     time: sql.fragment`m.created_at`,
     order: sql.fragment`m.position`,
-    // A message has no id of its own.
+    // A message has no separate id.
     key: sql.fragment`m.ctid`,
     present: row => row,
   })
 
-/** The next messages behind a position, in order; conversation_messages_position serves it. */
+/** Returns the next messages after a position, in order. By conversation_messages_position. */
 export const messagesAfter = (
   db: Queryable,
   conversationId: string,
   position: number,
   limit: number,
 ): Promise<readonly MessageRow[]> =>
-  db.any(message`
+  db.any(messageRow`
     select ${messageColumns} from ${messageTables}
     where m.conversation_id = ${conversationId} and m.position > ${position} order by m.position limit ${limit}`)
 
 export const findMessage = (db: Queryable, conversationId: string, documentId: string): Promise<MessageRow | null> =>
-  db.maybeOne(message`
+  db.maybeOne(messageRow`
     select ${messageColumns} from ${messageTables}
     where m.conversation_id = ${conversationId} and m.document_id = ${documentId}`)
 
@@ -230,7 +230,7 @@ export const setMessageMetadata = (
   documentId: string,
   metadata: Record<string, unknown> | null,
 ): Promise<MessageRow | null> =>
-  db.maybeOne(message`
+  db.maybeOne(messageRow`
     with m as (
       update conversation_messages set metadata = ${jsonb(metadata)}
       where conversation_id = ${conversationId} and document_id = ${documentId} returning *
@@ -238,8 +238,8 @@ export const setMessageMetadata = (
     select ${messageColumns} from m ${messageTextJoin}`)
 
 /**
- * Removes one message under lockConversation, with its text when no other message uses it; the rest keep their
- * positions. Emits conversation_messages.deleted; false when there is no such message.
+ * Deletes a message, and its text unless another message uses it, and emits conversation_messages.deleted. Other
+ * messages keep their positions. Returns false if the message does not exist. Requires lockConversation.
  */
 export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: string): Promise<boolean> {
   const row = await findMessage(tx, owner.id, documentId)
@@ -249,16 +249,16 @@ export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: 
     with gone as (
       delete from conversation_messages where conversation_id = ${owner.id} and document_id = ${documentId}
       returning actor_id, document_id),
-    ${rememberDeletedCtes(owner)}
+    ${recordDeletedCtes(owner)}
     update conversations set message_count = message_count - 1, updated_at = now() where id = ${owner.id}`)
-  await deleteMessageTexts(tx, texts, inUse)
+  await deleteMessageTexts(tx, texts, isTextInUse)
   tx.emit(messageEvents, 'deleted', { id: documentId, project_id: owner.project_id }, { data: row })
   return true
 }
 
 /**
- * Removes a conversation under lockConversation: its turns, its messages and the texts that no other message uses.
- * Emits conversations.deleted. The turns must have been cancelled before (turns/mailbox, clearMailbox).
+ * Deletes a conversation with its turns, its messages and the texts that no other message uses, and emits
+ * conversations.deleted. Requires lockConversation; open turns must have been ended (clearMailbox).
  */
 export async function removeConversation(tx: Tx, owner: ConversationRow): Promise<void> {
   const texts = await lockMessageTexts(
@@ -268,13 +268,13 @@ export async function removeConversation(tx: Tx, owner: ConversationRow): Promis
   await tx.query(voidStatement`
     with gone as (
       delete from conversation_messages where conversation_id = ${owner.id} returning actor_id, document_id),
-    ${rememberDeletedCtes(owner)}
+    ${recordDeletedCtes(owner)}
     delete from conversations where id = ${owner.id}`)
-  await deleteMessageTexts(tx, texts, inUse)
+  await deleteMessageTexts(tx, texts, isTextInUse)
   tx.emit(conversationKind, 'deleted', owner)
 }
 
-/** Takes the calls of replies away from them. By conversation_messages_generation. */
+/** Erases the tool calls of replies and returns the number of replies. By conversation_messages_generation. */
 export const eraseHistory = async (tx: Queryable, generationIds: readonly string[]): Promise<number> =>
   (
     await tx.query(voidStatement`
@@ -282,19 +282,19 @@ export const eraseHistory = async (tx: Queryable, generationIds: readonly string
       where generation_id = any(${sql.array([...generationIds], 'text')}) and history is not null`)
   ).rowCount
 
-const named = sql.type(z.object({ document_id: z.string() }))
+const documentIdRow = sql.type(z.object({ document_id: z.string() }))
 
 /**
- * Messages that keep content of an end user: those of its own conversations, and those that it wrote elsewhere; up to a time,
- * and replies of turns from before that. Indexes conversations_actor, conversation_messages_actor.
+ * Returns messages with content of an end user: in its own conversations, and written by it elsewhere, created until a
+ * time or by a turn created until then. By conversations_actor and conversation_messages_actor.
  */
-export const messagesOfEndUser = (
+export const listMessagesOfEndUser = (
   db: Queryable,
   endUser: Pick<EndUser, 'id' | 'project_id' | 'ownConversations'>,
   until: string,
   limit: number,
 ): Promise<readonly string[]> =>
-  db.anyFirst(named`
+  db.anyFirst(documentIdRow`
     select m.document_id from (
       select * from conversation_messages where conversation_id in (${endUser.ownConversations})
       union all
@@ -305,7 +305,10 @@ export const messagesOfEndUser = (
       and least(m.created_at, g.created_at) <= ${until}::timestamptz
     limit ${limit}`)
 
-/** Takes from messages what is theirs beside their texts; returns how many there are. By conversation_messages_document. */
+/**
+ * Erases the fields of messages other than their texts and returns the number of messages. By
+ * conversation_messages_document.
+ */
 export const eraseMessages = async (
   tx: Queryable,
   projectId: string,
@@ -319,7 +322,7 @@ export const eraseMessages = async (
   ).rowCount
 
 /**
- * Whether a message uses a text, asked under the lock of the text: of two forks that are deleted at once the second one
- * sees that what they share is no longer used. By conversation_messages_document.
+ * Condition that a message uses a text `d`, evaluated under the lock of the text: of two forks that are deleted
+ * concurrently, the second finds that the shared text is unused. By conversation_messages_document.
  */
-const inUse = sql.fragment`exists (select 1 from conversation_messages m where m.document_id = d.id)`
+const isTextInUse = sql.fragment`exists (select 1 from conversation_messages m where m.document_id = d.id)`

@@ -7,7 +7,7 @@ import { callerContext } from '../../core/api/tool-context.ts'
 import { checkOverlay, type SessionKnowledge } from '../../execution/agents/knowledge.ts'
 import { findAgent } from '../../execution/agents/model.ts'
 import { requireSingleSession } from './create.ts'
-import { expireLocked } from './expire.ts'
+import { expireLockedSessions } from './expire.ts'
 import { sessionKind } from './kind.ts'
 import type { SessionPatch, SessionRow } from './model.ts'
 import { sessionFailure } from './session-locks.ts'
@@ -16,8 +16,8 @@ import { cancelDelayedAutoTurn, clearTurns } from './turns.ts'
 
 type Patch = z.output<typeof SessionPatch>
 
-/** The fields of a patch whose value differs from the stored one. */
-function changed(session: SessionRow, patch: SessionChange): SessionChange {
+/** Returns the fields of a patch whose value differs from the stored one. */
+function changedFields(session: SessionRow, patch: SessionChange): SessionChange {
   const differing = Object.entries(patch).filter(
     ([key, value]) => value !== undefined && !isDeepStrictEqual(value, session[key as keyof SessionRow]),
   )
@@ -25,9 +25,9 @@ function changed(session: SessionRow, patch: SessionChange): SessionChange {
 }
 
 /**
- * PATCH of a session: settings, close, reopen. Closing clears the mailbox in the same
- * transaction, so that a reply which races it finds the session closed. A patch that changes nothing emits nothing.
- * @throws SESSION_EXPIRED for a status on an expired session, SINGLE_SESSION_CONFLICT for a reopen
+ * Updates a session: settings, close, reopen. Closing clears the mailbox in the same transaction, so that a concurrent
+ * reply finds the session closed. A patch without changes emits nothing.
+ * @throws SESSION_EXPIRED for a status change of an expired session, SINGLE_SESSION_CONFLICT for a reopen
  */
 export async function changeSession(
   context: Pick<Context<unknown, Patch, SessionRow>, 'tx' | 'services' | 'body' | 'resource' | 'allow' | 'allowTags'>,
@@ -37,10 +37,10 @@ export async function changeSession(
   let session = await sessionKind.lock(tx, resource.id)
   if (session.status === 'expired') {
     if (body.status !== undefined) raise('SESSION_EXPIRED', { meta: { session_id: session.id } })
-    if (session.stored_status !== 'expired') session = (await expireLocked(tx, [session.id]))[0] ?? session
+    if (session.stored_status !== 'expired') session = (await expireLockedSessions(tx, [session.id]))[0] ?? session
   }
   const { status, tags, tool_context, ...settings } = body
-  const change = changed(session, {
+  const change = changedFields(session, {
     ...settings,
     status,
     tags: tags && replacedTags(session.tags, tags),
@@ -60,11 +60,11 @@ export async function changeSession(
   const next = await updateSession(tx, session.id, change)
   tx.emit(sessionKind, 'updated', next)
   if (change.status === 'closed') tx.emit(sessionKind, 'closed', next)
-  // A shorter time to live may already be over.
-  return (await expireLocked(tx, [next.id]))[0] ?? next
+  // A shorter time to live may have passed already.
+  return (await expireLockedSessions(tx, [next.id]))[0] ?? next
 }
 
-/** Raises what refuses a configuration for an agent that may be gone, whose session gets no turns then. */
+/** Checks a knowledge configuration, unless the agent was deleted and the session gets no more turns. */
 async function checkKnowledge(
   context: Pick<Context, 'tx' | 'allow'>,
   { agent_id, project_id }: SessionRow,
@@ -74,7 +74,7 @@ async function checkKnowledge(
   if (agent) await checkOverlay(context, agent, project_id, config)
 }
 
-/** A reopened session counts for its agent's single_session_per_actor again. */
+/** Checks `single_session_per_actor` for a session that is reopened. */
 async function requireReopenable(tx: Context['tx'], session: SessionRow): Promise<void> {
   if (session.actor_id === null) return
   const agent = await findAgent(tx, session.agent_id)

@@ -3,40 +3,40 @@ import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { callerContext } from '../../core/api/tool-context.ts'
+import { callerContext, type ToolContext } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { checkOverlay } from '../../execution/agents/knowledge.ts'
 import { type AgentRow, agentKind, findAgent } from '../../execution/agents/model.ts'
-import { grantingShares } from '../../execution/shares/grants.ts'
-import { findOrCreateActor } from '../actors/find-or-create.ts'
+import { findGrantingShares } from '../../execution/shares/grants.ts'
 import { actorKind } from '../actors/model.ts'
+import { findOrCreateActor } from '../actors/store.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
-import { expireLocked } from './expire.ts'
+import { expireLockedSessions } from './expire.ts'
 import { findSession, sessionKind } from './kind.ts'
-import type { SessionInput, SessionRow } from './model.ts'
-import { insertSession, lockPair, openSessionsOf, type SessionValues } from './store.ts'
+import type { ForkInput, SessionInput, SessionRow } from './model.ts'
+import { copyMessages, hasMessageAt, insertSession, listOpenSessions, lockPair, type SessionValues } from './store.ts'
 
 /**
- * The agent that a session of a project may have: one of the project, kept from being deleted, or one that is shared with
- * it, by a share that stays until the transaction ends; null for any other.
+ * Returns the agent of a new session: an agent of the project with a lock against its deletion, or a shared one with a
+ * lock on its share; null if there is none.
  */
-async function agentFor(tx: Tx, projectId: string, id: string): Promise<AgentRow | null> {
-  const own = await agentKind.reference(tx, id, projectId)
-  if (own || !isIdOf(agentKind, id)) return own
-  const shared = await grantingShares(tx, 'agent', projectId, [id], true)
+async function findSessionAgent(tx: Tx, projectId: string, id: string): Promise<AgentRow | null> {
+  const agent = await agentKind.reference(tx, id, projectId)
+  if (agent || !isIdOf(agentKind, id)) return agent
+  const shared = await findGrantingShares(tx, 'agent', projectId, [id], true)
   return shared.has(id) ? findAgent(tx, id) : null
 }
 
-/** The same. Raises AGENT_NOT_FOUND for any other. */
-export const sessionAgent = async (tx: Tx, projectId: string, id: string): Promise<AgentRow> =>
-  (await agentFor(tx, projectId, id)) ?? raise('AGENT_NOT_FOUND', { meta: { id } })
+/** Like findSessionAgent. @throws AGENT_NOT_FOUND */
+export const requireSessionAgent = async (tx: Tx, projectId: string, id: string): Promise<AgentRow> =>
+  (await findSessionAgent(tx, projectId, id)) ?? raise('AGENT_NOT_FOUND', { meta: { id } })
 
 /**
- * The project of a session that names none: its agent's.
- * @throws AGENT_NOT_FOUND for an agent that does not exist, or of a project that the caller does not see
+ * Returns the project of an agent, for sessions without a project.
+ * @throws AGENT_NOT_FOUND for a missing agent or an agent of a project that the caller may not read
  */
 export async function projectOfAgent(
   body: Record<string, unknown>,
@@ -51,25 +51,25 @@ export async function projectOfAgent(
 }
 
 /**
- * The rule of `single_session_per_actor`: no other open session of agent and end user. Sessions past their time to live
- * are expired on the spot and do not count. Holds the pair until the transaction ends; called before the lock of a
- * conversation is taken, which is the order everywhere.
+ * Checks `single_session_per_actor`: no other open session of agent and end user. Overdue sessions are expired first.
+ * Locks the pair until the transaction ends; must be called before a conversation is locked, which is the lock order
+ * everywhere.
  * @throws SINGLE_SESSION_CONFLICT with `meta { session_id }`
  */
 export async function requireSingleSession(tx: Tx, agentId: string, actorId: string): Promise<void> {
   await lockPair(tx, agentId, actorId)
-  const open = await openSessionsOf(tx, agentId, actorId)
+  const open = await listOpenSessions(tx, agentId, actorId)
   const overdue = open.filter(session => session.status === 'expired').map(session => session.id)
   for (const id of overdue) await findSession(tx, id, true)
-  const expired = new Set((await expireLocked(tx, overdue)).map(session => session.id))
+  const expired = new Set((await expireLockedSessions(tx, overdue)).map(session => session.id))
   const other = open.find(session => !expired.has(session.id))
   if (other) raise('SINGLE_SESSION_CONFLICT', { meta: { session_id: other.id } })
 }
 
 type NewSession = Omit<SessionValues, 'id' | 'conversation_id'>
 
-/** Adds a session with its conversation, which starts empty. The events are `emitCreated`'s, once all is in place. */
-export async function addSession(
+/** Inserts a session with an empty conversation. The caller emits the events with `emitCreated` afterwards. */
+export async function insertSessionWithConversation(
   tx: Tx,
   values: NewSession,
 ): Promise<{ session: SessionRow; conversation: ConversationRow }> {
@@ -85,18 +85,18 @@ export function emitCreated(tx: Tx, session: SessionRow, conversation: Conversat
   tx.emit(sessionKind, 'created', session)
 }
 
-/** Refuses an agent that is not one of the project; who may know of it gets to know what is wrong. */
+/** Refuses an agent outside the project, with a specific message if the caller may read the agent. */
 async function refuseAgent(db: Queryable, caller: Caller, id: string): Promise<never> {
-  const elsewhere = caller.project_id === null ? await findAgent(db, id) : null
-  if (elsewhere && canSeeProject(caller, elsewhere.project_id))
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'project_id', message: 'is not the project of the agent' })
+  const agent = caller.project_id === null ? await findAgent(db, id) : null
+  if (agent && canSeeProject(caller, agent.project_id))
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'project_id', message: 'must be the project of the agent' })
   return raise('AGENT_NOT_FOUND', { meta: { id } })
 }
 
 /**
- * POST /sessions: the session and its conversation in one transaction.
+ * Creates a session with its conversation.
  * @throws AGENT_NOT_FOUND, ACTOR_NOT_FOUND, INVALID_TOOL_CONTEXT_KEY, SINGLE_SESSION_CONFLICT; VALIDATION_FAILED for a
- * named project that is not the agent's
+ *   project other than the agent's
  */
 export async function createSession(
   context: Pick<
@@ -107,19 +107,19 @@ export async function createSession(
   const { tx, services, body, caller } = context
   const project_id = context.project as string
   const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-  const agent = await agentFor(tx, project_id, body.agent_id)
+  const agent = await findSessionAgent(tx, project_id, body.agent_id)
   if (!agent) return refuseAgent(tx, caller, body.agent_id)
   if (body.knowledge_config) await checkOverlay(context, agent, project_id, body.knowledge_config)
   let actor_id = body.actor_id ?? null
   if (body.actor) {
     context.allow('actors:CreateActor', { kind: actorKind, project_id })
-    const made = await findOrCreateActor(tx, { ...body.actor, project_id })
-    if (!('existing' in made)) tx.emit(actorKind, 'created', made)
-    actor_id = 'existing' in made ? made.existing.id : made.id
+    const actor = await findOrCreateActor(tx, { ...body.actor, project_id })
+    if (!('existing' in actor)) tx.emit(actorKind, 'created', actor)
+    actor_id = 'existing' in actor ? actor.existing.id : actor.id
   } else if (actor_id !== null && !(await actorKind.reference(tx, actor_id, project_id)))
     raise('ACTOR_NOT_FOUND', { meta: { id: actor_id } })
   if (agent.single_session_per_actor && actor_id !== null) await requireSingleSession(tx, agent.id, actor_id)
-  const { session, conversation } = await addSession(tx, {
+  const { session, conversation } = await insertSessionWithConversation(tx, {
     project_id,
     agent_id: agent.id,
     name: body.name ?? null,
@@ -132,5 +132,43 @@ export async function createSession(
     knowledge_config: body.knowledge_config ?? null,
   })
   emitCreated(tx, session, conversation)
+  return session
+}
+
+/**
+ * Forks a session in any status: creates a session with the messages up to a position, which share their texts.
+ * @param toolContext replaces the parent's if set; null clears it
+ * @throws VALIDATION_FAILED without a message at the position, AGENT_NOT_FOUND for an agent outside the parent's
+ *   project
+ */
+export async function forkSession(
+  tx: Tx,
+  parentId: string,
+  input: z.output<typeof ForkInput>,
+  toolContext: ToolContext | null | undefined,
+): Promise<SessionRow> {
+  const parent = await sessionKind.lock(tx, parentId)
+  const agentId = input.agent_id ?? parent.agent_id
+  if (agentId !== parent.agent_id) await requireSessionAgent(tx, parent.project_id, agentId)
+  const until = input.fork_at_position ?? null
+  if (until !== null && !(await hasMessageAt(tx, parent.conversation_id, until)))
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'fork_at_position', message: 'must be the position of a message' })
+  const { session, conversation } = await insertSessionWithConversation(tx, {
+    project_id: parent.project_id,
+    agent_id: agentId,
+    name: input.name ?? null,
+    actor_id: null,
+    tags: input.tags ?? {},
+    auto_generate: false,
+    message_delay_seconds: parent.message_delay_seconds,
+    inactivity_ttl_seconds: parent.inactivity_ttl_seconds,
+    tool_context: toolContext === undefined ? parent.tool_context : toolContext,
+    // Was authorized for the parent's agent only.
+    knowledge_config: agentId === parent.agent_id ? parent.knowledge_config : null,
+    forked_from_session_id: parent.id,
+    forked_from_position: until,
+  })
+  const message_count = await copyMessages(tx, { from: parent.conversation_id, to: conversation.id, until })
+  emitCreated(tx, session, { ...conversation, message_count })
   return session
 }

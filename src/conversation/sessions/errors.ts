@@ -4,19 +4,19 @@ export const sessionErrors = {
   SESSION_CLOSED: {
     status: 409,
     description: 'Session closed',
-    message: 'The session {session_id} is closed',
-    hint: 'Open it again with PATCH /sessions/{session_id} and the status open, or start another one with POST /sessions.',
+    message: 'Session {session_id} is closed',
+    hint: 'Reopen it with PATCH /sessions/{session_id} and status open, or create a session with POST /sessions.',
   },
   SESSION_EXPIRED: {
     status: 410,
     description: 'Session expired by inactivity',
-    message: 'The session {session_id} has expired',
+    message: 'Session {session_id} has expired',
   },
   SINGLE_SESSION_CONFLICT: {
     status: 409,
     description: 'Open session already exists for the actor',
-    message: 'The actor has the open session {session_id} with this agent',
-    hint: 'Go on with the session meta.session_id, or close it first.',
+    message: 'The actor already has the open session {session_id} with this agent',
+    hint: 'Use the session in meta.session_id, or close it with PATCH /sessions/{session_id} and status closed.',
   },
 } as const satisfies ErrorTable
 

@@ -5,13 +5,13 @@ import { workQueue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
-import { type ExpiringSession, overdueSessions, tryLockSessions, writeExpiry } from './store.ts'
+import { type ExpiringSession, listOverdueSessions, tryLockSessions, writeExpiry } from './store.ts'
 
 /**
- * Writes the expiry of overdue sessions down, with its event; the caller holds their conversations' locks. A session
- * expires only with an empty mailbox, so there is nothing to clear. Returns the rows that expired.
+ * Expires overdue sessions with their events and returns their rows. Requires the locks of their conversations. A
+ * session expires only with an empty mailbox.
  */
-export async function expireLocked(tx: Tx, ids: readonly string[]): Promise<readonly SessionRow[]> {
+export async function expireLockedSessions(tx: Tx, ids: readonly string[]): Promise<readonly SessionRow[]> {
   const expired = ids.length === 0 ? [] : await writeExpiry(tx, ids)
   for (const session of expired) tx.emit(sessionKind, 'expired', session)
   return expired
@@ -20,14 +20,14 @@ export async function expireLocked(tx: Tx, ids: readonly string[]): Promise<read
 const BATCH = 100
 
 /**
- * Expires what is overdue, in batches of one transaction each; sessions whose conversation is locked are left to the
- * next sweep. Returns how many expired.
+ * Expires overdue sessions, one transaction per batch; locked sessions are left to the next sweep. Returns the number
+ * of expired sessions.
  */
-async function sweepExpired(services: Services, stop: AbortSignal): Promise<number> {
+async function expireOverdueSessions(services: Services, stopping: AbortSignal): Promise<number> {
   let count = 0
   let after: ExpiringSession | null = null
-  while (!stop.aborted) {
-    const found: readonly ExpiringSession[] = await overdueSessions(services.pool, after, BATCH)
+  while (!stopping.aborted) {
+    const found: readonly ExpiringSession[] = await listOverdueSessions(services.pool, after, BATCH)
     if (found.length === 0) break
     after = found[found.length - 1]
     count += await services.write(async tx => {
@@ -35,7 +35,7 @@ async function sweepExpired(services: Services, stop: AbortSignal): Promise<numb
         tx,
         found.map(session => session.id),
       )
-      return (await expireLocked(tx, locked)).length
+      return (await expireLockedSessions(tx, locked)).length
     })
   }
   return count
@@ -47,9 +47,9 @@ const sessionExpiryQueue = workQueue('session.expire', {
   retry: { limit: 0 },
 })
 
-/** Expires sessions past their time, one message every SESSION_SWEEP_SECONDS in the whole deployment. */
+/** Expires overdue sessions every SESSION_SWEEP_SECONDS. */
 export const sessionExpiryHandler = handler(sessionExpiryQueue, { concurrency: 1 }, async (_message, context) => {
-  const expired = await sweepExpired(context.services, context.stopping)
+  const expired = await expireOverdueSessions(context.services, context.stopping)
   if (expired > 0) context.log.info({ expired }, 'sessions expired')
 })
 

@@ -7,7 +7,7 @@ import type { Services } from '../../core/process/services.ts'
 import { checkOverlay } from '../../execution/agents/knowledge.ts'
 import { admitTurn } from '../../execution/generations/request/admission.ts'
 import { createdStatus, respondWithTurn, responseMode } from '../../execution/generations/request/respond.ts'
-import { cancelTurns, endCancelledTurns, enqueueTurn, mailboxState, refuseSelfWait } from '../turns/mailbox.ts'
+import { cancelTurns, endCancelledTurns, enqueueTurn, findMailboxState, refuseSelfWait } from '../turns/mailbox.ts'
 import type { TurnRow } from '../turns/store.ts'
 import type { ON_BUSY, SessionGenerateInput, SessionRow } from './model.ts'
 import { INTERRUPTED, lockSessionAndConversation, ROLLED_BACK, requireOpen } from './session-locks.ts'
@@ -16,14 +16,14 @@ import { turnContext, turnInput } from './turns.ts'
 
 type OnBusy = (typeof ON_BUSY)[number]
 
-/** Most turns that `on_busy: queue` lets wait. */
-const MAX_WAITING = 20
+/** Most queued turns with `on_busy: queue`. */
+const MAX_QUEUED = 20
 
 /**
- * POST of a generate. All that can refuse it is decided under the conversation's lock, so
- * of any number of concurrent calls exactly one starts.
+ * Generates a reply in a session. All refusals are decided under the conversation's lock, so that exactly one of
+ * several concurrent calls starts a turn.
  * @throws SESSION_CLOSED, SESSION_EXPIRED, GENERATION_ALREADY_IN_PROGRESS with `meta { generation_id }`,
- * OUTPUT_SCHEMA_STREAMING_UNSUPPORTED, PROJECT_PAUSED; with `wait` what the turn failed with
+ *   OUTPUT_SCHEMA_STREAMING_UNSUPPORTED, PROJECT_PAUSED; with `wait` the failure of the turn
  */
 export async function generateInSession(
   context: Pick<
@@ -35,7 +35,7 @@ export async function generateInSession(
   const body = context.body ?? {}
   const mode = responseMode(body.stream, query.wait)
   refuseSelfWait(context.origin, resource.conversation_id)
-  const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+  const requestContext = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
   return respondWithTurn(context, mode, async generation_id => {
     const { trace_id } = await services.write(async tx => {
       const { session, conversation } = await lockSessionAndConversation(tx, resource)
@@ -43,7 +43,7 @@ export async function generateInSession(
       const agent = await admitTurn(tx, services, { ...session, session_id: session.id })
       if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
       if (conversation.message_count === 0)
-        raiseInvalid({ code: 'INVALID_VALUE', path: '', message: 'the session has no messages' })
+        raiseInvalid({ code: 'INVALID_VALUE', path: '', message: `session ${session.id} has no messages` })
       if (body.knowledge_config)
         await checkOverlay(
           { tx, allow: context.allow },
@@ -58,7 +58,7 @@ export async function generateInSession(
       })
       const input = turnInput(session, caller, {
         generation_id,
-        tool_context: turnContext(session, sent),
+        tool_context: turnContext(session, requestContext),
         model: body.model,
         knowledge_config: body.knowledge_config,
         streamed: mode === 'stream',
@@ -72,33 +72,33 @@ export async function generateInSession(
 }
 
 /**
- * Decides what a turn that runs, or is due, means to the one that was asked for, and takes out of the mailbox what the
- * new one answers for: an automatic turn that still waits out its delay, an aborted turn.
- * @param asked when the request came in, and the takeovers it found then
+ * Refuses the request, or ends turns that the new one replaces, according to `on_busy`: the running or due turn, and an
+ * automatic turn whose delay has not passed.
+ * @param request when it arrived, and the number of takeovers at that time
  */
 async function resolveBusyMode(
   tx: Tx,
   services: Services,
   session: SessionRow,
   onBusy: OnBusy,
-  asked: { at: Date; takeovers: number },
+  request: { at: Date; takeovers: number },
 ): Promise<void> {
-  const { running, queued } = await mailboxState(tx, session.conversation_id)
+  const { running, queued } = await findMailboxState(tx, session.conversation_id)
   const due = queued.filter(turn => turn.due)
   const first = running ?? due[0]
   if (first) {
-    if (onBusy === 'reject' || (onBusy === 'queue' && due.length >= MAX_WAITING)) busyWith(first)
+    if (onBusy === 'reject' || (onBusy === 'queue' && due.length >= MAX_QUEUED)) raiseBusy(first)
     if (onBusy === 'interrupt' || onBusy === 'rollback') {
-      // Of concurrent callers one takes over: the others had come in before its turn was there, however late they are.
-      const later = session.takeovers !== asked.takeovers || new Date(first.created_at) > asked.at
-      if (first.abort || later) busyWith(first)
+      // Of concurrent callers one takes over: the others arrived before its turn existed.
+      const isOutdated = session.takeovers !== request.takeovers || new Date(first.created_at) > request.at
+      if (first.abort || isOutdated) raiseBusy(first)
       await cancelTurns(tx, services, [first], onBusy === 'interrupt' ? INTERRUPTED : ROLLED_BACK)
       await incrementTakeovers(tx, session.id)
     }
   }
-  const idle = queued.filter(turn => turn.kind === 'auto' && !turn.due)
-  if (idle.length > 0) await endCancelledTurns(tx, services, idle)
+  const delayed = queued.filter(turn => turn.kind === 'auto' && !turn.due)
+  if (delayed.length > 0) await endCancelledTurns(tx, services, delayed)
 }
 
-const busyWith = ({ generation_id }: TurnRow): never =>
+const raiseBusy = ({ generation_id }: TurnRow): never =>
   raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id } })

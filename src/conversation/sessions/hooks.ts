@@ -1,3 +1,5 @@
+import { redactFields } from '../../control/events/redact.ts'
+import type { TurnContentEraser } from '../../control/retention/erasure.ts'
 import { raise } from '../../core/api/errors.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
@@ -10,7 +12,7 @@ import { INTERRUPTED } from './session-locks.ts'
 import { findPairConflict, moveSessions, touchSession } from './store.ts'
 import { turnContext } from './turns.ts'
 
-/** A session out of jsonb, whose turn has ended since. */
+/** Returns a session row from jsonb, with its turn ended. */
 const withoutTurn = (json: object): SessionRow => ({
   ...(Object.fromEntries(
     Object.entries(json).map(([name, value]) => [
@@ -21,8 +23,8 @@ const withoutTurn = (json: object): SessionRow => ({
   generating_at: null,
 })
 
-/** Keeps what an interrupted turn had said, where its reply would be. */
-async function keepText(tx: Tx, session: SessionRow, turn: SettledTurn): Promise<void> {
+/** Appends the partial text of an interrupted turn at the position of its reply. */
+async function appendPartial(tx: Tx, session: SessionRow, turn: SettledTurn): Promise<void> {
   const conversation = turn.partial ? await lockConversation(tx, session.conversation_id) : null
   if (!conversation || !turn.partial) return
   await appendMessage(tx, conversation, {
@@ -36,7 +38,7 @@ async function keepText(tx: Tx, session: SessionRow, turn: SettledTurn): Promise
   })
 }
 
-/** What the turns of conversations ask of the sessions they belong to. */
+/** Extensions of conversation turns by their session. */
 export const sessionTurnHooks: SessionHooks = {
   json: sql.fragment`(
     select to_jsonb(s) from (select ${sessionKind.columns} from sessions t where t.id = c.session_id) s)`,
@@ -55,8 +57,8 @@ export const sessionTurnHooks: SessionHooks = {
       row: session,
     }
   },
-  started(outgoing, { row }, turn) {
-    outgoing.emit(sessionKind, 'generation_started', row as SessionRow, { extra: turn })
+  started(outbox, { row }, turn) {
+    outbox.emit(sessionKind, 'generation_started', row as SessionRow, { extra: turn })
   },
   async settled(tx, sessionId, turn) {
     const { generation_id, trace_id, status, error } = turn
@@ -74,21 +76,42 @@ export const sessionTurnHooks: SessionHooks = {
       return
     }
     tx.emit(sessionKind, 'generation_failed', session, { extra: { generation_id, trace_id, error } })
-    if (error?.meta?.reason === INTERRUPTED.meta?.reason) await keepText(tx, session, turn)
+    if (error?.meta?.reason === INTERRUPTED.meta?.reason) await appendPartial(tx, session, turn)
   },
   async stored(tx, sessionId, message) {
     if (message.role === 'user') touchSession(tx, sessionId)
   },
-  // The row itself goes with its conversation's.
+  // The row is deleted with its conversation.
   async remove(tx, sessionId) {
     const session = await findSession(tx, sessionId)
     if (session) tx.emit(sessionKind, 'deleted', session)
   },
 }
 
-/** Gives the sessions of an actor to another. Raises SINGLE_SESSION_CONFLICT. */
+/** Reassigns the sessions of an actor. @throws SINGLE_SESSION_CONFLICT */
 export async function moveActorSessions(tx: Tx, from: ActorRow, to: ActorRow): Promise<void> {
   const conflict = await findPairConflict(tx, from.id, to.id)
   if (conflict) raise('SINGLE_SESSION_CONFLICT', { meta: { session_id: conflict } })
   await moveSessions(tx, from.id, to.id)
+}
+
+const without = redactFields('error', 'required_action')
+
+/** Erases errors and pending tool calls of turns in events of sessions. */
+export const sessionContent: TurnContentEraser = {
+  async erase(_tx, turns) {
+    const sessions = new Set(turns.flatMap(({ session_id }) => session_id ?? []))
+    const ids = new Set(turns.map(({ id }) => id))
+    return {
+      counts: {},
+      events: [
+        {
+          resource_type: sessionKind.name,
+          ids: [...sessions],
+          names: ['sessions.generation_failed', 'sessions.generation_requires_action'],
+          without: data => (ids.has(data.generation_id as string) ? without(data) : data),
+        },
+      ],
+    }
+  },
 }

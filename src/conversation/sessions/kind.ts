@@ -4,14 +4,14 @@ import type { Tx } from '../../core/db/writer.ts'
 import { lockConversation, removeConversation } from '../conversations/store.ts'
 import { Session, type SessionRow, sessionHidden } from './model.ts'
 
-/** Turns that wait or run (index conversation_turns_open). */
-const openTurns = sql.fragment`from conversation_turns q
+/** Open turns of a session. By conversation_turns_open. */
+const openTurnsClause = sql.fragment`from conversation_turns q
   where q.conversation_id = t.conversation_id and q.state in ('queued', 'running')`
 
-/** Past its time to live, with nothing that waits or runs, and not written down yet. */
-export const overdueCondition = sql.fragment`t.status = 'open' and t.expires_at < now() and not exists (select 1 ${openTurns})`
+/** Condition that the expiry of a session `t` is due: past its time to live, without open turns, not yet stored. */
+export const overdueCondition = sql.fragment`t.status = 'open' and t.expires_at < now() and not exists (select 1 ${openTurnsClause})`
 
-/** The status in force. */
+/** Expression for the effective status. */
 export const sessionStatus = sql.fragment`case when ${overdueCondition} then 'expired' else t.status end`
 
 export const sessionKind = kind({
@@ -26,8 +26,8 @@ export const sessionKind = kind({
   hidden: sessionHidden,
   computed: {
     status: sessionStatus,
-    generating_at: sql.fragment`(select q.started_at ${openTurns} and q.state = 'running')`,
-    queued_turns: sql.fragment`(select count(*) ${openTurns} and q.state = 'queued')`,
+    generating_at: sql.fragment`(select q.started_at ${openTurnsClause} and q.state = 'running')`,
+    queued_turns: sql.fragment`(select count(*) ${openTurnsClause} and q.state = 'queued')`,
     stored_status: sql.fragment`t.status`,
     actor_external_id: sql.fragment`(select a.external_id from actors a where a.id = t.actor_id)`,
   },
@@ -54,8 +54,8 @@ export const sessionKind = kind({
 })
 
 /**
- * One session. Its lock is that of its conversation: whoever changes the one or the other holds it, so that a session's
- * state, its messages and its mailbox move together.
+ * Returns a session. Its lock is the lock of its conversation, so that session, messages and mailbox change under one
+ * lock.
  */
 export async function findSession(db: Queryable, id: string, lock = false): Promise<SessionRow | null> {
   if (lock)
@@ -64,10 +64,10 @@ export async function findSession(db: Queryable, id: string, lock = false): Prom
   return db.maybeOne(sessionKind.sql`select ${sessionKind.columns} from sessions t where t.id = ${id}`)
 }
 
-/** Removes a session whose lock the caller holds and whose mailbox is empty, with its conversation. */
+/** Deletes a locked session with its conversation; the mailbox must be empty. */
 async function removeSession(tx: Tx, session: SessionRow): Promise<void> {
   const conversation = await lockConversation(tx, session.conversation_id)
-  // The session's row goes with the conversation's.
+  // Deletes the session's row by cascade.
   if (conversation) await removeConversation(tx, conversation)
   tx.emit(sessionKind, 'deleted', session)
 }

@@ -10,62 +10,70 @@ import {
   idempotencyKey,
   messageSourceFields,
   ONE_SOURCE_MESSAGE,
-  OVERLAY_SAID,
+  OVERLAY_DESCRIPTION,
   turnFields,
 } from '../conversations/model.ts'
 import { TurnResult } from '../turns/result.ts'
 
 export const SESSION_STATUSES = ['open', 'closed', 'expired'] as const
 
-const name = ActorName.nullable().describe('Name to show')
+const name = ActorName.nullable().describe('Display name')
 const settings = {
   name,
-  auto_generate: z.boolean().describe('Every message asks for a turn'),
-  message_delay_seconds: z.int().min(0).max(3600).nullable().describe('Quiet time before an automatic turn starts'),
+  auto_generate: z.boolean().describe('Whether every message requests a turn'),
+  message_delay_seconds: z
+    .int()
+    .min(0)
+    .max(3600)
+    .nullable()
+    .describe('Seconds without a further message before an automatic turn starts'),
   inactivity_ttl_seconds: z
     .int()
     .min(0)
     .max(31_536_000)
-    .describe('The session expires after so long without a message; 0 is never'),
-  tool_context: ToolContextInput.nullable().describe('Headers that tool calls of its turns carry'),
+    .describe('Seconds without a message after which the session expires. 0 disables expiry.'),
+  tool_context: ToolContextInput.nullable().describe('Keys and values sent as headers with tool calls of its turns'),
   knowledge_config: SessionKnowledge.nullable().describe(
-    'What its turns know beside what the agent does: lists and tags are added, other values replaced. Needs `knowledge:SearchKnowledge` on what is added, and `memories:CreateMemoryEntry` on a store to write to',
+    'Additional knowledge of its turns: lists and tags are added to the configuration of the agent, other values replace it. Requires `knowledge:SearchKnowledge` on the additions and `memories:CreateMemoryEntry` on the memory store to write to.',
   ),
 }
 
-/** A session as the wire shows it. */
+/** The public record of a session. */
 export const Session = record(
   'Session',
   {
-    agent_id: z.string().describe('The agent that answers'),
+    agent_id: z.string().describe('ID of the agent that answers'),
     conversation_id: z.string(),
     status: z.enum(SESSION_STATUSES),
-    actor_id: z.string().nullable().describe('The end user'),
+    actor_id: z.string().nullable().describe('ID of the end user'),
     ...settings,
-    tool_context: z.record(z.string(), z.string()).nullable().describe('Headers that tool calls of its turns carry'),
+    tool_context: z
+      .record(z.string(), z.string())
+      .nullable()
+      .describe('Keys and values sent as headers with tool calls of its turns'),
     last_activity_at: z.iso.datetime().nullable().describe('Time of the last user message'),
-    generating_at: z.iso.datetime().nullable().describe('Start of the running turn'),
-    queued_turns: z.int().describe('Turns that wait for the current one'),
+    generating_at: z.iso.datetime().nullable().describe('Start of the running turn. Null if none is running.'),
+    queued_turns: z.int().describe('Number of queued turns'),
     forked_from_session_id: z.string().nullable(),
-    forked_from_position: z.int().nullable().describe('Last message that was taken over'),
+    forked_from_position: z.int().nullable().describe('Position of the last message copied by the fork'),
   },
   { tags: true },
 )
 
-/** Columns that the wire does not show. */
+/** Columns that are not in the public record. */
 export const sessionHidden = {
-  /** As written; `open` beside a status of `expired` until somebody writes the expiry down. */
+  /** The status in the table; `open` while an expiry is due and not yet stored. */
   stored_status: z.enum(SESSION_STATUSES),
-  /** How often a turn was aborted in favour of another. */
+  /** Number of turns that were aborted in favour of another. */
   takeovers: z.int(),
-  /** The name the end user has outside. */
+  /** External id of the end user. */
   actor_external_id: z.string().nullable(),
 }
 
-/** A row as `find` and lists read it: `status` is the one in force, expiry included. */
+/** A row with the effective `status`, expiry included. */
 export type SessionRow = z.output<typeof Session> & z.output<z.ZodObject<typeof sessionHidden>>
 
-/** A message as the session routes show it. */
+/** A message in session routes. */
 export const SessionMessage = z
   .object({
     role: z.enum(['user', 'assistant']),
@@ -79,7 +87,7 @@ export const SessionMessage = z
   })
   .meta({ id: 'SessionMessage' })
 
-/** The answer to a posted message. */
+/** Response to a sent message. */
 export const SessionMessageStored = z
   .object({
     role: z.literal('user'),
@@ -87,25 +95,25 @@ export const SessionMessageStored = z
     document_id: z.string(),
     position: z.int(),
     created_at: z.iso.datetime(),
-    generation_id: z.string().nullable().describe('The turn that answers it'),
-    reply: TurnResult.nullable().describe('The answer, when it was waited for'),
+    generation_id: z.string().nullable().describe('ID of the turn that answers the message'),
+    reply: TurnResult.nullable().describe('Result of the turn, if it was awaited'),
   })
   .meta({ id: 'SessionMessageStored' })
 
 const reference = z.string().min(1).max(255)
-const tags = TagInput.describe('Tags to carry')
+const tags = TagInput.describe('Tags of the session')
 
 export const SessionInput = createBody(
   'SessionInput',
   {
-    agent_id: reference.describe('The agent that answers'),
-    actor_id: reference.nullable().describe('The end user'),
+    agent_id: reference.describe('ID of the agent that answers'),
+    actor_id: reference.nullable().describe('ID of the end user'),
     actor: z
       .strictObject({
         external_id: reference.describe('Your id of the end user'),
-        name: ActorName.describe('Name of an actor that is made'),
+        name: ActorName.describe('Display name of a new actor'),
       })
-      .describe('The end user, found by external_id or made'),
+      .describe('End user to find by external_id or create. Cannot be combined with actor_id.'),
     ...settings,
     tags,
   },
@@ -113,13 +121,13 @@ export const SessionInput = createBody(
   { agent_id: 'agent_01k5p3vd7r9hj2x8m4qcw6tz0e', actor_id: 'actor_01k5p3vd7r9hj2x8m4qcw6tz0e' },
 ).refine(input => !(input.actor && input.actor_id), {
   path: ['actor'],
-  message: 'cannot be given together with actor_id',
+  message: 'cannot be combined with actor_id',
 })
 
 export const SessionPatch = patchBody(
   'SessionPatch',
   {
-    status: z.enum(['open', 'closed']).describe('`closed` ends its turns; `open` opens a closed session again'),
+    status: z.enum(['open', 'closed']).describe('Status: closed — ends its turns; open — reopens a closed session'),
     ...settings,
     tags: TagInput.describe('Replaces the tags'),
   },
@@ -131,8 +139,8 @@ export const ForkInput = patchBody('SessionForkInput', {
     .int()
     .min(0)
     .max(2_147_483_647)
-    .describe('Position of the last message to take along; default: all messages'),
-  agent_id: reference.describe('Another agent of the project to answer; default: the same'),
+    .describe('Position of the last message to copy. Default: all messages.'),
+  agent_id: reference.describe('ID of another agent of the project. Default: the agent of the session.'),
   name,
   tags,
   tool_context: settings.tool_context,
@@ -152,12 +160,12 @@ export const ON_BUSY = ['reject', 'queue', 'interrupt', 'rollback'] as const
 export const SessionGenerateInput = z
   .strictObject({
     ...turnFields,
-    knowledge_config: KnowledgeOverlay.optional().describe(OVERLAY_SAID),
+    knowledge_config: KnowledgeOverlay.optional().describe(OVERLAY_DESCRIPTION),
     on_busy: z
       .enum(ON_BUSY)
       .optional()
       .describe(
-        'What a running turn means to this one: refuse it, wait behind it, or abort it with its text kept (interrupt) or dropped (rollback)',
+        'Behaviour while another turn runs: reject — refuse the request (default); queue — wait for it; interrupt — abort it and store its partial text; rollback — abort it and discard its text',
       ),
   })
   .meta({ id: 'SessionGenerateInput' })
@@ -166,8 +174,8 @@ export type SessionStatus = (typeof SESSION_STATUSES)[number]
 
 export const SessionToolOutputs = z
   .strictObject({
-    generation_id: z.string().min(1).max(255).describe('The turn that waits'),
+    generation_id: z.string().min(1).max(255).describe('ID of the paused generation'),
     tool_outputs: ToolOutputs,
-    stream: z.boolean().optional().describe('Answer with the event stream of what follows'),
+    stream: z.boolean().optional().describe('Whether to respond with the event stream of the resumed turn'),
   })
   .meta({ id: 'SessionToolOutputsInput' })

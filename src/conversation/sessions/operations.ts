@@ -10,19 +10,17 @@ import { sql } from '../../core/db/sql.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import { spendRefusals } from '../../execution/generations/request/create.ts'
 import { turnFailures } from '../../execution/generations/request/generate-request.ts'
-import { answerTurnAgain, responseMode, WaitQuery } from '../../execution/generations/request/respond.ts'
-import { submitToolOutputs, submittedAgain } from '../../execution/generations/request/tool-outputs.ts'
+import { replayTurnResponse, responseMode, WaitQuery } from '../../execution/generations/request/respond.ts'
+import { replayToolOutputs, submitToolOutputs } from '../../execution/generations/request/tool-outputs.ts'
 import { turnWaiting } from '../../execution/generations/streams/events.ts'
 import { messagePage } from '../conversations/store.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
 import { AcceptedReply, conversationTurnEvents, TurnResult } from '../turns/result.ts'
-import { cancelSession } from './cancel.ts'
 import { changeSession } from './change.ts'
-import { createSession, projectOfAgent } from './create.ts'
-import { forkSession } from './fork.ts'
+import { createSession, forkSession, projectOfAgent } from './create.ts'
 import { generateInSession } from './generate.ts'
 import { sessionKind } from './kind.ts'
-import { sendMessage, sendMessageAgain } from './message.ts'
+import { replaySendMessage, sendMessage } from './message.ts'
 import {
   ForkInput,
   SESSION_STATUSES,
@@ -38,18 +36,19 @@ import {
 } from './model.ts'
 import { sessionFailure } from './session-locks.ts'
 import { messageColumns, messageTables, statusCondition } from './store.ts'
+import { cancelSession } from './turns.ts'
 
 const tag = 'Sessions'
 const path = '/sessions/{session_id}'
 const sessions = resource(sessionKind, { path: '/sessions', tag })
 const anySession = sessionKind as unknown as Kind
 
-const create = operation({
+const createOperation = operation({
   id: 'createSession',
   method: 'post',
   path: '/sessions',
-  summary: 'Open a session of an end user with an agent',
-  description: 'Makes the conversation that the session stands on, unless one is named.',
+  summary: 'Create a session',
+  description: 'Creates a session of an end user with an agent, and its conversation.',
   tag,
   action: 'sessions:CreateSession',
   alsoActions: ['actors:CreateActor'],
@@ -61,12 +60,13 @@ const create = operation({
   run: async context => sessionKind.present(await createSession(context)),
 })
 
-const change = itemOperation(sessionKind, {
+const updateOperation = itemOperation(sessionKind, {
   id: 'updateSession',
   method: 'patch',
   path,
-  summary: 'Change, close or reopen a session',
-  description: 'Closing cancels the turns that wait and aborts the one that runs.',
+  summary: 'Update a session',
+  description:
+    'Changes settings, closes or reopens the session. Closing cancels queued turns and aborts the running one.',
   tag,
   action: 'sessions:UpdateSession',
   body: SessionPatch,
@@ -79,12 +79,14 @@ const listMessages = itemOperation(sessionKind, {
   id: 'listSessionMessages',
   method: 'get',
   path: `${path}/messages`,
-  summary: 'List the messages of a session in order',
-  description: 'Oldest first, with the replies of the agent among those of the end user.',
+  summary: 'List messages of a session',
+  description: 'Oldest first, including replies of the agent.',
   tag,
   action: 'sessions:ListSessionMessages',
   paged: true,
-  query: z.object({ role: enumListQuery(['user', 'assistant']).describe('One role or several, by repeating it') }),
+  query: z.object({
+    role: enumListQuery(['user', 'assistant']).describe('Role of the messages; repeat for several'),
+  }),
   answers: { 200: pageOf(SessionMessage) },
   run: context =>
     messagePage<z.output<typeof SessionMessage>>(context, context.resource.conversation_id, {
@@ -98,13 +100,13 @@ const listForks = itemOperation(sessionKind, {
   id: 'listSessionForks',
   method: 'get',
   path: `${path}/forks`,
-  summary: 'List the sessions forked from one',
-  description: 'Each with the message up to which it has the history of the first.',
+  summary: 'List forks of a session',
+  description: 'Each with the position of the last message copied from the session.',
   tag,
   action: 'sessions:GetSession',
   paged: true,
   answers: { 200: pageOf(Session) },
-  // sessions_forks serves the order.
+  // Order by sessions_forks.
   run: context =>
     listTable<SessionRow>(context, {
       table: sessionKind.table,
@@ -116,14 +118,14 @@ const listForks = itemOperation(sessionKind, {
 })
 
 export const sessionOperations: Operation[] = [
-  create,
-  // sessions_project serves the order; sessions_agent, sessions_actor and sessions_tags their filters.
+  createOperation,
+  // Order by sessions_project; filters by sessions_agent, sessions_actor and sessions_tags.
   sessions.list({
     filters: {
       agent_id: equalsFilter('agent_id'),
       actor_id: equalsFilter('actor_id'),
       status: columnFilter(
-        enumListQuery(SESSION_STATUSES).describe('One status or several, by repeating it'),
+        enumListQuery(SESSION_STATUSES).describe('Status of the sessions; repeat for several'),
         statusCondition,
       ),
       name: containsFilter('name'),
@@ -131,10 +133,11 @@ export const sessionOperations: Operation[] = [
     },
   }),
   sessions.get(),
-  change,
+  updateOperation,
   sessions.remove({
-    summary: 'Delete a session with its conversation, messages and turns',
-    description: 'What waits or runs ends with RESOURCE_NOT_FOUND. Its end user, generations, traces and forks stay.',
+    summary: 'Delete a session',
+    description:
+      'Deletes the session with its conversation, messages and turns. Open turns fail with RESOURCE_NOT_FOUND. Its end user, generations, traces and forks are retained.',
     check: ({ id, conversation_id, project_id }, { tx, services }) =>
       clearMailbox(
         tx,
@@ -148,8 +151,9 @@ export const sessionOperations: Operation[] = [
     id: 'sendSessionMessage',
     command: ['sessions', 'send'],
     starts: { kind: 'generation', field: 'generation_id' },
-    summary: 'Store a message of the end user; with auto_generate, ask for a reply',
-    description: 'Messages of one session are answered in their order, whoever sends them at the same time.',
+    summary: 'Send a message',
+    description:
+      'Stores a message of the end user. With auto_generate, also requests a reply. Concurrent messages of a session are answered in the order in which they are stored.',
     action: 'sessions:SendSessionMessage',
     transaction: false,
     waiting: turnWaiting(false),
@@ -172,13 +176,14 @@ export const sessionOperations: Operation[] = [
       'SESSION_EXPIRED',
     ],
     run: sendMessage,
-    again: sendMessageAgain,
+    again: replaySendMessage,
   }),
   sessions.action('generate', {
     id: 'generateSessionReply',
     starts: { kind: 'generation', field: 'generation_id' },
-    summary: 'Ask the agent for a reply: in the background, waited for, or streamed',
-    description: 'Turns of a session run one after another; one that is asked for while another runs waits for it.',
+    summary: 'Generate a reply',
+    description:
+      'Generates a reply of the agent, in the background unless `wait` or `stream` is set. Turns of a session run in sequence; `on_busy` determines what happens while another turn runs.',
     action: 'sessions:SendSessionMessage',
     transaction: false,
     query: WaitQuery,
@@ -204,7 +209,7 @@ export const sessionOperations: Operation[] = [
     ],
     run: generateInSession,
     again: (context, made) =>
-      answerTurnAgain(context, responseMode(context.body?.stream, context.query.wait), made, {
+      replayTurnResponse(context, responseMode(context.body?.stream, context.query.wait), made, {
         session_id: context.resource.id,
       }),
   }),
@@ -212,8 +217,9 @@ export const sessionOperations: Operation[] = [
     id: 'submitSessionToolOutputs',
     command: ['sessions', 'submit-tool-outputs'],
     starts: { kind: 'generation', field: 'generation_id' },
-    summary: 'Hand a paused turn of a session what the calls of its client tools gave, and let it go on',
-    description: 'Waits for the turn unless `wait=false`. It goes on behind turns of the session that run or wait.',
+    summary: 'Submit tool outputs of a session',
+    description:
+      'Submits the outputs of the client tool calls of a paused turn and resumes it after the open turns of the session. Waits for the turn unless `wait=false`.',
     action: 'sessions:SubmitSessionToolOutputs',
     transaction: false,
     query: WaitQuery,
@@ -237,18 +243,19 @@ export const sessionOperations: Operation[] = [
       if (row?.session_id !== resource.id) return raise('GENERATION_NOT_FOUND', { meta: { id: generation_id } })
       return submitToolOutputs(context, row, outputs, { session_id: resource.id })
     },
-    again: (context, made) => submittedAgain(context, context.body, made, { session_id: context.resource.id }),
+    again: (context, made) => replayToolOutputs(context, context.body, made, { session_id: context.resource.id }),
   }),
   sessions.action('cancel', {
-    summary: 'Abort the running turn of a session and cancel automatic ones that wait',
-    description: 'The session stays open for further messages.',
+    summary: 'Cancel the running turn of a session',
+    description: 'Aborts the running turn and cancels queued automatic turns. The session stays open.',
     action: 'sessions:SendSessionMessage',
     answers: { 200: Session },
     run: async ({ tx, services, resource }) => sessionKind.present(await cancelSession(tx, services, resource.id)),
   }),
   sessions.action('fork', {
-    summary: 'Open a session that starts with the messages of another',
-    description: 'Both sessions go on independently of each other; the messages are copied, not the turns.',
+    summary: 'Fork a session',
+    description:
+      'Creates a session with the messages of another one. Messages are copied, turns are not; the sessions are then independent.',
     action: 'sessions:GetSession',
     alsoActions: ['sessions:CreateSession'],
     body: ForkInput,

@@ -5,24 +5,26 @@ import { lockConversation } from '../conversations/store.ts'
 import { findSession } from './kind.ts'
 import type { SessionRow } from './model.ts'
 
-/** What the turns end with that a session takes down with it. */
+/** Returns the failure of turns that end with their session. */
 export const sessionFailure = (code: ErrorCode, message?: string, meta?: Record<string, unknown>): RecordedFailure =>
   new AppError(code, { message, meta }).recorded()
 
-/** The end of a turn that another took the place of; the text it had is kept. */
+/** Failure of a turn that another one replaced; its partial text is stored. */
 export const INTERRUPTED: RecordedFailure = {
   code: 'GENERATION_FAILED',
   message: 'interrupted',
   meta: { reason: 'interrupted' },
 }
-/** The same, leaving no message. */
+/** Failure of a turn that another one replaced; its partial text is discarded. */
 export const ROLLED_BACK: RecordedFailure = {
   code: 'GENERATION_FAILED',
   message: 'rolled back',
   meta: { reason: 'rolled_back' },
 }
 
-/** A session with its conversation under their lock, in one statement less than one after the other: a session keeps its conversation. */
+/**
+ * Locks a session with its conversation; one statement less than separately, because a session's conversation is fixed.
+ */
 export async function lockSessionAndConversation(
   tx: Tx,
   { id, conversation_id }: Pick<SessionRow, 'id' | 'conversation_id'>,
@@ -33,7 +35,7 @@ export async function lockSessionAndConversation(
   return { session, conversation }
 }
 
-/** Refuses messages and turns of a session that is not open: SESSION_CLOSED, SESSION_EXPIRED. */
+/** @throws SESSION_CLOSED, SESSION_EXPIRED */
 export function requireOpen(session: Pick<SessionRow, 'id' | 'status'>): void {
   if (session.status === 'closed') raise('SESSION_CLOSED', { meta: { session_id: session.id } })
   if (session.status === 'expired') raise('SESSION_EXPIRED', { meta: { session_id: session.id } })

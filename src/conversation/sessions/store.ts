@@ -6,16 +6,16 @@ import { overdueCondition, sessionKind, sessionStatus } from './kind.ts'
 import type { SessionRow, SessionStatus } from './model.ts'
 
 const { columns } = sessionKind
-const session = sql.type(z.object({ id: z.string() }))
-const generation = sql.type(z.object({ id: z.string().nullable() }))
-const counted = sql.type(z.object({ message_count: z.int() }))
+const idRow = sql.type(z.object({ id: z.string() }))
+const generationIdRow = sql.type(z.object({ id: z.string().nullable() }))
+const countRow = sql.type(z.object({ message_count: z.int() }))
 
 const ExpiringSession = z.object({ id: z.string(), expires_at: z.string() })
-/** A session with the time that it expires at. */
+/** A session with its expiry. */
 export type ExpiringSession = z.output<typeof ExpiringSession>
-const expiring = sql.type(ExpiringSession)
+const expiringRow = sql.type(ExpiringSession)
 
-/** What a new session is made of. */
+/** Values of a new session. */
 export type SessionValues = Pick<
   SessionRow,
   | 'id'
@@ -33,11 +33,11 @@ export type SessionValues = Pick<
 > &
   Partial<Pick<SessionRow, 'forked_from_session_id' | 'forked_from_position'>>
 
-/** The time a session with the given activity ends; null for one that never does. */
+/** Expression for the expiry of a session; null without a time to live. */
 const expiry = (since: Fragment, ttl: Fragment): Fragment =>
   sql.fragment`case when ${ttl} > 0 then ${since} + make_interval(secs => ${ttl}) end`
 
-/** Adds an open session. */
+/** Inserts an open session. */
 export const insertSession = (db: Queryable, values: SessionValues): Promise<SessionRow> =>
   db.one(sessionKind.sql`
     insert into sessions as t (id, project_id, agent_id, conversation_id, name, actor_id, tags, auto_generate,
@@ -49,7 +49,7 @@ export const insertSession = (db: Queryable, values: SessionValues): Promise<Ses
       ${values.forked_from_position ?? null}, ${expiry(sql.fragment`now()`, sql.fragment`${values.inactivity_ttl_seconds}::int`)})
     returning ${columns}`)
 
-/** What a PATCH may write. `reopened` counts the time to live from now. */
+/** Fields that a patch may change. `reopened` restarts the time to live. */
 export type SessionChange = Partial<
   Pick<
     SessionRow,
@@ -64,7 +64,7 @@ export type SessionChange = Partial<
   >
 > & { reopened?: boolean }
 
-/** Writes the fields a change names, in one statement, under the conversation's lock. */
+/** Updates the fields of a change in one statement. Requires the conversation's lock. */
 export function updateSession(db: Queryable, id: string, change: SessionChange): Promise<SessionRow> {
   const ttl =
     change.inactivity_ttl_seconds === undefined
@@ -89,7 +89,9 @@ export function updateSession(db: Queryable, id: string, change: SessionChange):
     returning ${columns}`)
 }
 
-/** Notes a user message. The conversation's lock may have been long in coming, hence the clock instead of now(). */
+/**
+ * Updates the last activity of a session. Uses the clock, because now() precedes the wait for the conversation's lock.
+ */
 export const touchSession = (tx: Outbox, id: string): void =>
   tx.alongside(
     guard => sql.fragment`
@@ -97,19 +99,19 @@ export const touchSession = (tx: Outbox, id: string): void =>
     from (select clock_timestamp() as at) c where t.id = ${id} and ${guard}`,
   )
 
-/** Writes down the expiry of those among the sessions that are overdue; the caller holds their conversations' locks. */
+/** Stores the expiry of overdue sessions. Requires the locks of their conversations. */
 export const writeExpiry = (db: Queryable, ids: readonly string[]): Promise<readonly SessionRow[]> =>
   db.any(sessionKind.sql`
     update sessions t set status = 'expired', updated_at = now() where t.id = any(${sql.array([...ids], 'text')}) and ${overdueCondition}
     returning ${columns}`)
 
-/** Overdue sessions after a given one, oldest first (index sessions_expiry). */
-export const overdueSessions = (
+/** Returns overdue sessions after a given one, oldest first. By sessions_expiry. */
+export const listOverdueSessions = (
   db: Queryable,
   after: ExpiringSession | null,
   limit: number,
 ): Promise<readonly ExpiringSession[]> =>
-  db.any(expiring`
+  db.any(expiringRow`
     select t.id, t.expires_at from sessions t
     where ${allOf([
       overdueCondition,
@@ -117,39 +119,41 @@ export const overdueSessions = (
     ])}
     order by t.expires_at, t.id limit ${limit}`)
 
-/** Takes the locks of the sessions' conversations that are free; returns those sessions. */
+/** Locks the conversations of sessions, skipping locked ones, and returns the locked sessions. */
 export const tryLockSessions = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
-  db.anyFirst(session`
+  db.anyFirst(idRow`
     select s.id from conversations c join sessions s on s.conversation_id = c.id
     where s.id = any(${sql.array([...ids], 'text')}) order by c.id for update of c skip locked`)
 
-/** Holds one agent and end user together until the transaction ends, so that two creates cannot both find no session. */
+/**
+ * Locks the pair of an agent and an end user until the transaction ends, so that one of two creates finds the other.
+ */
 export const lockPair = (db: Queryable, agentId: string, actorId: string): Promise<unknown> =>
   db.query(voidStatement`select from pg_advisory_xact_lock(hashtextextended(${`session ${agentId} ${actorId}`}, 0))`)
 
-/** Sessions of the pair that are written as open (index sessions_actor). */
-export const openSessionsOf = (db: Queryable, agentId: string, actorId: string): Promise<readonly SessionRow[]> =>
+/** Returns sessions of a pair whose stored status is open. By sessions_actor. */
+export const listOpenSessions = (db: Queryable, agentId: string, actorId: string): Promise<readonly SessionRow[]> =>
   db.any(sessionKind.sql`
     select ${columns} from sessions t
     where t.actor_id = ${actorId} and t.agent_id = ${agentId} and t.status = 'open' order by t.id`)
 
-/** Messages as the session routes show them, over m (messages), x (texts) and g (generations). */
+/** Columns of messages in session routes, from m (messages), x (texts) and g (generations). */
 export const messageColumns = sql.fragment`m.role, x.content, m.document_id, m.position, g.output ->> 'model' as model,
   m.actor_id, m.generation_id, m.created_at`
 export const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}
   left join generations g on g.id = m.generation_id`
 
-/** Whether a conversation has a message at a position (constraint conversation_messages_position). */
+/** Whether a conversation has a message at a position. By conversation_messages_position. */
 export const hasMessageAt = (db: Queryable, conversationId: string, position: number): Promise<boolean> =>
   db.exists(voidStatement`
     select from conversation_messages where conversation_id = ${conversationId} and position = ${position}`)
 
-/** Copies the messages up to a position, or all: same texts, no idempotency keys. Returns how many there are. */
+/** Copies messages up to a position, or all, with shared texts and without idempotency keys. Returns their number. */
 export const copyMessages = (
   db: Queryable,
   copy: { from: string; to: string; until: number | null },
 ): Promise<number> =>
-  db.oneFirst(counted`
+  db.oneFirst(countRow`
     with copied as (
       insert into conversation_messages (conversation_id, document_id, position, role, actor_id, agent_id, generation_id,
         metadata, history, created_at)
@@ -160,7 +164,7 @@ export const copyMessages = (
     )
     update conversations set message_count = (select count(*) from copied) where id = ${copy.to} returning message_count`)
 
-/** Remembers which turn a message with an idempotency key asked for. */
+/** Stores the turn requested by a message with an idempotency key. */
 export const recordRequestedTurn = (
   db: Queryable,
   message: { conversation_id: string; document_id: string; generation_id: string },
@@ -169,21 +173,23 @@ export const recordRequestedTurn = (
     update conversation_messages set requested_generation_id = ${message.generation_id}
     where conversation_id = ${message.conversation_id} and document_id = ${message.document_id}`)
 
-export const requestedTurn = (db: Queryable, conversationId: string, documentId: string): Promise<string | null> =>
-  db.maybeOneFirst(generation`
+export const findRequestedTurn = (db: Queryable, conversationId: string, documentId: string): Promise<string | null> =>
+  db.maybeOneFirst(generationIdRow`
     select requested_generation_id as id from conversation_messages
     where conversation_id = ${conversationId} and document_id = ${documentId}`)
 
 export const incrementTakeovers = (db: Queryable, id: string): Promise<unknown> =>
   db.query(voidStatement`update sessions set takeovers = takeovers + 1 where id = ${id}`)
 
-/** A status among the effective ones. */
+/** Condition on the effective status. */
 export const statusCondition = (statuses: readonly SessionStatus[] | undefined): Fragment | null =>
   statuses ? sql.fragment`${sessionStatus} = any(${sql.array([...statuses], 'text')})` : null
 
-/** An open session of one end user whose agent allows one only, when the other end user has an open one with it too. */
+/**
+ * Returns an open session of one end user that conflicts with an open one of another, if their agent allows only one.
+ */
 export const findPairConflict = (db: Queryable, from: string, to: string): Promise<string | null> =>
-  db.maybeOneFirst(session`
+  db.maybeOneFirst(idRow`
     with open as (
       select t.id, t.agent_id, t.actor_id from sessions t
       where t.actor_id in (${from}, ${to}) and ${sessionStatus} = 'open'
@@ -192,6 +198,6 @@ export const findPairConflict = (db: Queryable, from: string, to: string): Promi
       join agents a on a.id = kept.agent_id and a.single_session_per_actor
     where moved.actor_id = ${from} and kept.actor_id = ${to} limit 1`)
 
-/** Gives the sessions of one end user to another. */
+/** Reassigns the sessions of an end user. */
 export const moveSessions = (db: Queryable, from: string, to: string): Promise<unknown> =>
   db.query(voidStatement`update sessions set actor_id = ${to}, updated_at = now() where actor_id = ${from}`)

@@ -7,23 +7,23 @@ import type { Services } from '../../core/process/services.ts'
 import type { KnowledgeOverlay } from '../../execution/agents/knowledge.ts'
 import { nestedTurnFields, type TurnInput } from '../../execution/generations/request/create.ts'
 import { lockConversation } from '../conversations/store.ts'
-import { clearMailbox, endCancelledTurns, mailboxState } from '../turns/mailbox.ts'
+import { clearMailbox, endCancelledTurns, findMailboxState } from '../turns/mailbox.ts'
+import { findSession, sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
 
 /**
- * The tool context of a turn: the session's, then the request's, then what the platform says about session and end user, which
- * no caller can say.
+ * Returns the tool context of a turn: the session's keys, then the request's, then keys that only the platform sets.
  */
-export function turnContext(session: SessionRow, sent: ToolContext | null | undefined): ToolContext {
-  const said = {
+export function turnContext(session: SessionRow, requestContext: ToolContext | null | undefined): ToolContext {
+  const platformContext = {
     sessionId: session.id,
     ...(session.actor_id !== null && { actorId: session.actor_id }),
     ...(session.actor_external_id !== null && { actorExternalId: session.actor_external_id }),
   }
-  return mergeContext(session.tool_context, sent, said)
+  return mergeContext(session.tool_context, requestContext, platformContext)
 }
 
-/** A turn of the session's agent, whose messages are read when it starts. */
+/** Returns the input of a turn of the session's agent; messages are read when the turn starts. */
 export const turnInput = (
   session: SessionRow,
   caller: Caller,
@@ -53,7 +53,7 @@ export const turnInput = (
   ...nestedTurnFields(turn.origin),
 })
 
-/** Cancels what waits and aborts what runs; all of it ends with the failure. */
+/** Ends all open turns of a session with a failure. */
 export async function clearTurns(
   tx: Tx,
   services: Services,
@@ -64,9 +64,19 @@ export async function clearTurns(
   if (conversation) await clearMailbox(tx, services, conversation, failure)
 }
 
-/** Cancels a queued automatic turn whose delay is not over. */
+/** Cancels a queued automatic turn whose delay has not passed. */
 export async function cancelDelayedAutoTurn(tx: Tx, services: Services, session: SessionRow): Promise<void> {
-  const { queued } = await mailboxState(tx, session.conversation_id)
-  const idle = queued.filter(turn => turn.kind === 'auto' && !turn.due)
-  if (idle.length > 0) await endCancelledTurns(tx, services, idle)
+  const { queued } = await findMailboxState(tx, session.conversation_id)
+  const delayed = queued.filter(turn => turn.kind === 'auto' && !turn.due)
+  if (delayed.length > 0) await endCancelledTurns(tx, services, delayed)
+}
+
+/** Aborts the running turn and cancels queued automatic turns; turns requested by callers stay queued. */
+export async function cancelSession(tx: Tx, services: Services, id: string): Promise<SessionRow> {
+  const session = await sessionKind.lock(tx, id)
+  const { running, queued } = await findMailboxState(tx, session.conversation_id)
+  const turns = [...(running ? [running] : []), ...queued.filter(turn => turn.kind === 'auto')]
+  if (turns.length === 0) return session
+  await endCancelledTurns(tx, services, turns)
+  return (await findSession(tx, id)) ?? session
 }

@@ -4,13 +4,13 @@ import { jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Outbox } from '../../core/db/writer.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 
-/** A turn of a conversation that a chat answers: one completion, without a generation. */
-export type ChatTurnPayload = { conversation_id: string; seq: number }
+/** A conversation turn that a chat answers with one completion, without a generation. */
+export type ChatTurnRef = { conversation_id: string; seq: number }
 
-/** What it is asked with, and what came of it once it has ended. */
+/** Request of a turn and, once it has ended, its outcome. */
 const Payload = z.object({
   authority: z.custom<PrincipalRecord>(),
-  /** In place of the chat's. */
+  /** Overrides the model of the chat. */
   model: z.string().nullable(),
   ended: z
     .union([z.object({ document_id: z.string(), model: z.string() }), z.object({ error: RecordedFailure })])
@@ -19,36 +19,36 @@ const Payload = z.object({
 export type ChatPayload = z.output<typeof Payload>
 export type ChatOutcome = NonNullable<ChatPayload['ended']>
 
-const payload = sql.type(z.object({ payload: Payload }))
-const place = sql.type(z.object({ seq: z.int() }))
+const payloadRow = sql.type(z.object({ payload: Payload }))
+const seqRow = sql.type(z.object({ seq: z.int() }))
 
-/** Adds a turn of a chat at the end of a mailbox, under the conversation's row lock; its place. */
+/** Appends a turn of a chat to a mailbox and returns its number. Requires the conversation's lock. */
 export const insertChatTurn = (
   db: Queryable,
   turn: { conversation_id: string; chat_id: string; actor_id: string; payload: ChatPayload },
 ): Promise<number> =>
-  db.oneFirst(place`
+  db.oneFirst(seqRow`
     insert into conversation_turns (conversation_id, seq, kind, chat_id, actor_id, payload, principal_type, principal_id)
     select ${turn.conversation_id}, coalesce(max(seq), 0) + 1, 'turn', ${turn.chat_id}, ${turn.actor_id},
       ${jsonb(turn.payload)}, ${turn.payload.authority.type}, ${turn.payload.authority.id}
     from conversation_turns where conversation_id = ${turn.conversation_id}
     returning seq`)
 
-/** What a turn was asked with and what came of it, by the primary key; null when its conversation is gone. */
-export const chatPayload = (db: Queryable, { conversation_id, seq }: ChatTurnPayload): Promise<ChatPayload | null> =>
-  db.maybeOneFirst(payload`
+/** Returns the payload of a turn; null if its conversation was deleted. By the primary key. */
+export const findChatPayload = (db: Queryable, { conversation_id, seq }: ChatTurnRef): Promise<ChatPayload | null> =>
+  db.maybeOneFirst(payloadRow`
     select payload from conversation_turns where conversation_id = ${conversation_id} and seq = ${seq}`)
 
-/** Notes what came of a turn. Under the conversation's row lock. */
-export const recordChatOutcome = (db: Queryable, { conversation_id, seq }: ChatTurnPayload, ended: ChatOutcome) =>
+/** Stores the outcome of a turn. Requires the conversation's lock. */
+export const recordChatOutcome = (db: Queryable, { conversation_id, seq }: ChatTurnRef, ended: ChatOutcome) =>
   db.query(voidStatement`
     update conversation_turns set payload = payload || ${jsonb({ ended })}
     where conversation_id = ${conversation_id} and seq = ${seq}`)
 
-/** Announces turns of chats that have ended. */
+/** Channel for ended turns of chats. */
 export const CHAT_TURN_CHANNEL = 'muster_chat_turns'
 
-export const chatTurnName = ({ conversation_id, seq }: ChatTurnPayload): string => `${conversation_id} ${seq}`
+export const chatTurnKey = ({ conversation_id, seq }: ChatTurnRef): string => `${conversation_id} ${seq}`
 
-export const notifyChatSettled = (outgoing: Outbox, turn: ChatTurnPayload): void =>
-  outgoing.notify(CHAT_TURN_CHANNEL, chatTurnName(turn))
+export const notifyChatSettled = (outbox: Outbox, turn: ChatTurnRef): void =>
+  outbox.notify(CHAT_TURN_CHANNEL, chatTurnKey(turn))

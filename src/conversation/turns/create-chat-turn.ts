@@ -10,36 +10,44 @@ import { createdStatus, type ResponseMode } from '../../execution/generations/re
 import { raiseRecorded } from '../../execution/generations/request/wait-for-turn.ts'
 import { lockUnpaused } from '../../identity/projects/pause.ts'
 import { actorKind } from '../actors/model.ts'
-import { requireCallableChat, requireModel } from '../chats/target.ts'
+import { requireCallableChat, requireModelAllowed } from '../chats/target.ts'
 import type { ConversationRow, GenerateMessageInput } from '../conversations/model.ts'
 import { findMessage, lockConversation } from '../conversations/store.ts'
 import {
   CHAT_TURN_CHANNEL,
   type ChatOutcome,
-  type ChatTurnPayload,
-  chatPayload,
-  chatTurnName,
+  type ChatTurnRef,
+  chatTurnKey,
+  findChatPayload,
   insertChatTurn,
 } from './chat-turn.ts'
-import { chatTarget } from './execute-chat-turn.ts'
-import { openSession, wakeConversation } from './mailbox.ts'
+import { findChatTarget } from './execute-chat-turn.ts'
+import { requireOpenSession, wakeConversation } from './mailbox.ts'
 
-type Asking = Context<{ wait?: boolean }, z.output<typeof GenerateMessageInput>, ConversationRow>
+type GenerateContext = Context<{ wait?: boolean }, z.output<typeof GenerateMessageInput>, ConversationRow>
 
 /**
- * Asks for a reply of an actor that a chat speaks as. It takes its place in the mailbox like any turn; a caller that goes
- * away changes nothing.
- * @throws CHAT_NOT_FOUND, AI_PROVIDER_NOT_FOUND, AI_PROVIDER_MISCONFIGURED, PROJECT_PAUSED, ACTOR_NOT_FOUND; what the
- *   completion of a turn that was waited for failed with
+ * Enqueues a reply of an actor linked to a chat and responds in the caller's mode. A disconnect does not affect the
+ * turn.
+ * @throws CHAT_NOT_FOUND, AI_PROVIDER_NOT_FOUND, AI_PROVIDER_MISCONFIGURED, PROJECT_PAUSED, ACTOR_NOT_FOUND; with
+ *   `wait` the failure of the completion
  */
-export async function createChatTurn(context: Asking, mode: ResponseMode, chatId: string): Promise<OperationResult> {
-  return answerChat(context, mode, await placeTurn(context, mode, chatId))
+export async function createChatTurn(
+  context: GenerateContext,
+  mode: ResponseMode,
+  chatId: string,
+): Promise<OperationResult> {
+  return respondWithChatTurn(context, mode, await enqueueChatTurn(context, mode, chatId))
 }
 
-/** The answer of a turn that is placed, in the caller's mode. Raises what its completion failed with. */
-export async function answerChat(context: Asking, mode: ResponseMode, turn: ChatTurnPayload): Promise<OperationResult> {
+/** Responds with an enqueued turn in the caller's mode. Raises the failure of its completion. */
+export async function respondWithChatTurn(
+  context: GenerateContext,
+  mode: ResponseMode,
+  turn: ChatTurnRef,
+): Promise<OperationResult> {
   const { services, resource, request } = context
-  if (mode === 'stream') return streamEnd(context, turn)
+  if (mode === 'stream') return streamChatTurn(context, turn)
   const accepted = result(202, {
     status: 'accepted',
     conversation_id: resource.id,
@@ -47,22 +55,22 @@ export async function answerChat(context: Asking, mode: ResponseMode, turn: Chat
     trace_id: null,
   })
   if (mode === 'background') return accepted
-  const ended = await expectChatEnd(services, turn).wait({
+  const ended = await subscribeChatTurn(services, turn).wait({
     closed: request.closed,
     withinMs: services.config.SYNC_WAIT_SECONDS * 1000,
   })
   if (!ended) return accepted
-  const reply = await resultOf(services, turn, ended)
+  const reply = await readResult(services, turn, ended)
   if ('failure' in reply) return raiseRecorded(reply.failure)
   return result(200, reply)
 }
 
-async function placeTurn(context: Asking, mode: ResponseMode, chat_id: string): Promise<ChatTurnPayload> {
+async function enqueueChatTurn(context: GenerateContext, mode: ResponseMode, chat_id: string): Promise<ChatTurnRef> {
   const { services, body, caller, resource } = context
   const { project_id } = resource
   const model = body.model ?? null
-  const target = await chatTarget(services, chat_id, model)
-  requireModel(target, model)
+  const target = await findChatTarget(services, chat_id, model)
+  requireModelAllowed(target, model)
   await requireCallableChat(services, target)
   await checkSpend(services, { project_id, agent_id: null, actor_id: null })
   return services.write(async tx => {
@@ -72,10 +80,14 @@ async function placeTurn(context: Asking, mode: ResponseMode, chat_id: string): 
     if (!actor) raise('ACTOR_NOT_FOUND', { meta: { id: actor_id } })
     const conversation = await lockConversation(tx, resource.id)
     if (!conversation) return raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
-    if (await openSession(tx, conversation))
-      raiseInvalid({ code: 'INVALID_VALUE', path: 'actor_id', message: 'only the agent of the session answers here' })
+    if (await requireOpenSession(tx, conversation))
+      raiseInvalid({
+        code: 'INVALID_VALUE',
+        path: 'actor_id',
+        message: 'must be omitted: the agent of the session answers',
+      })
     if (conversation.message_count === 0)
-      raiseInvalid({ code: 'INVALID_VALUE', path: '', message: 'the conversation has no messages' })
+      raiseInvalid({ code: 'INVALID_VALUE', path: '', message: `conversation ${conversation.id} has no messages` })
     const payload = { authority: principalRecord(caller), model }
     const seq = await insertChatTurn(tx, { conversation_id: conversation.id, chat_id, actor_id, payload })
     wakeConversation(tx, conversation)
@@ -84,62 +96,63 @@ async function placeTurn(context: Asking, mode: ResponseMode, chat_id: string): 
   })
 }
 
-/** The floor under the notifications. */
+/** Fallback for lost notifications. */
 const POLL_MS = 2000
 
-type Ended = { ended: ChatOutcome | 'gone' }
+type Ended = { ended: ChatOutcome | 'deleted' }
 
-const watchEnd = ({ notifications }: Services, turn: ChatTurnPayload, notice: () => void): (() => void) => {
-  const name = chatTurnName(turn)
-  return notifications.listen(CHAT_TURN_CHANNEL, ended => ended === name && notice(), { onReconnect: notice })
+const subscribeEnd = ({ notifications }: Services, turn: ChatTurnRef, notify: () => void): (() => void) => {
+  const key = chatTurnKey(turn)
+  return notifications.listen(CHAT_TURN_CHANNEL, ended => ended === key && notify(), { onReconnect: notify })
 }
 
-/** How a turn ended; null while it has not. */
-async function readEnd(services: Services, turn: ChatTurnPayload): Promise<Ended | null> {
-  const payload = await chatPayload(services.pool, turn)
-  if (!payload) return { ended: 'gone' }
+/** Returns the outcome of a turn; null until it has ended. */
+async function readEnd(services: Services, turn: ChatTurnRef): Promise<Ended | null> {
+  const payload = await findChatPayload(services.pool, turn)
+  if (!payload) return { ended: 'deleted' }
   return payload.ended ? { ended: payload.ended } : null
 }
 
-const expectChatEnd = (services: Services, turn: ChatTurnPayload) =>
+const subscribeChatTurn = (services: Services, turn: ChatTurnRef) =>
   subscribeUntil<Ended | null>({
-    subscribe: notice => watchEnd(services, turn, notice),
+    subscribe: notify => subscribeEnd(services, turn, notify),
     read: () => readEnd(services, turn),
     isOver: ended => ended !== null,
     pollMs: POLL_MS,
   })
 
-/** What a caller is told of the end of a turn. */
-async function resultOf(services: Services, turn: ChatTurnPayload, { ended }: Ended) {
-  const gone = { failure: new AppError('RESOURCE_NOT_FOUND', { message: 'The conversation is gone' }).recorded() }
-  if (ended === 'gone') return gone
+/** Returns the result or the failure of an ended turn for its caller. */
+async function readResult(services: Services, turn: ChatTurnRef, { ended }: Ended) {
+  const message = `Conversation ${turn.conversation_id} or the reply was deleted`
+  const deleted = { failure: new AppError('RESOURCE_NOT_FOUND', { message }).recorded() }
+  if (ended === 'deleted') return deleted
   if ('error' in ended) return { failure: ended.error }
-  const message = await findMessage(services.pool, turn.conversation_id, ended.document_id)
-  if (!message) return gone
+  const reply = await findMessage(services.pool, turn.conversation_id, ended.document_id)
+  if (!reply) return deleted
   const { model } = ended
   return {
     status: 'completed' as const,
-    content: message.content,
-    message: { ...message, model },
+    content: reply.content,
+    message: { ...reply, model },
     model,
     generation_id: null,
     trace_id: null,
   }
 }
 
-/** The stream of a turn: its text comes when it is there as a whole. */
-function streamEnd(context: Asking, turn: ChatTurnPayload): OperationResult {
+/** Streams a turn; its text is a single delta after the completion. */
+function streamChatTurn(context: GenerateContext, turn: ChatTurnRef): OperationResult {
   const { services } = context
   let position = 0
   const message = (event: string, data: object) => eventMessage(++position, event, JSON.stringify(data))
   return eventStream(context, {
-    watch: news => watchEnd(services, turn, news),
+    watch: notify => subscribeEnd(services, turn, notify),
     position: () => position,
     async *look() {
       if (position === 0) yield message('started', { generation_id: null, trace_id: null })
       const ended = await readEnd(services, turn)
       if (!ended) return POLL_MS
-      const reply = await resultOf(services, turn, ended)
+      const reply = await readResult(services, turn, ended)
       if ('failure' in reply) yield message('error', reply.failure)
       else {
         yield message('delta', { choices: [{ index: 0, delta: { content: reply.content ?? '' } }] })

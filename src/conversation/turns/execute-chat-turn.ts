@@ -11,61 +11,67 @@ import { recordTurnFailure } from '../../execution/generations/loop/settle-turn.
 import type { ModelAnswer } from '../../execution/providers/model-messages.ts'
 import { actorKind } from '../actors/model.ts'
 import { type CompletionTarget, runCompletion } from '../chats/run-completion.ts'
-import { servedTarget } from '../chats/target.ts'
+import { findServedTarget } from '../chats/target.ts'
 import { messageEvents } from '../conversations/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
-import { type ChatPayload, chatPayload, notifyChatSettled, recordChatOutcome } from './chat-turn.ts'
-import type { PickedTurn } from './source.ts'
+import { type ChatPayload, findChatPayload, notifyChatSettled, recordChatOutcome } from './chat-turn.ts'
+import type { ClaimedTurn } from './source.ts'
 import { endTurns, findClaimedChatTurn } from './store.ts'
 
-/** A chat with what its completions go to. Raises CHAT_NOT_FOUND, and what servedTarget raises. */
-export const chatTarget = async (
+/**
+ * Returns the target of a chat's completions, with its instructions.
+ * @throws CHAT_NOT_FOUND, errors of findServedTarget
+ */
+export const findChatTarget = async (
   services: Services,
   id: string,
   model: string | null,
 ): Promise<CompletionTarget & { instructions: string | null }> => {
-  const { target, chat } = await servedTarget(services.pool, id, model)
+  const { target, chat } = await findServedTarget(services.pool, id, model)
   return { ...target, instructions: chat.instructions }
 }
 
 /**
- * Answers a turn of a conversation by a chat: one completion, whose reply goes where that of an agent goes. A worker that is
- * lost is followed by another, which asks again; the one that took the turn last settles it.
+ * Answers a conversation turn with one completion of a chat. After a lost worker another one repeats the completion;
+ * only the last claim settles the turn.
  */
 export async function executeChatTurn(
   services: Services,
-  picked: PickedTurn,
+  claimed: ClaimedTurn,
   context: Pick<JobContext, 'signal' | 'complete' | 'log'>,
-): Promise<'settled' | 'lost'> {
+): Promise<'settled' | 'claim_lost'> {
   const { signal, log } = context
-  const { turn } = picked
+  const { turn } = claimed
   const started = performance.now()
-  const asked = await chatPayload(services.pool, turn)
-  if (!asked) return 'lost'
-  let given: ModelAnswer | RecordedFailure
+  const payload = await findChatPayload(services.pool, turn)
+  if (!payload) return 'claim_lost'
+  let answer: ModelAnswer | RecordedFailure
   try {
-    given = await ask(services, picked, asked, signal)
+    answer = await requestReply(services, claimed, payload, signal)
     await injectFault(services, 'chat_answered')
   } catch (error) {
-    if (signal.aborted) return 'lost'
+    if (signal.aborted) return 'claim_lost'
     if (isTransient(error)) throw error
-    if (!(error instanceof AppError)) log.error({ err: error }, 'reply of a chat failed')
-    given = recordTurnFailure(error)
+    if (!(error instanceof AppError)) log.error({ err: error }, 'chat reply failed')
+    answer = recordTurnFailure(error)
   }
-  // A commit whose answer was lost leaves no turn to settle.
-  const outcome = await retryWhileUnavailable(() => services.write(tx => settle(tx, picked, given, context)), {
-    signal,
-  })
+  // After a commit with a lost response there is no turn to settle.
+  const outcome = await retryWhileUnavailable(
+    () => services.write(tx => settleChatTurn(tx, claimed, answer, context)),
+    {
+      signal,
+    },
+  )
   const duration_ms = Math.round(performance.now() - started)
-  const code = 'code' in given ? given.code : null
-  log.info({ chat_id: turn.chat_id, attempt: turn.attempt, outcome, code, duration_ms }, 'reply of a chat')
+  const code = 'code' in answer ? answer.code : null
+  log.info({ chat_id: turn.chat_id, attempt: turn.attempt, outcome, code, duration_ms }, 'chat reply attempt ended')
   return outcome
 }
 
-/** Raises what refuses the turn at its start, and what its completion fails with. */
-async function ask(
+/** Requests the completion. Returns or raises the refusal of the turn; raises errors of the completion. */
+async function requestReply(
   services: Services,
-  { conversation, turn, prompt }: PickedTurn,
+  { conversation, turn, prompt }: ClaimedTurn,
   { authority, model }: ChatPayload,
   signal: AbortSignal,
 ): Promise<ModelAnswer | RecordedFailure> {
@@ -79,7 +85,7 @@ async function ask(
   const forbidden = await refusalToStart(services, { authority, permission, project_id, agent_id: null })
   if (forbidden) throw forbidden
   await checkSpend(services, { project_id, agent_id: null, actor_id: null }, services.pool, { again: true })
-  const target = await chatTarget(services, turn.chat_id as string, model)
+  const target = await findChatTarget(services, turn.chat_id as string, model)
   const system = [target.instructions ?? '', ...prompt.system_extra].map(part => part.trim()).filter(Boolean)
   return runCompletion(services, target, {
     system: system.length > 0 ? system.join('\n\n') : null,
@@ -93,31 +99,31 @@ async function ask(
   })
 }
 
-/** The reply behind what the turn saw, or its failure, by the worker that took the turn last. */
-async function settle(
+/** Appends the reply after the messages that the turn has seen, or records its failure, if the claim is current. */
+async function settleChatTurn(
   tx: Tx,
-  { conversation: { id, project_id }, turn }: PickedTurn,
-  given: ModelAnswer | RecordedFailure,
+  { conversation: { id, project_id }, turn }: ClaimedTurn,
+  answer: ModelAnswer | RecordedFailure,
   { complete: completeMessage }: Pick<JobContext, 'complete'>,
-): Promise<'settled' | 'lost'> {
-  // Before the conversation's lock: the delete of an actor goes the other way round.
+): Promise<'settled' | 'claim_lost'> {
+  // Before the conversation's lock, in the order of an actor's deletion.
   if (turn.actor_id !== null) await actorKind.reference(tx, turn.actor_id, project_id)
   const conversation = await lockConversation(tx, id)
   const open = conversation && (await findClaimedChatTurn(tx, turn))
-  if (!conversation || !open) return 'lost'
-  if ('code' in given) {
-    await recordChatOutcome(tx, turn, { error: given })
+  if (!conversation || !open) return 'claim_lost'
+  if ('code' in answer) {
+    await recordChatOutcome(tx, turn, { error: answer })
     await endTurns(tx, id, [turn.seq], 'failed')
   } else {
     const { message } = await appendMessage(tx, conversation, {
       role: 'assistant',
-      content: given.text,
+      content: answer.text,
       actor_id: open.actor_id,
       position: open.seen_position === null ? undefined : open.seen_position + 1,
     })
-    const named = { id: message.document_id, project_id }
-    tx.emit(messageEvents, 'generated', named, { data: message, extra: { trace_id: null } })
-    await recordChatOutcome(tx, turn, { document_id: message.document_id, model: given.model })
+    const ref = { id: message.document_id, project_id }
+    tx.emit(messageEvents, 'generated', ref, { data: message, extra: { trace_id: null } })
+    await recordChatOutcome(tx, turn, { document_id: message.document_id, model: answer.model })
     await endTurns(tx, id, [turn.seq], 'done')
   }
   notifyChatSettled(tx, turn)

@@ -12,41 +12,41 @@ import { admitTurn } from '../../execution/generations/request/admission.ts'
 import type { Mailboxes } from '../../execution/generations/request/cancel-turn.ts'
 import { nestedTurnFields } from '../../execution/generations/request/create.ts'
 import {
-  answerTurnAgain,
   createdStatus,
+  replayTurnResponse,
   respondWithTurn,
   responseMode,
 } from '../../execution/generations/request/respond.ts'
 import { actorKind } from '../actors/model.ts'
 import type { ConversationRow, GenerateMessageInput } from '../conversations/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
-import { answerChat, createChatTurn } from './create-chat-turn.ts'
-import { endCancelledTurns, enqueueTurn, mailboxState, openSession, refuseSelfWait } from './mailbox.ts'
-import { speakerOf } from './store.ts'
+import { createChatTurn, respondWithChatTurn } from './create-chat-turn.ts'
+import { endCancelledTurns, enqueueTurn, findMailboxState, refuseSelfWait, requireOpenSession } from './mailbox.ts'
+import { findSpeaker } from './store.ts'
 
 type Body = z.output<typeof GenerateMessageInput>
-type Generate = Context<{ wait?: boolean }, Body, ConversationRow>
+type GenerateContext = Context<{ wait?: boolean }, Body, ConversationRow>
 
 /**
- * Asks for a reply: checks all that can refuse it, puts the turn into the conversation's mailbox, and returns its ids,
- * its result or its stream. A caller that goes away changes nothing.
+ * Generates a reply: checks all possible refusals, enqueues the turn in the conversation's mailbox, and responds with
+ * its ids, its result or its stream. A disconnect does not affect the turn.
  * @throws AGENT_NOT_FOUND, ACTOR_NOT_FOUND, PROJECT_PAUSED, SESSION_CLOSED, SESSION_EXPIRED,
- * GENERATION_ALREADY_IN_PROGRESS; a failed turn that was waited for raises its own code
+ *   GENERATION_ALREADY_IN_PROGRESS; with `wait` the failure of the turn
  */
-export async function generateInConversation(context: Generate): Promise<OperationResult> {
+export async function generateInConversation(context: GenerateContext): Promise<OperationResult> {
   const { body, query, services, resource } = context
   const mode = responseMode(body.stream, query.wait)
   refuseSelfWait(context.origin, resource.id)
-  const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-  const chat = await chatOf(context)
-  if (chat !== null) {
+  const requestContext = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+  const chatId = await findAnsweringChat(context)
+  if (chatId !== null) {
     if (body.knowledge_config)
-      raiseInvalid({ code: 'INVALID_VALUE', path: 'knowledge_config', message: 'is for agents' })
-    return createChatTurn(context, mode, chat)
+      raiseInvalid({ code: 'INVALID_VALUE', path: 'knowledge_config', message: 'is allowed only for agents' })
+    return createChatTurn(context, mode, chatId)
   }
   return respondWithTurn(context, mode, async generation_id => {
     const { trace_id } = await services.write(async tx => {
-      const turn = await ask(tx, context, { generation_id, stream: mode === 'stream', sent })
+      const turn = await createAgentTurn(tx, context, { generation_id, stream: mode === 'stream', requestContext })
       context.record(tx, createdStatus(mode), { made: { generation_id } })
       return turn
     })
@@ -54,33 +54,34 @@ export async function generateInConversation(context: Generate): Promise<Operati
   })
 }
 
-/** Answers a repeat for a turn that a first request had asked for when it was lost. */
-export async function generateAgain(context: Generate, made: Made): Promise<OperationResult> {
+/** Responds to a repeated request whose first response was lost. */
+export async function replayGenerate(context: GenerateContext, made: Made): Promise<OperationResult> {
   const { body, query, resource } = context
   const mode = responseMode(body.stream, query.wait)
-  if (typeof made.seq === 'number') return answerChat(context, mode, { conversation_id: resource.id, seq: made.seq })
-  return answerTurnAgain(context, mode, made, { conversation_id: resource.id })
+  if (typeof made.seq === 'number')
+    return respondWithChatTurn(context, mode, { conversation_id: resource.id, seq: made.seq })
+  return replayTurnResponse(context, mode, made, { conversation_id: resource.id })
 }
 
-async function ask(
+async function createAgentTurn(
   tx: Tx,
-  { allow, body, caller, services, resource, origin }: Generate,
-  turn: { generation_id: string; stream: boolean; sent: Record<string, string> | null },
+  { allow, body, caller, services, resource, origin }: GenerateContext,
+  turn: { generation_id: string; stream: boolean; requestContext: Record<string, string> | null },
 ) {
   const { project_id } = resource
-  const agent_id = await answering(tx, project_id, body)
+  const agent_id = await requireAnsweringAgent(tx, project_id, body)
   const { id: conversation_id, session_id } = resource
   const actor_id = session_id === null ? null : resource.actor_id
   const agent = await admitTurn(tx, services, { project_id, agent_id, actor_id, session_id, conversation_id })
   if (turn.stream && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
   const conversation = await lockConversation(tx, resource.id)
   if (!conversation) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
-  const session = conversation.session_id === null ? null : await admitSession(tx, conversation, agent_id)
+  const session = conversation.session_id === null ? null : await requireSessionOfAgent(tx, conversation, agent_id)
   if (conversation.message_count === 0)
-    raiseInvalid({ code: 'INVALID_VALUE', path: '', message: 'the conversation has no messages' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: '', message: `conversation ${resource.id} has no messages` })
   if (body.knowledge_config)
     await checkOverlay({ tx, allow }, agent, project_id, body.knowledge_config, session?.knowledge_config)
-  if (session) await takePlace(tx, services, conversation)
+  if (session) await replaceAutoTurn(tx, services, conversation)
   return enqueueTurn(tx, services, conversation, {
     kind: 'turn',
     speaker_actor_id: body.actor_id ?? null,
@@ -91,7 +92,7 @@ async function ask(
       messages: null,
       model: body.model ?? null,
       overrides: body.knowledge_config ? { knowledge_config: body.knowledge_config } : {},
-      tool_context: session ? mergeContext(session.tool_context, turn.sent) : turn.sent,
+      tool_context: session ? mergeContext(session.tool_context, turn.requestContext) : turn.requestContext,
       actor_id: session?.actor_id ?? null,
       authority: principalRecord(caller),
       permission: {
@@ -107,29 +108,30 @@ async function ask(
 }
 
 /**
- * Makes room for a turn of a session: refused while another runs or is due; an automatic one that still waits is
- * answered for by this one.
+ * Checks that no turn of the session is running or due, and cancels an automatic turn that waits, because the new turn
+ * replaces it.
+ * @throws GENERATION_ALREADY_IN_PROGRESS
  */
-async function takePlace(tx: Tx, services: Services, conversation: ConversationRow): Promise<void> {
-  const { running, queued } = await mailboxState(tx, conversation.id)
-  const busy = running ?? queued.find(waiting => waiting.due)
+async function replaceAutoTurn(tx: Tx, services: Services, conversation: ConversationRow): Promise<void> {
+  const { running, queued } = await findMailboxState(tx, conversation.id)
+  const busy = running ?? queued.find(turn => turn.due)
   if (busy) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: busy.generation_id } })
   await endCancelledTurns(
     tx,
     services,
-    queued.filter(waiting => waiting.kind === 'auto'),
+    queued.filter(turn => turn.kind === 'auto'),
   )
 }
 
-/** Runs a failed turn again: it takes its place in the mailbox as one asked for now, by the same speaker. */
+/** Enqueues a retry of a failed turn as a new turn at the end of the mailbox, with the same speaker. */
 export const enqueueRetry: Mailboxes['retry'] = async (tx, services, failed, input) => {
   const conversation = await lockConversation(tx, failed.conversation_id as string)
   if (!conversation) return raise('RESOURCE_NOT_FOUND', { meta: { id: failed.conversation_id } })
-  const session = await openSession(tx, conversation)
-  if (session) await takePlace(tx, services, conversation)
+  const session = await requireOpenSession(tx, conversation)
+  if (session) await replaceAutoTurn(tx, services, conversation)
   return enqueueTurn(tx, services, conversation, {
     kind: 'turn',
-    speaker_actor_id: await speakerOf(tx, failed.id),
+    speaker_actor_id: await findSpeaker(tx, failed.id),
     input: {
       ...input,
       messages: null,
@@ -140,23 +142,23 @@ export const enqueueRetry: Mailboxes['retry'] = async (tx, services, failed, inp
 }
 
 /**
- * Carries on in a conversation: its opening, a message of nobody, and a turn that answers it, by whoever spoke in the turn
- * that it follows.
+ * Enqueues a turn that continues an earlier one: appends the opening as a message without an author, answered by the
+ * speaker of the earlier turn.
  */
 export const enqueueContinuation: Mailboxes['continue'] = async (tx, services, conversationId, opening, input) => {
   const conversation = await lockConversation(tx, conversationId)
   if (!conversation) return raise('RESOURCE_NOT_FOUND', { meta: { id: conversationId } })
-  const session = await openSession(tx, conversation)
+  const session = await requireOpenSession(tx, conversation)
   await appendMessage(tx, conversation, { role: 'user', content: opening, actor_id: null })
   return enqueueTurn(tx, services, conversation, {
     kind: 'continuation',
-    speaker_actor_id: input.initiator_generation_id ? await speakerOf(tx, input.initiator_generation_id) : null,
+    speaker_actor_id: input.initiator_generation_id ? await findSpeaker(tx, input.initiator_generation_id) : null,
     input: { ...input, messages: null, actor_id: session?.actor_id ?? null, shape: 'conversation' },
   })
 }
 
-/** The chat that answers for the actor that is to speak; null where an agent does. Raises ACTOR_NOT_FOUND. */
-async function chatOf({ body, services, resource }: Generate): Promise<string | null> {
+/** Returns the chat linked to the speaking actor; null if an agent answers. @throws ACTOR_NOT_FOUND */
+async function findAnsweringChat({ body, services, resource }: GenerateContext): Promise<string | null> {
   if (body.agent_id != null) return null
   const id = body.actor_id as string
   const actor = isIdOf(actorKind, id) ? await actorKind.find(services.pool, id) : null
@@ -164,27 +166,30 @@ async function chatOf({ body, services, resource }: Generate): Promise<string | 
   return actor.chat_id
 }
 
-/** The agent that answers: the one named, or the one the actor is linked to. */
-async function answering(tx: Tx, projectId: string, body: Body): Promise<string> {
+/** Returns the agent of the request, or the agent linked to the actor. */
+async function requireAnsweringAgent(tx: Tx, projectId: string, body: Body): Promise<string> {
   const actor = body.actor_id == null ? null : await actorKind.reference(tx, body.actor_id, projectId)
   if (body.actor_id != null && !actor) raise('ACTOR_NOT_FOUND', { meta: { id: body.actor_id } })
   const agentId = body.agent_id ?? actor?.agent_id
   if (agentId == null)
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'actor_id', message: 'the actor is linked to nothing that answers' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'actor_id', message: 'is not linked to an agent or a chat' })
   const linked = actor?.agent_id ?? actor?.chat_id ?? null
   if (body.agent_id != null && linked !== null && linked !== body.agent_id)
     raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'actor_id',
-      message: 'the actor is linked to another agent, or to a chat',
+      message: 'is linked to another agent or to a chat',
     })
   return agentId
 }
 
-/** The session whose conversation it is. Raises SESSION_CLOSED, SESSION_EXPIRED; 400 for another agent. */
-async function admitSession(tx: Tx, conversation: ConversationRow, agentId: string) {
-  const session = await openSession(tx, conversation)
+/**
+ * Returns the open session of a conversation.
+ * @throws SESSION_CLOSED, SESSION_EXPIRED, VALIDATION_FAILED for another agent
+ */
+async function requireSessionOfAgent(tx: Tx, conversation: ConversationRow, agentId: string) {
+  const session = await requireOpenSession(tx, conversation)
   if (session && session.agent_id !== agentId)
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'agent_id', message: 'only the agent of the session answers here' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'agent_id', message: 'must be the agent of the session' })
   return session
 }

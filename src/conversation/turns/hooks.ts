@@ -7,20 +7,20 @@ import { extensionPoint } from '../../core/declarations.ts'
 import type { SessionKnowledge } from '../../execution/agents/knowledge.ts'
 import type { MessageRow } from '../conversations/model.ts'
 
-/** What the mailbox needs to know of the session whose conversation it is. */
+/** The session of a conversation, as its mailbox requires it. */
 export type SessionFacts = {
   id: string
   project_id: string
   agent_id: string
   /** The end user. */
   actor_id: string | null
-  /** The status in force, expiry included. */
+  /** The effective status, expiry included. */
   status: 'open' | 'closed' | 'expired'
-  /** The stored keys and those that only the platform may say; keys of a request are laid over them. */
+  /** The stored keys and the keys set by the platform; keys of a request are merged over the stored ones. */
   tool_context: ToolContext | null
-  /** What its turns know beside what their agent does. */
+  /** Additional knowledge of its turns. */
   knowledge_config: SessionKnowledge | null
-  /** The session as its kind finds it, for permission checks and events. */
+  /** The session's row, for permission checks and events. */
   row: KindRow
 }
 
@@ -29,30 +29,30 @@ export type SettledTurn = {
   trace_id: string
   status: 'completed' | 'failed' | 'requires_action'
   error: RecordedFailure | null
-  /** Of a paused turn whose content is kept. */
+  /** Of a paused turn with stored content. */
   required_action?: Record<string, unknown> | null
   agent_id: string
-  /** What the model had said when the turn was ended; null when nothing or when it completed. */
+  /** Text streamed when the turn was ended; null if none or if it completed. */
   partial: string | null
-  /** Where a reply of the turn goes. */
+  /** Position of the reply. */
   reply_position: number | undefined
-  /** What `json` gave while the turn ran; null when nobody asked. */
+  /** The row from `json`, read while the turn ran; null if it was not read. */
   session: object | null
 }
 
 /**
- * What sessions add to the turns of their conversations. Sessions build on conversations, so they contribute it. All run
- * under the conversation's row lock, save `load` outside of a transaction and `started`, which follows a claim.
+ * Extensions of a conversation's turns by its session, contributed because sessions depend on conversations. All run
+ * under the conversation's row lock, except `load` outside of a transaction and `started`, which is part of a claim.
  */
 export type SessionHooks = {
-  /** The session of a conversation `c` as jsonb, for a statement that reads something else. */
+  /** The session of a conversation `c` as jsonb, for statements that read it with other rows. */
   json: Fragment
   load: (db: Queryable, sessionId: string) => Promise<SessionFacts | null>
-  started: (outgoing: Outbox, session: SessionFacts, turn: { generation_id: string; trace_id: string }) => void
+  started: (outbox: Outbox, session: SessionFacts, turn: { generation_id: string; trace_id: string }) => void
   settled: (tx: Tx, sessionId: string, turn: SettledTurn) => Promise<void>
-  /** A message was added by the routes of conversations. */
+  /** Called after a message was added by the conversation routes. */
   stored: (tx: Tx, sessionId: string, message: MessageRow) => Promise<void>
-  /** Removes the session's row with its event; its conversation is removed by the caller. */
+  /** Emits the session's deletion; its row is deleted with the conversation. */
   remove: (tx: Tx, sessionId: string) => Promise<void>
 }
 

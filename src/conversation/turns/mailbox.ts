@@ -19,21 +19,21 @@ import { sessionHooks } from './hooks.ts'
 import {
   type AgentTurn,
   endTurns,
-  firstTurns,
+  findOpenTurn,
+  findSpeaker,
   hasQueuedAutoTurn,
   insertMailboxTurn,
+  listFirstTurns,
+  listOpenTurns,
+  listOrphanedTurns,
   mailboxTurnCte,
-  openTurnOf,
-  openTurns,
   rescheduleTurn,
-  speakerOf,
   type TurnRow,
-  turnsLeft,
 } from './store.ts'
 
 /**
- * Wake-ups of conversations. A worker that dies costs a try, and one message may carry many turns, so the tries are
- * many; what a single turn may cost is bounded by its own attempts.
+ * Wake-ups of conversations. A lost worker costs an attempt and one message may execute many turns, so the limit is
+ * high; the attempts of a single turn are limited separately.
  */
 export const conversationQueue = entityMailbox('conversation.process', {
   message: z.object({ conversation_id: z.string(), project_id: z.string() }),
@@ -44,7 +44,7 @@ export const conversationQueue = entityMailbox('conversation.process', {
   leaseSeconds: 60,
 })
 
-/** Sends the wake-up of a conversation, at once or for a time. */
+/** Sends the wake-up of a conversation, immediately or for a later time. */
 export const wakeConversation = (
   tx: Tx,
   conversation: { id: string; project_id: string },
@@ -57,43 +57,43 @@ export type EnqueuedTurn = {
   input: TurnInput
   /** The actor that the agent speaks as. */
   speaker_actor_id?: string | null
-  /** Not to be started before. */
+  /** Earliest start. */
   not_before?: Date
 }
 
-/** A turn that another waits for goes before those that nobody waits for. */
+/** Options of a wake-up: nested turns, which other turns wait for, have priority. */
 const wakeUpOf = (services: Services, { input, not_before }: Pick<EnqueuedTurn, 'input' | 'not_before'>) => ({
   ...(not_before ? { startAfter: not_before } : {}),
   ...(input.initiator_generation_id == null ? {} : { priority: priorityOf(services, input) }),
 })
 
-/** What its principal must still be allowed when the turn starts. */
+/** Returns the permission that the turn's principal must still have when the turn starts. */
 const permissionOf = (conversation: ConversationRow) =>
   conversation.session_id === null
     ? { action: 'conversations:GenerateConversationMessage', kind: 'conversation', id: conversation.id }
     : { action: 'sessions:SendSessionMessage', kind: 'session', id: conversation.session_id }
 
 /**
- * Puts a turn at the end of a conversation's mailbox, with its generation and its wake-up. Under lockConversation.
- * The input's conversation_id and session_id are the conversation's; without a permission of its own the turn needs the
- * one to ask the conversation or its session.
+ * Appends a turn to a conversation's mailbox, with its generation and its wake-up. Requires lockConversation.
+ * Conversation and session of the input are replaced; the default permission is generating in the conversation or its
+ * session.
  */
 export async function enqueueTurn(
   tx: Tx,
   services: Services,
   conversation: ConversationRow,
-  asked: EnqueuedTurn,
+  turn: EnqueuedTurn,
 ): Promise<{ generation_id: string; trace_id: string }> {
-  wakeConversation(tx, conversation, wakeUpOf(services, asked))
-  const { generation_id, trace_id } = await place(tx, services, conversation, asked)
+  wakeConversation(tx, conversation, wakeUpOf(services, turn))
+  const { generation_id, trace_id } = await insertTurn(tx, services, conversation, turn)
   return { generation_id, trace_id }
 }
 
-/** Writes a turn with its place in the mailbox. */
-function place(tx: Tx, services: Services, conversation: ConversationRow, asked: EnqueuedTurn, unless?: Fragment) {
-  const { input } = asked
+/** Inserts a turn and its mailbox row in one statement. */
+function insertTurn(tx: Tx, services: Services, conversation: ConversationRow, turn: EnqueuedTurn, unless?: Fragment) {
+  const { input } = turn
   const generation_id = input.generation_id ?? newId(generationKind.prefix)
-  const turn = {
+  const generation = {
     ...input,
     generation_id,
     permission: input.permission ?? permissionOf(conversation),
@@ -102,21 +102,23 @@ function place(tx: Tx, services: Services, conversation: ConversationRow, asked:
   }
   const row = mailboxTurnCte({
     conversation_id: conversation.id,
-    kind: asked.kind,
+    kind: turn.kind,
     generation_id,
-    actor_id: asked.speaker_actor_id ?? null,
+    actor_id: turn.speaker_actor_id ?? null,
     principal_type: input.authority.type,
     principal_id: input.authority.id,
-    not_before: asked.not_before ?? null,
+    not_before: turn.not_before ?? null,
   })
-  return createTurnWithoutWakeUp(tx, services, turn, { unless, ctes: [row] })
+  return createTurnWithoutWakeUp(tx, services, generation, { unless, ctes: [row] })
 }
 
 export type MailboxState = { running: TurnRow | null; queued: TurnRow[] }
 
-/** What runs and what waits. Under lockConversation it stays so, but for the end of the running turn. */
-export async function mailboxState(db: Queryable, conversationId: string): Promise<MailboxState> {
-  const open = await openTurns(db, conversationId)
+/**
+ * Returns the open turns of a conversation. Under lockConversation only the end of the running turn can change them.
+ */
+export async function findMailboxState(db: Queryable, conversationId: string): Promise<MailboxState> {
+  const open = await listOpenTurns(db, conversationId)
   return {
     running: open.find(turn => turn.state === 'running') ?? null,
     queued: open.filter(turn => turn.state === 'queued'),
@@ -124,52 +126,51 @@ export async function mailboxState(db: Queryable, conversationId: string): Promi
 }
 
 /**
- * Asks for a turn that answers a message: the queued automatic one when there is one, which moves to the new time, takes
- * the new keys of tool_context and runs as the newest message's principal; else a new one. Under
- * lockConversation.
+ * Requests a turn that answers a message: changes time, tool_context (new keys win) and principal of the queued
+ * automatic turn, or enqueues one. Requires lockConversation.
  */
 export async function mergeAutoTurn(
   tx: Tx,
   services: Services,
   conversation: ConversationRow,
-  asked: Omit<EnqueuedTurn, 'kind'>,
+  turn: Omit<EnqueuedTurn, 'kind'>,
 ): Promise<{ generation_id: string; trace_id: string }> {
-  wakeConversation(tx, conversation, wakeUpOf(services, asked))
-  const { made, publisher_project_id, ...ids } = await place(
+  wakeConversation(tx, conversation, wakeUpOf(services, turn))
+  const { made, publisher_project_id, ...ids } = await insertTurn(
     tx,
     services,
     conversation,
-    { input: { ...asked.input, automatic: true }, not_before: asked.not_before, kind: 'auto' },
+    { input: { ...turn.input, automatic: true }, not_before: turn.not_before, kind: 'auto' },
     hasQueuedAutoTurn(conversation.id),
   )
   if (made) {
-    if (publisher_project_id !== null) await takeAuto(tx, services, conversation, { ...ids, publisher_project_id })
+    if (publisher_project_id !== null)
+      await consumeShareForAutoTurn(tx, services, conversation, { ...ids, publisher_project_id })
     return ids
   }
-  const { queued } = await mailboxState(tx, conversation.id)
-  const waiting = queued.find(turn => turn.kind === 'auto') as AgentTurn
-  const { authority, tool_context } = asked.input
-  const permission = asked.input.permission ?? permissionOf(conversation)
-  await updatePendingTurn(tx, services, waiting.generation_id, { authority, permission, tool_context })
-  await rescheduleTurn(tx, waiting, {
-    not_before: asked.not_before ?? null,
+  const { queued } = await findMailboxState(tx, conversation.id)
+  const auto = queued.find(({ kind }) => kind === 'auto') as AgentTurn
+  const { authority, tool_context } = turn.input
+  const permission = turn.input.permission ?? permissionOf(conversation)
+  await updatePendingTurn(tx, services, auto.generation_id, { authority, permission, tool_context })
+  await rescheduleTurn(tx, auto, {
+    not_before: turn.not_before ?? null,
     principal_type: authority.type,
     principal_id: authority.id,
   })
-  return { generation_id: waiting.generation_id, trace_id: waiting.trace_id }
+  return { generation_id: auto.generation_id, trace_id: auto.trace_id }
 }
 
 /**
- * Takes an automatic turn of an agent that another project shares from the share; where that refuses it, the turn has failed:
- * the message that it was to answer stays.
+ * Consumes the share of an automatic turn's agent. If the share refuses, the turn fails and the message is retained.
  */
-async function takeAuto(
+async function consumeShareForAutoTurn(
   tx: Tx,
   services: Services,
   { project_id }: ConversationRow,
   { generation_id, publisher_project_id }: { generation_id: string; publisher_project_id: string },
 ): Promise<void> {
-  const turn = await openTurnOf(tx, generation_id)
+  const turn = await findOpenTurn(tx, generation_id)
   if (!turn) return
   try {
     await consumeShareForTurn(tx, services, project_id, { id: turn.agent_id, project_id: publisher_project_id })
@@ -180,8 +181,8 @@ async function takeAuto(
 }
 
 /**
- * Ends turns that have not ended: their generations fail with the failure, at once unless a worker runs them, which is
- * then asked to abort and settles the turn itself; with `force` at once in any case. Under lockConversation.
+ * Ends open turns: their generations fail immediately, except turns in progress, which are requested to abort and
+ * settled by their worker. With `force` turns in progress fail immediately too. Requires lockConversation.
  */
 export async function cancelTurns(
   tx: Tx,
@@ -192,7 +193,7 @@ export async function cancelTurns(
 ): Promise<void> {
   for (const turn of turns) {
     if (turn.chat_id !== null) {
-      // Whoever runs it finds that it has ended.
+      // The worker that executes it finds that it has ended.
       await recordChatOutcome(tx, turn, { error: failure })
       await endTurns(tx, turn.conversation_id, [turn.seq], turn.state === 'running' ? 'failed' : 'cancelled')
       notifyChatSettled(tx, turn)
@@ -215,33 +216,32 @@ export async function cancelTurns(
   }
 }
 
-/** Ends turns that somebody called off, or that another turn answers for. Under lockConversation. */
+/** Cancels turns on request, or because another turn replaces them. Requires lockConversation. */
 export const endCancelledTurns = (tx: Tx, services: Services, turns: readonly TurnRow[]): Promise<void> =>
   cancelTurns(tx, services, turns, CANCELLED, { stop_reason: 'cancelled' })
 
 /**
- * Ends a turn with its place in the mailbox; false when no mailbox holds it. One whose conversation was deleted ends at once:
- * its worker may have been lost.
+ * Cancels a turn and removes it from its mailbox; false if it is in no mailbox. A turn of a deleted conversation fails
+ * immediately, because its worker may be lost.
  */
-export const settleMailboxTurn: Mailboxes['end'] = async (tx, services, generation, failure, options) => {
+export const cancelMailboxTurn: Mailboxes['cancel'] = async (tx, services, generation, failure, options) => {
   const conversation = await lockConversation(tx, generation.conversation_id as string)
   if (!conversation) {
     await abortTurn(tx, services, generation.id, failure, { ...options, force: true })
     return true
   }
-  const turn = await openTurnOf(tx, generation.id)
+  const turn = await findOpenTurn(tx, generation.id)
   if (!turn) return false
   await cancelTurns(tx, services, [turn], failure, options)
   return true
 }
 
-/** Turns that one transaction ends. */
-const AT_ONCE = 100
+/** Turns ended in one transaction. */
+const TURNS_PER_TRANSACTION = 100
 
 /**
- * Cancels the queued turns of a conversation that is deleted or takes no turns any more, and asks the running one to abort.
- * Turns beyond the first hundred, and those that wait for their clients in a conversation that is deleted, are ended by the
- * worker that this wakes. Under lockConversation.
+ * Ends the open turns of a conversation that is deleted or no longer accepts turns. The worker woken here ends turns
+ * after the first hundred, and paused turns of a deleted conversation. Requires lockConversation.
  */
 export async function clearMailbox(
   tx: Tx,
@@ -249,32 +249,36 @@ export async function clearMailbox(
   conversation: Pick<ConversationRow, 'id' | 'project_id'>,
   failure: RecordedFailure,
 ): Promise<void> {
-  await cancelTurns(tx, services, await firstTurns(tx, conversation.id, AT_ONCE), failure)
+  await cancelTurns(tx, services, await listFirstTurns(tx, conversation.id, TURNS_PER_TRANSACTION), failure)
   wakeConversation(tx, conversation)
 }
 
-/** Ends what is left of the turns of a conversation that was deleted, by the worker that has its mailbox. */
-export async function endTurnsLeft(services: Services, conversationId: string, stopping: AbortSignal): Promise<void> {
-  for (let left = true; left; ) {
-    if (stopping.aborted) throw new RequeueError('the worker stops')
-    left = await services.write(async tx => {
-      const ids = await turnsLeft(tx, conversationId, AT_ONCE)
+/** Ends the remaining turns of a deleted conversation. */
+export async function endOrphanedTurns(
+  services: Services,
+  conversationId: string,
+  stopping: AbortSignal,
+): Promise<void> {
+  for (let hasMore = true; hasMore; ) {
+    if (stopping.aborted) throw new RequeueError('worker is stopping')
+    hasMore = await services.write(async tx => {
+      const ids = await listOrphanedTurns(tx, conversationId, TURNS_PER_TRANSACTION)
       for (const id of ids)
         await abortTurn(tx, services, id, conversationDeletedFailure(conversationId), { force: true })
-      return ids.length === AT_ONCE
+      return ids.length === TURNS_PER_TRANSACTION
     })
   }
 }
 
-/** The failure of turns whose conversation was deleted. */
+/** Returns the failure of turns whose conversation was deleted. */
 export const conversationDeletedFailure = (conversationId: string): RecordedFailure => ({
   code: 'RESOURCE_NOT_FOUND',
-  message: 'The conversation was deleted',
+  message: `Conversation ${conversationId} was deleted`,
   meta: { id: conversationId },
 })
 
 /**
- * Refuses a turn that would wait for the one that asks for it.
+ * Refuses a nested turn that would wait for the turn that requests it.
  * @throws GENERATION_ALREADY_IN_PROGRESS
  */
 export function refuseSelfWait(origin: Origin | null, conversationId: string): void {
@@ -282,8 +286,8 @@ export function refuseSelfWait(origin: Origin | null, conversationId: string): v
     raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: origin.generation_id } })
 }
 
-/** The open session of a conversation, null when it belongs to none. Raises SESSION_CLOSED, SESSION_EXPIRED. */
-export async function openSession(tx: Tx, conversation: ConversationRow) {
+/** Returns the open session of a conversation, or null if it has none. @throws SESSION_CLOSED, SESSION_EXPIRED */
+export async function requireOpenSession(tx: Tx, conversation: ConversationRow) {
   if (conversation.session_id === null) return null
   const session = (await sessionHooks.only()?.load(tx, conversation.session_id)) ?? null
   if (session?.status === 'closed') raise('SESSION_CLOSED', { meta: { session_id: session.id } })
@@ -291,18 +295,21 @@ export async function openSession(tx: Tx, conversation: ConversationRow) {
   return session
 }
 
-/** Puts a paused turn whose calls its client has made at the end of its mailbox. Raises SESSION_CLOSED, SESSION_EXPIRED. */
+/**
+ * Appends a paused turn to its mailbox after its tool outputs were submitted.
+ * @throws SESSION_CLOSED, SESSION_EXPIRED
+ */
 export const enqueueResumed: Mailboxes['resume'] = async (tx, generation, principal) => {
   const conversation = await lockConversation(tx, generation.conversation_id as string)
   if (!conversation) return raise('GENERATION_NOT_FOUND', { meta: { id: generation.id } })
-  await openSession(tx, conversation)
+  await requireOpenSession(tx, conversation)
   return async () => {
     wakeConversation(tx, conversation)
     await insertMailboxTurn(tx, {
       conversation_id: conversation.id,
       kind: 'tool_outputs',
       generation_id: generation.id,
-      actor_id: await speakerOf(tx, generation.id),
+      actor_id: await findSpeaker(tx, generation.id),
       principal_type: principal.type,
       principal_id: principal.id,
       not_before: null,

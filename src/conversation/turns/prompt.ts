@@ -7,8 +7,8 @@ import { type PromptFacts, type SeenMessage, startTurnWithPrompt, type TurnRow }
 export type Prompt = { messages: ModelMessage[]; system_extra: string[] }
 
 /**
- * Marks a turn as running and answers what it works on: the conversation as it stood when the turn was first taken. It speaks to the conversation's
- * owner, of a session the end user. Under lockConversation.
+ * Marks a turn as running and returns its prompt: the conversation as of the turn's first claim. The turn speaks to the
+ * conversation's owner, which in a session is the end user. Requires lockConversation.
  */
 export async function preparePrompt(
   tx: Queryable,
@@ -21,8 +21,8 @@ export async function preparePrompt(
     return {
       refuse:
         turn.chat_id === null
-          ? { code: 'AGENT_NOT_FOUND', message: 'The agent of the turn no longer exists' }
-          : { code: 'CHAT_NOT_FOUND', message: 'The chat of the turn no longer exists' },
+          ? { code: 'AGENT_NOT_FOUND', message: 'The agent of the turn was deleted' }
+          : { code: 'CHAT_NOT_FOUND', message: 'The chat of the turn was deleted' },
     }
   const messages = facts.messages.flatMap(messagesOf)
   if (messages.length === 0)
@@ -32,18 +32,18 @@ export async function preparePrompt(
   return { messages, system_extra: systemParts(facts, turn.actor_id, listener) }
 }
 
-/** Instructions of the speaker, those of whom it speaks to when they differ, and who it is. */
+/** Returns the instructions of the speaker and, if different, of the listener, and the name of the speaker. */
 function systemParts(facts: PromptFacts, speakerId: string | null, listenerId: string | null): string[] {
   const speaker = speakerId === null ? undefined : facts.actors[speakerId]
   const listener = listenerId === null ? undefined : facts.actors[listenerId]
   const parts = [speaker?.instructions ?? '']
   if (listener && listener.instructions !== speaker?.instructions) parts.push(listener.instructions ?? '')
   if (speaker)
-    parts.push(`You speak as ${speaker.name}. Answer only for yourself and never write the words of anybody else.`)
+    parts.push(`You speak as ${speaker.name}. Answer only as ${speaker.name} and never write the words of anyone else.`)
   return parts.filter(part => part.trim() !== '')
 }
 
-/** A stored message as the model sees it; one whose text was purged is left out. */
+/** Returns a stored message as model messages; none if its text was erased. */
 function messagesOf(message: SeenMessage): ModelMessage[] {
   if (Array.isArray(message.history)) return message.history as ModelMessage[]
   if (message.content === null) return []
@@ -51,7 +51,7 @@ function messagesOf(message: SeenMessage): ModelMessage[] {
   return [{ role: 'user', content: `${labelOf(message)}${message.content}` }]
 }
 
-/** `[Ann] [lang: en]: `, or nothing when a message has neither author nor metadata. */
+/** Returns `[Ann] [lang: en]: `, or an empty string for a message without author and metadata. */
 function labelOf({ actor_name, metadata }: SeenMessage): string {
   const facts = Object.entries(metadata ?? {}).map(
     ([key, value]) => `${key}: ${typeof value === 'string' ? value : JSON.stringify(value)}`,

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { turnEvents } from '../../execution/generations/streams/events.ts'
 import { ConversationMessage } from '../conversations/model.ts'
 
-/** What a caller that waits for a turn gets, and what ends its stream. */
+/** Result of a turn in a conversation, for waiting callers and the last stream event. */
 export const TurnResult = z
   .object({
     status: z.enum(['completed', 'requires_action']),
@@ -15,16 +15,16 @@ export const TurnResult = z
   })
   .meta({ id: 'TurnResult' })
 
-/** The events of turns of sessions and conversations. */
+/** Stream events of turns in sessions and conversations. */
 export const conversationTurnEvents = turnEvents('ConversationTurn', TurnResult)
 
-/** The answer of a turn that nobody waits for, or that took longer than its caller was made to wait. */
+/** Response without the result: the turn is not awaited or the wait timed out. */
 export const AcceptedReply = z
   .object({
     status: z.literal('accepted'),
     session_id: z.string().optional(),
     conversation_id: z.string().optional(),
-    generation_id: z.string().nullable().describe('Null for the reply of a chat'),
+    generation_id: z.string().nullable().describe('ID of the generation. Null for chat replies.'),
     trace_id: z.string().nullable(),
   })
   .meta({ id: 'AcceptedTurn' })

@@ -8,66 +8,67 @@ import { appendMessage, lockConversation } from '../conversations/store.ts'
 import { type SessionFacts, sessionHooks } from './hooks.ts'
 import { conversationDeletedFailure } from './mailbox.ts'
 import type { Prompt } from './prompt.ts'
-import { endedTurns, endTurns, type OpenTurn, openTurnOf, type TurnRow } from './store.ts'
+import { endedTurns, endTurns, findOpenTurn, type OpenTurn, type TurnRow } from './store.ts'
 
-/** A turn of the mailbox that is about to run, with its prompt unless an earlier attempt has kept it. */
-export type PickedTurn = {
+/** A turn that was taken from the mailbox to be executed. */
+export type ClaimedTurn = {
   conversation: ConversationRow
   turn: TurnRow
-  /** Null without one, or when the prompt is kept. */
+  /** Null if the conversation has none, or if an earlier attempt has stored the prompt. */
   session: SessionFacts | null
+  /** Null if an earlier attempt has stored it. */
   prompt: Prompt | { refuse: RecordedFailure } | null
-  /** Nothing waited behind it when it ended: whoever asks for a turn later sends a wake-up. */
+  /** Whether no other turn was open when it ended; a turn enqueued later sends a wake-up. */
   alone?: boolean
 }
 
 export const sessionOf = async (tx: Tx, { session_id }: ConversationRow): Promise<SessionFacts | null> =>
   (session_id !== null && (await sessionHooks.only()?.load(tx, session_id))) || null
 
-/** What refuses a turn whose session does not take turns any more. */
+/** Returns the refusal of a turn whose session is closed or expired, or null. */
 export function sessionRefusal({ session_id }: ConversationRow, session: SessionFacts | null): RecordedFailure | null {
   if (session_id === null || session?.status === 'open') return null
   if (session?.status === 'expired')
-    return { code: 'SESSION_EXPIRED', message: 'The session expired before its turn started' }
-  return { code: 'SESSION_CLOSED', message: 'The session was closed before its turn started' }
+    return { code: 'SESSION_EXPIRED', message: `Session ${session_id} expired before the turn started` }
+  return { code: 'SESSION_CLOSED', message: `Session ${session_id} was closed before the turn started` }
 }
 
 /**
- * What a conversation adds to a turn: its prompt, the state of its row, the reply and where it goes. `complete` completes
- * the message of the mailbox with the end of its last turn.
+ * Returns the extensions of a turn by its conversation: prompt, mailbox row and reply.
+ * @param complete completes the message of the mailbox when its last turn ends
  */
-export function turnSource(picked: PickedTurn, complete: (outgoing: Outbox) => void): TurnSource {
-  let held: { conversation: ConversationRow; turn: OpenTurn } | null = null
+export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => void): TurnSource {
+  let locked: { conversation: ConversationRow; turn: OpenTurn } | null = null
   return {
     async prepare() {
-      if (!picked.prompt) throw new Error(`turn ${picked.turn.seq} of ${picked.conversation.id} was not prepared`)
-      return { ...picked.prompt, knowledge_config: picked.session?.knowledge_config }
+      if (!claimed.prompt) throw new Error(`turn ${claimed.turn.seq} of ${claimed.conversation.id} was not prepared`)
+      return { ...claimed.prompt, knowledge_config: claimed.session?.knowledge_config }
     },
 
     target: ({ kind, id }) =>
-      [picked.session?.row, picked.conversation].find(row => row?.id === id && kind !== 'agent') ?? null,
+      [claimed.session?.row, claimed.conversation].find(row => row?.id === id && kind !== 'agent') ?? null,
 
-    started(outgoing, { id, trace_id }) {
-      if (picked.session) sessionHooks.only()?.started(outgoing, picked.session, { generation_id: id, trace_id })
+    started(outbox, { id, trace_id }) {
+      if (claimed.session) sessionHooks.only()?.started(outbox, claimed.session, { generation_id: id, trace_id })
     },
 
     async lock(tx, generation) {
-      held = null
-      // Before the conversation's lock: the delete of an actor goes the other way round.
-      const speaks = picked.turn.actor_id !== null
-      if (speaks) await actorKind.reference(tx, picked.turn.actor_id as string, picked.conversation.project_id)
-      const conversation = await lockConversation(tx, picked.conversation.id)
-      if (!conversation) return conversationDeletedFailure(picked.conversation.id)
-      const turn = await openTurnOf(tx, generation.id)
-      if (!turn) return conversationDeletedFailure(picked.conversation.id)
-      held = { conversation, turn }
-      picked.alone = turn.alone
+      locked = null
+      // Before the conversation's lock, in the order of an actor's deletion.
+      if (claimed.turn.actor_id !== null)
+        await actorKind.reference(tx, claimed.turn.actor_id, claimed.conversation.project_id)
+      const conversation = await lockConversation(tx, claimed.conversation.id)
+      if (!conversation) return conversationDeletedFailure(claimed.conversation.id)
+      const turn = await findOpenTurn(tx, generation.id)
+      if (!turn) return conversationDeletedFailure(claimed.conversation.id)
+      locked = { conversation, turn }
+      claimed.alone = turn.alone
       return turn.abort
     },
 
     async settle(tx, generation, outcome) {
-      if (!held) return undefined
-      const { conversation, turn } = held
+      if (!locked) return undefined
+      const { conversation, turn } = locked
       const { id: generation_id, trace_id, agent_id } = generation
       const reply_position = turn.seen_position === null ? undefined : turn.seen_position + 1
       let result: object | null = null
@@ -79,10 +80,10 @@ export function turnSource(picked: PickedTurn, complete: (outgoing: Outbox) => v
           agent_id,
           generation_id,
           position: reply_position,
-          beside: [sql.fragment`ended as (${endedTurns(conversation.id, [turn.seq], 'done')})`],
+          extraCtes: [sql.fragment`ended as (${endedTurns(conversation.id, [turn.seq], 'done')})`],
         })
-        const named = { id: message.document_id, project_id: conversation.project_id }
-        tx.emit(messageEvents, 'generated', named, { data: message, extra: { trace_id } })
+        const ref = { id: message.document_id, project_id: conversation.project_id }
+        tx.emit(messageEvents, 'generated', ref, { data: message, extra: { trace_id } })
         result = {
           status: 'completed',
           content: message.content,
@@ -109,8 +110,8 @@ export function turnSource(picked: PickedTurn, complete: (outgoing: Outbox) => v
     },
 
     async pause(tx, generation, { required_action, text, model }) {
-      if (!held) return undefined
-      const { conversation, turn } = held
+      if (!locked) return undefined
+      const { conversation, turn } = locked
       const { id: generation_id, trace_id, agent_id } = generation
       await endTurns(tx, conversation.id, [turn.seq], 'done')
       if (turn.alone) complete(tx)

@@ -1,7 +1,7 @@
 import type { Caller } from '../iam/caller.ts'
 import { storableText } from './storable-text.ts'
 
-/** One line of the audit log. */
+/** An entry of the audit log. */
 export type AuditEntry = {
   id: string
   project_id: string | null
@@ -18,7 +18,7 @@ export type AuditEntry = {
   created_at: string
 }
 
-/** What a request gathers for its entry while it is decided and carried out. */
+/** The audit entry of a request in progress, filled in by authorization and by the operation. */
 export type AuditDraft = {
   action: string
   project_id: string | null
@@ -26,14 +26,14 @@ export type AuditDraft = {
   resource_public_id: string | null
   additional_checks: { action: string; resource: string; allowed: boolean }[]
   detail: Record<string, unknown>
-  /** The operation counts the request and audits it together with others: it gets no entry of its own. */
+  /** Whether the operation audits the request in an aggregate entry; it gets no individual one. */
   counted?: boolean
 }
 
-/** Text of a request as an entry keeps it: its first `max` characters, without what the database cannot hold. */
+/** Returns the first `max` characters of a request text, without characters that PostgreSQL cannot store. */
 export const auditText = (text: string, max = 200): string => storableText(text.slice(0, max))
 
-/** The entry's detail: what the caller's credential adds, then what the request gathered; null when empty. */
+/** Returns the detail of an entry: the request's own, extended by facts of the credential. Null if empty. */
 export function auditDetail(draft: AuditDraft, caller: Caller): Record<string, unknown> | null {
   const detail: Record<string, unknown> = { ...draft.detail }
   if (draft.additional_checks.length > 0) detail.additional_checks = draft.additional_checks

@@ -2,29 +2,26 @@ import { z } from 'zod'
 import { type Caller, type CallerDefinition, type PrincipalRecord, principalRecord } from '../iam/caller.ts'
 import type { Kind, KindRow } from './kind.ts'
 
-/**
- * Authors of definitions: of tools, agents, graphs and other rows that act when they are used. A kind that declares the
- * hidden column `author` has them.
- */
+/** Authors of definitions (tools, agents, graphs …). A kind has authors if it declares the hidden column `author`. */
 
 export const Author = z.custom<PrincipalRecord>().nullable()
 
-export type Authored = KindRow & { author: PrincipalRecord | null }
+export type AuthoredRow = KindRow & { author: PrincipalRecord | null }
 
-/** Columns that say nothing of what a definition does. */
+/** Columns that do not affect the behaviour of a definition. */
 const COSMETIC: readonly string[] = ['name', 'description', 'tags', 'metadata']
 
-/** The columns written that change what a definition does. */
-export const effectiveAuthor = (changes: object): string[] =>
+/** Returns the written columns that change the behaviour of a definition. */
+export const behaviourColumns = (changes: object): string[] =>
   Object.keys(changes).filter(name => !COSMETIC.includes(name))
 
-/** The author that a write leaves, as a column to write; nothing where what the definition does stays the same. */
+/** Returns the author column of a write; empty if the behaviour of the definition is unchanged. */
 export const authorColumn = (changes: object, caller: Caller): { author?: PrincipalRecord } =>
-  effectiveAuthor(changes).length > 0 ? { author: principalRecord(caller) } : {}
+  behaviourColumns(changes).length > 0 ? { author: principalRecord(caller) } : {}
 
-/** The author of a new row, as a column to write; nothing for kinds without one. */
+/** Returns the author column of a new row; empty for kinds without authors. */
 export const authorOf = ({ authored }: Pick<Kind, 'authored'>, caller: Caller): { author?: PrincipalRecord } =>
   authored === 'author' ? { author: principalRecord(caller) } : {}
 
-/** A row as what narrows the rights of what it does. */
-export const definitionOf = ({ id, author }: Pick<Authored, 'id' | 'author'>): CallerDefinition => ({ id, author })
+/** Returns the definition that limits the permissions of calls made by a row. */
+export const definitionOf = ({ id, author }: Pick<AuthoredRow, 'id' | 'author'>): CallerDefinition => ({ id, author })

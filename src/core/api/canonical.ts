@@ -1,12 +1,12 @@
-/** A value as JSON whose keys are sorted: the same text for equal values. */
-export const canonicalJson = (value: unknown): string => JSON.stringify(sorted(value))
+/** Returns a value as JSON with sorted keys, so that equal values have equal texts. */
+export const canonicalJson = (value: unknown): string => JSON.stringify(sortKeys(value))
 
-function sorted(value: unknown): unknown {
+function sortKeys(value: unknown): unknown {
   if (typeof value !== 'object' || value === null) return value
-  if (Array.isArray(value)) return value.map(sorted)
+  if (Array.isArray(value)) return value.map(sortKeys)
   return Object.fromEntries(
     Object.entries(value)
       .sort(([a], [b]) => (a < b ? -1 : 1))
-      .map(([key, inner]) => [key, sorted(inner)]),
+      .map(([key, inner]) => [key, sortKeys(inner)]),
   )
 }

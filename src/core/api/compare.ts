@@ -5,36 +5,36 @@ import { wirePath } from './validate.ts'
 export const FieldChange = z
   .object({
     path: z.string(),
-    op: z.enum(['added', 'removed', 'changed']).describe('What happened to the path'),
+    op: z.enum(['added', 'removed', 'changed']).describe('Kind of change'),
     before: z
       .unknown()
-      .describe('Null for what was added; of entries whose order alone changed the list of their names'),
-    after: z.unknown().describe('Null for what was removed'),
+      .describe('Previous value. Null if the path was added; the list of keys if only their order changed'),
+    after: z.unknown().describe('New value. Null if the path was removed'),
   })
   .meta({ id: 'Change' })
 export type FieldChange = { path: string; op: 'added' | 'removed' | 'changed'; before: unknown; after: unknown }
 
-/** The answer of every compare route. */
+/** The response of every compare operation. */
 export const Comparison = z
-  .object({ from: z.int(), to: z.int(), changes: z.array(FieldChange).describe('What differs, by path') })
+  .object({ from: z.int(), to: z.int(), changes: z.array(FieldChange).describe('Differences by path') })
   .meta({ id: 'Comparison' })
 
 const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /**
- * Characters that the paths of one comparison may have together. Each change repeats the names that lead to it: a long name
- * over a long array would make gigabytes of one megabyte.
+ * Limit on the total characters of the paths of one comparison. Each change repeats the names that lead to it: a long name
+ * above a long array would turn one megabyte into gigabytes.
  */
 const MAX_PATH_CHARS = 8 * 1024 * 1024
 
 /**
- * What differs between two JSON values: objects are walked by key, arrays by position. A key that only one side has
- * is `added` or `removed`, its other side null. In the order of `before`, then of what `after` adds. Once the paths would
- * become too long together, an object or array is one change as a whole.
+ * Returns the differences between two JSON values, in the order of `before`, then of keys added by `after`. Objects are
+ * compared by key, arrays by index. A key on one side only is `added` or `removed`, with null for the other side. Once the
+ * paths reach MAX_PATH_CHARS, an object or array is reported as a single change.
  *
- * A Map is an object the order of whose keys counts: where both sides have some in another order, it is `changed` from the
- * list of these keys to the same list in the new order.
+ * A Map is an object with significant key order: if common keys are in a different order, it is `changed` from the list of
+ * these keys in the old order to the list in the new order.
  */
 export const changesBetween = (before: unknown, after: unknown): FieldChange[] =>
   changesAt(before, after, [], { chars: MAX_PATH_CHARS })
@@ -43,22 +43,22 @@ function changesAt(
   before: unknown,
   after: unknown,
   path: readonly PropertyKey[],
-  left: { chars: number },
+  budget: { chars: number },
 ): FieldChange[] {
   const keys = keysOf(before, after)
   if (keys) {
     const chars = path.reduce<number>((sum, key) => sum + String(key).length + 2, 8) * keys.length
-    if (chars <= left.chars) {
-      left.chars -= chars
-      const changes = keys.flatMap(key => entryChanges(before as object, after as object, key, path, left))
+    if (chars <= budget.chars) {
+      budget.chars -= chars
+      const changes = keys.flatMap(key => entryChanges(before as object, after as object, key, path, budget))
       return before instanceof Map && after instanceof Map ? [...changes, ...reordered(before, after, path)] : changes
     }
   }
-  if (isDeepStrictEqual(inOrder(before), inOrder(after))) return []
-  return [{ path: wirePath(path), op: 'changed', before: plain(before), after: plain(after) }]
+  if (isDeepStrictEqual(toOrdered(before), toOrdered(after))) return []
+  return [{ path: wirePath(path), op: 'changed', before: toPlain(before), after: toPlain(after) }]
 }
 
-/** What two values are walked by; undefined where they are not walked. */
+/** Returns the keys or indexes by which two values are compared; undefined if they are compared as a whole. */
 function keysOf(before: unknown, after: unknown): Key[] | undefined {
   if (isObject(before) && isObject(after))
     return [...namesOf(before), ...namesOf(after).filter(key => !hasEntry(before, key))]
@@ -80,14 +80,14 @@ function entryChanges(
   after: object,
   key: Key,
   path: readonly PropertyKey[],
-  left: { chars: number },
+  budget: { chars: number },
 ): FieldChange[] {
   const at = [...path, key]
   const was = entryOf(before, key)
   const is = entryOf(after, key)
-  if (!hasEntry(before, key)) return [{ path: wirePath(at), op: 'added', before: null, after: plain(is) }]
-  if (!hasEntry(after, key)) return [{ path: wirePath(at), op: 'removed', before: plain(was), after: null }]
-  return changesAt(was, is, at, left)
+  if (!hasEntry(before, key)) return [{ path: wirePath(at), op: 'added', before: null, after: toPlain(is) }]
+  if (!hasEntry(after, key)) return [{ path: wirePath(at), op: 'removed', before: toPlain(was), after: null }]
+  return changesAt(was, is, at, budget)
 }
 
 type Ordered = ReadonlyMap<unknown, unknown>
@@ -98,7 +98,7 @@ function reordered(before: Ordered, after: Ordered, path: readonly PropertyKey[]
   return isDeepStrictEqual(was, is) ? [] : [{ path: wirePath(path), op: 'changed', before: was, after: is }]
 }
 
-/** A value with the Maps in it turned into something else. */
+/** Returns a value with every Map in it converted by `of`. */
 function withoutMaps(value: unknown, of: (entries: [string, unknown][]) => unknown): unknown {
   const inner = (entries: Iterable<[string, unknown]>): [string, unknown][] =>
     [...entries].map(([key, each]) => [key, withoutMaps(each, of)])
@@ -107,8 +107,8 @@ function withoutMaps(value: unknown, of: (entries: [string, unknown][]) => unkno
   return isObject(value) ? Object.fromEntries(inner(Object.entries(value))) : value
 }
 
-/** A value as JSON shows it. */
-const plain = (value: unknown): unknown => withoutMaps(value, Object.fromEntries)
+/** Converts Maps to objects. */
+const toPlain = (value: unknown): unknown => withoutMaps(value, Object.fromEntries)
 
-/** A value of which the order of Maps is a part when it is compared. */
-const inOrder = (value: unknown): unknown => withoutMaps(value, entries => entries)
+/** Converts Maps to lists of entries, so that their order takes part in a comparison. */
+const toOrdered = (value: unknown): unknown => withoutMaps(value, entries => entries)

@@ -4,29 +4,29 @@ import type { Tx } from '../db/writer.ts'
 import { countsText, type ErrorCode, raise } from './errors.ts'
 import { type Kind, type KindRow, kinds, type Reference } from './kind.ts'
 
-/** What keeps a row from being deleted, mostly by plural kind name; kinds without such rows are absent. */
+/** Rows that prevent a delete, mostly by plural kind name; kinds without such rows are absent. */
 export type Dependents = {
   counts: Record<string, number>
-  /** At most 5 ids a kind, newest first. */
+  /** At most 5 ids per kind, newest first. */
   sample_ids: Record<string, string[]>
-  /** Whether force deletes them all. */
+  /** Whether `force` deletes all of them. */
   forcible: boolean
 }
 
-/** Rows of one kind that name the target, directly or through rows that its delete takes along. */
+/** Rows of one kind that reference the target, directly or through rows deleted together with it. */
 type Level = {
   kind: Kind
-  /** Null for rows that are not counted. */
+  /** Null if the rows are not counted. */
   label: string | null
   on_delete: 'block' | 'force' | 'follow'
   where: Fragment
-  letGo: Reference['letGo']
+  detach: Reference['detach']
   stays: boolean
 }
 
 const SAMPLE = 5
 
-/** The condition that a row names one of the ids that a subquery gives. */
+/** Returns the condition that a row references one of the ids of a subquery. */
 export function referenceCondition({ column, many, where, among }: Reference, ids: Fragment): Fragment {
   const named = many
     ? sql.fragment`${sql.identifier([column])} && array(${ids})`
@@ -34,29 +34,29 @@ export function referenceCondition({ column, many, where, among }: Reference, id
   return allOf([named, where, among && sql.fragment`id in (${among(ids)})`])
 }
 
-/** The same of rows that count for the delete of what they name: not those of projects that it was granted to. */
-function bindsTo(reference: Reference, ids: Fragment): Fragment {
+/** Returns the condition that a row prevents the delete of its target: grantable references only within one project. */
+function dependencyCondition(reference: Reference, ids: Fragment): Fragment {
   if (!reference.grantable) return referenceCondition(reference, ids)
   const target = sql.identifier([kinds.get(reference.kind).table])
   return sql.fragment`${referenceCondition(reference, ids)} and project_id in (select o.project_id from ${target} o where o.id in (${ids}))`
 }
 
 /**
- * The declared references to `target`, and below each that goes with a delete the references to it in turn.
- * Ends because a kind is followed once on its path.
+ * Returns the declared references to `target`, each followed by the references to the rows that are deleted with it.
+ * Terminates because a kind is followed once per path.
  */
-function levels(target: string, id: Fragment, path: readonly string[] = []): Level[] {
+function listLevels(target: string, id: Fragment, path: readonly string[] = []): Level[] {
   const found: Level[] = []
   for (const kind of kinds.all()) {
     for (const reference of kind.references) {
-      const { on_delete, letGo, stays = false } = reference
+      const { on_delete, detach, stays = false } = reference
       if (reference.kind !== target || on_delete === 'cascade' || on_delete === 'null') continue
-      const where = bindsTo(reference, id)
+      const where = dependencyCondition(reference, id)
       const label = reference.counted === undefined ? kind.plural : reference.counted
-      found.push({ kind, label, on_delete, where, letGo, stays })
-      if (on_delete !== 'block' && !letGo && !stays && !path.includes(kind.name)) {
+      found.push({ kind, label, on_delete, where, detach, stays })
+      if (on_delete !== 'block' && !detach && !stays && !path.includes(kind.name)) {
         const ids = sql.fragment`select id from ${sql.identifier([kind.table])} where ${where}`
-        found.push(...levels(kind.name, ids, [...path, kind.name]))
+        found.push(...listLevels(kind.name, ids, [...path, kind.name]))
       }
     }
   }
@@ -69,7 +69,7 @@ const measured = sql.type(MeasuredSet)
 
 const locking = sql.type(z.strictObject({ counts: z.array(z.int()) }))
 
-/** Counts and samples sets of rows in one statement, in the order of the sets. */
+/** Returns the count and sample ids of sets of rows, in their order, in one statement. */
 async function measure(db: Queryable, sets: readonly { kind: Kind; where: Fragment }[]): Promise<readonly Measured[]> {
   if (sets.length === 0) return []
   const parts = sets.map(({ kind, where }, index) => {
@@ -80,8 +80,8 @@ async function measure(db: Queryable, sets: readonly { kind: Kind; where: Fragme
   return db.any(measured`select count, ids from (${sql.join(parts, sql.fragment` union all `)}) as sets order by index`)
 }
 
-/** Sums up by label what is there. */
-function summed(sets: readonly { label: string | null }[], measured: readonly Measured[]) {
+/** Adds up counts and samples by label. */
+function sumByLabel(sets: readonly { label: string | null }[], measured: readonly Measured[]) {
   const counts: Record<string, number> = {}
   const sample_ids: Record<string, string[]> = {}
   for (const [index, { count, ids }] of measured.entries()) {
@@ -93,8 +93,8 @@ function summed(sets: readonly { label: string | null }[], measured: readonly Me
   return { counts, sample_ids }
 }
 
-/** Rows that refer in several ways are counted once. A union, so that each way has its index. */
-function united(levels: readonly Level[]): Level[] {
+/** Merges levels of the same rows, so that each row counts once. A union lets each reference use its own index. */
+function mergeLevels(levels: readonly Level[]): Level[] {
   const groups = Map.groupBy(levels, ({ kind, label, on_delete }) => `${kind.name} ${label} ${on_delete}`)
   return [...groups.values()].map(([first, ...others]) => {
     if (others.length === 0) return first
@@ -104,35 +104,34 @@ function united(levels: readonly Level[]): Level[] {
   })
 }
 
-/** What refers to a row, out of the `references` of every kind, in one statement. `held`: it keeps the row, save by force. */
-async function dependentsOf(
+/** Returns the rows that reference a row, in one statement. `isBlocked`: they prevent its delete unless forced. */
+async function findDependents(
   db: Queryable,
   target: Pick<Kind, 'name'>,
   id: string,
-): Promise<Dependents & { held: boolean }> {
-  const sets = united(levels(target.name, sql.fragment`select ${id}::text`))
+): Promise<Dependents & { isBlocked: boolean }> {
+  const sets = mergeLevels(listLevels(target.name, sql.fragment`select ${id}::text`))
   const measured = await measure(db, sets)
   const some = (...kinds: Level['on_delete'][]) =>
     sets.some(({ on_delete }, index) => kinds.includes(on_delete) && measured[index].count > 0)
-  return { ...summed(sets, measured), forcible: !some('block'), held: some('block', 'force') }
+  return { ...sumByLabel(sets, measured), forcible: !some('block'), isBlocked: some('block', 'force') }
 }
 
-/** Ids of the rows that a delete of a row by force would take along. */
-export async function takenByForce(db: Queryable, target: Pick<Kind, 'name'>, id: string): Promise<string[]> {
-  const going = levels(target.name, sql.fragment`select ${id}::text`).filter(
+/** Returns the ids of the rows that a forced delete of a row would also delete. */
+export async function listForceDeleted(db: Queryable, target: Pick<Kind, 'name'>, id: string): Promise<string[]> {
+  const deletable = listLevels(target.name, sql.fragment`select ${id}::text`).filter(
     ({ on_delete, stays }) => !stays && on_delete === 'force',
   )
   const ids: string[] = []
-  for (const { kind, where } of going)
+  for (const { kind, where } of deletable)
     ids.push(...(await db.anyFirst(idStatement`select id from ${sql.identifier([kind.table])} where ${where}`)))
   return ids
 }
 
 /**
- * Clears the way for the delete of a row whose lock the caller holds: raises `code` with
- * `meta { counts, sample_ids, forcible }` while something holds it; with `force`, deletes what may go with it, and in
- * any case what follows it, innermost first, each through its kind's `remove`. Rows that go are locked before they are
- * checked, so that nothing can come to refer to them in between.
+ * Prepares the delete of a row locked by the caller. Raises `code` with `meta { counts, sample_ids, forcible }` if other
+ * rows prevent it. Deletes the `follow` rows, with `force` also the `force` rows, innermost first, each through its kind's
+ * `remove`. These rows are locked before the check, so that no reference to them can be added in between.
  */
 export async function refuseDependents(
   tx: Tx,
@@ -140,24 +139,24 @@ export async function refuseDependents(
   id: string,
   { force, code }: { force: boolean; code: ErrorCode },
 ): Promise<void> {
-  const going = levels(target.name, sql.fragment`select ${id}::text`).filter(
+  const deletable = listLevels(target.name, sql.fragment`select ${id}::text`).filter(
     ({ on_delete, stays }) => !stays && (on_delete === 'follow' || (force && on_delete === 'force')),
   )
-  const taken: { kind: Kind; ids: readonly string[]; letGo: Reference['letGo'] }[] = []
-  for (const { kind, where, letGo } of going) {
+  const locked: { kind: Kind; ids: readonly string[]; detach: Reference['detach'] }[] = []
+  for (const { kind, where, detach } of deletable) {
     const ids = await tx.anyFirst(
       idStatement`select id from ${sql.identifier([kind.table])} where ${where} order by id for update`,
     )
-    taken.push({ kind, ids, letGo })
+    locked.push({ kind, ids, detach })
   }
-  const { held, ...dependents } = await dependentsOf(tx, target, id)
-  if (held && !(force && dependents.forcible))
+  const { isBlocked, ...dependents } = await findDependents(tx, target, id)
+  if (isBlocked && !(force && dependents.forcible))
     raise(code, {
-      message: `The ${target.name.replaceAll('_', ' ')} ${id} is still referred to (${countsText(dependents.counts)})`,
+      message: `The ${target.name.replaceAll('_', ' ')} ${id} is still referenced (${countsText(dependents.counts)})`,
       meta: dependents,
     })
-  for (const { kind, ids, letGo } of taken.reverse())
-    if (ids.length > 0) await (letGo ? letGo(tx, ids) : removeRows(tx, kind, ids))
+  for (const { kind, ids, detach } of locked.reverse())
+    if (ids.length > 0) await (detach ? detach(tx, ids) : removeRows(tx, kind, ids))
 }
 
 async function removeRows(tx: Tx, kind: Kind, ids: readonly string[]): Promise<void> {
@@ -168,41 +167,41 @@ async function removeRows(tx: Tx, kind: Kind, ids: readonly string[]): Promise<v
   }
 }
 
-/** Deletes a row whose lock the caller holds and to which nothing refers, with its event. */
+/** Deletes a row that is locked by the caller and not referenced, and emits its event. */
 export async function removeRow<Row extends KindRow>(tx: Tx, kind: Kind<Row, any>, row: Row): Promise<void> {
   if (kind.remove) return kind.remove(tx, row)
   await kind.delete(tx, row.id)
   if (kind.events.includes('deleted')) tx.emit(kind, 'deleted', row)
 }
 
-/** Rows of a project by kind: those that keep it from being deleted. */
+/** Returns the rows that prevent the delete of a project, by kind. */
 export async function rowsOfProject(
   db: Queryable,
   projectId: string,
 ): Promise<Pick<Dependents, 'counts' | 'sample_ids'>> {
   const where = sql.fragment`project_id = ${projectId}`
   const sets = kinds.all().flatMap(kind => (kind.counted && !kind.global ? [{ kind, label: kind.plural, where }] : []))
-  return summed(sets, await measure(db, sets))
+  return sumByLabel(sets, await measure(db, sets))
 }
 
 /**
- * Locks the counted rows of a project against writers, in one statement. For its delete: a writer holds its row and then
- * wants the project (its event refers to it), so the rows have to be had before the project, or the two would meet
- * crosswise. Rows that come in between are left to the retry of the transaction.
+ * Locks the counted rows of a project against writers, in one statement, before its delete. A writer locks its row first
+ * and then the project, which its event references; locking the rows before the project prevents a deadlock. Rows inserted
+ * in between are covered by the retry of the transaction.
  *
- * Rows that hold others by `block` come before these, for so their writers lock them: a document, then its file. What
- * goes by `force` or `follow` comes after what it goes with, as in refuseDependents.
+ * Lock order, the same as for writers: rows that `block` others before these (a document, then its file); `force` and
+ * `follow` rows after the rows they are deleted with, as in refuseDependents.
  */
 export async function lockRowsOfProject(tx: Tx, projectId: string): Promise<void> {
   const locked = kinds.all().filter(kind => kind.counted && !kind.global)
   const tables = new Set<string>()
-  const take = (kind: Kind, above: readonly Kind[]): void => {
-    const holds = ({ references }: Kind) =>
+  const addTables = (kind: Kind, path: readonly Kind[]): void => {
+    const blocks = ({ references }: Kind) =>
       references.some(reference => reference.kind === kind.name && reference.on_delete === 'block')
-    for (const holder of locked) if (!above.includes(holder) && holds(holder)) take(holder, [...above, kind])
+    for (const other of locked) if (!path.includes(other) && blocks(other)) addTables(other, [...path, kind])
     tables.add(kind.table)
   }
-  for (const kind of locked) take(kind, [])
+  for (const kind of locked) addTables(kind, [])
   const counts = [...tables].map(
     table =>
       sql.fragment`(select count(*) from (
@@ -211,10 +210,13 @@ export async function lockRowsOfProject(tx: Tx, projectId: string): Promise<void
   if (counts.length > 0) await tx.query(locking`select array[${sql.join(counts, sql.fragment`, `)}] as counts`)
 }
 
-/** One reference to a row: which row of which kind names it, and in which field. */
+/** A reference to a row: kind, id and field of the referencing row. */
 export type ReferenceEntry = { type: string; id: string; field: string }
 
-/** Rows that name a row through the declared references, as a relation `type, id, field` to page over; null without any. */
+/**
+ * Returns the rows that reference a row through the declared references, as a relation `type, id, field` for paging. Null
+ * if no kind references it.
+ */
 export function referencesTo(target: Pick<Kind, 'name'>, id: string): Fragment | null {
   const parts = kinds.all().flatMap(kind =>
     kind.references

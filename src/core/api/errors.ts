@@ -2,8 +2,8 @@ import { z } from 'zod'
 import { declarations } from '../declarations.ts'
 
 /**
- * One code: its status, what it means, what to do about it, and the message of an occurrence that has none of its own, in
- * which `{name}` stands for what the meta of the occurrence says under that name.
+ * An error code: status, meaning, remedy, and the default message, in which `{name}` is replaced by the field of that name
+ * in the occurrence's meta.
  */
 export type ErrorEntry = { status: number; description: string; message?: string; hint?: string }
 
@@ -12,26 +12,25 @@ export type ErrorTable = Record<string, ErrorEntry>
 /** The codes of a table, as a type. */
 export type CodesOf<T> = { [Code in keyof T]: true }
 
-/** What the pipeline itself raises, and what no module owns. */
+/** Errors of the request pipeline, and errors shared by all modules. */
 export const coreErrors = {
   API_KEY_PROJECT_SCOPE: {
     status: 403,
     description: 'Project-bound credential targets another project',
-    message:
-      'The credential is bound to the project {scoped_project} and cannot act in the project {requested_project}',
+    message: 'The credential is bound to project {scoped_project} and cannot act in project {requested_project}',
   },
   FORBIDDEN: { status: 403, description: 'Not permitted', message: 'Forbidden' },
   IDEMPOTENCY_IN_PROGRESS: {
     status: 409,
-    description: 'A repeat while the first request still runs',
-    message: 'The first request with this Idempotency-Key still runs',
-    hint: 'Wait for the first request to end, then repeat with the same key.',
+    description: 'Request repeated while the first request is in progress',
+    message: 'The first request with this Idempotency-Key is still in progress',
+    hint: 'Wait for the time in Retry-After, then repeat the request with the same key.',
   },
   IDEMPOTENCY_KEY_REUSED: {
     status: 409,
-    description: 'An Idempotency-Key repeated with another body',
-    message: 'The Idempotency-Key was used with another body',
-    hint: 'Repeat the first request as it was, or give this one another Idempotency-Key.',
+    description: 'Idempotency-Key reused with a different body',
+    message: 'The Idempotency-Key was already used with a different body',
+    hint: 'Repeat the first request unchanged, or send a new Idempotency-Key.',
   },
   INTERNAL_ERROR: { status: 500, description: 'Unhandled failure', message: 'Internal Server Error' },
   INVALID_TOOL_CONTEXT_KEY: {
@@ -42,24 +41,24 @@ export const coreErrors = {
   NAME_CONFLICT: {
     status: 409,
     description: 'Name already used in the project',
-    message: 'The {field} {name} is taken',
-    hint: 'Take another name or path, or change or delete what has this one.',
+    message: 'The {field} {name} is already in use',
+    hint: 'Choose another name or path, or rename or delete the existing resource.',
   },
   NOT_IMPLEMENTED: { status: 501, description: 'Option not implemented' },
   PRECONDITION_FAILED: {
     status: 412,
     description: 'If-Match no longer matches',
-    message: 'The record has changed since it was read',
+    message: 'The resource has changed since it was read',
   },
   REQUEST_REJECTED: {
     status: 400,
     description: 'Rejected by HTTP layer',
-    hint: 'The HTTP layer refused the request: check its method, size, encoding and range.',
+    hint: 'Check the method, size, encoding and range of the request.',
   },
   RESOURCE_NOT_FOUND: {
     status: 404,
-    description: 'Resource missing or invisible to the credential (a resource in another project looks identical)',
-    message: 'There is no resource {id}',
+    description: 'Resource missing or invisible to the credential, such as a resource of another project',
+    message: 'Resource {id} not found',
   },
   SECRET_NOT_DECRYPTABLE: {
     status: 500,
@@ -69,55 +68,55 @@ export const coreErrors = {
   },
   SERVICE_NOT_READY: {
     status: 503,
-    description: '/readyz while a check fails or the process drains',
+    description: 'A readiness check fails or the process is draining',
     message: 'The service is not ready',
-    hint: 'Try again shortly; meta.checks names what is not ready.',
+    hint: 'Retry later; meta.checks contains the failed checks.',
   },
   UNAUTHORIZED: { status: 401, description: 'Authentication required or token invalid', message: 'Unauthorized' },
   VALIDATION_FAILED: {
     status: 400,
     description: 'Body failed validation (also pagination, status filter and time-range errors)',
-    hint: 'meta.problems lists every offending field by its path.',
+    hint: 'Correct the fields listed in meta.problems.',
   },
   VERSION_CONFLICT: {
     status: 409,
     description: 'Stale expected_version in a body',
-    message: 'The record is at version {current_version}, not at the expected_version {expected_version}',
-    hint: 'Read the record again and repeat with its version as expected_version.',
+    message: 'The resource is at version {current_version}, not at expected_version {expected_version}',
+    hint: 'Get the resource again and send its version as expected_version.',
   },
 } as const satisfies ErrorTable
 
 /**
- * Every code that can be raised or recorded. A module adds those of its own table, so that a code nobody declares does not
- * compile. Append-only: a code keeps its name and its status for ever.
+ * All error codes. Each module adds the codes of its table, so that an undeclared code does not compile. Append-only: the
+ * name and status of a code never change.
  */
 export interface ErrorCodes extends CodesOf<typeof coreErrors> {}
 
 export type ErrorCode = keyof ErrorCodes
 
-/** The error catalogue of the process: it feeds /errors.json, x-error-codes and the error reference. */
+/** The error catalogue, served at /errors.json, in x-error-codes and in the error reference. */
 export const errorTable = declarations<ErrorEntry & { code: string }>('error code', ({ code }) => code)
 
 const classHints: Record<number, string> = {
-  400: 'Check the payload, the parameters and the ids it names; meta says which field.',
+  400: 'Correct the body, parameters or IDs of the request; see meta for the field.',
   401: 'Send a valid user token or project key as a bearer credential.',
-  403: 'The credential lacks the action or belongs to another project.',
-  404: 'Check the id and whether the credential can see its project.',
-  409: 'The request is well formed but the state of the resource forbids it; read it again.',
-  410: 'The resource is gone for good.',
-  412: 'Read the record again and repeat the request with its new ETag.',
+  403: 'Use a credential that allows the action in this project.',
+  404: 'Check the ID and whether the credential has access to its project.',
+  409: 'Get the resource again; its current state does not allow the request.',
+  410: 'Do not retry; the resource was permanently removed.',
+  412: 'Get the resource again and repeat the request with its new ETag.',
   413: 'Send a smaller payload.',
-  422: 'The request was accepted but could not be carried out; see meta.',
-  429: 'Back off and repeat after the time named by Retry-After.',
-  500: 'Retry with backoff; the detail is in the server log under the request id.',
-  501: 'This deployment does not offer the option.',
-  502: 'An upstream dependency failed; meta says what it answered.',
-  503: 'A capability this needs is not configured or not ready.',
+  422: 'See meta for the reason why the request failed.',
+  429: 'Repeat the request after the time in Retry-After.',
+  500: 'Retry with backoff; the server log contains details under the request ID.',
+  501: 'Omit the option; this deployment does not support it.',
+  502: 'See meta for the response of the upstream service, then retry with backoff.',
+  503: 'Retry later, or configure the capability that the request requires.',
 }
 
-/** Status, message and hint of a code. */
+/** Returns the catalogue entry of a code, with the default message and hint filled in. */
 export function errorEntry(code: ErrorCode): Required<ErrorEntry> {
-  // Those of core are raised before the modules are loaded, too.
+  // Core errors are raised before the modules are loaded, too.
   const entry: ErrorEntry = (coreErrors as ErrorTable)[code] ?? errorTable.get(code)
   const { status, description } = entry
   return {
@@ -132,40 +131,43 @@ export const errorCodes = (): ErrorCode[] => errorTable.all().map(({ code }) => 
 export const isErrorCode = (code: unknown): code is ErrorCode =>
   typeof code === 'string' && errorTable.find(code) !== undefined
 
-/** One offending field: `path` in wire names with `[index]`. */
+/** An invalid field: `path` in wire names with `[index]`. */
 export type Problem = { code: string; path: string; message: string }
 
-/** A failure kept in a record's `error` field. */
+/** A failure stored in the `error` field of a record. */
 export const RecordedFailure = z
   .object({
     code: z.string(),
     message: z.string(),
-    meta: z.record(z.string(), z.unknown()).optional().describe('Facts of the occurrence, by code'),
+    meta: z
+      .record(z.string(), z.unknown())
+      .optional()
+      .describe('Details of the failure; the fields depend on the code'),
   })
   .meta({ id: 'RecordedFailure' })
 export type RecordedFailure = z.output<typeof RecordedFailure>
 
-/** Characters of a value, and values of a list, that a message shows. */
-const SHOWN_LENGTH = 200
-const SHOWN_VALUES = 5
+/** Limits on the characters of a value and the values of a list in a message. */
+const MAX_VALUE_CHARS = 200
+const MAX_LISTED_VALUES = 5
 
-/** A message of the catalogue about one occurrence; what its meta does not say is left out. */
-function filled(message: string, meta: Record<string, unknown> = {}): string {
+/** Fills the placeholders of a catalogue message from the meta of an occurrence; missing values are omitted. */
+function fillMessage(message: string, meta: Record<string, unknown> = {}): string {
   return message.replace(/( ?)\{(\w+)\}/g, (_match, space: string, name: string) => {
     const value = meta[name]
     if (value === undefined) return ''
-    const shown = Array.isArray(value) ? value.slice(0, SHOWN_VALUES).join(', ') : String(value)
-    return `${space}${shown.slice(0, SHOWN_LENGTH)}`
+    const text = Array.isArray(value) ? value.slice(0, MAX_LISTED_VALUES).join(', ') : String(value)
+    return `${space}${text.slice(0, MAX_VALUE_CHARS)}`
   })
 }
 
-/** The only error that reaches a caller. `status` differs from the catalogue's for REQUEST_REJECTED alone. */
+/** The only error class returned to callers. `status` differs from the catalogue only for REQUEST_REJECTED. */
 export class AppError extends Error {
   readonly code: ErrorCode
   readonly status: number
   readonly meta?: Record<string, unknown>
   readonly headers?: Record<string, string>
-  /** Of FORBIDDEN: the caller's own rights would do, its OAuth grant does not. */
+  /** Whether a FORBIDDEN is due to the OAuth grant alone: the caller's own permissions allow the action. */
   readonly grantLacks: boolean
   constructor(
     code: ErrorCode,
@@ -178,7 +180,7 @@ export class AppError extends Error {
       cause?: unknown
     } = {},
   ) {
-    super(options.message ?? filled(errorEntry(code).message, options.meta), { cause: options.cause })
+    super(options.message ?? fillMessage(errorEntry(code).message, options.meta), { cause: options.cause })
     this.code = code
     this.status = options.status ?? errorEntry(code).status
     this.meta = options.meta
@@ -186,13 +188,13 @@ export class AppError extends Error {
     this.grantLacks = options.grantLacks ?? false
   }
 
-  /** The failure as it is recorded on a resource. */
+  /** Returns the failure in the form stored on a record. */
   recorded(): RecordedFailure {
     return { code: this.code, message: this.message, ...(this.meta ? { meta: this.meta } : {}) }
   }
 }
 
-/** What is recorded of something that was thrown: of what has no code only that it failed, the rest is for the log. */
+/** Returns the stored form of a thrown error. Errors without a code become INTERNAL_ERROR; only the log has their text. */
 export const recordedFailure = (error: unknown): RecordedFailure =>
   (error instanceof AppError ? error : new AppError('INTERNAL_ERROR')).recorded()
 
@@ -201,7 +203,7 @@ export function raise(code: ErrorCode, options: ConstructorParameters<typeof App
   throw new AppError(code, options)
 }
 
-/** SERVICE_NOT_READY: what is not ready, by check, and when to try again. */
+/** Returns SERVICE_NOT_READY with the failed checks and the time after which to retry. */
 export const serviceNotReady = (
   checks: Record<string, string>,
   { retryAfterSeconds, ...more }: { retryAfterSeconds?: number; message?: string; cause?: unknown } = {},
@@ -212,20 +214,20 @@ export const serviceNotReady = (
     ...(retryAfterSeconds === undefined ? {} : { headers: { 'Retry-After': String(retryAfterSeconds) } }),
   })
 
-/** A message about problems: the first, and how many there are besides. */
+/** Returns a message with the first problem and the number of others. */
 export function problemsText([first, ...others]: readonly Problem[]): string {
   const text = first.path ? `${first.path}: ${first.message}` : first.message
   return others.length === 0 ? text : `${text}, and ${others.length} more`
 }
 
-/** What there is by its name, as a message shows it: `agents: 2, traces: 1`. */
+/** Formats counts by name for a message: `agents: 2, traces: 1`. */
 export const countsText = (counts: Record<string, number>): string =>
   Object.entries(counts)
     .filter(([, count]) => count > 0)
     .map(([name, count]) => `${name.replaceAll('_', ' ')}: ${count}`)
     .join(', ')
 
-/** Raises VALIDATION_FAILED with its problems; the message names the first. */
+/** Raises VALIDATION_FAILED with its problems; the message contains the first. */
 export function raiseInvalid(problems: Problem | Problem[]): never {
   const items = Array.isArray(problems) ? problems : [problems]
   const first = items[0]
@@ -235,7 +237,7 @@ export function raiseInvalid(problems: Problem | Problem[]): never {
   })
 }
 
-/** The wire body of an error. */
+/** Returns the response body of an error. */
 export function errorBody(error: AppError, docsBaseUrl: string) {
   return {
     error: {
@@ -248,7 +250,7 @@ export function errorBody(error: AppError, docsBaseUrl: string) {
   }
 }
 
-/** What /errors.json and x-error-codes serve. */
+/** Returns the catalogue in the form of /errors.json and x-error-codes. */
 export const errorDocument = (docsBaseUrl: string) =>
   Object.fromEntries(
     errorCodes().map(code => {

@@ -2,68 +2,68 @@ import { Readable } from 'node:stream'
 import { AppError, type RecordedFailure } from './errors.ts'
 import { type Context, type OperationResult, streamResult } from './operation.ts'
 
-/** What a stream of events is made of. */
+/** The source of an event stream. */
 export type StreamSource = {
-  /** Calls back when there may be something new; call the result to end that. */
-  watch(news: () => void): () => void
+  /** Subscribes to notifications of possible new messages; call the result to unsubscribe. */
+  watch(notify: () => void): () => void
   /**
-   * The messages that are there now, and then how many milliseconds later it wants to look again without news; `'ended'`
-   * after the last message.
-   * @param quiet nothing has been announced since the last time
+   * Yields the pending messages. Returns the delay in milliseconds until the next poll without a notification, or
+   * `'ended'` after the last message.
+   * @param quiet whether no notification has arrived since the last call
    */
   look(quiet: boolean): AsyncGenerator<string, number | 'ended'>
   /** Id of the last message. */
   position(): string | number
-  /** The message that ends the stream of a caller that has lost its rights; default an `error` event. */
+  /** The last message for a caller that has lost its permission; default an `error` event. */
   refused?(refusal: RecordedFailure): string
 }
 
-/** One message of a stream. */
+/** Formats a message of a stream. */
 export const eventMessage = (id: string | number, event: string, data: string): string =>
   `id: ${id}\nevent: ${event}\ndata: ${data}\n\n`
 
 /**
- * An answer of server-sent events, for as long as its client stays. The caller's rights are checked again with each ping;
- * when they are gone the stream ends with an `error` event that says so.
+ * Returns a response of server-sent events, which lasts until the client disconnects. The caller's permission is checked
+ * again with each ping; once it is revoked, the stream ends with an `error` event.
  */
 export const eventStream = (
   context: Pick<Context, 'services' | 'request' | 'recheck'>,
   source: StreamSource,
   headers?: Record<string, string>,
 ): OperationResult =>
-  streamResult('text/event-stream', Readable.from(follow(context, source), { objectMode: false }), {
+  streamResult('text/event-stream', Readable.from(streamMessages(context, source), { objectMode: false }), {
     'Cache-Control': 'no-store',
     ...headers,
   })
 
-async function* follow(
+async function* streamMessages(
   { services, request: { closed }, recheck }: Parameters<typeof eventStream>[0],
   source: StreamSource,
 ): AsyncGenerator<string> {
   const pingMs = services.config.STREAM_PING_INTERVAL_MS
-  let news = false
+  let notified = false
   let wake = () => {}
   const unwatch = source.watch(() => {
-    news = true
+    notified = true
     wake()
   })
-  const left = () => wake()
-  closed.addEventListener('abort', left, { once: true })
+  const onClosed = () => wake()
+  closed.addEventListener('abort', onClosed, { once: true })
   let quiet = true
   let pingAt = Date.now() + pingMs
   try {
     while (!closed.aborted) {
       if (Date.now() >= pingAt) {
-        const refused = await refusalOf(recheck)
-        // Under the id of the last event, so that a caller who may read on resumes behind that.
-        if (refused)
-          return yield source.refused?.(refused) ?? eventMessage(source.position(), 'error', JSON.stringify(refused))
+        const refusal = await refusalOf(recheck)
+        // Carries the id of the last event, so that a caller whose permission is restored resumes after that event.
+        if (refusal)
+          return yield source.refused?.(refusal) ?? eventMessage(source.position(), 'error', JSON.stringify(refusal))
         pingAt = Date.now() + pingMs
         yield ': ping\n\n'
       }
       const next = yield* source.look(quiet)
       if (next === 'ended') return
-      if (!news && !closed.aborted)
+      if (!notified && !closed.aborted)
         await new Promise<void>(resolve => {
           const timer = setTimeout(resolve, Math.min(next, Math.max(0, pingAt - Date.now())))
           wake = () => {
@@ -71,16 +71,16 @@ async function* follow(
             resolve()
           }
         })
-      quiet = !news
-      news = false
+      quiet = !notified
+      notified = false
     }
   } finally {
-    closed.removeEventListener('abort', left)
+    closed.removeEventListener('abort', onClosed)
     unwatch()
   }
 }
 
-/** What the caller would be refused with now; null when nothing has changed for it. Other failures are thrown. */
+/** Returns the failure if the caller's permission was revoked, otherwise null. Other errors are rethrown. */
 async function refusalOf(recheck: () => Promise<void>): Promise<RecordedFailure | null> {
   try {
     await recheck()

@@ -2,48 +2,48 @@ import { z } from 'zod'
 import { type Fragment, sql, substring } from '../db/sql.ts'
 import { booleanQuery, enumListQuery, tagCondition, tagFilter, textFilter } from './lists.ts'
 
-/** One query parameter that narrows a list: its schema, and its condition over the alias `t`. */
+/** A query parameter that filters a list: its schema, and its condition over the alias `t`. */
 export type Filter<S extends z.ZodType = z.ZodType> = {
   schema: S
   where(value: NonNullable<z.output<S>>): Fragment | null
 }
 
-const column = (name: string): Fragment => sql.fragment`${sql.identifier(['t', name])}`
+const columnOf = (name: string): Fragment => sql.fragment`${sql.identifier(['t', name])}`
 
-/** A condition of one's own; the schema carries the description. */
+/** Returns a filter with a custom condition; the schema carries the description. */
 export const columnFilter = <S extends z.ZodType>(schema: S, where: Filter<S>['where']): Filter<S> => ({
   schema,
   where,
 })
 
-/** Rows whose column is the text given. */
+/** Returns a filter for rows whose column equals the value. */
 export const equalsFilter = (name: string): Filter<typeof textFilter> =>
-  columnFilter(textFilter.describe(`Exact match of \`${name}\``), value => sql.fragment`${column(name)} = ${value}`)
+  columnFilter(textFilter.describe(`Exact match of \`${name}\``), value => sql.fragment`${columnOf(name)} = ${value}`)
 
-/** Rows whose column holds the text given, whatever the case. */
+/** Returns a filter for rows whose column contains the value, ignoring case. */
 export const containsFilter = (name: string): Filter<typeof textFilter> =>
   columnFilter(
-    textFilter.describe(`Part of \`${name}\`, whatever the case`),
-    value => sql.fragment`${column(name)} ilike ${substring(value)}`,
+    textFilter.describe(`Substring of \`${name}\`, case-insensitive`),
+    value => sql.fragment`${columnOf(name)} ilike ${substring(value)}`,
   )
 
-/** Rows whose column is one of the values given; the parameter may be repeated. */
+/** Returns a filter for rows whose column is one of the values of a repeatable parameter. */
 export const oneOf = <const T extends readonly [string, ...string[]]>(name: string, values: T) =>
   columnFilter(
-    enumListQuery(values).describe(`One \`${name}\` or several, by repeating it`),
-    chosen => sql.fragment`${column(name)} = any(${sql.array(chosen as string[], 'text')})`,
+    enumListQuery(values).describe(`Value of \`${name}\`; repeat the parameter to match any of several`),
+    chosen => sql.fragment`${columnOf(name)} = any(${sql.array(chosen as string[], 'text')})`,
   )
 
-/** Rows whose column is true or false. */
+/** Returns a filter for rows by a boolean column. */
 export const flagFilter = (name: string) =>
   columnFilter(
-    booleanQuery.optional().describe(`Only those whose \`${name}\` is so`),
-    value => sql.fragment`${column(name)} = ${value}`,
+    booleanQuery.optional().describe(`Value of \`${name}\``),
+    value => sql.fragment`${columnOf(name)} = ${value}`,
   )
 
-/** Rows that carry the tags given. */
+/** Matches rows that have all given tags. */
 export const tagsFilter = columnFilter(
-  tagFilter.describe('`tags[key]=value`; several must all hold, an empty value matches the empty text'),
+  tagFilter.describe('Tags as `tags[key]=value`; all must match. An empty value matches the empty string'),
   tags => tagCondition(sql.fragment`t.tags`, tags),
 )
 
@@ -54,6 +54,6 @@ export const filterSchema = <F extends Filters>(filters: F) =>
     [K in keyof F]: F[K]['schema']
   }>
 
-/** The conditions of the filters that a query uses. */
+/** Returns the conditions of the filters that a query contains. */
 export const filterConditions = (filters: Filters, query: Record<string, unknown>): (Fragment | null)[] =>
   Object.entries(filters).flatMap(([name, { where }]) => (query[name] === undefined ? [] : [where(query[name])]))

@@ -4,8 +4,8 @@ import type { Operation } from './operation.ts'
 import { pathDescription, pathNames, queryFields } from './parameters.ts'
 
 /**
- * The flat form of a call: path, query and body in one object, for models, command lines and clients. A name that the path
- * or the query has already is `body_<name>` in the body.
+ * The flat form of a call: path, query and body in one object, for models, command lines and clients. A body field whose
+ * name is already used by the path or the query becomes `body_<name>`.
  */
 
 export type JsonObject = Record<string, unknown>
@@ -22,30 +22,30 @@ export type FlatField = {
 }
 
 export type FlatCall = {
-  /** By their names. */
+  /** By name in the flat object. */
   fields: ReadonlyMap<string, FlatField>
-  /** Schema of the properties that a body may have beside the fields; false where it may have none. */
+  /** Schema of additional body properties; false if none are accepted. */
   others: JsonObject | boolean
 }
 
 const BODY = 'body_'
 
-/** Metadata of schemas without what is for the document alone, and without ids, which would put schemas behind references. */
-const unnamed = {
+/** Schema metadata without document-only fields and without ids, which would turn schemas into references. */
+const inlineMetadata = {
   get(schema: z.core.$ZodType) {
     const { id: _id, example: _example, 'x-secret': _secret, ...metadata } = z.globalRegistry.get(schema) ?? {}
     return metadata
   },
 } as unknown as typeof z.globalRegistry
 
-/** The JSON Schema of what a caller sends, without references. */
+/** Returns the JSON Schema of an input, without references. */
 export function inlineSchema(type: z.core.$ZodType): JsonObject {
   const { $schema: _draft, ...schema } = z.toJSONSchema(type, {
     io: 'input',
     unrepresentable: 'any',
     reused: 'inline',
-    metadata: unnamed,
-    // Fields that are checked by code of their own name the schema that describes them.
+    metadata: inlineMetadata,
+    // Fields that are validated by code reference the schema that describes them.
     override({ jsonSchema }) {
       const named = z.globalRegistry._idmap.get(jsonSchema.$ref?.replace('#/$defs/', '') ?? '')
       if (!named) return
@@ -61,8 +61,8 @@ type ObjectForm = { properties: Record<string, JsonObject>; required: string[]; 
 
 const NOTHING: ObjectForm = { properties: {}, required: [], others: false }
 
-/** One object that stands for several forms: the properties of all; required is what all of them require. */
-function either(forms: ObjectForm[]): ObjectForm {
+/** Merges alternatives: the properties of all; required are the properties that every alternative requires. */
+function mergeAlternatives(forms: ObjectForm[]): ObjectForm {
   const names = [...new Set(forms.flatMap(({ properties }) => Object.keys(properties)))]
   return {
     properties: Object.fromEntries(
@@ -77,8 +77,8 @@ function either(forms: ObjectForm[]): ObjectForm {
   }
 }
 
-/** One object that satisfies several schemas at a time. */
-function both(forms: ObjectForm[]): ObjectForm {
+/** Merges an intersection: the properties and required properties of all. */
+function mergeIntersection(forms: ObjectForm[]): ObjectForm {
   return {
     properties: Object.assign({}, ...forms.map(({ properties }) => properties)),
     required: [...new Set(forms.flatMap(({ required }) => required))],
@@ -86,7 +86,7 @@ function both(forms: ObjectForm[]): ObjectForm {
   }
 }
 
-/** A root schema as one object. */
+/** Returns a root schema as a single object. */
 function objectForm(schema: JsonObject): ObjectForm {
   const own: ObjectForm = {
     properties: (schema.properties as Record<string, JsonObject> | undefined) ?? {},
@@ -95,14 +95,14 @@ function objectForm(schema: JsonObject): ObjectForm {
   }
   const parts = (schema.allOf as JsonObject[] | undefined)?.map(objectForm) ?? []
   const forms = [schema.anyOf, schema.oneOf].flatMap(union =>
-    union ? [either((union as JsonObject[]).map(objectForm))] : [],
+    union ? [mergeAlternatives((union as JsonObject[]).map(objectForm))] : [],
   )
-  return parts.length + forms.length === 0 ? own : both([own, ...parts, ...forms])
+  return parts.length + forms.length === 0 ? own : mergeIntersection([own, ...parts, ...forms])
 }
 
 const calls = new WeakMap<Operation, FlatCall>()
 
-/** The flat call of an operation; null where its body is not JSON. Made once an operation. */
+/** Returns the flat call of an operation, cached; null if its body is not JSON. */
 export function flatten(operation: Operation): FlatCall | null {
   if (operation.body && !operation.consumes.includes('application/json')) return null
   const call = calls.get(operation) ?? flatCall(operation)
@@ -133,7 +133,7 @@ function flatCall(operation: Operation): FlatCall {
   return { fields: new Map(fields.map(field => [field.name, field])), others: body.others }
 }
 
-/** The JSON Schema of a flat call. `without`: fields that are not offered, of the query or the body. */
+/** Returns the JSON Schema of a flat call. `without` excludes fields of the query or body. */
 export function flatSchema({ fields, others }: FlatCall, without: readonly string[] = []): JsonObject {
   const offered = [...fields.values()].filter(({ in: part, field }) => part === 'path' || !without.includes(field))
   const required = offered.filter(each => each.required).map(({ name }) => name)
@@ -145,7 +145,7 @@ export function flatSchema({ fields, others }: FlatCall, without: readonly strin
   }
 }
 
-/** A value as a query carries it. */
+/** Converts a value to its form in a query string. */
 function queryValue(value: unknown): unknown {
   if (Array.isArray(value)) return value.map(queryValue)
   if (typeof value !== 'object' || value === null) return String(value)
@@ -155,14 +155,14 @@ function queryValue(value: unknown): unknown {
 export type Request = {
   params: Record<string, string>
   query: Record<string, unknown>
-  /** Undefined where the operation takes no body, or may go without one and got none of its fields. */
+  /** Undefined if the operation has no body, or an optional body of which no field was given. */
   body: Record<string, unknown> | undefined
 }
 
 /**
- * Takes a flat object apart into path, query and body, which are not validated beyond that. A null in the query counts as
- * absent. `at` is the path of the object in the paths of problems; fields `without` are refused like unknown ones.
- * @throws VALIDATION_FAILED for parameters of the path that are missing, and properties that the operation does not take
+ * Splits a flat object into path, query and body, without further validation. A null in the query counts as absent. `at`
+ * prefixes the paths of problems; fields in `without` are refused like unknown ones.
+ * @throws VALIDATION_FAILED for missing path parameters and unknown properties
  */
 export function unflatten(
   operation: Operation,
@@ -178,7 +178,7 @@ export function unflatten(
   const refuse = (code: string, name: string, message: string) =>
     problems.push({ code, path: at === '' ? name : `${at}.${name}`, message })
   for (const { name, in: part } of call.fields.values())
-    if (part === 'path' && typeof input[name] !== 'string') refuse('REQUIRED', name, 'is required, as a text')
+    if (part === 'path' && typeof input[name] !== 'string') refuse('REQUIRED', name, 'must be a string')
   for (const [name, value] of Object.entries(input)) {
     const field = call.fields.get(name)
     if (field?.in === 'path') params[name] = String(value)
@@ -193,7 +193,7 @@ export function unflatten(
   return { params, query, body: bodiless ? undefined : body }
 }
 
-/** The name in the body of a property that no field declares: `body_` says that path or query have a field of that name. */
+/** Returns the body name of an undeclared property: removes `body_` if path or query have a field of the bare name. */
 function unprefixed({ fields }: FlatCall, name: string): string {
   const bare = name.replace(/^(body_)+/, '')
   return name !== bare && fields.has(bare) ? name.slice(BODY.length) : name

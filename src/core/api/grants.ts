@@ -4,31 +4,29 @@ import type { Caller } from '../iam/caller.ts'
 import type { Kind, KindRow } from './kind.ts'
 import type { Operation, TargetGrant } from './operation.ts'
 
-/** A call about a row of another project than the one that acts. */
+/** A call on a row of a project other than the acting project. */
 export type GrantRequest = {
   operation: Operation
   kind: Kind
   row: KindRow
   caller: Caller
-  /** The project that the call names, else the one that the credential is bound to. */
+  /** The project named by the call, otherwise the project of the credential. */
   project_id: string
 }
 
-/**
- * How rows of some kinds reach other projects than their own. Rows of other kinds reach none.
- */
+/** A mechanism that makes rows of some kinds available to other projects. */
 export type GrantSource = {
   kinds: readonly string[]
   /**
-   * The grant that a call goes by. `refused`: the project may know of the row, but not do this with it
-   * (API_KEY_PROJECT_SCOPE). `hidden`: as if the row did not exist. `none`: as if the acting project had not been named.
+   * Returns the grant that applies to a call. `refused`: the row is visible, but the call is not allowed
+   * (API_KEY_PROJECT_SCOPE). `hidden`: the row is reported as not found. `none`: the acting project is ignored.
    */
   grant(db: Queryable, request: GrantRequest): Promise<TargetGrant | 'refused' | 'hidden' | 'none'>
-  /** Those of the ids that a project may name although their rows are of others; they stay so until the transaction ends. */
+  /** Returns the ids of other projects' rows that a project may reference, locked as such until the transaction ends. */
   among(db: Queryable, kind: string, projectId: string, ids: readonly string[]): Promise<readonly string[]>
 }
 
-export const grantSources = extensionPoint<GrantSource>('rows that reach other projects')
+export const grantSources = extensionPoint<GrantSource>('cross-project grant sources')
 
 export const grantSourceOf = (kind: string): GrantSource | undefined =>
   grantSources.all().find(({ kinds }) => kinds.includes(kind))

@@ -8,10 +8,10 @@ import { AppError, errorBody, raise } from './errors.ts'
 
 export type IdempotencyKey = { credential_id: string; project_id: string | null; path: string; key: string }
 
-/** A request's right to give the answer of a key; `claim` tells it from another request's. */
+/** The exclusive ownership of a key by one request, identified by `claim`. */
 export type IdempotencyClaim = IdempotencyKey & { claim: string }
 
-/** The answer that a first request got. */
+/** The stored response of a first request. */
 export type StoredResponse = {
   status: number
   body: unknown
@@ -20,16 +20,16 @@ export type StoredResponse = {
 }
 
 /**
- * What an operation has committed ahead of its answer: the ids that the answer is made of, as `again` reads them. No content:
- * an erasure does not look here.
+ * The ids of records that an operation committed before its response, from which `again` rebuilds the response. Contains no
+ * content, because an erasure does not cover it.
  */
 export type Made = Record<string, unknown>
 
-const claiming = sql.type(z.strictObject({ claim: z.string() }))
+const claimRow = sql.type(z.strictObject({ claim: z.string() }))
 
-const taking = sql.type(z.strictObject({ made: z.record(z.string(), z.unknown()) }))
+const madeRow = sql.type(z.strictObject({ made: z.record(z.string(), z.unknown()) }))
 
-const keeping = sql.type(
+const keyRow = sql.type(
   z.strictObject({
     project_id: z.string().nullable(),
     request_hash: z.string(),
@@ -42,26 +42,26 @@ const keeping = sql.type(
   }),
 )
 
-/** How long a claim holds unless the process of its request renews it. */
+/** Time until a claim expires unless the process of its request renews it. */
 export const LEASE_SECONDS = 20
 
 const lease = sql.fragment`now() + make_interval(secs => ${LEASE_SECONDS})`
 
-/** Longest time that a repeat is asked to wait for: the first request may end long before its lease. */
-const LONGEST_RETRY_SECONDS = 5
+/** Limit of Retry-After: the first request may end long before its lease. */
+const MAX_RETRY_AFTER_SECONDS = 5
 
-/** IDEMPOTENCY_IN_PROGRESS: when to repeat, at the latest when the claim is free unless its process renews it. */
+/** Returns IDEMPOTENCY_IN_PROGRESS with a Retry-After of at most the remaining lease. */
 const inProgress = (seconds = 1): AppError =>
   new AppError('IDEMPOTENCY_IN_PROGRESS', {
-    headers: { 'Retry-After': String(Math.min(Math.max(seconds, 1), LONGEST_RETRY_SECONDS)) },
+    headers: { 'Retry-After': String(Math.min(Math.max(seconds, 1), MAX_RETRY_AFTER_SECONDS)) },
   })
 
-type Asked = Omit<IdempotencyKey, 'project_id'> & { request: string }
+type KeyedRequest = Omit<IdempotencyKey, 'project_id'> & { request: string }
 
 /**
- * Claims an Idempotency-Key for a request: the stored answer for a repeat, else what a first request that was lost had made;
- * neither for a first request. A claim is made again without effect. Raises IDEMPOTENCY_KEY_REUSED for another body and
- * IDEMPOTENCY_IN_PROGRESS while the first request runs.
+ * Claims an Idempotency-Key for a request. Returns the stored response for a repeat, or the records made by a lost first
+ * request; neither for a first request. Idempotent for the same claim.
+ * @throws IDEMPOTENCY_KEY_REUSED for a different body, IDEMPOTENCY_IN_PROGRESS while the first request runs
  */
 export async function claimIdempotencyKey(
   db: Queryable,
@@ -69,9 +69,9 @@ export async function claimIdempotencyKey(
   request: IdempotencyClaim & { request: string },
 ): Promise<{ kept: StoredResponse | null; made: Made | null }> {
   const { credential_id, project_id, path, key, claim } = request
-  // Keyed: a request may hold a secret value, which a plain hash would let anyone with the table guess at.
+  // Keyed hash: a request may contain a secret, which a plain hash would expose to guessing.
   const hash = secrets.fingerprint(request.request)
-  const claimed = await db.maybeOne(claiming`
+  const claimed = await db.maybeOne(claimRow`
     insert into idempotency_keys (credential_id, path, key, project_id, request_hash, claim, leased_until)
     values (${credential_id}, ${path}, ${key}, ${project_id}, ${hash}, ${claim}, ${lease})
     on conflict (credential_id, path, key) do update
@@ -85,38 +85,38 @@ export async function claimIdempotencyKey(
   if (claimed) return { kept: null, made: null }
   const found = await findKey(db, secrets, request)
   if (!found) throw inProgress()
-  if (found.status !== null) return { kept: openKept(secrets, request, found), made: null }
+  if (found.status !== null) return { kept: openResponse(secrets, request, found), made: null }
   if (!found.made) throw inProgress(found.lease_seconds)
-  const taken = await db.maybeOne(taking`
+  const reclaimed = await db.maybeOne(madeRow`
     update idempotency_keys set claim = ${claim}, leased_until = ${lease}
     where credential_id = ${credential_id} and path = ${path} and key = ${key} and status is null and made is not null
       and (claim = ${claim} or leased_until < now())
     returning made`)
-  if (!taken) throw inProgress(found.lease_seconds)
-  return { kept: null, made: taken.made }
+  if (!reclaimed) throw inProgress(found.lease_seconds)
+  return { kept: null, made: reclaimed.made }
 }
 
 /**
- * The answer kept for a request; null when there is none and the first request is lost. Raises IDEMPOTENCY_KEY_REUSED for
- * another body and IDEMPOTENCY_IN_PROGRESS while the first request runs.
+ * Returns the stored response of a request; null if there is none and the first request was lost.
+ * @throws IDEMPOTENCY_KEY_REUSED for a different body, IDEMPOTENCY_IN_PROGRESS while the first request runs
  */
 export async function findStoredResponse(
   db: Queryable,
   secrets: SecretBox,
-  request: Asked,
+  request: KeyedRequest,
 ): Promise<StoredResponse | null> {
   const found = await findKey(db, secrets, request)
   if (!found) return null
-  if (found.status !== null) return openKept(secrets, request, found)
+  if (found.status !== null) return openResponse(secrets, request, found)
   if (found.lease_seconds > 0) throw inProgress(found.lease_seconds)
   return null
 }
 
-type Found = Exclude<Awaited<ReturnType<typeof findKey>>, null>
+type KeyRow = Exclude<Awaited<ReturnType<typeof findKey>>, null>
 
-/** The row of a key for a request. Raises IDEMPOTENCY_KEY_REUSED for another body. */
-async function findKey(db: Queryable, secrets: SecretBox, { credential_id, path, key, request }: Asked) {
-  const found = await db.maybeOne(keeping`
+/** Returns the row of a key, or null. Raises IDEMPOTENCY_KEY_REUSED for a different body. */
+async function findKey(db: Queryable, secrets: SecretBox, { credential_id, path, key, request }: KeyedRequest) {
+  const found = await db.maybeOne(keyRow`
     select project_id, request_hash, status, body, sealed_body, headers, made is not null as made,
       greatest(0, ceil(extract(epoch from leased_until - now())))::int as lease_seconds
     from idempotency_keys
@@ -125,24 +125,24 @@ async function findKey(db: Queryable, secrets: SecretBox, { credential_id, path,
   return found
 }
 
-function openKept(
+function openResponse(
   secrets: SecretBox,
-  request: Asked,
-  { project_id, status, sealed_body, ...kept }: Found,
+  request: KeyedRequest,
+  { project_id, status, sealed_body, ...row }: KeyRow,
 ): StoredResponse {
-  let body = kept.body ?? undefined
+  let body = row.body ?? undefined
   if (sealed_body !== null) {
     const opened = secrets.open(sealed_body, sealFor({ ...request, project_id }))
     if (!opened.ok)
       return raise('SECRET_NOT_DECRYPTABLE', {
-        message: 'The answer kept under the Idempotency-Key cannot be decrypted',
+        message: 'The stored response of the Idempotency-Key cannot be decrypted',
       })
     body = JSON.parse(opened.value)
   }
-  return { status: status as number, body, headers: kept.headers ?? {}, project_id }
+  return { status: status as number, body, headers: row.headers ?? {}, project_id }
 }
 
-/** Renews the leases of claims. Rows that a transaction holds are left out: it is about to settle them. */
+/** Renews the leases of claims. Skips locked rows: their transaction is about to settle them. */
 export async function renewClaims(db: Queryable, claims: readonly IdempotencyClaim[]): Promise<void> {
   const rows = claims.map(({ credential_id, path, key, claim }) => [credential_id, path, key, claim])
   await db.query(voidStatement`
@@ -159,28 +159,29 @@ export async function renewClaims(db: Queryable, claims: readonly IdempotencyCla
 /** SQLSTATE of idempotency_claim_lost(). */
 const CLAIM_LOST = 'P0409'
 
-/** The refusal of a request whose transaction found its key claimed by another one; null for any other error. */
-export const claimLost = (error: unknown): AppError | null => (sqlStateOf(error) === CLAIM_LOST ? inProgress() : null)
+/** Returns the refusal for a transaction that found its key claimed by another request; null for any other error. */
+export const claimLostRefusal = (error: unknown): AppError | null =>
+  sqlStateOf(error) === CLAIM_LOST ? inProgress() : null
 
 /**
- * A part of a change that keeps its answer, or what the answer will be made of, for repeats. It fails the change where another
- * request has claimed the key: this one was taken for lost, and the other one makes the change.
+ * Returns a statement part that stores the response of a change, or the records to rebuild it from, for repeats. It fails
+ * the change if another request has claimed the key after the lease of this one expired: that request makes the change.
  */
-export const keepWithChange =
-  ({ credential_id, path, key, claim }: IdempotencyClaim, given: { status: number; body: unknown } | { made: Made }) =>
+export const storeWithChange =
+  ({ credential_id, path, key, claim }: IdempotencyClaim, effect: { status: number; body: unknown } | { made: Made }) =>
   (guard: Fragment): Fragment => {
-    const kept =
-      'made' in given
-        ? sql.fragment`made = ${jsonb(given.made)}`
-        : sql.fragment`status = ${given.status}, body = ${jsonb(given.body)}`
+    const assignments =
+      'made' in effect
+        ? sql.fragment`made = ${jsonb(effect.made)}`
+        : sql.fragment`status = ${effect.status}, body = ${jsonb(effect.body)}`
     return sql.fragment`
       update idempotency_keys
-      set ${kept}, claim = case when claim = ${claim} and status is null then claim else idempotency_claim_lost() end
+      set ${assignments}, claim = case when claim = ${claim} and status is null then claim else idempotency_claim_lost() end
       where credential_id = ${credential_id} and path = ${path} and key = ${key} and ${guard}`
   }
 
-/** Notes what a request is about to do outside of the database. Raises IDEMPOTENCY_IN_PROGRESS when its claim was lost. */
-export async function noteMade(db: Queryable, claim: IdempotencyClaim, made: Made): Promise<void> {
+/** Records a request's pending effects outside the database. Raises IDEMPOTENCY_IN_PROGRESS if its claim is lost. */
+export async function recordMade(db: Queryable, claim: IdempotencyClaim, made: Made): Promise<void> {
   const { rowCount } = await db.query(voidStatement`
     update idempotency_keys set made = ${jsonb(made)} where ${isClaimed(claim)}`)
   if (rowCount === 0) throw inProgress()
@@ -192,7 +193,7 @@ const sealFor = (claim: IdempotencyKey) => ({
   project_id: claim.project_id ?? '*',
 })
 
-/** Answers that show a secret. */
+/** Stored responses that contain a secret. */
 export const sealedResponses = sealedColumn({
   table: 'idempotency_keys',
   column: 'sealed_body',
@@ -203,47 +204,47 @@ export const sealedResponses = sealedColumn({
 const isClaimed = ({ credential_id, path, key, claim }: IdempotencyClaim): Fragment => sql.fragment`
   credential_id = ${credential_id} and path = ${path} and key = ${key} and claim = ${claim} and status is null`
 
-/** A condition in SQL over what an answer shows: where it does not hold, repeats get the refusal in its place. */
+/** An SQL condition on the content of a response: if it is false, the refusal is stored instead. */
 export type ReplayCondition = { holds: Fragment; refusal: () => AppError }
 
 /**
- * Keeps the answer for repeats; an answer that holds a secret is sealed. Returns whether the claim was still held. A condition
- * is asked in the statement that keeps it.
+ * Stores the response for repeats, sealed if it contains a secret, and returns whether the claim was still valid. A replay
+ * condition is evaluated in the same statement.
  */
 export async function storeResponse(
   db: Queryable,
   { secrets, config }: Pick<Services, 'secrets' | 'config'>,
   claim: IdempotencyClaim,
-  given: { status: number; body?: unknown; headers?: Record<string, string>; keptWhile?: ReplayCondition },
+  response: { status: number; body?: unknown; headers?: Record<string, string>; keptWhile?: ReplayCondition },
   secret: boolean,
 ): Promise<boolean> {
-  const { status, headers, keptWhile } = given
-  const sealed = secret && status < 300 ? secrets.seal(JSON.stringify(given.body ?? null), sealFor(claim)) : null
-  const body = sealed ? jsonb(null) : jsonb(given.body)
-  const answer = sql.fragment`select ${status}::int, ${body}, ${jsonb(headers)}`
-  const kept = keptWhile
+  const { status, headers, keptWhile } = response
+  const sealed = secret && status < 300 ? secrets.seal(JSON.stringify(response.body ?? null), sealFor(claim)) : null
+  const body = sealed ? jsonb(null) : jsonb(response.body)
+  const columns = sql.fragment`select ${status}::int, ${body}, ${jsonb(headers)}`
+  const stored = keptWhile
     ? sql.fragment`
-      ${answer}, 1 where ${keptWhile.holds}
-      union all select ${refused(config, keptWhile.refusal())}, 2 order by 4 limit 1`
-    : sql.fragment`${answer}, 1`
+      ${columns}, 1 where ${keptWhile.holds}
+      union all select ${refusalColumns(config, keptWhile.refusal())}, 2 order by 4 limit 1`
+    : sql.fragment`${columns}, 1`
   const { rowCount } = await db.query(voidStatement`
     update idempotency_keys set status = k.its_status, body = k.its_body, sealed_body = ${sealed}, headers = k.its_headers
-    from (${kept}) k (its_status, its_body, its_headers, choice) where ${isClaimed(claim)}`)
+    from (${stored}) k (its_status, its_body, its_headers, choice) where ${isClaimed(claim)}`)
   return rowCount > 0
 }
 
-/** The same in the transaction of what is answered for. Raises IDEMPOTENCY_IN_PROGRESS when the claim was lost. */
-export async function keepInTransaction(...args: Parameters<typeof storeResponse>): Promise<void> {
+/** Stores the response in the transaction of the change. Raises IDEMPOTENCY_IN_PROGRESS if the claim is lost. */
+export async function storeInTransaction(...args: Parameters<typeof storeResponse>): Promise<void> {
   if (!(await storeResponse(...args))) throw inProgress()
 }
 
-/** A refusal as it is kept: its status, body and headers. */
-const refused = ({ DOCS_BASE_URL }: Services['config'], refusal: AppError): Fragment =>
+/** Returns status, body and headers of a refusal in stored form. */
+const refusalColumns = ({ DOCS_BASE_URL }: Services['config'], refusal: AppError): Fragment =>
   sql.fragment`${refusal.status}::int, ${jsonb(errorBody(refusal, DOCS_BASE_URL))}, null::jsonb`
 
 /**
- * Puts a refusal in the place of the kept answers of a project that name one of these ids, so that a repeat neither shows
- * them nor does the work again. Returns how many there were. By idempotency_keys_named.
+ * Replaces the stored responses of a project that contain one of these ids with a refusal, so that a repeat neither returns
+ * the content nor executes again. Returns the number of responses replaced. Uses the index idempotency_keys_named.
  */
 export async function eraseStoredResponses(
   db: Queryable,
@@ -253,22 +254,25 @@ export async function eraseStoredResponses(
   refusal: AppError,
 ): Promise<number> {
   const { rowCount } = await db.query(voidStatement`
-    update idempotency_keys set (status, body, headers) = (select ${refused(config, refusal)})
+    update idempotency_keys set (status, body, headers) = (select ${refusalColumns(config, refusal)})
     where body is not null and ${NAMED} ?| ${sql.array([...ids], 'text')} and project_id = ${projectId}
       and body -> 'error' ->> 'code' is distinct from ${refusal.code}`)
   return rowCount
 }
 
-/** The ids that an answer names, as the index has them. */
+/** The ids in a response body, by the expression of the index. */
 const NAMED = sql.fragment`jsonb_path_query_array(body,
   'strict $.** ? (@.type() == "string" && @ like_regex "^[a-z_]+_[0-9a-z]{26}$")')`
 
-/** Forgets a claim: the next request with the key is a first one. */
-export async function forgetIdempotency(db: Queryable, claim: IdempotencyClaim): Promise<void> {
+/** Deletes a claim: the next request with the key is a first request. */
+export async function deleteIdempotencyKey(db: Queryable, claim: IdempotencyClaim): Promise<void> {
   await db.query(voidStatement`delete from idempotency_keys where ${isClaimed(claim)}`)
 }
 
-/** Ends the lease of a claim: the next request with the key answers for what this one has made, or is a first one. */
+/**
+ * Expires the lease of a claim: the next request with the key rebuilds the response from the recorded effects, or is a first
+ * request if there are none.
+ */
 export async function releaseIdempotencyKey(db: Queryable, claim: IdempotencyClaim): Promise<void> {
   await db.query(voidStatement`
     with forgotten as (delete from idempotency_keys where ${isClaimed(claim)} and made is null)

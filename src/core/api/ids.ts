@@ -5,12 +5,12 @@ const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'
 let lastTime = 0
 let random = randomBytes(10)
 
-/** The next 128-bit value: 48 bits of milliseconds, then 80 random bits that count up inside one millisecond. */
+/** Returns the next 128-bit value: 48 bits of milliseconds, then 80 random bits, incremented within a millisecond. */
 function nextBytes(now: number): Buffer {
   if (now > lastTime) {
     lastTime = now
     random = randomBytes(10)
-    // The top bit is left free so that counting up never overflows within a millisecond.
+    // The top bit is cleared so that increments never overflow within a millisecond.
     random[0] &= 0x7f
   } else {
     for (let index = 9; index >= 0; index--) {
@@ -24,7 +24,7 @@ function nextBytes(now: number): Buffer {
   return bytes
 }
 
-/** 26 characters of lower-case Crockford base32, ULID layout. */
+/** Encodes a value as 26 characters of lower-case Crockford base32, in ULID layout. */
 function encode(bytes: Buffer): string {
   let out = ''
   let buffer = 0
@@ -41,10 +41,10 @@ function encode(bytes: Buffer): string {
   return out
 }
 
-/** A new public id, `<prefix>_<26 characters>`. Ids of one process rise in the order they were made. */
+/** Returns a new public id, `<prefix>_<26 characters>`. Ids of one process are strictly increasing. */
 export const newId = (prefix: string): string => `${prefix}_${encode(nextBytes(Date.now()))}`
 
-/** The smallest id of a prefix that a row made at `time` can have; for range queries by creation time. */
+/** Returns the smallest possible id of a row created at `time`, for range queries by creation time. */
 export function idFloor(prefix: string, time: Date): string {
   const bytes = Buffer.alloc(16)
   bytes.writeUIntBE(Math.max(0, time.getTime()), 0, 6)

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { parseJson } from '../http/body.ts'
 
-/** A field that is also taken as JSON text; what is no JSON is left to the schema behind it. */
+/** Returns a schema that also accepts its value as JSON text; other text is passed to the schema unchanged. */
 export const jsonOrJsonText = <T extends z.ZodType>(schema: T) =>
   z.preprocess(value => {
     if (typeof value !== 'string') return value

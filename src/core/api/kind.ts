@@ -8,59 +8,58 @@ import { declarations } from '../declarations.ts'
 import { type ErrorCode, raise } from './errors.ts'
 import { newId } from './ids.ts'
 
-/** How a row of one kind names a row of another. */
+/** A reference from rows of one kind to rows of another. */
 export type Reference = {
   kind: string
   column: string
   /** The column is a text[] of ids. */
   many?: boolean
-  /** Text expression over the row: the wire's field that names the id given. Default: the column. */
+  /** Text expression over the row: the wire field that contains the id. Default: the column. */
   field?: (id: Fragment) => Fragment
-  /** What a refused delete counts such rows under, null for nothing. Default: the plural of their kind. */
+  /** Name under which a refused delete counts such rows; null: not counted. Default: the plural of their kind. */
   counted?: string | null
-  /** Which rows refer so, as a condition on their columns. Default: all. */
+  /** Condition on the columns of referencing rows. Default: all rows. */
   where?: Fragment
-  /** A subquery of the ids of rows that may name one of the targets given, where the column has no index. Default: all. */
+  /** Subquery of the ids of rows that may reference one of the targets, if the column has no index. Default: all rows. */
   among?: (targets: Fragment) => Fragment
-  /** A target may be of another project that grants it. Such a row does not hold it and does not go with it. */
+  /** Whether the target may belong to another project that grants it. Such a row does not affect the target's delete. */
   grantable?: boolean
-  /** Rows with `force` are left as they are when the target goes: they outlive what they name. */
+  /** Whether `force` rows are retained unchanged after the target is deleted. */
   stays?: boolean
-  /** What becomes of rows with `force` or `follow` in place of being deleted. */
-  letGo?: (tx: Tx, ids: readonly string[]) => Promise<unknown>
+  /** Detaches `force` or `follow` rows from the target instead of deleting them. */
+  detach?: (tx: Tx, ids: readonly string[]) => Promise<unknown>
   /**
-   * `block`: the target cannot be deleted while this row lives, nor by force. `force`: blocks unless forced, then deleted
-   * with it. `follow`: deleted with it, forced or not; counted beside what blocks.
+   * `block`: the target cannot be deleted while this row exists, even if forced. `force`: blocks unless forced, then the row
+   * is deleted with the target. `follow`: always deleted with the target; counted alongside blocking rows.
    */
   on_delete: 'block' | 'force' | 'follow' | 'cascade' | 'null'
 }
 
 /**
- * What a resource is to the rest of the application: how to find and write a row, which project it belongs to, how
- * policies name it, what it refers to, which events it emits. Declared once by the module that owns it; known to core as
- * data.
+ * The declaration of a resource: how to find and write a row, its project, its name in policies, its references and events.
+ * Declared once by the module that owns it.
  */
 export type Kind<Row extends KindRow = KindRow, Event extends string = string> = EventSource<Row, Event> & {
   prefix: string
   table: string
   /** Global resources have `*` as project. */
   global: boolean
-  /** Carries tags that policy conditions see. */
+  /** Whether rows have tags for policy conditions. */
   tags: boolean
-  /** The code that answers a path whose id names nothing. */
+  /** Error code for an unknown id in a path. */
   notFound: ErrorCode
-  /** The code that answers a body that names nothing. */
+  /** Error code for an unknown id in a body. */
   missing: ErrorCode
-  /** Rows that a project shows as its dependents when it is deleted; false for what goes silently. */
+  /** Whether the rows prevent the delete of their project; false if they are deleted with it. */
   counted: boolean
-  /** Triggers keep the number of its rows by project in `row_counts`. */
+  /** Whether triggers maintain the number of rows per project in `row_counts`. */
   countKept: boolean
-  /** Column that has the author of its rows, which act when they are used; null for other kinds. */
+  /** Column with the author of a row; null if the rows do not act on the platform. */
   authored: AuthorColumn | null
-  /** Ids that were not made by `newId`: rows that ship with the deployment. */
+  /** Ids not created by `newId`: rows that ship with the deployment. */
   fixedIds: readonly string[]
   references: readonly Reference[]
-  /** Fields that a table of its rows shows, at most six; null for those that tell any records apart. */
+  /** Fields for a table of rows, at most six; null for the default fields. */
   listed: readonly string[] | null
   /** Select list of a row over the alias `t`. */
   columns: Fragment
@@ -69,41 +68,41 @@ export type Kind<Row extends KindRow = KindRow, Event extends string = string> =
   row: z.ZodType<Row>
   /** Tag of statements that return rows of the kind. */
   sql: ReturnType<typeof sql.type<z.ZodType<Row>>>
-  /** Reads one row by id, in the shape `present` takes. `lock` takes the row's lock: FOR UPDATE unless the kind is `shared`. */
+  /** Returns a row by id, or null. `lock` locks the row: FOR UPDATE, or FOR NO KEY UPDATE if the kind is `shared`. */
   find(db: Queryable, id: string, lock?: boolean): Promise<Row | null>
-  /** The row under its lock. Raises `notFound` when it is gone. */
+  /** Locks and returns a row. Raises `notFound` if it does not exist. */
   lock(db: Queryable, id: string): Promise<Row>
-  /** A row of a project, kept from being deleted until the transaction ends (FOR KEY SHARE); null when there is none. */
+  /** Returns a row of a project, protected from deletion until the transaction ends (FOR KEY SHARE), or null. */
   reference(db: Queryable, id: string, projectId: string | null): Promise<Row | null>
-  /** Adds a row, with a new id unless one is given. Raises the code of a unique index that refuses it. */
+  /** Inserts a row, with a new id unless one is given. A unique violation raises the error declared for its index. */
   insert(db: Queryable, values: Values<Row>): Promise<Row>
-  /** The same, with null in place of a refusal by a unique index; the transaction goes on. */
+  /** Inserts a row, or returns null on a unique conflict, which does not abort the transaction. */
   insertUnlessTaken(db: Queryable, values: Values<Row>): Promise<Row | null>
-  /** Writes the columns given and `updated_at`. The caller holds the row. */
+  /** Updates the given columns and `updated_at`. The caller holds the row lock. */
   update(db: Queryable, id: string, values: Values<Row>): Promise<Row>
-  /** Deletes a row; null when it was gone. */
+  /** Deletes and returns a row; null if it does not exist. */
   delete(db: Queryable, id: string): Promise<Row | null>
-  /** The columns of a row that differ from another state of it. */
+  /** Returns the writable columns that differ between two states of a row. */
   changes(before: Row, after: Row): Values<Row>
-  /** The normalized path under which policies name the row too; null while it has none. */
+  /** Returns the normalized path by which policies also name the row, or null. */
   path?: (row: Row) => string | null
-  /** Policies name a row by its parent too: either name may allow, either may deny. */
+  /** The parent by which policies also name the row: either name may allow, either may deny. */
   parent?: Parent
-  /** Resource names are those of the parent when the kind has none of its own (deliveries: their webhook). */
+  /** Returns the name of the row in policies if it is not its own: a delivery is named by its webhook. */
   authorize?: (row: Row) => NamedRow
-  /** Deletes one row with what follows from it, its delete event first of all; for forced deletes of what it names. */
+  /** Deletes a row and its dependent data, emitting its delete event first; used by forced deletes of its target. */
   remove?: (tx: Tx, row: Row) => Promise<void>
-  /** The same for many rows at once, of kinds without a delete event. */
+  /** Deletes many rows in one statement; for kinds without a delete event. */
   removeAll?: (tx: Tx, ids: readonly string[]) => Promise<void>
 }
 
-/** The kind of a row's parent, and the column that has its id. */
+/** The kind of a row's parent, and the column with its id. */
 export type Parent = { kind: string; column: string }
 
-/** What policies name a row by in place of itself: its parent, whose tags count where they are given. */
+/** The name of a row in policies: its parent, whose tags apply if they are given. */
 export type NamedRow = { type: string; id: string; tags?: Record<string, string> | null }
 
-/** Definitions keep an author; what runs by itself acts as one. */
+/** `author`: the last author of a definition. `authority`: the principal as which the row acts by itself. */
 type AuthorColumn = 'author' | 'authority'
 
 export type KindRow = { id: string; project_id: string | null; tags?: Record<string, string> | null }
@@ -114,7 +113,7 @@ export type Values<Row> = { [K in keyof Row]?: Row[K] }
 /** Every kind of the process. */
 export const kinds = declarations<Kind<any>>('kind', ({ name }) => name)
 
-type Naming<Row extends KindRow, Event extends string> = {
+type KindOptions<Row extends KindRow, Event extends string> = {
   name: string
   plural?: string
   prefix: string
@@ -128,8 +127,8 @@ type Naming<Row extends KindRow, Event extends string> = {
   authored?: AuthorColumn
   fixedIds?: readonly string[]
   /**
-   * Transactions refer to its rows all the time, as all that write in a project do. They would starve a FOR UPDATE, so its
-   * lock is FOR NO KEY UPDATE: against other changes, not against references.
+   * Whether transactions reference its rows constantly, as every write references its project. Their key share locks would
+   * starve FOR UPDATE, so rows are locked FOR NO KEY UPDATE, which excludes other changes but not references.
    */
   shared?: boolean
   references?: readonly Reference[]
@@ -138,10 +137,10 @@ type Naming<Row extends KindRow, Event extends string> = {
   eventNames?: EventSource<Row, Event>['eventNames']
   eventAliases?: EventSource<Row, Event>['eventAliases']
   eventNotes?: string
-  /** What an insert or update raises that a unique index of this name refuses, given the values written. */
+  /** Raises the error of a unique violation, by index name, given the values written. */
   unique?: Record<string, (values: Values<Row>) => never>
   find?: Kind<Row>['find']
-  /** Takes a lock that comes before that of the row, such as the one of what contains it. */
+  /** Acquires a lock that precedes the row lock, for example of its container. */
   lockFirst?: (db: Queryable, id: string) => Promise<unknown>
   path?: (row: Row) => string | null
   parent?: Parent & { column: keyof Row }
@@ -152,26 +151,26 @@ type Naming<Row extends KindRow, Event extends string> = {
 
 type Show<T> = { [K in keyof T]: T[K] }
 
-/** A row is its record with the hidden columns. */
+/** A row: the fields of its record and the hidden columns. */
 type RowOf<R extends z.ZodObject, H extends z.ZodRawShape> =
   Show<z.output<R> & { [K in keyof H]: z.output<H[K]> }> extends infer Row extends KindRow ? Row : never
 
 type DeclareKind = {
   /**
-   * Declares a kind by the schema of its record. Columns that the wire does not show are `hidden`; fields that are no
-   * columns have their select expression over the alias `t` in `computed`.
+   * Declares a kind by the schema of its record. `hidden` contains columns that are not on the wire; `computed` contains the
+   * select expressions, over the alias `t`, of fields that are not columns.
    */
   <R extends z.ZodObject, H extends z.ZodRawShape = {}, const Event extends string = never>(
-    declaration: Naming<RowOf<R, H>, Event> & {
+    declaration: KindOptions<RowOf<R, H>, Event> & {
       record: R
       hidden?: H
       computed?: { [K in keyof (R['shape'] & H)]?: Fragment }
       present?: (row: RowOf<R, H>) => object
     },
   ): Kind<RowOf<R, H>, Event> & { row: z.ZodObject<Show<R['shape'] & H>> }
-  /** Declares a kind whose record is more than a choice of columns: rows are what `columns` selects, default all. */
+  /** Declares a kind whose record is not a subset of its columns: rows contain `columns`, default all. */
   <Row extends KindRow, const Event extends string = never>(
-    declaration: Naming<Row, Event> & {
+    declaration: KindOptions<Row, Event> & {
       row: z.ZodType<Row>
       columns?: Fragment
       record?: z.ZodType
@@ -180,7 +179,7 @@ type DeclareKind = {
   ): Kind<Row, Event>
 }
 
-type AnyDeclaration = Naming<any, any> & {
+type AnyDeclaration = KindOptions<any, any> & {
   record?: z.ZodObject
   row?: z.ZodType
   hidden?: z.ZodRawShape
@@ -192,37 +191,38 @@ type AnyDeclaration = Naming<any, any> & {
 export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> => {
   const { hidden = {}, computed = {}, unique = {} } = declaration
   const record = declaration.row ? undefined : declaration.record
-  const shown = Object.keys(record?.shape ?? {})
+  const recordFields = Object.keys(record?.shape ?? {})
   const row = record ? record.extend(hidden) : (declaration.row as z.ZodType)
   const columns =
-    declaration.columns ?? (record ? selectList([...shown, ...Object.keys(hidden)], computed) : sql.fragment`t.*`)
+    declaration.columns ??
+    (record ? selectList([...recordFields, ...Object.keys(hidden)], computed) : sql.fragment`t.*`)
   const table = sql.identifier([declaration.table])
   const typed = sql.type(row)
   const encoders = row instanceof z.ZodObject ? encodersOf(row.shape) : {}
   const forUpdate = declaration.shared ? sql.fragment`for no key update of t` : sql.fragment`for update of t`
-  const touched = 'updated_at' in encoders ? [sql.fragment`updated_at = now()`] : []
-  const given = (values: Values<any>) =>
+  const timestamps = 'updated_at' in encoders ? [sql.fragment`updated_at = now()`] : []
+  const columnEntries = (values: Values<any>) =>
     Object.entries(values).filter(([name, value]) => value !== undefined && name in encoders && !(name in computed))
   const encoded = ([name, value]: [string, unknown]): ValueExpression => encoders[name](value)
   const insertion = (values: Values<any>, conflict: Fragment) => {
-    const entries = given({ id: newId(declaration.prefix), ...values })
+    const entries = columnEntries({ id: newId(declaration.prefix), ...values })
     return typed`
       insert into ${table} as t (${list(entries.map(([name]) => sql.identifier([name])))})
       values (${list(entries.map(encoded))}) ${conflict} returning ${columns}`
   }
-  const refused = (error: unknown, values: Values<any>): never => {
+  const raiseConflict = (error: unknown, values: Values<any>): never => {
     if (error instanceof UniqueIntegrityConstraintViolationError) unique[error.constraint ?? '']?.(values)
     throw error
   }
   const fixed = [...Object.keys(computed), 'id', 'project_id', 'created_at', 'updated_at']
   const writable = Object.keys(encoders).filter(name => !fixed.includes(name))
-  const made: Kind<any, any> = {
+  const declared: Kind<any, any> = {
     name: declaration.name,
     plural: declaration.plural ?? `${declaration.name}s`,
     prefix: declaration.prefix,
     table: declaration.table,
     global: declaration.global ?? false,
-    tags: declaration.tags ?? shown.includes('tags'),
+    tags: declaration.tags ?? recordFields.includes('tags'),
     notFound: declaration.notFound ?? 'RESOURCE_NOT_FOUND',
     missing: declaration.missing ?? 'RESOURCE_NOT_FOUND',
     counted: declaration.counted ?? true,
@@ -248,30 +248,30 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
         )
       }),
     async lock(db, id) {
-      return (await made.find(db, id, true)) ?? raise(made.notFound, { meta: { id } })
+      return (await declared.find(db, id, true)) ?? raise(declared.notFound, { meta: { id } })
     },
     reference: async (db, id, projectId) =>
-      isIdOf(made, id)
+      isIdOf(declared, id)
         ? db.maybeOne(
-            typed`select ${columns} from ${table} t where t.id = ${id} and ${inProject(made, projectId)} for key share of t`,
+            typed`select ${columns} from ${table} t where t.id = ${id} and ${inProject(declared, projectId)} for key share of t`,
           )
         : null,
     async insert(db, values) {
       try {
         return await db.one(insertion(values, sql.fragment``))
       } catch (error) {
-        return refused(error, values)
+        return raiseConflict(error, values)
       }
     },
     insertUnlessTaken: (db, values) => db.maybeOne(insertion(values, sql.fragment`on conflict do nothing`)),
     async update(db, id, values) {
-      const sets = given(values).map(entry => sql.fragment`${sql.identifier([entry[0]])} = ${encoded(entry)}`)
+      const sets = columnEntries(values).map(entry => sql.fragment`${sql.identifier([entry[0]])} = ${encoded(entry)}`)
       try {
         return await db.one(
-          typed`update ${table} as t set ${list([...sets, ...touched])} where t.id = ${id} returning ${columns}`,
+          typed`update ${table} as t set ${list([...sets, ...timestamps])} where t.id = ${id} returning ${columns}`,
         )
       } catch (error) {
-        return refused(error, values)
+        return raiseConflict(error, values)
       }
     },
     delete: (db, id) => db.maybeOne(typed`delete from ${table} as t where t.id = ${id} returning ${columns}`),
@@ -279,30 +279,30 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
       Object.fromEntries(
         writable.flatMap(name => (isDeepStrictEqual(before[name], after[name]) ? [] : [[name, after[name]]])),
       ),
-    present: declaration.present ?? (row => pickFields(row, shown)),
+    present: declaration.present ?? (row => pickFields(row, recordFields)),
     path: declaration.path,
     parent: declaration.parent,
     authorize: declaration.authorize,
     remove: declaration.remove,
     removeAll: declaration.removeAll,
   }
-  return made
+  return declared
 }) as never
 
-/** Some fields of a row, in the order of their names. */
+/** Returns the named fields of a row, in the given order. */
 export function pickFields(row: Record<string, any>, names: readonly string[]): object {
   const record: Record<string, unknown> = {}
   for (const name of names) record[name] = row[name]
   return record
 }
 
-/** The condition that a row is of a project; rows of the deployment are of every one. */
+/** Returns the condition that a row belongs to a project; global rows belong to every project. */
 export const inProject = ({ global }: Pick<Kind, 'global'>, projectId: string | null): Fragment =>
   global ? sql.fragment`true` : sql.fragment`t.project_id = ${projectId}`
 
 const list = (parts: readonly ValueExpression[]) => sql.join(parts, sql.fragment`, `)
 
-/** Columns over the alias `t`, those in `computed` by their expression. */
+/** Returns a select list of columns over the alias `t`; columns in `computed` use their expression. */
 export const selectList = (names: readonly string[], computed: Record<string, Fragment | undefined> = {}): Fragment =>
   sql.fragment`${list(
     names.map(name => {
@@ -314,8 +314,8 @@ export const selectList = (names: readonly string[], computed: Record<string, Fr
 type Encoder = (value: unknown) => ValueExpression
 
 /**
- * How the values of each column are sent: arrays of texts and numbers as such, other objects as their JSON text, of which
- * the column makes json or jsonb.
+ * Returns the parameter encoder of each column: arrays of strings and numbers as SQL arrays, other objects as JSON text for
+ * json and jsonb columns.
  */
 const encodersOf = (shape: z.ZodRawShape): Record<string, Encoder> =>
   Object.fromEntries(Object.entries(shape).map(([name, field]) => [name, encoderOf(field as z.ZodType)]))
@@ -334,14 +334,14 @@ function encoderOf(field: z.ZodType): Encoder {
   return value => (value === null ? null : Buffer.isBuffer(value) ? sql.binary(value) : JSON.stringify(value))
 }
 
-/** The type of a field without what makes it optional, nullable or defaulted. */
+/** Returns the type of a field without optional, nullable and default wrappers. */
 function bare(field: z.ZodType): z.ZodType {
   const def = field.def as { innerType?: z.ZodType; out?: z.ZodType }
   const inner = def.innerType ?? def.out
   return inner ? bare(inner) : field
 }
 
-/** A type of resource that has no rows: policies name all of it, `*`. */
+/** Declares a resource type without rows, which policies can only name as a whole, `*`. */
 export const kindWithoutRows = (name: string): Kind => ({
   ...kind({ name, plural: name, prefix: '', table: '', counted: false, row: z.custom<KindRow>(), present: row => row }),
   find: async () => null,
@@ -349,11 +349,14 @@ export const kindWithoutRows = (name: string): Kind => ({
 
 const ID = /^[a-z]+(?:_[a-z]+)*_[0-9a-hjkmnp-tv-z]{26}$/
 
-/** Whether a string can be an id of a kind; anything else is answered like an id that does not exist, without a query. */
+/** Returns a noun with its indefinite article, for summaries. */
+export const withArticle = (noun: string): string => `${/^[aeio]/.test(noun) ? 'an' : 'a'} ${noun}`
+
+/** Whether a string is a well-formed id of a kind. Other strings are treated as unknown ids, without a query. */
 export const isIdOf = (target: Pick<Kind, 'prefix' | 'fixedIds'>, id: string): boolean =>
   (ID.test(id) && id.startsWith(`${target.prefix}_`) && id.length === target.prefix.length + 27) ||
   target.fixedIds.includes(id)
 
-/** The name policies use: `srn:<project>:<type>:<id>`. */
+/** Returns the name of a resource in policies: `srn:<project>:<type>:<id>`. */
 export const srn = (projectId: string | null, type: string, id: string): string =>
   `srn:${projectId ?? '*'}:${type}:${id}`

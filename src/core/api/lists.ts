@@ -3,19 +3,19 @@ import { allOf, countStatement, type Fragment, jsonb, type Queryable, rawFragmen
 import { type Problem, raiseInvalid } from './errors.ts'
 import type { Context, Page } from './operation.ts'
 
-/** The envelope of every list. */
+/** Returns the schema of a list page. */
 export const pageOf = <T extends z.ZodType>(item: T) =>
   z.object({ data: z.array(item), total: z.int(), limit: z.int(), offset: z.int() })
 
 export type PageBody<T> = { data: T[]; total: number; limit: number; offset: number }
 
-/** A repeatable enum filter; its values are ORed. An unknown or empty value is refused. */
+/** Returns the schema of a repeatable enum filter, whose values are ORed. Unknown and empty values are refused. */
 export const enumListQuery = <const T extends readonly [string, ...string[]]>(values: T) =>
   z
     .preprocess(
       (value, context) => {
         if (typeof value !== 'string') return value
-        // Given once it is no list: what is wrong with it is named without an index.
+        // A single value is not a list: its problem has a path without an index.
         if (!values.includes(value)) context.addIssue({ code: 'invalid_value', values: [...values], input: value })
         return [value]
       },
@@ -23,7 +23,7 @@ export const enumListQuery = <const T extends readonly [string, ...string[]]>(va
     )
     .optional() as unknown as z.ZodOptional<z.ZodArray<z.ZodEnum<{ [K in T[number]]: K }>>>
 
-/** An exact-match filter. */
+/** Schema of an exact-match filter. */
 export const textFilter = z.string().min(1).max(2048).optional()
 
 const BOOLEANS = new Map<unknown, boolean>([
@@ -33,14 +33,14 @@ const BOOLEANS = new Map<unknown, boolean>([
   ['0', false],
 ])
 
-/** `true`, `false`, `1` or `0` as a query parameter; anything else is refused. */
+/** Schema of a boolean query parameter: `true`, `false`, `1` or `0`. */
 export const booleanQuery = z.preprocess((value, context) => {
-  const read = BOOLEANS.get(value)
-  if (read === undefined) context.addIssue({ code: 'invalid_value', values: ['true', 'false'], input: value })
-  return read
+  const parsed = BOOLEANS.get(value)
+  if (parsed === undefined) context.addIssue({ code: 'invalid_value', values: ['true', 'false'], input: value })
+  return parsed
 }, z.boolean())
 
-/** `tags[key]=value`; several are ANDed, an empty value matches the empty string. */
+/** Schema of a tag filter `tags[key]=value`; several are ANDed, an empty value matches the empty string. */
 export const tagFilter = z.record(z.string().min(1).max(128), z.string().max(256)).optional()
 
 export const tagCondition = (column: Fragment, tags: Record<string, string> | undefined): Fragment | null =>
@@ -48,10 +48,10 @@ export const tagCondition = (column: Fragment, tags: Record<string, string> | un
 
 const INTEGER = /^\d{1,15}$/
 
-/** limit, offset, from, to out of a raw query. Raises VALIDATION_FAILED. */
+/** Parses limit, offset, from and to of a raw query. Raises VALIDATION_FAILED. */
 export function parsePage(query: Record<string, unknown>, size: { default: number; max: number }): Page {
   const problems: Problem[] = []
-  const whole = (name: string, min: number, fallback: number): number => {
+  const integer = (name: string, min: number, fallback: number): number => {
     const value = query[name]
     if (value === undefined) return fallback
     if (typeof value !== 'string' || !INTEGER.test(value) || Number(value) < min) {
@@ -68,11 +68,11 @@ export function parsePage(query: Record<string, unknown>, size: { default: numbe
     const value = query[name]
     if (value === undefined) return null
     const parsed = parseTime(value)
-    if (!parsed) problems.push({ code: 'INVALID_VALUE', path: name, message: 'must be one ISO 8601 time' })
+    if (!parsed) problems.push({ code: 'INVALID_VALUE', path: name, message: 'must be an ISO 8601 time' })
     return parsed
   }
-  const limit = Math.min(whole('limit', 1, size.default), size.max)
-  const offset = whole('offset', 0, 0)
+  const limit = Math.min(integer('limit', 1, size.default), size.max)
+  const offset = integer('offset', 0, 0)
   const from = time('from')
   const to = time('to')
   if (problems.length > 0) raiseInvalid(problems)
@@ -81,13 +81,13 @@ export function parsePage(query: Record<string, unknown>, size: { default: numbe
 
 const ISO = /^\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?(Z|[+-]\d{2}:?\d{2})?)?$/
 
-/** An ISO 8601 time or date, UTC when it names no zone; null when it is neither. */
+/** Parses an ISO 8601 time or date, in UTC if it has no zone; null if it is invalid. */
 export function parseTime(value: unknown): Date | null {
   if (typeof value !== 'string' || !ISO.test(value)) return null
   const zoned = value.includes('T') && !/(Z|[+-]\d{2}:?\d{2})$/.test(value) ? `${value}Z` : value
   const time = new Date(zoned)
   if (Number.isNaN(time.getTime())) return null
-  // Years that ISO text writes with four digits; Date would take 30 February for 2 March.
+  // Only four-digit years, and only existing days: Date parses 30 February as 2 March.
   const year = time.getUTCFullYear()
   const day = new Date(`${value.slice(0, 10)}T00:00:00Z`)
   return year >= 1 && year <= 9999 && day.getUTCDate() === Number(value.slice(8, 10)) ? time : null
@@ -96,13 +96,13 @@ export function parseTime(value: unknown): Date | null {
 const ofTime = <S extends z.ZodType<string, string>>(text: S, message: string) =>
   text.refine(value => parseTime(value) !== null, message).transform(value => (parseTime(value) as Date).toISOString())
 
-/** A time of a body in UTC. The database would refuse some of the offsets, and a year that they lead out of four digits. */
+/** Schema of a time, converted to UTC: PostgreSQL refuses some offsets, and years beyond four digits. */
 export const timeInput = ofTime(z.iso.datetime({ offset: true }), 'must be an ISO 8601 time')
 
-/** The same, also of a date alone or without an offset. */
-export const timeOrDateInput = ofTime(z.string(), 'must be one ISO 8601 time')
+/** Schema of a time or date, with or without an offset, converted to UTC. */
+export const timeOrDateInput = ofTime(z.string(), 'must be an ISO 8601 time or date')
 
-/** Inclusive bounds on a time column; null without any. */
+/** Returns the condition of inclusive bounds on a time column; null if there are none. */
 export const timeRangeCondition = (column: Fragment, { from, to }: Pick<Page, 'from' | 'to'>): Fragment | null =>
   from || to
     ? allOf([
@@ -112,28 +112,29 @@ export const timeRangeCondition = (column: Fragment, { from, to }: Pick<Page, 'f
     : null
 
 /**
- * What `row_counts` says of a table: how many rows a project has in it (of deliveries a webhook), or without one all of
- * them. Exact in the statement that reads the rows.
+ * Returns an expression for the number of rows of a table per scope, from `row_counts`: of a project, or of a webhook for
+ * deliveries; of all rows if `scope` is null. Consistent with the rows read in the same statement.
  */
 export const maintainedCount = (table: string, scope: string | null): Fragment => sql.fragment`(
   select coalesce(sum(c.count), 0)::bigint from row_counts c
   where c.table_name = ${table} and ${scope === null ? sql.fragment`true` : sql.fragment`c.scope = ${scope}`})`
 
-/** The offset from which finding the page reads so many rows that it pays to count in the same scan. */
+/** Offset from which counting in the scan that finds the page is cheaper than a second scan. */
 const DEEP_OFFSET = 10_000
 
-/** Bytes of large rows that one answer shows, beside a row that is larger alone. */
+/** Limit on the bytes of large rows in a page; a single larger row still forms a page. */
 export const MAX_PAGE_BYTES = 16 * 1024 * 1024
 
-/** Rows that may be read beyond the page at next to no cost. */
-const NEAR = 1_000
-const NEAR_TEXT = rawFragment(String(NEAR))
+/** Number of rows that can be read beyond the page at negligible cost. */
+const LOOKAHEAD = 1_000
+const LOOKAHEAD_TEXT = rawFragment(String(LOOKAHEAD))
 
 /**
- * One page of rows and the exact total, in one statement; a second one only when the offset lies beyond the last row. Where
- * nothing narrows the list, `kept` says the total. Else it is counted, apart from the page (`count(*) over ()` keeps the rows
- * until the last one is counted: up to five times the cost). With a `key`, an index that has the order finds the page, and
- * rows are read whole only for it. With `bytes` of a row the page is cut to what one answer may show, and `limit` says so.
+ * Returns a page of rows and the exact total, in one statement; a second one only if the offset is beyond the last row. The
+ * total of an unfiltered list is `kept`, if given. Otherwise a separate subquery counts the rows, because `count(*) over ()`
+ * materializes them until the last one is counted, at up to five times the cost. With `key`, an index in list order finds
+ * the page, and only its rows are read whole. With `bytes`, the page is cut to MAX_PAGE_BYTES, and `limit` is reduced to the
+ * rows returned.
  */
 export async function pageResult<Row>(
   context: { db: Queryable; page: Page },
@@ -141,40 +142,40 @@ export async function pageResult<Row>(
     columns: Fragment
     /** The table with its alias and joins. */
     from: Fragment
-    /** The rows that the list has without filters. */
+    /** Condition of the unfiltered list. */
     rows?: Fragment
-    /** How many these are, where that is known without counting. */
+    /** Number of rows of the unfiltered list, if it is maintained. */
     kept?: Fragment | null | false
     filters?: (Fragment | null | undefined | false)[]
     /** The column that `from` and `to` bound. */
     time?: Fragment
-    /** Ends in a unique column. */
+    /** Must end in a unique column. */
     order: Fragment
     key?: Fragment
-    /** What the large columns of a row hold. */
+    /** Size of the large columns of a row. */
     bytes?: Fragment
     present: (row: Row) => unknown
   },
 ): Promise<PageBody<unknown>> {
   const { limit, offset } = context.page
-  const { from, rows: listed, kept, time, order, key, bytes } = query
+  const { from, rows: unfiltered, kept, time, order, key, bytes } = query
   const columns = bytes ? sql.fragment`${query.columns}, ${bytes} as page_bytes` : query.columns
   const filters = [...(query.filters ?? []), time && timeRangeCondition(time, context.page)]
-  const where = allOf([listed, ...filters])
+  const where = allOf([unfiltered, ...filters])
   const known = !filters.some(Boolean) && kept
   const count = known || sql.fragment`(select count(*) from ${from} where ${where})`
   const bounds = sql.fragment`where ${where} order by ${order} limit`
-  const read = sql.fragment`select ${columns}, ${count} as page_total from ${from}`
-  // Keys pay for themselves only where rows are skipped or counted. The bound in the text tells a prepared plan how few rows
-  // it is about: without it, planning each time takes as long as the page. A limit keeps the order of what it cuts.
+  const select = sql.fragment`select ${columns}, ${count} as page_total from ${from}`
+  // Keys are cheaper only if rows are skipped or counted. The literal bound gives a prepared plan a row estimate; without
+  // it, the statement is replanned each time, which takes as long as the page. The outer limit preserves the inner order.
   const statement =
-    known && offset + limit <= NEAR
-      ? sql.fragment`select * from (${read} ${bounds} ${NEAR_TEXT}) page limit ${limit} offset ${offset}`
+    known && offset + limit <= LOOKAHEAD
+      ? sql.fragment`select * from (${select} ${bounds} ${LOOKAHEAD_TEXT}) page limit ${limit} offset ${offset}`
       : key
-        ? byKeys(key)
-        : sql.fragment`${read} ${bounds} ${limit} offset ${offset}`
-  // Untyped: the columns are the caller's, the total stands beside them.
-  const rows = (await context.db.any(sql.unsafe`${bytes ? fitting(statement) : statement}`)) as readonly (Row & {
+        ? selectByKeys(key)
+        : sql.fragment`${select} ${bounds} ${limit} offset ${offset}`
+  // Untyped: the caller's columns, with the total added.
+  const rows = (await context.db.any(sql.unsafe`${bytes ? cutToBytes(statement) : statement}`)) as readonly (Row & {
     page_total: number
     page_bytes?: number
     page_before?: number
@@ -187,47 +188,47 @@ export async function pageResult<Row>(
   const isCut = bytes !== undefined && data.length > 0 && data.length < Math.min(limit, (total ?? 0) - offset)
   return { data, total: total ?? 0, limit: isCut ? data.length : limit, offset }
 
-  /** Looks ahead of the page before it counts: few matches among many rows take one scan, not two. */
-  function byKeys(key: Fragment): Fragment {
+  /** Reads ahead of the page before it counts: few matches among many rows need one scan instead of two. */
+  function selectByKeys(key: Fragment): Fragment {
     const deep = !known && offset >= DEEP_OFFSET
-    const most = known || deep ? limit : limit + NEAR
-    const counted = deep
+    const max = known || deep ? limit : limit + LOOKAHEAD
+    const total = deep
       ? sql.fragment`page_count`
-      : sql.fragment`(select case count(*) when ${most} then ${count} else ${offset} + count(*) end from found)`
+      : sql.fragment`(select case count(*) when ${max} then ${count} else ${offset} + count(*) end from found)`
     return sql.fragment`
       with found as materialized (
         select ${key} as page_key ${deep ? sql.fragment`, count(*) over () as page_count` : sql.fragment``}
-        from ${from} ${bounds} ${most} offset ${offset}
+        from ${from} ${bounds} ${max} offset ${offset}
       )
-      select ${columns}, ${counted} as page_total from (select * from found limit ${limit}) page
+      select ${columns}, ${total} as page_total from (select * from found limit ${limit}) page
       join ${from} on ${key} = page_key order by ${order}`
   }
 }
 
-/** The first rows of a select in its order, at least one, of which the bytes before each are few enough. */
-const fitting = (select: Fragment): Fragment => sql.fragment`
+/** Returns the first rows of a select whose total size is within MAX_PAGE_BYTES, at least one. */
+const cutToBytes = (select: Fragment): Fragment => sql.fragment`
   select * from (
     select p.*, sum(p.page_bytes) over (rows between unbounded preceding and 1 preceding) as page_before
     from (${select}) p) q
   where coalesce(page_before, 0) < ${MAX_PAGE_BYTES}::bigint`
 
-/** A page of values that are already in memory. */
+/** Returns a page of values in memory. */
 export function pageOfArray<T>(items: readonly T[], { limit, offset }: Page): PageBody<T> {
   return { data: items.slice(offset, offset + limit), total: items.length, limit, offset }
 }
 
-/** The page of a list over a table aliased `t` that has project_id, id, created_at and, when the kind has them, tags. */
+/** Returns a page of a table aliased `t` with the columns project_id, id, created_at and, if the kind has tags, tags. */
 export function listTable<Row>(
   context: Pick<Context, 'db' | 'page' | 'project' | 'visible'>,
   query: {
     table: string
-    /** The table's rows are counted in `row_counts` by project. */
+    /** Whether `row_counts` maintains the number of rows per project. */
     countKept?: boolean
-    /** Rows that the list has at all, where some of the table are not of it; no others are counted either. */
+    /** Condition of the rows that belong to the list; `row_counts` must count the same rows. */
     only?: Fragment
     columns?: Fragment
     tags?: boolean
-    /** The kind has paths, and the table a column for them. */
+    /** Whether the kind has paths, and the table a column `path`. */
     path?: boolean
     filters?: (Fragment | null | undefined | false)[]
     order?: Fragment

@@ -7,35 +7,35 @@ import type { RecordedFailure } from './errors.ts'
 import { isIdOf, type KindRow, kinds } from './kind.ts'
 import type { AllowTarget } from './operation.ts'
 
-/** Records that stand for work that outlives its call, for surfaces that show it as a task. */
+/** Records of work that outlives its call, for surfaces that present it as a task. */
 
 type Json = Record<string, unknown>
 
-/** An input that work waits for, and the operation that takes it. */
+/** An input that work waits for, and the operation that submits it. */
 export type AwaitedInput = {
-  /** Names this input alone: a later one has another key. */
+  /** Unique key of this input; a later input has a different key. */
   key: string
-  /** What a person is shown. */
+  /** Question for the person. */
   message: string
-  /** Schema of an object whose properties are texts, numbers, booleans or choices. */
+  /** Schema of an object whose properties are strings, numbers, booleans or enums. */
   form: Json
-  /** Operation that takes the answer. */
+  /** Operation that submits the answer. */
   operation: string
-  /** The permission that it asks for. */
+  /** Permission required by the operation. */
   permission: { action: string; target: AllowTarget }
-  /** Its arguments for an answer to the form. */
+  /** Returns the arguments for a filled-in form. */
   accepted(content: Json): { operation?: string; args: Json }
-  /** Its arguments when the person declines; null where that changes nothing. */
+  /** Returns the arguments if the person declines; null if that has no effect. */
   declined(): { operation?: string; args: Json } | null
 }
 
 export type WorkState = {
   status: 'working' | 'input_required' | 'completed' | 'cancelled'
-  /** One sentence about how the work stands. */
+  /** One sentence about the progress of the work. */
   message: string
-  /** When it last moved; `updated_at` of the record where it is missing. */
+  /** Time of the last progress; default `updated_at` of the record. */
   updated_at?: string
-  /** At the end: what a caller that waited gets. */
+  /** Result for a waiting caller, once the work is settled. */
   result?: WorkResult
   awaited?: readonly AwaitedInput[]
   progress?: { done: number; total: number | null }
@@ -43,26 +43,26 @@ export type WorkState = {
 
 export type WorkResult = { body: unknown } | { failure: RecordedFailure }
 
-/** What a caller that waited gets of work that is over. */
+/** Returns the result of settled work for a waiting caller. */
 export const longWorkResult = (failure: RecordedFailure | null | undefined, body: unknown): WorkResult =>
   failure ? { failure } : { body }
 
-/** Work that is under way, with what it waits for. */
-export const underWay = (message: string, awaited: readonly AwaitedInput[] = []): WorkState => ({
+/** Returns the state of work in progress, with the inputs it waits for. */
+export const workInProgress = (message: string, awaited: readonly AwaitedInput[] = []): WorkState => ({
   status: awaited.length > 0 ? 'input_required' : 'working',
   message,
   awaited,
 })
 
-/** How work is looked at. */
+/** Context in which the state of work is read. */
 export type WorkView = {
   services: Services
   caller: Caller
-  /** The record as the reading operation answers it. */
+  /** The record as returned by the `read` operation. */
   record: Json
 }
 
-/** The row of such a record. */
+/** The row of a record of long work. */
 export type WorkRow = KindRow & { created_at: string; updated_at: string }
 
 export type LongWork<Row extends WorkRow = any> = {
@@ -71,22 +71,22 @@ export type LongWork<Row extends WorkRow = any> = {
   /** Operations that read and cancel it. */
   read: string
   cancel: string | null
-  /** Work that ends with the record gone: the operation that starts it, and its answer. */
+  /** For work that deletes its own record: the operation that starts it, and the result. */
   gone?: { operation: string; body: unknown; message: string }
-  /** The arguments of both that name the record under an id; null where that takes a record that is gone. */
+  /** Returns the arguments of `read` and `cancel` for an id; null if they depend on a record that no longer exists. */
   args(id: string, services: Services): Json | Promise<Json | null>
   state(view: WorkView, row: Row): Promise<WorkState>
 }
 
 export const longWork = extensionPoint<LongWork>('long work')
 
-/** The long work that an id is of. */
+/** Returns the type of long work that an id belongs to. */
 export const longWorkOf = (id: string): LongWork | undefined =>
   longWork.all().find(({ kind }) => isIdOf(kinds.get(kind), id))
 
 const Revision = z.object({ id: z.string(), revision: z.string() })
 
-/** What changes with each write of the records of long work, by id: one statement per kind. Those that are gone are missing. */
+/** Returns the revision of records of long work, by id, with one statement per kind. Deleted records are absent. */
 export async function revisionsOf(db: Queryable, ids: readonly string[]): Promise<ReadonlyMap<string, string>> {
   const byKind = Map.groupBy(new Set(ids), id => longWorkOf(id)?.kind)
   const found = new Map<string, string>()
@@ -100,14 +100,14 @@ export async function revisionsOf(db: Queryable, ids: readonly string[]): Promis
   return found
 }
 
-/** A text that a person wrote as an object: text that is none becomes its `text`. */
-export function parsedObject(text: unknown): object | null {
-  const value = parsedText(text)
+/** Parses text written by a person as a JSON object; other text becomes the field `text` of an object. */
+export function parseAsObject(text: unknown): object | null {
+  const value = parseIfObject(text)
   return typeof value === 'object' ? value : { text: value }
 }
 
-/** A text that a person wrote as a value: an object where it is JSON of one. */
-export function parsedText(text: unknown): unknown {
+/** Parses text written by a person if it is a JSON object; other values are returned unchanged. */
+export function parseIfObject(text: unknown): unknown {
   if (typeof text !== 'string') return text
   try {
     const value: unknown = JSON.parse(text)

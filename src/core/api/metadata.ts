@@ -1,6 +1,6 @@
 import { z } from 'zod'
 
-/** Recursive: no request is nested deeper than 64 levels. */
+/** Recursive, because requests are nested at most 64 levels deep. */
 function depthOf(value: unknown): number {
   if (typeof value !== 'object' || value === null) return 0
   let deepest = 0
@@ -8,13 +8,13 @@ function depthOf(value: unknown): number {
   return deepest + 1
 }
 
-/** A JSON object as it is; a record of zod would leave a key `__proto__` out. */
+/** An unchanged JSON object; a zod record would drop a key `__proto__`. */
 const JsonObject = z.custom<Record<string, unknown>>().superRefine((value, context) => {
   if (typeof value !== 'object' || value === null || Array.isArray(value))
     context.addIssue({ code: 'invalid_type', expected: 'record', input: value, continue: false })
 })
 
-/** A caller's own JSON object of at most `kib` KiB as JSON text and `depth` levels; its keys are never touched. */
+/** Returns the schema of a caller's own JSON object of at most `kib` KiB and `depth` levels; keys are unchanged. */
 export const metadataBag = (kib: number, depth: number) =>
   JsonObject.refine(bag => Buffer.byteLength(JSON.stringify(bag)) <= kib * 1024, `must be at most ${kib} KiB as JSON`)
     .refine(bag => depthOf(bag) <= depth, `must be at most ${depth} levels deep`)

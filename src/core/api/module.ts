@@ -14,32 +14,32 @@ import { type Kind, kinds } from './kind.ts'
 import { type Operation, operations, operationTags } from './operation.ts'
 import { type ResourceType, resourceTypes } from './resource-type.ts'
 
-/** What one module brings to a process. Everything that a process knows stands in one of these. */
+/** The declarations of one module: a process consists of its modules. */
 export type Module = {
   name: string
   errors?: ErrorTable
   kinds?: readonly Kind<any, any>[]
-  /** Resources that templates declare. */
+  /** Resource types of templates. */
   resourceTypes?: readonly ResourceType[]
-  /** What emits events without being a kind. */
+  /** Event sources that are not kinds. */
   eventSources?: readonly EventSource<any, any>[]
   operations?: readonly Operation[]
-  /** What the operations of each of its tags are about. */
+  /** Descriptions of the tags of its operations. */
   tags?: Readonly<Record<string, string>>
-  /** Handlers of queues; a queue exists because it has a handler. */
+  /** Queue handlers; a queue is declared by its handler. */
   handlers?: readonly Handler[]
   schedules?: readonly Schedule[]
   sweeps?: readonly Sweep[]
   background?: readonly BackgroundTask[]
   sealedColumns?: readonly SealedColumn[]
-  /** What /metrics prints of the module, made with `registers: []`. */
+  /** Metrics for /metrics, created with `registers: []`. */
   metrics?: readonly Metric[]
-  /** Actions that policies may name although no operation is guarded by them alone. */
+  /** Actions for policies that are not the main action of an operation. */
   policyActions?: readonly PolicyAction[]
   planned?: PlannedNames
-  /** What it contributes to extension points of earlier modules. */
+  /** Contributions to extension points of earlier modules. */
   extensions?: readonly Extension[]
-  /** Run by web and worker before they answer or take work, in the order of the modules. */
+  /** Run by web and worker before they accept requests or claim work, in module order. */
   start?: (services: Services, role: 'web' | 'worker') => Promise<unknown>
 }
 
@@ -47,14 +47,13 @@ export const module = (name: string, parts: Omit<Module, 'name'>): Module => ({ 
 
 let loaded: readonly Module[] = []
 
-/** The modules of this process. */
+/** Returns the modules of this process. */
 export const loadedModules = (): readonly Module[] => loaded
 
 /**
- * Makes the modules known to the process. Web, worker, command line and tests call it with the same list (src/modules.ts)
- * before anything else.
- * @throws Error for a name that is declared twice, for a reference to a kind that no module declares, and for commands that
- *   collide
+ * Registers the modules of the process. Web, worker, command line and tests call it with the same list (src/modules.ts)
+ * before any other code.
+ * @throws Error for duplicate names, references to undeclared kinds, and conflicting commands
  */
 export function loadModules(modules: readonly Module[]): void {
   const all = <K extends keyof Module>(part: K) =>
@@ -82,7 +81,7 @@ export function loadModules(modules: readonly Module[]): void {
   loaded = modules
 }
 
-/** What a worker process of some concerns runs. */
+/** Returns the handlers, schedules and background tasks of a worker process with the given concerns. */
 export function workForConcerns(concerns: readonly string[]): {
   handlers: Handler[]
   schedules: Schedule[]
@@ -98,7 +97,7 @@ export function workForConcerns(concerns: readonly string[]): {
   }
 }
 
-/** Everything that is known by name, to compare processes with. */
+/** Returns all declared names, to compare processes. */
 export const declaredNames = (): Record<string, string[]> => ({
   modules: loaded.map(({ name }) => name),
   kinds: kinds.all().map(({ name }) => name),

@@ -2,16 +2,16 @@ import { Readable } from 'node:stream'
 import { type Context, type OperationResult, streamResult } from './operation.ts'
 
 type Lines<Row> = {
-  /** Reads the rows after one (null: from the first), at most `pageSize`; fewer end the answer. */
+  /** Returns at most `pageSize` rows after a row (null: from the first); fewer rows end the response. */
   read: (after: Row | null, pageSize: number) => Promise<readonly Row[]>
   pageSize: number
   present: (row: Row) => object
 }
 
 /**
- * An answer of one JSON object a line. Pages are read as the client takes them, so memory stays bounded. A caller who loses
- * its rights in the meantime gets no further page. A failure half way breaks the answer off, without the newline that ends
- * a whole one.
+ * Returns a response of one JSON object per line. Pages are read as the client consumes them, so memory stays bounded. Once
+ * the caller's permission is revoked, no further page is sent. A failure truncates the response, without the final newline
+ * of a complete one.
  */
 export function ndjsonStream<Row>(
   context: Pick<Context, 'services' | 'recheck'>,

@@ -15,63 +15,63 @@ import type { Made, ReplayCondition } from './idempotency.ts'
 import type { Kind, KindRow } from './kind.ts'
 import type { EventStream } from './streams.ts'
 
-/** Page and time bounds of a list, after validation. */
+/** Validated page and time bounds of a list. */
 export type Page = { limit: number; offset: number; from: Date | null; to: Date | null }
 
-/** An answer with a status or headers of its own. */
+/** A response with explicit status or headers. */
 export type OperationResult = {
   status: number
   body?: unknown
-  /** The body as JSON, where it was written out already. */
+  /** The body as JSON text, if it is already serialized. */
   text?: string
   headers?: Record<string, string>
   stream?: Readable
   contentType?: string
-  /** What a repeat with the same Idempotency-Key gets instead: for an answer that must not be kept. */
+  /** Response for repeats with the same Idempotency-Key, if this one must not be stored. */
   kept?: OperationResult
-  /** What has to hold when the answer is kept for such repeats. */
+  /** Condition for storing the response for repeats. */
   keptWhile?: ReplayCondition
 }
 
-const ANSWER = Symbol('answer')
+const RESULT = Symbol('result')
 export const result = (status: number, body?: unknown, headers?: Record<string, string>): OperationResult =>
-  ({ [ANSWER]: true, status, body, headers }) as OperationResult
-/** An answer whose body is streamed: server-sent events, NDJSON, bytes of a file. */
+  ({ [RESULT]: true, status, body, headers }) as OperationResult
+/** Returns a response with a streamed body: server-sent events, NDJSON, bytes of a file. */
 export const streamResult = (
   contentType: string,
   stream: Readable,
   headers?: Record<string, string>,
   status = 200,
-): OperationResult => ({ [ANSWER]: true, status, stream, contentType, headers }) as unknown as OperationResult
+): OperationResult => ({ [RESULT]: true, status, stream, contentType, headers }) as unknown as OperationResult
 export const isOperationResult = (value: unknown): value is OperationResult =>
-  typeof value === 'object' && value !== null && ANSWER in value
+  typeof value === 'object' && value !== null && RESULT in value
 
-/** A request whose operation reads the body itself, before it is given to the operation. */
+/** A request whose body is read by `receive` before the operation runs. */
 export type StreamedRequest = {
   req: IncomingMessage
   params: Record<string, string>
   query: Record<string, unknown>
   services: Services
-  /** Null at a public gate. */
+  /** Null for public operations. */
   caller: Caller | null
-  /** The project the request is known to be about before its body is read; null when the body names it. */
+  /** Project of the request; null if only the body contains it. */
   project: string | null
   /** The row of an item operation. */
   resource: KindRow | undefined
-  /** Aborted when the client goes away. */
+  /** Aborted when the client disconnects. */
   closed: AbortSignal
 }
 
-/** A body that was read as a stream: its fields, and what is held outside of the request's memory. */
+/** A body read as a stream: its fields, and data stored outside the memory of the request. */
 export type StreamedBody = {
   body: Record<string, unknown>
-  /** Called once at the end of the request, whatever became of it: drops what the operation did not take over. */
+  /** Discards data that the operation did not take over. Called once at the end of the request, whatever its outcome. */
   discard(): Promise<void>
-  /** At a public gate: in whose name and in which project the request acts; its audit entry says so. */
+  /** For public operations: caller and project under which the request runs and is audited. */
   as?: { caller: Caller; project: string }
 }
 
-/** What a second permission is about: a row, or everything of a kind in a project, there at a path when one is given. */
+/** Target of an additional permission: a row, or all rows of a kind in a project, optionally at a path. */
 export type AllowTarget = {
   kind: Kind<any>
   row?: KindRow
@@ -80,181 +80,181 @@ export type AllowTarget = {
   tags?: Record<string, string>
 }
 
-/** What lets a call act on a row of another project. */
+/** A grant that permits a call on a row of another project. */
 export type TargetGrant = {
-  /** The project that acts: the call is decided, counted and audited there. */
+  /** The acting project, in which the call is authorized, counted and audited. */
   project_id: string
-  /** The row as the operation gets it. */
+  /** The row in the form in which the operation receives it. */
   row: KindRow
 }
 
-/** What an operation gets. `resource` is the row of the item it addresses; `tx` exists in writing operations. */
+/** The context of an operation. `resource` is the row of the addressed item; `tx` exists in writing operations. */
 export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P = undefined> = {
   caller: Caller
   params: Record<string, string>
   query: Q
   body: B
   resource: R
-  /** What `prepare` returned. */
+  /** The result of `prepare`. */
   prepared: P
-  /** The one project the request was authorised for; null on lists over several and on global resources. */
+  /** The authorized project; null for lists over several projects and for global resources. */
   project: string | null
-  /** By what the operation acts on a row of another project; null on a row of its own. */
+  /** The grant for a row of another project; null for a row of the own project. */
   grant: TargetGrant | null
   page: Page
-  /** On lists: the rows the caller may see, over the columns given. */
+  /** For lists: returns the condition of the rows visible to the caller, over the given columns. */
   visible(columns: RowColumns): VisibleRows
   db: Queryable
   tx: Tx
   services: Services
   audit: AuditDraft
   request: RequestFacts
-  /** The tag that the row must still have, of whatever surface; the pipeline checks it where it can. */
+  /** The entity tag required by If-Match, on any surface; the pipeline checks it where it can. */
   ifMatch: string | undefined
-  /** The turn of an agent that makes the call; null without one. */
+  /** The agent turn that makes the call; null if there is none. */
   origin: Origin | null
-  /** Asks again, for what goes on after its answer began: raises what the call would be refused with now. */
+  /** Repeats the authorization during a streamed response. Raises the current refusal. */
   recheck(): Promise<void>
-  /** A second permission, on another resource or with other tags. Raises FORBIDDEN; the check is in the audit entry. */
+  /** Requires an additional permission, which the audit entry records. Raises FORBIDDEN. */
   allow(action: string, target: AllowTarget): void
-  /** The same decision without raising; used to filter. */
+  /** Whether an additional permission is allowed; used to filter. */
   allowed(action: string, target: AllowTarget): boolean
   /**
-   * Writes the request's audit entry with a change that `run` makes itself, and what a repeat with the same Idempotency-Key
-   * gets. Raises IDEMPOTENCY_IN_PROGRESS, at the commit, when another request has claimed the key.
+   * Writes the audit entry of the request, and the response for repeats with the same Idempotency-Key, with a change made by
+   * `run` in its own transaction. Raises IDEMPOTENCY_IN_PROGRESS on commit if another request has claimed the key.
    */
-  record(outgoing: Outbox, status: number, given: RecordedCall): void
+  record(outbox: Outbox, status: number, call: RecordedCall): void
   /**
-   * Notes for repeats, which `again` answers, what `run` has made so far, with the change `outgoing`; without one, what it is
-   * about to do outside of the database.
+   * Records for repeats, which `again` answers, the effects of `run` so far, with the change of `outbox`; without an outbox,
+   * its pending effects outside the database.
    */
-  noteMade(made: Made, outgoing?: Outbox): Promise<void>
-  /** Names the effect of the request to others: the same for its repeats; null without an Idempotency-Key. */
+  noteMade(made: Made, outbox?: Outbox): Promise<void>
+  /** Returns the key of the request's effects for other systems, equal for repeats; null without an Idempotency-Key. */
   effectKey(): string | null
-  /** For writes that change tags: the action must be allowed with the resulting tags too. */
+  /** For changes of tags: requires that the action is also allowed with the resulting tags. */
   allowTags(tags: Record<string, string>): void
 }
 
 /**
- * What a change that an operation makes itself leaves for repeats: the answer, where it is known, or what `again` makes it of.
- * `id` is what the audit entry is about, where that is not the item.
+ * The effects of a change for repeats: the response, if known, or the records from which `again` rebuilds it. `id` is the
+ * resource of the audit entry, if that is not the item.
  */
 export type RecordedCall = { id?: string } & ({ body: unknown } | { made: Made })
 
-/** How an operation's permission is decided: by policy, by the admin role, by ownership in its own code, for any credential, or not at all. */
+/** How an operation is authorized: by policy, by the admin role, by ownership, for any credential, or without one. */
 export type Gate = 'policy' | 'admin' | 'owner' | 'any' | 'public'
 
-/** What the owner gate decides: `hide` answers like an id that does not exist. */
+/** The verdict of the owner gate; `hide` responds as for an unknown id. */
 export type GateVerdict = 'allow' | 'forbid' | 'hide'
 
 export type Method = 'get' | 'post' | 'put' | 'patch' | 'delete'
 
-/** How a client waits for long work: it reads `poll` until the status is one of those. */
+/** How a client waits for long work: it polls `poll` until the status is in one of these lists. */
 export type WaitingGrant = {
-  /** Whether the operation waits unless it is told. */
+  /** Whether the operation waits by default. */
   default: boolean
   done: readonly string[]
   failed: readonly string[]
-  /** The work waits for somebody. */
+  /** Statuses in which the work waits for input. */
   paused: readonly string[]
   poll: string
 }
 
-/** One declaration of the API. From it come the route, the permission check, the audit entry, the OpenAPI path and the action catalogue. */
+/** The declaration of an operation: source of its route, permission check, audit entry, OpenAPI path and action. */
 export type Operation = {
   id: string
   method: Method
   path: string
   summary: string
   description?: string
-  /** Words of its command, where those that follow from method and path read badly. */
+  /** Words of its command, if the words derived from method and path are unsuitable. */
   command?: readonly string[]
-  /** The operation that this one is by another path. */
+  /** Id of the operation of which this one is an alias. */
   aliasOf?: string
   tag: string
   action: string | null
-  /** Further actions the operation asks for; shown in the catalogue. */
+  /** Additional actions that the operation may require; listed in the catalogue. */
   alsoActions: string[]
   gate: Gate
-  /** The kind the action is about. */
+  /** The kind that the action applies to. */
   kind: Kind | null
   shape: 'item' | 'create' | 'list' | 'other'
-  /** Path parameter that holds the item's id. */
+  /** Path parameter with the id of the item. */
   param: string | null
-  /** Reads the item with more than its kind does, for an operation that needs it at once. */
+  /** Reads the item with additional columns, in place of the kind's `find`. */
   find: Kind['find'] | null
-  /** Calls that need the item at the same time read it together: nobody changes the row they share. */
+  /** Whether concurrent calls share one read of the item; `run` must not modify the row. */
   joined: boolean
   paged: boolean
-  /** False: `from` and `to` do not narrow the list. */
+  /** Whether `from` and `to` filter the list. */
   timed: boolean
-  /** Parameters of the query that `run` judges itself, with a code of its own: no statement gets them as they are. */
-  judges: readonly string[]
+  /** Query parameters that `run` validates, with a specific error code; no statement receives the raw values. */
+  unvalidatedQuery: readonly string[]
   /** Default and largest page size. */
   pageSize: { default: number; max: number }
   query: z.ZodType | null
   body: z.ZodType | null
-  /** The request may come without a body. */
+  /** Whether the request may omit the body. */
   bodyOptional: boolean
   answers: Record<number, z.ZodType | null>
-  /** Content type of a 200 that is not JSON; of one that is NDJSON the answer is a line. */
+  /** Content type of a 200 that is not JSON. For NDJSON, the schema describes a line. */
   produces?: string
-  /** Other media types of the 200, which are texts, each with an example. */
+  /** Alternative text media types of the 200, each with an example. */
   alsoProduces?: Readonly<Record<string, string>>
-  /** Events that it answers with; on request where the body has a field `stream`. */
+  /** Events of a streamed response; on request if the body has a field `stream`. */
   stream?: EventStream
-  /** Of work that goes on in the background: what its record says, and what reads that. */
+  /** How to wait for the background work that it starts. */
   waiting?: WaitingGrant
-  /** Operation that checks the same body and writes nothing. */
+  /** Operation that validates the same body without writing. */
   checkedBy?: string
   raises: ErrorCode[]
-  /** Statuses with which REQUEST_REJECTED is answered beside its own and those of a body that is refused. */
+  /** Additional statuses of REQUEST_REJECTED, besides its default and the statuses of a refused body. */
   rejects: number[]
-  /** Creates of a kind with paths: the path that the raw body leads to, by which policies may allow it; null for none. */
+  /** For creates of a kind with paths: returns the path of the new row from the raw body, for policies, or null. */
   pathOf?: (body: Record<string, unknown>, db: Queryable, project: string) => string | null | Promise<string | null>
-  /** The body may name a project; its schema says so. */
+  /** Whether the body has a field `project_id`, according to its schema. */
   namesProject: boolean
-  /** Reads a body that is not JSON, or not only: an upload. `body` then checks the fields it gives. */
+  /** Reads a body that is not, or not only, JSON, such as an upload; `body` then validates the resulting fields. */
   receive?: (request: StreamedRequest) => Promise<StreamedBody>
   /** Media types of the body; JSON without it. */
   consumes: readonly string[]
   /** Largest JSON body; default HTTP_JSON_LIMIT_BYTES. */
   bodyLimit?: (config: Config) => number
-  /** Longest time that the body takes at a public gate; default HTTP_ANONYMOUS_BODY_TIMEOUT_MS. */
+  /** Time limit of the body of a public operation; default HTTP_ANONYMOUS_BODY_TIMEOUT_MS. */
   bodyTimeMs?: (config: Config) => number
-  /** A credential of the operation's own, in the query: where it holds, no bearer is asked for and nothing is audited. */
+  /** Whether the query contains a valid operation-specific credential; then no bearer is required and nothing is audited. */
   pass?: (request: Pick<StreamedRequest, 'params' | 'query' | 'services'>) => Promise<boolean>
   /**
-   * Creates that are authorised as on a row that a field of the body names: its project is theirs, its name and tags are
-   * those that policies see. An id that names nothing the caller may know of is left to `run`, in another project than it.
+   * For creates authorized on a parent row, referenced by a field of the body: its project, name and tags apply. `run`
+   * refuses an id that is unknown or invisible to the caller.
    */
   under?: ParentRoute
-  /** Resolves the project of a create out of the raw body when it follows from a referenced id. */
+  /** Returns the project of a create from the raw body, if it follows from a referenced id. */
   projectOf?: (body: Record<string, unknown>, db: Queryable, caller: Caller) => Promise<string | null>
-  /** The decision of the owner gate, before the body is read. Without it `run` decides. `surface` is that of the call. */
+  /** Returns the verdict of the owner gate, before the body is read; without it, `run` decides. */
   decide?: (caller: Caller, row: KindRow | undefined, surface: string) => GateVerdict
-  /** False: `run` opens its own transactions through `services.write`. */
+  /** Whether `run` gets a transaction; otherwise it opens its own through `services.write`. */
   transaction: boolean
-  /** Changes nothing, whatever its method: it has no transaction and is audited where reads are. */
+  /** Whether it is a read, whatever its method: it has no transaction, and is audited only if reads are audited. */
   reads: boolean
-  /** Refuses a caller before anything is looked up. */
+  /** Refuses a caller before any lookup. */
   admit?: (caller: Caller, params: Record<string, string>) => void
-  /** The answer holds a secret: its stored idempotency answer is sealed. */
+  /** Whether the response contains a secret: its stored response is sealed. */
   secretAnswer: boolean
-  /** Left out of platform tools, and of MCP tools unless `mcp` says otherwise. */
+  /** Whether it is excluded from platform tools, and from MCP tools unless `mcp` is set. */
   internal: boolean
-  /** Offered as an MCP tool, behind which a person or an explicit credential stands. */
+  /** Whether it is available as an MCP tool, which acts for a person or an explicit credential. */
   mcp: boolean
   /** The long work that a call starts. */
   starts: Starts | null
-  /** Item operations: also on a row of another project that reaches the caller's. */
+  /** Whether an item operation also applies to rows that other projects grant. */
   granted: boolean
-  /** Slow work that needs no connection, such as hashing, before the transaction in which `run` uses its result. */
+  /** Does slow work that needs no connection, such as hashing, before the transaction of `run`. */
   prepare: ((context: Context<never, never, never, never>) => Promise<unknown>) | null
   run(context: Context<never, never, never, never>): Promise<unknown>
   /**
-   * Answers a repeat in place of a first request that was lost behind its commit: with what that has `made`, by waiting for it
-   * or by going on with it. It makes nothing a second time.
+   * Answers a repeat after the first request was lost following its commit: rebuilds the response from `made`, waits for the
+   * work or resumes it. Must not repeat the effects.
    */
   again: ((context: Context<never, never, never, never>, made: Made) => Promise<unknown>) | null
 }
@@ -262,8 +262,8 @@ export type Operation = {
 export type ParentRoute = { kind: Kind<any, any>; field: string }
 
 /**
- * Long work by the kind of its record. `field` names it in the answer, or in what is made of the answer of a caller that waits.
- * `bounded`: less can be waited for than made in the background.
+ * Long work by the kind of its record. `field` is the field of the response that contains its id, also for a caller that
+ * waits. `bounded`: waiting has a lower limit than background work.
  */
 export type Starts = { kind: string; field: string; bounded?: true }
 
@@ -296,7 +296,7 @@ export type OperationBase<Q extends z.ZodType | undefined, B extends z.ZodType |
   rejects?: number[]
   paged?: boolean
   timed?: boolean
-  judges?: readonly string[]
+  unvalidatedQuery?: readonly string[]
   pageSize?: { default: number; max: number }
   transaction?: boolean
   reads?: boolean
@@ -311,13 +311,13 @@ export type OperationBase<Q extends z.ZodType | undefined, B extends z.ZodType |
 type QueryOf<Q> = Q extends z.ZodType ? z.output<Q> : Record<string, never>
 type BodyOf<B> = B extends z.ZodType ? z.output<B> : undefined
 
-type Runs<Q extends z.ZodType | undefined, B extends z.ZodType | undefined, R, P> = {
+type RunHandlers<Q extends z.ZodType | undefined, B extends z.ZodType | undefined, R, P> = {
   prepare?(context: Context<QueryOf<Q>, BodyOf<B>, R>): Promise<P>
   run(context: Context<QueryOf<Q>, BodyOf<B>, R, P>): Promise<unknown>
   again?(context: Context<QueryOf<Q>, BodyOf<B>, R, P>, made: Made): Promise<unknown>
 }
 
-type Shaped =
+type ShapeOptions =
   | {
       creates: Kind<any>
       decide?(caller: Caller, row: KindRow | undefined, surface: string): GateVerdict
@@ -328,15 +328,15 @@ type Shaped =
   | { lists: Kind<any> }
   | { about?: Kind<any> }
 
-/** The tags of operations, with what each is about. */
+/** The tags of operations, with their descriptions. */
 export const operationTags = declarations<[name: string, about: string]>('tag', ([name]) => name)
 
-/** Every operation of the process. */
+/** All operations of the process. */
 export const operations = declarations<Operation>('operation', ({ id }) => id)
 
 /**
- * Declares an operation on an item: the path ends in or passes through `{param}` (default `{<kind>_id}`), the row
- * is found, authorised and handed to `run` as `resource`.
+ * Declares an operation on an item: the path contains `{param}` (default `{<kind>_id}`); `run` receives the authorized row
+ * as `resource`.
  */
 export function itemOperation<
   Row extends KindRow,
@@ -346,7 +346,7 @@ export function itemOperation<
 >(
   target: Kind<Row, any>,
   declaration: OperationBase<Q, B> &
-    Runs<Q, B, Row, P> & {
+    RunHandlers<Q, B, Row, P> & {
       param?: string
       find?: Kind<Row>['find']
       joined?: boolean
@@ -354,7 +354,7 @@ export function itemOperation<
     },
 ): Operation {
   return {
-    ...base(declaration),
+    ...commonFields(declaration),
     kind: target as unknown as Kind,
     shape: 'item',
     param: declaration.param ?? `${target.name}_id`,
@@ -367,14 +367,14 @@ export function itemOperation<
   }
 }
 
-/** Declares any other operation: `creates` a kind, `lists` a kind, or neither. */
+/** Declares an operation that `creates` a kind, `lists` a kind, or does neither. */
 export function operation<
   Q extends z.ZodType | undefined = undefined,
   B extends z.ZodType | undefined = undefined,
   P = undefined,
->(declaration: OperationBase<Q, B> & Runs<Q, B, undefined, P> & Shaped): Operation {
+>(declaration: OperationBase<Q, B> & RunHandlers<Q, B, undefined, P> & ShapeOptions): Operation {
   const common = {
-    ...base(declaration),
+    ...commonFields(declaration),
     param: null,
     find: null,
     joined: false,
@@ -406,7 +406,7 @@ export function operation<
   }
 }
 
-function base(declaration: OperationBase<z.ZodType | undefined, z.ZodType | undefined>) {
+function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodType | undefined>) {
   const gate = declaration.gate ?? 'policy'
   const reads = declaration.reads ?? declaration.method === 'get'
   if (gate === 'policy' && !declaration.action) throw new Error(`operation ${declaration.id} declares no action`)
@@ -423,7 +423,7 @@ function base(declaration: OperationBase<z.ZodType | undefined, z.ZodType | unde
     gate,
     paged: declaration.paged ?? false,
     timed: declaration.timed ?? true,
-    judges: declaration.judges ?? [],
+    unvalidatedQuery: declaration.unvalidatedQuery ?? [],
     pageSize: declaration.pageSize ?? { default: 50, max: 100 },
     query: declaration.query ?? null,
     body: declaration.body ?? null,
@@ -453,7 +453,7 @@ function base(declaration: OperationBase<z.ZodType | undefined, z.ZodType | unde
   }
 }
 
-/** Whether a schema is of an object with a field, below what refines or transforms it. */
+/** Whether a schema, without its refinements and transforms, is an object with a field. */
 function hasField(schema: z.ZodType | undefined, name: string): boolean {
   if (schema instanceof z.ZodPipe) return hasField(schema.in as z.ZodType, name)
   return schema instanceof z.ZodObject && name in schema.shape

@@ -1,35 +1,38 @@
 import { z } from 'zod'
 import type { Operation } from './operation.ts'
 
-/** Parameters of a request that follow from the shape of its operation. */
+/** Path and query parameters derived from an operation. */
 
-/** Names in the path of an operation, in order. */
+/** Returns the parameter names in the path of an operation, in order. */
 export const pathNames = ({ path }: Pick<Operation, 'path'>): string[] =>
   [...path.matchAll(/\{(\w+)\}/g)].map(([, name]) => name)
 
-/** The path of a request to an operation, with its parameters filled in. */
+/** Returns the path of a request to an operation, with its parameters filled in. */
 export const requestPath = ({ path }: Pick<Operation, 'path'>, params: Record<string, string>): string =>
   `/api/v1${path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(params[name]))}`
 
-/** What a segment of a path names: `agent_id` is the ID of an agent. */
+/** Returns the description of a path parameter: `agent_id` is the ID of an agent. */
 export const pathDescription = (name: string): string =>
   name.endsWith('_id') ? `ID of the ${name.slice(0, -3).replaceAll('_', ' ')}` : `The ${name.replaceAll('_', ' ')}`
 
-const offset = z.int().min(0).default(0).describe('Number of entries before the page')
+const offset = z.int().min(0).default(0).describe('Number of entries before the page. Default 0.')
 const from = z.iso.datetime({ offset: true }).optional().describe('Inclusive lower bound on `created_at`')
 const to = z.iso.datetime({ offset: true }).optional().describe('Inclusive upper bound on `created_at`')
-const projectId = z.string().optional().describe('Default: the project of the credential, or every project it may read')
+const projectId = z
+  .string()
+  .optional()
+  .describe('Project to list. Default: the project of the credential, or all projects it may read.')
 
 const limitOf = ({ default: size, max }: Operation['pageSize']) =>
-  z.int().min(1).default(size).describe(`Page size; values above ${max} are reduced to ${max}`)
+  z.int().min(1).default(size).describe(`Page size. Default ${size}; values above ${max} are reduced to ${max}.`)
 
-/** The fields of an object schema, below what refines or transforms it. */
+/** Returns the fields of an object schema, without its refinements and transforms. */
 export function fieldsOf(schema: z.ZodType | null): z.ZodRawShape {
   if (schema instanceof z.ZodPipe) return fieldsOf(schema.in as z.ZodType)
   return schema instanceof z.ZodObject ? schema.shape : {}
 }
 
-/** Every query parameter of an operation: the declared ones, and those of all lists. */
+/** Returns the query parameters of an operation: the declared ones, and the common parameters of lists. */
 export function queryFields({ query, paged, timed, pageSize, shape, gate }: Operation): Record<string, z.ZodType> {
   return {
     ...(shape === 'list' && gate === 'policy' ? { project_id: projectId } : {}),

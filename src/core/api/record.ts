@@ -2,11 +2,11 @@ import { z } from 'zod'
 
 export type Tags = Record<string, string>
 
-/** Tags as a record shows them; keys starting `system.` are the platform's. */
+/** Tags of a record; keys with the prefix `system.` are set by the platform. */
 export const TagBag = z.record(z.string(), z.string()).meta({ id: 'TagBag', example: { team: 'desk' } })
 
-const id = z.string().describe('Id of the record')
-const projectId = z.string().describe('Project that the record belongs to')
+const id = z.string().describe('ID of the record')
+const projectId = z.string().describe('ID of the project that the record belongs to')
 const time = z.iso.datetime()
 
 export type RecordOptions = { project?: boolean; tags?: boolean; updated?: boolean }
@@ -25,8 +25,8 @@ export type RecordOf<F, O extends RecordOptions> =
   RecordShape<F, O> extends infer S extends z.ZodRawShape ? z.ZodObject<S> : never
 
 /**
- * The schema of a resource as the wire shows it: its own fields between `id` and `project_id` before, `tags` where it has
- * some, and its times behind. `project: false` is a resource of the deployment, `updated: false` one that never changes.
+ * Returns the wire schema of a resource: `id`, `project_id`, its own fields, `tags` if it has any, and its timestamps.
+ * `project: false` is a resource of the deployment, `updated: false` an immutable resource.
  */
 export function record<F extends z.ZodRawShape, const O extends RecordOptions = Record<never, never>>(
   name: string,
@@ -46,12 +46,12 @@ export function record<F extends z.ZodRawShape, const O extends RecordOptions = 
     .meta({ id: name }) as never
 }
 
-/** Where a new resource goes, in the body of its create. */
+/** The project field in the body of a create. */
 export const projectField = z
   .string()
   .nullable()
   .optional()
-  .describe('Project of the new resource; a credential that is bound to a project needs none')
+  .describe('ID of the project of the new resource. Default: the project that the credential is bound to.')
 
 type Partially<F extends z.ZodRawShape, R extends keyof F> = Show<
   { project_id: typeof projectField } & {
@@ -60,8 +60,8 @@ type Partially<F extends z.ZodRawShape, R extends keyof F> = Show<
 >
 
 /**
- * The body of a create: its project, the fields that are required, the others optional. No other property is accepted.
- * `example` is that of the description.
+ * Returns the body schema of a create: the project, the `required` fields, and the other fields as optional. Other
+ * properties are refused. `example` appears in the OpenAPI document.
  */
 export function createBody<F extends z.ZodRawShape, const R extends keyof F & string>(
   name: string,
@@ -76,6 +76,6 @@ export function createBody<F extends z.ZodRawShape, const R extends keyof F & st
   return z.strictObject({ project_id: projectField, ...Object.fromEntries(shape) }).meta({ id: name, example }) as never
 }
 
-/** The body of a PATCH: every field optional, no other property accepted. */
+/** Returns the body schema of a PATCH: all fields are optional, other properties are refused. */
 export const patchBody = <F extends z.ZodRawShape>(name: string, fields: F, example?: object) =>
   z.strictObject(fields).partial().meta({ id: name, example })

@@ -4,11 +4,11 @@ import { raise } from './errors.ts'
 import { grantSourceOf } from './grants.ts'
 import { inProject, isIdOf, type Kind, kinds } from './kind.ts'
 
-const named = sql.type(z.object({ id: z.string() }))
+const idRow = sql.type(z.object({ id: z.string() }))
 
 /**
- * Keeps what the values of a row refer to from being deleted until the transaction ends, as far as the kind declares it.
- * Raises the target's `missing` code for an id that names nothing of the project.
+ * Protects the rows that the values of a row reference from deletion until the transaction ends. Raises the target's
+ * `missing` code for an id not found in the project.
  */
 export async function requireReferences(
   db: Queryable,
@@ -23,7 +23,10 @@ export async function requireReferences(
   }
 }
 
-/** The same for the ids of one kind, one statement for all. `grantable`: they may be of projects that grant them. */
+/**
+ * Protects the rows with these ids from deletion until the transaction ends, in one statement. `grantable`: they may belong
+ * to other projects that grant them. Raises the target's `missing` code for an id not found.
+ */
 export async function requireAll(
   db: Queryable,
   target: Kind<any, any>,
@@ -35,7 +38,7 @@ export async function requireAll(
   const found =
     possible.length === 0
       ? []
-      : await db.anyFirst(named`
+      : await db.anyFirst(idRow`
           select t.id from ${sql.identifier([target.table])} t
           where t.id = any(${sql.array(possible, 'text')}) and ${inProject(target, projectId)} for key share of t`)
   const others = grantable && projectId !== null ? possible.filter(id => !found.includes(id)) : []

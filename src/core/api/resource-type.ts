@@ -9,17 +9,14 @@ import { toPascalCase } from './resource.ts'
 /** A call of an operation with flat arguments. */
 export type FlatArguments = { operation: string; args: JsonObject }
 
-/** Source of an attribute that the record of a resource does not show. */
+/** Source of an attribute that the record of a resource does not contain. */
 export type Attribute =
-  /** A field in the answer of another operation, whose permission decides who sees it. */
+  /** A field in the response of another operation, whose permission applies. */
   | { read: string; field: string }
-  /** A field that only the answer of the create has. */
+  /** A field that is only in the response of the create. */
   | { once: string }
 
-/**
- * A resource type of templates. Its properties are the arguments of its create and update operations, so that a new field of a
- * body becomes a property.
- */
+/** A resource type of templates. Its properties are the arguments of its create and update operations. */
 export type ResourceType<Row extends KindRow = any> = {
   /** Name in templates, and its aliases. */
   name: string
@@ -39,14 +36,14 @@ export type ResourceType<Row extends KindRow = any> = {
   replaced: readonly string[]
   /** Properties whose change gives the resource another id. */
   moving: readonly string[]
-  /** Interdependent properties: a change of one writes all that are declared. */
+  /** Interdependent properties: a change of one writes all declared ones. */
   together: readonly string[]
   /** Whether properties of `together` that are no longer declared are removed. */
   exhaustive: boolean
-  /** Properties whose values are never shown and stored only encrypted. */
+  /** Properties whose values are never returned and stored only encrypted. */
   writeOnly: readonly string[]
   attributes: Readonly<Record<string, Attribute>>
-  /** Values of omitted properties, which an export leaves out; in addition to defaults of the schema. */
+  /** Default values, in addition to defaults of the schema; an export omits properties with their default. */
   defaults: JsonObject
   /** Arguments of every delete. */
   deleteWith: JsonObject
@@ -62,33 +59,33 @@ export type ResourceType<Row extends KindRow = any> = {
   }
   /** Problems of properties beyond their schemas, without access to the database; paths begin with a property. */
   check?: (properties: JsonObject) => readonly Problem[]
-  /** Finds a resource where a plain read of the table does not do. */
+  /** Finds a resource, if a plain read of the table is not sufficient. */
   find?: (db: Queryable, id: string) => Promise<Row | null>
-  /** The record of a row; default that of the kind. */
+  /** Returns the record of a row; default the kind's record. */
   present?: (row: Row) => JsonObject
   /** Whether an export includes a resource; default true. */
   exported?: (row: Row) => boolean
-  /** Ids of resources that are created and deleted with this one, which an export leaves out. */
+  /** Ids of resources that are created and deleted with this one; an export omits them. */
   owns?: (row: Row) => readonly (string | null)[]
   /** Write-only properties for which a resource has a value; default all. */
   hides?: (row: Row) => readonly string[]
-  /** The record in the answer of `create` and `changing`; default the answer. */
+  /** Returns the record in the response of `create` and `changing`; default the response. */
   made?: (answer: JsonObject) => JsonObject
   /** Adds defaults that depend on stored data to the properties of a create. */
   complete?: (services: Services, db: Queryable, properties: JsonObject) => Promise<JsonObject>
-  /** The call that changes properties where it is not `update`. */
+  /** Returns the call that changes properties, if it is not `update`. */
   changing?: (row: Row, changed: JsonObject) => FlatArguments
-  /** The call that deletes a resource where it is not `delete`; null where the resource stays. */
+  /** Returns the call that deletes a resource, if it is not `delete`; null if the resource is retained. */
   deleting?: (row: Row) => FlatArguments | null
 }
 
 /** All resource types of the modules. */
 export const resourceTypes = declarations<ResourceType>('resource type', ({ name }) => name)
 
-/** Declares the resource type of a kind whose operations follow the conventions; `given` overrides them. */
+/** Declares the resource type of a kind whose operations follow the conventions, with `overrides`. */
 export function resourceType<Row extends KindRow>(
   kind: Kind<Row, any>,
-  given: Partial<ResourceType<Row>> = {},
+  overrides: Partial<ResourceType<Row>> = {},
 ): ResourceType<Row> {
   const noun = toPascalCase(kind.name)
   return {
@@ -110,6 +107,6 @@ export function resourceType<Row extends KindRow>(
     attributes: {},
     defaults: {},
     deleteWith: {},
-    ...given,
+    ...overrides,
   }
 }

@@ -6,7 +6,7 @@ import { refuseDependents, removeRow } from './dependents.ts'
 import type { ErrorCode } from './errors.ts'
 import { type Filters, filterConditions, filterSchema } from './filters.ts'
 import type { Made } from './idempotency.ts'
-import { type Kind, type KindRow, pickFields, selectList, type Values } from './kind.ts'
+import { type Kind, type KindRow, pickFields, selectList, type Values, withArticle } from './kind.ts'
 import { booleanQuery, listTable, pageOf } from './lists.ts'
 import {
   type Context,
@@ -21,7 +21,7 @@ import type { Tags } from './record.ts'
 import { requireReferences } from './references.ts'
 import { replacedTags, tagOperations } from './tags.ts'
 
-/** What an operation may declare otherwise than it follows from the kind. */
+/** Parts of an operation that may differ from the defaults of the kind. */
 type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> &
   Pick<
     Partial<Operation>,
@@ -43,29 +43,29 @@ type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> 
     answers?: Operation['answers']
   }
 
-/** The same of an operation on one row, which may be its owner's. */
+/** Overrides of an operation on a row, which may have an owner gate. */
 type ItemOverrides<Row> = Overrides & { decide?: (caller: Caller, row: Row, surface: string) => GateVerdict }
 
 type QueryContext<B = undefined, R = undefined> = Context<Record<string, never>, B, R>
 
-/** A row that was there already, for a create that finds: answered with 200 and without an event. */
+/** An existing row, returned by an idempotent create with status 200 and without an event. */
 export type ExistingRow<Row> = { existing: Row }
 
-/** `memory_store` as `MemoryStore`. */
+/** Converts `memory_store` to `MemoryStore`. */
 export const toPascalCase = (name: string): string =>
   name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
-const camel = (name: string): string => name.replace(/[-_]([a-z])/g, (_match, letter: string) => letter.toUpperCase())
-const withArticle = (noun: string): string => `${/^[aeio]/.test(noun) ? 'an' : 'a'} ${noun}`
+const toCamelCase = (name: string): string =>
+  name.replace(/[-_]([a-z])/g, (_match, letter: string) => letter.toUpperCase())
 
 /**
- * The operations of a resource, as they follow from its kind: ids, paths, actions, statements, events, 404s, ETags,
- * checks of references. A declaration says what differs.
+ * Returns builders for the operations of a resource, derived from its kind: ids, paths, actions, statements, events, 404s,
+ * ETags and reference checks. Each builder accepts overrides.
  * @param at.path path of the list, such as `/actors`; its first segment is the module of the actions
- * @param at.module module of the actions, where it is another one
- * @param at.param path parameter that holds the id; default `<kind>_id`
+ * @param at.module module of the actions, if it is not the first path segment
+ * @param at.param path parameter with the id; default `<kind>_id`
  * @param at.noun name in operation ids and actions; default the kind's, in pascal case
- * @param at.complete adds what the record of one row shows beside its columns, such as a measured value, before it is
- *   answered or emitted; lists show the row as it is
+ * @param at.complete adds computed fields to a row, such as a measured value, before it is returned or emitted; not used for
+ *   lists
  */
 export function resource<Row extends KindRow, Event extends string>(
   kind: Kind<Row, Event>,
@@ -90,20 +90,17 @@ export function resource<Row extends KindRow, Event extends string>(
   const present = (row: Row): object => kind.present(row)
 
   return {
-    /**
-     * GET of the list: rows the caller may see, newest first unless `order` says otherwise. `visible` says which rows
-     * these are where policies do not.
-     */
+    /** GET of the list: the rows visible to the caller, newest first by default. `visible` replaces policies. */
     list<F extends Filters = Record<never, never>>(
       overrides: Overrides & {
         filters?: F
-        /** What the list shows of a record, all of it columns; default the whole record. */
+        /** Schema of an entry, whose fields are columns; default the whole record. */
         entry?: z.ZodObject
         pageSize?: Operation['pageSize']
         where?: (context: Context<any>) => (Fragment | null | undefined | false)[]
         visible?: (context: Context<any>) => Fragment
         order?: (context: Context<any>) => Fragment | undefined
-        /** Bytes of what is large in a row: a page is cut to what one answer may show. */
+        /** Size of the large columns of a row, to cut pages to MAX_PAGE_BYTES. */
         bytes?: Fragment
       } = {},
     ): Operation {
@@ -114,7 +111,7 @@ export function resource<Row extends KindRow, Event extends string>(
         method: 'get',
         path,
         summary: `List ${kind.plural.replaceAll('_', ' ')}`,
-        description: `Shows the ${kind.plural.replaceAll('_', ' ')} that the caller may list; of several filters all must hold.`,
+        description: `Returns the ${kind.plural.replaceAll('_', ' ')} that the caller may list. Multiple filters are combined with AND.`,
         tag,
         action: `${module}:List${nouns}`,
         lists: kind,
@@ -136,30 +133,30 @@ export function resource<Row extends KindRow, Event extends string>(
       })
     },
 
-    /** GET of one. `present` shows it with more than its record. */
+    /** GET of one. `present` returns the record with additional fields. */
     get(
       overrides: ItemOverrides<Row> & { present?: (context: QueryContext<undefined, Row>) => Promise<object> } = {},
     ): Operation {
-      const { present: shown, ...more } = overrides
+      const { present: presentItem, ...more } = overrides
       return itemOperation(kind, {
         id: `get${noun}`,
         method: 'get',
         path: item,
         param,
-        summary: `Read ${withArticle(words)}`,
-        description:
-          'Answers the record as it is now, with the ETag by which a later write can say what it was based on.',
+        summary: `Get ${withArticle(words)}`,
+        description: 'The response has an ETag, which a later write can send as If-Match to prevent lost updates.',
         tag,
         action: `${module}:Get${noun}`,
         answers: { 200: kind.record },
         ...(more as object),
-        run: async context => (shown ? shown(context as never) : present(await complete(context.resource, context))),
+        run: async context =>
+          presentItem ? presentItem(context as never) : present(await complete(context.resource, context)),
       })
     },
 
     /**
-     * POST to the list. `make` writes the row, by default what the body says; what it refers to is checked before. The
-     * event of a new row is emitted here.
+     * POST to the list: checks the references, inserts the row by `make`, default the fields of the body, and emits the event
+     * of a new row.
      */
     create<B extends z.ZodType>(
       overrides: Overrides &
@@ -167,7 +164,7 @@ export function resource<Row extends KindRow, Event extends string>(
           body: B
           check?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<void> | void
           make?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<Row | ExistingRow<Row>>
-          /** What the answer shows beside the record, such as a secret. */
+          /** Returns additional fields of the response, such as a secret. */
           show?: (row: Row, context: QueryContext<z.output<B>>) => object | Promise<object>
         },
     ): Operation {
@@ -177,7 +174,7 @@ export function resource<Row extends KindRow, Event extends string>(
         method: 'post',
         path,
         summary: `Create ${withArticle(words)}`,
-        description: 'Whatever the body names by its id must be in the same project. Answers the new record.',
+        description: 'All IDs in the body must belong to the same project. Returns the new record.',
         tag,
         action: `${module}:Create${noun}`,
         creates: kind,
@@ -189,11 +186,11 @@ export function resource<Row extends KindRow, Event extends string>(
           const values = context.body as Values<Row>
           await check?.(context as never)
           await requireReferences(tx, kind, project, values)
-          const made = make
+          const created = make
             ? await make(context as never)
             : await kind.insert(tx, { ...values, ...authorOf(kind, context.caller), project_id: project as never })
-          if ('existing' in made) return result(200, present(await complete(made.existing as Row, context)))
-          const row = await complete(made, context)
+          if ('existing' in created) return result(200, present(await complete(created.existing as Row, context)))
+          const row = await complete(created, context)
           if (emits('created')) tx.emit(kind, 'created' as Event, row)
           return { ...present(row), ...(await show?.(row, context as never)) }
         },
@@ -201,9 +198,9 @@ export function resource<Row extends KindRow, Event extends string>(
     },
 
     /**
-     * PATCH of one, or PUT with `method`. The row is locked, the fields given laid over it, references checked; `change`
-     * completes or refuses the result. A body without fields changes nothing and is no event, nor with
-     * `quiet` one that leaves the row as it was.
+     * PATCH of one, or PUT with `method`: locks the row, merges the fields of the body, and checks references; `change`
+     * completes or refuses the result. A body without fields changes nothing and emits no event; with `quiet`, neither does
+     * a body that equals the row.
      */
     update<B extends z.ZodType>(
       overrides: ItemOverrides<Row> & {
@@ -218,11 +215,11 @@ export function resource<Row extends KindRow, Event extends string>(
         ) => Promise<Row | void> | Row | void
         /** Writes the result; by default its columns that differ. */
         write?: (next: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<Row>
-        /** Null where `write` tells of the change itself. */
+        /** Null if `write` emits the event. */
         event?: null
-        /** What the answer shows beside the record, such as warnings. */
+        /** Returns additional fields of the response, such as warnings. */
         show?: (row: Row, context: QueryContext<z.output<B>, Row>) => object | Promise<object>
-        /** What else follows from the change, in its transaction. */
+        /** Hook after the change, in its transaction. */
         changed?: (row: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<void> | void
       },
     ): Operation {
@@ -232,8 +229,8 @@ export function resource<Row extends KindRow, Event extends string>(
         method,
         path: item,
         param,
-        summary: `Change ${withArticle(words)}`,
-        description: 'Fields that are left out keep their values; a body without fields changes nothing.',
+        summary: `Update ${withArticle(words)}`,
+        description: 'Omitted fields are unchanged.',
         tag,
         action: `${module}:Update${noun}`,
         body,
@@ -242,38 +239,38 @@ export function resource<Row extends KindRow, Event extends string>(
         async run(context) {
           const { tx, resource } = context
           const stored = await kind.lock(tx, resource.id)
-          const shown = async (row: Row) => ({ ...present(row), ...(await show?.(row, context as never)) })
-          const given = Object.fromEntries(
+          const respond = async (row: Row) => ({ ...present(row), ...(await show?.(row, context as never)) })
+          const fields = Object.fromEntries(
             Object.entries((context.body ?? {}) as object).filter(([, value]) => value !== undefined),
           )
-          if (Object.keys(given).length === 0) return shown(await complete(stored, context))
-          if (kind.tags && given.tags) {
-            given.tags = replacedTags(stored.tags ?? {}, given.tags as Tags)
-            context.allowTags(given.tags as Tags)
+          if (Object.keys(fields).length === 0) return respond(await complete(stored, context))
+          if (kind.tags && fields.tags) {
+            fields.tags = replacedTags(stored.tags ?? {}, fields.tags as Tags)
+            context.allowTags(fields.tags as Tags)
           }
           const all = { ...context, stored } as never
-          let next = { ...stored, ...given } as Row
+          let next = { ...stored, ...fields } as Row
           await check?.(next, all)
-          await requireReferences(tx, kind, stored.project_id, given)
+          await requireReferences(tx, kind, stored.project_id, fields)
           next = (await change?.(next, all)) ?? next
           const differing = kind.changes(stored, next)
           const changes: Values<Row> =
             kind.authored === 'author' ? { ...differing, ...authorColumn(differing, context.caller) } : differing
-          if (quiet && Object.keys(changes).length === 0) return shown(await complete(stored, context))
+          if (quiet && Object.keys(changes).length === 0) return respond(await complete(stored, context))
           const row = await complete(
             write ? await write(next, all) : await kind.update(tx, stored.id, changes),
             context,
           )
           if (event !== null && emits('updated')) tx.emit(kind, 'updated' as Event, row)
           await changed?.(row, all)
-          return shown(row)
+          return respond(row)
         },
       })
     },
 
     /**
-     * DELETE of one, under its lock. `check` refuses it; with `dependents` what refers to it holds it under that code, and
-     * `force=true` deletes that too.
+     * DELETE of one, under its lock. `check` may refuse it. With `dependents`, referencing rows refuse it with that code, and
+     * `force=true` deletes them too.
      */
     remove(
       overrides: ItemOverrides<Row> & {
@@ -290,8 +287,8 @@ export function resource<Row extends KindRow, Event extends string>(
         param,
         summary: `Delete ${withArticle(words)}`,
         description: dependents
-          ? 'Refused while other resources refer to it, unless `force` deletes those too. Cannot be undone.'
-          : 'Cannot be undone: from then on its id names nothing.',
+          ? 'Refused while other resources reference it, unless `force` deletes them too. Cannot be undone.'
+          : 'The deletion cannot be undone.',
         tag,
         action: `${module}:Delete${noun}`,
         ...(dependents ? { query: ForceQuery } : {}),
@@ -312,10 +309,7 @@ export function resource<Row extends KindRow, Event extends string>(
       })
     },
 
-    /**
-     * POST to `<item>/adopt`, of a kind that keeps authors: the caller becomes the author. `adopt` writes it; by default it is
-     * a column.
-     */
+    /** POST to `<item>/adopt`, for kinds with authors: makes the caller the author. Default: updates the column. */
     adopt(
       overrides: Overrides & { adopt?: (stored: Row, context: QueryContext<undefined, Row>) => Promise<Row> } = {},
     ): Operation {
@@ -327,7 +321,7 @@ export function resource<Row extends KindRow, Event extends string>(
         param,
         summary: `Become the author of ${withArticle(words)}`,
         description:
-          'What a definition does on the platform is bounded by the rights that its author has at that moment: the principal of the last write that changed what it does. Nothing else changes; where a definition has versions, the next one says so.',
+          'The author is the principal that last changed the behaviour of the definition. Its calls on the platform are limited to the permissions that the author has at that time. Only the author changes; a versioned definition gets a new version.',
         tag,
         action: `${module}:Update${noun}`,
         answers: { 200: kind.record },
@@ -343,7 +337,7 @@ export function resource<Row extends KindRow, Event extends string>(
       })
     },
 
-    /** GET, PUT and PATCH of the tags; by default they are a column. */
+    /** GET, PUT and PATCH of the tags. Default: updates the column. */
     tags(
       overrides: {
         set?: (tx: Context['tx'], row: Row, tags: Tags, caller: Caller) => Promise<Row>
@@ -365,7 +359,7 @@ export function resource<Row extends KindRow, Event extends string>(
       })
     },
 
-    /** POST to `<item>/<name>`: what else can be done with one. */
+    /** POST to `<item>/<name>`. */
     action<Q extends z.ZodType | undefined = undefined, B extends z.ZodType | undefined = undefined>(
       name: string,
       overrides: Partial<OperationBase<Q, B>> &
@@ -377,7 +371,7 @@ export function resource<Row extends KindRow, Event extends string>(
           again?(context: ActionContext<Q, B, Row>, made: Made): Promise<unknown>
         },
     ): Operation {
-      const verb = camel(name)
+      const verb = toCamelCase(name)
       return itemOperation(kind, {
         id: `${verb}${noun}`,
         method: 'post',
@@ -399,7 +393,7 @@ type ActionContext<Q, B, Row> = Context<
 
 const ForceQuery = filterSchema({
   force: {
-    schema: booleanQuery.optional().describe('Delete what refers to it too, as far as it may be deleted'),
+    schema: booleanQuery.optional().describe('Whether to also delete the resources that reference it, if possible'),
     where: () => null,
   },
 })

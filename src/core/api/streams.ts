@@ -1,22 +1,22 @@
 import { z } from 'zod'
 import { RecordedFailure } from './errors.ts'
 
-/** The server-sent events that operations answer with, declared once a stream. */
+/** Declarations of the server-sent event streams of operations. */
 
-/** One event as its reader sees it: the lines of a message by their names. */
+/** The schema of an event: the lines of a message by their names. */
 export type EventSchema = z.ZodObject<{ event: z.ZodLiteral<string>; id: z.ZodType; data: z.ZodType }>
 
 export type EventStream = {
-  /** Name of the schema of any of its events. */
+  /** Schema name of the union of its events. */
   name: string
   events: readonly EventSchema[]
   /** Events that end the stream. */
   last: readonly string[]
-  /** Operation that attaches to what was broken off, with `Last-Event-ID`. */
+  /** Operation that resumes an interrupted stream, with `Last-Event-ID`. */
   resume: string | null
 }
 
-/** Declares an event. `name` is that of its schema. */
+/** Declares an event. `name` is the name of its schema. */
 export const streamEvent = (name: string, event: string, about: string, data: z.ZodType): EventSchema =>
   z
     .object({
@@ -26,10 +26,10 @@ export const streamEvent = (name: string, event: string, about: string, data: z.
     })
     .meta({ id: name }) as unknown as EventSchema
 
-/** The end of a stream whose work failed, or whose caller is refused while it reads. */
+/** The last event of a stream whose work failed or whose caller lost permission. */
 export const FailedEvent = streamEvent(
   'StreamErrorEvent',
   'error',
-  'What failed, or what the caller is refused with from now on',
+  'Failure of the work, or refusal of a caller that has lost permission',
   RecordedFailure,
 )

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import type { Tx } from '../db/writer.ts'
 import type { Caller } from '../iam/caller.ts'
 import { raise, raiseInvalid } from './errors.ts'
-import type { Kind, KindRow } from './kind.ts'
+import { type Kind, type KindRow, withArticle } from './kind.ts'
 import { itemOperation, type Operation } from './operation.ts'
 import { TagBag, type Tags } from './record.ts'
 
@@ -12,7 +12,7 @@ const RESERVED = 'system.'
 const key = z.string().min(1).max(128)
 const value = z.string().max(256)
 
-/** Reports what is wrong with tags that a caller wrote: reserved keys and too many of them. */
+/** Reports reserved keys and an excess of keys in tags from a caller. */
 function checkBag(bag: Record<string, unknown>, context: z.core.$RefinementCtx): void {
   for (const name of Object.keys(bag)) {
     if (name.startsWith(RESERVED))
@@ -20,14 +20,14 @@ function checkBag(bag: Record<string, unknown>, context: z.core.$RefinementCtx):
         code: 'custom',
         params: { code: 'RESERVED_TAG_KEY' },
         path: [name],
-        message: `keys starting ${RESERVED} are written by the platform`,
+        message: `must not start with ${RESERVED}, which is reserved for the platform`,
       })
   }
   if (Object.keys(bag).length > MAX_TAGS)
-    context.addIssue({ code: 'custom', message: `must hold at most ${MAX_TAGS} keys`, path: [] })
+    context.addIssue({ code: 'custom', message: `must have at most ${MAX_TAGS} keys`, path: [] })
 }
 
-/** Tags that a caller sends, in a body's `tags` or as the body of a PUT. */
+/** Tags from a caller, in the field `tags` of a body or as the body of a PUT. */
 export const TagInput = z
   .record(key, value)
   .superRefine(checkBag)
@@ -39,32 +39,32 @@ const TagPatch = z
   .superRefine(checkBag)
   .meta({ id: 'TagPatch', example: { team: 'desk', shift: null } })
 
-/** The tags after a PUT: those sent, and what the platform wrote. */
+/** Returns the tags after a PUT: the tags sent and the stored platform tags. */
 export const replacedTags = (stored: Tags, sent: Tags): Tags => ({
   ...Object.fromEntries(Object.entries(stored).filter(([name]) => name.startsWith(RESERVED))),
   ...sent,
 })
 
-/** The tags after a PATCH. Raises VALIDATION_FAILED when there would be too many keys. */
+/** Returns the tags after a PATCH. Raises VALIDATION_FAILED if there are too many keys. */
 function mergedTags(stored: Tags, sent: Record<string, string | null>): Tags {
   const merged = Object.fromEntries(
     Object.entries({ ...stored, ...sent }).filter((entry): entry is [string, string] => entry[1] !== null),
   )
   if (Object.keys(merged).filter(name => !name.startsWith(RESERVED)).length > MAX_TAGS)
-    raiseInvalid({ code: 'INVALID_VALUE', path: '', message: `must hold at most ${MAX_TAGS} keys after the merge` })
+    raiseInvalid({ code: 'INVALID_VALUE', path: '', message: `must have at most ${MAX_TAGS} keys after the merge` })
   return merged
 }
 
 /**
- * GET, PUT and PATCH of `<path>/tags`. A write holds the row's lock from reading to writing, must be allowed with the
- * stored and with the resulting tags, and emits `event` with the record.
+ * Returns the operations GET, PUT and PATCH of `<path>/tags`. A write locks the row before reading it, requires the action
+ * with both the stored and the resulting tags, and emits `event` with the record.
  * @param declaration.path path of the resource itself, for example `/actors/{actor_id}`
- * @param declaration.param path parameter that holds the id; default `<kind>_id`
+ * @param declaration.param path parameter with the id; default `<kind>_id`
  * @param declaration.read action of the GET
  * @param declaration.write action of the PUT and the PATCH
- * @param declaration.setTags stores the tags a caller sent and returns the row as `kind.find` does
- * @param declaration.event default `updated`; null emits nothing
- * @param declaration.onChange what else follows from a change, in the same transaction
+ * @param declaration.setTags stores the tags and returns the row in the form of `kind.find`
+ * @param declaration.event default `updated`; null emits no event
+ * @param declaration.onChange hook after a change, in the same transaction
  */
 export function tagOperations<Row extends KindRow, Event extends string>(
   kind: Kind<Row, Event>,
@@ -108,8 +108,8 @@ export function tagOperations<Row extends KindRow, Event extends string>(
       method: 'get',
       path,
       param,
-      summary: `Read the tags of one ${noun}`,
-      description: `Answers the tags alone; keys starting ${RESERVED} are the platform's.`,
+      summary: `Get tags of ${withArticle(noun)}`,
+      description: `Keys with the prefix ${RESERVED} are set by the platform.`,
       tag,
       action: read,
       answers: { 200: TagBag },
@@ -120,8 +120,8 @@ export function tagOperations<Row extends KindRow, Event extends string>(
       method: 'put',
       path,
       param,
-      summary: `Replace the tags of one ${noun}; keys starting ${RESERVED} stay`,
-      description: 'The action must be allowed with the tags as they are and as they become.',
+      summary: `Replace tags of ${withArticle(noun)}`,
+      description: `Keys with the prefix ${RESERVED} are retained. The action must be allowed with the previous and with the new tags.`,
       tag,
       action: write,
       body: TagInput,
@@ -133,8 +133,9 @@ export function tagOperations<Row extends KindRow, Event extends string>(
       method: 'patch',
       path,
       param,
-      summary: `Merge tags into those of one ${noun}; null removes a key`,
-      description: 'The action must be allowed with the tags as they are and as they become.',
+      summary: `Merge tags of ${withArticle(noun)}`,
+      description:
+        'Null removes a key; omitted keys are unchanged. The action must be allowed with the previous and with the new tags.',
       tag,
       action: write,
       body: TagPatch,

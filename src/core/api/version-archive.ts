@@ -1,15 +1,15 @@
 import { z } from 'zod'
 import { type Queryable, sql, voidStatement } from '../db/sql.ts'
 import { type Caller, type PrincipalRecord, principalRecord } from '../iam/caller.ts'
-import { Author, type Authored, definitionOf } from './authors.ts'
+import { Author, type AuthoredRow, definitionOf } from './authors.ts'
 import { Comparison, changesBetween } from './compare.ts'
 import { newId } from './ids.ts'
-import { type Kind, selectList } from './kind.ts'
+import { type Kind, selectList, withArticle } from './kind.ts'
 import { pageOf, pageResult, textFilter } from './lists.ts'
 import { itemOperation, type Operation, type Page } from './operation.ts'
 import { noVersion, versionNumber, versionQuery } from './versions.ts'
 
-/** What every archive keeps of a version; `config` is what a restore writes. */
+/** The columns of an archived version; a restore writes `config`. */
 export type ArchivedVersion = {
   id: string
   version: number
@@ -19,35 +19,35 @@ export type ArchivedVersion = {
   created_at: string
 }
 
-/** By whom a version is made, and what it is called; a copy is by the author who copies, and names no user. */
+/** The author and label of a version. `created_by` is null for a copy. */
 export type VersionAuthor = { created_by: string | null; author: PrincipalRecord | null; label?: string | null }
 
-/** A version that a request makes. */
-export const madeBy = (caller: Caller, label?: string): VersionAuthor => ({
+/** Returns the author of a version created by a request. */
+export const versionAuthor = (caller: Caller, label?: string): VersionAuthor => ({
   created_by: caller.user.id,
   author: principalRecord(caller),
   label,
 })
 
-/** A version that a clone of a project makes. */
-export const copiedBy = (caller: Caller): VersionAuthor => ({ created_by: null, author: principalRecord(caller) })
+/** Returns the author of a version created by cloning a project. */
+export const copyAuthor = (caller: Caller): VersionAuthor => ({ created_by: null, author: principalRecord(caller) })
 
-const authored = sql.type(z.object({ author: Author }))
+const authorRow = sql.type(z.object({ author: Author }))
 
-/** A row that counts its versions. */
-export type VersionedRow = Authored & { version: number }
+/** A row with a current version number. */
+export type VersionedRow = AuthoredRow & { version: number }
 
 /**
- * The append-only versions of a kind: a table with a unique index of owner and version.
- * @param declaration.owner column that names the row whose versions these are
- * @param declaration.read what the fields of this release make of a configuration that was kept; default as it is
+ * Returns access to the append-only versions of a kind: a table with a unique index on owner and version.
+ * @param declaration.owner column with the id of the versioned row
+ * @param declaration.read converts a stored configuration to the fields of this release; default unchanged
  */
 export function versionArchive<S extends z.ZodObject>(declaration: {
   table: string
   owner: string
   prefix: string
   record: S
-  read?: (kept: Record<string, unknown>) => object
+  read?: (config: Record<string, unknown>) => object
 }) {
   const { owner, prefix, record, read = config => config } = declaration
   type Row = z.output<S> & ArchivedVersion
@@ -56,15 +56,15 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
   const typed = sql.type(record)
   const ownedBy = (id: string) => sql.fragment`${sql.identifier(['t', owner])} = ${id}`
 
-  /** Those of the numbered versions that exist; callers may name more than a version can have. */
+  /** Returns the existing versions among the given numbers, which may exceed the range of the column. */
   const find = (db: Queryable, id: string, versions: readonly number[]): Promise<readonly Row[]> =>
     db.any(typed`
       select ${columns} from ${table} t
       where ${ownedBy(id)} and t.version = any(${sql.array([...versions], 'int8')})`) as never
 
-  /** The author of a version; null where it is not known. */
+  /** Returns the author of a version, or null if unknown. */
   async function authorOf(db: Queryable, id: string, number: number): Promise<PrincipalRecord | null> {
-    const found = await db.maybeOne(authored`
+    const found = await db.maybeOne(authorRow`
       select t.author from ${table} t where ${ownedBy(id)} and t.version = ${number}`)
     return found?.author ?? null
   }
@@ -74,21 +74,24 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
     find,
     authorOf,
 
-    /** One version. Raises RESOURCE_NOT_FOUND for a number that does not exist. */
+    /** Returns a version. Raises RESOURCE_NOT_FOUND if it does not exist. */
     async get(db: Queryable, id: string, number: number): Promise<Row> {
       const [found] = await find(db, id, [number])
       return found ?? noVersion(id, number)
     },
 
-    /** A version of a row, default the live one, as what narrows the rights of what is made of it. */
+    /** Returns the definition that limits the permissions of work under a version, default the current one. */
     async definition(db: Queryable, row: Pick<VersionedRow, 'id' | 'version' | 'author'>, version = row.version) {
       const { id } = row
       return definitionOf({ id, author: version === row.version ? row.author : await authorOf(db, id, version) })
     },
 
-    /** Adds a version. */
-    insert(db: Queryable, made: Omit<Row, 'id' | 'created_at'> & { author: PrincipalRecord | null }): Promise<unknown> {
-      const { config, author, ...columns } = made
+    /** Inserts a version. */
+    insert(
+      db: Queryable,
+      version: Omit<Row, 'id' | 'created_at'> & { author: PrincipalRecord | null },
+    ): Promise<unknown> {
+      const { config, author, ...columns } = version
       const entries = Object.entries({
         ...columns,
         id: newId(prefix),
@@ -101,7 +104,7 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
         values (${parts(([, value]) => value as string)})`)
     },
 
-    /** A page of versions, newest first: the unique index serves filter and order. */
+    /** Returns a page of versions, newest first; the unique index serves filter and order. */
     list: (db: Queryable, bounds: Page, id: string, label?: string) =>
       pageResult<Row>(
         { db, page: bounds },
@@ -119,26 +122,26 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
       ),
 
     /**
-     * What changed from one version to another; without numbers, from the one before the newest to the newest. Raises
-     * RESOURCE_NOT_FOUND for a number that does not exist.
+     * Returns the differences between two versions; default from the previous to the newest version. Raises
+     * RESOURCE_NOT_FOUND if a version does not exist.
      */
-    async compare(db: Queryable, row: VersionedRow, asked: { from?: number; to?: number }) {
-      const to = asked.to ?? row.version
-      const from = asked.from ?? Math.max(1, to - 1)
+    async compare(db: Queryable, row: VersionedRow, range: { from?: number; to?: number }) {
+      const to = range.to ?? row.version
+      const from = range.from ?? Math.max(1, to - 1)
       const found = new Map((await find(db, row.id, [from, to])).map(version => [version.version, version]))
       const configAt = (number: number) => {
         const version = found.get(number)
         return version ? read(version.config) : noVersion(row.id, number)
       }
       const after = configAt(to)
-      // What is older than its archive has nothing before its first version there.
-      if (asked.from === undefined && !found.has(from)) return { from: to, to, changes: [] }
+      // Rows older than the archive have no version before their first archived one.
+      if (range.from === undefined && !found.has(from)) return { from: to, to, changes: [] }
       return { from, to, changes: changesBetween(configAt(from), after) }
     },
   }
 }
 
-/** The operations that read the versions of a kind: list, compare and one by its number. */
+/** Returns the operations that read the versions of a kind: list, compare and get. */
 export function versionOperations<Row extends VersionedRow>(
   kind: Kind<Row, any>,
   at: {
@@ -151,7 +154,7 @@ export function versionOperations<Row extends VersionedRow>(
 ): Operation[] {
   const { path, tag, record, archive } = at
   const noun = kind.name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
-  const words = `${/^[aeio]/.test(kind.name) ? 'an' : 'a'} ${kind.name.replaceAll('_', ' ')}`
+  const words = withArticle(kind.name.replaceAll('_', ' '))
   const module = path.split('/')[1]
   const versions = `${path}/{${kind.name}_id}/versions`
   return [
@@ -159,8 +162,9 @@ export function versionOperations<Row extends VersionedRow>(
       id: `list${noun}Versions`,
       method: 'get',
       path: versions,
-      summary: `List the versions of ${words}, newest first`,
-      description: 'A page ends before 16 MiB of configurations: `limit` says how many it was cut to.',
+      summary: `List versions of ${words}`,
+      description:
+        'Newest first. A page contains at most 16 MiB of configurations; if it is cut, `limit` is the number of versions returned.',
       tag,
       action: `${module}:List${noun}Versions`,
       query: z.object({ label: textFilter.describe('Exact match of `label`') }),
@@ -173,14 +177,12 @@ export function versionOperations<Row extends VersionedRow>(
       method: 'get',
       path: `${versions}/compare`,
       summary: `Compare two versions of ${words}`,
-      description: 'Lists what was added, removed and changed from one to the other, by the paths of fields.',
+      description: 'Returns the added, removed and changed fields by path.',
       tag,
       action: `${module}:Get${noun}Version`,
       query: z.object({
-        from: versionQuery.describe('Default: the version before `to`'),
-        to: versionQuery.describe(
-          `Default: the newest version, which is the configuration of the ${kind.name.replaceAll('_', ' ')}`,
-        ),
+        from: versionQuery.describe('Version to compare from. Default: the version before `to`.'),
+        to: versionQuery.describe('Version to compare to. Default: the newest version.'),
       }),
       answers: { 200: Comparison },
       run: ({ resource, db, query }) => archive.compare(db, resource, query),
@@ -189,8 +191,8 @@ export function versionOperations<Row extends VersionedRow>(
       id: `get${noun}Version`,
       method: 'get',
       path: `${versions}/{version}`,
-      summary: `Read a version of ${words}`,
-      description: 'Answers the configuration as the version keeps it, whatever was changed since.',
+      summary: `Get a version of ${words}`,
+      description: 'Returns the configuration as of the version.',
       tag,
       action: `${module}:Get${noun}Version`,
       answers: { 200: record },

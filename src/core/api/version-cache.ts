@@ -5,34 +5,34 @@ import { processSingleton } from '../process/process-singleton.ts'
 import type { Services } from '../process/services.ts'
 import { Author } from './authors.ts'
 
-const config = sql.type(z.object({ config: z.unknown(), author: Author, bytes: z.int() }))
+const configRow = sql.type(z.object({ config: z.unknown(), author: Author, bytes: z.int() }))
 
 /**
- * Versions of an archive, which never change, as a process goes by them: made of their configuration at the first use, and
- * kept. Null for one that is gone.
- * @param declaration.owner column that names the row whose versions these are
- * @param declaration.most bytes that a process keeps
+ * Returns a lookup of immutable versions, built from their configuration on first use and cached per process. The result is
+ * null if the version does not exist.
+ * @param declaration.owner column with the id of the versioned row
+ * @param declaration.most size limit of the cache, in bytes
  */
-export function versionCache<Config, Made extends object>(declaration: {
+export function versionCache<Config, Built extends object>(declaration: {
   table: string
   owner: string
   most: number
-  make: (config: Config, author: z.output<typeof Author>) => Made
-}): (services: Services, db: Queryable, id: string, version: number) => Promise<Made | null> {
+  make: (config: Config, author: z.output<typeof Author>) => Built
+}): (services: Services, db: Queryable, id: string, version: number) => Promise<Built | null> {
   const { table, owner, most, make } = declaration
-  const keptOf = processSingleton(() => new LRUCache<string, Made>({ maxSize: most }))
+  const cacheOf = processSingleton(() => new LRUCache<string, Built>({ maxSize: most }))
   return async (services, db, id, version) => {
-    const kept = keptOf(services)
+    const cache = cacheOf(services)
     const key = `${id} ${version}`
-    const known = kept.get(key)
-    if (known) return known
-    const found = await db.maybeOne(config`
+    const cached = cache.get(key)
+    if (cached) return cached
+    const found = await db.maybeOne(configRow`
       select config, author, octet_length(config::text) as bytes from ${sql.identifier([table])}
       where ${sql.identifier([owner])} = ${id} and version = ${version}`)
     if (!found) return null
-    const made = make(found.config as Config, found.author)
-    // What objects take beyond their text.
-    kept.set(key, made, { size: 4 * found.bytes + 1 })
-    return made
+    const built = make(found.config as Config, found.author)
+    // Objects take about four times the size of their text.
+    cache.set(key, built, { size: 4 * found.bytes + 1 })
+    return built
   }
 }

@@ -2,15 +2,15 @@ import { z } from 'zod'
 import type { Problem } from './errors.ts'
 
 const Warning = z
-  .object({ code: z.string(), path: z.string().describe('Where it stands in the record'), message: z.string() })
+  .object({ code: z.string(), path: z.string().describe('Path of the field in the record'), message: z.string() })
   .meta({ id: 'Warning' })
 
-/** What a write answers: the record, with what may be a mistake in it. A warning refuses nothing. */
+/** Returns the response schema of a write: the record with warnings about possible mistakes. */
 export const withWarnings = (record: z.ZodObject, id: string) =>
   record
     .extend({
-      warnings: z.array(Warning).optional().describe('What may be a mistake; left out where there is nothing'),
+      warnings: z.array(Warning).optional().describe('Possible mistakes in the record. Omitted if there are none.'),
     })
     .meta({ id })
 
-export const shownWarnings = (warnings: readonly Problem[]): object => (warnings.length > 0 ? { warnings } : {})
+export const warningsField = (warnings: readonly Problem[]): object => (warnings.length > 0 ? { warnings } : {})

@@ -3,16 +3,16 @@ import { withoutTenant } from './tenant-context.ts'
 import { withoutTriggerChain } from './trigger-chain.ts'
 
 /**
- * Micro-batching: what is added while a batch is under way is carried out together as the next one. An idle batcher
- * starts at the end of the turn of the event loop, so a lone item waits for nothing and a busy one amortises its round trips.
+ * Micro-batching: items added while a batch runs form the next batch. An idle batcher starts at the end of the turn of
+ * the event loop, so a single item has no added latency and a busy batcher amortises its round trips.
  */
 export class Batcher<T, R> {
-  private waiting: { item: T; resolve: (result: R) => void; reject: (error: unknown) => void }[] = []
+  private pending: { item: T; resolve: (result: R) => void; reject: (error: unknown) => void }[] = []
   private running: Promise<void> | null = null
   private readonly run: (items: T[]) => Promise<R[]>
   private readonly max: number
 
-  /** `run` answers one result per item, in their order; when it throws, every item of the batch fails with its error. */
+  /** `run` returns one result per item, in order; if it throws, every item of the batch fails with its error. */
   constructor(run: (items: T[]) => Promise<R[]>, options: { max?: number } = {}) {
     this.run = run
     this.max = options.max ?? 1000
@@ -20,27 +20,27 @@ export class Batcher<T, R> {
 
   add(item: T): Promise<R> {
     return new Promise((resolve, reject) => {
-      this.waiting.push({ item, resolve, reject })
-      // A batch is of all who wait for it, for whatever cause.
+      this.pending.push({ item, resolve, reject })
+      // A batch serves several callers, so it has neither the tenant nor the trigger chain of the first one.
       this.running ??= withoutTenant(() => withoutTriggerChain(() => this.drain()))
     })
   }
 
-  /** Whether something is waiting or under way. */
+  /** Whether items are pending or running. */
   get busy(): boolean {
     return this.running !== null
   }
 
-  /** Resolves when nothing is waiting or under way. */
+  /** Resolves when no items are pending or running. */
   async idle(): Promise<void> {
     while (this.running) await this.running
   }
 
   private async drain(): Promise<void> {
-    // What is added in the same turn joins the first batch.
+    // Items added in the same turn of the event loop join the first batch.
     await setImmediate()
-    while (this.waiting.length > 0) {
-      const batch = this.waiting.splice(0, this.max)
+    while (this.pending.length > 0) {
+      const batch = this.pending.splice(0, this.max)
       try {
         const results = await this.run(batch.map(({ item }) => item))
         for (const [index, { resolve }] of batch.entries()) resolve(results[index])

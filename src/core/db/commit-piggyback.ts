@@ -2,25 +2,26 @@ import { AsyncLocalStorage } from 'node:async_hooks'
 import pg from 'pg'
 
 /**
- * The begin and the commit of a transaction travel with its first and its last statement: one of two statements takes two
- * round trips in place of four. The messages of both share a sync: behind a failure the server skips all up to it: no
- * statement runs outside of its transaction, and nothing is committed that failed.
+ * Sends BEGIN together with a transaction's first statement and COMMIT with its last: a transaction of two statements
+ * takes two round trips instead of four. Each group of messages shares one Sync. After an error the server skips all
+ * messages up to it, so no statement runs outside its transaction and no failed transaction is committed.
  */
 const BEGIN = { name: 'begin', text: 'START TRANSACTION' }
 const COMMIT = { name: 'commit', text: 'COMMIT' }
 
-/** What the client answers for an edge that it does not send by itself. */
-const NOTHING = { command: '', rowCount: null, rows: [], fields: [] }
+/** Result of a statement whose sending is deferred. */
+const EMPTY_RESULT = { command: '', rowCount: null, rows: [], fields: [] }
 
-/** `held`: its begin is yet to be sent; `committed`: its commit was, and succeeded. */
-type Phase = 'held' | 'open' | 'committed'
-type Prepared = { name: string; values: unknown[] }
-/** `ahead`: a statement that waits with the begin for the one that takes both along. */
-type State = { phase: Phase; ahead?: Prepared }
+/** `deferred`: BEGIN is not sent yet; `committed`: COMMIT was sent and succeeded. */
+type Phase = 'deferred' | 'open' | 'committed'
+type PreparedStatement = { name: string; values: unknown[] }
+/** `ahead`: a statement deferred together with BEGIN until the next one. */
+type State = { phase: Phase; ahead?: PreparedStatement }
 
-type Edges = { begin: boolean; ahead?: Prepared; commit: boolean }
+/** Statements that are sent together with another one, before and after it. */
+type Companions = { begin: boolean; ahead?: PreparedStatement; commit: boolean }
 
-/** What this file uses of a connection of pg. */
+/** The internals of a pg connection that this file uses. */
 type Wire = {
   parsedStatements: Record<string, string | undefined>
   bind(message: { statement: string; values: unknown[] }): void
@@ -28,7 +29,7 @@ type Wire = {
   sync(): void
 }
 
-/** What this file uses of a query of pg, some of which its types leave out. */
+/** The internals of a pg query that this file uses. */
 type QueryOfPg = {
   prepare(wire: Wire): void
   handleDataRow(message: unknown): void
@@ -37,31 +38,31 @@ type QueryOfPg = {
 type Callback = (error: Error | null, result: unknown) => void
 const QueryOfPg = pg.Query as unknown as new (config: object, values: unknown, callback: Callback) => QueryOfPg
 
-const ALONE: Edges = { begin: false, commit: false }
+const NO_COMPANIONS: Companions = { begin: false, commit: false }
 
-/** A statement with what it takes along. */
+/** A statement with its companions. */
 class JoinedQuery extends QueryOfPg {
-  readonly #edges: Edges
-  /** Statements whose answers come before its own. */
+  readonly #companions: Companions
+  /** Number of statements whose results precede this one's. */
   readonly #before: number
   #completed = 0
 
-  constructor(edges: Edges, config: object, callback: Callback) {
+  constructor(companions: Companions, config: object, callback: Callback) {
     super({ ...config, queryMode: 'extended' }, undefined, callback)
-    this.#edges = edges
-    this.#before = (edges.begin ? 1 : 0) + (edges.ahead ? 1 : 0)
+    this.#companions = companions
+    this.#before = (companions.begin ? 1 : 0) + (companions.ahead ? 1 : 0)
   }
 
   override prepare(wire: Wire): void {
-    if (this.#edges.begin) run(wire, BEGIN)
-    if (this.#edges.ahead) run(wire, this.#edges.ahead)
+    if (this.#companions.begin) bindAndExecute(wire, BEGIN)
+    if (this.#companions.ahead) bindAndExecute(wire, this.#companions.ahead)
     super.prepare(wire)
   }
 
-  /** pg's own, with the commit before the sync. */
+  /** pg's implementation, with COMMIT before the Sync. */
   _getRows(wire: Wire): void {
     wire.execute({})
-    if (this.#edges.commit) run(wire, COMMIT)
+    if (this.#companions.commit) bindAndExecute(wire, COMMIT)
     wire.sync()
   }
 
@@ -74,7 +75,7 @@ class JoinedQuery extends QueryOfPg {
   }
 }
 
-function run(wire: Wire, { name, values = [] }: { name: string; values?: unknown[] }): void {
+function bindAndExecute(wire: Wire, { name, values = [] }: { name: string; values?: unknown[] }): void {
   wire.bind({ statement: name, values })
   wire.execute({})
 }
@@ -84,42 +85,44 @@ const states = new WeakMap<pg.Client, State>()
 const isLast = new AsyncLocalStorage<true>()
 
 /**
- * Sends the last statement of a transaction, which takes the commit along: where it succeeds, the transaction has. The
- * commit that the caller sends is answered without the server; a statement before it is refused.
+ * Sends the last statement of a transaction together with COMMIT: if it succeeds, the transaction is committed. The
+ * caller's own COMMIT is then emptyPlan without the server; any other statement before it throws.
  */
 export const sendWithCommit = <T>(send: () => Promise<T>): Promise<T> => isLast.run(true, send)
 
 const isAhead = new AsyncLocalStorage<true>()
 
 /**
- * Sends the first statement of a transaction together with the next one, for settings of which only the effect is wanted: its
- * rows are not read, and its error is the next one's.
+ * Sends the first statement of a transaction together with the next one, for settings: its rows are not read, and its
+ * error is reported by the next statement.
  */
 export const sendAhead = (send: () => Promise<unknown>): Promise<unknown> => isAhead.run(true, send)
 
-/** Both are prepared by the first transaction of a connection, which sends them by themselves. */
-const arePrepared = (client: pg.Client): boolean => isPrepared(client, BEGIN) && isPrepared(client, COMMIT)
+/**
+ * Whether BEGIN and COMMIT are prepared; the first transaction of a connection does that by sending them separately.
+ */
+const areEdgesPrepared = (client: pg.Client): boolean => isPrepared(client, BEGIN) && isPrepared(client, COMMIT)
 
 function isPrepared(client: pg.Client, { name }: { name?: string }): boolean {
   const { parsedStatements } = (client as unknown as { connection: Wire }).connection
   return name !== undefined && parsedStatements[name] !== undefined
 }
 
-/** Of a commit that the server answers as a rollback, because a statement had failed and its error was caught. */
-const refusal = (result: unknown): Error | null =>
+/** Returns an error if the server emptyPlan COMMIT with a rollback: a statement had failed and its error was caught. */
+const rollbackError = (result: unknown): Error | null =>
   (result as { command: string }).command === 'ROLLBACK'
     ? new Error('The transaction was rolled back: one of its statements had failed')
     : null
 
-/** What a client sends in place of a statement: `answer`, if it sends nothing. */
+/** How a client executes a statement: `answer` is a result without sending, `send` builds the query to submit. */
 type Plan = { answer: object } | { send(callback: Callback): object }
 
-const answered: Plan = { answer: NOTHING }
+const emptyPlan: Plan = { answer: EMPTY_RESULT }
 
-/** Whether the begin of a transaction waits for its first statement. */
-export const isBeginPending = (client: pg.Client): boolean => states.get(client)?.phase === 'held'
+/** Whether BEGIN is deferred until the transaction's first statement. */
+export const isBeginPending = (client: pg.Client): boolean => states.get(client)?.phase === 'deferred'
 
-/** The plan of a statement that a client is asked for; null for one that goes out as it is. */
+/** Returns the plan of a statement, null if it is sent unchanged. */
 export function preparedPlanFor(
   client: pg.Client,
   config: string | { text: string; name?: string; values?: unknown[] },
@@ -128,34 +131,39 @@ export function preparedPlanFor(
   const text = typeof config === 'string' ? config : config.text
   const state = states.get(client)
   if (text === BEGIN.text) {
-    const waits = arePrepared(client)
-    states.set(client, { phase: waits ? 'held' : 'open' })
-    return waits ? answered : { send: callback => new JoinedQuery(ALONE, BEGIN, callback) }
+    const isDeferred = areEdgesPrepared(client)
+    states.set(client, { phase: isDeferred ? 'deferred' : 'open' })
+    return isDeferred ? emptyPlan : { send: callback => new JoinedQuery(NO_COMPANIONS, BEGIN, callback) }
   }
   if (state === undefined) return null
   if (text === COMMIT.text || text === 'ROLLBACK') {
     states.delete(client)
-    if (state.phase === 'held') return answered
+    if (state.phase === 'deferred') return emptyPlan
     if (text === 'ROLLBACK') return null
-    if (state.phase === 'committed') return answered
+    if (state.phase === 'committed') return emptyPlan
     return {
-      send: callback => new JoinedQuery(ALONE, COMMIT, (error, result) => callback(error ?? refusal(result), result)),
+      send: callback =>
+        new JoinedQuery(NO_COMPANIONS, COMMIT, (error, result) => callback(error ?? rollbackError(result), result)),
     }
   }
   const { phase, ahead } = state
-  if (phase === 'committed') throw new Error(`A statement behind the last one of its transaction: ${text}`)
+  if (phase === 'committed') throw new Error(`statement after the last statement of its transaction: ${text}`)
   const statement = typeof config === 'string' ? { text, values: values as unknown[] } : config
-  if (isAhead.getStore() && phase === 'held' && !ahead && isPrepared(client, statement)) {
+  if (isAhead.getStore() && phase === 'deferred' && !ahead && isPrepared(client, statement)) {
     states.set(client, { phase, ahead: { name: statement.name as string, values: statement.values ?? [] } })
-    return answered
+    return emptyPlan
   }
-  const edges = { begin: phase === 'held', ahead, commit: isLast.getStore() === true && arePrepared(client) }
+  const companions = {
+    begin: phase === 'deferred',
+    ahead,
+    commit: isLast.getStore() === true && areEdgesPrepared(client),
+  }
   states.set(client, { phase: 'open' })
-  if (!edges.begin && !edges.commit) return null
+  if (!companions.begin && !companions.commit) return null
   return {
     send: callback =>
-      new JoinedQuery(edges, statement, (error, result) => {
-        if (edges.commit && !error) states.set(client, { phase: 'committed' })
+      new JoinedQuery(companions, statement, (error, result) => {
+        if (companions.commit && !error) states.set(client, { phase: 'committed' })
         callback(error, result)
       }),
   }

@@ -7,7 +7,7 @@ import { sqlStateOf } from './database-errors.ts'
 import { destroyConnection } from './notify.ts'
 import { sessionSettings } from './pool.ts'
 
-/** SQLSTATE of a prepared statement that is not there, and of one that is there already. */
+/** SQLSTATEs of a missing prepared statement and of a duplicate one. */
 export const LOST_STATEMENT = ['26000', '42P05']
 const PROTOCOL_VIOLATION = '08P01'
 
@@ -15,15 +15,15 @@ const WAIT_MS = 10_000
 
 const REFUSED = 'set ignore_startup_parameters = options,statement_timeout,idle_in_transaction_session_timeout'
 const PREPARED =
-  'prepared statements do not hold: behind a pooler use session mode, or PgBouncer 1.21 with max_prepared_statements'
-const UNHEARD = 'notifications do not arrive: behind a pooler set DATABASE_LISTEN_URL to the server itself'
+  'prepared statements are lost between transactions: with a pooler, use session mode, or PgBouncer 1.21 with max_prepared_statements'
+const NOT_NOTIFIED = 'notifications do not arrive: with a pooler, set DATABASE_LISTEN_URL to the address of the server'
 
 const PROBE = { name: 'muster_probe', text: 'select pg_backend_pid() as pid' }
 
 /**
- * Checks that connections keep what the service relies on, which a pooler between it and the server may not: the parameters that
- * they are opened with, prepared statements from one transaction to the next, and notifications.
- * @throws ConfigError that says what to change
+ * Checks three properties that a pooler may break: startup parameters, prepared statements that survive a transaction,
+ * and notifications.
+ * @throws ConfigError with the setting to change
  */
 export async function requireConnections(config: Pick<Config, 'DATABASE_URL' | 'DATABASE_LISTEN_URL'>): Promise<void> {
   const open: pg.Client[] = []
@@ -51,20 +51,19 @@ export async function requireConnections(config: Pick<Config, 'DATABASE_URL' | '
         `the pooler drops the time zone: alter role ${first.user} set timezone to 'UTC'`,
       )
     const second = await connect(sessionSettings(config.DATABASE_URL))
-    const isHeld = await statementsHold(first, second)
-    if (!isHeld) throw new ConfigError('DATABASE_URL', PREPARED)
+    if (!(await arePreparedStatementsKept(first, second))) throw new ConfigError('DATABASE_URL', PREPARED)
     const listener = await connect({ connectionString: config.DATABASE_LISTEN_URL })
-    if (!(await hears(listener, first))) throw new ConfigError('DATABASE_LISTEN_URL', UNHEARD)
+    if (!(await isNotified(listener, first))) throw new ConfigError('DATABASE_LISTEN_URL', NOT_NOTIFIED)
   } finally {
     for (const client of open) destroyConnection(client)
   }
 }
 
-/** Whether a statement that one client has prepared is there for it, and not for the other, whichever sessions both are given. */
-async function statementsHold(first: pg.Client, second: pg.Client): Promise<boolean> {
+/** Whether each client keeps its prepared statements to itself, whatever sessions a pooler assigns. */
+async function arePreparedStatementsKept(first: pg.Client, second: pg.Client): Promise<boolean> {
   try {
     await first.query(PROBE)
-    // In a transaction, so that the next statement of the first client cannot have the session of this one.
+    // The open transaction keeps a pooler from giving this session to the first client's next statement.
     await second.query('begin')
     await second.query(PROBE)
     await first.query(PROBE)
@@ -75,9 +74,9 @@ async function statementsHold(first: pg.Client, second: pg.Client): Promise<bool
   }
 }
 
-async function hears(listener: pg.Client, sender: pg.Client): Promise<boolean> {
+async function isNotified(listener: pg.Client, sender: pg.Client): Promise<boolean> {
   const channel = `muster_check_${randomUUID()}`
-  const heard = new Promise<boolean>(resolve => {
+  const notified = new Promise<boolean>(resolve => {
     const timer = setTimeout(() => resolve(false), WAIT_MS)
     listener.on('notification', () => {
       clearTimeout(timer)
@@ -86,26 +85,26 @@ async function hears(listener: pg.Client, sender: pg.Client): Promise<boolean> {
   })
   await listener.query(`listen ${pg.escapeIdentifier(channel)}`)
   await sender.query(`select pg_notify($1, '')`, [channel])
-  return heard
+  return notified
 }
 
-/** How long a process trusts that it is notified, once it has been. */
+/** How long one received notification proves that the connection works. */
 const TRUST_MS = 15_000
 
-/** Resolves when a notification of this process to itself has arrived. */
-export const hearsItself = processSingleton(({ notifications, notifier }: Services) => {
+/** Resolves once this process has received a notification that it sent to itself. */
+export const notificationCheck = processSingleton(({ notifications, notifier }: Services) => {
   const channel = `muster_self_${randomUUID()}`
-  let heardAt = Number.NEGATIVE_INFINITY
-  const waiting: (() => void)[] = []
+  let notifiedAt = Number.NEGATIVE_INFINITY
+  const waiters: (() => void)[] = []
   const { ready } = notifications.listen(channel, () => {
-    heardAt = performance.now()
-    for (const resolve of waiting.splice(0)) resolve()
+    notifiedAt = performance.now()
+    for (const resolve of waiters.splice(0)) resolve()
   })
   return async (): Promise<void> => {
-    if (performance.now() - heardAt < TRUST_MS) return
+    if (performance.now() - notifiedAt < TRUST_MS) return
     await ready
-    const heard = new Promise<void>(resolve => waiting.push(resolve))
+    const notified = new Promise<void>(resolve => waiters.push(resolve))
     notifier.notify({ channel, payload: '' })
-    await heard
+    await notified
   }
 })

@@ -10,24 +10,24 @@ import {
 } from 'slonik'
 
 /**
- * What an error of the database means for the work that it failed, whether the server, the socket, pg or Slonik raised it.
+ * Effect of a database error on the failed work, whether the server, the socket, pg or Slonik raised it.
  *
- * - `unavailable`: the server cannot be reached, is out of a resource, takes no writes, chose this transaction as the
- *   victim of a conflict, or was told to cancel the statement. The work may have been committed. Work that was
- *   acknowledged is requeued without counting an attempt.
- * - `timeout`: a statement exceeded the statement timeout of the pool. Tried again, and counted: a statement that is
- *   always too slow must not be repeated for ever.
- * - `fault`: the statement is wrong, or its data are. The attempt has failed.
+ * - `unavailable`: the server cannot be reached, lacks a resource, refuses writes, chose this transaction as the victim
+ *   of a conflict, or cancelled the statement. The work may have been committed. Acknowledged work is requeued without
+ *   counting an attempt.
+ * - `timeout`: a statement exceeded the pool's statement timeout. The work is retried and the attempt counts, so that a
+ *   statement that is always too slow is not repeated without limit.
+ * - `fault`: the statement or its data are wrong. The attempt has failed.
  *
- * Requests answer the first two with SERVICE_NOT_READY. An error of the database that is in no list below is `unavailable`:
- * what was not foreseen ends no acknowledged work.
+ * Requests answer the first two with SERVICE_NOT_READY. A database error in no list below is `unavailable`, so that an
+ * unforeseen error never ends acknowledged work.
  */
 export type DatabaseErrorKind = 'unavailable' | 'timeout' | 'fault'
 
-/** Thrown for work that an unresponsive server would never have answered. */
+/** Thrown for work that waits for an unresponsive server. */
 export class DatabaseUnresponsiveError extends Error {
   constructor() {
-    super('the database does not answer')
+    super('database unresponsive')
   }
 }
 
@@ -41,42 +41,42 @@ const UNAVAILABLE = [
   TupleMovedToAnotherPartitionError,
 ]
 
-/** Messages of errors without a class: of connections that are being closed, and of the pool of pg. */
+/** Messages of errors without a class, raised by closing connections and by pg's pool. */
 const CONNECTION_MESSAGES =
   /^(Client is (pending destroy|destroyed|pending release|not acquired)\.|Cannot use released connection|timeout exceeded when trying to connect|Connection terminated due to connection timeout)$/
 
-/** Messages of the pools of Slonik and pg once this process has closed them. */
+/** Messages of the pools of Slonik and pg after this process has closed them. */
 const CLOSED_MESSAGES = /^(Connection pool (has|is being) .*|Cannot use a pool after calling end on the pool)$/
 
-/** Classes of SQLSTATE that say that the statement or its data are wrong. */
+/** SQLSTATE classes of a wrong statement or wrong data. */
 const FAULTS = /^(0[A-Z]|2[0-57BDF]|3[489BF]|42|44|54|P0)/
 
 /**
- * States of these classes that the deployment is to blame for: a read-only server, a transaction that the server ended for
- * its age, a missing grant, a pooler that mixes up the prepared statements of its clients.
+ * SQLSTATEs of these classes that the deployment causes: a read-only server, a transaction timeout, a missing grant, a
+ * pooler that mixes up the prepared statements of its clients.
  */
 const NOT_FAULTS = new Set(['25006', '25P03', '25P04', '42501', '42P05'])
 
 const fromDriver = new WeakSet<object>()
 
-/** Marks an error as one that pg raised: its socket, its protocol, or the server. */
+/** Marks an error as raised by pg: by its socket, its protocol or the server. */
 export function markDriverError(error: unknown): void {
   if (typeof error === 'object' && error !== null) fromDriver.add(error)
 }
 
-type Caused = Error & { code?: unknown; cause?: unknown }
+type ErrorWithCause = Error & { code?: unknown; cause?: unknown }
 
-/** The SQLSTATE of an error that the server reported, as pg or Slonik throws it; null for any other. */
+/** Returns the SQLSTATE of a server error thrown by pg or Slonik, null for any other error. */
 export function sqlStateOf(error: unknown): string | null {
-  for (const candidate of [error, (error as Caused | null)?.cause])
-    if (candidate instanceof Error && 'severity' in candidate) return String((candidate as Caused).code)
+  for (const candidate of [error, (error as ErrorWithCause | null)?.cause])
+    if (candidate instanceof Error && 'severity' in candidate) return String((candidate as ErrorWithCause).code)
   return null
 }
 
-/** Whether a statement failed because this process has closed its pool. */
+/** Whether a statement failed because this process closed its pool. */
 export const isPoolClosed = (error: unknown): boolean => error instanceof Error && CLOSED_MESSAGES.test(error.message)
 
-function ownKind(error: Error): DatabaseErrorKind | null {
+function kindWithoutCause(error: Error): DatabaseErrorKind | null {
   if (error instanceof StatementTimeoutError) return 'timeout'
   if (UNAVAILABLE.some(type => error instanceof type)) return 'unavailable'
   if (CONNECTION_MESSAGES.test(error.message) || isPoolClosed(error)) return 'unavailable'
@@ -86,28 +86,28 @@ function ownKind(error: Error): DatabaseErrorKind | null {
   return fromDriver.has(error) ? 'unavailable' : null
 }
 
-/** Longest chain of causes that is followed. */
-const CAUSES = 8
+/** Longest chain of causes examined. */
+const MAX_CAUSES = 8
 
 /**
- * Classifies what was thrown; null where the database has no part in it. What was raised because of an error of the
- * database, such as the refusal of an operation that a tool called, is classified by its cause.
+ * Classifies an error; null if neither it nor one of its causes is a database error. An error raised because of a
+ * database error, such as a failed operation called by a tool, is classified by its cause.
  */
 export function databaseErrorKind(error: unknown): DatabaseErrorKind | null {
   let current = error
-  for (let depth = 0; depth < CAUSES && current instanceof Error; depth++) {
-    const kind = ownKind(current)
+  for (let depth = 0; depth < MAX_CAUSES && current instanceof Error; depth++) {
+    const kind = kindWithoutCause(current)
     if (kind !== null) return kind
     current = current.cause
   }
   return null
 }
 
-/** Whether an error comes of the database: its text speaks of statements and is for the log alone. */
+/** Whether an error comes from the database. Its text contains SQL and may only be logged. */
 export const isDatabaseError = (error: unknown): boolean => databaseErrorKind(error) !== null
 
 /**
- * Whether work that failed with an error is to be tried again because of the database. What the work wrote may have been
+ * Whether work that failed with this error should be retried because of the database. Its writes may have been
  * committed.
  */
 export function isTransient(error: unknown): boolean {

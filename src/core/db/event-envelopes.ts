@@ -3,22 +3,22 @@ import { z } from 'zod'
 import { type Fragment, sql } from './sql.ts'
 
 /**
- * Envelopes of events that nobody has subscribed to, compressed: most of what is stored of a turn is the names of fields
- * in its three events. PostgreSQL itself compresses nothing below 2 KB. 1.3 KB become 115 bytes in 15 us.
+ * Compression of event envelopes without subscribers: most of the stored bytes of a turn are the field names in its
+ * three events, and PostgreSQL compresses no value below 2 KB. 1.3 KB become 115 bytes in 15 us.
  */
 
-/** Below, little is gained; above, the process would be held up. In characters. */
-const PACKED = { from: 256, to: 64 * 1024 }
+/** Sizes that are compressed, in characters: below, little is saved; above, the event loop would be blocked. */
+const COMPRESSED_SIZES = { from: 256, to: 64 * 1024 }
 
-/** Room for the result: that of zlib by default takes a fifth longer. */
+/** Size of the output buffer; zlib's default takes a fifth longer. */
 const COMPRESSION = { chunkSize: 1024 }
 
-/** What envelopes begin with that are packed now: the version of their dictionary. */
+/** Version of the current dictionary, the first byte of a compressed envelope. */
 const VERSION = 2
 
 /**
- * What envelopes have in common, the most frequent last, by version. What was packed needs the dictionary it was packed with:
- * a better one gets a version of its own. Fields that the last one does not know cost a turn some 25 bytes each.
+ * Common texts of envelopes by version, the most frequent last. Decompression needs the dictionary of the compression,
+ * so an improved dictionary gets a new version. A field missing from the dictionary costs a turn some 25 bytes.
  */
 const DICTIONARIES = {
   1: Buffer.from(
@@ -90,10 +90,10 @@ const DICTIONARIES = {
   ),
 }
 
-/** What an envelope repeats of its row. */
-type Known = { id: string; project_id: string; resource_id: string; created_at: string }
+/** Row fields that the envelope repeats. */
+type EnvelopeFields = { id: string; project_id: string; resource_id: string; created_at: string }
 
-const dictionary = (texts: Buffer, { id, project_id, resource_id, created_at }: Known): Buffer =>
+const dictionaryFor = (texts: Buffer, { id, project_id, resource_id, created_at }: EnvelopeFields): Buffer =>
   Buffer.concat([
     texts,
     Buffer.from(
@@ -101,17 +101,17 @@ const dictionary = (texts: Buffer, { id, project_id, resource_id, created_at }: 
     ),
   ])
 
-/** An envelope compressed; null where that does not pay. */
-export function compressEnvelope(event: Known & { envelope: string }): Buffer | null {
+/** Returns the compressed envelope, null if its size is outside the compressed range. */
+export function compressEnvelope(event: EnvelopeFields & { envelope: string }): Buffer | null {
   const { envelope } = event
-  if (envelope.length < PACKED.from || envelope.length > PACKED.to) return null
+  if (envelope.length < COMPRESSED_SIZES.from || envelope.length > COMPRESSED_SIZES.to) return null
   return Buffer.concat([
     Buffer.of(VERSION),
-    deflateRawSync(envelope, { ...COMPRESSION, dictionary: dictionary(DICTIONARIES[VERSION], event) }),
+    deflateRawSync(envelope, { ...COMPRESSION, dictionary: dictionaryFor(DICTIONARIES[VERSION], event) }),
   ])
 }
 
-/** An event's row as far as its envelope goes: the text, or the text compressed. */
+/** Columns of an event from which its envelope is read: as text, or compressed in `packed`. */
 export const StoredEnvelope = z.object({
   id: z.string(),
   project_id: z.string(),
@@ -122,12 +122,12 @@ export const StoredEnvelope = z.object({
 })
 export const storedEnvelope: Fragment = sql.fragment`id, project_id, resource_id, created_at, envelope, packed`
 
-/** The envelope of an event. */
+/** Returns the envelope of an event, decompressed if necessary. */
 export function readEnvelope(row: z.output<typeof StoredEnvelope>): string {
   const { envelope, packed } = row
   if (packed === null) return envelope as string
   const [version] = packed
   const texts = (DICTIONARIES as Record<number, Buffer | undefined>)[version]
-  if (!texts) throw new Error(`event ${row.id} was packed by a newer version (${version})`)
-  return inflateRawSync(packed.subarray(1), { dictionary: dictionary(texts, row) }).toString('utf8')
+  if (!texts) throw new Error(`Event ${row.id} was compressed by a newer version (${version})`)
+  return inflateRawSync(packed.subarray(1), { dictionary: dictionaryFor(texts, row) }).toString('utf8')
 }

@@ -2,20 +2,17 @@ import { newId } from '../api/ids.ts'
 import { declarations } from '../declarations.ts'
 import { currentTriggerChain } from './trigger-chain.ts'
 
-/**
- * What emits events: a kind, or another thing that has an id and a project. Events are named `<plural>.<verb>` unless
- * `eventNames` says otherwise.
- */
+/** A kind or another entity that emits events. Events are named `<plural>.<verb>` unless `eventNames` overrides it. */
 export type EventSource<Row extends EventRow = EventRow, Event extends string = string> = {
-  /** Singular snake_case; also the type segment of resource names. */
+  /** Singular, in snake_case; also the type segment of resource names. */
   name: string
   plural: string
   events: readonly Event[]
   eventNames: Partial<Record<Event, string>>
-  /** Older spellings that a subscription may use, by verb; the envelope always carries the canonical name. */
+  /** Aliases that subscription patterns may use, by verb; the envelope always contains the canonical name. */
   eventAliases: Partial<Record<Event, readonly string[]>>
   eventNotes?: string
-  /** The record as the wire shows it. */
+  /** Returns the API representation of a row. */
   present(row: Row): object
 }
 
@@ -32,7 +29,7 @@ export type EventType = {
 export const eventTypes = declarations<EventType>('event', ({ name }) => name)
 
 function nameOf(source: EventSource<any>, verb: string): string {
-  if (!source.events.includes(verb)) throw new Error(`${source.plural} emit no event ${verb}`)
+  if (!source.events.includes(verb)) throw new Error(`${source.plural} has no event ${verb}`)
   return source.eventNames[verb] ?? `${source.plural}.${verb}`
 }
 
@@ -44,7 +41,7 @@ export const eventTypesOf = (source: EventSource<any>): EventType[] =>
     notes: source.eventNotes ?? null,
   }))
 
-/** Declares what emits events without being a kind. */
+/** Declares an event source that is not a kind. */
 export const eventSource = <const Event extends string>(declaration: {
   name: string
   plural: string
@@ -53,25 +50,25 @@ export const eventSource = <const Event extends string>(declaration: {
   eventNotes?: string
 }): EventSource<EventRow, Event> => ({ eventNames: {}, eventAliases: {}, ...declaration, present: row => row })
 
-/** Older spellings of an event. */
+/** Returns the aliases of an event. */
 export const eventAliases = (name: string): readonly string[] => eventTypes.find(name)?.aliases ?? []
 
-/** Every name and older spelling. */
+/** Returns the names and aliases of all events. */
 export const eventNames = (): string[] => eventTypes.all().flatMap(({ name, aliases }) => [name, ...aliases])
 
 const PATTERN = /^(\*|[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?)$/
 
-/** Syntax of a subscription pattern. */
+/** Whether a text is a valid subscription pattern. */
 export const isEventPattern = (pattern: string): boolean => pattern.length <= 128 && PATTERN.test(pattern)
 
 const matches = (pattern: string, name: string): boolean =>
   pattern === '*' || pattern === name || (pattern.endsWith('.*') && name.startsWith(pattern.slice(0, -1)))
 
-/** A pattern matches an event when it matches its name or one of its aliases. */
+/** Whether a pattern matches the name of an event or one of its aliases. */
 export const patternMatches = (pattern: string, name: string): boolean =>
   matches(pattern, name) || eventAliases(name).some(alias => matches(pattern, alias))
 
-/** An event as it is made: `envelope` is the exact text that every delivery sends. */
+/** An event as stored; `envelope` is the exact text sent by every delivery. */
 export type StoredEvent = {
   id: string
   project_id: string
@@ -80,28 +77,28 @@ export type StoredEvent = {
   resource_id: string
   envelope: string
   created_at: string
-  /** The triggers that led to it, oldest first; no part of the envelope. */
+  /** Trigger chain that caused the event, oldest first; not part of the envelope. */
   causation?: readonly string[]
 }
 
-/** What an event says beside or in place of the record of its row; `id` is one that its maker has drawn. */
+/** Data of an event in place of its row (`data`) or in addition to it (`extra`), and a preassigned `id`. */
 export type EventData = { extra?: object; data?: object; id?: string }
 
 /**
- * Builds an event. Its data is the resource as its GET returns it, or `data` in place of that; `extra` are facts beside.
- * `maxBytes` > 0 cuts larger data to its scalar fields (EVENT_DATA_MAX_BYTES).
+ * Builds an event. Its data is the API representation of the row, or `data` instead, plus `extra`. If `maxBytes`
+ * (EVENT_DATA_MAX_BYTES) is above 0, larger data is reduced to its scalar fields.
  */
 export function makeEvent<Row extends EventRow>(
   source: EventSource<Row, any>,
   verb: string,
   row: Row,
-  more: EventData,
+  overrides: EventData,
   maxBytes: number,
 ): StoredEvent {
-  const id = more.id ?? newId('evt')
+  const id = overrides.id ?? newId('evt')
   const name = nameOf(source, verb)
   const timestamp = new Date().toISOString()
-  let data: object = { ...(more.data ?? source.present(row)), ...more.extra }
+  let data: object = { ...(overrides.data ?? source.present(row)), ...overrides.extra }
   if (maxBytes > 0 && Buffer.byteLength(JSON.stringify(data)) > maxBytes) {
     data = {
       ...Object.fromEntries(Object.entries(data).filter(([, value]) => value === null || typeof value !== 'object')),

@@ -5,16 +5,16 @@ import { createQueuesInDatabase } from '../jobs/queue.ts'
 
 const directory = fileURLToPath(new URL('../../../sql', import.meta.url))
 
-/** Any number; every process of every deployment takes the same one. */
+/** Key of the advisory lock; arbitrary, but the same in every release. */
 const MIGRATION_LOCK = 7_310_542_201
 
 /**
- * Brings a database to the state of sql/ and of the queues that the loaded modules handle.
- * Several processes may call it at once: one works, the others wait.
- * @param options.lockTimeoutMs how long to wait for the lock before giving up.
- * @param options.onWait called when another process migrates, before it is waited for.
- * @param options.jobRetentionDays how long finished messages are kept, default 7.
- * @returns the names of the migrations that ran.
+ * Runs the pending migrations of sql/ and creates or updates the queues of the loaded modules. Concurrent calls wait
+ * for each other.
+ * @param options.lockTimeoutMs longest wait for the lock, default 10 minutes
+ * @param options.onWait called before waiting for another process that migrates
+ * @param options.jobRetentionDays how long finished messages are kept, default 7
+ * @returns the names of the migrations that ran
  */
 export async function migrate(
   databaseUrl: string,
@@ -25,7 +25,7 @@ export async function migrate(
     onWait?: () => void
   } = {},
 ): Promise<string[]> {
-  // Loaded for this alone: a process that does not migrate has no use for it.
+  // Imported lazily: most processes do not migrate.
   const { runner } = await import('node-pg-migrate')
   const client = new pg.Client({ connectionString: databaseUrl, application_name: 'muster migrate' })
   await client.connect()
@@ -53,7 +53,7 @@ export async function migrate(
   }
 }
 
-/** Names of the migrations there are, in their order. */
+/** Returns the names of all migrations, in order. */
 export const migrationNames = (): string[] =>
   readdirSync(directory)
     .filter(file => file.endsWith('.sql'))

@@ -2,15 +2,15 @@ import { Batcher } from './batcher.ts'
 import type { Notifications } from './notify.ts'
 import type { Tx } from './writer.ts'
 
-const open = new Map<string, Set<NotifiedCache<any>>>()
+const openCaches = new Map<string, Set<NotifiedCache<any>>>()
 
 /**
- * What a process knows by key, read in batches and kept until a notification on `channel` names the key or `maxAgeMs`
- * has passed. While notifications cannot arrive nothing is kept: every `get` reads.
+ * In-process cache, loaded in batches. An entry is valid until a notification on `channel` names its key or `maxAgeMs`
+ * has passed. While notifications cannot arrive, nothing is cached and every `get` reads.
  */
 export class NotifiedCache<V extends {}> {
   /** Oldest first. */
-  private readonly kept = new Map<string, { value: V; until: number }>()
+  private readonly entries = new Map<string, { value: V; until: number }>()
   private readonly maxAgeMs: number
   private readonly maxEntries: number
   private readonly loads: Batcher<string, V>
@@ -18,7 +18,9 @@ export class NotifiedCache<V extends {}> {
   private readonly notifications: Notifications
   private readonly unlisten: () => void
   private listening = false
-  /** Set while a batch of reads is under way: keys that changed since it began; what it read of them is not kept. */
+  /**
+   * Keys that changed since the running batch of reads began, whose values are not cached. Null while no batch runs.
+   */
   private changed: Set<string> | null = null
   private cleared = false
 
@@ -28,7 +30,7 @@ export class NotifiedCache<V extends {}> {
       channel: string
       maxAgeMs: number
       maxEntries?: number
-      /** One value per key, in their order. */
+      /** Returns one value per key, in the same order. */
       load: (keys: string[]) => Promise<V[]>
     },
   ) {
@@ -43,35 +45,35 @@ export class NotifiedCache<V extends {}> {
       this.clear()
       this.listening = true
     })
-    const caches = open.get(options.channel) ?? new Set()
-    open.set(options.channel, caches.add(this))
+    const caches = openCaches.get(options.channel) ?? new Set()
+    openCaches.set(options.channel, caches.add(this))
   }
 
   get(key: string): V | Promise<V> {
-    if (this.trusted()) {
-      const known = this.kept.get(key)
-      if (known && known.until > performance.now()) return known.value
+    if (this.isTrusted()) {
+      const entry = this.entries.get(key)
+      if (entry && entry.until > performance.now()) return entry.value
     }
-    // A read that began before a change is never joined: what waits here is read by the next batch.
+    // Read by the next batch, so that a running read which began before a change is never joined.
     return this.loads.add(key)
   }
 
   drop(key: string): void {
-    this.kept.delete(key)
+    this.entries.delete(key)
     this.changed?.add(key)
   }
 
   clear(): void {
-    this.kept.clear()
+    this.entries.clear()
     this.cleared = true
   }
 
   close(): void {
     this.unlisten()
-    open.get(this.channel)?.delete(this)
+    openCaches.get(this.channel)?.delete(this)
   }
 
-  private trusted(): boolean {
+  private isTrusted(): boolean {
     return this.listening && this.notifications.healthy()
   }
 
@@ -82,28 +84,27 @@ export class NotifiedCache<V extends {}> {
     try {
       const distinct = [...new Set(keys)]
       const values = new Map((await read(distinct)).map((value, index) => [distinct[index], value]))
-      if (this.trusted() && !this.cleared)
-        for (const [key, value] of values) if (!changed.has(key)) this.keep(key, value)
+      if (this.isTrusted() && !this.cleared)
+        for (const [key, value] of values) if (!changed.has(key)) this.store(key, value)
       return keys.map(key => values.get(key) as V)
     } finally {
       this.changed = null
     }
   }
 
-  private keep(key: string, value: V): void {
-    this.kept.delete(key)
-    this.kept.set(key, { value, until: performance.now() + this.maxAgeMs })
-    if (this.kept.size > this.maxEntries) this.kept.delete(this.kept.keys().next().value as string)
+  private store(key: string, value: V): void {
+    this.entries.delete(key)
+    this.entries.set(key, { value, until: performance.now() + this.maxAgeMs })
+    if (this.entries.size > this.maxEntries) this.entries.delete(this.entries.keys().next().value as string)
   }
 }
 
 /**
- * Announces that a key of a channel's caches changes in this transaction: other processes drop it at the commit, this
- * one before the answer goes out.
+ * Invalidates a key in the caches of a channel: in other processes with the commit, in this one before the response.
  */
 export function invalidateOnCommit(tx: Pick<Tx, 'invalidate' | 'afterCommit'>, channel: string, key: string): void {
   tx.invalidate(channel, key)
   tx.afterCommit(() => {
-    for (const cache of open.get(channel) ?? []) cache.drop(key)
+    for (const cache of openCaches.get(channel) ?? []) cache.drop(key)
   })
 }

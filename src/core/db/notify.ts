@@ -1,14 +1,13 @@
 import pg from 'pg'
 import type { Logger } from 'pino'
 
-/** Ends a subscription. `ready` resolves when PostgreSQL confirmed the LISTEN: what is notified later arrives. */
+/** Ends a subscription. `ready` resolves when PostgreSQL has confirmed the LISTEN: later notifications arrive. */
 export type Unsubscribe = (() => void) & { ready: Promise<void> }
 
 export type Notifications = {
   /**
-   * Calls `handler` with the payload of every notification on `channel`. What is notified while the connection is down
-   * is lost: `onReconnect` is called after each reconnect so that the caller can read what it missed, `onDown` when the
-   * connection turns out to be lost.
+   * Calls `handler` with the payload of every notification on `channel`. Notifications are lost while the connection is
+   * down: `onDown` is called when the loss is detected, `onReconnect` after each reconnect, for reading missed changes.
    */
   listen(
     channel: string,
@@ -29,10 +28,10 @@ const FIRST_BACKOFF_MS = 100
 const LAST_BACKOFF_MS = 5000
 
 /**
- * Opens this process's one listening connection. It needs a session of its own (no transaction pooler). A heartbeat
- * every `heartbeatMs` (default 10 s) that is not answered in `heartbeatTimeoutMs` (default 5 s) counts as a lost
- * connection; lost ones are opened again with backoff for as long as it takes.
- * @throws when the first connection fails.
+ * Opens this process's one listening connection. It requires a dedicated session (no transaction pooler). A heartbeat
+ * every `heartbeatMs` (default 10 s) without an answer in `heartbeatTimeoutMs` (default 5 s) counts as a lost
+ * connection. Lost connections are reopened with backoff, without limit.
+ * @throws when the first connection fails
  */
 export async function openNotifications(options: {
   databaseUrl: string
@@ -58,21 +57,21 @@ export async function openNotifications(options: {
     }
   }
 
-  const tell = (what: 'onReconnect' | 'onDown') => {
+  const notifySubscribers = (name: 'onReconnect' | 'onDown') => {
     for (const { subscriptions } of channels.values())
-      for (const { [what]: told } of [...subscriptions]) if (told) call(told)
+      for (const { [name]: callback } of [...subscriptions]) if (callback) call(callback)
   }
 
   const drop = (target: pg.Client, error: Error) => {
     if (client !== target) return
     client = undefined
     clearTimeout(timer)
-    // A half-open connection never answers an orderly end.
+    // A half-open connection never answers a Terminate message.
     destroyConnection(target)
     if (closed) return
-    log.warn({ err: error }, 'notifications down')
+    log.warn({ err: error }, 'notification connection lost')
     call(() => options.onDown?.(error))
-    tell('onDown')
+    notifySubscribers('onDown')
     reconnectLater()
   }
 
@@ -81,9 +80,9 @@ export async function openNotifications(options: {
       () => {
         connect().then(
           () => {
-            log.info('notifications up')
+            log.info('notification connection restored')
             call(() => options.onUp?.())
-            tell('onReconnect')
+            notifySubscribers('onReconnect')
           },
           () => {
             if (!closed) reconnectLater()
@@ -114,7 +113,7 @@ export async function openNotifications(options: {
       if (names.length > 0) await next.query(names.map(name => `listen ${pg.escapeIdentifier(name)}`).join('; '))
       if (closed) throw new Error('closed')
       client = next
-      // A channel that was added while the statement above was on its way.
+      // Channels that were added while the statement above ran.
       for (const name of channels.keys())
         if (!names.includes(name)) await next.query(`listen ${pg.escapeIdentifier(name)}`)
     } catch (error) {
@@ -123,30 +122,30 @@ export async function openNotifications(options: {
       throw error
     }
     backoff = FIRST_BACKOFF_MS
-    beatLater(next)
+    scheduleHeartbeat(next)
   }
 
-  const beatLater = (target: pg.Client) => {
+  const scheduleHeartbeat = (target: pg.Client) => {
     timer = setTimeout(() => {
-      const late = setTimeout(() => drop(target, new Error('heartbeat timed out')), heartbeatTimeoutMs)
+      const timeout = setTimeout(() => drop(target, new Error('heartbeat timed out')), heartbeatTimeoutMs)
       target
         .query('select 1')
         .then(
           () => {
-            if (client === target) beatLater(target)
+            if (client === target) scheduleHeartbeat(target)
           },
           error => drop(target, error),
         )
-        .finally(() => clearTimeout(late))
+        .finally(() => clearTimeout(timeout))
     }, heartbeatMs)
   }
 
   let lastSent: Promise<unknown> = Promise.resolve()
-  /** One statement at a time, in the order of the calls. */
+  /** Sends one statement at a time, in the order of the calls. */
   const send = (statement: 'listen' | 'unlisten', channel: string): Promise<void> => {
     const sending = lastSent.then(async () => {
       const target = client
-      // While the connection is down the reconnect listens to whatever is subscribed then.
+      // While the connection is down there is nothing to send: the reconnect listens on all channels.
       await target?.query(`${statement} ${pg.escapeIdentifier(channel)}`).catch(error => drop(target, error))
     })
     lastSent = sending
@@ -156,32 +155,32 @@ export async function openNotifications(options: {
   await connect()
 
   return {
-    listen(channel, handler, more = {}) {
-      const subscription: Subscription = { handler, ...more }
+    listen(channel, handler, callbacks = {}) {
+      const subscription: Subscription = { handler, ...callbacks }
       const entry = channels.get(channel) ?? { subscriptions: new Set<Subscription>(), ready: send('listen', channel) }
       entry.subscriptions.add(subscription)
       channels.set(channel, entry)
-      const end = () => {
+      const unsubscribe = () => {
         if (!entry.subscriptions.delete(subscription) || entry.subscriptions.size > 0) return
         if (channels.get(channel) !== entry) return
         channels.delete(channel)
         void send('unlisten', channel)
       }
-      return Object.assign(end, { ready: entry.ready })
+      return Object.assign(unsubscribe, { ready: entry.ready })
     },
     healthy: () => client !== undefined,
     async ping(timeoutMs) {
       if (!client) return false
       let timer: NodeJS.Timeout | undefined
-      const late = new Promise<boolean>(resolve => {
-        // An answer that came while this process was kept from the processor is read first.
+      const timedOut = new Promise<boolean>(resolve => {
+        // After CPU starvation of this process a pending answer is read before the timeout counts.
         timer = setTimeout(() => setImmediate(() => setImmediate(() => resolve(false))), timeoutMs)
       })
       const answered = client.query('select 1').then(
         () => true,
         () => false,
       )
-      return Promise.race([answered, late]).finally(() => clearTimeout(timer))
+      return Promise.race([answered, timedOut]).finally(() => clearTimeout(timer))
     },
     async close() {
       closed = true
@@ -194,7 +193,7 @@ export async function openNotifications(options: {
   }
 }
 
-/** Cuts the socket: `end` waits for the server, which never answers on a lost connection. */
+/** Destroys the socket: `end` waits for the server, which never answers on a lost connection. */
 export function destroyConnection(client: pg.Client): void {
   client.on('error', () => {})
   const { connection } = client as unknown as { connection?: { stream?: { destroy(): void } } }

@@ -1,32 +1,30 @@
+import { connect } from 'node:net'
 import pg from 'pg'
 import { isBeginPending, preparedPlanFor } from './commit-piggyback.ts'
 import { markDriverError } from './database-errors.ts'
-import { abandonmentNow } from './tenant-context.ts'
+import { abandonmentNow, withoutTenant } from './tenant-context.ts'
 
 /**
- * Changes to the client of pg that hold for every client of a process that imports this file.
+ * Patches pg's client, for every client of a process that imports this file.
  *
- * Keeps query results out of the old heap. Asked for a promise, pg gives a query its callback after the query was made, and all that
- * such a query answers survives every collection of the young heap: in Node 24 results then stay until a full collection,
- * and nine in ten full collections of a process that searched were due to it. With a callback that is there from the start
- * they are collected; test/core/db.test.ts measures it.
- *
- * Transactions take fewer round trips (transaction-edges.ts).
- *
- * Statements under way are known with their start, for whoever has to tell a slow one from a server that is silent
- * (silence.ts), and with the work that they are of, for cancelling them when it is abandoned (abandoned.ts).
- *
- * Errors of connections and statements are marked (database-errors.ts): a reset socket of the database has the same code as
- * the reset socket of a tool.
+ * - Keeps query results out of the old heap. For a promise, pg assigns the callback after constructing the query, and
+ *   in Node 24 the results of such a query survive until a full collection: nine in ten full collections of a searching
+ *   process were caused by it. With a callback passed to the constructor they are collected young; test/core/db.test.ts
+ *   measures it.
+ * - Saves round trips of transactions (commit-piggyback.ts).
+ * - Tracks pending statements with their start, for detecting an unresponsive server (server-watchdog.ts) and for
+ *   cancelling the statements of abandoned requests (below).
+ * - Marks errors of connections and statements (database-errors.ts): a reset database socket has the same error code as
+ *   a reset socket of a tool.
  */
 const { query } = pg.Client.prototype as unknown as { query: (...args: unknown[]) => unknown }
 
 export type PendingStatement = {
   client: pg.Client
-  /** When it began (performance.now). */
+  /** Start time (performance.now). */
   since: number
   isAbandoned: (() => boolean) | undefined
-  /** Resolves when its cancellation has reached the server. */
+  /** Resolves when the server has received the cancellation. */
   cancelling?: Promise<void>
 }
 
@@ -34,24 +32,24 @@ const pending = new Map<pg.Client, PendingStatement>()
 
 const listeners = new Set<() => void>()
 
-/** Calls `listener` when a statement begins while none is under way. Call the result to end. */
+/** Calls `listener` when a statement starts while no other is pending. Returns a function that unsubscribes. */
 export function onPending(listener: () => void): () => void {
   listeners.add(listener)
   return () => listeners.delete(listener)
 }
 
-/** Statements that wait for their answer. */
+/** Returns the statements without a result yet. */
 export const pendingStatements = (): IterableIterator<PendingStatement> => pending.values()
 
 function queryWithCallback(this: pg.Client, config: unknown, values?: unknown, callback?: unknown): unknown {
   const isSubmitted = typeof (config as { submit?: unknown } | null)?.submit === 'function'
   if (isSubmitted || typeof values === 'function' || callback) {
-    if (isBeginPending(this)) throw new Error('A transaction begins with a statement that is a text')
+    if (isBeginPending(this)) throw new Error('the first statement of a transaction must be a text')
     return query.call(this, config, values, callback)
   }
   const plan = preparedPlanFor(this, config as string | { text: string }, values)
   if (plan && 'answer' in plan) return Promise.resolve(plan.answer)
-  // A client has one statement under way; what is queued behind it waits for the same answer.
+  // A client runs one statement at a time; statements queued after it share its entry.
   if (!pending.has(this)) pending.set(this, { client: this, since: performance.now(), isAbandoned: abandonmentNow() })
   if (pending.size === 1) for (const listener of listeners) listener()
   return new Promise((resolve, reject) => {
@@ -59,43 +57,94 @@ function queryWithCallback(this: pg.Client, config: unknown, values?: unknown, c
       const cancelling = pending.get(this)?.cancelling
       pending.delete(this)
       const settle = () => (error ? reject(error) : resolve(result))
-      // Until then the connection is not handed on: the cancellation would hit the next statement.
+      // The connection is released only after the cancellation, which would otherwise hit the next statement.
       if (cancelling) void cancelling.then(settle)
       else settle()
     }
     if (plan) query.call(this, plan.send(answer))
     else query.call(this, config, values, answer)
   }).catch(error => {
-    // As pg does: the stack of who asked, not of the socket.
+    // Like pg: the stack of the caller, not of the socket.
     Error.captureStackTrace(error)
     throw error
   })
 }
 
-type Failing = {
+type ErrorHooks = {
   _connect(callback: (error: Error | undefined, ...rest: unknown[]) => void): void
   _handleErrorEvent(error: Error): void
   handleError(error: Error, connection: unknown): void
 }
 
-const { _connect, _handleErrorEvent } = pg.Client.prototype as unknown as Failing
-const { handleError } = pg.Query.prototype as unknown as Failing
+const ABANDONED_PERIOD_MS = 250
+/** Timeout of the connection that sends a cancellation. */
+const CANCEL_MS = 2000
+/** Code of PostgreSQL's CancelRequest message. */
+const CANCEL_REQUEST = 80_877_102
+
+/**
+ * Cancels statements whose caller is gone: a slow search would keep its connection and a processor of the server until
+ * it ends. Pending statements are checked every 250 ms; shorter statements cost nothing.
+ */
+export function cancelAbandonedStatements(): { close(): void } {
+  let timer: NodeJS.Timeout | undefined
+  const stopTimer = () => {
+    clearInterval(timer)
+    timer = undefined
+  }
+  const cancelAbandoned = () => {
+    if (pending.size === 0) stopTimer()
+    for (const statement of pending.values())
+      if (statement.isAbandoned?.()) statement.cancelling ??= requestCancellation(statement.client)
+  }
+  const unsubscribe = onPending(() => {
+    timer ??= withoutTenant(() => setInterval(cancelAbandoned, ABANDONED_PERIOD_MS)).unref()
+  })
+  return {
+    close() {
+      unsubscribe()
+      stopTimer()
+    },
+  }
+}
+
+/**
+ * Sends a CancelRequest for a client's statement on a new connection. Resolves when the server closes that connection,
+ * which it does after signalling the statement, or when the request cannot be sent.
+ */
+function requestCancellation(client: pg.Client): Promise<void> {
+  const { host, port, processID, secretKey } = client as typeof client & { processID: number; secretKey: number }
+  const message = Buffer.alloc(16)
+  for (const [index, value] of [message.length, CANCEL_REQUEST, processID, secretKey].entries())
+    message.writeInt32BE(value, index * 4)
+  return new Promise(resolve => {
+    const socket = host.startsWith('/') ? connect(`${host}/.s.PGSQL.${port}`) : connect(port, host)
+    socket.setTimeout(CANCEL_MS, () => socket.destroy())
+    socket.on('error', () => {})
+    socket.once('close', () => resolve())
+    socket.resume()
+    socket.write(message)
+  })
+}
+
+const { _connect, _handleErrorEvent } = pg.Client.prototype as unknown as ErrorHooks
+const { handleError } = pg.Query.prototype as unknown as ErrorHooks
 
 Object.assign(pg.Client.prototype, {
   query: queryWithCallback,
-  _connect(this: Failing, callback: Parameters<Failing['_connect']>[0]) {
+  _connect(this: ErrorHooks, callback: Parameters<ErrorHooks['_connect']>[0]) {
     _connect.call(this, (error, ...rest) => {
       markDriverError(error)
       callback(error, ...rest)
     })
   },
-  _handleErrorEvent(this: Failing, error: Error) {
+  _handleErrorEvent(this: ErrorHooks, error: Error) {
     markDriverError(error)
     _handleErrorEvent.call(this, error)
   },
 })
 Object.assign(pg.Query.prototype, {
-  handleError(this: Failing, error: Error, connection: unknown) {
+  handleError(this: ErrorHooks, error: Error, connection: unknown) {
     markDriverError(error)
     handleError.call(this, error, connection)
   },

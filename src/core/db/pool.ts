@@ -11,18 +11,18 @@ import './pg-client.ts'
 import type { SqlExecutor } from '../jobs/queue.ts'
 import type { PoolUse } from '../process/metrics.ts'
 import { DatabaseUnresponsiveError } from './database-errors.ts'
-import { createPreparer, planIsStale, STATEMENT_METHODS } from './prepared-statements.ts'
+import { createPreparer, isPlanStale, STATEMENT_METHODS } from './prepared-statements.ts'
 import type { ServerWatchdog } from './server-watchdog.ts'
 import { type Queryable, rawQuery } from './sql.ts'
 import { currentTenant, TenantLimiter } from './tenant-context.ts'
 
 export type Pool = DatabasePool
 
-/** A connection in a transaction; its own `transaction` is a savepoint. */
+/** A connection in a transaction; its `transaction` method creates a savepoint. */
 export type Transaction = DatabaseTransactionConnection
 
-/** `2026-11-21 09:00:05.123+00` becomes `2026-11-21T09:00:05.123Z`: rows hold times as the wire shows them. */
-function wireTime(value: string): string {
+/** Converts `2026-11-21 09:00:05.123+00` to `2026-11-21T09:00:05.123Z`, the format of the API. */
+function toIsoTime(value: string): string {
   if (value.endsWith('+00')) {
     const fraction = value.slice(20, -3)
     return `${value.slice(0, 10)}T${value.slice(11, 19)}.${fraction.padEnd(3, '0').slice(0, 3)}Z`
@@ -31,7 +31,7 @@ function wireTime(value: string): string {
 }
 
 const typeParsers: DriverTypeParser[] = [
-  { name: 'timestamptz', parse: wireTime },
+  { name: 'timestamptz', parse: toIsoTime },
   { name: 'int8', parse: Number },
   { name: 'numeric', parse: Number },
   { name: 'date', parse: value => value },
@@ -42,118 +42,118 @@ export type PoolOptions = {
   connections: number
   applicationName?: string
   /**
-   * For tests. Checks every row against the type its statement declares, which costs more than the query, and refuses
-   * to take a connection where one is held: a burst of such work, each waiting for a second one, waits for ever.
+   * For tests. Checks every row against the declared type of its statement, which costs more than the query, and throws
+   * if work that holds a connection acquires a second one: a burst of such work deadlocks on the pool.
    */
   strict?: boolean
-  /** False: every statement is parsed and planned each time it is sent, as Slonik does by itself. */
+  /** Whether repeated statements are prepared, default true. */
   prepare?: boolean
-  /** Most connections that the work of one tenant holds at once; the rest of it waits. */
+  /** Most connections that the work of one tenant holds concurrently. */
   perTenant?: number
-  silence?: ServerWatchdog
+  watchdog?: ServerWatchdog
   /** Called once per round trip. For benchmarks and query-count tests. */
   onRoundTrip?: (text: string) => void
 }
 
-/** Whether an async context holds a connection of a strict pool: what was started under it may outlive it. */
-const holding = new AsyncLocalStorage<{ open: boolean } | undefined>()
+/** The connection of a strict pool that an async context holds; `open` is false once it is released. */
+const heldConnection = new AsyncLocalStorage<{ open: boolean } | undefined>()
 
 /**
- * Starts work on connections of its own from within a transaction. Only for work that the transaction does not wait for:
- * to wait for a second connection while holding one is what locks a process up.
+ * Starts work on separate connections from within a transaction. Only for work that the transaction does not wait for:
+ * waiting for a second connection while holding one can deadlock the pool.
  */
-export const onSeparateConnection = <T>(work: () => T): T => holding.run(undefined, work)
+export const onSeparateConnection = <T>(work: () => T): T => heldConnection.run(undefined, work)
 
-/** Refuses to take a connection where one is held. */
+/** Throws if an async context that holds a connection acquires another one. */
 const secondConnectionCheck: Interceptor = {
   name: 'second-connection-check',
   beforePoolConnection: ({ query }) => {
-    const asked = query?.sql ?? 'connect or transaction'
-    if (holding.getStore()?.open) throw new Error(`A second connection where one is held, use that one: ${asked}`)
+    const statement = query?.sql ?? 'connect or transaction'
+    if (heldConnection.getStore()?.open) throw new Error(`second connection while one is held: ${statement}`)
     return null
   },
 }
 
-/** The pool with its held connections noted, for the check above. */
-function noting(pool: Pool): Pool {
-  const noted =
+/** Wraps a pool so that held connections are recorded for the check above. */
+function trackHeldConnections(pool: Pool): Pool {
+  const tracked =
     <A extends unknown[], T>(work: (...args: A) => Promise<T>) =>
     async (...args: A): Promise<T> => {
       const held = { open: true }
       try {
-        return await holding.run(held, work, ...args)
+        return await heldConnection.run(held, work, ...args)
       } finally {
         held.open = false
       }
     }
   return Object.assign(Object.create(pool) as Pool, {
-    connect: <T>(work: Parameters<typeof pool.connect<T>>[0]) => pool.connect(noted(work)),
+    connect: <T>(work: Parameters<typeof pool.connect<T>>[0]) => pool.connect(tracked(work)),
     transaction: <T>(work: Parameters<typeof pool.transaction<T>>[0], retries?: number) =>
-      pool.transaction(noted(work), retries),
+      pool.transaction(tracked(work), retries),
   })
 }
 
-/** What stands before the connections of guarded pools. */
-const gates = new WeakMap<Pool, { gate: TenantLimiter; connections: number }>()
+/** Tenant limiters of limited pools. */
+const limiters = new WeakMap<Pool, { limiter: TenantLimiter; connections: number }>()
 
-/** How the connections of a pool are used. */
+/** Returns the connection usage of a pool. */
 export function poolUse(pool: Pool): PoolUse {
   const { acquiredConnections, idleConnections, waitingClients } = pool.state()
-  const guard = gates.get(pool)
+  const limits = limiters.get(pool)
   return {
-    most: guard?.connections ?? 0,
+    most: limits?.connections ?? 0,
     in_use: acquiredConnections,
     idle: idleConnections,
     waiting: waitingClients,
-    held_back: guard?.gate.waiting ?? 0,
+    held_back: limits?.limiter.waiting ?? 0,
   }
 }
 
-/** The pool with what stands before its connections: a tenant's part of them, and a server that may be silent. */
-function guarded(pool: Pool, { connections, perTenant, silence }: PoolOptions): Pool {
-  if (!silence || perTenant === undefined) return pool
-  const gate = new TenantLimiter(perTenant)
+/** Wraps a pool with the connection limit per tenant, and with immediate errors while the server is unresponsive. */
+function limitConnections(pool: Pool, { connections, perTenant, watchdog }: PoolOptions): Pool {
+  if (!watchdog || perTenant === undefined) return pool
+  const limiter = new TenantLimiter(perTenant)
   let running = 0
-  // On the path of every statement, so that nothing is put around the promise of one that has a connection at once.
+  // This is the path of every statement: work with an immediately available connection gets no wrapping promise.
   const start = (work: (begun: () => void) => Promise<unknown>, tenant?: string): Promise<unknown> => {
-    const outcome = running < connections ? work(() => {}) : silence.waiting(work)
+    const result = running < connections ? work(() => {}) : watchdog.runWhileResponsive(work)
     running++
-    const ended = () => {
+    const onSettled = () => {
       running--
-      if (tenant !== undefined) gate.leave(tenant)
+      if (tenant !== undefined) limiter.release(tenant)
     }
-    outcome.then(ended, ended)
-    return outcome
+    result.then(onSettled, onSettled)
+    return result
   }
   const run = (work: (begun: () => void) => Promise<unknown>): Promise<unknown> => {
-    if (silence.isSilent()) return Promise.reject(new DatabaseUnresponsiveError())
-    const tenancy = currentTenant()
-    if (!tenancy) return start(work)
-    const turn = gate.enter(tenancy)
-    return turn ? turn.then(() => start(work, tenancy.tenant)) : start(work, tenancy.tenant)
+    if (watchdog.isUnresponsive()) return Promise.reject(new DatabaseUnresponsiveError())
+    const context = currentTenant()
+    if (!context) return start(work)
+    const slot = limiter.acquire(context)
+    return slot ? slot.then(() => start(work, context.tenant)) : start(work, context.tenant)
   }
-  const guards = Object.create(pool) as Pool
+  const limited = Object.create(pool) as Pool
   for (const method of STATEMENT_METHODS) {
     const send = pool[method].bind(pool) as (query: unknown) => Promise<unknown>
-    Object.assign(guards, { [method]: (query: unknown) => run(() => send(query)) })
+    Object.assign(limited, { [method]: (query: unknown) => run(() => send(query)) })
   }
   for (const method of ['connect', 'transaction'] as const) {
-    const open = pool[method].bind(pool) as (work: unknown, ...more: unknown[]) => Promise<unknown>
-    // Work that has its connection is not given up under its hands: its statements are.
-    const openGuarded = (work: (connection: unknown) => Promise<unknown>, ...more: unknown[]) =>
+    const open = pool[method].bind(pool) as (work: unknown, ...rest: unknown[]) => Promise<unknown>
+    // Work that holds a connection is not rejected itself: its statements are aborted.
+    const openLimited = (work: (connection: unknown) => Promise<unknown>, ...rest: unknown[]) =>
       run(begun =>
         open(
           (connection: unknown) => {
             begun()
             return work(connection)
           },
-          ...more,
+          ...rest,
         ),
       )
-    Object.assign(guards, { [method]: openGuarded })
+    Object.assign(limited, { [method]: openLimited })
   }
-  gates.set(guards, { gate, connections })
-  return guards
+  limiters.set(limited, { limiter, connections })
+  return limited
 }
 
 const rowCheck: Interceptor = {
@@ -163,13 +163,13 @@ const rowCheck: Interceptor = {
     if (parser) {
       const result = parser.safeParse(row)
       if (!result.success)
-        throw new Error(`A row is not what its statement declares: ${result.error.message}\n${query.sql}`)
+        throw new Error(`row does not match the declared type of its statement: ${result.error.message}\n${query.sql}`)
     }
     return row
   },
 }
 
-/** What the sessions of a pool are opened with. */
+/** Returns the connection options of a pool's sessions. */
 export function sessionSettings(databaseUrl: string) {
   const url = new URL(databaseUrl)
   url.searchParams.set('options', `${url.searchParams.get('options') ?? ''} -c timezone=UTC`.trim())
@@ -181,8 +181,8 @@ export function sessionSettings(databaseUrl: string) {
 }
 
 /**
- * Opens the process's pool. Sessions carry no state, so a connection is handed on without a reset; times come
- * back as ISO text, bigint and numeric as numbers.
+ * Opens the pool of a process. Sessions carry no state, so a released connection is reused without a reset. Times are
+ * returned as ISO text, bigint and numeric as numbers.
  */
 export async function openPool(options: PoolOptions): Promise<Pool> {
   const { connectionString, statement_timeout, idle_in_transaction_session_timeout } = sessionSettings(
@@ -214,17 +214,17 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
     idleInTransactionSessionTimeout: idle_in_transaction_session_timeout,
     queryRetryLimit: 0,
     transactionRetryLimit: 3,
-    // Slonik's own check refuses after the connection is taken, and work that outlives its transaction too.
+    // Slonik's own check throws only after acquiring the connection, and also for work that outlives its transaction.
     dangerouslyAllowForeignConnections: true,
     resetConnection: async () => {},
     typeParsers,
     interceptors,
   })
-  const checked = options.strict ? noting(pool) : pool
-  return guarded(preparer ? preparer.retrying(checked) : checked, options)
+  const checked = options.strict ? trackHeldConnections(pool) : pool
+  return limitConnections(preparer ? preparer.retrying(checked) : checked, options)
 }
 
-/** Lets pg-boss run its statements on a connection of ours, so that a message commits with what caused it. */
+/** Returns an executor by which pg-boss runs statements in our transaction, so that messages commit with it. */
 export const sqlExecutor = (db: Queryable): SqlExecutor => ({
   executeSql: async (text, values = []) => {
     const result = await db.query(rawQuery(text, values))
@@ -233,40 +233,40 @@ export const sqlExecutor = (db: Queryable): SqlExecutor => ({
 })
 
 /**
- * Thrown in a transaction by what must not wait while a connection is held: the transaction is rolled back, the work is
- * done, and the transaction is run again.
+ * Thrown in a transaction that requires slow work which must not run while a connection is held: the transaction is
+ * rolled back, `work` runs, and the transaction is repeated.
  */
 export class RerunAfter extends Error {
   readonly work: () => Promise<unknown>
   constructor(work: () => Promise<unknown>) {
-    super('The transaction waits for work that is done outside of it')
+    super('the transaction requires work outside of it')
     this.work = work
   }
 }
 
-/** Times that a transaction is run: each run may find one more piece of work to be done first. */
+/** Most runs of one transaction; each may throw `RerunAfter` for another piece of work. */
 const MAX_RUNS = 200
 
-/** Whether an error asks for its transaction to be run again, once it is rolled back. */
-export const isRerunRequest = (error: unknown): boolean => error instanceof RerunAfter || planIsStale(error)
+/** Whether the transaction that failed with this error should be repeated. */
+export const isRerunRequest = (error: unknown): boolean => error instanceof RerunAfter || isPlanStale(error)
 
 /**
- * Runs `work` in one transaction. An error rolls back and is thrown on; the connection survives it (Slonik
- * would close a connection whose routine throws, which would make every refused write cost a reconnect).
+ * Runs `work` in one transaction. An error rolls back and is rethrown. The connection survives it: Slonik would close a
+ * connection whose routine throws, so that every refused write would cost a reconnect.
  */
 export async function inTransaction<T>(pool: Pool, work: (connection: Transaction) => Promise<T>): Promise<T> {
   for (let runs = 1; ; runs++) {
     try {
-      return await transaction(pool, work)
+      return await runTransaction(pool, work)
     } catch (error) {
-      // After a stale plan the statements have new names.
+      // After a stale plan the statements are prepared under new names.
       if (runs === MAX_RUNS || !isRerunRequest(error)) throw error
       if (error instanceof RerunAfter) await error.work()
     }
   }
 }
 
-async function transaction<T>(pool: Pool, work: (connection: Transaction) => Promise<T>): Promise<T> {
+async function runTransaction<T>(pool: Pool, work: (connection: Transaction) => Promise<T>): Promise<T> {
   let running: Promise<unknown> | undefined
   try {
     const outcome = await pool.connect(async connection => {
@@ -280,7 +280,7 @@ async function transaction<T>(pool: Pool, work: (connection: Transaction) => Pro
     if (outcome.ok) return outcome.value
     throw outcome.error
   } catch (error) {
-    // When a connection is lost, Slonik rejects while the work still runs into it: what is tried again must not overlap it.
+    // After a lost connection Slonik rejects while `work` may still run: a retry must not overlap it.
     await running?.catch(() => {})
     throw error
   }

@@ -4,23 +4,23 @@ import { databaseErrorKind, isPoolClosed } from './database-errors.ts'
 const FIRST_PAUSE_MS = 50
 const LONGEST_PAUSE_MS = 2000
 
-/** How long the work of a claim repeats a write that the database does not take, before the claim is requeued. */
-const PATIENCE_MS = 60_000
+/** How long a worker repeats a write while the database is unavailable, before it requeues the claim. */
+const DEFAULT_WITHIN_MS = 60_000
 
-/** The pause before the next try of a statement that has failed `failures` times. */
+/** Returns the delay before the next try of a statement that has failed `failures` times. */
 export const retryPause = (failures: number): number =>
   Math.min(FIRST_PAUSE_MS * 2 ** Math.min(failures, 16), LONGEST_PAUSE_MS)
 
 /**
- * Runs work again while it fails because the database is unavailable. The work may have been committed although it failed:
- * it must find that out by itself, by a fence or by being idempotent.
- * @param options.signal no further try once it is aborted
- * @param options.withinMs no further try after this time, default a minute
+ * Repeats `work` while it fails because the database is unavailable. A failed try may have been committed, so `work`
+ * must be fenced or idempotent.
+ * @param options.signal stops retrying once aborted
+ * @param options.withinMs stops retrying after this time, default one minute
  * @throws the error of the last try
  */
 export async function retryWhileUnavailable<T>(
   work: () => Promise<T>,
-  { signal, withinMs = PATIENCE_MS }: { signal?: AbortSignal; withinMs?: number } = {},
+  { signal, withinMs = DEFAULT_WITHIN_MS }: { signal?: AbortSignal; withinMs?: number } = {},
 ): Promise<T> {
   const deadline = performance.now() + withinMs
   for (let failures = 1; ; failures++) {

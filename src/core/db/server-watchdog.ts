@@ -5,90 +5,95 @@ import type { Notifications } from './notify.ts'
 import { onPending, pendingStatements } from './pg-client.ts'
 import { withoutTenant } from './tenant-context.ts'
 
-/** What waits for the database so long is looked into. */
+/** A wait for the database longer than this triggers a probe. */
 const SUSPECT_MS = 1000
-/** A server that does not answer `select 1` in this time, twice in a row, is silent. */
+/** A server that does not answer `select 1` in this time, twice in a row, is unresponsive. */
 const PROBE_MS = 1750
 const PERIOD_MS = 250
 
 export type ServerWatchdog = {
-  /** Whether the server is known not to answer. */
-  isSilent(): boolean
+  /** Whether the last probes of the server failed. */
+  isUnresponsive(): boolean
   /**
-   * The outcome of work that waits for a connection, given up when the server falls silent before `begun` is called: work
-   * that holds a connection fails with the statement that is cut off.
+   * Runs work that needs a connection and rejects if the server becomes unresponsive before `begun` is called. Work
+   * that holds a connection fails with its aborted statement instead.
    */
-  waiting<T>(work: (begun: () => void) => Promise<T>): Promise<T>
+  runWhileResponsive<T>(work: (begun: () => void) => Promise<T>): Promise<T>
   close(): void
 }
 
-type Work = { since: number; holds: boolean; giveUp: (error: Error) => void }
+type WaitingWork = { since: number; holds: boolean; reject: (error: Error) => void }
 
 /**
- * Distinguishes a silent server from a busy one: a host that has gone, a process that hangs, connections that a firewall has
- * dropped or that no server accepts. Neither ends what waits for it. While something waits long, the listening connection is
- * asked for `select 1`; when that stays unanswered too, connections that wait are cut and what waits for one is given up,
- * so that requests fail within five seconds instead of minutes, and further ones at once until the server answers again.
+ * Distinguishes an unresponsive server from a busy one: a lost host, a hanging process, connections dropped by a
+ * firewall or never accepted. None of them ends a pending statement. While a statement or a wait for a connection takes
+ * long, the listening connection sends `select 1`. If that is not answered either, slow connections are destroyed and
+ * waiting work is rejected, so that requests fail within five seconds instead of minutes. Further requests fail
+ * immediately until the server answers again.
  */
 export function watchServer(options: {
   databaseUrl: string
-  /** Whether the listening connection goes to the same address; false behind a pooler, which is asked by itself. */
+  /**
+   * Whether the listening connection has the same address; false with a pooler, which is then probed by a new
+   * connection.
+   */
   direct: boolean
   notifications: Pick<Notifications, 'healthy' | 'ping'>
   log: Logger
 }): ServerWatchdog {
   const { databaseUrl, direct, notifications, log } = options
-  const waiting = new Set<Work>()
-  let silent = false
+  const waiting = new Set<WaitingWork>()
+  let unresponsive = false
   let probing = false
   let closed = false
-  // Never connected: it says how the driver reads the url.
+  // Never connected: only parses the URL like the driver does.
   const { database } = new pg.Client({ connectionString: databaseUrl })
-  /** Statements of this database; a process may have clients of others. */
-  function* suspects(): Generator<pg.Client> {
+  /** Clients of this database with a slow statement; a process may have clients of other databases. */
+  function* slowClients(): Generator<pg.Client> {
     for (const { client, since } of pendingStatements())
       if (isSuspect(since) && client.database === database) yield client
   }
 
   const probe = async () => {
     probing = true
-    const ask = () => (direct && notifications.healthy() ? notifications.ping(PROBE_MS) : canConnect(databaseUrl))
-    const answers = (await ask()) || (await ask())
+    const isResponding = () =>
+      direct && notifications.healthy() ? notifications.ping(PROBE_MS) : canConnect(databaseUrl)
+    const responds = (await isResponding()) || (await isResponding())
     probing = false
     if (closed) return
-    if (answers && silent) log.info('the database answers again')
-    if (!answers && !silent) log.error('the database does not answer')
-    silent = !answers
-    if (!silent) return
-    for (const client of [...suspects()]) cut(client)
-    for (const { since, holds, giveUp } of waiting)
-      if (!holds && isSuspect(since)) giveUp(new DatabaseUnresponsiveError())
+    if (responds && unresponsive) log.info('database recovered')
+    if (!responds && !unresponsive) log.error('database unresponsive')
+    unresponsive = !responds
+    if (!unresponsive) return
+    for (const client of [...slowClients()]) destroySocket(client)
+    for (const { since, holds, reject } of waiting)
+      if (!holds && isSuspect(since)) reject(new DatabaseUnresponsiveError())
   }
 
-  const somethingWaits = (): boolean => {
+  const hasSuspects = (): boolean => {
     for (const { since, holds } of waiting) if (!holds && isSuspect(since)) return true
-    return !suspects().next().done
+    return !slowClients().next().done
   }
-  // Only while something is under way: a process that does nothing would wake up four times a second for this.
+  // Only while statements are pending: otherwise an idle process would wake up four times a second.
   let timer: NodeJS.Timeout | undefined
   const check = () => {
-    if (!probing && (silent || somethingWaits())) void probe()
-    if (probing || silent || waiting.size > 0 || !pendingStatements().next().done) return
+    if (!probing && (unresponsive || hasSuspects())) void probe()
+    if (probing || unresponsive || waiting.size > 0 || !pendingStatements().next().done) return
     clearInterval(timer)
     timer = undefined
   }
-  const watch = () => {
+  const startTimer = () => {
     timer ??= withoutTenant(() => setInterval(check, PERIOD_MS)).unref()
   }
-  const ignore = onPending(watch)
+  const unsubscribe = onPending(startTimer)
 
   return {
-    isSilent: () => silent,
-    waiting(work) {
+    isUnresponsive: () => unresponsive,
+    runWhileResponsive(work) {
       return new Promise((resolve, reject) => {
-        const entry: Work = { since: performance.now(), holds: false, giveUp: reject }
+        const entry: WaitingWork = { since: performance.now(), holds: false, reject }
         waiting.add(entry)
-        watch()
+        startTimer()
         work(() => {
           entry.holds = true
         })
@@ -98,7 +103,7 @@ export function watchServer(options: {
     },
     close() {
       closed = true
-      ignore()
+      unsubscribe()
       clearInterval(timer)
     },
   }
@@ -106,13 +111,13 @@ export function watchServer(options: {
 
 const isSuspect = (since: number): boolean => performance.now() - since > SUSPECT_MS
 
-/** Cuts the socket: an orderly end waits for the server. */
-function cut(client: pg.Client): void {
+/** Destroys the socket: `end` would wait for the server. */
+function destroySocket(client: pg.Client): void {
   const { connection } = client as unknown as { connection?: { stream?: { destroy(error: Error): void } } }
   connection?.stream?.destroy(new DatabaseUnresponsiveError())
 }
 
-/** For a process whose listening connection is down. */
+/** Whether a new connection opens in time. For a process whose listening connection is down. */
 async function canConnect(databaseUrl: string): Promise<boolean> {
   const client = new pg.Client({ connectionString: databaseUrl, connectionTimeoutMillis: PROBE_MS })
   client.on('error', () => {})
@@ -122,6 +127,6 @@ async function canConnect(databaseUrl: string): Promise<boolean> {
   } catch {
     return false
   } finally {
-    cut(client)
+    destroySocket(client)
   }
 }

@@ -1,51 +1,48 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { serviceNotReady } from '../api/errors.ts'
 
-/** Whose work the process does in an async context. */
+/** The tenant on whose behalf an async context runs. */
 export type TenantContext = {
-  /** A project, or a user whose request names none; null while that is not known. */
+  /** ID of the project, or of the user if the request has no project; null until it is resolved. */
   tenant: string | null
-  /** How long it may wait for a connection while others of the tenant's work hold all it may have. */
+  /** Longest wait for a connection while other work of the tenant holds all the tenant may have. */
   patienceMs: number
-  /** Whether nobody waits for the answer any more: its statements are cancelled. Absent for work that is finished in any case. */
+  /** Whether the caller is gone, so that statements are cancelled. Absent for work that must finish regardless. */
   isAbandoned?: () => boolean
 }
 
 const current = new AsyncLocalStorage<TenantContext | undefined>()
 
-/** Runs work for a tenant; what it learns of the tenant later is written into the tenancy. */
-export const withTenant = <T>(tenancy: TenantContext, work: () => T): T => current.run(tenancy, work)
+/** Runs `work` on behalf of a tenant. `context.tenant` may be filled in later, once the project is resolved. */
+export const withTenant = <T>(context: TenantContext, work: () => T): T => current.run(context, work)
 
-/** The tenancy of this async context, once its tenant is known. */
+/** Returns the context once its tenant is resolved, undefined before and outside of one. */
 export function currentTenant(): (TenantContext & { tenant: string }) | undefined {
-  const tenancy = current.getStore()
-  return tenancy?.tenant ? (tenancy as TenantContext & { tenant: string }) : undefined
+  const context = current.getStore()
+  return context?.tenant ? (context as TenantContext & { tenant: string }) : undefined
 }
 
-/** Whether the work of this async context is abandoned, to be asked later; undefined for work that is finished in any case. */
+/** Returns the abandonment check of this async context, for a later call; undefined for work that must finish. */
 export const abandonmentNow = (): (() => boolean) | undefined => current.getStore()?.isAbandoned
 
-/** Runs work that several callers wait for: it is not abandoned with the one that began it. */
+/** Runs work shared by several callers: the first caller's disconnect does not cancel it. */
 export const withoutTenantLimit = <T>(work: () => T): T => {
-  const tenancy = current.getStore()
-  return tenancy?.isAbandoned ? current.run({ ...tenancy, isAbandoned: undefined }, work) : work()
+  const context = current.getStore()
+  return context?.isAbandoned ? current.run({ ...context, isAbandoned: undefined }, work) : work()
 }
 
-/** Runs work that tenants share, such as a batch of what several have asked for. */
+/** Runs work shared by tenants, such as a batch of requests. */
 export const withoutTenant = <T>(work: () => T): T => current.run(undefined, work)
 
-type Waiting = { resolve(): void; reject(error: unknown): void; until: number }
+type Waiter = { resolve(): void; reject(error: unknown): void; until: number }
 
 const EXPIRY_PERIOD_MS = 250
 
-/**
- * Bounds what one tenant holds of something that all share. What is beyond its part waits in turn, and lets others of
- * its tenant alone pass before it.
- */
+/** Bounds the slots that one tenant holds of a shared resource. Excess work waits in FIFO order per tenant. */
 export class TenantLimiter {
   readonly #max: number
   readonly #held = new Map<string, number>()
-  readonly #waiting = new Map<string, Waiting[]>()
+  readonly #waiters = new Map<string, Waiter[]>()
   #expiry: NodeJS.Timeout | undefined
 
   constructor(max: number) {
@@ -53,35 +50,36 @@ export class TenantLimiter {
   }
 
   /**
-   * Takes one of the places of the tenant that this async context works for: undefined where there is a free one, else a
-   * promise of one, which is rejected with SERVICE_NOT_READY when its patience ends. `leave` gives the place back.
+   * Acquires a slot of the tenant, to be returned by `release`. Returns undefined if one is free, otherwise a promise
+   * that rejects with SERVICE_NOT_READY after `patienceMs`.
    */
-  enter({ tenant, patienceMs }: TenantContext & { tenant: string }): Promise<void> | undefined {
+  acquire({ tenant, patienceMs }: TenantContext & { tenant: string }): Promise<void> | undefined {
     const held = this.#held.get(tenant) ?? 0
     if (held < this.#max) {
       this.#held.set(tenant, held + 1)
       return
     }
     return new Promise((resolve, reject) => {
-      const waiting = this.#waiting.get(tenant) ?? []
-      waiting.push({ resolve, reject, until: performance.now() + patienceMs })
-      this.#waiting.set(tenant, waiting)
+      const waiters = this.#waiters.get(tenant) ?? []
+      waiters.push({ resolve, reject, until: performance.now() + patienceMs })
+      this.#waiters.set(tenant, waiters)
       this.#expiry ??= withoutTenant(() => setInterval(() => this.#expire(), EXPIRY_PERIOD_MS))
     })
   }
 
-  /** How many wait for a place. */
+  /** Number of waiters for a slot. */
   get waiting(): number {
-    return [...this.#waiting.values()].reduce((sum, { length }) => sum + length, 0)
+    return [...this.#waiters.values()].reduce((sum, { length }) => sum + length, 0)
   }
 
-  leave(tenant: string): void {
-    const next = this.#waiting.get(tenant)?.shift()
+  /** Passes a slot to the tenant's first waiter, or frees it. */
+  release(tenant: string): void {
+    const next = this.#waiters.get(tenant)?.shift()
     if (next) {
       next.resolve()
       return
     }
-    this.#waiting.delete(tenant)
+    this.#waiters.delete(tenant)
     const held = (this.#held.get(tenant) as number) - 1
     if (held > 0) this.#held.set(tenant, held)
     else this.#held.delete(tenant)
@@ -89,17 +87,18 @@ export class TenantLimiter {
 
   #expire(): void {
     const now = performance.now()
-    let some = false
-    for (const [tenant, waiting] of this.#waiting) {
-      const kept = waiting.filter(({ until }) => until > now)
-      this.#waiting.set(tenant, kept)
-      if (kept.length > 0) some = true
-      for (const { reject, until } of waiting) if (until <= now) reject(busy())
+    let hasWaiters = false
+    for (const [tenant, waiters] of this.#waiters) {
+      const remaining = waiters.filter(({ until }) => until > now)
+      this.#waiters.set(tenant, remaining)
+      if (remaining.length > 0) hasWaiters = true
+      for (const { reject, until } of waiters) if (until <= now) reject(databaseBusy())
     }
-    if (some) return
+    if (hasWaiters) return
     clearInterval(this.#expiry)
     this.#expiry = undefined
   }
 }
 
-const busy = () => serviceNotReady({ database: 'busy with other requests of the project' }, { retryAfterSeconds: 1 })
+const databaseBusy = () =>
+  serviceNotReady({ database: 'busy with other requests of the project' }, { retryAfterSeconds: 1 })

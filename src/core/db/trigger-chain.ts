@@ -1,35 +1,35 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 
 /**
- * Which triggers led to the work that is under way, oldest first, behind a mark of the event or firing that all of it began with.
- * Events carry it and messages hand it on, so that a trigger is not fired by what it caused itself, and what one event leads
- * to can be counted. Work that no trigger caused has none and pays nothing.
+ * The trigger chain of the current work: the ID of the event or firing that started it, then the triggers that caused
+ * the work, oldest first. Events and messages carry it, so that no trigger fires on its own effects and the
+ * consequences of one event can be counted. Work without a trigger has an empty chain and no overhead.
  */
 const storage = new AsyncLocalStorage<readonly string[]>()
 
-const NONE: readonly string[] = []
+const EMPTY: readonly string[] = []
 
 const ROOT = 'root:'
 
-/** The entry of a chain that names what it began with. */
+/** Returns the chain entry of the event or firing with which a chain starts. */
 export const rootMark = (id: string): string => `${ROOT}${id}`
 
-/** What a chain began with; null where it does not say. Of a chain that was joined from several, what the first began with. */
+/** Returns the ID with which a chain starts, null if it has none. In a merged chain the first start counts. */
 export const rootOf = (chain: readonly string[]): string | null =>
   chain.find(entry => entry.startsWith(ROOT))?.slice(ROOT.length) ?? null
 
-/** The triggers of a chain, oldest first. */
+/** Returns the triggers of a chain, oldest first. */
 export const triggersIn = (chain: readonly string[]): string[] => chain.filter(entry => !entry.startsWith(ROOT))
 
-/** What led here: ids of triggers, and the mark of what it began with. */
-export const currentTriggerChain = (): readonly string[] => storage.getStore() ?? NONE
+/** Returns the trigger chain of this async context. */
+export const currentTriggerChain = (): readonly string[] => storage.getStore() ?? EMPTY
 
-/** Does work that triggers caused, beside those that led here already; without any it is done as it is. */
+/** Runs work caused by `chain`, which is added to the current chain. */
 export function withTriggerChain<T>(chain: readonly string[] | null | undefined, work: () => T): T {
   if (!chain || chain.length === 0) return work()
-  const known = currentTriggerChain()
-  return storage.run(known.length === 0 ? chain : [...new Set([...known, ...chain])], work)
+  const current = currentTriggerChain()
+  return storage.run(current.length === 0 ? chain : [...new Set([...current, ...chain])], work)
 }
 
-/** Does work that whoever leads here did not cause, such as that of all who share a batch. */
-export const withoutTriggerChain = <T>(work: () => T): T => storage.run(NONE, work)
+/** Runs work not caused by the current chain, such as a batch of several callers. */
+export const withoutTriggerChain = <T>(work: () => T): T => storage.run(EMPTY, work)

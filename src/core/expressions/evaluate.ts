@@ -1,29 +1,29 @@
 /**
- * JSON Logic: the expressions that callers write where the platform maps values. Evaluation is total, deterministic and
- * bounded: it reads nothing but its root, and what it may cost is counted, because it runs on the event loop.
+ * JSON Logic, the expressions by which callers map values. Evaluation is total and deterministic, and reads only its
+ * root. Its cost is counted and bounded, because it runs on the event loop.
  */
 
-import { holdsText } from '../api/storable-text.ts'
+import { containsText } from '../api/storable-text.ts'
 
-/** An expression, or its result, is beyond what one may cost. */
+/** An expression cannot be evaluated: it exceeds a limit, or fails in a strict mode. */
 export class ExpressionError extends Error {}
 
 const MAX_BYTES = 64 * 1024
 const MAX_NESTING = 100
 const MAX_APPLICATIONS = 100_000
 const MAX_RESULT_BYTES = 10 * 1024 * 1024
-/** Values of a result: what is shared in it is written out each time. */
+/** Most values of a result; shared values count each time they occur. */
 const MAX_RESULT_VALUES = 200_000
-/** Levels of a result: more than an expression and a value that it reads have together. */
+/** Most levels of a result: more than an expression and a value that it reads have together. */
 const MAX_RESULT_NESTING = 200
-/** Characters and elements that all operators read and make together: less than a tenth of a second. */
+/** Most characters and elements that all operators read and create: less than a tenth of a second. */
 const MAX_VOLUME = 16 * 1024 * 1024
-/** Comparisons of a search in a text that count as one character. */
-const SEARCH_STEPS = 16
-/** What the search for a long part counts a character of the text. */
+/** Comparisons of a text search that cost as much as one character. */
+const COMPARISONS_PER_UNIT = 16
+/** Highest cost of a text search per character of the text. */
 const MAX_SEARCH_COST = 4
-/** What an element that is moved to a new array counts, in characters. */
-const MOVED = 32
+/** Cost of copying an element to a new array, in characters. */
+const COPY_COST = 32
 
 type Data = unknown
 type Operator = (run: Evaluation, args: readonly unknown[], data: Data) => unknown
@@ -31,17 +31,17 @@ type Operator = (run: Evaluation, args: readonly unknown[], data: Data) => unkno
 export const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === 'object' && value !== null && !Array.isArray(value)
 
-/** The operator of an expression and what it is applied to; null for a literal. */
+/** Returns the operator of an expression and its arguments, null for a literal. */
 export function operationOf(value: unknown): [string, unknown] | null {
   if (!isObject(value)) return null
   const keys = Object.keys(value)
   return keys.length === 1 && Object.hasOwn(OPERATORS, keys[0]) ? [keys[0], value[keys[0]]] : null
 }
 
-/** The arguments of an operator; a single one needs no list. */
+/** Returns the arguments of an operator as a list; a single argument may be written without one. */
 export const listOf = (args: unknown): readonly unknown[] => (Array.isArray(args) ? args : [args])
 
-/** Why a value cannot be kept as an expression; null when it can. */
+/** Returns why a value cannot be stored as an expression, null if it can. */
 export function expressionProblem(expression: unknown): string | null {
   if (Buffer.byteLength(JSON.stringify(expression)) > MAX_BYTES) return 'must be at most 64 KiB'
   return nestsDeeper(expression, MAX_NESTING) ? `is nested deeper than ${MAX_NESTING} levels` : null
@@ -53,10 +53,11 @@ const nestsDeeper = (value: unknown, levels: number): boolean =>
   (levels === 0 || Object.values(value).some(item => nestsDeeper(item, levels - 1)))
 
 /**
- * The value of an expression over a root, or of a literal with expressions in it: JSON that shares nothing with the root.
- * @param spent what other expressions of the same work have cost, which counts
- * @param strictness what becomes of values that are absent or of another type than an operator takes
- * @throws ExpressionError when it costs too much or its result is too large
+ * Evaluates an expression, or a literal that contains expressions. The result is JSON that shares nothing with the
+ * root.
+ * @param spent budget shared with other evaluations
+ * @param strictness handling of missing values and values of an unexpected type
+ * @throws ExpressionError if the evaluation or its result exceeds a limit
  */
 export function evaluate(
   expression: unknown,
@@ -64,30 +65,32 @@ export function evaluate(
   spent: EvaluationBudget = freshBudget(),
   strictness: Strictness = 'coercing',
 ): unknown {
-  const result = copied(new Evaluation(spent, strictness).value(expression, root))
+  const result = copyResult(new Evaluation(spent, strictness).value(expression, root))
   spent.volume += result.values
   return result.copy
 }
 
 /**
- * What becomes of a value that an operator cannot use as it is. `coercing`: it is converted, as JavaScript does it. `typed`: the
- * evaluation fails, so that nothing that is absent, empty or of another type passes for zero or for a text. `present`: it
- * also fails where a path without a default is read that has no value.
+ * Handling of operands of an unexpected type. `coercing`: they are converted as in JavaScript. `typed`: the evaluation
+ * fails, so that no missing or empty value counts as zero or as a text. `present`: like `typed`, and reading a missing
+ * path without a default fails too.
  */
 export type Strictness = 'coercing' | 'typed' | 'present'
 
-/** What evaluations have cost, where several share one budget. */
+/** Cost so far, of one evaluation or several that share a budget. */
 export type EvaluationBudget = { applications: number; volume: number }
 
 export const freshBudget = (): EvaluationBudget => ({ applications: 0, volume: 0 })
 
-/** A budget of which but a share is left, for expressions that are evaluated thousands of times together. */
+/**
+ * Returns a budget of which only the fraction `left` remains, for expressions that are evaluated thousands of times.
+ */
 export const reducedBudget = (left: number): EvaluationBudget => ({
   applications: Math.floor(MAX_APPLICATIONS * (1 - left)),
   volume: Math.floor(MAX_VOLUME * (1 - left)),
 })
 
-/** An evaluation and what it has spent. */
+/** An evaluation and its budget. */
 class Evaluation {
   readonly #spent: EvaluationBudget
   readonly #strictness: Strictness
@@ -97,30 +100,31 @@ class Evaluation {
     this.#strictness = strictness
   }
 
-  /** Fails a strict evaluation where a value is none that an operator takes. */
-  expect(usable: boolean, what: string): void {
-    if (!usable && this.#strictness !== 'coercing') throw new ExpressionError(`${what}, or has another type`)
+  /** Fails a strict evaluation if an operand has an unexpected type. */
+  expect(usable: boolean, problem: string): void {
+    if (!usable && this.#strictness !== 'coercing') throw new ExpressionError(`${problem}, or has another type`)
   }
 
-  /** What a path without a default reads. */
-  found(value: unknown): unknown {
+  /** Returns the value of a path without a default. */
+  requirePresent(value: unknown): unknown {
     if (value === null && this.#strictness === 'present') throw new ExpressionError('reads a value that is missing')
     return value
   }
 
-  /** Counts characters or elements that are about to be read or made. */
+  /** Counts characters or elements that are about to be read or created. */
   spend(volume: number): void {
     this.#spent.volume += volume
     if (this.#spent.volume > MAX_VOLUME) throw new ExpressionError('takes too long to evaluate')
   }
 
+  /** Evaluates an expression over `data`. */
   value(expression: unknown, data: Data): unknown {
     this.spend(1)
     const operation = operationOf(expression)
     if (operation) {
       if (++this.#spent.applications > MAX_APPLICATIONS) throw new ExpressionError('applies too many operators')
-      const [name, given] = operation
-      return OPERATORS[name](this, name === 'preserve' ? [given] : listOf(given), data) ?? null
+      const [name, args] = operation
+      return OPERATORS[name](this, name === 'preserve' ? [args] : listOf(args), data) ?? null
     }
     if (Array.isArray(expression)) return expression.map(item => this.value(item, data))
     if (!isObject(expression)) return expression ?? null
@@ -131,27 +135,27 @@ class Evaluation {
     return args.map(arg => this.value(arg, data))
   }
 
-  /** Calls back for each element of the array that the first argument gives, or not at all. */
-  each(args: readonly unknown[], data: Data): unknown[] {
+  /** Evaluates the first argument as an array; any other value is an empty one. */
+  list(args: readonly unknown[], data: Data): unknown[] {
     const list = this.value(args[0], data)
-    this.expect(Array.isArray(list), 'goes through a list that is missing')
+    this.expect(Array.isArray(list), 'iterates over a list that is missing')
     if (!Array.isArray(list)) return []
     this.spend(list.length)
     return list
   }
 
-  /** What JavaScript makes of a value where it wants a primitive; never code of the value's own. */
+  /** Converts a value to a primitive as JavaScript does, without calling methods of the value. */
   primitive(value: unknown): string | number | boolean | null {
     if (Array.isArray(value)) return this.text(value)
     if (typeof value === 'object' && value !== null) return '[object Object]'
     return value as string | number | boolean | null
   }
 
-  /** A value as text; null is empty. */
+  /** Converts a value to text; null is empty. */
   text(value: unknown, levels = MAX_RESULT_NESTING): string {
-    this.expect(isScalar(value), 'makes a text of a value that is missing')
+    this.expect(isScalar(value), 'converts to text a value that is missing')
     if (Array.isArray(value)) {
-      if (levels === 0) throw new ExpressionError(`makes a text of more than ${MAX_RESULT_NESTING} levels`)
+      if (levels === 0) throw new ExpressionError(`converts to text a value of more than ${MAX_RESULT_NESTING} levels`)
       this.spend(value.length)
       return value.map(item => this.text(item, levels - 1)).join(',')
     }
@@ -172,18 +176,18 @@ class Evaluation {
     return left === right
   }
 
-  /** `==` of JavaScript. */
-  alike(left: unknown, right: unknown): boolean {
+  /** Compares like `==` in JavaScript. */
+  looselyEqual(left: unknown, right: unknown): boolean {
     if (left === null || right === null) return left === right
     this.expect(isScalar(left) && typeof left === typeof right, 'compares with a value that is missing')
     if (typeof left === 'object' && typeof right === 'object') return left === right
-    const [one, other] = [this.primitive(left), this.primitive(right)]
-    if (typeof one === typeof other) return this.equal(one, other)
-    return this.number(one) === this.number(other)
+    const [first, second] = [this.primitive(left), this.primitive(right)]
+    if (typeof first === typeof second) return this.equal(first, second)
+    return this.number(first) === this.number(second)
   }
 
-  /** Whether each operand stands before the next; two or three are compared. */
-  ordered(args: readonly unknown[], data: Data, holds: (left: any, right: any) => boolean): boolean {
+  /** Whether each of two or three operands compares to the next one by `compare`. */
+  isOrdered(args: readonly unknown[], data: Data, compare: (left: any, right: any) => boolean): boolean {
     const values = this.values(args.slice(0, 3), data)
     if (values.length < 2) values.push(null)
     this.expect(values.every(isNumber) || values.every(isText), 'compares with a value that is missing')
@@ -191,7 +195,7 @@ class Evaluation {
     return operands.slice(1).every((right, index) => {
       const left = operands[index]
       if (typeof left === 'string' && typeof right === 'string') this.spend(Math.min(left.length, right.length))
-      return holds(left, right)
+      return compare(left, right)
     })
   }
 }
@@ -200,7 +204,7 @@ const isScalar = (value: unknown): boolean => ['string', 'number', 'boolean'].in
 
 const isNumber = (value: unknown): boolean => Number.isFinite(value)
 
-/** An empty text is as good as none. */
+/** Whether a value is a text that is not empty. */
 const isText = (value: unknown): boolean => typeof value === 'string' && value !== ''
 
 /** Whether a value counts as true. */
@@ -208,49 +212,49 @@ export const truthy = (value: unknown): boolean => (Array.isArray(value) ? value
 
 const HIDDEN = ['__proto__', 'prototype', 'constructor']
 
-/** A name that no path can read. */
+/** Whether paths cannot read a property of this name. */
 export const isReservedName = (name: string): boolean => HIDDEN.includes(name)
 
-/** What stands at a dotted path; null when something on the way is missing. */
+/** Returns the value at a dotted path, null if a segment is missing. */
 export function readPath(root: unknown, path: string): unknown {
   if (path === '') return root
-  let found = root
+  let value = root
   for (const segment of path.split('.')) {
-    if (typeof found !== 'object' || found === null || isReservedName(segment) || !Object.hasOwn(found, segment))
+    if (typeof value !== 'object' || value === null || isReservedName(segment) || !Object.hasOwn(value, segment))
       return null
-    found = (found as Record<string, unknown>)[segment]
+    value = (value as Record<string, unknown>)[segment]
   }
-  return found ?? null
+  return value ?? null
 }
 
-function pathAt(run: Evaluation, value: unknown): string {
+function pathFrom(run: Evaluation, value: unknown): string {
   const path = run.text(value)
   run.spend(path.length)
   return path
 }
 
-function conditional(run: Evaluation, args: readonly unknown[], data: Data): unknown {
+function evaluateIf(run: Evaluation, args: readonly unknown[], data: Data): unknown {
   for (let index = 0; index + 1 < args.length; index += 2)
     if (truthy(run.value(args[index], data))) return run.value(args[index + 1], data)
   return args.length % 2 === 1 ? run.value(args[args.length - 1], data) : null
 }
 
-/** The first value that is decisive, or else the last. */
-function firstThat(decisive: (value: unknown) => boolean): Operator {
+/** Returns an operator whose value is the first argument that satisfies `isDecisive`, or the last one. */
+function firstThat(isDecisive: (value: unknown) => boolean): Operator {
   return (run, args, data) => {
     let value: unknown = null
     for (const arg of args) {
       value = run.value(arg, data)
-      if (decisive(value)) return value
+      if (isDecisive(value)) return value
     }
     return value
   }
 }
 
-function missing(run: Evaluation, keys: readonly unknown[], data: Data): unknown[] {
+function findMissing(run: Evaluation, keys: readonly unknown[], data: Data): unknown[] {
   run.spend(keys.length)
   return keys.filter(key => {
-    const value = readPath(data, pathAt(run, key))
+    const value = readPath(data, pathFrom(run, key))
     return value === null || value === ''
   })
 }
@@ -259,74 +263,76 @@ function contains(run: Evaluation, needle: unknown, hay: unknown): boolean {
   run.expect(typeof hay === 'string' ? isText(needle) : Array.isArray(hay), 'searches in a value that is missing')
   if (typeof hay === 'string') {
     const part = run.text(needle)
-    run.spend(hay.length * (1 + Math.min(part.length / SEARCH_STEPS, MAX_SEARCH_COST)) + part.length)
-    return holdsText(hay, part)
+    run.spend(hay.length * (1 + Math.min(part.length / COMPARISONS_PER_UNIT, MAX_SEARCH_COST)) + part.length)
+    return containsText(hay, part)
   }
   if (!Array.isArray(hay)) return false
   run.spend(hay.length)
-  const found = hay.some(item => run.equal(item, needle))
-  // Nothing in the list could have been equal to what has another type than all of it.
-  const comparable = found || needle === null || hay.length === 0 || hay.some(item => typeof item === typeof needle)
-  run.expect(comparable && (found || needle === null || isScalar(needle)), 'searches for a value that is missing')
-  return found
+  const isFound = hay.some(item => run.equal(item, needle))
+  // A needle whose type no item has could not have been found.
+  const isComparable = isFound || needle === null || hay.length === 0 || hay.some(item => typeof item === typeof needle)
+  run.expect(isComparable && (isFound || needle === null || isScalar(needle)), 'searches for a value that is missing')
+  return isFound
 }
 
-/** Part of a text: from `start`, or so far from the end; `length` characters, or all but so many at the end. */
-function part(text: string, start: number, length: number | null): string {
+/**
+ * Returns a part of a text. A negative `start` counts from the end, a negative `length` omits characters at the end.
+ */
+function substring(text: string, start: number, length: number | null): string {
   const from = start < 0 ? Math.max(0, text.length + start) : start
   if (length === null) return text.slice(from)
   return length < 0 ? text.slice(from, Math.max(from, text.length + length)) : text.slice(from, from + length)
 }
 
-const whole = (value: number): number => Math.trunc(value) || 0
+const toInteger = (value: number): number => Math.trunc(value) || 0
 
-const folded =
+const foldNumbers =
   (fold: (left: number, right: number) => number, first: number): Operator =>
   (run, args, data) =>
     run.values(args, data).reduce<number>((sum, value) => fold(sum, run.number(value)), first)
 
-/** Operators whose second argument is evaluated with an element as its root. */
-const OVER_ELEMENTS: Record<string, Operator> = {
-  map: (run, args, data) => run.each(args, data).map(item => run.value(args[1], item)),
-  filter: (run, args, data) => run.each(args, data).filter(item => truthy(run.value(args[1], item))),
+/** Operators whose second argument is evaluated for each element, with the element as its root. */
+const ITERATORS: Record<string, Operator> = {
+  map: (run, args, data) => run.list(args, data).map(item => run.value(args[1], item)),
+  filter: (run, args, data) => run.list(args, data).filter(item => truthy(run.value(args[1], item))),
   reduce(run, args, data) {
     const first = args.length > 2 ? run.value(args[2], data) : null
     return run
-      .each(args, data)
+      .list(args, data)
       .reduce<unknown>((accumulator, current) => run.value(args[1], { current, accumulator }), first)
   },
   all(run, args, data) {
-    const list = run.each(args, data)
+    const list = run.list(args, data)
     return list.length > 0 && list.every(item => truthy(run.value(args[1], item)))
   },
-  none: (run, args, data) => !run.each(args, data).some(item => truthy(run.value(args[1], item))),
-  some: (run, args, data) => run.each(args, data).some(item => truthy(run.value(args[1], item))),
+  none: (run, args, data) => !run.list(args, data).some(item => truthy(run.value(args[1], item))),
+  some: (run, args, data) => run.list(args, data).some(item => truthy(run.value(args[1], item))),
 }
 
-/** Whether the second argument of an operator is evaluated for each element, with that as its root. */
-export const iteratesElements = (name: string): boolean => Object.hasOwn(OVER_ELEMENTS, name)
+/** Whether the second argument of an operator is evaluated for each element, with the element as its root. */
+export const iteratesElements = (name: string): boolean => Object.hasOwn(ITERATORS, name)
 
 const OPERATORS: Record<string, Operator> = {
-  ...OVER_ELEMENTS,
+  ...ITERATORS,
   var(run, args, data) {
     const path = args.length === 0 ? '' : run.value(args[0], data)
-    const value = path === null ? data : readPath(data, pathAt(run, path))
-    return value === null && args.length > 1 ? run.value(args[1], data) : run.found(value)
+    const value = path === null ? data : readPath(data, pathFrom(run, path))
+    return value === null && args.length > 1 ? run.value(args[1], data) : run.requirePresent(value)
   },
   missing(run, args, data) {
-    const given = run.values(args, data)
-    return missing(run, Array.isArray(given[0]) ? given[0] : given, data)
+    const values = run.values(args, data)
+    return findMissing(run, Array.isArray(values[0]) ? values[0] : values, data)
   },
   missing_some(run, args, data) {
-    const [needed, given] = run.values(args, data)
-    const keys = listOf(given ?? [])
-    const absent = missing(run, keys, data)
+    const [needed, candidates] = run.values(args, data)
+    const keys = listOf(candidates ?? [])
+    const absent = findMissing(run, keys, data)
     return keys.length - absent.length >= run.number(needed) ? [] : absent
   },
-  if: conditional,
-  '?:': conditional,
-  '==': (run, args, data) => run.alike(run.value(args[0], data), run.value(args[1], data)),
-  '!=': (run, args, data) => !run.alike(run.value(args[0], data), run.value(args[1], data)),
+  if: evaluateIf,
+  '?:': evaluateIf,
+  '==': (run, args, data) => run.looselyEqual(run.value(args[0], data), run.value(args[1], data)),
+  '!=': (run, args, data) => !run.looselyEqual(run.value(args[0], data), run.value(args[1], data)),
   '===': (run, args, data) => run.equal(run.value(args[0], data), run.value(args[1], data)),
   '!==': (run, args, data) => !run.equal(run.value(args[0], data), run.value(args[1], data)),
   '!': (run, args, data) => !truthy(run.value(args[0], data)),
@@ -334,14 +340,14 @@ const OPERATORS: Record<string, Operator> = {
   and: firstThat(value => !truthy(value)),
   or: firstThat(truthy),
   '??': firstThat(value => value !== null),
-  '<': (run, args, data) => run.ordered(args, data, (left, right) => left < right),
-  '<=': (run, args, data) => run.ordered(args, data, (left, right) => left <= right),
-  '>': (run, args, data) => run.ordered(args, data, (left, right) => left > right),
-  '>=': (run, args, data) => run.ordered(args, data, (left, right) => left >= right),
-  max: folded(Math.max, Number.NEGATIVE_INFINITY),
-  min: folded(Math.min, Number.POSITIVE_INFINITY),
-  '+': folded((left, right) => left + right, 0),
-  '*': folded((left, right) => left * right, 1),
+  '<': (run, args, data) => run.isOrdered(args, data, (left, right) => left < right),
+  '<=': (run, args, data) => run.isOrdered(args, data, (left, right) => left <= right),
+  '>': (run, args, data) => run.isOrdered(args, data, (left, right) => left > right),
+  '>=': (run, args, data) => run.isOrdered(args, data, (left, right) => left >= right),
+  max: foldNumbers(Math.max, Number.NEGATIVE_INFINITY),
+  min: foldNumbers(Math.min, Number.POSITIVE_INFINITY),
+  '+': foldNumbers((left, right) => left + right, 0),
+  '*': foldNumbers((left, right) => left * right, 1),
   '-'(run, args, data) {
     const [left, right] = run.values(args.slice(0, 2), data)
     return args.length < 2 ? -run.number(left) : run.number(left) - run.number(right)
@@ -350,7 +356,7 @@ const OPERATORS: Record<string, Operator> = {
   '%': (run, args, data) => run.number(run.value(args[0], data)) % run.number(run.value(args[1], data)),
   merge(run, args, data) {
     const lists = run.values(args, data)
-    run.spend(MOVED * lists.reduce<number>((sum, list) => sum + (Array.isArray(list) ? list.length : 1), 0))
+    run.spend(COPY_COST * lists.reduce<number>((sum, list) => sum + (Array.isArray(list) ? list.length : 1), 0))
     return lists.flat()
   },
   in: (run, args, data) => contains(run, run.value(args[0], data), run.value(args[1], data)),
@@ -361,8 +367,8 @@ const OPERATORS: Record<string, Operator> = {
       .join(''),
   substr(run, args, data) {
     const [text, start, length] = run.values(args.slice(0, 3), data)
-    const given = args.length > 2 && length !== null ? whole(run.number(length)) : null
-    return part(run.text(text), whole(run.number(start)), given)
+    const count = args.length > 2 && length !== null ? toInteger(run.number(length)) : null
+    return substring(run.text(text), toInteger(run.number(start)), count)
   },
   length(run, args, data) {
     const value = run.value(args[0], data)
@@ -373,34 +379,34 @@ const OPERATORS: Record<string, Operator> = {
 }
 
 /**
- * A result as JSON: without what it shares with the root and within itself, and without numbers that JSON does not have.
- * @throws ExpressionError
+ * Copies a result as JSON, so that it shares nothing with the root or within itself; non-finite numbers become null.
+ * @throws ExpressionError if the result exceeds a limit
  */
-function copied(result: unknown): { copy: unknown; values: number } {
-  let room = MAX_RESULT_BYTES
-  const take = (bytes: number) => {
-    room -= bytes
-    if (room < 0) throw new ExpressionError('has a result of more than 10 MiB')
+function copyResult(result: unknown): { copy: unknown; values: number } {
+  let remaining = MAX_RESULT_BYTES
+  const countBytes = (bytes: number) => {
+    remaining -= bytes
+    if (remaining < 0) throw new ExpressionError('has a result of more than 10 MiB')
   }
   let values = 0
   const copy = (value: unknown, levels: number): unknown => {
     if (++values > MAX_RESULT_VALUES)
       throw new ExpressionError(`has a result of more than ${MAX_RESULT_VALUES.toLocaleString('en')} values`)
     if (typeof value === 'string') {
-      take(Buffer.byteLength(value) + 2)
-      // `substr` can cut a pair of surrogates in two, which no column of the database takes.
+      countBytes(Buffer.byteLength(value) + 2)
+      // `substr` can split a surrogate pair, which PostgreSQL cannot store.
       return value.toWellFormed()
     }
     if (typeof value !== 'object' || value === null) {
-      take(4)
+      countBytes(4)
       return typeof value === 'number' && !Number.isFinite(value) ? null : (value ?? null)
     }
     if (levels === 0) throw new ExpressionError(`has a result of more than ${MAX_RESULT_NESTING} levels`)
-    take(2)
+    countBytes(2)
     if (Array.isArray(value)) return value.map(item => copy(item, levels - 1))
     return Object.fromEntries(
       Object.entries(value).map(([key, item]) => {
-        take(Buffer.byteLength(key) + 4)
+        countBytes(Buffer.byteLength(key) + 4)
         return [key, copy(item, levels - 1)]
       }),
     )

@@ -1,35 +1,36 @@
 import { ExpressionError, evaluate, freshBudget } from './evaluate.ts'
 
-/** What a mapping may come to, and what refuses it. */
-type Bounds = {
-  /** Bytes of JSON that its values may have together. */
+/** Size limit of a mapping, and its errors. */
+type MappingLimits = {
+  /** Most bytes of JSON of all values together. */
   bytes: number
   tooLarge(): Error
-  /** In place of an ExpressionError. */
+  /** Creates the error thrown in place of an ExpressionError. */
   failed?(key: string, error: ExpressionError): Error
 }
 
 /**
- * Keys with what their expressions come to. They share one budget, and no more of them is evaluated than makes it too large.
- * @throws ExpressionError, or what `failed` and `tooLarge` give
+ * Evaluates the expressions of a mapping. They share one budget, and evaluation stops as soon as the values are too
+ * large.
+ * @throws ExpressionError, or the errors of `failed` and `tooLarge`
  */
 export function evaluateMapping(
   mapping: Record<string, unknown> | null | undefined,
   root: unknown,
-  { bytes, tooLarge, failed }: Bounds,
+  { bytes, tooLarge, failed }: MappingLimits,
 ): Record<string, unknown> {
   const spent = freshBudget()
-  let left = bytes
+  let remaining = bytes
   return Object.fromEntries(
     Object.entries(mapping ?? {}).map(([key, expression]) => {
-      const value = evaluatedFor(key, expression)
-      left -= Buffer.byteLength(JSON.stringify(value))
-      if (left < 0) throw tooLarge()
+      const value = evaluateKey(key, expression)
+      remaining -= Buffer.byteLength(JSON.stringify(value))
+      if (remaining < 0) throw tooLarge()
       return [key, value]
     }),
   )
 
-  function evaluatedFor(key: string, expression: unknown): unknown {
+  function evaluateKey(key: string, expression: unknown): unknown {
     try {
       return evaluate(expression, root, spent)
     } catch (error) {

@@ -1,57 +1,57 @@
 import { isObject, iteratesElements, listOf, operationOf } from './evaluate.ts'
 
-/** One place of an expression that reads its root. */
+/** A read of the root in an expression. */
 export type RootRead = {
-  /** Null for a path that is computed. */
+  /** Null for a computed path. */
   path: string | null
   by: 'var' | 'missing'
-  /** Whether a value is given for what is not there. */
+  /** Whether the read has a default for a missing value. */
   defaulted: boolean
-  /** Whether it is part of an operand of `<`, `<=`, `>` or `>=`. */
+  /** Whether the read is part of an operand of `<`, `<=`, `>` or `>=`. */
   ordered: boolean
 }
 
 const ORDERING = ['<', '<=', '>', '>=']
 
-/** Every place where an expression reads its root, of whatever branch. */
+/** Lists all reads of the root in an expression, in every branch. */
 export function rootReadsOf(expression: unknown): RootRead[] {
-  const readings: RootRead[] = []
-  collect(expression, false, readings)
-  return readings
+  const reads: RootRead[] = []
+  collectReads(expression, false, reads)
+  return reads
 }
 
-/** Into one list: to copy those of each level into the next costs more than to find them. */
-function collect(expression: unknown, ordered: boolean, readings: RootRead[]): void {
+/** Appends to one list: copying a list per level costs more than the search. */
+function collectReads(expression: unknown, ordered: boolean, reads: RootRead[]): void {
   const operation = operationOf(expression)
   if (!operation) {
     if (typeof expression !== 'object' || expression === null) return
-    for (const item of Object.values(expression)) collect(item, ordered, readings)
+    for (const item of Object.values(expression)) collectReads(item, ordered, reads)
     return
   }
   const [name, given] = operation
   if (name === 'preserve') return
   const args = listOf(given)
   const add = (by: RootRead['by'], path: unknown, defaulted = false) =>
-    readings.push({ path: pathOf(path), by, defaulted, ordered })
+    reads.push({ path: pathOf(path), by, defaulted, ordered })
   if (name === 'var') add('var', args.length === 0 ? '' : args[0], args.length > 1)
   if (name === 'missing') for (const path of args.flatMap(listOf)) add('missing', path)
   if (name === 'missing_some') for (const path of args.slice(1).flatMap(listOf)) add('missing', path)
-  // The second argument of these reads elements, not the root.
-  const inside = iteratesElements(name) ? args.filter((_arg, index) => index !== 1) : args
+  // The second argument of these operators reads elements, not the root.
+  const rootArgs = iteratesElements(name) ? args.filter((_arg, index) => index !== 1) : args
   const isOrdering = ordered || ORDERING.includes(name)
-  for (const item of inside) collect(item, isOrdering, readings)
+  for (const item of rootArgs) collectReads(item, isOrdering, reads)
 }
 
-/** A path as it is written; null, which is the whole root, is the empty one. */
+/** Returns a literal path, empty for null (the whole root). Null for a computed path. */
 function pathOf(value: unknown): string | null {
   if (value === null || value === undefined) return ''
   return typeof value === 'string' || typeof value === 'number' ? String(value) : null
 }
 
-/** The paths of the root that an expression names literally, each as often as it does. */
+/** Lists the literal root paths of an expression, with duplicates. */
 export const pathsOf = (expression: unknown): string[] => rootReadsOf(expression).flatMap(({ path }) => path ?? [])
 
-/** The keys of objects that look like an operator and are none, wherever they would be evaluated. */
+/** Lists the keys of single-key objects that are not operators, at all places that are evaluated. */
 export function unknownOperators(expression: unknown): string[] {
   if (Array.isArray(expression)) return expression.flatMap(unknownOperators)
   if (!isObject(expression)) return []

@@ -21,21 +21,21 @@ import { anonymousBodyError, CLIENT_GONE, jsonReader, rejectBody, UNKNOWN_BODY_B
 import { type Mount, type MountExchange, mounts } from './mounts.ts'
 import { limitBodyTime, limitReaderStall, requestIdOf } from './server.ts'
 
-/** A request with what the first middleware noted. */
+/** A request with the fields set by the first middleware. */
 type Wire = Request & { requestId: string; startedAt: number }
 
-/** What the log line and the metrics of a request say. */
-type Line = { route: string; caller?: Caller; level?: 'info' | 'debug'; noted?: Record<string, unknown> }
+/** Data for the log line and the metrics of a request. */
+type RequestLog = { route: string; caller?: Caller; level?: 'info' | 'debug'; noted?: Record<string, unknown> }
 
-/** A caller that was resolved before its body is resolved again behind a body that took longer. */
+/** Maximum age of a caller resolved before the body was read; after a slower body it is resolved again. */
 const IDENTITY_MS = 1000
 
-/** A token that its client has to prove possession of a key with. */
+/** An Authorization header with a token bound to a key of the client. */
 const DPOP = /^dpop +(\S+) *$/i
 
 const proofs = new WeakMap<Request, Proof>()
 
-/** The proof of a request, one object for all that ask for it. */
+/** Returns the proof of a request, always the same object. */
 function proofOf(req: Request): Proof {
   let proof = proofs.get(req)
   if (!proof) {
@@ -53,7 +53,10 @@ function proofOf(req: Request): Proof {
 
 const closedSignals = new WeakMap<Response, AbortSignal>()
 
-/** Aborted when the client goes away. Made when asked for: few operations ask, and a signal costs more than a query's binding. */
+/**
+ * Returns a signal that is aborted when the client disconnects. Created lazily, because few operations use it and a signal
+ * costs more than binding a query.
+ */
 function closedSignal(res: Response): AbortSignal {
   let signal = closedSignals.get(res)
   if (!signal) {
@@ -67,8 +70,8 @@ function closedSignal(res: Response): AbortSignal {
 }
 
 /**
- * Builds the HTTP application out of operations: reads requests into calls and writes their answers. `mount` adds what is
- * not an operation (documents, health).
+ * Builds the HTTP application from operations: converts requests to calls and writes their responses. `mount` adds other
+ * endpoints (documents, health).
  */
 export function createHttp(
   services: Services,
@@ -107,7 +110,7 @@ export function createHttp(
   )
   mount(app)
 
-  const bearer = bearerOf()
+  const bearer = bearerTokenReader()
   const resolve = (req: Request): Promise<Caller | null> => {
     const authenticate = authentication.only()
     const bound = DPOP.exec(req.headers.authorization ?? '')?.[1]
@@ -118,14 +121,14 @@ export function createHttp(
       ...(bound !== undefined && { proof: proofOf(req) }),
     })
   }
-  const readUnknown = jsonReader(UNKNOWN_BODY_BYTES)
+  const readAnonymous = jsonReader(UNKNOWN_BODY_BYTES)
 
   for (const each of mounts.all()) {
-    const serve = mountedAt(each)
+    const serve = mountHandler(each)
     app.all(each.path, (req: Request, res: Response) => void serve(req as Wire, res))
   }
 
-  // One router per first path segment: a request is matched against the routes of its module only.
+  // One router per first path segment, so that a request is only matched against the routes of its module.
   const routers = new Map<string, Router>()
   for (const operation of operations) {
     const segment = operation.path.split('/')[1]
@@ -134,7 +137,7 @@ export function createHttp(
       router = Router({ caseSensitive: true, strict: false })
       routers.set(segment, router)
     }
-    const handle = handlerOf(operation)
+    const handle = operationHandler(operation)
     router[operation.method](operation.path.replaceAll(/\{(\w+)\}/g, ':$1'), (req: Request, res: Response) => {
       void handle(req as Wire, res)
     })
@@ -161,45 +164,45 @@ export function createHttp(
     sendError(error, req as Wire, res, { route: 'unmatched' })
   })
 
-  /** Writes a refusal and the request's log line. */
+  /** Writes a refusal and the log line of the request. */
   function sendError(
     error: unknown,
     req: Wire,
     res: Response,
     { route, operation, caller }: { route: string; operation?: string; caller?: Caller },
   ) {
-    const refused = httpLayerError(error)
-    if (refused.code === 'INTERNAL_ERROR' && config.ERROR_LOGS_ENABLED) {
+    const refusal = httpLayerError(error)
+    if (refusal.code === 'INTERNAL_ERROR' && config.ERROR_LOGS_ENABLED) {
       const path = redactedPath(req.path)
-      const err = refused.cause ?? error
+      const err = refusal.cause ?? error
       log.error({ request_id: req.requestId, method: req.method, path, operation, err }, 'request failed')
     }
     if (res.headersSent) {
       res.destroy()
       return
     }
-    // Of clients that leave in the middle of a body there may be thousands.
+    // Thousands of anonymous clients may disconnect during their bodies.
     const isSilent = !caller && !req.complete && (req.destroyed || res.closed)
-    const text = JSON.stringify(errorBody(refused, config.DOCS_BASE_URL))
-    for (const [name, value] of Object.entries(refused.headers ?? {})) res.setHeader(name, value)
-    if (refused.code === 'UNAUTHORIZED' && !res.hasHeader('WWW-Authenticate'))
+    const text = JSON.stringify(errorBody(refusal, config.DOCS_BASE_URL))
+    for (const [name, value] of Object.entries(refusal.headers ?? {})) res.setHeader(name, value)
+    if (refusal.code === 'UNAUTHORIZED' && !res.hasHeader('WWW-Authenticate'))
       res.setHeader('WWW-Authenticate', 'Bearer')
     rejectBody(req, res)
-    end(req, res, refused.status, text, { route, caller, level: isSilent ? 'debug' : 'info' })
+    end(req, res, refusal.status, text, { route, caller, level: isSilent ? 'debug' : 'info' })
   }
 
-  /** Writes a JSON answer and the request's log line. */
-  function end(req: Wire, res: ServerResponse, status: number, text: string | null, line: Line) {
+  /** Writes a JSON response and the log line of the request. */
+  function end(req: Wire, res: ServerResponse, status: number, text: string | null, entry: RequestLog) {
     res.statusCode = status
     if (text !== null) {
       res.setHeader('Content-Type', 'application/json; charset=utf-8')
       res.setHeader('Content-Length', Buffer.byteLength(text))
       res.end(req.method === 'HEAD' ? undefined : text)
     } else res.end()
-    done(req, status, line)
+    logRequest(req, status, entry)
   }
 
-  function done(req: Wire, status: number, { route, caller, noted, level = 'info' }: Line) {
+  function logRequest(req: Wire, status: number, { route, caller, noted, level = 'info' }: RequestLog) {
     const ms = performance.now() - req.startedAt
     httpRequests.inc({ method: req.method, route, status: String(status) })
     requestDuration.observe({ method: req.method, route, status: String(status) }, ms / 1000)
@@ -234,7 +237,7 @@ export function createHttp(
       surface: 'rest',
       identify,
       params: req.params as Record<string, string>,
-      // Read once: Express parses it anew at every access.
+      // Read once, because Express parses the query on every access.
       query: req.query,
       body: req.body === '' ? undefined : req.body,
       path: req.originalUrl.split('?', 1)[0],
@@ -246,8 +249,8 @@ export function createHttp(
     }
   }
 
-  /** Serves the requests of a mount. */
-  function mountedAt({ path, serve }: Mount): (req: Wire, res: Response) => Promise<void> {
+  /** Returns the handler of a mount. */
+  function mountHandler({ path, serve }: Mount): (req: Wire, res: Response) => Promise<void> {
     const read = jsonReader(config.HTTP_JSON_LIMIT_BYTES)
     return async (req, res) => {
       let caller: Caller | undefined
@@ -258,9 +261,9 @@ export function createHttp(
         request: factsOf(req, res),
         noted,
         async identify() {
-          const found = await resolve(req)
-          caller = found ?? undefined
-          return found
+          const identified = await resolve(req)
+          caller = identified ?? undefined
+          return identified
         },
         async readJson() {
           if (!caller) throw anonymousBodyError(req)
@@ -281,31 +284,31 @@ export function createHttp(
     }
   }
 
-  function handlerOf(operation: Operation): (req: Wire, res: Response) => Promise<void> {
-    const open = operation.gate === 'public'
-    const limit = operation.bodyLimit?.(config) ?? (open ? UNKNOWN_BODY_BYTES : config.HTTP_JSON_LIMIT_BYTES)
+  function operationHandler(operation: Operation): (req: Wire, res: Response) => Promise<void> {
+    const isPublic = operation.gate === 'public'
+    const limit = operation.bodyLimit?.(config) ?? (isPublic ? UNKNOWN_BODY_BYTES : config.HTTP_JSON_LIMIT_BYTES)
     const read = jsonReader(limit)
-    const knownMs = operation.receive ? config.UPLOAD_TIMEOUT_MS : config.HTTP_BODY_TIMEOUT_MS
-    const openMs = operation.bodyTimeMs?.(config) ?? config.HTTP_ANONYMOUS_BODY_TIMEOUT_MS
+    const callerMs = operation.receive ? config.UPLOAD_TIMEOUT_MS : config.HTTP_BODY_TIMEOUT_MS
+    const anonymousMs = operation.bodyTimeMs?.(config) ?? config.HTTP_ANONYMOUS_BODY_TIMEOUT_MS
     /**
-     * Reads the body; of who has no credential no more than it takes to say what is wrong with a small one. Gives what
-     * asks for the caller from then on.
+     * Reads the body and returns the function that resolves the caller. Without a credential, reads only a small body, so
+     * that its problems can be reported.
      */
     const readBody = async (req: Wire, res: Response): Promise<Call['identify']> => {
       const identify = () => resolve(req)
       if (operation.method === 'get') return identify
       const startedAt = performance.now()
-      const caller = open ? null : await identify()
-      const refused = open || caller ? null : anonymousBodyError(req)
-      if (refused && (operation.receive || refused.code !== 'UNAUTHORIZED')) throw refused
-      const totalMs = caller ? knownMs : openMs
+      const caller = isPublic ? null : await identify()
+      const refusal = isPublic || caller ? null : anonymousBodyError(req)
+      if (refusal && (operation.receive || refusal.code !== 'UNAUTHORIZED')) throw refusal
+      const totalMs = caller ? callerMs : anonymousMs
       limitBodyTime(req, { totalMs, idleMs: Math.min(config.HTTP_IDLE_TIMEOUT_MS, totalMs) })
       if (!operation.receive) {
-        const reader = refused ? readUnknown : read
+        const reader = refusal ? readAnonymous : read
         const count = caller ? undefined : countAnonymous(services, `address ${req.ip}`, closedSignal(res))
         await reader(req, res, count)
       }
-      if (refused) throw refused
+      if (refusal) throw refusal
       let first = true
       return () => {
         const fresh = first && performance.now() - startedAt < IDENTITY_MS
@@ -318,51 +321,51 @@ export function createHttp(
       try {
         const identify = await readBody(req, res)
         invocation = openInvocation(services, operation, callOf(req, res, identify))
-        const given = await executeInvocation(invocation)
-        if (given.stream && req.method !== 'HEAD') {
-          // What a stream reads counts as its project's work; it is not given up for having to wait.
-          const tenancy = { ...invocation.tenancy, patienceMs: Number.POSITIVE_INFINITY }
+        const result = await executeInvocation(invocation)
+        if (result.stream && req.method !== 'HEAD') {
+          // Reads of a stream count as work of its project, and may wait without a limit.
+          const tenant = { ...invocation.tenancy, patienceMs: Number.POSITIVE_INFINITY }
           const { caller } = invocation
-          return withTenant(tenancy, () => sendStream(req, res, given, { route: operation.path, caller }))
+          return withTenant(tenant, () => sendStream(req, res, result, { route: operation.path, caller }))
         }
-        given.stream?.destroy()
-        if (given.contentType) res.setHeader('Content-Type', given.contentType)
-        for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)
-        const silent = given.body === undefined || given.status === 204 || given.status === 304
-        const text = silent ? null : (given.text ?? JSON.stringify(given.body))
-        end(req, res, given.status, text, { route: operation.path, caller: invocation.caller })
+        result.stream?.destroy()
+        if (result.contentType) res.setHeader('Content-Type', result.contentType)
+        for (const [name, value] of Object.entries(result.headers ?? {})) res.setHeader(name, value)
+        const isEmpty = result.body === undefined || result.status === 204 || result.status === 304
+        const text = isEmpty ? null : (result.text ?? JSON.stringify(result.body))
+        end(req, res, result.status, text, { route: operation.path, caller: invocation.caller })
       } catch (error) {
         sendError(error, req, res, { route: operation.path, operation: operation.id, caller: invocation?.caller })
       }
     }
   }
 
-  function sendStream(req: Wire, res: Response, given: OperationResult, line: Line): void {
-    res.statusCode = given.status
-    res.setHeader('Content-Type', given.contentType as string)
-    for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)
+  function sendStream(req: Wire, res: Response, result: OperationResult, entry: RequestLog): void {
+    res.statusCode = result.status
+    res.setHeader('Content-Type', result.contentType as string)
+    for (const [name, value] of Object.entries(result.headers ?? {})) res.setHeader(name, value)
     res.flushHeaders()
     limitReaderStall(res, config.HTTP_IDLE_TIMEOUT_MS)
-    pipeline(given.stream as NonNullable<OperationResult['stream']>, res, error => {
-      // A client that leaves closes the answer early; anything else is a failure after the status went out.
+    pipeline(result.stream as NonNullable<OperationResult['stream']>, res, error => {
+      // A disconnecting client closes the response early; any other error is a failure after the status was sent.
       if (error && error.code !== 'ERR_STREAM_PREMATURE_CLOSE' && config.ERROR_LOGS_ENABLED)
-        log.error({ request_id: req.requestId, route: line.route, err: error }, 'answer broken off')
-      done(req, given.status, line)
+        log.error({ request_id: req.requestId, route: entry.route, err: error }, 'response stream failed')
+      logRequest(req, result.status, entry)
     })
   }
   return app
 }
 
-/** What was thrown where a body is read, as a catalogued error: a body that cannot be read, a refusal of the HTTP layer. */
+/** Converts an error thrown in the HTTP layer, such as an unreadable body, to a catalogued error. */
 export function httpLayerError(error: unknown): AppError {
-  const known = toRefusal(error)
-  if (known) return known
+  const refusal = toRefusal(error)
+  if (refusal) return refusal
   const layer = error as { type?: string; status?: number; statusCode?: number; expose?: boolean; message?: string }
   const status = layer.status ?? layer.statusCode
   if (layer.type === 'entity.parse.failed')
     return new AppError('VALIDATION_FAILED', {
       message: `Malformed request body: ${layer.message ?? 'not JSON'}`,
-      meta: { problems: [{ code: 'MALFORMED', path: '', message: 'is not JSON' }] },
+      meta: { problems: [{ code: 'MALFORMED', path: '', message: 'must be JSON' }] },
     })
   if (typeof status === 'number' && status >= 400 && status < 500)
     return new AppError('REQUEST_REJECTED', { status, message: layer.message })
@@ -370,10 +373,10 @@ export function httpLayerError(error: unknown): AppError {
 }
 
 /**
- * The bearer token of a request, by passport's bearer strategy. Only the Authorization header is offered to it:
+ * Returns a reader of bearer tokens that uses passport's bearer strategy. It passes only the Authorization header, so that
  * tokens in a query or a body are not accepted.
  */
-function bearerOf(): (req: Request) => string | null {
+function bearerTokenReader(): (req: Request) => string | null {
   const authenticator = new passport.Passport()
   authenticator.use(new BearerStrategy((token, done) => done(null, { token })))
   const middleware = (shim: object, found: (user: unknown) => void) =>

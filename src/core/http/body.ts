@@ -3,9 +3,9 @@ import express, { type Request, type RequestHandler, type Response } from 'expre
 import { AppError, raiseInvalid } from '../api/errors.ts'
 import type { CountBytes } from './anonymous-bodies.ts'
 
-/** What a request without a valid credential may send at most, in bytes. */
+/** Maximum body size of a request without a valid credential. */
 export const UNKNOWN_BODY_BYTES = 64 * 1024
-/** How long a client has to read the answer to a body that is not read. */
+/** Time for a client to read the response to a body that is not read. */
 const LINGER_MS = 1000
 
 const MAX_DEPTH = 64
@@ -18,10 +18,10 @@ const OPENING = [0x5b, 0x7b]
 const CLOSING = [0x5d, 0x7d]
 
 /**
- * Bounds what JSON may cost before it is parsed: at most 64 levels and 50,000 values, unless said otherwise. Reads the
- * bytes once; 10 MB take about 20 ms. Raises VALIDATION_FAILED.
+ * Limits the cost of JSON before it is parsed: at most 64 levels and `maxValues` values. Scans the bytes once; 10 MB take
+ * about 20 ms. Raises VALIDATION_FAILED.
  */
-export function limitJson(bytes: Uint8Array, most = MAX_VALUES): void {
+export function limitJson(bytes: Uint8Array, maxValues = MAX_VALUES): void {
   let depth = 0
   let values = 1
   let quoted = false
@@ -37,29 +37,30 @@ export function limitJson(bytes: Uint8Array, most = MAX_VALUES): void {
       if (++depth > MAX_DEPTH)
         raiseInvalid({ code: 'TOO_DEEP', path: '', message: `is nested deeper than ${MAX_DEPTH} levels` })
     } else if (CLOSING.includes(byte)) depth--
-    if (values > most) raiseInvalid({ code: 'TOO_MANY_VALUES', path: '', message: `holds more than ${most} values` })
+    if (values > maxValues)
+      raiseInvalid({ code: 'TOO_MANY_VALUES', path: '', message: `must have at most ${maxValues} values` })
   }
 }
 
-/** The value of JSON text that came within a body or a query. Raises VALIDATION_FAILED as boundJson; throws for what is no JSON. */
+/** Parses JSON text from a body or query. Raises VALIDATION_FAILED like limitJson; throws for invalid JSON. */
 export function parseJson(text: string): unknown {
   limitJson(Buffer.from(text))
   return JSON.parse(text)
 }
 
-/** Reads the JSON body of a request into `req.body`. Rejects with what is wrong with it, or with what `count` throws. */
+/** Reads the JSON body of a request into `req.body`. Rejects for an invalid body and for errors of `count`. */
 export type JsonReader = (req: Request, res: Response, count?: CountBytes) => Promise<void>
 
-/** Reads JSON bodies of at most `limit` bytes, decoded; whatever their type says. */
+/** Returns a reader of JSON bodies of at most `limit` decoded bytes, whatever their content type. */
 export function jsonReader(limit: number): JsonReader {
   const parse = parser(limit)
   return (req, res, count) =>
     new Promise((resolve, reject) => {
-      // The parser reads a body that is too large to its end before it says so.
-      let room = limit
+      // The parser would read an oversized body to its end before it fails.
+      let remaining = limit
       req.on('data', (chunk: Buffer) => {
-        room -= chunk.length
-        if (room < 0) return reject(tooLarge())
+        remaining -= chunk.length
+        if (remaining < 0) return reject(tooLarge())
         try {
           count?.(chunk.length)
         } catch (error) {
@@ -86,10 +87,10 @@ const parser = (limit: number): RequestHandler =>
     },
   })
 
-/** What a request ends with whose client left. Its answer is never read, but the failure is not ours. */
-export const CLIENT_GONE = new AppError('REQUEST_REJECTED', { status: 400, message: 'The client went away' })
+/** Error of a request whose client disconnected: never read, but it must not count as an internal failure. */
+export const CLIENT_GONE = new AppError('REQUEST_REJECTED', { status: 400, message: 'The client disconnected' })
 
-/** Refuses a body that came without a credential: 413 where it declares more than such a body may have. */
+/** Returns the refusal of a body without a credential: 413 if its declared length exceeds UNKNOWN_BODY_BYTES. */
 export function anonymousBodyError(req: IncomingMessage): AppError {
   return declaredLength(req) > UNKNOWN_BODY_BYTES ? tooLarge() : new AppError('UNAUTHORIZED')
 }
@@ -99,17 +100,17 @@ const declaredLength = (req: IncomingMessage): number => Number(req.headers['con
 const tooLarge = () => new AppError('REQUEST_REJECTED', { status: 413, message: 'request entity too large' })
 
 /**
- * Ends the connection behind an answer that is given without the body. No more than 64 KiB of it are taken; the client may
- * still read the answer for a second, which node, closing at once with bytes unread, would take from it by a reset.
+ * Closes the connection after a response sent without reading the body. At most 64 KiB of it are consumed. The close is
+ * delayed by a second, because closing with unread bytes resets the connection before the client has read the response.
  */
 export function rejectBody(req: IncomingMessage, res: ServerResponse): void {
   if (req.complete) return
   const { socket } = req
   res.setHeader('Connection', 'close')
-  let room = UNKNOWN_BODY_BYTES
+  let remaining = UNKNOWN_BODY_BYTES
   req.on('data', (chunk: Buffer) => {
-    room -= chunk.length
-    if (room <= 0) req.pause()
+    remaining -= chunk.length
+    if (remaining <= 0) req.pause()
   })
   socket.destroySoon = () => {
     socket.end()

@@ -8,36 +8,36 @@ const isObject = (value: unknown): value is SchemaNode =>
 
 const SCHEMAS = '#/components/schemas/'
 
-/** What a JSON Schema says of every value of its kind, and so says nothing. */
-const isPlain = (key: string, value: unknown, schema: SchemaNode): boolean =>
+/** Whether a schema keyword is redundant: a limit of every integer, or a pattern implied by the format. */
+const isRedundant = (key: string, value: unknown, schema: SchemaNode): boolean =>
   (key === 'minimum' && value === Number.MIN_SAFE_INTEGER) ||
   (key === 'maximum' && value === Number.MAX_SAFE_INTEGER) ||
   (key === 'pattern' && typeof schema.format === 'string') ||
   (key === 'propertyNames' && isObject(value) && Object.keys(value).length === 1 && value.type === 'string')
 
 /**
- * The components of a document as they are found: each named schema once, of what a caller sends and of what is answered
- * alike. Examples that are declared beside schemas stay in them as `example` until `published` leaves them out.
+ * Collects the schema components of a document, each named schema once for input and output. Declared examples remain in
+ * schemas as `example` until publishedComponents removes them.
  */
 export class Components {
   readonly schemas: Record<string, SchemaNode> = {}
-  readonly #made = new WeakMap<z.ZodType, Partial<Record<'input' | 'output', SchemaNode>>>()
+  readonly #converted = new WeakMap<z.ZodType, Partial<Record<'input' | 'output', SchemaNode>>>()
 
-  /** The JSON Schema of a zod type; named types (`.meta({ id })`) are components and referred to. */
+  /** Returns the JSON Schema of a zod type; a named type (`.meta({ id })`) becomes a component and a reference. */
   schema(type: z.ZodType, io: 'input' | 'output'): SchemaNode {
-    const made = this.#made.get(type) ?? {}
-    this.#made.set(type, made)
-    made[io] ??= this.#convert(type, io)
-    return made[io]
+    const converted = this.#converted.get(type) ?? {}
+    this.#converted.set(type, converted)
+    converted[io] ??= this.#convert(type, io)
+    return converted[io]
   }
 
-  /** Adds a component unless there is one of the name, and refers to it. */
+  /** Adds a component unless its name exists, and returns a reference to it. */
   named(name: string, schema: SchemaNode): SchemaNode {
     this.schemas[name] ??= schema
     return { $ref: `${SCHEMAS}${name}` }
   }
 
-  /** The schema that a reference leads to; any other schema itself. */
+  /** Resolves a reference to its schema; other schemas are returned unchanged. */
   resolve(schema: SchemaNode): SchemaNode {
     return typeof schema.$ref === 'string' && schema.$ref.startsWith(SCHEMAS)
       ? this.resolve({ ...this.schemas[schema.$ref.slice(SCHEMAS.length)] })
@@ -53,17 +53,17 @@ export class Components {
     }) as SchemaNode
     const { $schema: _draft, $defs = {}, ...root } = schema
     const definitions = $defs as Record<string, SchemaNode>
-    // What callers send is described at its declaration, where tools read it too.
+    // Inputs are described only at their declaration, from which tools also read them.
     const describe = (name: string, field: SchemaNode) =>
       io === 'output' && !isDescribed(field, definitions) ? fieldDescription(name) : null
     for (const [name, definition] of Object.entries(definitions)) this.named(name, tidy(definition, describe))
     const name = root.id as string | undefined
-    const made = tidy(root, describe)
-    return name ? this.named(name, made) : made
+    const tidied = tidy(root, describe)
+    return name ? this.named(name, tidied) : tidied
   }
 }
 
-/** Whether a schema says what it is about, itself or where it refers to. */
+/** Whether a schema has a description, itself or in a schema it references. */
 function isDescribed(schema: SchemaNode, definitions: Record<string, SchemaNode>): boolean {
   const { description, $ref, anyOf, oneOf, allOf } = schema
   const target = typeof $ref === 'string' ? definitions[$ref.slice($ref.lastIndexOf('/') + 1)] : undefined
@@ -72,8 +72,8 @@ function isDescribed(schema: SchemaNode, definitions: Record<string, SchemaNode>
 }
 
 /**
- * A schema as the document has it: references to components, without names and without limits that say nothing. `describe`
- * gives fields a description that have none.
+ * Returns a schema in the form of the document: with references to components, without ids and redundant keywords.
+ * `describe` provides descriptions of fields without one.
  */
 function tidy(schema: SchemaNode, describe: (name: string, field: SchemaNode) => string | null): SchemaNode {
   const field = (name: string, value: unknown): unknown => {
@@ -90,14 +90,14 @@ function tidy(schema: SchemaNode, describe: (name: string, field: SchemaNode) =>
       else if (key === 'id' && typeof value === 'string') continue
       else if (['example', 'default', 'const', 'enum', 'examples'].includes(key)) out[key] = value
       else if (key === '$ref' && typeof value === 'string') out[key] = value.replace('#/$defs/', SCHEMAS)
-      else if (!isPlain(key, value, node)) out[key] = walk(value, key === 'properties')
+      else if (!isRedundant(key, value, node)) out[key] = walk(value, key === 'properties')
     }
     return out
   }
   return walk(schema, false) as SchemaNode
 }
 
-/** A schema without what only examples are made of. */
+/** Returns a schema without `example` keywords. */
 export function publishedComponents(schema: unknown, isMap = false): unknown {
   if (Array.isArray(schema)) return schema.map(each => publishedComponents(each))
   if (!isObject(schema)) return schema
@@ -110,13 +110,13 @@ export function publishedComponents(schema: unknown, isMap = false): unknown {
   return out
 }
 
-/** Length from which a schema that is there twice is a component. */
-const WORTH_NAMING = 120
+/** Minimum JSON length of a repeated schema to become a component. */
+const MIN_SHARED_LENGTH = 120
 
-const pascal = (text: string): string =>
+const toPascal = (text: string): string =>
   text.replace(/(^|[^A-Za-z0-9]+)([A-Za-z0-9])/g, (_match, _gap, letter: string) => letter.toUpperCase())
 
-/** Makes a component of each schema that is there several times, named after where it is first. */
+/** Replaces repeated schemas by references to a component, named after its first occurrence. */
 export function withoutRepeats(schemas: Record<string, SchemaNode>): Record<string, SchemaNode> {
   const counts = new Map<string, number>()
   const eachSchema = (value: unknown, isMap: boolean, visit: (schema: SchemaNode, text: string) => void): void => {
@@ -130,41 +130,44 @@ export function withoutRepeats(schemas: Record<string, SchemaNode>): Record<stri
     for (const [key, value] of Object.entries(schema))
       eachSchema(value, key === 'properties', (_schema, text) => counts.set(text, (counts.get(text) ?? 0) + 1))
   const names = new Map<string, string>()
-  const made: Record<string, SchemaNode> = {}
-  const replaced = (value: unknown, isMap: boolean, path: string): unknown => {
-    if (Array.isArray(value)) return value.map(each => replaced(each, false, path))
+  const added: Record<string, SchemaNode> = {}
+  const replace = (value: unknown, isMap: boolean, path: string): unknown => {
+    if (Array.isArray(value)) return value.map(each => replace(each, false, path))
     if (!isObject(value)) return value
     const text = JSON.stringify(value)
-    if (!isMap && !value.$ref && text.length >= WORTH_NAMING && (counts.get(text) ?? 0) > 1) {
+    if (!isMap && !value.$ref && text.length >= MIN_SHARED_LENGTH && (counts.get(text) ?? 0) > 1) {
       if (!names.has(text)) {
         let name = path
-        for (let count = 2; schemas[name] || made[name]; count++) name = `${path}${count}`
+        for (let count = 2; schemas[name] || added[name]; count++) name = `${path}${count}`
         names.set(text, name)
-        made[name] = {}
-        made[name] = inner(value, false, name)
+        added[name] = {}
+        added[name] = replaceWithin(value, false, name)
       }
       return { $ref: `${SCHEMAS}${names.get(text)}` }
     }
-    return inner(value, isMap, path)
+    return replaceWithin(value, isMap, path)
   }
-  const inner = (value: SchemaNode, isMap: boolean, path: string): SchemaNode =>
+  const replaceWithin = (value: SchemaNode, isMap: boolean, path: string): SchemaNode =>
     Object.fromEntries(
       Object.entries(value).map(([key, item]) => [
         key,
         !isMap && ['default', 'const', 'enum', 'required'].includes(key)
           ? item
-          : replaced(item, !isMap && key === 'properties', isMap ? `${path}${pascal(key)}` : path),
+          : replace(item, !isMap && key === 'properties', isMap ? `${path}${toPascal(key)}` : path),
       ]),
     )
-  const all = Object.entries(schemas).map(([name, schema]): [string, SchemaNode] => [name, inner(schema, false, name)])
-  return Object.fromEntries([...all, ...Object.entries(made)])
+  const all = Object.entries(schemas).map(([name, schema]): [string, SchemaNode] => [
+    name,
+    replaceWithin(schema, false, name),
+  ])
+  return Object.fromEntries([...all, ...Object.entries(added)])
 }
 
 const REFERENCE = /"#\/components\/(schemas|responses)\/([^"]+)"/g
 
 /**
- * Orders schemas by their first use, with what they refer to behind them: schemas of one module share their words, and gzip
- * finds repeats within 32 KiB only.
+ * Orders schemas by their first use, each followed by the schemas it references. Schemas of one module share their words,
+ * and gzip finds repetitions only within 32 KiB.
  */
 export function inOrderOfUse(
   schemas: Record<string, SchemaNode>,

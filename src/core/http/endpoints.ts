@@ -15,20 +15,20 @@ import { allHealthy, type Checks, readinessHandler } from './health.ts'
 import { openApiDocument } from './openapi.ts'
 import { errorPage, permissionPage, referencePage } from './pages.ts'
 
-/** A document as it was made once, and compressed once for each encoding that was asked for. */
-type Served = { text: Buffer; tag: string; packed: Partial<Record<keyof typeof PACK, Buffer>> }
+/** A document, generated once and compressed once per requested encoding. */
+type CachedDocument = { text: Buffer; tag: string; compressed: Partial<Record<keyof typeof COMPRESS, Buffer>> }
 
-/** Level 9 takes a tenth of a second for what the highest takes three. */
+/** Level 9 takes 0.1 s, the highest level 3 s. */
 const BROTLI_LEVEL = 9
 
-const PACK = {
+const COMPRESS = {
   br: (text: Buffer) => promisify(brotliCompress)(text, { params: { [constants.BROTLI_PARAM_QUALITY]: BROTLI_LEVEL } }),
   gzip: (text: Buffer) => promisify(gzip)(text, { level: constants.Z_BEST_COMPRESSION }),
 }
 
 const migrationCount = migrationNames().length
 
-/** Mounts what is served outside /api/v1: descriptions, reference pages, health, metrics. */
+/** Mounts the endpoints outside /api/v1: documents, reference pages, health, metrics. */
 export function mountDocuments(
   app: Express,
   services: Services,
@@ -37,16 +37,16 @@ export function mountDocuments(
 ): void {
   const { config } = services
   const serve = (path: string, type: string, make: () => string | Promise<string>) => {
-    let made: Served | undefined
+    let cached: CachedDocument | undefined
     app.get(path, async (req: Request, res: Response) => {
-      if (!made) {
+      if (!cached) {
         const text = await make()
-        made = { text: Buffer.from(text), tag: etagOf(text), packed: {} }
+        cached = { text: Buffer.from(text), tag: etagOf(text), compressed: {} }
       }
-      res.setHeader('ETag', made.tag)
+      res.setHeader('ETag', cached.tag)
       res.setHeader('Cache-Control', 'max-age=60')
-      const known = req.headers['if-none-match']
-      if (known !== undefined && etagMatches(known, made.tag)) return void res.status(304).end()
+      const ifNoneMatch = req.headers['if-none-match']
+      if (ifNoneMatch !== undefined && etagMatches(ifNoneMatch, cached.tag)) return void res.status(304).end()
       res.setHeader('Content-Type', type)
       if (type.startsWith('text/html'))
         res.setHeader(
@@ -55,18 +55,18 @@ export function mountDocuments(
         )
       res.setHeader('Vary', 'Accept-Encoding')
       const encoding = req.acceptsEncodings('br', 'gzip', 'identity')
-      if (encoding !== 'br' && encoding !== 'gzip') return void res.end(made.text)
-      made.packed[encoding] ??= await PACK[encoding](made.text)
+      if (encoding !== 'br' && encoding !== 'gzip') return void res.end(cached.text)
+      cached.compressed[encoding] ??= await COMPRESS[encoding](cached.text)
       res.setHeader('Content-Encoding', encoding)
-      res.end(made.packed[encoding])
+      res.end(cached.compressed[encoding])
     })
   }
-  const description = () => openApiDocument(operations, config, state.version)
-  serve('/openapi.json', 'application/json; charset=utf-8', () => JSON.stringify(description()))
+  const document = () => openApiDocument(operations, config, state.version)
+  serve('/openapi.json', 'application/json; charset=utf-8', () => JSON.stringify(document()))
   serve('/openapi.yaml', 'application/yaml; charset=utf-8', async () => {
-    // Few ask for it, and every process would hold it.
+    // Rarely requested: imported on demand to save memory.
     const { stringify } = await import('yaml')
-    return stringify(description(), { aliasDuplicateObjects: false })
+    return stringify(document(), { aliasDuplicateObjects: false })
   })
   serve('/errors.json', 'application/json; charset=utf-8', () => JSON.stringify(errorDocument(config.DOCS_BASE_URL)))
   serve('/docs', 'text/html; charset=utf-8', () => referencePage(operations))
@@ -76,7 +76,7 @@ export function mountDocuments(
   mountHealth(app, services, { draining: state.draining })
 }
 
-/** Mounts /healthz, /readyz and /metrics: what a web process and a worker have in common. `extra` adds checks. */
+/** Mounts /healthz, /readyz and /metrics, for web and worker processes. `extra` adds checks. */
 export function mountHealth(
   app: Express,
   services: Services,
@@ -85,21 +85,21 @@ export function mountHealth(
   const { config } = services
   app.get('/healthz', (_req: Request, res: Response) => void res.json({ status: 'ok' }))
   app.get('/readyz', (_req: Request, res: Response) => {
-    const ready = (checks: Checks) => {
+    const respond = (checks: Checks) => {
       if (allHealthy(checks)) return void res.json({ status: 'ok', checks })
       const error = serviceNotReady(checks)
       res.status(error.status).json(errorBody(error, config.DOCS_BASE_URL))
     }
-    if (state.draining()) return ready({ process: 'shutting down' })
-    void readinessHandler(services, migrationCount).then(checks => ready({ ...checks, ...state.extra?.() }))
+    if (state.draining()) return respond({ process: 'shutting down' })
+    void readinessHandler(services, migrationCount).then(checks => respond({ ...checks, ...state.extra?.() }))
   })
   mountMetrics(app, services)
 }
 
-/** Compares in a time that does not depend on where two texts differ. */
-const same = (left: string, right: string): boolean => timingSafeEqual(sha256Of(left), sha256Of(right))
+/** Compares two texts in constant time. */
+const equalsSecret = (left: string, right: string): boolean => timingSafeEqual(sha256Of(left), sha256Of(right))
 
-/** GET /metrics: with METRICS_TOKEN its bearer only, without it loopback only. */
+/** Mounts GET /metrics: requires METRICS_TOKEN as bearer, or a loopback address if it is not set. */
 function mountMetrics(app: Express, services: Services): void {
   const { config } = services
   collectProcess()
@@ -109,7 +109,7 @@ function mountMetrics(app: Express, services: Services): void {
   app.get('/metrics', (req: Request, res: Response) => {
     const local = ['127.0.0.1', '::1', '::ffff:127.0.0.1'].includes(req.socket.remoteAddress ?? '')
     const permitted = config.METRICS_TOKEN
-      ? same(/^bearer +(.*)$/i.exec(req.headers.authorization ?? '')?.[1] ?? '', config.METRICS_TOKEN)
+      ? equalsSecret(/^bearer +(.*)$/i.exec(req.headers.authorization ?? '')?.[1] ?? '', config.METRICS_TOKEN)
       : local && !req.headers['x-forwarded-for'] && !req.headers.forwarded
     if (!permitted) {
       const error = new AppError('UNAUTHORIZED')
@@ -123,7 +123,7 @@ function mountMetrics(app: Express, services: Services): void {
         res.end(text)
       },
       error => {
-        services.log.error({ err: error }, 'metrics not collected')
+        services.log.error({ err: error }, 'metrics collection failed')
         res.status(500).json(errorBody(new AppError('INTERNAL_ERROR'), config.DOCS_BASE_URL))
       },
     )

@@ -3,11 +3,11 @@ import { toPascalCase } from '../api/resource.ts'
 import type { Components, SchemaNode } from './components.ts'
 
 /**
- * Examples of bodies, out of the schemas themselves: what a schema or a field declares (`.meta({ example })`), else a value
- * that its name and type lead to. Ids are those of one fictitious project, the support desk of a shop.
+ * Examples of bodies, generated from schemas: the declared example of a schema or field (`.meta({ example })`), otherwise a
+ * value derived from its name and type. All values belong to one fictitious project, the support desk of a shop.
  */
 
-/** Behind every prefix: each kind has one id. */
+/** Suffix of all example ids; each kind has one id. */
 const SUFFIX = '01k5p3vd7r9hj2x8m4qcw6tz0e'
 const TIME = '2026-03-02T09:30:00.000Z'
 
@@ -30,7 +30,7 @@ const VALUES: Record<string, unknown> = {
   instructions: 'Answer briefly, from the help pages.',
   message: 'Where is my order 1042?',
   prompt: 'May this order be refunded?',
-  reason: 'The customer asked for it',
+  reason: 'Requested by the customer',
   comment: 'Called the customer back',
   summary: 'Order 1042 is late',
   model: 'gpt-5-mini',
@@ -54,8 +54,9 @@ const VALUES: Record<string, unknown> = {
   hint: 'Check the request.',
 }
 
-/** Fields of records that are null as long as nothing went wrong, or nothing ended. */
-const EMPTY = /^(error|last_error|failure)$|_redacted_|^(deleted|archived|cancelled|expired|invalidated|superseded)_at$/
+/** Fields that are null in a normal record. */
+const NULL_BY_DEFAULT =
+  /^(error|last_error|failure)$|_redacted_|^(deleted|archived|cancelled|expired|invalidated|superseded)_at$/
 
 export const exampleId = (prefix: string): string => `${prefix}_${SUFFIX}`
 
@@ -68,20 +69,20 @@ type Place = {
   form: 'sent' | 'answered'
   /** Name of the field. */
   name: string
-  /** Kind that the record is about. */
+  /** Kind of the record. */
   owner: string
   depth: number
 }
 
-/** Answers are nested less deeply, unless their schemas lead back to themselves. */
-const DEEPEST = 12
+/** Depth limit, which only recursive schemas reach. */
+const MAX_DEPTH = 12
 
-/** Optional fields that answers have in special cases only. */
-const IN_SPECIAL_CASES = ['warnings']
+/** Optional fields that are omitted in a normal response. */
+const OMITTED_FIELDS = ['warnings']
 
 export class Examples {
   readonly #components: Components
-  /** Prefixes by the names of kinds, longest names first. */
+  /** Id prefixes by kind, longest names first. */
   readonly #prefixes: [string, string][]
 
   constructor(components: Components) {
@@ -93,14 +94,14 @@ export class Examples {
   }
 
   /**
-   * An example of what a caller sends: what is required, and what has an example of its own. Of a body that requires nothing
-   * and has none, its first field.
+   * Returns an example of an input: the required fields and the fields with a declared example; if there are none, the first
+   * field.
    */
   sent(schema: SchemaNode): unknown {
     return this.#of(schema, { form: 'sent', name: '', owner: '', depth: 0 })
   }
 
-  /** An example of what is answered: with every field. `owner`: the kind that it is about. */
+  /** Returns an example of an output, with all fields. `owner` is the kind of the record. */
   answered(schema: SchemaNode, owner = ''): unknown {
     return this.#of(schema, { form: 'answered', name: '', owner, depth: 0 })
   }
@@ -147,26 +148,26 @@ export class Examples {
     const declared = (schema.example ?? {}) as SchemaNode
     const names = Object.keys(properties)
     if (names.length === 0) return declared
-    const isShown = (name: string): boolean => {
+    const isIncluded = (name: string): boolean => {
       if (required.includes(name) || name in declared) return true
-      if (at.form === 'answered') return at.depth < DEEPEST && !IN_SPECIAL_CASES.includes(name)
+      if (at.form === 'answered') return at.depth < MAX_DEPTH && !OMITTED_FIELDS.includes(name)
       return schema.example === undefined && this.#hasExample(properties[name])
     }
-    const shown = names.filter(isShown)
-    const isEmptyBody = at.form === 'sent' && at.depth === 0 && shown.length === 0
+    const included = names.filter(isIncluded)
+    const isEmptyBody = at.form === 'sent' && at.depth === 0 && included.length === 0
     const first = isEmptyBody ? names.filter(name => name !== 'project_id').slice(0, 1) : []
     return Object.fromEntries(
-      [...shown, ...first].map(name => [
+      [...included, ...first].map(name => [
         name,
         name in declared ? declared[name] : this.#of(properties[name], { ...at, name, depth: at.depth + 1 }),
       ]),
     )
   }
 
-  /** Whether a field that may be null is null in an answer: failures, ends, and what is not a plain value. */
+  /** Whether a nullable field is null in an output: fields in NULL_BY_DEFAULT, and non-scalar fields without an example. */
   #isLeftNull(branches: SchemaNode[], { form, name }: Place): boolean {
     if (form === 'sent') return false
-    const isPlain = branches.some(each => {
+    const isScalar = branches.some(each => {
       const { type, enum: values, const: value } = this.#components.resolve(each)
       const types = [type ?? []].flat()
       return (
@@ -175,7 +176,7 @@ export class Examples {
         types.some(t => !['object', 'array', 'null'].includes(t as string))
       )
     })
-    return EMPTY.test(name) || (!isPlain && !branches.some(each => this.#hasExample(each)))
+    return NULL_BY_DEFAULT.test(name) || (!isScalar && !branches.some(each => this.#hasExample(each)))
   }
 
   #hasExample(schema: SchemaNode): boolean {
@@ -187,7 +188,7 @@ export class Examples {
   }
 
   #array(schema: SchemaNode, at: Place): unknown {
-    if (at.depth >= DEEPEST) return []
+    if (at.depth >= MAX_DEPTH) return []
     const items = (schema.items ?? {}) as SchemaNode
     const length = Math.max(1, Number(schema.minItems ?? 1))
     return Array.from({ length }, () =>
@@ -205,20 +206,20 @@ export class Examples {
     const id = this.#idNamed(name, owner)
     if (id) return id
     const text = String(VALUES[name] ?? name.replaceAll('_', ' ')) || 'text'
-    const shortest = Number(schema.minLength ?? 0)
-    return text.slice(0, Number(schema.maxLength ?? text.length)).padEnd(shortest, '.')
+    const minLength = Number(schema.minLength ?? 0)
+    return text.slice(0, Number(schema.maxLength ?? text.length)).padEnd(minLength, '.')
   }
 
-  /** An id by the name of the field that has it: `agent_id`, `default_agent_id`; `id` is that of the record. */
+  /** Returns the example id of a field by its name: `agent_id`, `default_agent_id`; `id` is the id of the record. */
   #idNamed(name: string, owner: string): string | null {
     const kind = name === 'id' ? owner : /_id$/.test(name) ? name.slice(0, -3) : null
     if (kind === null) return null
-    const found = this.#prefixes.find(([each]) => kind === each || kind.endsWith(`_${each}`))
-    const alone = found ?? this.#prefixes.find(([each]) => each.endsWith(`_${kind}`))
-    return exampleId(alone?.[1] ?? 'item')
+    const exact = this.#prefixes.find(([each]) => kind === each || kind.endsWith(`_${each}`))
+    const match = exact ?? this.#prefixes.find(([each]) => each.endsWith(`_${kind}`))
+    return exampleId(match?.[1] ?? 'item')
   }
 
-  /** The kind that a component is about: `AgentWithWarnings` is about agents. */
+  /** Returns the kind of a component by its name: `AgentWithWarnings` is an agent. */
   #kindNamed(component: string): string | null {
     return this.#prefixes.find(([name]) => component.startsWith(toPascalCase(name)))?.[0] ?? null
   }
@@ -226,8 +227,8 @@ export class Examples {
 
 function number(schema: SchemaNode, name: string): unknown {
   if (typeof schema.default === 'number') return schema.default
-  const least = Number(schema.minimum ?? Number(schema.exclusiveMinimum ?? -1) + 1)
-  const most = Number(schema.maximum ?? schema.exclusiveMaximum ?? Number.POSITIVE_INFINITY)
-  const usual = name === 'offset' ? 0 : name === 'limit' ? 50 : 1
-  return Math.min(Math.max(usual, least), most)
+  const min = Number(schema.minimum ?? Number(schema.exclusiveMinimum ?? -1) + 1)
+  const max = Number(schema.maximum ?? schema.exclusiveMaximum ?? Number.POSITIVE_INFINITY)
+  const preferred = name === 'offset' ? 0 : name === 'limit' ? 50 : 1
+  return Math.min(Math.max(preferred, min), max)
 }

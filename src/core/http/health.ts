@@ -1,7 +1,7 @@
 import type { RequestListener, Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { errorBody, serviceNotReady } from '../api/errors.ts'
-import { hearsItself, LOST_STATEMENT } from '../db/connections.ts'
+import { LOST_STATEMENT, notificationCheck } from '../db/connections.ts'
 import { sqlStateOf } from '../db/database-errors.ts'
 import { countStatement, type Queryable, voidStatement } from '../db/sql.ts'
 import type { Services } from '../process/services.ts'
@@ -12,26 +12,26 @@ export type Checks = Record<string, string>
 
 const BUDGET_MS = 2000
 
-/** Reasons that an operator can act on, by SQLSTATE. */
+/** Actionable reasons by SQLSTATE. */
 const REASONS: Record<string, string> = {
-  ...Object.fromEntries(LOST_STATEMENT.map(code => [code, 'prepared statements do not hold'])),
+  ...Object.fromEntries(LOST_STATEMENT.map(code => [code, 'prepared statements are lost'])),
   '25006': 'read-only',
   '53100': 'disk full',
 }
 
-/** Why a check failed, without the addresses and names that messages of the database hold: it is public. */
+/** Returns the reason of a failed check without addresses and names, because the endpoint is public. */
 function reasonOf(error: unknown): string {
   const { code, cause } = error as { code?: unknown; cause?: { code?: unknown } }
-  const known = sqlStateOf(error) ?? code ?? cause?.code
-  return typeof known === 'string' ? (REASONS[known] ?? `failed with ${known}`) : 'failed'
+  const reason = sqlStateOf(error) ?? code ?? cause?.code
+  return typeof reason === 'string' ? (REASONS[reason] ?? `failed with ${reason}`) : 'failed'
 }
 
-/** Seconds between two writes of the probe, whichever processes are asked and how often. */
+/** Minimum seconds between two writes of the probe, across all processes. */
 const PROBE_SECONDS = 15
 
 /**
- * Checks that the database takes writes. A read-only server refuses the statement also where it would write nothing; a full
- * disk is found by the write, which every process tries until one succeeds.
+ * Checks that the database accepts writes. A read-only server refuses the statement even if it updates no row; a full disk
+ * is detected by the write, which every process attempts until one succeeds.
  */
 const probeWrite = (db: Queryable) =>
   db.query(voidStatement`
@@ -40,7 +40,7 @@ const probeWrite = (db: Queryable) =>
 const withBudget = async (check: () => Promise<string>): Promise<string> => {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<string>(resolve => {
-    timer = setTimeout(() => resolve('no answer within 2 s'), BUDGET_MS)
+    timer = setTimeout(() => resolve('no response within 2 s'), BUDGET_MS)
   })
   try {
     return await Promise.race([check(), late])
@@ -51,7 +51,7 @@ const withBudget = async (check: () => Promise<string>): Promise<string> => {
   }
 }
 
-/** The checks of /readyz. `expectedMigrations` is the number of files in sql/. */
+/** Returns the checks of /readyz. `expectedMigrations` is the number of files in sql/. */
 export async function readinessHandler(services: Services, expectedMigrations: number): Promise<Checks> {
   const { notifications, pool } = services
   const [database, migrations, queue, notified] = await Promise.all([
@@ -60,8 +60,8 @@ export async function readinessHandler(services: Services, expectedMigrations: n
       return 'ok'
     }),
     withBudget(async () => {
-      const done = await pool.oneFirst(countStatement`select count(*) from migrations`)
-      return done >= expectedMigrations ? 'ok' : `${expectedMigrations - done} migrations are missing`
+      const applied = await pool.oneFirst(countStatement`select count(*) from migrations`)
+      return applied >= expectedMigrations ? 'ok' : `${expectedMigrations - applied} migrations are missing`
     }),
     withBudget(async () => {
       await pool.query(countStatement`select count(*) from pgboss.queue`)
@@ -69,7 +69,7 @@ export async function readinessHandler(services: Services, expectedMigrations: n
     }),
     withBudget(async () => {
       if (!notifications.healthy()) return 'not connected'
-      await hearsItself(services)()
+      await notificationCheck(services)()
       return 'ok'
     }),
   ])
@@ -81,8 +81,8 @@ export const allHealthy = (checks: Checks): boolean => Object.values(checks).eve
 const HEALTH_PATH = /^\/(healthz|readyz|metrics)(\?|$)/
 
 /**
- * Stands before an application so that its process can leave without dropping a request. After `drain` requests in
- * flight go on, new ones are refused with SERVICE_NOT_READY, and health is still answered, so that a balancer sees why.
+ * Wraps an application so that its process can shut down without dropping requests. After `drain`, requests in flight
+ * continue, new ones are refused with SERVICE_NOT_READY, and health endpoints still respond, for load balancers.
  */
 export function createDrainGate(handler: RequestListener, docsBaseUrl: string) {
   let inFlight = 0
@@ -108,7 +108,7 @@ export function createDrainGate(handler: RequestListener, docsBaseUrl: string) {
   }
   return {
     listener,
-    /** Refuses new requests; resolves when none is in flight, or after `graceMs`. */
+    /** Refuses new requests. Resolves when no request is in flight, or after `graceMs`. */
     drain: (graceMs: number): Promise<void> =>
       new Promise(resolve => {
         const timer = setTimeout(resolve, graceMs)
@@ -121,7 +121,7 @@ export function createDrainGate(handler: RequestListener, docsBaseUrl: string) {
   }
 }
 
-/** Closes a listening server: no new connections, idle ones ended at once, busy ones after their answer or at the end of the grace. */
+/** Closes a listening server: idle connections immediately, busy ones after their response or after `graceMs`. */
 export function closeServer(server: Server, graceMs: number): Promise<void> {
   return new Promise(resolve => {
     const timer = setTimeout(() => server.closeAllConnections(), graceMs)

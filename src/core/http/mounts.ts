@@ -5,16 +5,16 @@ import type { Caller } from '../iam/caller.ts'
 import type { RequestFacts } from '../invoke/call.ts'
 import type { Services } from '../process/services.ts'
 
-/** One request of a mount. What `serve` throws is answered in the error shape. */
+/** A request of a mount. Errors thrown by `serve` are sent in the standard error body. */
 export type MountExchange = {
   req: Request
   res: Response
   request: RequestFacts
-  /** What the log line of the request says besides. */
+  /** Additional fields of the request's log line. */
   noted: Record<string, unknown>
-  /** Resolves the bearer credential as of now; null without a valid one. */
+  /** Authenticates the bearer credential; null if there is no valid one. */
   identify(): Promise<Caller | null>
-  /** Reads the JSON body of an identified caller; undefined without one. */
+  /** Reads the JSON body of an authenticated caller; undefined if it is empty. */
   readJson(): Promise<unknown>
   /** Ends the response with JSON text, or without a body, and writes the log line of the request. */
   end(status: number, text: string | null): void
@@ -22,7 +22,7 @@ export type MountExchange = {
   stream(status: number, contentType: string, stream: Readable): void
 }
 
-/** An endpoint beside the operations that speaks a protocol of its own, for all HTTP methods of its path. */
+/** An endpoint of another protocol, for all HTTP methods of its path. */
 export type Mount = {
   path: string
   serve(services: Services, exchange: MountExchange): Promise<void>

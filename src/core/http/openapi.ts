@@ -8,9 +8,9 @@ import { fieldsOf, pathDescription, pathNames, queryFields } from '../api/parame
 import { Components, inOrderOfUse, publishedComponents, type SchemaNode, withoutRepeats } from './components.ts'
 import { Examples } from './examples.ts'
 
-/** `/openapi.json`, out of the registry of operations alone. docs/api.md says what its extensions mean. */
+/** Generates `/openapi.json` from the operations. docs/api.md describes its extensions. */
 
-/** What the request pipeline itself answers for an operation, beside what the operation raises. */
+/** Returns the error codes that the request pipeline raises for an operation, besides its own. */
 function pipelineCodes(operation: Operation): ErrorCode[] {
   const codes: ErrorCode[] = ['INTERNAL_ERROR', 'SERVICE_NOT_READY', 'VALIDATION_FAILED']
   if (operation.gate === 'public') return codes
@@ -25,10 +25,10 @@ function pipelineCodes(operation: Operation): ErrorCode[] {
   return codes
 }
 
-/** What the HTTP layer answers for a body that does not end, is too large, or is encoded in a way it does not know. */
+/** Statuses of the HTTP layer for a body that times out, is too large, or has an unsupported encoding. */
 const BODY_REFUSALS = [408, 413, 415]
 
-/** The statuses that an operation refuses with, and the codes that it adds to what any operation answers with them. */
+/** Returns the refusal statuses of an operation, and its codes in addition to COMMON_CODES. */
 function refusalsOf(operation: Operation): { statuses: Set<number>; codes: ErrorCode[] } {
   const codes = [...new Set([...pipelineCodes(operation), ...operation.raises])]
   const rejected = [...(operation.body ? BODY_REFUSALS : []), ...operation.rejects]
@@ -38,14 +38,14 @@ function refusalsOf(operation: Operation): { statuses: Set<number>; codes: Error
   }
 }
 
-/** Every code with which an operation refuses under a status. */
+/** Returns all error codes of an operation for a status. */
 export function refusalCodes(operation: Operation, status: number): ErrorCode[] {
   const { statuses } = refusalsOf(operation)
   const codes = [...pipelineCodes(operation), ...operation.raises].filter(code => errorEntry(code).status === status)
   return codes.length === 0 && statuses.has(status) ? ['REQUEST_REJECTED'] : [...new Set(codes)].sort()
 }
 
-/** Codes that any operation may answer which takes what they are about. */
+/** Codes common to all operations to which they apply. */
 const COMMON_CODES: ReadonlySet<ErrorCode> = new Set([
   'API_KEY_PROJECT_SCOPE',
   'FORBIDDEN',
@@ -60,30 +60,30 @@ const COMMON_CODES: ReadonlySet<ErrorCode> = new Set([
   'VALIDATION_FAILED',
 ])
 
-/** Bodies of other types than JSON and forms are the bytes themselves. */
+/** Whether a body of a type has fields; bodies of other types are opaque bytes. */
 const describesFields = (type: string): boolean => type === 'application/json' || type === 'multipart/form-data'
 
-/** Whether a request says which project it is about: in its path, or as `project_id`. */
+/** Whether a request specifies its project, in its path or as `project_id`. */
 const namesProject = ({ shape, kind, gate }: Operation): boolean =>
   shape === 'item' ? kind?.name === 'project' : gate === 'policy' || gate === 'owner'
 
 const takesIfMatch = ({ shape, method, raises }: Operation): boolean =>
   shape === 'item' && (['put', 'patch', 'delete'].includes(method) || raises.includes('PRECONDITION_FAILED'))
 
-/** What the HTTP layer says of each status beside the errors. */
+/** Descriptions of success statuses. */
 const STATUSES: Record<number, string> = {
-  200: 'The result',
-  201: 'The result',
-  202: 'Accepted: the work is done in the background',
-  204: 'Done; no content',
-  206: 'The range asked for',
-  304: 'If-None-Match names what is there; no content',
+  200: 'Result',
+  201: 'Result',
+  202: 'Accepted for background processing',
+  204: 'No content',
+  206: 'Requested range',
+  304: 'Not modified; the ETag matches If-None-Match',
 }
 
 const NDJSON = 'application/x-ndjson'
 const EVENTS = 'text/event-stream'
 
-/** Parts of a document that many operations have in common. */
+/** Parts of a document shared by operations. */
 class Shared {
   readonly components = new Components()
   readonly examples = new Examples(this.components)
@@ -95,7 +95,7 @@ class Shared {
     this.commands = new Map(commandsOf(operations).map(({ id, words }) => [id, words]))
   }
 
-  /** Refers to a parameter, which is a component under its place and name. */
+  /** Returns a reference to a parameter, a component named by its location and name. */
   parameter(parameter: SchemaNode & { name: string; in: string }): SchemaNode {
     const text = JSON.stringify(parameter)
     for (let count = 1; ; count++) {
@@ -105,12 +105,12 @@ class Shared {
     }
   }
 
-  /** The refusals of a status, which differ by their codes alone. */
+  /** Returns a reference to the refusals of a status, which differ only in their codes. */
   refusal(status: number): SchemaNode {
     const name = `E${status}`
     const codes = [...COMMON_CODES].filter(code => errorEntry(code).status === status)
     this.responses[name] ??= {
-      description: `Refused with ${status}`,
+      description: `Refused with status ${status}`,
       'x-error-codes': codes.length > 0 ? codes : ['REQUEST_REJECTED'],
       content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' } } },
     }
@@ -135,7 +135,7 @@ function parametersOf(operation: Operation, shared: Shared): SchemaNode[] {
   ].map(parameter => shared.parameter(parameter))
 }
 
-/** Objects, which are tag filters, have the style `tags[key]=value`. */
+/** Returns a query parameter. Objects, such as tag filters, have the style `tags[key]=value`. */
 function queryParameter(name: string, type: z.ZodType, { components }: Shared) {
   const { description, ...schema } = components.schema(type, 'input')
   return {
@@ -153,14 +153,14 @@ const IDEMPOTENCY_KEY = {
   in: 'header',
   schema: { type: 'string', minLength: 1, maxLength: 255 },
   description:
-    'A repeat within 24 hours with the same key and body gets the first answer. Where that was lost with its process, the repeat waits for, or streams, what the first request started.',
+    'Key that makes the request idempotent. A repeat within 24 hours with the same key and body returns the first response. If that response was lost, the repeat waits for, or streams, the work that the first request started.',
 }
 
 const IF_MATCH = {
   name: 'If-Match',
   in: 'header',
   schema: { type: 'string' },
-  description: 'ETag that was read; the request is refused when the record has changed since.',
+  description: 'ETag of the record when it was read. The request is refused if the record has changed since then.',
 }
 
 function bodyOf(operation: Operation, { components, examples }: Shared): SchemaNode | null {
@@ -175,14 +175,14 @@ function bodyOf(operation: Operation, { components, examples }: Shared): SchemaN
   return { required: !bodyOptional, content: Object.fromEntries(content) }
 }
 
-/** The content of an answer, by media types. */
+/** Returns the content of a response by media type, or null. */
 function contentOf(operation: Operation, status: number, shared: Shared): SchemaNode | null {
   const { answers, produces, alsoProduces = {}, stream, kind } = operation
   const { components, examples } = shared
   const type = answers[status]
   const content: SchemaNode = {}
   if (type) {
-    const schema = listing(operation, components.schema(type, 'output'), components)
+    const schema = withColumns(operation, components.schema(type, 'output'), components)
     content[produces === NDJSON ? NDJSON : 'application/json'] = {
       schema,
       example: examples.answered(schema, kind?.name),
@@ -203,7 +203,7 @@ function contentOf(operation: Operation, status: number, shared: Shared): Schema
   return Object.keys(content).length > 0 ? content : null
 }
 
-/** The schema of any event of a stream: a component of its own, which tells its events apart by their names. */
+/** Returns the schema of the events of a stream: a component, discriminated by event name. */
 function eventSchema({ name, events }: NonNullable<Operation['stream']>, components: Components): SchemaNode {
   const named = events.map(event => [event.shape.event.value, components.schema(event, 'output')] as const)
   return components.named(name, {
@@ -215,15 +215,15 @@ function eventSchema({ name, events }: NonNullable<Operation['stream']>, compone
   })
 }
 
-/** The schema of a list with the columns that a table shows. */
-function listing(operation: Operation, schema: SchemaNode, components: Components): SchemaNode {
+/** Returns the schema of a list with `x-columns`, the columns for a table. */
+function withColumns(operation: Operation, schema: SchemaNode, components: Components): SchemaNode {
   if (!pagingOf(operation)) return schema
   const columns = columnsOf(operation, components.resolve(schema), components)
   return columns.length > 0 ? { ...schema, 'x-columns': columns } : schema
 }
 
-/** Fields that tell records apart, in the order in which a table shows them. */
-const TELLING = [
+/** Preferred table columns, in their order. */
+const PREFERRED_COLUMNS = [
   'id',
   'key',
   'action',
@@ -251,23 +251,23 @@ const TELLING = [
   'created_at',
   'started_at',
 ]
-const MOST_COLUMNS = 6
+const MAX_COLUMNS = 6
 
 function columnsOf({ kind }: Operation, list: SchemaNode, components: Components): readonly string[] {
   const data = (list.properties as Record<string, SchemaNode> | undefined)?.data
   const item = components.resolve((data?.items ?? {}) as SchemaNode)
-  const shown = Object.keys((item.properties ?? {}) as SchemaNode)
-  if (kind?.listed?.every(name => shown.includes(name))) return kind.listed
-  const telling = TELLING.filter(name => shown.includes(name))
-  return [...telling, ...shown.filter(name => !telling.includes(name))].slice(
+  const fields = Object.keys((item.properties ?? {}) as SchemaNode)
+  if (kind?.listed?.every(name => fields.includes(name))) return kind.listed
+  const preferred = PREFERRED_COLUMNS.filter(name => fields.includes(name))
+  return [...preferred, ...fields.filter(name => !preferred.includes(name))].slice(
     0,
-    Math.min(MOST_COLUMNS, Math.max(telling.length, 2)),
+    Math.min(MAX_COLUMNS, Math.max(preferred.length, 2)),
   )
 }
 
 /**
- * The flat call of an operation with a body. The schema of a field is there where no parameter, and no property of the body,
- * of that name has it.
+ * Returns the flat call of an operation with a body, or null. A field has a schema only if no parameter or body property of
+ * the same name defines it.
  */
 function flatOf(operation: Operation, body: SchemaNode | null, { components }: Shared): SchemaNode[] | null {
   const call = body && flatten(operation)
@@ -282,14 +282,14 @@ function flatOf(operation: Operation, body: SchemaNode | null, { components }: S
   }))
 }
 
-/** What clients and command lines need to know beside the request. */
+/** Returns the extensions of an operation for clients and command lines. */
 function extensions(operation: Operation, shared: Shared): SchemaNode {
   const { id, body, query, stream, aliasOf, checkedBy, waiting } = operation
-  const sends = (name: string) => (name in fieldsOf(body) ? 'body' : name in fieldsOf(query) ? 'query' : null)
+  const locationOf = (name: string) => (name in fieldsOf(body) ? 'body' : name in fieldsOf(query) ? 'query' : null)
   const command = shared.commands.get(id)
   const paged = pagingOf(operation)
-  const selector = sends('stream')
-  const check = sends('dry_run') ? 'dry_run' : checkedBy
+  const selector = locationOf('stream')
+  const check = locationOf('dry_run') ? 'dry_run' : checkedBy
   return {
     ...(command ? { 'x-command': command } : {}),
     ...(aliasOf ? { 'x-alias-of': aliasOf } : {}),
@@ -343,20 +343,24 @@ const errorSchema = () => ({
   properties: {
     error: {
       type: 'object',
-      description: 'The refusal',
+      description: 'Error',
       required: ['code', 'message', 'hint', 'docs_url'],
       properties: {
-        code: { type: 'string', description: 'Stable; a key of x-error-codes' },
-        message: { type: 'string', description: 'What happened; may change' },
-        hint: { type: 'string', description: 'What to do' },
-        docs_url: { type: 'string', description: 'Where the code is explained' },
-        meta: { type: 'object', additionalProperties: true, description: 'Facts of the occurrence, by code' },
+        code: { type: 'string', description: 'Stable error code, a key of x-error-codes' },
+        message: { type: 'string', description: 'Human-readable message, which may change' },
+        hint: { type: 'string', description: 'Suggested remedy' },
+        docs_url: { type: 'string', description: 'URL of the documentation of the code' },
+        meta: {
+          type: 'object',
+          additionalProperties: true,
+          description: 'Details of the error; the fields depend on the code',
+        },
       },
     },
   },
 })
 
-/** Makes components of the answers that several operations have, named after their schemas, and returns them. */
+/** Replaces responses used by several operations with references to components, named after their schemas. */
 function shareResponses(described: readonly SchemaNode[]): Record<string, SchemaNode> {
   const seen = new Map<string, [SchemaNode, string][]>()
   for (const { responses } of described as { responses: Record<string, SchemaNode> }[])
@@ -377,7 +381,7 @@ function shareResponses(described: readonly SchemaNode[]): Record<string, Schema
   return components
 }
 
-/** The OpenAPI document of the operations. The same for every caller; built once per process. */
+/** Returns the OpenAPI document of the operations, which is the same for all callers. */
 export function openApiDocument(
   operations: readonly Operation[],
   config: Pick<Config, 'DOCS_BASE_URL'>,

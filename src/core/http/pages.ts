@@ -3,9 +3,9 @@ import type { Operation } from '../api/operation.ts'
 import { actionCatalogue } from '../iam/catalogue.ts'
 import { openApiDocument, refusalCodes } from './openapi.ts'
 
-/** The pages below /docs: what the OpenAPI document, the error catalogue and the action catalogue say, to be read. */
+/** The HTML pages below /docs: API reference, error catalogue and action catalogue. */
 
-/** JSON Schema as the OpenAPI document has it. */
+/** JSON Schema in the form of the OpenAPI document. */
 type Schema = Record<string, unknown> & {
   $ref?: string
   type?: string | string[]
@@ -52,26 +52,26 @@ table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #d0d7de;
 </style></head><body><nav><a href="/docs">Reference</a><a href="/docs/errors">Errors</a><a href="/docs/permissions">Permissions</a><a href="/openapi.json">OpenAPI (JSON)</a><a href="/openapi.yaml">OpenAPI (YAML)</a></nav>
 <h1>${title}</h1>${body}</body></html>`
 
-/** The limits of a schema that are worth showing; those of every integer are not. */
+/** Schema keywords that are displayed, except the limits of every integer. */
 const LIMITS = ['minimum', 'exclusiveMinimum', 'maximum', 'minLength', 'maxLength', 'minItems', 'maxItems', 'default']
 
-/** What a schema takes, in one line of HTML; a named one is a link to its record. */
+/** Returns the type of a schema as one line of HTML; a named schema is a link to its record. */
 function typeOf(schema: Schema): string {
   if (schema.$ref) {
     const name = schema.$ref.slice(schema.$ref.lastIndexOf('/') + 1)
     return `<a href="#schema-${name}">${name}</a>`
   }
-  const either = schema.anyOf ?? schema.oneOf
-  if (either) return either.map(typeOf).join(' or ')
+  const alternatives = schema.anyOf ?? schema.oneOf
+  if (alternatives) return alternatives.map(typeOf).join(' or ')
   const values = schema.enum ?? (schema.const === undefined ? null : [schema.const])
   if (values) return values.map(value => `<code>${escapeHtml(String(value))}</code>`).join(' or ')
   const type = [schema.type ?? 'any'].flat().join(' or ')
   const limits = LIMITS.filter(name => name in schema && Math.abs(Number(schema[name])) !== Number.MAX_SAFE_INTEGER)
   const facts = [schema.format, ...limits.map(name => `${name} ${JSON.stringify(schema[name])}`)].filter(Boolean)
-  const shown = escapeHtml([type, ...facts].join(', '))
-  const held = schema.items ?? schema.additionalProperties
-  if (typeof held === 'object' && Object.keys(held).length > 0) return `${shown} of ${typeOf(held)}`
-  return schema.properties ? `${shown}${fieldTable(schema)}` : shown
+  const text = escapeHtml([type, ...facts].join(', '))
+  const element = schema.items ?? schema.additionalProperties
+  if (typeof element === 'object' && Object.keys(element).length > 0) return `${text} of ${typeOf(element)}`
+  return schema.properties ? `${text}${fieldTable(schema)}` : text
 }
 
 const fieldRow = (name: string, schema: Schema, required: boolean, description = schema.description ?? ''): string =>
@@ -90,14 +90,14 @@ const contentOf = (content: Content = {}): string =>
     .map(([type, { schema }]) => `${escapeHtml(type)}: ${typeOf(schema)}`)
     .join('<br>')
 
-/** A part of the document, or what its reference leads to. */
-function inPlace<T extends object>(document: object, part: Shared<T>): T {
+/** Resolves a reference to a part of the document. */
+function resolvePart<T extends object>(document: object, part: Shared<T>): T {
   if (!('$ref' in part)) return part
   const [, ...path] = part.$ref.split('/')
   return path.reduce<unknown>((node, key) => (node as Record<string, unknown>)[key], document) as T
 }
 
-/** One entry an operation: what goes in, what comes out, and with which codes it is refused. */
+/** Returns the API reference: parameters, body, responses and error codes of each operation. */
 export function referencePage(operations: readonly Operation[]): string {
   const document = openApiDocument(operations, { DOCS_BASE_URL: '/docs' }, '')
   const paths = document.paths as Record<string, Record<string, Described>>
@@ -108,7 +108,7 @@ export function referencePage(operations: readonly Operation[]): string {
       .map(operation => {
         const { parameters, requestBody, responses } = paths[`/api/v1${operation.path}`][operation.method]
         const answers = Object.entries(responses).map(([status, shared]) => {
-          const { description, content } = inPlace(document, shared)
+          const { description, content } = resolvePart(document, shared)
           const codes = refusalCodes(operation, Number(status))
           return `<tr><td>${status}</td><td>${codes.map(errorLink).join(', ') || contentOf(content) || escapeHtml(description)}</td></tr>`
         })
@@ -116,12 +116,12 @@ export function referencePage(operations: readonly Operation[]): string {
           operation.description ? `<p>${escapeHtml(operation.description)}</p>` : '',
           operation.action ? `<p>Permission <code>${escapeHtml(operation.action)}</code></p>` : '',
           parameters
-            ? `<p>Parameters</p><table>${parameters.map(each => parameterRow(inPlace(document, each))).join('')}</table>`
+            ? `<p>Parameters</p><table>${parameters.map(each => parameterRow(resolvePart(document, each))).join('')}</table>`
             : '',
           requestBody
             ? `<p>Body${requestBody.required ? '' : ', optional'}</p><p>${contentOf(requestBody.content)}</p>`
             : '',
-          `<p>Answers</p><table>${answers.join('')}</table>`,
+          `<p>Responses</p><table>${answers.join('')}</table>`,
         ]
         return entry(
           operation.id,
@@ -140,16 +140,16 @@ export function referencePage(operations: readonly Operation[]): string {
       schema.properties ? fieldTable(schema) : `<p>${typeOf(schema)}</p>`,
     ),
   )
-  return page('API reference', `${sections.join('')}<h2>Records</h2><p>* is required</p>${records.join('')}`)
+  return page('API reference', `${sections.join('')}<h2>Records</h2><p>* required</p>${records.join('')}`)
 }
 
-/** The anchor is inside, so that a link to it opens the entry. */
+/** Returns a collapsible entry. Its anchor is inside, so that a link to it opens the entry. */
 const entry = (id: string, summary: string, body: string): string =>
   `<details><summary>${summary}</summary><div id="${id}">${body}</div></details>`
 
 const errorLink = (code: string): string => `<a href="/docs/errors#${code}">${code}</a>`
 
-/** Every code of the catalogue, each with an anchor of its name. */
+/** Returns the error catalogue, with an anchor per code. */
 export function errorPage(): string {
   const rows = errorCodes().map(code => {
     const { status, description, hint } = errorEntry(code)
@@ -157,18 +157,18 @@ export function errorPage(): string {
   })
   return page(
     'Error codes',
-    `<p>Every error body is <code>{"error":{"code","message","hint","docs_url","meta"}}</code>. Codes are stable.</p><table><tr><th>Code</th><th>Status</th><th>When</th><th>What to do</th></tr>${rows.join('')}</table>`,
+    `<p>Every error body is <code>{"error":{"code","message","hint","docs_url","meta"}}</code>. Codes are stable.</p><table><tr><th>Code</th><th>Status</th><th>Description</th><th>Hint</th></tr>${rows.join('')}</table>`,
   )
 }
 
-/** The actions that policies may name. */
+/** Returns the catalogue of actions for policies. */
 export function permissionPage(operations: readonly Operation[]): string {
   const sections = actionCatalogue(operations).map(({ module, actions }) => {
     const rows = actions.map(
       entry =>
         `<tr><td><code>${escapeHtml(entry.action)}</code></td><td>${escapeHtml(entry.description)}</td><td>${entry.resource_type ?? ''}</td><td>${entry.gate}</td></tr>`,
     )
-    return `<h2>${escapeHtml(module)}</h2><table><tr><th>Action</th><th>Guards</th><th>Resource type</th><th>Gate</th></tr>${rows.join('')}</table>`
+    return `<h2>${escapeHtml(module)}</h2><table><tr><th>Action</th><th>Description</th><th>Resource type</th><th>Gate</th></tr>${rows.join('')}</table>`
   })
   return page('Permissions', sections.join(''))
 }

@@ -11,36 +11,36 @@ import type { Socket } from 'node:net'
 import { AppError, errorBody } from '../api/errors.ts'
 import { type Logger, redactCredentials } from '../process/log.ts'
 
-/** Statuses of what node's parser refuses; anything else is 400. */
+/** Statuses of errors of node's parser; default 400. */
 const STATUS_OF: Record<string, number> = {
   ERR_HTTP_REQUEST_TIMEOUT: 408,
   HPE_CHUNK_EXTENSIONS_OVERFLOW: 413,
   HPE_HEADER_OVERFLOW: 431,
 }
 
-/** How long a refused sender has to read the answer. */
+/** Time for a refused client to read the response. */
 const LINGER_MS = 1000
 
 const REQUEST_ID = /^[\x21-\x7e]{1,128}$/
 
-/** The request's own id when the client sent a usable one that is no credential, else a new one. */
+/** Returns the id sent by the client if it is well-formed and not a credential, otherwise a new id. */
 export function requestIdOf(req: IncomingMessage): string {
-  const sent = req.headers['x-request-id']
-  return typeof sent === 'string' && REQUEST_ID.test(sent) && redactCredentials(sent) === sent ? sent : randomUUID()
+  const id = req.headers['x-request-id']
+  return typeof id === 'string' && REQUEST_ID.test(id) && redactCredentials(id) === id ? id : randomUUID()
 }
 
 /**
- * A server whose own refusals (bad request line, bad method, headers over size, a request that never ends) are
- * REQUEST_REJECTED in the error shape, each with a request id and a log line.
- * @param options.requestTimeoutMs the longest that any request may take to arrive; default five minutes
- * @param options.keepAliveMs how long an idle connection is kept; answers name it in `Keep-Alive`
+ * Creates an HTTP server whose protocol errors (invalid request line or method, oversized headers, timeout) are sent as
+ * REQUEST_REJECTED in the standard error body, each with a request id and a log line.
+ * @param options.requestTimeoutMs time limit to receive a request; default five minutes
+ * @param options.keepAliveMs idle timeout of connections, sent in `Keep-Alive`
  */
 export function openServer(
   listener: RequestListener,
   options: { docsBaseUrl: string; log: Logger; requestTimeoutMs?: number; keepAliveMs?: number },
 ): Server {
   const { docsBaseUrl, log, requestTimeoutMs = 300_000, keepAliveMs = 65_000 } = options
-  // Without a Host header a request is as good as with one: nothing here depends on it.
+  // The Host header is not used.
   const server = createServer({ requireHostHeader: false }, listener)
   server.keepAliveTimeout = keepAliveMs
   server.headersTimeout = 66_000
@@ -65,16 +65,16 @@ export function openServer(
     const { text, headers } = refusal(status, message, level)
     const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}`)
     socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${lines.join('\r\n')}\r\n\r\n${text}`)
-    // A sender that never closes its side would keep what its request holds.
+    // Releases the memory of the request if the client never closes its side.
     setTimeout(() => socket.destroy(), LINGER_MS).unref()
   }
 
   server.on('clientError', (error: NodeJS.ErrnoException, socket) => {
-    // An answer that has begun cannot be followed by another one on its connection.
+    // A partially sent response cannot be followed by another one.
     const answering = (socket as Socket & { _httpMessage?: ServerResponse })._httpMessage?.headersSent
     if (error.code === 'ECONNRESET' || !socket.writable || answering) return void socket.destroy()
     const status = STATUS_OF[error.code ?? ''] ?? 400
-    // A client that leaves in the middle of a request costs no line, like one that resets its connection.
+    // A client that disconnects during a request is not logged at info, as for a connection reset.
     const level = error.code === 'HPE_INVALID_EOF_STATE' ? 'debug' : undefined
     refuseSocket(socket as Socket, status, STATUS_CODES[status] as string, level)
   })
@@ -88,40 +88,40 @@ export function openServer(
   return server
 }
 
-/** How many looks in a row find nothing new before a sender is said to pause. */
-const LOOKS = 4
+/** Number of consecutive checks without new bytes before a sender is considered idle. */
+const IDLE_CHECKS = 4
 
 /**
- * Gives up a body whose sender pauses for longer than `idleMs` or takes longer than `totalMs`, as node gives up a
- * request that never ends: 408, and the connection is closed. Both bounds are met up to a quarter of `idleMs`. One look
- * would not do: it may fall into the moment between the end of a pause of ours and the next bytes.
+ * Ends a request with 408 and closes its connection if the body pauses for longer than `idleMs` or takes longer than
+ * `totalMs`, both with a tolerance of a quarter of `idleMs`. A single check is not sufficient: it may run between the end of
+ * our backpressure and the next bytes.
  */
 export function limitBodyTime(req: IncomingMessage, { totalMs, idleMs }: { totalMs: number; idleMs: number }): void {
   const { socket } = req
   const started = performance.now()
   let read = socket.bytesRead
-  let quiet = 0
+  let idleChecks = 0
   const timer = setInterval(() => {
-    // Nothing waits for what has arrived; a full buffer is a pause of ours.
-    quiet = socket.bytesRead === read && req.readableLength === 0 ? quiet + 1 : 0
+    // A non-empty buffer is our backpressure, not a pause of the sender.
+    idleChecks = socket.bytesRead === read && req.readableLength === 0 ? idleChecks + 1 : 0
     read = socket.bytesRead
-    if (!req.complete && quiet < LOOKS && performance.now() - started <= totalMs) return
+    if (!req.complete && idleChecks < IDLE_CHECKS && performance.now() - started <= totalMs) return
     clearInterval(timer)
     if (req.complete) return
-    const error = Object.assign(new Error('the body did not come in time'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' })
+    const error = Object.assign(new Error('request body timed out'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' })
     const { server } = socket as Socket & { server?: Server }
     server?.emit('clientError', error, socket)
-  }, idleMs / LOOKS)
+  }, idleMs / IDLE_CHECKS)
   timer.unref()
   req.once('close', () => clearInterval(timer))
 }
 
-/** Closes the connection of a reader that lets an answer wait for longer than `idleMs`. */
+/** Closes the connection of a client that does not read a response for longer than `idleMs`. */
 export function limitReaderStall(res: ServerResponse, idleMs: number): void {
   res.setTimeout(idleMs, () => {
-    // An answer that has nothing to say for a while waits for us.
+    // Without pending data, the response waits for us, not for the client.
     if (res.writableNeedDrain) res.destroy()
   })
-  // The connection may have another answer to wait for.
+  // The connection may be reused for another response.
   res.prependOnceListener('finish', () => res.setTimeout(0))
 }

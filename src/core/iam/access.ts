@@ -13,10 +13,10 @@ import {
   type VisibleRows,
 } from './row-filter.ts'
 
-/** What a decision is about: a row, or everything of a kind in a project (creates), there at a path when one is known. */
+/** Target of a decision: a row, or all rows of a kind in a project (creates), optionally at a path. */
 export type PolicyTarget = AllowTarget & { requestTags?: Record<string, string> }
 
-/** The resource name of a target; creates are evaluated on `*`. */
+/** Returns the resource name of a target; creates are evaluated on `*`. */
 export function targetName(target: PolicyTarget): string {
   const { kind, row } = target
   const project = kind.global ? null : (row?.project_id ?? target.project_id ?? null)
@@ -25,7 +25,7 @@ export function targetName(target: PolicyTarget): string {
   return srn(project, own.type, own.id)
 }
 
-/** Every name of a target: by id (or `*`) and, where it has them, by path and by parent. */
+/** Returns all names of a target: by id (or `*`), by path and by parent. */
 function targetNames(target: PolicyTarget): string[] {
   const { kind, row } = target
   const names = [targetName(target)]
@@ -37,27 +37,27 @@ function targetNames(target: PolicyTarget): string[] {
   return names
 }
 
-/** The full decision on one target. The project binding is checked before, by `projectBinding`. */
+/** Whether an action is allowed on a target. The caller has already checked the project binding (requireBoundProject). */
 export const isAllowed = (caller: CallerFacts, action: string, target: PolicyTarget): boolean =>
   caller.layers.length === 0 || decide(caller.layers, requestFor(caller, action, target))
 
 function requestFor(caller: CallerFacts, action: string, target: PolicyTarget): DecisionRequest {
   const { kind, row } = target
-  const named = row && kind.authorize?.(row)
+  const substitute = row && kind.authorize?.(row)
   return {
     action,
     names: targetNames(target),
-    type: named?.type ?? kind.name,
-    resourceTags: target.tags ?? named?.tags ?? row?.tags ?? undefined,
+    type: substitute?.type ?? kind.name,
+    resourceTags: target.tags ?? substitute?.tags ?? row?.tags ?? undefined,
     requestTags: target.requestTags,
     facts: principalFacts(caller),
   }
 }
 
 /**
- * Raises FORBIDDEN with the action. Where the rights of the author of a definition are what is missing, its meta names the
- * definition: those who use it can have it adopted by somebody with the rights.
- * @param target what was asked for; default anything
+ * Raises FORBIDDEN with the action. If a permission of a definition's author is missing, meta contains the definition, which
+ * a principal with the permission can adopt.
+ * @param target requested target; default any
  */
 export function raiseForbidden(caller: CallerFacts | null, action: string, target?: PolicyTarget): never {
   const layers = caller?.layers ?? []
@@ -74,31 +74,31 @@ export function raiseForbidden(caller: CallerFacts | null, action: string, targe
   })
 }
 
-/** Whether a caller with an OAuth token would be permitted by its own rights: wider consent would help. */
+/** Whether only the consent of an OAuth token is missing: the user's own permissions allow the action. */
 function lacksConsentOnly(caller: CallerFacts, action: string, target?: PolicyTarget): boolean {
   if (caller.credential.type !== 'oauth_token') return false
   const own = withoutGrants(caller)
-  return target ? isAllowed(own, action, target) : mayEverIn(own, action)
+  return target ? isAllowed(own, action, target) : couldAllowInProject(own, action)
 }
 
-/** A caller without what grants narrow it to. */
+/** Returns a caller without the limits of OAuth grants. */
 const withoutGrants = <C extends CallerFacts>(caller: C): C => ({
   ...caller,
   layers: caller.layers.filter(({ kind }) => kind !== 'grant'),
 })
 
-const mayEverIn = (caller: CallerFacts, action: string): boolean =>
+const couldAllowInProject = (caller: CallerFacts, action: string): boolean =>
   caller.layers.every(layer => layerCouldAllow(layer, action, caller.project_id ?? undefined))
 
-/** Which of the actions the rights of the user allow somewhere in the project of an OAuth token. */
-export const isConsentable = (caller: CallerFacts, actions: readonly string[]): string[] =>
-  actions.filter(action => mayEverIn(withoutGrants(caller), action))
+/** Returns the actions that the user's permissions could allow in the project of an OAuth token. */
+export const listConsentable = (caller: CallerFacts, actions: readonly string[]): string[] =>
+  actions.filter(action => couldAllowInProject(withoutGrants(caller), action))
 
-/** Whether what grants narrow a caller to allows an action at all; true without grants. */
+/** Whether the OAuth grants of a caller could allow an action; true if there are none. */
 export const grantsAllow = (caller: CallerFacts, action: string): boolean =>
   caller.layers.every(layer => layer.kind !== 'grant' || layerCouldAllow(layer, action))
 
-/** Raises FORBIDDEN unless the caller is there and may. */
+/** Raises FORBIDDEN unless there is a caller and the action is allowed. */
 export function requirePermitted(
   caller: CallerFacts | null,
   action: string,
@@ -107,50 +107,51 @@ export function requirePermitted(
   if (!caller || !isAllowed(caller, action, target)) raiseForbidden(caller, action, target)
 }
 
-/**
- * Decisions that are for people are not made by work in the background, which would decide about itself. Raises FORBIDDEN.
- */
+/** Raises FORBIDDEN for background work, which must not make decisions about itself in place of a person. */
 export function requirePerson(caller: CallerFacts, action: string): void {
   if (isBackgroundWork(caller))
-    raise('FORBIDDEN', { message: 'Work in the background does not decide for people', meta: { action } })
+    raise('FORBIDDEN', { message: 'Background work cannot make this decision; a person must', meta: { action } })
 }
 
-/** `context.allow` for a caller that makes no request, or for work whose caller may be gone. */
-export const allowedPatterns =
+/** Returns an equivalent of `context.allow` for work without a request; a missing caller is allowed nothing. */
+export const permissionCheckFor =
   (caller: CallerFacts | null) =>
   (action: string, target: AllowTarget): void =>
     requirePermitted(caller, action, target)
 
-/** A caller without what authors of definitions allow: what it may do itself, within its bounds. */
-export const ownRights = <C extends CallerFacts>(caller: C): C => ({
+/** Returns a caller without the layers of definition authors: its own permissions, within its bounds. */
+export const ownPermissions = <C extends CallerFacts>(caller: C): C => ({
   ...caller,
   layers: caller.layers.filter(({ author_of }) => author_of === undefined),
 })
 
-/** What the authors of the definitions that led to a caller allow. */
-export const authorsRights = <C extends CallerFacts>(caller: C): C => ({
+/** Returns a caller with only the layers of definition authors. */
+export const authorPermissions = <C extends CallerFacts>(caller: C): C => ({
   ...caller,
   layers: caller.layers.filter(({ author_of }) => author_of !== undefined),
 })
 
 export const couldEverAllow = (caller: Caller, action: string): boolean => couldAllow(caller.layers, action)
 
-/** Whether the caller may know that something of the project exists. */
+/** Whether the existence of a project's resources is visible to the caller. */
 export function canSeeProject(caller: Caller, projectId: string | null): boolean {
   if (projectId === null) return true
   if (caller.project_id !== null && caller.project_id !== projectId) return false
-  // What the author of a definition may not know the caller may; the decision then names the definition.
-  return projectVisible(ownRights(caller).layers, projectId)
+  // Visibility ignores authors of definitions, so that the refusal can contain the definition.
+  return projectVisible(ownPermissions(caller).layers, projectId)
 }
 
-/** The project a bound credential may not leave. Raises API_KEY_PROJECT_SCOPE. */
+/** Raises API_KEY_PROJECT_SCOPE if a bound credential requests another project. */
 export function requireBoundProject(caller: Caller, requested: string): void {
   if (caller.project_id !== null && caller.project_id !== requested) {
     raise('API_KEY_PROJECT_SCOPE', { meta: { scoped_project: caller.project_id, requested_project: requested } })
   }
 }
 
-/** Global operations need the admin role and a credential that is bound to no project; a key with policies needs their Allow too. */
+/**
+ * Whether a caller may use a global operation: requires the admin role and an unbound credential; for a key with policies,
+ * also an Allow.
+ */
 export function passesAdminGate(caller: Caller, action: string, target: PolicyTarget | null): boolean {
   if (!isAdmin(caller) || caller.project_id !== null) return false
   if (caller.credential.type === 'user') return true
@@ -160,16 +161,16 @@ export function passesAdminGate(caller: Caller, action: string, target: PolicyTa
   )
 }
 
-/** What kind of rows a list has, as policies name it. */
+/** The rows of a list, by resource type in policies. */
 export type ListTarget = Pick<ListRequest, 'type' | 'parentType'>
 
-/** The same for the rows of a kind; `*` where an operation is about none. */
+/** Returns the list target of a kind; `*` for an operation without a kind. */
 export const listTargetOf = (kind: Pick<Kind, 'name' | 'parent'> | null): ListTarget => ({
   type: kind?.name ?? '*',
   parentType: kind?.parent?.kind,
 })
 
-/** The rows of a list the caller may see, in a project or where none is named in the deployment. */
+/** Returns the condition of the rows visible to the caller, in a project or, if null, in the deployment. */
 export function visibleRows(
   caller: Caller,
   { action, type, project, parentType }: ListTarget & { action: string; project: string | null },
@@ -188,14 +189,14 @@ export function visibleRows(
   return { rows, all: filter === true }
 }
 
-/** Whether a list over a named project can show anything at all. */
-export const listAllowed = (caller: Caller, action: string, listed: ListTarget, projectId: string): boolean =>
+/** Whether a list in a project can contain visible rows. */
+export const listAllowed = (caller: Caller, action: string, target: ListTarget, projectId: string): boolean =>
   caller.layers.length === 0 ||
-  listPossible(caller.layers, { ...listed, action, projectId, facts: principalFacts(caller) })
+  listPossible(caller.layers, { ...target, action, projectId, facts: principalFacts(caller) })
 
-/** Whether a list without a named project can show rows of any project. */
-export function listAllowedAnywhere(caller: Caller, action: string, listed: ListTarget): boolean {
+/** Whether a list over all projects can contain visible rows. */
+export function listAllowedAnywhere(caller: Caller, action: string, target: ListTarget): boolean {
   if (caller.layers.length === 0) return true
-  const projects = listProjects(caller.layers, { ...listed, action, facts: principalFacts(caller) })
+  const projects = listProjects(caller.layers, { ...target, action, facts: principalFacts(caller) })
   return projects === 'all' || projects.length > 0
 }

@@ -1,21 +1,21 @@
 import type { Bound, CallerDefinition, CallerFacts, MemoryBound, PrincipalRecord, PrincipalRef } from './caller.ts'
 
 /**
- * Whose rights the effects of definitions have. What somebody starts acts as the starter, bound to the project; within what
- * narrowed the starter; and within the rights that the author of each definition on the way has at that moment. So no one
- * makes the work of others do what he could not do himself, nor sheds a bound by having something else do it.
+ * Authority of work started through definitions. Work acts as its starter, bound to the project and to the bounds of the
+ * starter, and is limited to the current permissions of the author of each definition involved. So a definition cannot make
+ * the work of others exceed its author's permissions, and delegation cannot remove a bound.
  */
 
 /**
- * The authority of what definitions do that work of this authority led to: within the rights of their authors, what narrowed
- * those when they wrote, and the boundaries of agents. A definition whose author is the principal adds nothing.
+ * Returns an authority narrowed by definitions: by the permissions and bounds of their authors, and by agent boundaries. A
+ * definition whose author is the principal adds no bound.
  */
 export function narrowAuthority(record: PrincipalRecord, ...definitions: readonly CallerDefinition[]): PrincipalRecord {
   const added = definitions.flatMap(({ id: of, author, boundary, memory }): Bound[] => [
     ...(author === undefined || (author && isSame(author, record))
       ? []
       : [{ kind: 'author' as const, author: author && refOf(author), of }]),
-    // Whose facts it was written for is not whose facts it is used for.
+    // The end user of the author's write is unrelated to the end user of this use.
     ...(author ? boundsOf(author).filter(({ kind }) => kind !== 'memory') : []),
     ...(boundary ? [{ kind: 'boundary' as const, ...boundary }] : []),
     ...(memory ? [{ kind: 'memory' as const, ...memory }] : []),
@@ -24,69 +24,69 @@ export function narrowAuthority(record: PrincipalRecord, ...definitions: readonl
 }
 
 /**
- * The authority of work that acts as its own principal and that another asks for, who fires a trigger or has a run retried:
- * within what bounds the asker, who counts as a starter of it. Authors do not narrow it: asking is what they need the right
- * to, and what others lend by the trigger is theirs to lend.
+ * Returns the authority of work that acts as its own principal but is requested by another, who fires a trigger or retries a
+ * run: narrowed by the bounds of the requester, who becomes a starter. Author bounds of the requester do not apply: its
+ * author needs only the permission to make the request.
  */
-export function askedForBy(record: PrincipalRecord, asker: PrincipalRecord): PrincipalRecord {
-  const asked = withBounds(
+export function narrowToRequester(record: PrincipalRecord, requester: PrincipalRecord): PrincipalRecord {
+  const narrowed = withBounds(
     record,
-    boundsOf(asker).filter(({ kind }) => kind !== 'author'),
+    boundsOf(requester).filter(({ kind }) => kind !== 'author'),
   )
-  const [own, other] = [memoryBound(record), memoryBound(asker)]
-  // Of two end users it reads the facts of neither.
-  const apart = own && other && !other.shared && own.actor_id !== other.actor_id
-  const bounds = apart
-    ? asked.bounds?.map(bound => (bound.kind === 'memory' ? { ...bound, actor_id: null } : bound))
-    : asked.bounds
-  return startedAlsoBy(bounds ? { ...asked, bounds } : asked, asker)
+  const [own, other] = [memoryBound(record), memoryBound(requester)]
+  // With two different end users, the facts of neither are readable.
+  const isConflict = own && other && !other.shared && own.actor_id !== other.actor_id
+  const bounds = isConflict
+    ? narrowed.bounds?.map(bound => (bound.kind === 'memory' ? { ...bound, actor_id: null } : bound))
+    : narrowed.bounds
+  return addStarter(bounds ? { ...narrowed, bounds } : narrowed, requester)
 }
 
-/** The same authority, with another principal and those beside it as starters: whoever had a part in it may not approve it. */
-export function startedAlsoBy(record: PrincipalRecord, other: PrincipalRecord): PrincipalRecord {
+/** Adds a principal and its starters as starters of an authority, which excludes them from approving its work. */
+export function addStarter(record: PrincipalRecord, other: PrincipalRecord): PrincipalRecord {
   const starters = [...(record.starters ?? [])]
   for (const each of [other, ...(other.starters ?? [])])
-    if (![record, ...starters].some(known => isSame(known, each))) starters.push(refOf(each))
+    if (![record, ...starters].some(starter => isSame(starter, each))) starters.push(refOf(each))
   return starters.length === 0 ? record : { ...record, starters }
 }
 
-/** An authority within all that narrows another one, whose work it repeats. */
-export const withinBoundsOf = (record: PrincipalRecord, other: PrincipalRecord): PrincipalRecord =>
+/** Returns an authority narrowed by all bounds of another one, whose work it repeats. */
+export const addBoundsOf = (record: PrincipalRecord, other: PrincipalRecord): PrincipalRecord =>
   withBounds(record, boundsOf(other))
 
-/** Whose facts an authority reads; null where nothing says so. */
+/** Returns the memory bound of an authority, or null. */
 export function memoryBound({ bounds = [] }: Pick<PrincipalRecord, 'bounds'>): MemoryBound | null {
   const bound = bounds.find(({ kind }) => kind === 'memory')
   return bound?.kind === 'memory' ? { actor_id: bound.actor_id, shared: bound.shared } : null
 }
 
-/** Whose facts work reads: those of an end user, or of none, beside those of nobody. Null: everybody's. */
+/** The end user whose facts work may read in addition to facts without an end user. Null: facts of all end users. */
 export type Reach = { actor_id: string | null } | null
 
-/** What a turn, and all that it caused, may read; who calls with a key or as a user reads what policies allow. */
+/** Returns the reach of a turn and the work it causes; null for calls by key or user, which only policies limit. */
 export function reachOf(caller: Pick<PrincipalRecord, 'bounds'>): Reach {
   const bound = memoryBound(caller)
   return bound && !bound.shared ? { actor_id: bound.actor_id } : null
 }
 
-/** An authority that reads the facts of nobody and of an end user, beside all that bounds it already. */
+/** Adds a memory bound to an authority. */
 export const withMemoryOf = (record: PrincipalRecord, memory: MemoryBound): PrincipalRecord =>
   withBounds(record, [{ kind: 'memory', ...memory }])
 
-/** Whether the boundary of an agent narrows an authority. */
+/** Whether an agent boundary narrows an authority. */
 export const isBounded = ({ bounds = [] }: PrincipalRecord): boolean => bounds.some(({ kind }) => kind === 'boundary')
 
-/** What narrows a principal, as part of the name of an answer that is kept for it. */
-export const boundsName = ({ bounds = [], run }: Pick<CallerFacts, 'bounds' | 'run'>): string =>
+/** Returns the bounds of a caller as part of a cache key. */
+export const boundsKey = ({ bounds = [], run }: Pick<CallerFacts, 'bounds' | 'run'>): string =>
   [...bounds.map(nameOf), run?.policy_id ?? ''].join(',')
 
-/** What narrows an authority beside its principal. */
+/** Returns the bounds of an authority, including its trigger policy. */
 const boundsOf = ({ via, bounds = [] }: PrincipalRecord): readonly Bound[] =>
   via?.type === 'trigger' && via.policy_id !== null ? [{ kind: 'policy', id: via.policy_id }, ...bounds] : bounds
 
 function withBounds(record: PrincipalRecord, added: readonly Bound[]): PrincipalRecord {
   const bounds = new Map((record.bounds ?? []).map(bound => [keyOf(bound), bound]))
-  for (const bound of added) bounds.set(keyOf(bound), both(bounds.get(keyOf(bound)), bound))
+  for (const bound of added) bounds.set(keyOf(bound), mergeBound(bounds.get(keyOf(bound)), bound))
   return bounds.size === 0 ? record : { ...record, bounds: [...bounds.values()] }
 }
 
@@ -94,16 +94,16 @@ const refOf = ({ type, id }: PrincipalRef): PrincipalRef => ({ type, id })
 
 const isSame = (one: PrincipalRef, other: PrincipalRef): boolean => one.type === other.type && one.id === other.id
 
-/** One of each is enough; of whose facts are read there is one. */
+/** Returns the deduplication key of a bound; an authority has a single memory bound. */
 const keyOf = (bound: Bound): string => (bound.kind === 'memory' ? bound.kind : nameOf(bound))
 
-/** The later end user counts, and all have to share. */
-const both = (known: Bound | undefined, bound: Bound): Bound =>
-  known?.kind === 'memory' && bound.kind === 'memory'
-    ? { kind: 'memory', actor_id: bound.actor_id ?? known.actor_id, shared: known.shared && bound.shared }
-    : (known ?? bound)
+/** Merges two bounds. For memory, the later end user applies, and `shared` only if both are shared. */
+const mergeBound = (existing: Bound | undefined, bound: Bound): Bound =>
+  existing?.kind === 'memory' && bound.kind === 'memory'
+    ? { kind: 'memory', actor_id: bound.actor_id ?? existing.actor_id, shared: existing.shared && bound.shared }
+    : (existing ?? bound)
 
-/** Equal for bounds that say the same. Unknown authors are told apart by what they wrote. */
+/** Returns a text that is equal for equal bounds. Unknown authors are distinguished by definition. */
 function nameOf(bound: Bound): string {
   if (bound.kind === 'policy') return `policy ${bound.id}`
   if (bound.kind === 'grant') return `grant ${bound.id} ${bound.scopes?.join(' ') ?? '*'}`

@@ -1,9 +1,9 @@
 import type { Layer } from './decide.ts'
 import type { PrincipalFacts } from './match.ts'
 
-/** Who is asking: one shape for every route and every piece of background work. */
+/** The caller of a request or of background work. */
 export type Caller = {
-  /** The human behind the credential: key owner, consenting user, creator of the work. */
+  /** The user responsible for the credential: key owner, consenting user, creator of the work. */
   user: { id: string; username: string; role: 'admin' | 'user' }
   credential: {
     type: 'user' | 'api_key' | 'oauth_token' | 'run'
@@ -14,21 +14,21 @@ export type Caller = {
     /** Client that an OAuth token was issued to. */
     client_id?: string
   }
-  /** What is written as "who". A key names itself, not its owner. */
+  /** The acting principal in records and audit entries. For a key, the key itself, not its owner. */
   principal: { type: 'user' | 'api_key'; id: string }
-  /** Binding of the credential; null when unscoped. */
+  /** Project that the credential is bound to; null if unbound. */
   project_id: string | null
-  /** Every layer must allow; an admin without narrowing has none. */
+  /** Every layer must allow; an unrestricted admin has none. */
   layers: Layer[]
-  /** What narrows it beyond its principal, as it is handed to all that the call causes. */
+  /** Limits beyond the principal, inherited by all work that the call causes. */
   bounds?: readonly Bound[]
-  /** Further principals that had a part in starting what it acts for. */
+  /** Other principals involved in starting the work. */
   starters?: readonly PrincipalRef[]
-  /** Set for work that runs in somebody's name only. */
+  /** Set only for background work. */
   run?: RunAs
 }
 
-/** What work runs for. `policy_id` is the boundary of the trigger that started it, `chain` the triggers that led to it. */
+/** The background work. `policy_id` is the boundary policy of the trigger that started it, `chain` its trigger chain. */
 export type RunAs = {
   work_type: string
   work_id: string
@@ -40,53 +40,53 @@ export type RunAs = {
 /** A user or a project key. */
 export type PrincipalRef = { type: 'user' | 'api_key'; id: string }
 
-/** What narrows work beyond the principal that it runs as. */
+/** A limit on work beyond its principal. */
 export type Bound =
-  /** The rights that the author of a definition has at the moment of use. */
+  /** The current permissions of the author of a definition. */
   | { kind: 'author'; author: PrincipalRef | null; of: string }
-  /** A policy: that of a trigger by which an author wrote. */
+  /** The policy of a trigger by which an author wrote. */
   | { kind: 'policy'; id: string }
-  /** The boundary policy of a version of an agent. */
+  /** The boundary policy of an agent version. */
   | { kind: 'boundary'; agent_id: string; version: number }
-  /** An OAuth grant as of the moment of use; `scopes` of a token that was issued for fewer, null for all of the grant. */
+  /** The current OAuth grant; `scopes` of a token issued for a subset, null for the whole grant. */
   | { kind: 'grant'; id: string; scopes: readonly string[] | null }
   | ({ kind: 'memory' } & MemoryBound)
 
-/** Whose facts a turn reads, and all that it causes: those of nobody, and those of an end user or, `shared`, of everybody. */
+/** Facts readable by a turn and the work it causes: without an end user, and of one end user or, if `shared`, of all. */
 export type MemoryBound = { actor_id: string | null; shared: boolean }
 
-/** What is stored with work that runs later: never a token, always whose rights it runs with. */
+/** The authority stored with work that runs later; never contains a token. */
 export type PrincipalRecord = PrincipalRef & {
   via: null | { type: 'oauth_grant'; id: string } | TriggerScope
-  /** Absent for none. */
+  /** Absent if there are none. */
   bounds?: readonly Bound[]
-  /** Further principals that had a part in starting the work: who fired a trigger by hand, who asked for a retry. */
+  /** Other principals involved in starting the work, such as the requester of a manual firing or of a retry. */
   starters?: readonly PrincipalRef[]
 }
 
-/** Something that a tenant wrote and that acts when it is used: a tool, an agent, an orchestration. */
+/** A definition by a tenant that acts when it is used: a tool, an agent, an orchestration. */
 export type CallerDefinition = {
   id: string
   /**
-   * Principal of the last write that changed what it does; null when it is not known, which allows nothing. Absent where it
-   * does not count: a definition of another project does nothing on the platform.
+   * Principal of the last write that changed its behaviour. Null if unknown, which allows nothing. Absent if it does not
+   * apply: a definition of another project makes no calls on the platform.
    */
   author?: PrincipalRecord | null
-  /** Version of an agent whose boundary policy applies to what it does. */
+  /** Agent version whose boundary policy applies to its calls. */
   boundary?: { agent_id: string; version: number }
   memory?: MemoryBound
 }
 
-/** A trigger as what bounds its firings: its policy, and the triggers that led to it with itself as the last. */
+/** The trigger of a firing: its policy, and the trigger chain, which ends with the trigger. */
 export type TriggerScope = { type: 'trigger'; id: string; policy_id: string | null; chain: readonly string[] }
 
-/** As much of a caller as decisions are made by. */
+/** The part of a caller used for decisions. */
 export type CallerFacts = Pick<Caller, 'principal' | 'layers' | 'bounds' | 'starters' | 'run'> & {
   credential: Pick<Caller['credential'], 'type' | 'id'>
   project_id?: string | null
 }
 
-/** Whose rights work has that the caller starts. What narrows the caller narrows it too, at any depth. */
+/** Returns the authority of work started by the caller, with all bounds of the caller. */
 export const principalRecord = (caller: CallerFacts): PrincipalRecord => ({
   ...caller.principal,
   via: scopeOf(caller),
@@ -100,7 +100,7 @@ function scopeOf({ credential, run }: CallerFacts): PrincipalRecord['via'] {
   return credential.type === 'oauth_token' ? { type: 'oauth_grant', id: credential.id } : null
 }
 
-/** The triggers that led to work of an authority. */
+/** Returns the trigger chain of an authority. */
 export const triggerChainOf = ({ via }: PrincipalRecord): readonly string[] =>
   via?.type === 'trigger' ? via.chain : []
 
@@ -110,7 +110,7 @@ export const principalFacts = (caller: CallerFacts): PrincipalFacts => ({
   credential_type: caller.credential.type,
 })
 
-/** Whether work that was started earlier makes the call, in somebody's name. */
+/** Whether the call is made by background work. */
 export const isBackgroundWork = ({ credential }: Pick<CallerFacts, 'credential'>): boolean => credential.type === 'run'
 
 export const isAdmin = (caller: Caller): boolean => caller.user.role === 'admin'

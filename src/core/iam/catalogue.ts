@@ -12,19 +12,19 @@ export type ActionEntry = {
   operation_ids: string[]
 }
 
-/** An action that policies may name although no operation is guarded by it alone. */
+/** An action for policies that is not the main action of an operation. */
 export type PolicyAction = Omit<ActionEntry, 'gate' | 'operation_ids'>
 
 export const policyActions = declarations<PolicyAction>('policy action', ({ action }) => action)
 
-/** Names that policies may use although no module of this release declares them. */
+/** Names accepted in policies for modules that this release does not include. */
 export type PlannedNames = { actions: readonly string[]; types: readonly string[]; events: readonly string[] }
 
 export const plannedNames = declarations<PlannedNames>('planned names', () => 'planned')
 
-const NOT_YET = 'Of a module that this release does not have yet'
+const PLANNED = 'Action of a module that this release does not include'
 
-/** The action catalogue, made from the operations: module -> actions, in the order of the modules. */
+/** Returns the action catalogue of operations: actions by module, in module order. */
 export function actionCatalogue(operations: readonly Operation[]): { module: string; actions: ActionEntry[] }[] {
   const modules = new Map<string, Map<string, ActionEntry>>()
   const add = (entry: ActionEntry) => {
@@ -34,8 +34,8 @@ export function actionCatalogue(operations: readonly Operation[]): { module: str
       actions = new Map()
       modules.set(module, actions)
     }
-    const known = actions.get(entry.action)
-    if (known) known.operation_ids.push(...entry.operation_ids)
+    const existing = actions.get(entry.action)
+    if (existing) existing.operation_ids.push(...entry.operation_ids)
     else actions.set(entry.action, entry)
   }
   for (const operation of operations) {
@@ -50,11 +50,14 @@ export function actionCatalogue(operations: readonly Operation[]): { module: str
   }
   for (const entry of policyActions.all()) add({ ...entry, gate: 'policy', operation_ids: [] })
   for (const action of plannedNames.all().flatMap(planned => planned.actions))
-    add({ action, description: NOT_YET, resource_type: null, gate: 'policy', operation_ids: [] })
+    add({ action, description: PLANNED, resource_type: null, gate: 'policy', operation_ids: [] })
   return [...modules].map(([module, actions]) => ({ module, actions: [...actions.values()] }))
 }
 
-/** What policy documents are checked against. Actions of the admin and owner gates are named too: unscoped admin keys with policies use them. */
+/**
+ * Returns the catalogue for the validation of policy documents. Includes actions of the admin and owner gates, which apply to
+ * unscoped admin keys with policies.
+ */
 export function policyCatalogue(operations: readonly Operation[]): Catalogue {
   const planned = plannedNames.all()
   const actions = new Map<string, Set<string>>()
@@ -67,7 +70,7 @@ export function policyCatalogue(operations: readonly Operation[]): Catalogue {
         .all()
         .filter(kind => !kind.authorize)
         .map(kind => kind.name),
-      // Types without rows are known by the operations that ask for them.
+      // Types without rows are only declared by operations.
       ...operations.flatMap(({ kind }) => (kind && !kind.authorize ? [kind.name] : [])),
       ...planned.flatMap(({ types }) => types),
     ]),

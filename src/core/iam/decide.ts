@@ -1,6 +1,6 @@
 /**
- * The permission engine: one set of pure functions decides every request, whatever the surface. It knows no module and
- * no table; callers bring layers of compiled documents, names and tags.
+ * The permission engine: pure functions that decide requests of all surfaces. They depend on no module or table; callers
+ * provide layers of compiled documents, names and tags.
  */
 import {
   type MatchContext,
@@ -13,32 +13,31 @@ import {
 } from './match.ts'
 import type { CompiledDocument, CompiledStatement } from './policy.ts'
 
-/** One set of documents that has to allow by itself. No layer at all is the admin: everything is allowed. */
+/** A set of documents that must allow a request by itself. A caller without layers is an admin, who is allowed everything. */
 export type Layer = {
   kind: 'user' | 'key' | 'grant' | 'trigger' | 'agent'
   documents: CompiledDocument[]
-  /** On a layer of the author of a definition: its id, and whether the author is gone and allows nothing. */
+  /** For the layer of a definition's author: the definition, and whether the author is unavailable and allows nothing. */
   author_of?: { definition: string; unavailable: boolean }
 }
 
 export type DecisionRequest = {
-  /** canonical `<module>:<Action>` */
+  /** Canonical `<module>:<Action>`. */
   action: string
-  /** the srn names of one resource: by id, and by path (or parent) where it has one */
+  /** All srn names of a resource: by id, path and parent. */
   names: string[]
-  /** type segment of the target, for ResourceType conditions */
+  /** Resource type, for ResourceType conditions. */
   type: string
-  /** tags of the resource; several sets when each of them has to be allowed (stored and resulting, container and own) */
+  /** Tags of the resource; several sets if each must be allowed (stored and resulting, container and own). */
   resourceTags?: TagConditions | null | readonly (TagConditions | null)[]
-  /** tags in the request body, on create and tag writes */
+  /** Tags in the request body, for creates and tag writes. */
   requestTags?: TagConditions
   facts: PrincipalFacts
 }
 
 /**
- * The full decision on one resource: every layer must allow, a Deny anywhere in a layer denies it. A resource with several
- * names is allowed by an Allow on any of them and denied by a Deny on any of them. With several tag sets every set must be
- * allowed. Names that are not `srn:` names are denied.
+ * Whether a request on a resource is allowed: every layer must allow it, and any Deny in a layer denies it. An Allow or Deny
+ * on any of its names applies to the resource. Every tag set must be allowed. Names that are not `srn:` names are denied.
  */
 export function decide(layers: readonly Layer[], request: DecisionRequest): boolean {
   if (layers.length === 0) return true
@@ -46,7 +45,7 @@ export function decide(layers: readonly Layer[], request: DecisionRequest): bool
   return names !== null && layers.every(layer => layerDecides(layer, names, request))
 }
 
-/** The first layer that does not allow a request; null when all do. */
+/** Returns the first layer that does not allow a request, or null. */
 export function refusingLayer(layers: readonly Layer[], request: DecisionRequest): Layer | null {
   const names = parseNames(request.names)
   return layers.find(layer => names === null || !layerDecides(layer, names, request)) ?? null
@@ -55,7 +54,7 @@ export function refusingLayer(layers: readonly Layer[], request: DecisionRequest
 const layerDecides = (layer: Layer, names: readonly NamePattern[], request: DecisionRequest): boolean =>
   tagSetsOf(request).every(tags => layerAllows(layer, request.action, names, request, tags))
 
-/** The tag sets that a decision is about, one at least. */
+/** Returns the tag sets of a decision, at least one. */
 export function tagSetsOf({ resourceTags }: DecisionRequest): readonly (TagConditions | null | undefined)[] {
   if (!Array.isArray(resourceTags)) return [resourceTags as TagConditions | null | undefined]
   return resourceTags.length > 0 ? resourceTags : [undefined]
@@ -82,13 +81,16 @@ function layerAllows(
 }
 
 /**
- * Whether some resource somewhere could be allowed for this action. False gives the same 403 for every id, so an
- * unconditional Deny on everything counts too.
+ * Whether the action could be allowed on any resource. False results in the same 403 for every id, so an unconditional Deny
+ * on all resources counts as well.
  */
 export const couldAllow = (layers: readonly Layer[], action: string): boolean =>
   layers.every(layer => layerCouldAllow(layer, action))
 
-/** @param projectId only resources of this project count */
+/**
+ * Whether a layer could allow the action on any resource.
+ * @param projectId limits the check to resources of this project
+ */
 export function layerCouldAllow({ documents }: Layer, action: string, projectId?: string): boolean {
   let allowed = false
   for (const document of documents) {
@@ -105,7 +107,7 @@ export function layerCouldAllow({ documents }: Layer, action: string, projectId?
 const reaches = ({ resources }: CompiledStatement, projectId: string): boolean =>
   resources === null || resources.some(({ project }) => project === null || project === projectId)
 
-/** Whether every layer has an Allow whose resource pattern can match something in the project, whatever its action. */
+/** Whether every layer has an Allow, for any action, whose resource pattern can match in the project. */
 export function projectVisible(layers: readonly Layer[], projectId: string): boolean {
   return layers.every(
     layer =>

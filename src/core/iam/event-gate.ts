@@ -2,9 +2,9 @@ import { type MatchContext, parseNames, statementMatches, type TagConditions } f
 import type { CompiledDocument } from './policy.ts'
 
 /**
- * The event gate of webhooks and event triggers: whether the document explicitly allows the event. Event patterns and
- * `*` match, action patterns do not. There is no principal at the gate: conditions on one find the key missing.
- * @param event.aliases further names the event is known under; a pattern may match any of them
+ * Whether a document explicitly allows an event, for webhooks and event triggers. Event patterns and `*` match, action
+ * patterns do not. There is no principal: its condition keys are missing.
+ * @param event.aliases other names of the event; a pattern may match any of them
  */
 export function eventAllowed(
   document: CompiledDocument,

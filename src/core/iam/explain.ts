@@ -5,15 +5,15 @@ import { canonicalType } from './names.ts'
 export type LayerExplanation = {
   kind: Layer['kind']
   decision: 'allow' | 'deny' | 'none'
-  /** position in the layer, null when no statement decided */
+  /** Index in the layer; null if no statement decided. */
   document_index: number | null
-  /** position in the document, null when no statement decided or the document does not parse */
+  /** Index in the document; null if no statement decided or the document is invalid. */
   statement_index: number | null
 }
 
 /**
- * Per layer, what it says about a request and which statement decided: the first matching Deny, else the first matching
- * Allow. Type spellings in names are folded. With several tag sets the least favourable one is explained.
+ * Returns the decision of each layer on a request, and the deciding statement: the first matching Deny, otherwise the first
+ * matching Allow. Type spellings in names are normalized. Of several tag sets, the least favourable is explained.
  */
 export function explain(layers: readonly Layer[], request: DecisionRequest): LayerExplanation[] {
   const names = (parseNames(request.names) ?? []).map(name => ({ ...name, type: canonicalType(name.type) }))

@@ -1,7 +1,7 @@
-/** A pattern with `*` (any run) and `?` (one character); `shortest` is the least length a match can have. */
+/** A pattern with `*` (any sequence) and `?` (one character); `shortest` is the minimum length of a match. */
 export type Glob = { readonly pattern: string; readonly shortest: number }
 
-/** Compiles a glob; runs of `*` collapse so that matching stays bounded by pattern length times value length. */
+/** Compiles a glob. Repeated `*` are merged, which bounds matching by pattern length times value length. */
 export function compileGlob(source: string): Glob {
   let pattern = ''
   let shortest = 0
@@ -17,12 +17,12 @@ export function compileGlob(source: string): Glob {
 const STAR = 42
 const QUESTION = 63
 
-/** Length in code units of the character at `at`: `?` is one character as PostgreSQL counts them. */
+/** Returns the length in code units of the character at `at`: `?` is one code point, as in PostgreSQL. */
 function width(value: string, at: number): number {
   return value.codePointAt(at)! > 0xffff ? 2 : 1
 }
 
-/** Whole-string match of a compiled glob. Backtracks to the latest `*` only, so there is no exponential input. */
+/** Whether a glob matches a whole string. Backtracks only to the latest `*`, so that no input is exponential. */
 export function globMatches(glob: Glob, value: string): boolean {
   const { pattern } = glob
   if (value.length < glob.shortest) return false
@@ -51,7 +51,7 @@ export function globMatches(glob: Glob, value: string): boolean {
   return p === pattern.length
 }
 
-/** The `like` pattern that matches what the glob matches, with the default escape character. */
+/** Returns the equivalent `like` pattern, with the default escape character. */
 export function globToLike(glob: Glob): string {
   let like = ''
   for (const char of glob.pattern) {

@@ -2,24 +2,24 @@ import { globMatches } from './glob.ts'
 import { splitName } from './names.ts'
 import type { CompiledStatement, Condition, ResourcePattern } from './policy.ts'
 
-/** How one statement of a policy matches one request. */
+/** Matching of a policy statement against a request. */
 
 export type TagConditions = Readonly<Record<string, string>>
 
-/** What principal conditions are compared with. */
+/** Values of principal conditions. */
 export type PrincipalFacts = {
   principal_id: string
   principal_type: 'user' | 'api_key'
   credential_type: 'user' | 'api_key' | 'oauth_token' | 'run'
 }
 
-/** A resource name, `srn:<project>:<type>:<id>`, in its segments. */
+/** The segments of a resource name, `srn:<project>:<type>:<id>`. */
 export type NamePattern = { project: string; type: string; id: string }
 
-/** What conditions are compared with, but for the tags of the resource; without `facts` no principal condition holds. */
+/** Values of conditions, except the tags of the resource. Without `facts`, principal keys are missing. */
 export type MatchContext = { type: string; requestTags?: TagConditions; facts: PrincipalFacts | null }
 
-/** Parsed names, or null when one is not a name: nothing can be allowed on that. */
+/** Parses resource names; null if one is invalid, on which nothing can be allowed. */
 export function parseNames(names: readonly string[]): NamePattern[] | null {
   const parsed: NamePattern[] = []
   for (const name of names) {
@@ -36,7 +36,7 @@ export function matchesAction(statement: CompiledStatement, action: string): boo
   return false
 }
 
-/** Whether a statement applies to an action on a resource that has one or more names. */
+/** Whether a statement applies to an action on a resource with one or more names. */
 export function statementMatches(
   statement: CompiledStatement,
   action: string,
@@ -70,7 +70,7 @@ function tagValue(tags: TagConditions | null | undefined, key: string): string |
   return tags && Object.hasOwn(tags, key) ? tags[key] : undefined
 }
 
-/** Value of a key that does not depend on the resource's tags. */
+/** Returns the value of a condition key that does not depend on the resource's tags. */
 export function constantValue(condition: Condition, context: MatchContext): string | undefined {
   switch (condition.source) {
     case 'RequestTag':
@@ -88,7 +88,7 @@ export function constantValue(condition: Condition, context: MatchContext): stri
   }
 }
 
-/** Whether a condition holds for the value of its key; negated ones hold for a missing key too. */
+/** Whether a condition is true for the value of its key; negated conditions are also true for a missing key. */
 export function conditionHolds(condition: Condition, value: string | undefined): boolean {
   if (value === undefined) return condition.negated
   if (condition.equals.includes(value)) return !condition.negated

@@ -1,4 +1,4 @@
-/** Spellings of the names that policies use. */
+/** Spellings of names in policies. */
 
 const ACTION_ALIASES = new Map([
   ['usage:GetUsage', 'usage:GetAggregate'],
@@ -6,14 +6,14 @@ const ACTION_ALIASES = new Map([
   ['deciders:EvaluateDecider', 'deciders:CreateDecision'],
 ])
 
-/** module -> grantable action names */
+/** Action names by module. */
 export type KnownActions = { actions: ReadonlyMap<string, ReadonlySet<string>> }
 
 /**
- * Canonical spellings of one exact action. `agents:<Name>` also stands for `sessions:<Name>` unless the catalogue shows
- * that agents has the name itself or sessions has not; without a catalogue both are given, which is the same as long as
- * no name is in both modules.
- * @param action `<module>:<Action>`, no wildcard
+ * Returns the canonical spellings of an action. `agents:<Name>` is an alias of `sessions:<Name>` if according to the
+ * catalogue only sessions has the name. Without a catalogue both are returned, which is equivalent as long as no name is in
+ * both modules.
+ * @param action `<module>:<Action>`, without wildcards
  */
 export function canonicalActions(action: string, catalogue?: KnownActions): string[] {
   const alias = ACTION_ALIASES.get(action)
@@ -33,14 +33,14 @@ export function canonicalActions(action: string, catalogue?: KnownActions): stri
   return [action]
 }
 
-/** Canonical resource type of any accepted spelling: `files` -> `file`, `api-keys` -> `project_key`, `*` stays. */
+/** Returns the canonical resource type of any accepted spelling: `files` → `file`, `api-keys` → `project_key`, `*` → `*`. */
 export function canonicalType(type: string): string {
   const snake = type.replaceAll('-', '_')
   const singular = snake.endsWith('ies') ? `${snake.slice(0, -3)}y` : snake.endsWith('s') ? snake.slice(0, -1) : snake
   return singular === 'api_key' ? 'project_key' : singular
 }
 
-/** Segments of `srn:<project>:<type>:<id>`, or null when there are not that many. */
+/** Splits `srn:<project>:<type>:<id>` into its segments; null if one is missing. */
 export function splitName(name: string): { project: string; type: string; id: string } | null {
   if (!name.startsWith('srn:')) return null
   const second = name.indexOf(':', 4)

@@ -3,17 +3,17 @@ import { compileGlob, type Glob } from './glob.ts'
 import { canonicalActions, canonicalType, type KnownActions, splitName } from './names.ts'
 
 /**
- * Policy documents: the check when one is written and the form it is evaluated in. Both come from one reader, so what is
- * accepted and what is matched cannot drift apart.
+ * Policy documents: validation on write, and compilation for evaluation. Both use the same reader, so that validation and
+ * matching are consistent.
  */
 
-/** What a document may name; functions that take one read nothing else. */
+/** The names that a document may contain. */
 export type Catalogue = KnownActions & {
-  /** resource types, singular snake_case */
+  /** Resource types, singular snake_case. */
   types: Set<string>
-  /** registered event names and their aliases */
+  /** Event names and their aliases. */
   eventNames: string[]
-  /** resource types of the event registry, also valid in `resource` */
+  /** Resource types of events, also valid in `resource`. */
   eventTypes: Set<string>
 }
 
@@ -28,7 +28,7 @@ export type PolicyDocument = { statement: PolicyStatement[] }
 
 export type PolicyProblem = { code: string; path: string; message: string }
 
-/** One resource pattern; null in a segment means "any". `id` and `path` are never both set. */
+/** A resource pattern; null in a segment matches any value. `id` and `path` are never both set. */
 export type ResourcePattern = {
   readonly project: string | null
   readonly type: string | null
@@ -44,10 +44,10 @@ export type ConditionSource =
   | 'PrincipalType'
   | 'CredentialType'
 
-/** One key of one operator. `negated` operators also hold when the key is missing. */
+/** A condition on one key. `negated` operators are also true if the key is missing. */
 export type Condition = {
   readonly source: ConditionSource
-  /** tag key, for the two tag sources */
+  /** Tag key, for the two tag sources. */
   readonly tag: string
   readonly negated: boolean
   readonly equals: readonly string[]
@@ -55,28 +55,28 @@ export type Condition = {
 }
 
 export type CompiledStatement = {
-  /** position in the document as it was written */
+  /** Index in the original document. */
   readonly index: number
   readonly deny: boolean
-  /** `*`: every action and every event */
+  /** `*`: all actions and events. */
   readonly everyAction: boolean
-  /** canonical action names and event names */
+  /** Canonical action names, and event names. */
   readonly exact: ReadonlySet<string>
-  /** `m:` for `m:*`, `m:Get` for `m:Get*`, `files.` for `files.*` */
+  /** `m:` for `m:*`, `m:Get` for `m:Get*`, `files.` for `files.*`. */
   readonly prefixes: readonly string[]
-  /** null: every resource */
+  /** Null: all resources. */
   readonly resources: readonly ResourcePattern[] | null
   readonly conditions: readonly Condition[]
 }
 
-/** `valid: false` denies everything in its layer; the caller logs it. */
+/** A compiled document. `valid: false` denies everything in its layer; the caller logs it. */
 export type CompiledDocument = { readonly valid: boolean; readonly statements: readonly CompiledStatement[] }
 
 const MAX_DOCUMENT_BYTES = 64 * 1024
 const MAX_ITEMS = 100
 const MAX_CONDITION_VALUES = 50
 const MAX_EVENT_PATTERN = 128
-/** Problems reported for one document. */
+/** Maximum problems reported per document. */
 const MAX_PROBLEMS = 100
 
 const OPERATORS = new Map<string, { negated: boolean; glob: boolean }>([
@@ -89,9 +89,9 @@ const OPERATORS = new Map<string, { negated: boolean; glob: boolean }>([
 const PLAIN_KEYS = new Set(['ResourceType', 'PrincipalId', 'PrincipalType', 'CredentialType'])
 
 /**
- * Checks a document as its author wrote it.
- * @param path wire name of the field that holds the document
- * @returns problems, at most 100, empty when the document may be stored. Codes: UNKNOWN_ACTION, INVALID_RESOURCE,
+ * Validates a document on write.
+ * @param path wire name of the field with the document
+ * @returns at most 100 problems; none if the document may be stored. Codes: UNKNOWN_ACTION, INVALID_RESOURCE,
  *   INVALID_EFFECT, INVALID_CONDITION, INVALID_TYPE, UNKNOWN_PROPERTY, TOO_SMALL, TOO_LARGE
  */
 export function checkPolicyDocument(document: unknown, catalogue: Catalogue, path = 'document'): PolicyProblem[] {
@@ -103,10 +103,10 @@ export function checkPolicyDocument(document: unknown, catalogue: Catalogue, pat
 }
 
 /**
- * Compiles a stored document. Names that the catalogue no longer has simply never match; an unknown condition operator or
- * key makes an Allow not match and a Deny match; a document that does not parse is `valid: false`. Size limits are an
- * authoring matter and not applied.
- * @param catalogue decides which module an `agents:<Name>` alias means, see canonicalActions
+ * Compiles a stored document. Names removed from the catalogue never match. A statement with an unknown condition operator or
+ * key never matches if it is an Allow, and matches without conditions if it is a Deny. An unparsable document is
+ * `valid: false`. Size limits apply only to writes.
+ * @param catalogue resolves `agents:<Name>` aliases, see canonicalActions
  */
 export function compileDocument(document: unknown, catalogue?: KnownActions): CompiledDocument {
   const reader = new Reader(null, catalogue)
@@ -123,7 +123,7 @@ function quoted(value: unknown): string {
   return text.length > 100 ? `${truncateChars(text, 100)}...` : text
 }
 
-/** Reads a document: with a catalogue it checks the vocabulary and the limits too, without one only the grammar. */
+/** Reads a document. With a catalogue, names and limits are validated; without one, only the grammar. */
 class Reader {
   readonly problems: PolicyProblem[] = []
   readonly catalogue: Catalogue | null
@@ -144,7 +144,7 @@ class Reader {
         this.problem('UNKNOWN_PROPERTY', path ? `${path}.${key}` : key, 'is not a known property')
   }
 
-  /** A non-empty array within the authoring limit; null (and a problem) otherwise. */
+  /** Returns an array within the limit for writes; otherwise reports a problem and returns null. */
   list(value: unknown, path: string, max: number): unknown[] | null {
     if (!Array.isArray(value)) {
       this.problem('INVALID_TYPE', path, 'must be an array')
@@ -165,7 +165,7 @@ class Reader {
     }
     this.keys(document, ['statement'], path)
     const at = `${path}.statement`
-    // An empty list grants nothing, so it is refused when written and harmless when stored.
+    // An empty list grants nothing: refused on write, accepted if stored.
     if (!this.catalogue && Array.isArray(document.statement) && document.statement.length === 0) return []
     const statements: CompiledStatement[] = []
     for (const [index, statement] of (this.list(document.statement, at, MAX_ITEMS) ?? []).entries()) {
@@ -175,7 +175,7 @@ class Reader {
     return statements
   }
 
-  /** null for a statement that can never match, and for one with problems. */
+  /** Compiles a statement; null if it can never match or is invalid. */
   statement(statement: unknown, index: number, path: string): CompiledStatement | null {
     if (!isObject(statement)) {
       this.problem('INVALID_TYPE', path, 'must be an object')
@@ -208,7 +208,7 @@ class Reader {
         else {
           const pattern = parseResource(resource)
           if (typeof pattern === 'string') this.problem('INVALID_RESOURCE', at, pattern)
-          else if (!this.knowsType(pattern.type))
+          else if (!this.hasType(pattern.type))
             this.problem('INVALID_RESOURCE', at, `${quoted(pattern.type)} is not a resource type`)
           else resources.push(pattern)
         }
@@ -224,7 +224,7 @@ class Reader {
     return { index, deny, everyAction, exact, prefixes, resources, conditions: unknown ? [] : conditions }
   }
 
-  /** Sorts one action pattern into the sets; false when its grammar or, with a catalogue, its name is unknown. */
+  /** Adds an action pattern to the sets; returns false if it is malformed or, with a catalogue, unknown. */
   action(action: string, exact: Set<string>, prefixes: string[]): boolean {
     const colon = action.indexOf(':')
     if (colon < 0) return this.event(action, exact, prefixes)
@@ -239,12 +239,12 @@ class Reader {
       return true
     }
     const canonical = canonicalActions(action, this.aliases)
-    if (this.catalogue && !canonical.every(each => this.knowsAction(each))) return false
+    if (this.catalogue && !canonical.every(each => this.hasAction(each))) return false
     for (const each of canonical) exact.add(each)
     return true
   }
 
-  /** Event patterns `<prefix>.<verb>` and `<prefix>.*`; their dot keeps them apart from every action. */
+  /** Adds an event pattern `<prefix>.<verb>` or `<prefix>.*`, which differs from actions by its dot. */
   event(pattern: string, exact: Set<string>, prefixes: string[]): boolean {
     if (pattern.length > MAX_EVENT_PATTERN || !/^[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?$/.test(pattern)) return false
     if (!pattern.includes('.')) return false
@@ -260,16 +260,16 @@ class Reader {
     return true
   }
 
-  knowsAction(action: string): boolean {
+  hasAction(action: string): boolean {
     const colon = action.indexOf(':')
     return this.catalogue?.actions.get(action.slice(0, colon))?.has(action.slice(colon + 1)) ?? false
   }
 
-  knowsType(type: string | null): boolean {
+  hasType(type: string | null): boolean {
     return type === null || !this.catalogue || this.catalogue.types.has(type) || this.catalogue.eventTypes.has(type)
   }
 
-  /** Collects the conditions; false when an operator or key is unknown (a problem only at authoring). */
+  /** Collects conditions; returns false if an operator or key is unknown, which is a problem only on write. */
   conditions(condition: unknown, into: Condition[], path: string): boolean {
     if (!isObject(condition)) {
       this.problem('INVALID_CONDITION', path, 'must be an object of operators')
@@ -313,16 +313,16 @@ class Reader {
   }
 }
 
-/** A resource pattern, or the text of what is wrong with it. Split at the first three colons: ids and paths may hold colons. */
+/** Parses a resource pattern, or returns its problem. Splits at the first three colons: ids and paths may contain colons. */
 function parseResource(resource: string): ResourcePattern | string {
   const name = splitName(resource)
   if (!name) return 'must be * or srn:<project>:<type>:<id>'
   const { project, type, id } = name
-  if (!project || (project !== '*' && /[*?]/.test(project))) return 'project must be * or an exact id'
-  if (!type || (type !== '*' && /[^a-z0-9_-]/.test(type))) return 'type must be * or a resource type'
-  if (!id) return 'id must be *, an exact id or a path pattern'
+  if (!project || (project !== '*' && /[*?]/.test(project))) return 'must have * or an exact id as project'
+  if (!type || (type !== '*' && /[^a-z0-9_-]/.test(type))) return 'must have * or a resource type as type'
+  if (!id) return 'must have *, an exact id or a path pattern as id'
   const path = id.startsWith('/')
-  if (!path && id !== '*' && /[*?]/.test(id)) return 'wildcards in an id are only possible in a path pattern'
+  if (!path && id !== '*' && /[*?]/.test(id)) return 'must not have wildcards in an id that is not a path pattern'
   return {
     project: project === '*' ? null : project,
     type: type === '*' ? null : canonicalType(type),
@@ -331,7 +331,7 @@ function parseResource(resource: string): ResourcePattern | string {
   }
 }
 
-/** The word before the colon is a vendor prefix (2-16 lower-case letters) and carries no meaning. */
+/** Parses a condition key. The vendor prefix before the colon (2-16 lower-case letters) is ignored. */
 function parseConditionKey(key: string): { source: ConditionSource; tag: string } | null {
   const colon = key.indexOf(':')
   if (!/^[a-z]{2,16}$/.test(key.slice(0, Math.max(colon, 0)))) return null

@@ -5,17 +5,17 @@ import { globToLike } from './glob.ts'
 import { conditionHolds, constantValue, matchesAction, type PrincipalFacts } from './match.ts'
 import type { Condition, ResourcePattern } from './policy.ts'
 
-/** Decisions about lists: in which projects rows can be permitted, and the permitted rows as SQL. */
+/** Decisions on lists: the projects in which rows can be allowed, and the SQL condition of the allowed rows. */
 
 export type ListRequest = {
   action: string
   type: string
-  /** second type under which every row is named too (an orchestration run under its orchestration) */
+  /** Additional type by which rows are named, for example the orchestration of a run. */
   parentType?: string
   facts: PrincipalFacts
 }
 
-/** Constant truth of a condition for every row of a list, or null when it depends on the row's tags. */
+/** Returns whether a condition is true for all rows of a list; null if it depends on tags. */
 function constantTruth(condition: Condition, request: ListRequest): boolean | null {
   if (condition.source === 'ResourceTag') return null
   return conditionHolds(condition, constantValue(condition, { type: request.type, facts: request.facts }))
@@ -23,7 +23,7 @@ function constantTruth(condition: Condition, request: ListRequest): boolean | nu
 
 type ListStatement = { resources: readonly ResourcePattern[] | null; conditions: Condition[] }
 
-/** What a layer says about a list: its matching statements with constant conditions folded away; null denies all. */
+/** Returns the statements of a layer that match a list, without constant conditions; null denies everything. */
 function listStatements(layer: Layer, request: ListRequest): { allow: ListStatement[]; deny: ListStatement[] } | null {
   const allow: ListStatement[] = []
   const deny: ListStatement[] = []
@@ -50,21 +50,21 @@ function listStatements(layer: Layer, request: ListRequest): { allow: ListStatem
 }
 
 /**
- * The projects in which rows of a list can be permitted: `'all'` when no layer names projects, else their ids. An empty
- * list is the 403 of a list without a named project.
+ * Returns the projects in which rows of a list can be allowed: `'all'` if no layer is limited to projects, otherwise their
+ * ids. An empty list results in 403 for a list over all projects.
  */
 export function listProjects(layers: readonly Layer[], request: ListRequest): 'all' | string[] {
   let remaining: string[] | null = null
   const denied = new Set<string>()
   for (const layer of layers) {
-    const said = listStatements(layer, request)
-    if (!said) return []
-    const allowed = said.allow.flatMap(s => s.resources?.map(r => r.project) ?? [null])
+    const statements = listStatements(layer, request)
+    if (!statements) return []
+    const allowed = statements.allow.flatMap(s => s.resources?.map(r => r.project) ?? [null])
     if (!allowed.includes(null)) {
       const ids: Set<string> = new Set(allowed as string[])
       remaining = remaining ? remaining.filter(id => ids.has(id)) : [...ids]
     }
-    for (const { resources, conditions } of said.deny) {
+    for (const { resources, conditions } of statements.deny) {
       if (conditions.length > 0) continue
       if (resources === null) return []
       for (const pattern of resources) {
@@ -78,83 +78,83 @@ export function listProjects(layers: readonly Layer[], request: ListRequest): 'a
 }
 
 /**
- * Whether a list in a named project can have permitted rows: false when some layer has no Allow that can match the type
- * there, or when a Deny without id, path or condition covers it: that is a 403.
+ * Whether a list in a project can contain allowed rows. False, which results in 403, if a layer has no Allow that can match
+ * the type in the project, or a Deny without id, path or condition.
  */
 export function listPossible(layers: readonly Layer[], request: ListRequest & { projectId: string }): boolean {
   const here = ({ project }: ResourcePattern) => project === null || project === request.projectId
   return layers.every(layer => {
-    const said = listStatements(layer, request)
-    if (!said) return false
-    const covered = said.deny.some(
+    const statements = listStatements(layer, request)
+    if (!statements) return false
+    const covered = statements.deny.some(
       ({ resources, conditions }) =>
         conditions.length === 0 &&
         (resources === null ||
           resources.some(pattern => here(pattern) && pattern.id === null && pattern.path === null)),
     )
-    return !covered && said.allow.some(({ resources }) => resources === null || resources.some(here))
+    return !covered && statements.allow.some(({ resources }) => resources === null || resources.some(here))
   })
 }
 
-/** Columns of the listed rows. A row's project may be null (global rows are named `srn:*:...`), its path and tags too. */
+/** Columns of the listed rows. Project, path and tags may be null; global rows are named `srn:*:...`. */
 export type RowColumns = {
   project: FragmentSqlToken
   id: FragmentSqlToken
   path?: FragmentSqlToken
-  /** jsonb object of strings */
+  /** jsonb object of strings. */
   tags?: FragmentSqlToken
-  /** id of the parent, where the request names a parentType */
+  /** Id of the parent, for a request with `parentType`. */
   parent?: FragmentSqlToken
 }
 
-/** A condition for the rows that a caller may see; `all`: policies leave none out. */
+/** The condition of the rows visible to a caller; `all`: policies do not restrict it. */
 export type VisibleRows = { rows: FragmentSqlToken; all: boolean }
 
 type Filter = boolean | FragmentSqlToken
 
-function any(filters: Filter[]): Filter {
+function anyFilter(filters: Filter[]): Filter {
   const parts = filters.filter(filter => filter !== false)
   if (parts.includes(true)) return true
-  return joined(parts as FragmentSqlToken[], sql.fragment` or `) ?? false
+  return joinFilters(parts as FragmentSqlToken[], sql.fragment` or `) ?? false
 }
 
-function all(filters: Filter[]): Filter {
+function allFilters(filters: Filter[]): Filter {
   const parts = filters.filter(filter => filter !== true)
   if (parts.includes(false)) return false
-  return joined(parts as FragmentSqlToken[], sql.fragment` and `) ?? true
+  return joinFilters(parts as FragmentSqlToken[], sql.fragment` and `) ?? true
 }
 
-function joined(parts: FragmentSqlToken[], glue: FragmentSqlToken): FragmentSqlToken | null {
+function joinFilters(parts: FragmentSqlToken[], glue: FragmentSqlToken): FragmentSqlToken | null {
   if (parts.length < 2) return parts[0] ?? null
   return sql.fragment`(${sql.join(parts, glue)})`
 }
 
 /**
- * The row filter of a list as a condition for `where`: true (no restriction), false (no row) or a fragment whose values
- * are all parameters. It is null for some rows that it leaves out, so it must not be negated.
- * @param request.projectId set when the query is already restricted to that project: project patterns are then decided
- *   here and not in SQL
+ * Returns the condition of the allowed rows of a list: true (no restriction), false (no rows) or a fragment with only
+ * parameters as values. It is null for some excluded rows, so it must not be negated.
+ * @param request.projectId set if the query is already limited to a project; project patterns are then evaluated here, not
+ *   in SQL
  */
 export function rowFilter(
   layers: readonly Layer[],
   request: ListRequest & { projectId?: string },
   columns: RowColumns,
 ): boolean | FragmentSqlToken {
-  return all(
+  return allFilters(
     layers.map(layer => {
-      const said = listStatements(layer, request)
-      if (!said) return false
-      const allow = effectFilter(said.allow, request, columns)
+      const statements = listStatements(layer, request)
+      if (!statements) return false
+      const allow = effectFilter(statements.allow, request, columns)
       if (allow === false) return false
-      const deny = effectFilter(said.deny, request, columns)
+      const deny = effectFilter(statements.deny, request, columns)
       if (typeof deny === 'boolean') return deny ? false : allow
-      // Comparisons with null columns leave the Deny unknown: such a row is not denied.
-      return all([allow, sql.fragment`(${deny}) is not true`])
+      // Comparisons with null columns make the Deny null: such a row is not denied.
+      return allFilters([allow, sql.fragment`(${deny}) is not true`])
     }),
   )
 }
 
-/** Statements without tag conditions are merged, so a policy that lists many ids costs one comparison with an array. */
+/** Merges statements without tag conditions, so that a policy with many ids costs one comparison with an array. */
 function effectFilter(
   statements: ListStatement[],
   request: ListRequest & { projectId?: string },
@@ -162,7 +162,7 @@ function effectFilter(
 ): Filter {
   const plain = statements.filter(({ conditions }) => conditions.length === 0)
   if (plain.some(({ resources }) => resources === null)) return true
-  return any([
+  return anyFilter([
     resourceFilter(
       plain.flatMap(({ resources }) => resources ?? []),
       request,
@@ -171,7 +171,7 @@ function effectFilter(
     ...statements
       .filter(({ conditions }) => conditions.length > 0)
       .map(({ resources, conditions }) =>
-        all([
+        allFilters([
           resources === null || resourceFilter(resources, request, columns),
           ...conditions.map(condition => tagFilter(condition, columns)),
         ]),
@@ -205,17 +205,17 @@ function resourceFilter(
   }
   if (anywhere.every) return true
   const whole = [...byProject].filter(([, rows]) => rows.every).map(([project]) => project)
-  return any([
+  return anyFilter([
     whole.length > 0 && equalsAny(columns.project, whole),
     namedRowsFilter(anywhere, columns),
     ...[...byProject]
       .filter(([, rows]) => !rows.every)
-      .map(([project, rows]) => all([equalsAny(columns.project, [project]), namedRowsFilter(rows, columns)])),
+      .map(([project, rows]) => allFilters([equalsAny(columns.project, [project]), namedRowsFilter(rows, columns)])),
   ])
 }
 
 function namedRowsFilter({ ids, parents, paths }: NamedRows, columns: RowColumns): Filter {
-  return any([
+  return anyFilter([
     ids.length > 0 && equalsAny(columns.id, ids),
     parents.length > 0 && columns.parent !== undefined && equalsAny(columns.parent, parents),
     paths.length > 0 &&
@@ -231,7 +231,7 @@ function tagFilter(condition: Condition, columns: RowColumns): Filter {
 }
 
 function tagTest({ tag, globs, equals }: Condition, tags: FragmentSqlToken): FragmentSqlToken {
-  // Unlike a comparison of texts, containment has an index, and statistics that say how many rows it leaves.
+  // Unlike a text comparison, containment has an index and selectivity statistics.
   if (globs.length === 0 && equals.length === 1) return sql.fragment`${tags} @> ${jsonb({ [tag]: equals[0] })}`
   const value = sql.fragment`(${tags} ->> ${tag}::text)`
   return globs.length > 0

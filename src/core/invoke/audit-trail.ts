@@ -13,10 +13,10 @@ import type { Services } from '../process/services.ts'
 import { readAudit } from './hooks.ts'
 import { type Invocation, MAX_REQUEST_WAIT_MS } from './invocation.ts'
 
-/** Step: the audit entry of a call. Exactly one, once a decision was taken. */
+/** Step: the audit entry of a call, exactly one per authorization decision. */
 
-export function createdId({ operation }: Invocation, given: OperationResult): string | null {
-  const id = (given.body as { id?: unknown } | null | undefined)?.id
+export function createdId({ operation }: Invocation, result: OperationResult): string | null {
+  const id = (result.body as { id?: unknown } | null | undefined)?.id
   return operation.shape === 'create' && typeof id === 'string' ? id : null
 }
 
@@ -41,12 +41,12 @@ export function auditEntry(inv: Invocation, status: number, createdId: string | 
   }
 }
 
-/** Names, without their values, the fields an update set that the record shows otherwise now. */
-export function recordChangedFields(inv: Invocation, body: unknown, given: OperationResult): void {
+/** Adds the names of the fields changed by an update to the audit entry, without their values. */
+export function recordChangedFields(inv: Invocation, body: unknown, result: OperationResult): void {
   const { method, kind } = inv.operation
   const row = inv.resource
   if ((method !== 'patch' && method !== 'put') || !kind || !row || typeof body !== 'object' || body === null) return
-  const after = given.body as Record<string, unknown> | null | undefined
+  const after = result.body as Record<string, unknown> | null | undefined
   if (after?.id !== row.id) return
   const before = kind.present(row) as Record<string, unknown>
   const changes = Object.keys(body).filter(
@@ -55,38 +55,38 @@ export function recordChangedFields(inv: Invocation, body: unknown, given: Opera
   if (changes.length > 0) inv.audit.detail.changes = changes
 }
 
-/** Most entries of one statement. */
-const TOGETHER = 100
+/** Maximum entries per statement. */
+const MAX_BATCH = 100
 
 const always = sql.fragment`true`
 
-/** An entry with the triggers that led to it. */
-type Caused = { entry: AuditEntry; chain: readonly string[] }
+/** An entry with its trigger chain. */
+type ChainedEntry = { entry: AuditEntry; chain: readonly string[] }
 
-/** Each with its event, in one statement that is a transaction of its own. */
-const writeEntries = ({ writeOne }: Services, entries: readonly Caused[]): Promise<unknown> =>
-  writeOne(outgoing => {
-    for (const { entry, chain } of entries) withTriggerChain(chain, () => outgoing.audit(entry))
+/** Writes entries with their events, in one statement that is its own transaction. */
+const writeEntries = ({ writeOne }: Services, entries: readonly ChainedEntry[]): Promise<unknown> =>
+  writeOne(outbox => {
+    for (const { entry, chain } of entries) withTriggerChain(chain, () => outbox.audit(entry))
     return { ctes: [], guard: always, columns: sql.fragment`1 as written` }
   })
 
 /**
- * Writes entries that commit with nothing else. Calls of a project that end while some are written have theirs written
- * together: a statement of its own for each was a third of what a call of a tool cost the database. Projects do not wait for
- * each other: the delete of one locks out its entries alone.
+ * Writes entries outside the transaction of their call. Entries of a project that arrive during a write are batched: one
+ * statement per entry was a third of the database cost of a tool call. Projects have separate batches, so that the delete of
+ * a project blocks only its own entries.
  */
 const entryWriter = processSingleton(services => {
-  const writers = new Map<string | null, Batcher<Caused, unknown>>()
+  const writers = new Map<string | null, Batcher<ChainedEntry, unknown>>()
 
-  async function writeAll(entries: Caused[]): Promise<unknown[]> {
+  async function writeAll(entries: ChainedEntry[]): Promise<unknown[]> {
     try {
       await writeEntries(services, entries)
       return entries.map(() => null)
     } catch (error) {
-      // One that cannot be written takes no other along.
+      // Written individually, so that one failing entry does not affect the others.
       if (entries.length > 1 && !isTransient(error))
         return (await Promise.all(entries.map(entry => writeAll([entry])))).flat()
-      // The entry's event cannot be written for a project that is gone; the entry can, as one of the deployment.
+      // An event cannot be written for a deleted project; the entry can, as an entry of the deployment.
       if (!isProjectDeleted(error)) return entries.map(() => error)
       const [{ entry, chain }] = entries
       return writeAll([{ entry: { ...entry, project_id: null }, chain }])
@@ -95,9 +95,9 @@ const entryWriter = processSingleton(services => {
 
   return async (entry: AuditEntry): Promise<void> => {
     const { project_id } = entry
-    const tenancy = { tenant: project_id, patienceMs: MAX_REQUEST_WAIT_MS }
-    const write = (entries: Caused[]) => withTenant(tenancy, () => writeAll(entries))
-    const writer = writers.get(project_id) ?? new Batcher(write, { max: TOGETHER })
+    const tenant = { tenant: project_id, patienceMs: MAX_REQUEST_WAIT_MS }
+    const write = (entries: ChainedEntry[]) => withTenant(tenant, () => writeAll(entries))
+    const writer = writers.get(project_id) ?? new Batcher(write, { max: MAX_BATCH })
     writers.set(project_id, writer)
     const failure = await writer.add({ entry, chain: currentTriggerChain() })
     if (!writer.busy) writers.delete(project_id)
@@ -105,10 +105,10 @@ const entryWriter = processSingleton(services => {
   }
 })
 
-/** How long an answer waits for a database that does not take its audit entry; none that says so itself does. */
+/** Maximum time a response waits for an unavailable database to store its audit entry. Error responses do not wait. */
 const AUDIT_PATIENCE_MS = 5000
 
-/** Writes the entry of a call whose operation holds no transaction of the pipeline's. A failure is logged, no more. */
+/** Writes the entry of a call that has no pipeline transaction. A failure is only logged. */
 async function recordEntry(inv: Invocation, status: number, createdId: string | null): Promise<void> {
   const { services, call } = inv
   const entry = inv.recorded ? null : auditEntry(inv, status, createdId)
@@ -118,7 +118,7 @@ async function recordEntry(inv: Invocation, status: number, createdId: string | 
   try {
     await retryWhileUnavailable(() => entryWriter(services)(entry), { withinMs: status < 500 ? AUDIT_PATIENCE_MS : 0 })
   } catch (error) {
-    services.log.error({ err: error, request_id: call.request.id }, 'audit entry not written')
+    services.log.error({ err: error, request_id: call.request.id }, 'audit entry write failed')
   }
 }
 
@@ -130,19 +130,23 @@ async function recordRead(inv: Invocation, project: string | null, status: numbe
   if (entry) reads.record(entry)
 }
 
-/** Reads that are part of a transaction are noted behind its commit: whether they are to be is asked on another connection. */
-async function noteRead(inv: Invocation, project: string | null, status: number): Promise<void> {
+/** Records a read; in a transaction after its commit, because `enabledFor` uses another connection. */
+async function recordReadAfterCommit(inv: Invocation, project: string | null, status: number): Promise<void> {
   const { call, services } = inv
   if (!call.tx) return recordRead(inv, project, status)
   call.tx.afterCommit(() => {
-    recordRead(inv, project, status).catch(error => services.log.error({ err: error }, 'audit entry not written'))
+    recordRead(inv, project, status).catch(error => services.log.error({ err: error }, 'audit entry write failed'))
   })
 }
 
-/** The entry of a call that was carried out. */
-export const auditResult = (inv: Invocation, given: OperationResult): Promise<void> =>
-  inv.operation.reads ? noteRead(inv, inv.project, given.status) : recordEntry(inv, given.status, createdId(inv, given))
+/** Audits an executed call. */
+export const auditResult = (inv: Invocation, result: OperationResult): Promise<void> =>
+  inv.operation.reads
+    ? recordReadAfterCommit(inv, inv.project, result.status)
+    : recordEntry(inv, result.status, createdId(inv, result))
 
-/** A refused or failed call leaves its entry before the answer goes out. */
+/** Audits a refused or failed call, before the response is sent. */
 export const auditRefusal = (inv: Invocation, error: AppError): Promise<void> =>
-  inv.operation.reads ? noteRead(inv, inv.audit.project_id, error.status) : recordEntry(inv, error.status, null)
+  inv.operation.reads
+    ? recordReadAfterCommit(inv, inv.audit.project_id, error.status)
+    : recordEntry(inv, error.status, null)

@@ -28,7 +28,7 @@ import {
   requireCredentialProject,
 } from './resolve.ts'
 
-/** Step: may the caller do this? Finds the item or the project on the way. Raises FORBIDDEN and what hides a resource. */
+/** Step: authorizes the caller, and loads the item or project. Raises FORBIDDEN, or the `notFound` code of a hidden item. */
 export async function authorize(inv: Invocation, caller: Caller): Promise<void> {
   const { operation, audit } = inv
   requireCredentialProject(inv, caller)
@@ -42,7 +42,7 @@ export async function authorize(inv: Invocation, caller: Caller): Promise<void> 
   const kind = operation.kind as Kind
   if (operation.gate === 'owner') {
     audit.resource_srn = operation.kind ? targetName({ kind, project_id: caller.project_id }) : null
-    // What its user owns is not what a token was consented to.
+    // Ownership by the user does not extend the consent of an OAuth token.
     if (!grantsAllow(caller, action)) raiseForbidden(caller, action)
     operation.admit?.(caller, inv.call.params)
     if (operation.shape === 'item') await loadItem(inv, caller)
@@ -57,14 +57,14 @@ export async function authorize(inv: Invocation, caller: Caller): Promise<void> 
   return authorizeList(inv, caller, action, operation.kind)
 }
 
-/** Refuses a caller that no resource could be allowed to; for uploads, before their body is read. */
+/** Refuses a caller for whom no resource can be allowed; for uploads, before their body is read. */
 export async function refuseIfNeverAllowed(inv: Invocation, caller: Caller): Promise<void> {
   const { operation, audit } = inv
   const action = operation.action as string
   if (couldEverAllow(caller, action)) return
   inv.decided = true
-  const named = operation.receive ? undefined : requestedProject(inv)
-  const project = named !== undefined && (await projectExists(inv, named)) ? named : caller.project_id
+  const requested = operation.receive ? undefined : requestedProject(inv)
+  const project = requested !== undefined && (await projectExists(inv, requested)) ? requested : caller.project_id
   audit.project_id = project
   audit.resource_srn = operation.kind ? targetName({ kind: operation.kind, project_id: project }) : null
   raiseForbidden(caller, action)
@@ -85,7 +85,7 @@ async function authorizeItem(inv: Invocation, caller: Caller, action: string, ki
   const id = itemId(inv)
   if (!couldEverAllow(caller, action)) {
     audit.resource_public_id = id
-    // The answer is the same for every id; the entry of a refused change says what it was about.
+    // The response is the same for every id; only the audit entry of a refused change contains the resource.
     const row = inv.operation.reads ? null : await findItem(inv)
     audit.project_id = row?.project_id ?? caller.project_id
     audit.resource_srn = row ? targetName({ kind, row }) : `srn:${caller.project_id ?? '*'}:${kind.name}:${id}`
@@ -112,7 +112,7 @@ async function authorizeCreate(inv: Invocation, caller: Caller, action: string, 
     return raiseInvalid({
       code: 'REQUIRED',
       path: 'project_id',
-      message: 'is required with a credential that is bound to no project',
+      message: 'is required for credentials that are not bound to a project',
     })
   const path = await operation.pathOf?.(body, inv.db, project)
   const tags = bodyTags(inv)
@@ -123,7 +123,7 @@ async function authorizeCreate(inv: Invocation, caller: Caller, action: string, 
     if (!(await projectExists(inv, project))) audit.project_id = null
     raiseForbidden(caller, action, target)
   }
-  // A bound credential lives only as long as its project (foreign key), so only a named one is looked up.
+  // The project of a bound credential exists (foreign key); only a requested project is checked.
   if (caller.project_id === null && !(await projectExists(inv, project))) {
     audit.project_id = null
     raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
@@ -131,7 +131,7 @@ async function authorizeCreate(inv: Invocation, caller: Caller, action: string, 
   enterProject(inv, project)
 }
 
-/** The row that a create names as its parent; null when there is none that the caller may know of. */
+/** Returns the parent row of a create; null if it does not exist or is invisible to the caller. */
 async function findParent(
   inv: Invocation,
   caller: Caller,
@@ -169,7 +169,7 @@ async function authorizeList(inv: Invocation, caller: Caller, action: string, ki
   audit.resource_srn = kind ? targetName({ kind, project_id: project }) : null
 }
 
-/** Tags that the body would set. The body of a tag route is the tags themselves. */
+/** Returns the tags that the body sets; the body of a tag operation consists of the tags. */
 function bodyTags({ operation, body }: Invocation): Record<string, string> | undefined {
   const tags = operation.path.endsWith('/tags') ? body : (body as { tags?: unknown } | undefined)?.tags
   if (typeof tags !== 'object' || tags === null || Array.isArray(tags)) return undefined

@@ -5,71 +5,71 @@ import { newId } from '../api/ids.ts'
 import type { Tx } from '../db/writer.ts'
 import type { Caller } from '../iam/caller.ts'
 
-/** What a call came through. Audit entries name every surface but REST. */
+/** The surface of a call. Audit entries contain it unless it is REST. */
 export type CallSurface = 'rest' | 'mcp' | 'platform_tool' | 'formation' | 'trigger' | 'cli'
 
 export type RequestFacts = {
   id: string
-  /** When its head was read, by this process's clock. */
+  /** Time at which the request head was read, by the clock of this process. */
   receivedAt: Date
   ip: string | null
   userAgent: string | null
   headers: IncomingHttpHeaders
-  /** Aborted when the caller goes away. */
+  /** Aborted when the client disconnects. */
   closed: AbortSignal
 }
 
-/** The turn of an agent that makes a call through one of its tools. */
+/** The agent turn that makes a call through a tool. */
 export type Origin = {
   generation_id: string
   trace_id: string
   root_trace_id: string
-  /** Calls of agents that may still nest below it. */
+  /** Remaining depth of nested agent calls. */
   depth: number
-  /** Conversations whose mailboxes it occupies while it waits for the call, with those of turns that wait for it. */
+  /** Conversations whose mailboxes are occupied during the call, by the turn and the turns that wait for it. */
   conversations: readonly string[]
-  /** The workload that it is part of; null for ordinary traffic. */
+  /** The workload it belongs to; null for ordinary traffic. */
   source: string | null
-  /** The attempt of a node that it is part of. */
+  /** The node execution it belongs to. */
   orchestration: { run_id: string; node_id: string; attempt: number } | null
-  /** The trigger that it goes back to. */
+  /** The trigger that caused it. */
   trigger_id: string | null
 }
 
-/** One call of an operation, whatever surface it came through. */
+/** A call of an operation, on any surface. */
 export type Call = {
   surface: CallSurface
-  /** Who calls; asked again behind an upload, which may take longer than the rights of who began it. Null is 401. */
+  /** Resolves the caller, or null for 401. Called again after an upload, during which permissions may have changed. */
   identify(): Promise<Caller | null>
   params: Record<string, string>
   query: Record<string, unknown>
-  /** Undefined without one. */
+  /** Undefined if there is none. */
   body: unknown
   request: RequestFacts
-  /** What an Idempotency-Key is kept under, with the credential: the path as it was called. */
+  /** The requested path; part of the identity of an Idempotency-Key, with the credential. */
   path: string
   idempotencyKey?: string
   ifMatch?: string
   ifNoneMatch?: string
   origin?: Origin
-  /** The triggers that led to it. */
+  /** The trigger chain that caused it. */
   chain?: readonly string[]
-  /** It is part of a request that counts against quotas by another call. */
+  /** Whether its request is already counted against quotas by another call. */
   isCounted?: boolean
-  /** Called once the work that the call waits for is committed, with what a repeat is answered by. */
+  /** Called after the started work is committed, with the records from which a repeat is answered. */
   onMade?: (made: Made) => void
-  /** The request whose body an operation that receives uploads reads itself. */
+  /** The request whose body is read by the operation's `receive`. */
   upload?: IncomingMessage
   /**
-   * A transaction of the caller's that the call becomes part of: it reads and writes there and nowhere else, a refusal
-   * undoes what the call had written and leaves the transaction usable.
+   * Transaction of the caller in which the call runs: all its reads and writes use it. A refusal rolls back only the writes
+   * of the call.
    */
   tx?: Tx
 }
 
 const never = new AbortController().signal
 
-/** A call in the name of a known caller, for surfaces without a request of their own. */
+/** Returns a call by a known caller, for surfaces without an HTTP request. */
 export function callAs(
   caller: Caller,
   surface: Exclude<CallSurface, 'rest'>,
@@ -103,7 +103,7 @@ export function callAs(
   }
 }
 
-/** A JSON body for an operation that reads it as a stream. */
+/** Returns a JSON body as a stream, for operations with `receive`. */
 export function jsonUpload(body: Record<string, unknown> | undefined): IncomingMessage {
   const bytes = Buffer.from(JSON.stringify(body ?? {}))
   const headers = { 'content-type': 'application/json', 'content-length': String(bytes.length) }

@@ -2,39 +2,85 @@ import { randomUUID } from 'node:crypto'
 import { AppError, errorBody, raiseInvalid } from '../api/errors.ts'
 import {
   claimIdempotencyKey,
+  deleteIdempotencyKey,
   findStoredResponse,
-  forgetIdempotency,
   type IdempotencyClaim,
+  LEASE_SECONDS,
   releaseIdempotencyKey,
+  renewClaims,
   type StoredResponse,
   storeResponse,
 } from '../api/idempotency.ts'
 import { type OperationResult, result } from '../api/operation.ts'
 import { storabilityProblem } from '../api/validate.ts'
 import { isDatabaseError, isTransient } from '../db/database-errors.ts'
+import { onSeparateConnection } from '../db/pool.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
+import { withoutTenant } from '../db/tenant-context.ts'
+import { processSingleton } from '../process/process-singleton.ts'
 import { auditResult } from './audit-trail.ts'
 import type { Invocation } from './invocation.ts'
-import { heldClaims } from './leases.ts'
 
 /**
- * Step: a POST with an Idempotency-Key is carried out once; a repeat gets the first answer. What an operation makes commits
- * together with its answer, or with what the answer is made of: a process that is killed behind the commit, and an error
- * there, leave both. A claim is a lease, so that the key of a process that was lost is soon free.
+ * Step: a POST with an Idempotency-Key is executed once; a repeat gets the first response. The changes of an operation commit
+ * together with its response, or with the records to rebuild it from, so that neither is lost if the process is killed or
+ * fails after the commit. A claim has a lease, so that the key of a lost process becomes available.
  */
 
-/** How long a request waits for a database that does not take its claim. */
+/** Maximum time a request waits for an unavailable database to store its claim. */
 const CLAIM_PATIENCE_MS = 2000
 
-/** How long the last write of a claim is tried again, while its lease is renewed. */
+/** Maximum time for which the last write of a claim is retried, while its lease is renewed. */
 const SETTLE_PATIENCE_MS = 900_000
 
 export const REPLAYED = { 'Idempotency-Replayed': 'true' }
 
 const IDEMPOTENCY_KEY = /^[\x21-\x7e]{1,255}$/
 
-/** What identifies the call among those of its key; null without a key that can be one. */
-function requestOf({ caller, call, project, received, body }: Invocation) {
+/** Two of three consecutive renewals may fail before a lease expires. */
+const RENEW_INTERVAL_MS = (LEASE_SECONDS * 1000) / 4
+
+/**
+ * The claims of requests active in this process. One statement renews all leases; a request that ends between two renewals
+ * needs none.
+ */
+const activeClaims = processSingleton(
+  services => {
+    const active = new Map<string, IdempotencyClaim>()
+    let timer: NodeJS.Timeout | null = null
+    let renewing = false
+
+    const renewAll = async () => {
+      if (renewing || active.size === 0) return
+      renewing = true
+      try {
+        await renewClaims(services.pool, [...active.values()])
+      } catch (error) {
+        services.log.warn({ err: error }, 'idempotency claim renewal failed')
+      } finally {
+        renewing = false
+      }
+    }
+
+    return {
+      add(claim: IdempotencyClaim): void {
+        active.set(claim.claim, claim)
+        // Detached from the tenant and connection of the request that starts the timer.
+        timer ??= withoutTenant(() => onSeparateConnection(() => setInterval(renewAll, RENEW_INTERVAL_MS))).unref()
+      },
+      remove({ claim }: IdempotencyClaim): void {
+        active.delete(claim)
+      },
+      close(): void {
+        if (timer) clearInterval(timer)
+      },
+    }
+  },
+  claims => claims.close(),
+)
+
+/** Returns the identity of a call with an Idempotency-Key; null if it has no valid key. */
+function keyedRequestOf({ caller, call, project, received, body }: Invocation) {
   const { idempotencyKey: key } = call
   if (!caller || key === undefined || !IDEMPOTENCY_KEY.test(key)) return null
   return {
@@ -46,109 +92,109 @@ function requestOf({ caller, call, project, received, body }: Invocation) {
   }
 }
 
-/** Claims the key; the kept answer of a repeat, null for a first call. Raises what refuses the key. */
+/** Claims the key. Returns the stored response for a repeat, null for a first call. Raises if the key is refused. */
 export async function claimKey(inv: Invocation): Promise<StoredResponse | null> {
   if (inv.call.idempotencyKey === undefined || !inv.caller) return null
-  const request = requestOf(inv)
+  const request = keyedRequestOf(inv)
   if (!request)
     return raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'Idempotency-Key',
       message: 'must be 1 to 255 visible ASCII characters',
     })
-  const claimed = { ...request, claim: randomUUID() }
+  const claim = { ...request, claim: randomUUID() }
   try {
-    const { kept, made } = await retryWhileUnavailable(() => claimIdempotencyKey(inv.db, inv.services, claimed), {
+    const { kept, made } = await retryWhileUnavailable(() => claimIdempotencyKey(inv.db, inv.services, claim), {
       withinMs: inv.call.tx ? 0 : CLAIM_PATIENCE_MS,
     })
     if (kept) return kept
-    inv.idempotency = { ...claimed, made }
-    // In a transaction of the caller's nobody sees the claim before it is settled.
-    if (!inv.call.tx) heldClaims(inv.services).hold(claimed)
+    inv.idempotency = { ...claim, made }
+    // In the caller's transaction, the claim is invisible to others until it is settled.
+    if (!inv.call.tx) activeClaims(inv.services).add(claim)
     return null
   } catch (error) {
-    // It may have been committed all the same.
-    if (isTransient(error) && !inv.call.tx) await endClaim(inv, claimed, () => releaseIdempotencyKey(inv.db, claimed))
+    // The claim may have been committed nevertheless.
+    if (isTransient(error) && !inv.call.tx) await settleClaim(inv, claim, () => releaseIdempotencyKey(inv.db, claim))
     throw error
   }
 }
 
-/** The answer kept for a POST whose resource is not there: the first call may have deleted it. */
+/** Returns the stored response of a POST whose resource is not found: the first call may have deleted it. */
 export async function responseForDeleted(inv: Invocation, error: unknown): Promise<StoredResponse | null> {
   const { method, shape } = inv.operation
   if (method !== 'post' || shape !== 'item' || !(error instanceof AppError) || error.status !== 404) return null
-  // Nothing was ever answered to a body that cannot be stored, and one that is nested too deep cannot be written out.
+  // No response is stored for such a body, and a deeply nested one cannot be serialized.
   if (storabilityProblem(inv.call.body)) return null
-  const request = requestOf(inv)
+  const request = keyedRequestOf(inv)
   return request && (await findStoredResponse(inv.db, inv.services.secrets, request))
 }
 
-export async function replayResponse(inv: Invocation, kept: StoredResponse): Promise<OperationResult> {
-  const given = result(kept.status, kept.body, { ...kept.headers, ...REPLAYED })
-  inv.audit.project_id ??= kept.project_id
+export async function replayResponse(inv: Invocation, stored: StoredResponse): Promise<OperationResult> {
+  const replayed = result(stored.status, stored.body, { ...stored.headers, ...REPLAYED })
+  inv.audit.project_id ??= stored.project_id
   inv.audit.detail.idempotency_replayed = true
-  await auditResult(inv, given)
-  return given
+  await auditResult(inv, replayed)
+  return replayed
 }
 
-/** Renews the lease of the call's claim no more, once its last write is made. */
+/** Stops renewing the lease of the call's claim, after its last write. */
 export const endLease = ({ services, idempotency }: Invocation): void => {
-  if (idempotency) heldClaims(services).drop(idempotency)
+  if (idempotency) activeClaims(services).remove(idempotency)
 }
 
 /**
- * Makes the last write of a claim. While the database is unavailable it is made again behind the answer, so that no repeat
- * is carried out again because the answer could not be kept at once.
+ * Makes the last write of a claim. While the database is unavailable, it is retried after the response is sent, so that a
+ * repeat does not execute the operation again because the response was not stored.
  */
-async function endClaim(
+async function settleClaim(
   { call, services }: Invocation,
   claim: IdempotencyClaim,
   write: () => Promise<unknown>,
 ): Promise<void> {
-  const failed = (error: unknown) => services.log.error({ err: error }, 'idempotency claim not ended')
-  const ended = () => heldClaims(services).drop(claim)
+  const onFailed = (error: unknown) => services.log.error({ err: error }, 'idempotency claim settlement failed')
+  const onSettled = () => activeClaims(services).remove(claim)
   try {
     await write()
   } catch (error) {
     if (!call.tx && isTransient(error)) {
-      void retryWhileUnavailable(write, { withinMs: SETTLE_PATIENCE_MS }).catch(failed).finally(ended)
+      void retryWhileUnavailable(write, { withinMs: SETTLE_PATIENCE_MS }).catch(onFailed).finally(onSettled)
       return
     }
-    failed(error)
+    onFailed(error)
   }
-  ended()
+  onSettled()
 }
 
-/** Keeps the answer of an operation that has transactions of its own. */
-export async function storeOperationResult(inv: Invocation, given: OperationResult): Promise<void> {
+/** Stores the response of an operation with its own transactions. */
+export async function storeOperationResult(inv: Invocation, response: OperationResult): Promise<void> {
   const { idempotency, operation, services, db } = inv
   if (!idempotency) return
   if (inv.kept) return endLease(inv)
-  // A stream is not kept: the repeat streams anew what was made, if anything was. Nor is what is said to a client that has
-  // left, whose repeat waits for more.
-  const unheard = inv.noted && inv.call.request.closed.aborted
-  await endClaim(inv, idempotency, () =>
-    given.stream || unheard
+  // A stream is not stored: a repeat streams the recorded work again. Neither is the response for a disconnected client,
+  // whose repeat waits for the work.
+  const isUndelivered = inv.noted && inv.call.request.closed.aborted
+  await settleClaim(inv, idempotency, () =>
+    response.stream || isUndelivered
       ? releaseIdempotencyKey(db, idempotency)
-      : storeResponse(db, services, idempotency, given.kept ?? given, operation.secretAnswer),
+      : storeResponse(db, services, idempotency, response.kept ?? response, operation.secretAnswer),
   )
 }
 
-/** Whether an error is the end of the work and not of the answer alone: it tells the caller what came of it. */
+/** Whether an error is the outcome of the operation, not a failure to respond. */
 const isOutcome = (error: unknown): error is AppError =>
   error instanceof AppError && error.code !== 'SERVICE_NOT_READY' && !isDatabaseError(error)
 
 /**
- * A refusal is kept like an answer; after a failure the key is free again. After one that says nothing of what was made, the
- * repeat answers for that.
+ * Stores a refusal like a response. A failure deletes the claim; an error that is not an outcome releases it, so that a
+ * repeat is answered from the recorded effects.
  */
 export async function storeRefusal(inv: Invocation, error: unknown): Promise<void> {
   const { services, db } = inv
   const claim = inv.idempotency as IdempotencyClaim
-  await endClaim(inv, claim, () => {
+  await settleClaim(inv, claim, () => {
     if (!isOutcome(error)) return releaseIdempotencyKey(db, claim)
     const { status, headers } = error
-    if (status >= 500) return forgetIdempotency(db, claim)
+    if (status >= 500) return deleteIdempotencyKey(db, claim)
     const body = errorBody(error, services.config.DOCS_BASE_URL)
     return storeResponse(db, services, claim, { status, body, headers }, false)
   })

@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto'
 import { raise, raiseInvalid } from '../api/errors.ts'
-import { keepWithChange, noteMade } from '../api/idempotency.ts'
+import { recordMade, storeWithChange } from '../api/idempotency.ts'
 import type { Kind, KindRow } from '../api/kind.ts'
 import { parsePage } from '../api/lists.ts'
 import type { Context } from '../api/operation.ts'
@@ -12,9 +12,9 @@ import type { Caller } from '../iam/caller.ts'
 import { auditEntry } from './audit-trail.ts'
 import type { Invocation } from './invocation.ts'
 
-/** Step: what the call says, checked; and all of it together, as the operation gets it. */
+/** Step: validates the input of a call and builds the context of the operation. */
 
-/** The body must be a JSON object where there is one. Raises VALIDATION_FAILED. */
+/** Requires that the body, if present, is a JSON object. Raises VALIDATION_FAILED. */
 export function requireObject({ body }: Invocation): void {
   if (body !== undefined && (typeof body !== 'object' || body === null || Array.isArray(body)))
     raise('VALIDATION_FAILED', {
@@ -23,21 +23,21 @@ export function requireObject({ body }: Invocation): void {
     })
 }
 
-/** Refuses a query or a body with what the database cannot hold. Raises VALIDATION_FAILED. */
+/** Refuses a query or body that the database cannot store. Raises VALIDATION_FAILED. */
 export function requireStorable({ call, body, operation }: Invocation): void {
-  const { judges } = operation
+  const { unvalidatedQuery } = operation
   const query =
-    judges.length === 0
+    unvalidatedQuery.length === 0
       ? call.query
-      : Object.fromEntries(Object.entries(call.query).filter(([name]) => !judges.includes(name)))
+      : Object.fromEntries(Object.entries(call.query).filter(([name]) => !unvalidatedQuery.includes(name)))
   const problem = storabilityProblem(query) ?? storabilityProblem(body)
   if (problem) raiseInvalid(problem)
 }
 
-function parsedBody({ operation, body }: Invocation): unknown {
+function parseBody({ operation, body }: Invocation): unknown {
   if (operation.body) {
     if (body !== undefined) return parse(operation.body, body)
-    if (!operation.bodyOptional) raiseInvalid({ code: 'REQUIRED', path: '', message: 'a JSON body is required' })
+    if (!operation.bodyOptional) raiseInvalid({ code: 'REQUIRED', path: '', message: 'is required as a JSON body' })
     return undefined
   }
   const unknown = Object.keys((body as object | undefined) ?? {})
@@ -46,7 +46,7 @@ function parsedBody({ operation, body }: Invocation): unknown {
   return undefined
 }
 
-/** Checks query and body and puts together what the operation gets. Raises VALIDATION_FAILED. */
+/** Validates query and body and returns the context of the operation. Raises VALIDATION_FAILED. */
 export function operationContext(
   inv: Invocation,
   recheck: () => Promise<void>,
@@ -58,13 +58,13 @@ export function operationContext(
     ? parsePage(call.query, operation.pageSize)
     : { limit: operation.pageSize.default, offset: 0, from: null, to: null }
   const query = operation.query ? parse(operation.query, call.query) : {}
-  const body = parsedBody(inv)
+  const body = parseBody(inv)
   const check: Context['allowed'] = (action, target) => {
     const allowed = isAllowed(caller, action, { ...target, requestTags: target.tags })
     audit.additional_checks.push({ action, resource: targetName(target), allowed })
     return allowed
   }
-  const listed = { action: operation.action as string, ...listTargetOf(operation.kind), project: inv.project }
+  const listTarget = { action: operation.action as string, ...listTargetOf(operation.kind), project: inv.project }
   const parent = operation.kind?.parent && {
     parent: sql.fragment`${sql.identifier(['t', operation.kind.parent.column])}`,
   }
@@ -78,7 +78,7 @@ export function operationContext(
     project: inv.project,
     grant: inv.grant,
     page,
-    visible: columns => visibleRows(caller, listed, { ...parent, ...columns }),
+    visible: columns => visibleRows(caller, listTarget, { ...parent, ...columns }),
     db,
     tx: undefined as unknown as Tx,
     services,
@@ -91,23 +91,24 @@ export function operationContext(
       if (!check(action, target)) raiseForbidden(caller, action, target)
     },
     allowed: check,
-    record: (outgoing, status, given) => {
-      if (operation.secretAnswer && 'body' in given) throw new Error(`${operation.id} would keep its answer unsealed`)
-      const entry = auditEntry(inv, status, given.id ?? null)
-      if (entry) outgoing.audit(entry)
-      if (inv.idempotency) outgoing.alongside(keepWithChange(inv.idempotency, { status, ...given }))
-      outgoing.afterCommit(() => {
+    record: (outbox, status, effect) => {
+      if (operation.secretAnswer && 'body' in effect)
+        throw new Error(`operation ${operation.id} would store its response unsealed`)
+      const entry = auditEntry(inv, status, effect.id ?? null)
+      if (entry) outbox.audit(entry)
+      if (inv.idempotency) outbox.alongside(storeWithChange(inv.idempotency, { status, ...effect }))
+      outbox.afterCommit(() => {
         inv.recorded = true
-        inv.kept = 'body' in given
-        inv.noted = 'made' in given
-        if ('made' in given) call.onMade?.(given.made)
+        inv.kept = 'body' in effect
+        inv.noted = 'made' in effect
+        if ('made' in effect) call.onMade?.(effect.made)
       })
     },
-    noteMade: async (made, outgoing) => {
+    noteMade: async (made, outbox) => {
       const { idempotency } = inv
       if (!idempotency) return
-      if (outgoing) outgoing.alongside(keepWithChange(idempotency, { made }))
-      else await noteMade(db, idempotency, made)
+      if (outbox) outbox.alongside(storeWithChange(idempotency, { made }))
+      else await recordMade(db, idempotency, made)
     },
     effectKey: () => {
       if (!inv.idempotency) return null

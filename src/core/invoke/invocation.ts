@@ -8,38 +8,38 @@ import type { Caller } from '../iam/caller.ts'
 import type { Services } from '../process/services.ts'
 import type { Call } from './call.ts'
 
-/** One call on its way through the steps; each step notes what the later ones and the audit entry need. */
+/** The state of a call in the pipeline; each step sets fields for later steps and for the audit entry. */
 export type Invocation = {
   readonly services: Services
   readonly operation: Operation
   readonly call: Call
-  /** Where reads go before the operation runs: the caller's transaction, or the pool. */
+  /** Queryable for reads before the operation runs: the caller's transaction, or the pool. */
   readonly db: Queryable
   readonly audit: AuditDraft
-  /** Whose part of the connections the call takes from. */
+  /** The tenant whose share of the connections the call uses. */
   readonly tenancy: TenantContext
   caller: Caller | undefined
-  /** An authorization decision was taken, so that there is an audit entry. */
+  /** Whether an authorization decision was made, which requires an audit entry. */
   decided: boolean
-  /** The entry is written, or commits with what the operation wrote. */
+  /** Whether the audit entry is written, or commits with the change of the operation. */
   recorded: boolean
   /** The row of an item operation. */
   resource: KindRow | undefined
-  /** By what the row of another project was reached. */
+  /** The grant for a row of another project. */
   grant: TargetGrant | null
-  /** The one project the call is about; null on lists over several and on global resources. */
+  /** The project of the call; null for lists over several projects and for global resources. */
   project: string | null
   body: unknown
   received: StreamedBody | null
-  /** The claim of the call's key, with what a first request that was lost has made. */
+  /** The claim of the call's key, with the records made by a lost first request. */
   idempotency: (IdempotencyClaim & { made: Made | null }) | null
-  /** The answer was kept with the change that it is about. */
+  /** Whether the response was stored together with the change. */
   kept: boolean
-  /** What the answer is made of was: a repeat can be answered by it. */
+  /** Whether the effects were recorded, so that a repeat can be answered from them. */
   noted: boolean
 }
 
-/** How long a call waits while others of its project hold all the connections that the project may have. */
+/** Maximum time a call waits while its project uses all connections of its share. */
 export const MAX_REQUEST_WAIT_MS = 10_000
 
 export function openInvocation(services: Services, operation: Operation, call: Call): Invocation {

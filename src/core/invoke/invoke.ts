@@ -5,7 +5,7 @@ import { isRerunRequest } from '../db/pool.ts'
 import { isForeignKeyViolation, isProjectDeleted } from '../db/sql.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
-import { isConsentable, targetName } from '../iam/access.ts'
+import { listConsentable, targetName } from '../iam/access.ts'
 import { insufficientScope } from '../iam/challenges.ts'
 import type { Services } from '../process/services.ts'
 import { auditRefusal } from './audit-trail.ts'
@@ -26,58 +26,58 @@ import {
 import { isResourceDeleted, run } from './run.ts'
 
 /**
- * Carries out one call of an operation: caller, quota, row and project, permission, input, idempotency, the operation, the
- * audit entry, in this order and whatever surface the call came through.
- * @throws AppError alone; what was not foreseen is INTERNAL_ERROR with its cause
+ * Executes a call of an operation, on any surface, in this order: caller, quota, row and project, permission, input,
+ * idempotency, operation, audit entry.
+ * @throws AppError only; an unexpected error is INTERNAL_ERROR with its cause
  */
 export const invoke = (services: Services, operation: Operation, call: Call): Promise<OperationResult> =>
   executeInvocation(openInvocation(services, operation, call))
 
-/** The same for an invocation that its surface keeps hold of. */
+/** Executes a call whose invocation the surface also reads. */
 export const executeInvocation = (inv: Invocation): Promise<OperationResult> =>
-  withTriggerChain(inv.call.chain, () => withTenant(inv.tenancy, () => guarded(inv)))
+  withTriggerChain(inv.call.chain, () => withTenant(inv.tenancy, () => runGuarded(inv)))
 
-async function guarded(inv: Invocation): Promise<OperationResult> {
+async function runGuarded(inv: Invocation): Promise<OperationResult> {
   try {
-    return await steps(inv)
+    return await runSteps(inv)
   } catch (error) {
-    // The caller's transaction is run again, and this call with it.
+    // The caller's transaction is rerun together with this call.
     if (inv.call.tx && isRerunRequest(error)) throw error
-    const refused = withChallenge(inv, await refusal(inv, error))
-    await auditRefusal(inv, refused)
-    throw refused
+    const refusal = withChallenge(inv, await refusalOf(inv, error))
+    await auditRefusal(inv, refusal)
+    throw refusal
   } finally {
     const { log } = inv.services
     await inv.received
       ?.discard()
-      .catch(error => log.error({ err: error, request_id: inv.call.request.id }, 'upload not discarded'))
+      .catch(error => log.error({ err: error, request_id: inv.call.request.id }, 'upload discard failed'))
   }
 }
 
-async function steps(inv: Invocation): Promise<OperationResult> {
+async function runSteps(inv: Invocation): Promise<OperationResult> {
   const { operation, call } = inv
   if (!operation.receive) requireObject(inv)
   if (operation.gate === 'public') {
     if (operation.receive) await receive(inv)
-  } else if (await holdsPass(inv)) await loadItemByPass(inv)
+  } else if (await hasValidPass(inv)) await loadItemByPass(inv)
   else {
     try {
       await admit(inv)
     } catch (error) {
-      const kept = await responseForDeleted(inv, error)
-      if (kept) return replayResponse(inv, kept)
+      const stored = await responseForDeleted(inv, error)
+      if (stored) return replayResponse(inv, stored)
       throw error
     }
   }
   const context = operationContext(inv, async () => {
-    const again = openInvocation(inv.services, operation, call)
-    // What began by a grant is finished when the grant ends.
-    again.grant = inv.grant
-    await authorize(again, await authenticateCaller(again))
+    const recheck = openInvocation(inv.services, operation, call)
+    // A call that started under a grant may complete after the grant ends.
+    recheck.grant = inv.grant
+    await authorize(recheck, await authenticateCaller(recheck))
   })
   if (operation.method === 'post') {
-    const kept = await claimKey(inv)
-    if (kept) return replayResponse(inv, kept)
+    const stored = await claimKey(inv)
+    if (stored) return replayResponse(inv, stored)
   }
   try {
     return await run(inv, context)
@@ -87,31 +87,31 @@ async function steps(inv: Invocation): Promise<OperationResult> {
   }
 }
 
-/** Caller, quota and permission; an upload is read in between, as soon as it is known that it could be allowed. */
+/** Checks caller, quota and permission. An upload is read in between, as soon as it could be allowed. */
 async function admit(inv: Invocation): Promise<void> {
   const { operation } = inv
   const caller = await authenticateCaller(inv)
-  await count(inv, caller.project_id)
+  await countKeyRequest(inv, caller.project_id)
   requireStorableParams(inv)
   if (operation.receive && operation.shape !== 'item') {
-    // An upload names its project in its fields; only who could never be allowed is refused before they are read.
+    // The project of an upload is in its fields; only a caller that can never be allowed is refused before the body is read.
     requireCredentialProject(inv, caller)
     await refuseIfNeverAllowed(inv, caller)
     await receive(inv)
     await authorize(inv, await authenticateCaller(inv))
   } else await authorize(inv, caller)
-  if (!caller.project_id) await count(inv, inv.project)
+  if (!caller.project_id) await countKeyRequest(inv, inv.project)
   if (operation.receive && operation.shape === 'item') {
     await receive(inv)
     await authorize(inv, await authenticateCaller(inv))
   }
 }
 
-/** Names the scopes that an OAuth token lacks where its user may do more than was consented to. */
+/** Adds a challenge with the missing scopes if wider consent by the user of an OAuth token would allow the action. */
 function withChallenge({ operation, call, caller, services }: Invocation, error: AppError): AppError {
   if (!error.grantLacks || !caller) return error
-  const asked = [error.meta?.action as string, operation.action as string, ...operation.alsoActions]
-  const scopes = [...(caller.credential.scopes ?? []), ...isConsentable(caller, asked)]
+  const actions = [error.meta?.action as string, operation.action as string, ...operation.alsoActions]
+  const scopes = [...(caller.credential.scopes ?? []), ...listConsentable(caller, actions)]
   return new AppError(error.code, {
     message: error.message,
     meta: error.meta,
@@ -120,19 +120,19 @@ function withChallenge({ operation, call, caller, services }: Invocation, error:
 }
 
 /**
- * A request of a project key counts against the quotas of its project. Other surfaces count where they come in, but MCP
- * requests of an unscoped key, whose project only the call names.
+ * Counts a REST request of a project key against the quotas of its project. Other surfaces count their requests themselves,
+ * except MCP requests of an unscoped key, whose project is only in the call.
  */
-async function count({ services, call, caller }: Invocation, project: string | null): Promise<void> {
+async function countKeyRequest({ services, call, caller }: Invocation, project: string | null): Promise<void> {
   if (caller?.credential.type !== 'api_key' || project === null) return
   if (call.surface === 'rest' || (call.surface === 'mcp' && caller.project_id === null && !call.isCounted))
     await countRequest(services, caller, project)
 }
 
-/** Reads the body through the operation; its fields are then checked like those of a JSON body. */
+/** Reads the body by the operation's `receive`; its fields are then validated like a JSON body. */
 async function receive(inv: Invocation): Promise<void> {
   const { call, operation, services } = inv
-  if (!call.upload) throw new Error(`operation ${operation.id} takes uploads over HTTP only`)
+  if (!call.upload) throw new Error(`operation ${operation.id} accepts uploads only over HTTP`)
   const received: StreamedBody = await (operation.receive as NonNullable<Operation['receive']>)({
     req: call.upload,
     params: call.params,
@@ -153,18 +153,18 @@ async function receive(inv: Invocation): Promise<void> {
   if (operation.kind) inv.audit.resource_srn = targetName({ kind: operation.kind, project_id: inv.project })
 }
 
-async function holdsPass({ operation, call, services }: Invocation): Promise<boolean> {
+async function hasValidPass({ operation, call, services }: Invocation): Promise<boolean> {
   if (!operation.pass) return false
   return operation.pass({ params: call.params, query: call.query, services })
 }
 
 /**
- * What was thrown, as the refusal that the caller gets. A call that lost the race against the delete of its project or of
- * its resource is like one that came after it.
+ * Converts a thrown error to the refusal for the caller. If the project or resource was deleted concurrently, the refusal
+ * is the same as after the delete.
  */
-async function refusal(inv: Invocation, error: unknown): Promise<AppError> {
-  const known = toRefusal(error)
-  if (known) return known
+async function refusalOf(inv: Invocation, error: unknown): Promise<AppError> {
+  const refusal = toRefusal(error)
+  if (refusal) return refusal
   if (isProjectDeleted(error)) return new AppError('RESOURCE_NOT_FOUND', { meta: { id: inv.audit.project_id } })
   if (isForeignKeyViolation(error) && (await isResourceDeleted(inv).catch(() => false)))
     return new AppError((inv.operation.kind as Kind).notFound, { meta: { id: inv.resource?.id } })

@@ -1,14 +1,13 @@
 import { AppError, serviceNotReady } from '../api/errors.ts'
-import { claimLost } from '../api/idempotency.ts'
+import { claimLostRefusal } from '../api/idempotency.ts'
 import { isTransient } from '../db/database-errors.ts'
 
 /**
- * An error that is a refusal whatever the call: one that was raised, a key that another request has claimed, or a database
- * that takes no statement now.
+ * Returns the refusal for a raised error, a lost idempotency claim or an unavailable database; null for any other error.
  */
 export function toRefusal(error: unknown): AppError | null {
   if (error instanceof AppError) return error
-  const lost = claimLost(error)
+  const lost = claimLostRefusal(error)
   if (lost) return lost
   if (!isTransient(error)) return null
   return serviceNotReady({ database: 'not available' }, { cause: error, retryAfterSeconds: 1 })

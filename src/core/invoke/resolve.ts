@@ -11,9 +11,9 @@ import { type Caller, isAdmin } from '../iam/caller.ts'
 import { processSingleton } from '../process/process-singleton.ts'
 import type { Invocation } from './invocation.ts'
 
-/** Step: who calls, which row and which project a call is about. */
+/** Step: resolves the caller, row and project of a call. */
 
-/** The caller as of now. Raises UNAUTHORIZED. */
+/** Returns the current caller. Raises UNAUTHORIZED. */
 export async function authenticateCaller(inv: Invocation): Promise<Caller> {
   const caller = (await inv.call.identify()) ?? raise('UNAUTHORIZED')
   inv.caller = caller
@@ -21,7 +21,7 @@ export async function authenticateCaller(inv: Invocation): Promise<Caller> {
   return caller
 }
 
-/** Path parameters that the database cannot hold name nothing. Raises RESOURCE_NOT_FOUND. */
+/** Raises RESOURCE_NOT_FOUND for path parameters that the database cannot store. */
 export function requireStorableParams({ call }: Invocation): void {
   for (const value of Object.values(call.params))
     if (typeof value !== 'string' || !isStorable(value))
@@ -32,62 +32,62 @@ export const itemId = ({ operation, call }: Invocation): string => call.params[o
 
 const itemReads = processSingleton(() => coalescedReads<KindRow | null>())
 
-/** The row under an item's id, whoever may know of it. */
+/** Returns the row of an item without a visibility check, or null. */
 export async function findItem(inv: Invocation): Promise<KindRow | null> {
   const { operation, db, call, services, tenancy } = inv
   const kind = operation.kind as Kind
   const id = itemId(inv)
   if (!isIdOf(kind, id)) return null
   const read = () => (operation.find ?? kind.find)(db, id)
-  // What a tenant asks for waits for its own connections alone.
+  // Reads are shared per tenant, so that a tenant waits only for its own connections.
   return operation.joined && !call.tx
     ? itemReads(services)(`${operation.id} ${tenancy.tenant} ${id}`, read)
     : await read()
 }
 
 /**
- * Notes the item, and returns its row as policies name it. Its project must be visible to the caller or have granted it to
- * the one that acts, else it is as if it did not exist. Raises `notFound`, API_KEY_PROJECT_SCOPE.
+ * Loads the item into the invocation and returns the row to authorize. Its project must be visible to the caller, or grant
+ * the row to the acting project. Raises `notFound` and API_KEY_PROJECT_SCOPE.
  */
 export async function loadItem(inv: Invocation, caller: Caller): Promise<KindRow> {
   const kind = inv.operation.kind as Kind
   const id = itemId(inv)
   inv.audit.resource_public_id = id
   const row = await findItem(inv)
-  const grant = row && (inv.grant ?? (await grantFor(inv, caller, row)))
-  if (!row || !grant || (grant === 'none' && !mayKnow(inv, caller, row))) return raise(kind.notFound, { meta: { id } })
-  const known = grant === 'none' ? row : { ...row, project_id: grant.project_id }
-  noteItem(inv, known)
+  const grant = row && (inv.grant ?? (await findGrant(inv, caller, row)))
+  if (!row || !grant || (grant === 'none' && !isVisible(inv, caller, row)))
+    return raise(kind.notFound, { meta: { id } })
+  const target = grant === 'none' ? row : { ...row, project_id: grant.project_id }
+  setItem(inv, target)
   if (grant !== 'none') {
     inv.grant = grant
     inv.resource = grant.row
     inv.audit.detail.granted_by_project = row.project_id
   }
-  return known
+  return target
 }
 
 /**
- * By what the project that acts reaches a row of another one; `none` where the row is its own, null where it is hidden
- * from it. Raises API_KEY_PROJECT_SCOPE.
+ * Returns the grant by which the acting project may use a row of another project; `none` for its own row, null for a hidden
+ * row. Raises API_KEY_PROJECT_SCOPE.
  */
-async function grantFor(inv: Invocation, caller: Caller, row: KindRow): Promise<TargetGrant | 'none' | null> {
+async function findGrant(inv: Invocation, caller: Caller, row: KindRow): Promise<TargetGrant | 'none' | null> {
   const { operation, db } = inv
   const kind = operation.kind as Kind
   const project_id = requestedProject(inv) ?? caller.project_id
   if (project_id === null || row.project_id === null || project_id === row.project_id) return 'none'
-  const granting =
-    operation.gate === 'policy' && canSeeProject(caller, project_id) ? grantSourceOf(kind.name) : undefined
-  const found = (await granting?.grant(db, { operation, kind, row, caller, project_id })) ?? 'none'
+  const source = operation.gate === 'policy' && canSeeProject(caller, project_id) ? grantSourceOf(kind.name) : undefined
+  const found = (await source?.grant(db, { operation, kind, row, caller, project_id })) ?? 'none'
   if (found === 'refused') refuseOtherProject(inv, caller, row.project_id)
   return found === 'hidden' || found === 'refused' ? null : found
 }
 
-/** The item of a request that came with a pass for it. */
+/** Loads the item of a request with a valid pass. */
 export async function loadItemByPass(inv: Invocation): Promise<void> {
   inv.resource = (await findItem(inv)) ?? raise((inv.operation.kind as Kind).notFound, { meta: { id: itemId(inv) } })
 }
 
-function noteItem(inv: Invocation, row: KindRow): void {
+function setItem(inv: Invocation, row: KindRow): void {
   inv.resource = row
   enterProject(inv, row.project_id)
   inv.audit.project_id = row.project_id
@@ -95,10 +95,10 @@ function noteItem(inv: Invocation, row: KindRow): void {
 }
 
 /**
- * Owners know what is theirs whatever their policies say of its project. A row without a project of a kind that has
- * projects is the deployment's: for admins with an unbound credential.
+ * Whether a row is visible to the caller. Owners see their rows regardless of policies. A row without a project, of a kind
+ * with projects, belongs to the deployment and is visible to admins with an unbound credential.
  */
-function mayKnow({ operation: { gate, decide, kind }, call }: Invocation, caller: Caller, row: KindRow): boolean {
+function isVisible({ operation: { gate, decide, kind }, call }: Invocation, caller: Caller, row: KindRow): boolean {
   if (gate === 'policy' && row.project_id === null && !kind?.global)
     return isAdmin(caller) && caller.project_id === null
   return gate === 'owner' && decide
@@ -106,18 +106,18 @@ function mayKnow({ operation: { gate, decide, kind }, call }: Invocation, caller
     : canSeeProject(caller, row.project_id)
 }
 
-/** The project that the query or the body names; undefined when neither does. Raises VALIDATION_FAILED for no string. */
+/** Returns the project in the query or body, or undefined. Raises VALIDATION_FAILED if it is not a string. */
 export function requestedProject({ operation, call, body }: Invocation): string | undefined {
   const inBody = operation.namesProject ? (body as { project_id?: unknown } | undefined)?.project_id : undefined
-  const named = call.query.project_id ?? inBody ?? undefined
-  if (named !== undefined && typeof named !== 'string')
+  const requested = call.query.project_id ?? inBody ?? undefined
+  if (requested !== undefined && typeof requested !== 'string')
     raiseInvalid({ code: 'INVALID_TYPE', path: 'project_id', message: 'must be a string' })
-  return named
+  return requested
 }
 
 /**
- * A bound credential stays in its project, whatever it may do there: checked before its rights, and recorded under its own
- * project. Raises API_KEY_PROJECT_SCOPE.
+ * Requires that a bound credential requests its own project. Checked before permissions; audited under the project of the
+ * credential. Raises API_KEY_PROJECT_SCOPE.
  */
 export function requireCredentialProject(inv: Invocation, caller: Caller): void {
   const requested = inv.operation.kind?.name === 'project' && inv.operation.param ? itemId(inv) : requestedProject(inv)
@@ -136,7 +136,7 @@ function refuseOtherProject(inv: Invocation, caller: Caller, requested: string):
 const typeName = ({ kind }: Operation, project: string): string | null =>
   kind ? targetName({ kind, project_id: project }) : null
 
-/** From here on the call is about one project, and takes from its part of the connections. */
+/** Sets the project of the call, whose share of the connections it uses from then on. */
 export function enterProject(inv: Invocation, project: string | null): void {
   inv.project = project
   if (project !== null) inv.tenancy.tenant = project

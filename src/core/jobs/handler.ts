@@ -5,42 +5,41 @@ import type { Logger } from '../process/log.ts'
 import type { Services } from '../process/services.ts'
 import type { Queue } from './queue.ts'
 
-/** Declarations of who handles the messages of a queue, when messages come by themselves, and what runs beside them. */
+/** Declarations of queue handlers, schedules and background tasks. */
 
-/** What a handler is given besides its message. */
+/** Context of one call of a handler. */
 export type JobContext = {
   services: Services
-  /** 1 for the first try. Attempts that were handed back do not count. */
+  /** Number of this attempt, from 1. Requeued attempts do not count. */
   attempt: number
-  /** True when a failure of this attempt is final. */
+  /** Whether a failure of this attempt is final. */
   last: boolean
-  /** The message's id; of the first message for a batch. */
+  /** ID of the message; of the first message for a batch. */
   id: string
-  /** Aborted when the lease was lost or the worker stops hard: write nothing more, leave. */
+  /** Aborted when the lease is lost or the grace period is over: stop without writing. */
   signal: AbortSignal
-  /** Aborted when the worker was asked to stop: finish soon, or commit what is settled and throw HandBack. */
+  /** Aborted when the worker is stopping: finish soon, or commit the completed part and throw RequeueError. */
   stopping: AbortSignal
   log: Logger
-  /** Sets the delay before the next try in case this one fails, or hands its message back, instead of the queue's rule. */
+  /** Overrides the delay before the next attempt if this one fails or is requeued. */
   retryIn(ms: number): void
   /**
-   * Completes the message with the change that ends its work, in place of a statement afterwards. What is left for the
-   * handler must not fail. Not for batches.
+   * Completes the message in the same transaction as the handler's last write, which saves a statement. The rest of the
+   * handler must not fail. Not available for batches.
    */
-  complete(outgoing: Outbox): void
-  /**
-   * Does work that waits for other messages to be handled: meanwhile the slot is free for those, or they could wait for
-   * this one for ever.
-   */
+  complete(outbox: Outbox): void
+  /** Releases the slot while `work` waits for other messages, which could otherwise deadlock on the slots. */
   releaseSlotWhile<T>(work: () => Promise<T>): Promise<T>
   /**
-   * Takes a slot of another queue for work of a project that would else be a message of it; what is returned gives it back.
-   * Null where this process has none free.
+   * Acquires a slot of another queue, for work that would otherwise be a message of that queue. Returns a function that
+   * releases it, or null if this process has no free slot.
    */
   tryAcquireSlot(queue: Queue<any>, project: string): (() => void) | null
 }
 
-/** Thrown by a handler to give its message back; the attempt does not count. By a worker that stops it is tried again at once. */
+/**
+ * Thrown by a handler to requeue its message without counting the attempt; due immediately if the worker is stopping.
+ */
 export class RequeueError extends Error {}
 
 export type Handler = {
@@ -54,22 +53,22 @@ export type Handler = {
 }
 
 type HandlerOptions<M> = {
-  /** Messages (batches for a batch handler) at once in one process; default the worker's concurrency. */
+  /** Concurrent messages (batches for a batch handler) per process, default the worker's concurrency. */
   concurrency?: number | ((config: Config) => number)
-  /** The lease by a setting of the deployment, in place of the queue's own. */
+  /** Overrides the lease of the queue. */
   leaseSeconds?: (config: Config) => number
-  /** How long a worker that stops lets it finish, by a setting of its own; null is as long as the others. */
+  /** Overrides the grace period of a stopping worker; null for the worker's default. */
   graceMs?: (config: Config) => number | null
   /**
-   * Called once the last attempt failed, before the message goes to the dead letter queue: records the failure on the
-   * entity, so that it is not blocked. Idempotent: a crash in between calls it again.
+   * Called after the last attempt failed, before the message moves to the dead letter queue: records the failure on the
+   * entity, so that it is not blocked. Must be idempotent: it is called again after a crash.
    */
   onExhausted?: (message: M, error: unknown, services: Services) => Promise<unknown>
 }
 
 /**
- * Declares who handles a queue. With `batch: n` the handler gets up to n messages at once; when it throws, it is called
- * again with each of them alone, and only those that throw then have failed.
+ * Declares the handler of a queue. With `batch: n` it receives up to n messages per call. If that call throws, it is
+ * called again with each message separately, and only the messages for which it throws again have failed.
  */
 export function handler<M extends object>(
   queue: Queue<M>,
@@ -98,10 +97,10 @@ export type Schedule = {
 }
 
 /**
- * Declares a schedule: one message per instant in the whole deployment, however many workers run. `when` is a number of
- * seconds (instants are its multiples since 1970; 0: never), a setting of that kind, or a cron expression (UTC). Instants
- * without any worker are skipped, and those at which `dueIf` does not hold: every worker asks. A condition in SQL is asked
- * in one statement with those of the schedules that have the same instants.
+ * Declares a schedule, which sends one message per instant in the whole deployment. `when` is a number of seconds
+ * (instants are its multiples since 1970; 0 disables it), a setting with such a number, or a cron expression in UTC.
+ * Instants without a running worker are skipped, and instants at which `dueIf` is false; every worker evaluates it. SQL
+ * conditions of schedules with the same instants are evaluated in one statement.
  */
 export function schedule<M extends object>(
   name: string,
@@ -113,11 +112,11 @@ export function schedule<M extends object>(
   return { name, when, queue, data: typeof data === 'function' ? (data as (instant: Date) => M) : () => data, dueIf }
 }
 
-/** Work of a worker process that is no queue: a loop over rows, or what has to be done once at its start. */
+/** Work of a worker process without a queue: a loop over rows, or a task at its start. */
 export type BackgroundTask = {
   name: string
-  /** Which worker process runs it (WORKER_KINDS). */
+  /** Kind of worker process that runs it (WORKER_KINDS). */
   concern: string
-  /** Starts it; `close` ends it and resolves when nothing of it is under way. */
+  /** Starts the task; `close` stops it and resolves when it has ended. */
   start(services: Services): { close(): Promise<void> } | undefined
 }

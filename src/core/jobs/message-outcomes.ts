@@ -11,63 +11,63 @@ import {
   scheduleRetry,
   takeOverExpired,
 } from './message-claims.ts'
-import { isSentAnew, type Queue } from './queue.ts'
+import { isDroppedOnFailure, type Queue } from './queue.ts'
 
-type Outcome = 'done' | 'retry' | 'dead' | 'dropped' | 'handed_back'
+type Outcome = 'done' | 'retry' | 'dead' | 'dropped' | 'requeued'
 
-/** A message that this process tries. */
+/** A message in progress in this process. */
 export type ActiveMessage = MessageClaim & {
   startedAt: number
-  /** When the lease was last renewed for certain, by this process's clock. */
+  /** Time of the last confirmed renewal of the lease (performance.now). */
   heldSince: number
 }
 
-/** What became of a failed attempt. `dueInMs` when it is tried again; nothing of it could be recorded when `lost`. */
+/** How a failure was recorded: `dueInMs` until the retry, `lost` if the claim was lost and nothing was recorded. */
 export type FailureRecord = { lost: boolean; dueInMs?: number }
 
-/** Records what became of the messages of one queue, with one log line an attempt. */
+/** Records the outcomes of the messages of one queue, with one log line per attempt. */
 export class MessageOutcomes {
   readonly #services: Services
   readonly #handler: Handler
   readonly #queue: Queue<any>
-  #completions: { attempt: ActiveMessage; done: (settled: boolean) => void }[] = []
+  #completions: { attempt: ActiveMessage; onRecorded: (completed: boolean) => void }[] = []
   #completing = false
 
-  /** @param queue the handler's, with the lease of this deployment */
+  /** @param queue the handler's queue, with the lease of this deployment */
   constructor(services: Services, handler: Handler, queue: Queue<any>) {
     this.#services = services
     this.#handler = handler
     this.#queue = queue
   }
 
-  /** Records a completion together with others; `done` gets whether the attempt was still ours. */
-  complete(attempt: ActiveMessage, done: (settled: boolean) => void): void {
-    this.#completions.push({ attempt, done })
-    if (!this.#completing) void this.#complete()
+  /** Records a completion, batched with others. `onRecorded` receives false if the claim was lost. */
+  complete(attempt: ActiveMessage, onRecorded: (completed: boolean) => void): void {
+    this.#completions.push({ attempt, onRecorded })
+    if (!this.#completing) void this.#recordCompletions()
   }
 
-  /** One statement at a time; what finishes meanwhile goes with the next. */
-  async #complete(): Promise<void> {
+  /** Sends one statement at a time; completions added meanwhile form the next batch. */
+  async #recordCompletions(): Promise<void> {
     const { queues, log } = this.#services
     this.#completing = true
-    // Handlers that finish in the same turn of the event loop share the first statement too.
+    // Handlers that finish in the same turn of the event loop share the first statement.
     await new Promise(resolve => setImmediate(resolve))
     let failures = 0
     while (this.#completions.length > 0) {
       const batch = this.#completions.splice(0, 1000)
       try {
-        const settled = await completeMessages(
+        const completed = await completeMessages(
           queues.db,
           this.#queue,
           batch.map(({ attempt }) => attempt),
         )
-        for (const { attempt, done } of batch) done(settled.has(attempt.id))
+        for (const { attempt, onRecorded } of batch) onRecorded(completed.has(attempt.id))
         failures = 0
       } catch (error) {
         failures += 1
-        if (failures === 1) log.error({ err: error, queue: this.#queue.name }, 'completion not recorded yet')
+        if (failures === 1) log.error({ err: error, queue: this.#queue.name }, 'completion recording failed, retrying')
         for (const item of batch) {
-          if (this.leaseOver(item.attempt)) item.done(false)
+          if (this.isLeaseExpired(item.attempt)) item.onRecorded(false)
           else this.#completions.push(item)
         }
         await sleep(retryPause(failures))
@@ -77,12 +77,12 @@ export class MessageOutcomes {
   }
 
   /**
-   * Has a failed attempt tried again, or makes it a dead letter after its last try, unless a schedule sends it anew.
-   * @param delayMs delay before the next try, in place of the queue's rule
+   * Records a failed attempt: schedules a retry, or dead-letters or drops the message after its last attempt.
+   * @param delayMs delay before the retry, in place of the queue's retry policy
    */
   async fail(attempt: ActiveMessage, error: unknown, delayMs: number | undefined): Promise<FailureRecord> {
     const duration = performance.now() - attempt.startedAt
-    const output = describe(error)
+    const output = describeFailure(error)
     if (attempt.retryCount < attempt.retryLimit) {
       const dueInMs = delayMs ?? this.#retryDelay(attempt.retryCount)
       const { db } = this.#services.queues
@@ -92,17 +92,17 @@ export class MessageOutcomes {
       this.#report(attempt, 'retry', duration, { err: error, next_ms: Math.round(dueInMs) })
       return { lost: false, dueInMs }
     }
-    // When it could not be recorded the lease runs out, and another worker records it.
-    if (!(await this.#exhausted(attempt, error))) return { lost: false }
+    // Without a record the lease expires and another worker records the failure.
+    if (!(await this.#recordExhausted(attempt, error))) return { lost: false }
     if (!(await this.#persist(attempt, () => this.#deadLetter(attempt, output)))) return { lost: true }
-    this.#report(attempt, this.#last, duration, { err: error })
+    this.#report(attempt, this.#finalOutcome, duration, { err: error })
     return { lost: false }
   }
 
   /**
-   * Requeues messages, due again in `delayMs`, without counting the attempt; `err` is why, for its log line. While the
-   * database is unavailable it is tried again until `signal` is aborted. Returns the ids that were requeued; the leases of the
-   * others run out.
+   * Requeues messages in `delayMs` without counting the attempt, and retries while the database is unavailable until
+   * `signal` is aborted. `err` is the reason, for the log line. Returns the IDs of the requeued messages; the leases of
+   * the others expire.
    */
   async requeue(
     attempts: ActiveMessage[],
@@ -111,62 +111,63 @@ export class MessageOutcomes {
     const { queues, log } = this.#services
     let ids = new Set<string>()
     try {
-      const back = () => requeueMessages(queues.db, this.#queue, attempts, delayMs)
-      ids = new Set(await retryWhileUnavailable(back, { signal, withinMs: Number.POSITIVE_INFINITY }))
+      const requeue = () => requeueMessages(queues.db, this.#queue, attempts, delayMs)
+      ids = new Set(await retryWhileUnavailable(requeue, { signal, withinMs: Number.POSITIVE_INFINITY }))
       if (ids.size > 0) queues.wake(this.#queue.name, delayMs > 0 ? 'later' : 'now')
     } catch (error) {
-      log.error({ err: error, queue: this.#queue.name }, 'messages not given back')
+      log.error({ err: error, queue: this.#queue.name }, 'message requeue failed')
     }
     for (const attempt of attempts)
       if (ids.has(attempt.id))
-        this.#report(attempt, 'handed_back', performance.now() - attempt.startedAt, { next_ms: delayMs, err })
+        this.#report(attempt, 'requeued', performance.now() - attempt.startedAt, { next_ms: delayMs, err })
     return ids
   }
 
   /**
-   * Settles messages whose worker was silent for a lease: another try now, or the end of their tries.
-   * @returns whether some are due now
+   * Takes over messages whose lease has expired: schedules an immediate retry, or records the failure after the last
+   * attempt.
+   * @returns whether messages are due now
    */
   async takeOverExpired(): Promise<boolean> {
     const { queues, log } = this.#services
-    let taken: MessageClaim[]
+    let expired: MessageClaim[]
     try {
-      taken = await takeOverExpired(queues.db, this.#queue)
+      expired = await takeOverExpired(queues.db, this.#queue)
     } catch {
       return false
     }
     const error = new Error('lease expired')
     let due = false
-    for (const message of taken) {
+    for (const message of expired) {
       try {
         if (message.retryCount < message.retryLimit) {
-          const result = await scheduleRetry(queues.db, this.#queue, message, 0, describe(error))
+          const result = await scheduleRetry(queues.db, this.#queue, message, 0, describeFailure(error))
           queues.wake(this.#queue.name, 'later')
           if (result !== 'lost') this.#report(message, 'retry', undefined, { reason: 'lease_expired', next_ms: 0 })
           due = true
         } else {
-          await this.#exhausted(message, error)
-          const dead = await this.#deadLetter(message, describe(error))
-          if (dead) this.#report(message, this.#last, undefined, { reason: 'lease_expired' })
+          await this.#recordExhausted(message, error)
+          const isDead = await this.#deadLetter(message, describeFailure(error))
+          if (isDead) this.#report(message, this.#finalOutcome, undefined, { reason: 'lease_expired' })
         }
       } catch (failure) {
-        log.error({ err: failure, queue: this.#queue.name, job: message.id }, 'expired message not taken over')
+        log.error({ err: failure, queue: this.#queue.name, job: message.id }, 'takeover of expired message failed')
       }
     }
     return due
   }
 
-  leaseOver({ heldSince }: ActiveMessage): boolean {
+  isLeaseExpired({ heldSince }: ActiveMessage): boolean {
     return performance.now() - heldSince > this.#queue.leaseSeconds * 1000
   }
 
-  /** The line of an attempt that was completed. */
+  /** Logs and counts a completed attempt. */
   reportDone(attempt: ActiveMessage, duration: number): void {
     this.#report(attempt, 'done', duration)
   }
 
-  /** Returns whether the failure is recorded on the entity. */
-  async #exhausted(attempt: MessageClaim, error: unknown): Promise<boolean> {
+  /** Calls `onExhausted`. Returns whether the failure is recorded on the entity. */
+  async #recordExhausted(attempt: MessageClaim, error: unknown): Promise<boolean> {
     const { onExhausted } = this.#handler
     try {
       await retryWhileUnavailable(
@@ -176,7 +177,7 @@ export class MessageOutcomes {
       return true
     } catch (failure) {
       const { log } = this.#services
-      log.error({ err: failure, queue: this.#queue.name, job: attempt.id }, 'exhausted message not recorded')
+      log.error({ err: failure, queue: this.#queue.name, job: attempt.id }, 'recording of exhausted message failed')
       return false
     }
   }
@@ -186,7 +187,7 @@ export class MessageOutcomes {
     return ((result as { affected?: number }).affected ?? 0) > 0
   }
 
-  /** Runs a statement until it succeeds or the lease is over; undefined then. */
+  /** Repeats a statement until it succeeds. Returns undefined if the lease expires before. */
   async #persist<T>(attempt: ActiveMessage, work: () => Promise<T>): Promise<T | undefined> {
     const { log } = this.#services
     for (let failures = 1; ; failures++) {
@@ -194,14 +195,14 @@ export class MessageOutcomes {
         return await work()
       } catch (error) {
         if (failures === 1)
-          log.error({ err: error, queue: this.#queue.name, job: attempt.id }, 'failure not recorded yet')
-        if (this.leaseOver(attempt)) return undefined
+          log.error({ err: error, queue: this.#queue.name, job: attempt.id }, 'failure recording failed, retrying')
+        if (this.isLeaseExpired(attempt)) return undefined
         await sleep(retryPause(failures))
       }
     }
   }
 
-  /** Delay of pg-boss's rule: doubles with each retry, with as much jitter as the doubled delay. */
+  /** Returns the delay of a retry as pg-boss computes it: doubled with each retry, with full jitter on top. */
   #retryDelay(retryCount: number): number {
     const { delaySeconds, backoff, maxDelaySeconds } = this.#queue.retry
     if (!backoff) return delaySeconds * 1000
@@ -209,12 +210,12 @@ export class MessageOutcomes {
     return Math.min(seconds, maxDelaySeconds ?? Number.POSITIVE_INFINITY) * 1000
   }
 
-  /** What becomes of a message behind its last try. */
-  get #last(): Outcome {
-    return isSentAnew(this.#queue) ? 'dropped' : 'dead'
+  /** Outcome of a failed last attempt. */
+  get #finalOutcome(): Outcome {
+    return isDroppedOnFailure(this.#queue) ? 'dropped' : 'dead'
   }
 
-  /** The one line of an attempt. */
+  /** Logs and counts an attempt. */
   #report(attempt: MessageClaim, outcome: Outcome, duration: number | undefined, more: object = {}): void {
     const { log } = this.#services
     attemptsTotal.inc({ queue: this.#queue.name, outcome })
@@ -227,7 +228,7 @@ export class MessageOutcomes {
       ...(duration === undefined ? {} : { duration_ms: Math.round(duration) }),
       ...more,
     }
-    if (outcome !== 'done' && outcome !== 'handed_back') log.warn(line, 'attempt')
+    if (outcome !== 'done' && outcome !== 'requeued') log.warn(line, 'attempt')
     else log.info(line, 'attempt')
   }
 }
@@ -240,8 +241,8 @@ function idsOf(data: object): Record<string, string> {
   return ids
 }
 
-/** What is stored of an error: enough to understand a dead letter, bounded, without what jsonb cannot hold. */
-function describe(error: unknown): object {
+/** Returns the stored form of an error: bounded, and without characters that jsonb cannot store. */
+function describeFailure(error: unknown): object {
   const { name, code, message } = Object(error) as { name?: string; code?: unknown; message?: string }
   const text = truncateChars(String(message ?? error), 2000)
   return { name, code, message: storableText(text) }

@@ -4,25 +4,25 @@ import { type QueueBacklog, readBacklog } from './message-claims.ts'
 import type { QueueConsumer } from './queue-consumer.ts'
 
 /**
- * The floor under notifications: polls all queues of the process with one statement, and wakes the loops that have
- * something to claim or to take over. It polls again when the next message is due or loses its lease, at the latest after
- * an interval that doubles from `pollMs` to `idleMs` for as long as nothing is due. While notifications do not arrive the
- * interval is `pollMs`. Two polls are never closer than about `pollMs`.
+ * Fallback for lost notifications: polls all queues of the process with one statement and wakes the consumers that have
+ * messages to claim or to take over. The next poll is when the next message is due or its lease expires, at the latest
+ * after an interval that doubles from `pollMs` to `idleMs` while nothing is due. While notifications do not arrive the
+ * interval is `pollMs`. Polls are at least about `pollMs` apart from each other.
  */
 export class QueuePoller {
   readonly #services: Pick<Services, 'queues' | 'log'>
-  readonly #loops: ReadonlyMap<string, QueueConsumer>
+  readonly #consumers: ReadonlyMap<string, QueueConsumer>
   readonly #pollMs: number
   readonly #idleMs: number
-  readonly #hears: () => boolean
+  readonly #notificationsHealthy: () => boolean
   readonly #onPoll: (() => unknown) | undefined
   readonly #stopped = new AbortController()
-  #asked = false
+  #pollRequested = false
   #wake: (() => void) | undefined
 
   constructor(options: {
     services: Pick<Services, 'queues' | 'log'>
-    loops: ReadonlyMap<string, QueueConsumer>
+    consumers: ReadonlyMap<string, QueueConsumer>
     pollMs: number
     idleMs: number
     /** Whether notifications arrive. */
@@ -30,12 +30,12 @@ export class QueuePoller {
     onPoll?: () => unknown
   }) {
     this.#services = options.services
-    this.#loops = options.loops
+    this.#consumers = options.consumers
     this.#pollMs = options.pollMs
-    // A lease that begins after one poll is known with the next, before it ends.
-    const leases = [...options.loops.values()].map(({ queue }) => queue.leaseSeconds * 1000)
+    // At most one lease, so that a lease which begins after a poll is read by the next one, before it expires.
+    const leases = [...options.consumers.values()].map(({ queue }) => queue.leaseSeconds * 1000)
     this.#idleMs = Math.max(options.pollMs, Math.min(options.idleMs, ...leases))
-    this.#hears = options.notificationsHealthy
+    this.#notificationsHealthy = options.notificationsHealthy
     this.#onPoll = options.onPoll
   }
 
@@ -43,9 +43,9 @@ export class QueuePoller {
     void this.#run()
   }
 
-  /** There may be something to wait for that the last poll did not see. */
+  /** Requests an early poll, for messages stored after the last one. */
   pollSoon(): void {
-    this.#asked = true
+    this.#pollRequested = true
     this.#wake?.()
   }
 
@@ -59,56 +59,56 @@ export class QueuePoller {
     let interval = this.#pollMs
     let failures = 0
     while (!this.#stopped.signal.aborted) {
-      this.#asked = false
+      this.#pollRequested = false
       let nextMs = Number.POSITIVE_INFINITY
       try {
         const found = await this.#poll()
-        if (failures > 0) log.info('queues reachable again')
+        if (failures > 0) log.info('queues recovered')
         failures = 0
         nextMs = Math.min(...found.map(queue => queue.nextMs ?? nextMs))
-        const quiet = !found.some(({ due, expired }) => due || expired)
-        interval = quiet ? Math.min(interval * 2, this.#idleMs) : this.#pollMs
+        const isIdle = !found.some(({ due, expired }) => due || expired)
+        interval = isIdle ? Math.min(interval * 2, this.#idleMs) : this.#pollMs
       } catch (error) {
-        if (failures === 0 && !this.#stopped.signal.aborted) log.error({ err: error }, 'queues not reachable')
+        if (failures === 0 && !this.#stopped.signal.aborted) log.error({ err: error }, 'queues unreachable')
         failures += 1
         interval = this.#pollMs
       }
-      // Spread over the interval, so that many processes do not poll at one instant.
+      // Jitter, so that processes do not poll simultaneously.
       await this.#pause(Math.min(interval * (0.8 + Math.random() * 0.2), nextMs + 1))
     }
   }
 
   async #poll(): Promise<QueueBacklog[]> {
-    const served = [...this.#loops.values()].map(({ queue }) => queue)
-    const found = await readBacklog(this.#services.queues.db, served)
+    const polled = [...this.#consumers.values()].map(({ queue }) => queue)
+    const found = await readBacklog(this.#services.queues.db, polled)
     if (this.#stopped.signal.aborted) return []
     for (const { name, due, expired } of found) {
-      if (due) this.#loops.get(name)?.claimNow()
-      if (expired) void this.#loops.get(name)?.takeOverExpired()
+      if (due) this.#consumers.get(name)?.claimNow()
+      if (expired) void this.#consumers.get(name)?.takeOverExpired()
     }
-    this.#report()
+    this.#callOnPoll()
     return found
   }
 
-  #report(): void {
-    const failed = (error: unknown) => this.#services.log.error({ err: error }, 'poll report failed')
+  #callOnPoll(): void {
+    const onFailed = (error: unknown) => this.#services.log.error({ err: error }, 'poll report failed')
     try {
-      Promise.resolve(this.#onPoll?.()).catch(failed)
+      Promise.resolve(this.#onPoll?.()).catch(onFailed)
     } catch (error) {
-      failed(error)
+      onFailed(error)
     }
   }
 
-  /** Waits for `ms`, or until a poll is asked for; at least for about `pollMs`. */
+  /** Waits for `ms` or until a poll is requested, but at least for about `pollMs`. */
   async #pause(ms: number): Promise<void> {
     const { signal } = this.#stopped
     const least = this.#pollMs * 0.8
     await sleep(least, undefined, { signal }).catch(() => {})
-    if (ms <= least || this.#asked || signal.aborted) return
+    if (ms <= least || this.#pollRequested || signal.aborted) return
     let timer: NodeJS.Timeout | undefined
     await new Promise<void>(resolve => {
       this.#wake = resolve
-      timer = setTimeout(resolve, (this.#hears() ? ms : Math.min(ms, this.#pollMs)) - least)
+      timer = setTimeout(resolve, (this.#notificationsHealthy() ? ms : Math.min(ms, this.#pollMs)) - least)
     })
     clearTimeout(timer)
     this.#wake = undefined

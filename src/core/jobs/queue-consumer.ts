@@ -11,65 +11,65 @@ import { claimMessages, completeMessages, completionCte, type MessageClaim, requ
 import { type ActiveMessage, MessageOutcomes } from './message-outcomes.ts'
 import { queueMessage as buildMessage, messageTriggerChain, NO_PROJECT, type Queue, type Queues } from './queue.ts'
 
-/** One claimed message in this process. */
+/** An attempt at a claimed message in this process. */
 type Attempt = ActiveMessage & {
-  /** `running`: in the handler; `settling`: being recorded; `over`: recorded, given back or lost. */
+  /** `running`: in the handler; `settling`: outcome being recorded; `over`: recorded, requeued or lost. */
   state: 'running' | 'settling' | 'over'
   abort: AbortController
-  /** Completed by its handler, or about to be: `under_way` until the commit is known. */
-  completion: 'none' | 'under_way' | 'committed'
-  /** Pieces of its work that wait for other messages. */
+  /** Completion by the handler itself: `pending` until the commit is confirmed. */
+  completion: 'none' | 'pending' | 'committed'
+  /** Number of active `releaseSlotWhile` calls. */
   waits: number
-  /** `unknown`: it has not been renewed for its length because the database was unavailable. */
+  /** `unknown`: not renewed for the length of the lease because the database was unavailable. */
   lease: 'held' | 'lost' | 'unknown'
 }
 
-/** When other workers are claiming everything that was found, the next claim waits so long. */
+/** Delay of the next claim when other workers are claiming all messages found. */
 const CONTENDED_MS = 20
 
-/** After the hard stop a handler has this long to leave before its message is given back. */
-const LEAVE_MS = 1000
+/** Time that a handler has after the hard stop before its message is requeued. */
+const HARD_STOP_MS = 1000
 
-/** A message that its handler returned is due again after this time, so that one which always returns it does not spin. */
-const HAND_BACK_MS = 1000
+/** Default delay of a message requeued by its handler, so that a handler which always requeues does not spin. */
+const REQUEUE_DELAY_MS = 1000
 
-/** Least and longest such time where the database failed the attempt: half of the time for which it has failed them all. */
-const UNAVAILABLE_MS = { least: 200, longest: 30_000 }
+/** Bounds of the delay when the database failed the attempt: half of the time for which it has failed all attempts. */
+const UNAVAILABLE_DELAY_MS = { min: 200, max: 30_000 }
 
-/** Finished messages that wait for their completion to be recorded before the loop stops claiming more. */
+/** Completions that may be unrecorded before the consumer pauses claiming. */
 const UNSETTLED_PER_SLOT = 4
-const UNSETTLED_FLOOR = 200
+const MIN_UNSETTLED = 200
 
 /**
- * Runs one handler: claims messages for its free slots, keeps their leases, records what became of them. Slots are
- * independent: a slow message holds one slot and nothing else. A loop that has found nothing waits until it is woken
- * (poller.ts), or for what it tries again itself.
+ * Consumes one queue: claims messages for the free slots of its handler, renews their leases and records their
+ * outcomes. Slots are independent: a slow message occupies one slot only. A consumer without messages waits until it is
+ * woken (poller.ts) or until its next own retry is due.
  */
 export class QueueConsumer {
   readonly #services: Services
   readonly #handler: Handler
   readonly #queue: Queue<any>
   readonly #queues: Queues
-  readonly #settlement: MessageOutcomes
+  readonly #outcomes: MessageOutcomes
   readonly #log: Logger
   readonly #stopping: AbortSignal
   readonly #slots: number
   readonly #batch: number
-  /** Messages one project may hold while others wait, and while none do. */
+  /** Slots that one project may hold while other projects wait, and while none do. */
   readonly #share: number
   readonly #borrow: number
-  readonly #hears: () => boolean
-  readonly #takeSlotOf: JobContext['tryAcquireSlot']
+  readonly #notificationsHealthy: () => boolean
+  readonly #tryAcquireSlotOf: JobContext['tryAcquireSlot']
 
-  /** Claimed and not yet over, by message id. */
-  readonly #held = new Map<string, Attempt>()
-  /** Slots taken, by project; messages without one are not limited. */
-  readonly #heldByProject = new Map<string, number>()
-  #busy = 0
-  /** The messages of each slot that a handler holds. */
+  /** Claimed messages that are not over, by message ID. */
+  readonly #attempts = new Map<string, Attempt>()
+  /** Slots in use by project; messages without a project are not limited. */
+  readonly #slotsByProject = new Map<string, number>()
+  #usedSlots = 0
+  /** Messages of each slot with a running handler. */
   readonly #handled = new Set<readonly Attempt[]>()
-  /** Slots that work without a message holds. */
-  #taken = 0
+  /** Slots acquired by `tryAcquireSlot`. */
+  #acquiredSlots = 0
   #unsettled = 0
   #woken = false
   #wake: (() => void) | undefined
@@ -79,16 +79,16 @@ export class QueueConsumer {
   #takingOver = false
   #loop: Promise<void> | undefined
   readonly #hardStop = new AbortController()
-  #handedBack = 0
-  /** Since when every attempt of this loop that ended was failed by the database; undefined while some succeed. */
+  #requeuedCount = 0
+  /** Start of the current series of attempts that all failed because the database was unavailable. */
   #unavailableSince: number | undefined
-  /** The loop waits for a slot, not for messages. */
-  #wantsSlot = false
-  /** The loop waits until fewer completions are to be recorded. */
-  #wantsRoom = false
-  /** By the last claim, messages may wait for the end of others of their key. */
+  /** Whether a released slot must wake the claim loop. */
+  #waitsForSlot = false
+  /** Whether a recorded completion must wake the claim loop. */
+  #waitsForCompletions = false
+  /** Whether, as of the last claim, messages may wait for active messages with the same key. */
   #othersWait = true
-  /** When a message of this loop was last over. */
+  /** Time when a message of this consumer was last over. */
   #overAt = 0
 
   constructor(options: {
@@ -99,7 +99,7 @@ export class QueueConsumer {
     projectShare: number
     /** Whether notifications arrive. */
     notificationsHealthy: () => boolean
-    takeSlotOf: JobContext['tryAcquireSlot']
+    tryAcquireSlotOf: JobContext['tryAcquireSlot']
   }) {
     const { handler, services } = options
     this.#services = services as Services
@@ -107,16 +107,16 @@ export class QueueConsumer {
     const leaseSeconds = handler.leaseSeconds?.(services.config) ?? handler.queue.leaseSeconds
     this.#queue = { ...handler.queue, leaseSeconds }
     this.#queues = services.queues
-    this.#settlement = new MessageOutcomes(this.#services, handler, this.#queue)
+    this.#outcomes = new MessageOutcomes(this.#services, handler, this.#queue)
     this.#log = services.log
     this.#stopping = options.stopping
     this.#slots = options.slots
     this.#batch = handler.batch ?? 1
     const messages = options.slots * this.#batch
-    const shared = this.#queue.project !== undefined && this.#batch === 1
-    this.#share = shared ? Math.max(1, Math.ceil(messages * options.projectShare)) : messages
-    this.#hears = options.notificationsHealthy
-    this.#takeSlotOf = options.takeSlotOf
+    const isShared = this.#queue.project !== undefined && this.#batch === 1
+    this.#share = isShared ? Math.max(1, Math.ceil(messages * options.projectShare)) : messages
+    this.#notificationsHealthy = options.notificationsHealthy
+    this.#tryAcquireSlotOf = options.tryAcquireSlotOf
     this.#borrow = this.#share < messages ? Math.max(this.#share, messages - 1) : messages
   }
 
@@ -125,80 +125,80 @@ export class QueueConsumer {
   }
 
   get running(): number {
-    return [...this.#held.values()].filter(attempt => attempt.state === 'running').length
+    return [...this.#attempts.values()].filter(attempt => attempt.state === 'running').length
   }
 
-  /** How its slots are used. One whose handler goes on although its messages are lost is held and does not work. */
+  /** Slot usage. A slot whose handler still runs after its claims were lost is held but not working. */
   get slots(): Slots {
-    const works = (attempts: readonly Attempt[]) =>
+    const isWorking = (attempts: readonly Attempt[]) =>
       attempts[0].waits === 0 && attempts.some(({ state, lease }) => state !== 'over' && lease !== 'lost')
-    const working = [...this.#handled].filter(works).length + this.#taken
-    return { queue: this.#queue.name, total: this.#slots, held: this.#busy, working }
+    const working = [...this.#handled].filter(isWorking).length + this.#acquiredSlots
+    return { queue: this.#queue.name, total: this.#slots, held: this.#usedSlots, working }
   }
 
   start(): void {
     this.#loop = this.#run()
-    this.#renewal = repeat((this.#queue.leaseSeconds * 1000) / 3, () => this.#renew())
+    this.#renewal = startInterval((this.#queue.leaseSeconds * 1000) / 3, () => this.#renew())
   }
 
   /**
-   * Takes a free slot for work of a project that has no message, as a claim would; what is returned gives it back. Null where
-   * there is none.
+   * Acquires a free slot for work of a project without a message, under the limits of a claim. Returns a function that
+   * releases it, or null without a free slot.
    */
   tryAcquireSlot(project: string): (() => void) | null {
-    const isFull = (this.#heldByProject.get(project) ?? 0) >= this.#share && this.#busy >= this.#borrow
-    if (this.#busy >= this.#slots || isFull) return null
-    this.#busy += 1
-    this.#taken += 1
+    const isFull = (this.#slotsByProject.get(project) ?? 0) >= this.#share && this.#usedSlots >= this.#borrow
+    if (this.#usedSlots >= this.#slots || isFull) return null
+    this.#usedSlots += 1
+    this.#acquiredSlots += 1
     this.#countProject({ project }, 1)
     return () => {
-      this.#busy -= 1
-      this.#taken -= 1
+      this.#usedSlots -= 1
+      this.#acquiredSlots -= 1
       this.#countProject({ project }, -1)
-      if (this.#wantsSlot) this.claimNow()
+      if (this.#waitsForSlot) this.claimNow()
     }
   }
 
-  /** Messages whose lease ran out are waiting: settle them, and claim those that are due again. */
+  /** Takes over messages whose lease has expired, and claims if some are due again. */
   async takeOverExpired(): Promise<void> {
     if (this.#takingOver) return
     this.#takingOver = true
     try {
-      if (await this.#settlement.takeOverExpired()) this.claimNow()
+      if (await this.#outcomes.takeOverExpired()) this.claimNow()
     } catch (error) {
-      this.#log.error({ err: error, queue: this.#queue.name }, 'expired messages not taken over')
+      this.#log.error({ err: error, queue: this.#queue.name }, 'takeover of expired messages failed')
     } finally {
       this.#takingOver = false
     }
   }
 
-  /** Claims now: messages were announced or found to be due. */
+  /** Wakes the claim loop, because messages may be due. */
   claimNow(): void {
     this.#woken = true
     this.#wake?.()
   }
 
-  /** Ends the loop; see Workers.stop. The `stopping` signal is aborted before. */
+  /** Stops the claim loop; see Workers.stop. The caller aborts the `stopping` signal before. */
   async stop(workersMs: number): Promise<number> {
     const graceMs = this.#handler.graceMs?.(this.#services.config) ?? workersMs
     const deadline = performance.now() + graceMs
     this.claimNow()
-    // A claim that hangs on a lost connection must not hold the stop; what it still claims is given back.
+    // A claim that hangs on a lost connection must not delay the stop; messages it still claims are requeued.
     await Promise.race([this.#loop, sleep(Math.max(graceMs, 1000), undefined, { ref: false })])
-    while (this.#held.size > 0 && performance.now() < deadline) await this.#change(deadline)
+    while (this.#attempts.size > 0 && performance.now() < deadline) await this.#waitForWake(deadline)
 
     this.#hardStop.abort()
-    for (const attempt of this.#held.values()) attempt.abort.abort(new Error('worker stopped'))
-    const last = performance.now() + LEAVE_MS
-    while (this.#held.size > 0 && performance.now() < last) await this.#change(last)
+    for (const attempt of this.#attempts.values()) attempt.abort.abort(new Error('worker stopped'))
+    const last = performance.now() + HARD_STOP_MS
+    while (this.#attempts.size > 0 && performance.now() < last) await this.#waitForWake(last)
 
     clearInterval(this.#renewal)
-    const left = [...this.#held.values()]
-    return this.#handedBack + (left.length > 0 ? await this.#giveBack(left) : 0)
+    const unfinished = [...this.#attempts.values()]
+    return this.#requeuedCount + (unfinished.length > 0 ? await this.#requeue(unfinished) : 0)
   }
 
   /** Waits for a wake-up or until `deadline` (performance.now). */
-  async #change(deadline: number): Promise<void> {
+  async #waitForWake(deadline: number): Promise<void> {
     if (!this.#woken) {
       let timer: NodeJS.Timeout | undefined
       await new Promise<void>(resolve => {
@@ -215,65 +215,67 @@ export class QueueConsumer {
   async #run(): Promise<void> {
     let failures = 0
     while (!this.#stopping.aborted) {
-      const free = this.#slots - this.#busy
-      const crowded = this.#unsettled > this.#slots * this.#batch * UNSETTLED_PER_SLOT + UNSETTLED_FLOOR
-      if (free <= 0 || crowded) {
-        this.#wantsSlot = free <= 0
-        this.#wantsRoom = crowded
-        await this.#change(Number.POSITIVE_INFINITY)
+      const free = this.#slots - this.#usedSlots
+      const isCongested = this.#unsettled > this.#slots * this.#batch * UNSETTLED_PER_SLOT + MIN_UNSETTLED
+      if (free <= 0 || isCongested) {
+        this.#waitsForSlot = free <= 0
+        this.#waitsForCompletions = isCongested
+        await this.#waitForWake(Number.POSITIVE_INFINITY)
         continue
       }
-      this.#wantsRoom = false
-      // A claim leaves out what projects have no room for when it begins: a slot that is freed meanwhile calls for another.
-      this.#wantsSlot = this.#heldByProject.size > 0
+      this.#waitsForCompletions = false
+      // A claim omits projects that are at their share when it begins, so a slot released meanwhile requires another
+      // claim.
+      this.#waitsForSlot = this.#slotsByProject.size > 0
       this.#woken = false
       try {
-        const again = await this.#claimAndStart(free)
-        if (failures > 0) this.#log.info({ queue: this.#queue.name }, 'queue reachable again')
+        const claimsAgain = await this.#claimAndStart(free)
+        if (failures > 0) this.#log.info({ queue: this.#queue.name }, 'queue recovered')
         failures = 0
-        if (again) continue
+        if (claimsAgain) continue
       } catch (error) {
         failures += 1
-        if (failures === 1) this.#log.error({ err: error, queue: this.#queue.name }, 'queue not reachable')
-        await this.#change(performance.now() + Math.min(100 * 2 ** failures, 5000))
+        if (failures === 1) this.#log.error({ err: error, queue: this.#queue.name }, 'queue unreachable')
+        await this.#waitForWake(performance.now() + Math.min(100 * 2 ** failures, 5000))
         continue
       }
       const due = this.#nextDue
-      await this.#change(due)
+      await this.#waitForWake(due)
       if (performance.now() >= due) this.#nextDue = Number.POSITIVE_INFINITY
     }
   }
 
-  /** Fills free slots with one claim. Returns whether to claim again at once. */
+  /** Fills free slots with one claim. Returns whether to claim again immediately. */
   async #claimAndStart(free: number): Promise<boolean> {
     const request = {
       limit: this.#batch > 1 ? this.#batch : free,
       last: this.#lastProject,
-      held: this.#heldByProject,
+      held: this.#slotsByProject,
       share: this.#share,
-      borrow: Math.max(0, this.#borrow - this.#busy),
+      borrow: Math.max(0, this.#borrow - this.#usedSlots),
     }
     const claimedAt = performance.now()
     const claims = await claimMessages(this.#queues.db, this.#queue, request)
     if (!claims) return true
     this.#lastProject = claims.last
     this.#othersWait = claims.othersWait
-    // What was over meanwhile may have been what they waited for.
-    const again = this.#queue.policy === 'stately' && claims.othersWait && this.#overAt >= claimedAt
-    const jobs = await this.#keep(claims.jobs)
+    // Others may have waited for a message that ended during the claim.
+    const keyReleased = this.#queue.policy === 'stately' && claims.othersWait && this.#overAt >= claimedAt
+    const jobs = await this.#filterHandled(claims.jobs)
     if (this.#batch > 1) {
       if (jobs.length > 0) this.#startSlot(jobs)
     } else {
       for (const job of jobs) this.#startSlot([job])
     }
-    // A slot that a full project frees may be filled by the same project again.
-    this.#wantsSlot = this.#busy < this.#slots && [...this.#heldByProject.values()].some(held => held >= this.#share)
+    // The released slot of a project at its share may be filled by the same project.
+    this.#waitsForSlot =
+      this.#usedSlots < this.#slots && [...this.#slotsByProject.values()].some(held => held >= this.#share)
     if (claims.more && claims.jobs.length === 0) this.#dueAt(performance.now() + CONTENDED_MS)
-    return again || (claims.more && claims.jobs.length > 0)
+    return keyReleased || (claims.more && claims.jobs.length > 0)
   }
 
-  /** What this loop handles of the messages it claimed. */
-  async #keep(jobs: MessageClaim[]): Promise<MessageClaim[]> {
+  /** Returns the claimed messages to handle; requeues excess ones and replaces delayed wake-ups. */
+  async #filterHandled(jobs: MessageClaim[]): Promise<MessageClaim[]> {
     if (jobs.length === 0) return jobs
     const signal = this.#hardStop.signal
     const requeueAll = async (claims: MessageClaim[]) => {
@@ -284,11 +286,11 @@ export class QueueConsumer {
       await requeueAll(jobs)
       return []
     }
-    // Slots that were taken while the claim was under way.
-    const beyond = this.#batch === 1 ? jobs.splice(Math.max(0, this.#slots - this.#busy)) : []
-    if (beyond.length > 0) await requeueAll(beyond)
+    // Slots may have been acquired during the claim.
+    const excess = this.#batch === 1 ? jobs.splice(Math.max(0, this.#slots - this.#usedSlots)) : []
+    if (excess.length > 0) await requeueAll(excess)
     if (!this.#queue.key) return jobs
-    // A delayed wake-up that is due becomes an immediate one under the entity's own key.
+    // A due delayed wake-up is replaced by an immediate one under the key of the entity.
     const delayed = jobs.filter(job => job.key !== this.#queue.key!(job.data))
     if (delayed.length > 0) await retryWhileUnavailable(() => this.#promote(delayed), { signal })
     return jobs.filter(job => !delayed.includes(job))
@@ -324,35 +326,35 @@ export class QueueConsumer {
         abort: new AbortController(),
       }),
     )
-    this.#busy += 1
+    this.#usedSlots += 1
     this.#handled.add(attempts)
     for (const attempt of attempts) {
-      this.#held.set(attempt.id, attempt)
+      this.#attempts.set(attempt.id, attempt)
       this.#countProject(attempt, 1)
     }
-    const work = this.#handler.batch ? this.#handleBatch(attempts) : this.#handleOne(attempts[0])
-    void work
-      .catch(error => this.#log.error({ err: error, queue: this.#queue.name }, 'attempt not recorded'))
+    const handling = this.#handler.batch ? this.#handleBatch(attempts) : this.#handleOne(attempts[0])
+    void handling
+      .catch(error => this.#log.error({ err: error, queue: this.#queue.name }, 'attempt recording failed'))
       .finally(() => {
-        this.#busy -= 1
+        this.#usedSlots -= 1
         this.#handled.delete(attempts)
         for (const attempt of attempts) this.#countProject(attempt, -1)
-        if (this.#wantsSlot) this.claimNow()
+        if (this.#waitsForSlot) this.claimNow()
       })
   }
 
-  /** Frees the slot of an attempt for as long as any work of it waits for other messages. */
-  async #aside<T>(attempt: Attempt, work: () => Promise<T>): Promise<T> {
+  /** Releases the slot of an attempt while any `work` of it waits for other messages. */
+  async #releaseSlotWhile<T>(attempt: Attempt, work: () => Promise<T>): Promise<T> {
     if (attempt.waits++ === 0) {
-      this.#busy -= 1
+      this.#usedSlots -= 1
       this.#countProject(attempt, -1)
-      if (this.#wantsSlot) this.claimNow()
+      if (this.#waitsForSlot) this.claimNow()
     }
     try {
       return await work()
     } finally {
       if (--attempt.waits === 0) {
-        this.#busy += 1
+        this.#usedSlots += 1
         this.#countProject(attempt, 1)
       }
     }
@@ -360,39 +362,39 @@ export class QueueConsumer {
 
   #countProject({ project }: Pick<MessageClaim, 'project'>, change: 1 | -1): void {
     if (this.#batch > 1 || project === null || project === NO_PROJECT) return
-    const held = (this.#heldByProject.get(project) ?? 0) + change
-    if (held > 0) this.#heldByProject.set(project, held)
-    else this.#heldByProject.delete(project)
+    const held = (this.#slotsByProject.get(project) ?? 0) + change
+    if (held > 0) this.#slotsByProject.set(project, held)
+    else this.#slotsByProject.delete(project)
   }
 
   async #handleOne(attempt: Attempt): Promise<void> {
     const { context, delay } = this.#context(attempt, attempt.abort.signal)
     try {
       const tenant = attempt.project === NO_PROJECT ? null : attempt.project
-      const tenancy = { tenant, patienceMs: Number.POSITIVE_INFINITY }
+      const tenantContext = { tenant, patienceMs: Number.POSITIVE_INFINITY }
       await withTriggerChain(messageTriggerChain(attempt.data), () =>
-        withTenant(tenancy, () => this.#handler.handle(this.#parse(attempt), context)),
+        withTenant(tenantContext, () => this.#handler.handle(this.#parse(attempt), context)),
       )
     } catch (error) {
-      return this.#failed(attempt, error, delay())
+      return this.#onFailed(attempt, error, delay())
     }
-    this.#done(attempt)
+    this.#onReturned(attempt)
   }
 
-  /** Messages that the same triggers led to are handled together: what becomes of them is caused by those. */
+  /** Handles a batch, grouped by trigger chain, which applies to all effects of a call. */
   async #handleBatch(attempts: Attempt[]): Promise<void> {
     const chainOf = ({ data }: Attempt) => messageTriggerChain(data) ?? []
-    for (const alike of Map.groupBy(attempts, attempt => chainOf(attempt).join()).values()) {
-      // The lease of one may have been lost, or the worker stopped hard, while others were handled.
-      const isOurs = ({ abort }: Attempt) => !abort.signal.aborted
-      const ours = alike.filter(isOurs)
-      for (const attempt of alike)
-        if (!isOurs(attempt)) await this.#failed(attempt, attempt.abort.signal.reason, undefined)
-      if (ours.length > 0) await withTriggerChain(chainOf(ours[0]), () => this.#handleTogether(ours))
+    for (const group of Map.groupBy(attempts, attempt => chainOf(attempt).join()).values()) {
+      // Attempts may have been aborted, by a lost lease or a hard stop, while a previous group was handled.
+      const isActive = ({ abort }: Attempt) => !abort.signal.aborted
+      const active = group.filter(isActive)
+      for (const attempt of group)
+        if (!isActive(attempt)) await this.#onFailed(attempt, attempt.abort.signal.reason, undefined)
+      if (active.length > 0) await withTriggerChain(chainOf(active[0]), () => this.#handleGroup(active))
     }
   }
 
-  async #handleTogether(attempts: Attempt[]): Promise<void> {
+  async #handleGroup(attempts: Attempt[]): Promise<void> {
     const signal = AbortSignal.any(attempts.map(attempt => attempt.abort.signal))
     const { context } = this.#context(attempts[0], signal)
     try {
@@ -401,27 +403,27 @@ export class QueueConsumer {
         context,
       )
     } catch (error) {
-      const unavailable = databaseErrorKind(error) === 'unavailable'
-      if (attempts.length === 1 || unavailable || error instanceof RequeueError || this.#hardStop.signal.aborted) {
-        await Promise.all(attempts.map(attempt => this.#failed(attempt, error, undefined)))
+      const isUnavailable = databaseErrorKind(error) === 'unavailable'
+      if (attempts.length === 1 || isUnavailable || error instanceof RequeueError || this.#hardStop.signal.aborted) {
+        await Promise.all(attempts.map(attempt => this.#onFailed(attempt, error, undefined)))
         return
       }
       for (const attempt of attempts) {
         if (attempt.abort.signal.aborted) {
-          await this.#failed(attempt, error, undefined)
+          await this.#onFailed(attempt, error, undefined)
           continue
         }
-        const alone = this.#context(attempt, attempt.abort.signal)
+        const single = this.#context(attempt, attempt.abort.signal)
         try {
-          await this.#handler.handle([this.#parse(attempt)], alone.context)
-          this.#done(attempt)
+          await this.#handler.handle([this.#parse(attempt)], single.context)
+          this.#onReturned(attempt)
         } catch (failure) {
-          await this.#failed(attempt, failure, alone.delay())
+          await this.#onFailed(attempt, failure, single.delay())
         }
       }
       return
     }
-    for (const attempt of attempts) this.#done(attempt)
+    for (const attempt of attempts) this.#onReturned(attempt)
   }
 
   #parse(attempt: MessageClaim): object {
@@ -448,137 +450,138 @@ export class QueueConsumer {
         retryIn: ms => {
           delay = ms
         },
-        complete: outgoing => {
-          // From here on a heartbeat cannot tell its end from a loss.
-          attempt.completion = 'under_way'
-          outgoing.alongside(guard => completionCte(this.#queue, attempt, guard))
-          outgoing.afterCommit(() => {
+        complete: outbox => {
+          // From now on a failed renewal may mean completion, not a lost lease.
+          attempt.completion = 'pending'
+          outbox.alongside(guard => completionCte(this.#queue, attempt, guard))
+          outbox.afterCommit(() => {
             attempt.completion = 'committed'
           })
         },
-        releaseSlotWhile: work => this.#aside(attempt, work),
-        tryAcquireSlot: this.#takeSlotOf,
+        releaseSlotWhile: work => this.#releaseSlotWhile(attempt, work),
+        tryAcquireSlot: this.#tryAcquireSlotOf,
       },
     }
   }
 
-  /** Records a completion with those of other slots; the slot is free for the next message meanwhile. */
-  #done(attempt: Attempt): void {
+  /** Records the completion of an attempt, batched with others. The slot is released without waiting for it. */
+  #onReturned(attempt: Attempt): void {
     if (attempt.state === 'over') return
     this.#unavailableSince = undefined
     const duration = performance.now() - attempt.startedAt
     if (attempt.completion === 'committed') {
-      this.#settlement.reportDone(attempt, duration)
-      this.#over(attempt)
+      this.#outcomes.reportDone(attempt, duration)
+      this.#markOver(attempt)
       return
     }
-    if (attempt.lease !== 'held') return void this.#leave(attempt)
+    if (attempt.lease !== 'held') return void this.#stopExpired(attempt)
     attempt.state = 'settling'
     this.#unsettled += 1
-    this.#settlement.complete(attempt, settled => {
+    this.#outcomes.complete(attempt, completed => {
       this.#unsettled -= 1
-      if (this.#wantsRoom) this.claimNow()
+      if (this.#waitsForCompletions) this.claimNow()
       if (attempt.state === 'over') return
-      // With a completion of its own whose commit was not answered it was completed then.
-      if (settled || attempt.completion === 'under_way') this.#settlement.reportDone(attempt, duration)
-      else this.#lost(attempt)
-      this.#over(attempt)
+      // A pending completion by the handler was committed, although the response to the commit was lost.
+      if (completed || attempt.completion === 'pending') this.#outcomes.reportDone(attempt, duration)
+      else this.#loseLease(attempt)
+      this.#markOver(attempt)
     })
   }
 
-  async #failed(attempt: Attempt, error: unknown, delay: number | undefined): Promise<void> {
+  async #onFailed(attempt: Attempt, error: unknown, delay: number | undefined): Promise<void> {
     if (attempt.state === 'over') return
     if (attempt.completion === 'committed') {
-      this.#log.error({ err: error, queue: this.#queue.name, job: attempt.id }, 'failed after its completion')
-      return this.#done(attempt)
+      this.#log.error({ err: error, queue: this.#queue.name, job: attempt.id }, 'handler failed after completion')
+      return this.#onReturned(attempt)
     }
     if (error instanceof RequeueError || this.#hardStop.signal.aborted) {
-      this.#handedBack += await this.#giveBack([attempt], this.#stopping.aborted ? 0 : (delay ?? HAND_BACK_MS))
+      this.#requeuedCount += await this.#requeue([attempt], this.#stopping.aborted ? 0 : (delay ?? REQUEUE_DELAY_MS))
       return
     }
-    if (attempt.lease !== 'held') return this.#leave(attempt)
+    if (attempt.lease !== 'held') return this.#stopExpired(attempt)
     if (databaseErrorKind(error) === 'unavailable') {
-      await this.#giveBack([attempt], this.#stopping.aborted ? 0 : this.#unavailableMs(), error)
+      await this.#requeue([attempt], this.#stopping.aborted ? 0 : this.#unavailableDelayMs(), error)
       return
     }
     attempt.state = 'settling'
-    const { lost, dueInMs } = await this.#settlement.fail(attempt, error, delay)
-    if (lost) this.#lost(attempt)
+    const { lost, dueInMs } = await this.#outcomes.fail(attempt, error, delay)
+    if (lost) this.#loseLease(attempt)
     if (dueInMs !== undefined) {
       this.#dueAt(performance.now() + dueInMs + 1)
       this.claimNow()
     }
-    this.#over(attempt)
+    this.#markOver(attempt)
   }
 
-  #unavailableMs(): number {
+  #unavailableDelayMs(): number {
     const now = performance.now()
     this.#unavailableSince ??= now
-    return Math.min(Math.max((now - this.#unavailableSince) / 2, UNAVAILABLE_MS.least), UNAVAILABLE_MS.longest)
+    const halfMs = (now - this.#unavailableSince) / 2
+    return Math.min(Math.max(halfMs, UNAVAILABLE_DELAY_MS.min), UNAVAILABLE_DELAY_MS.max)
   }
 
-  /** Leaves a message whose lease is over: the worker that took it over has recorded this attempt, if one has. */
-  async #leave(attempt: Attempt): Promise<void> {
-    if (attempt.lease === 'unknown') await this.#giveBack([attempt])
-    else this.#over(attempt)
+  /** Ends an attempt whose lease is lost, which another worker records, or unknown: then the message is requeued. */
+  async #stopExpired(attempt: Attempt): Promise<void> {
+    if (attempt.lease === 'unknown') await this.#requeue([attempt])
+    else this.#markOver(attempt)
   }
 
-  async #giveBack(attempts: Attempt[], delayMs = 0, err?: unknown): Promise<number> {
+  async #requeue(attempts: Attempt[], delayMs = 0, err?: unknown): Promise<number> {
     for (const attempt of attempts) attempt.state = 'settling'
-    const ids = await this.#settlement.requeue(attempts, { delayMs, err, signal: this.#hardStop.signal })
-    for (const attempt of attempts) this.#over(attempt)
+    const ids = await this.#outcomes.requeue(attempts, { delayMs, err, signal: this.#hardStop.signal })
+    for (const attempt of attempts) this.#markOver(attempt)
     return ids.size
   }
 
-  #over(attempt: Attempt): void {
+  #markOver(attempt: Attempt): void {
     attempt.state = 'over'
-    if (this.#held.get(attempt.id) === attempt) this.#held.delete(attempt.id)
+    if (this.#attempts.get(attempt.id) === attempt) this.#attempts.delete(attempt.id)
     this.#overAt = performance.now()
-    // An entity's wake-up that came meanwhile has waited for the end of this one.
-    const waits = this.#queue.policy === 'stately' && (this.#othersWait || !this.#hears())
-    if (waits || this.#stopping.aborted) this.claimNow()
+    // A new wake-up of the same entity may have waited for the end of this message.
+    const mayHaveWaited = this.#queue.policy === 'stately' && (this.#othersWait || !this.#notificationsHealthy())
+    if (mayHaveWaited || this.#stopping.aborted) this.claimNow()
   }
 
-  #lost(attempt: Attempt, lease: 'lost' | 'unknown' = 'lost'): void {
+  #loseLease(attempt: Attempt, lease: 'lost' | 'unknown' = 'lost'): void {
     attempt.lease = lease
     leasesLost.inc({ queue: this.#queue.name })
     this.#log.warn({ queue: this.#queue.name, job: attempt.id, attempt: attempt.retryCount + 1 }, 'lease lost')
     attempt.abort.abort(new Error('lease lost'))
   }
 
-  /** Heartbeat: renews what is held; aborts what turned out to be no longer ours. */
+  /** Renews the leases of all attempts, and aborts attempts whose claim is lost. */
   async #renew(): Promise<void> {
-    const held = [...this.#held.values()].filter(
+    const leased = [...this.#attempts.values()].filter(
       attempt => attempt.state !== 'over' && attempt.completion !== 'committed',
     )
-    if (held.length === 0) return
-    const asked = performance.now()
+    if (leased.length === 0) return
+    const sentAt = performance.now()
     let renewed: Set<string> | undefined
     try {
-      const answer = await this.#queues.boss.touch(
+      const result = await this.#queues.boss.touch(
         this.#queue.name,
-        held.map(({ id, retryCount }) => ({ id, retryCount })),
+        leased.map(({ id, retryCount }) => ({ id, retryCount })),
       )
-      renewed = new Set((answer as { settled?: string[] }).settled)
+      renewed = new Set((result as { settled?: string[] }).settled)
     } catch (error) {
-      this.#log.error({ err: error, queue: this.#queue.name }, 'leases not renewed')
+      this.#log.error({ err: error, queue: this.#queue.name }, 'lease renewal failed')
     }
-    for (const attempt of held) {
-      if (renewed?.has(attempt.id)) attempt.heldSince = asked
+    for (const attempt of leased) {
+      if (renewed?.has(attempt.id)) attempt.heldSince = sentAt
       else if (
         attempt.state === 'running' &&
         attempt.completion === 'none' &&
         !attempt.abort.signal.aborted &&
-        (renewed || this.#settlement.leaseOver(attempt))
+        (renewed || this.#outcomes.isLeaseExpired(attempt))
       ) {
-        this.#lost(attempt, renewed ? 'lost' : 'unknown')
+        this.#loseLease(attempt, renewed ? 'lost' : 'unknown')
       }
     }
   }
 }
 
-/** Calls `work` every `ms`, never twice at once. */
-function repeat(ms: number, work: () => Promise<void>): NodeJS.Timeout {
+/** Calls `work` every `ms`, skipping a call while the previous one runs. */
+function startInterval(ms: number, work: () => Promise<void>): NodeJS.Timeout {
   let running = false
   return setInterval(async () => {
     if (running) return

@@ -2,87 +2,88 @@ import { createHash } from 'node:crypto'
 import { type ConstructorOptions, PgBoss } from 'pg-boss'
 import type { Logger } from 'pino'
 import type { z } from 'zod'
-import type { Notice, Notifier } from '../db/notifier.ts'
+import type { Notification, Notifier } from '../db/notifier.ts'
 import { currentTriggerChain } from '../db/trigger-chain.ts'
 import { declarations } from '../declarations.ts'
 
 /**
- * Queues: what can be sent, and sending it. Handlers (handler.ts) say who handles a queue. pg-boss stores, retries, dead-letters and deletes; its schema is `pgboss`.
+ * Declaration of queues and sending of messages; handler.ts declares the handlers. pg-boss stores, retries,
+ * dead-letters and deletes messages, in the schema `pgboss`.
  */
 
 /**
- * When a failed message is tried again. `limit` is the number of retries after the first try; with `backoff` the delay
- * doubles from `delaySeconds` (at least 1), with jitter, up to `maxDelaySeconds`.
+ * Retry policy of a queue. `limit` is the number of retries after the first attempt. With `backoff` the delay doubles
+ * from `delaySeconds` (at least 1), with jitter, up to `maxDelaySeconds`.
  */
 export type QueueRetry = { limit: number; delaySeconds: number; backoff: boolean; maxDelaySeconds?: number }
 
 export type Queue<M extends object> = {
   name: string
   message: z.ZodType<M>
-  /** `standard`: many at once. `stately`: at most one waiting and one active message per key. */
+  /** `standard`: messages are independent. `stately`: at most one waiting and one active message per key. */
   policy: 'standard' | 'stately'
   key?: (message: M) => string
   project?: (message: M) => string | undefined
   retry: QueueRetry
-  /** A message whose handler was silent for this long is given to another worker. */
+  /** Time without a renewal after which another worker takes over a message. */
   leaseSeconds: number
-  /** Which worker process handles it (WORKER_KINDS). */
+  /** Kind of worker process that handles the queue (WORKER_KINDS). */
   concern: string
 }
 
 type QueueOptions<M extends object> = {
   message: z.ZodType<M>
   concern: string
-  /** The project whose share of slots the message counts against. */
+  /** Returns the project whose slots the message counts against. */
   project?: (message: M) => string | undefined
   retry?: Partial<QueueRetry>
   leaseSeconds?: number
 }
 
-/** Whether a schedule sends the message again in any case: one that fails or is lost is dropped, and is no dead letter. */
-export const isSentAnew = ({ retry }: Pick<Queue<any>, 'retry'>): boolean => retry.limit === 0
+/** Whether failed or lost messages are dropped instead of dead-lettered, because a schedule sends them again. */
+export const isDroppedOnFailure = ({ retry }: Pick<Queue<any>, 'retry'>): boolean => retry.limit === 0
 
-/** Every queue of the process. */
+/** The queues of all loaded modules. */
 export const queues = declarations<Queue<any>>('queue', ({ name }) => name)
 
 const defaultRetry: QueueRetry = { limit: 2, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 }
 
-function declare<M extends object>(queue: Queue<M>): Queue<M> {
-  if (!/^[\w./-]+$/.test(queue.name)) throw new Error(`queue name ${queue.name}: letters, digits, _ . / - only`)
+function validateQueue<M extends object>(queue: Queue<M>): Queue<M> {
+  if (!/^[\w./-]+$/.test(queue.name))
+    throw new Error(`queue name ${queue.name} contains characters other than letters, digits, _ . / -`)
   return queue
 }
 
 /**
- * Declares a work queue: many messages at once, each tried `retry.limit` times more, then moved to `<name>.dead`; with a limit
- * of 0, of messages that a schedule sends anew, it is dropped.
- * Defaults: 2 retries with backoff from 1 s to 60 s, a lease of 60 s.
+ * Declares a work queue: messages are independent. After `retry.limit` retries a message moves to `<name>.dead`; with a
+ * limit of 0 it is dropped, for messages that a schedule sends again. Defaults: 2 retries with backoff from 1 s to 60
+ * s, a lease of 60 s.
  */
 export function workQueue<M extends object>(name: string, options: QueueOptions<M>): Queue<M> {
   const { retry, leaseSeconds = 60, ...rest } = options
-  return declare({ name, policy: 'standard', retry: { ...defaultRetry, ...retry }, leaseSeconds, ...rest })
+  return validateQueue({ name, policy: 'standard', retry: { ...defaultRetry, ...retry }, leaseSeconds, ...rest })
 }
 
 /**
- * Declares an entity mailbox: the rows are the truth, a message only wakes a worker. `key` is the entity's id; at
- * most one message per key waits and at most one is handled, in the whole deployment. A sender writes what is to be
- * seen while it holds the entity's row lock and sends in the same transaction; the handler takes the same lock to
- * read them and to finish, so no wake-up is lost.
+ * Declares a mailbox of entities: the state is in their rows, and messages are only wake-ups. `key` returns the ID of
+ * the entity. In the whole deployment at most one message per key waits and at most one is active. A sender writes its
+ * rows under the entity's row lock and sends in the same transaction. The handler takes the same lock to read the rows
+ * and to finish, so no wake-up is lost.
  */
 export function entityMailbox<M extends object>(
   name: string,
   options: QueueOptions<M> & { key: (message: M) => string },
 ): Queue<M> {
   const { retry, leaseSeconds = 60, ...rest } = options
-  return declare({ name, policy: 'stately', retry: { ...defaultRetry, ...retry }, leaseSeconds, ...rest })
+  return validateQueue({ name, policy: 'stately', retry: { ...defaultRetry, ...retry }, leaseSeconds, ...rest })
 }
 
-/** What SQL is run with: the caller's transaction, or a pool. Parameters are `$1`, `$2`, ... */
+/** Executes SQL, in the caller's transaction or on a pool. Parameters are `$1`, `$2`, ... */
 export type SqlExecutor = { executeSql(text: string, values?: unknown[]): Promise<{ rows: any[] }> }
 
 /**
- * One message to send. `startAfter` in the future delays it. A message with an `id` (a uuid) is stored once however
- * often it is sent, for as long as finished messages are kept. Of due messages those of a higher `priority` (default 0)
- * are handled first.
+ * A message to send. A future `startAfter` delays it. A message with an `id` (a UUID) is stored only once, as long as
+ * finished messages are kept. Due messages with a higher `priority` (default 0) are claimed first.
  */
 export type QueueMessage = {
   queue: Queue<any>
@@ -90,18 +91,18 @@ export type QueueMessage = {
   startAfter?: Date
   id?: string
   priority?: number
-  /** The triggers that led to it: its handler works in their name. */
+  /** Trigger chain that caused the message, in which its handler runs. */
   chain?: readonly string[]
 }
 
-/** What a stored message carries its chain as, beside its data. */
+/** Key of the trigger chain in stored messages, next to their data. */
 const CHAIN = 'causation_chain'
 
-/** The triggers that led to a stored message. */
+/** Returns the trigger chain of a stored message. */
 export const messageTriggerChain = (data: object): readonly string[] | undefined =>
   (data as Record<string, readonly string[] | undefined>)[CHAIN]
 
-/** Builds a message with its data checked against the queue's type. */
+/** Builds a message with the current trigger chain; its data has the type of the queue. */
 export function queueMessage<M extends object>(
   queue: Queue<M>,
   data: M,
@@ -118,9 +119,9 @@ export type QueueStats = {
   /** Due later: delayed messages and retries. */
   delayed: number
   active: number
-  /** Dead letters kept for this queue. */
+  /** Dead letters of this queue. */
   dead: number
-  /** How long the oldest due message has been due. */
+  /** Time since the oldest due message was due. */
   oldest_seconds: number
 }
 
@@ -128,7 +129,7 @@ export type DeadLetter = {
   id: string
   queue: string
   data: object
-  /** What the last attempt failed with. */
+  /** Error of the last attempt. */
   error: unknown
   attempts: number
   sent_at: Date
@@ -136,50 +137,49 @@ export type DeadLetter = {
 }
 
 /**
- * pg-boss's own insert into one queue as ctes of a `with`. `before` and `after` enclose the parameter, a json array of
- * jobs as text; `stored` is the cte whose rows are the messages that were stored, with their `start_after`. Workers of
- * `queue` are to be woken after the commit where one of them is due (`wakeChannel`).
+ * pg-boss's insert into one queue as CTEs. `before` and `after` enclose the parameter, a JSON array of jobs as text.
+ * `stored` is the CTE that returns the stored messages with their `start_after`. If one of them is due, the caller
+ * notifies `wakeChannel` with `queue` after the commit.
  */
 export type SendCte = { queue: string; before: string; jobs: string; after: string; stored: string }
 
 /**
- * What pg-boss 12.35 sends for an insert into a queue that notifies: its first cte is taken, without the notification of the
- * second. test/core/queue.test.ts fails when it changes.
+ * pg-boss 12.35's insert into a queue with notifications, of which the first CTE is used, without the notification in
+ * the second one. test/core/queue.test.ts fails when it changes.
  */
 const INSERT =
   /^\s*WITH\s+(ins AS \([\s\S]*\)), notified AS \([\s\S]*\)\s*SELECT id FROM ins WHERE \(SELECT count\(\*\) FROM notified\) < 0\s*$/
 
 export type Queues = {
   boss: PgBoss
-  /** pg-boss's pool, for statements of claims.ts. */
+  /** pg-boss's pool, for the statements of message-claims.ts. */
   db: SqlExecutor
-  /** Runs `work` in one transaction of that pool; rolls back and rethrows when it throws. */
+  /** Runs `work` in one transaction of that pool; an error rolls back and is rethrown. */
   transaction<T>(work: (executor: SqlExecutor) => Promise<T>): Promise<T>
   /**
-   * Sends messages, one statement per queue, and wakes workers. A message of an entity mailbox whose key already has a waiting
-   * one is dropped without an error: the handler of the waiting one will see the rows.
-   * @throws ZodError when data does not fit the queue's schema.
+   * Sends messages, one statement per queue, and wakes workers. A mailbox message whose key already has a waiting
+   * message is dropped without an error: the handler of the waiting message will read the rows.
+   * @throws ZodError if data does not match the schema of the queue
    */
   send(messages: QueueMessage[]): Promise<void>
   /**
-   * The same as part of a transaction, which then sends the notices that are returned: nothing is sent if it rolls back. Run
-   * it at READ COMMITTED: at a stricter level PostgreSQL reports a key that has a waiting message as a serialization failure.
+   * Inserts messages in a transaction and returns the notifications to send after its commit. Requires READ COMMITTED:
+   * at a stricter level PostgreSQL reports a key with a waiting message as a serialization failure.
    */
-  insert(executor: SqlExecutor, messages: QueueMessage[]): Promise<Notice[]>
-  /** Has workers claim messages of a queue (`now`), or find out when the next one is due (`later`). */
+  insert(executor: SqlExecutor, messages: QueueMessage[]): Promise<Notification[]>
+  /** Wakes the workers of a queue: to claim messages (`now`), or to poll for the next due time (`later`). */
   wake(queue: string, when: 'now' | 'later'): void
   /**
-   * The insert, taken apart so that it can ride in a statement of the caller's; see `SendPart`. The caller notifies
-   * `delayedChannel` of what `isDueSoon`. Null when pg-boss builds its insert in a way that is not known here: send the
-   * messages then.
+   * Returns the insert as CTEs for a statement of the caller, who notifies `delayedChannel` of messages that are
+   * `isDueSoon`. Returns null if pg-boss builds its insert in an unexpected way: use `insert` then.
    */
-  parts(messages: QueueMessage[]): Promise<SendCte[] | null>
+  sendCtes(messages: QueueMessage[]): Promise<SendCte[] | null>
   stats(): Promise<QueueStats[]>
   deadLetters: {
     /** Newest first. */
     list(options?: { queue?: string; limit?: number }): Promise<DeadLetter[]>
     inspect(id: string): Promise<DeadLetter | null>
-    /** Sends dead letters of a queue again, oldest first; returns how many. */
+    /** Moves dead letters back to their queue, oldest first. Returns their number. */
     replay(options: { queue: string; ids?: string[]; limit?: number }): Promise<number>
   }
   close(): Promise<void>
@@ -187,28 +187,28 @@ export type Queues = {
 
 const schema = 'pgboss'
 
-/** The group of messages without a project. Every message has one, so that job_i7 finds the active ones. */
+/** Group of messages without a project. Every message has a group, so that job_i7 serves the active ones. */
 export const NO_PROJECT = '*'
 
-/** The channel that is notified with a queue's name when a message can be handled at once: that of pg-boss. */
+/** Channel notified with the name of a queue when a message is due; pg-boss uses the same one. */
 export const wakeChannel = `pgboss_${createHash('sha224').update(schema).digest('hex').slice(0, 24)}`
 
-/** The channel that is notified with a queue's name when a message was stored that is due soon. */
+/** Channel notified with the name of a queue when a message is due soon. */
 export const delayedChannel = 'muster_delayed'
 
-/** Workers poll at least so often: they see in time what is due later. */
+/** Longest interval between polls, which find messages that are due later. */
 export const IDLE_POLL_MS = 5_000
 
-/** Whether workers have to be told of a message with a delay: one that may be due before each of them has polled again. */
+/** Whether a delayed message needs a notification, because it may be due before every worker has polled again. */
 export const isDueSoon = ({ startAfter }: Pick<QueueMessage, 'startAfter'>): boolean =>
   startAfter !== undefined && startAfter.getTime() - Date.now() < 3 * IDLE_POLL_MS
 
-/** Name of the queue that keeps the messages of a queue that failed for good. */
+/** Returns the name of a queue's dead letter queue. */
 export const deadLetterQueue = (name: string) => `${name}.dead`
 
 /**
- * The key a message is stored under. A delayed wake-up of an entity has a key of its own, so that it never hides an
- * immediate one; the worker turns it into an immediate one when it is due.
+ * Returns the key of a message. A delayed wake-up of an entity has a separate key, so that it never suppresses an
+ * immediate one; the worker replaces it by an immediate wake-up when it is due.
  */
 function singletonKey(queue: Queue<any>, data: object, startAfter: Date | undefined): string | undefined {
   if (!queue.key) return undefined
@@ -217,8 +217,8 @@ function singletonKey(queue: Queue<any>, data: object, startAfter: Date | undefi
 }
 
 function toJob(message: QueueMessage) {
-  // Whether its time has come is for the clock of the database: by that of a process that is ahead, an entity whose time
-  // has not come would be woken again and again.
+  // A delay is kept even if it is over by the clock of this process: only the database's clock decides when a message
+  // is due. With a clock that is ahead, an entity would be woken repeatedly before its time.
   const { queue, id, priority, startAfter, chain } = message
   const data = queue.message.parse(message.data)
   return {
@@ -238,7 +238,7 @@ function byQueue(messages: QueueMessage[]): [string, ReturnType<typeof toJob>[]]
     if (jobs) jobs.push(toJob(message))
     else groups.set(message.queue.name, [toJob(message)])
   }
-  // One order everywhere: two transactions that send to the same keys wait for each other instead of deadlocking.
+  // Sorted, so that two transactions that send to the same keys wait for each other instead of deadlocking.
   for (const jobs of groups.values()) {
     jobs.sort((a, b) => ((a.singletonKey ?? '') < (b.singletonKey ?? '') ? -1 : 1))
   }
@@ -266,9 +266,9 @@ const deadLetterColumns = `j.id, coalesce(j.source_name, regexp_replace(j.name, 
   j.created_on as died_at`
 
 /**
- * Opens the queues for sending. Never creates or migrates anything (createQueuesInDatabase does); raises when the
- * schema is missing or of another version. `connections` bounds the pool; `supervise` (worker processes) lets this
- * process take part in pg-boss's maintenance, which pg-boss coordinates between processes, on one of the connections.
+ * Opens the queues for sending. Creates and migrates nothing (see createQueuesInDatabase) and throws if the schema is
+ * missing or has another version. `connections` bounds the pool. With `supervise` (worker processes) this process takes
+ * part in pg-boss's maintenance, which pg-boss coordinates between processes, on an additional connection.
  */
 export async function openQueues(options: {
   databaseUrl: string
@@ -298,11 +298,11 @@ export async function openQueues(options: {
   const supervisor = options.supervise
     ? await start({
         max: 1,
-        // Used every minute: a connection for each time is a twentieth of what an idle worker costs.
+        // Used every minute: reconnecting each time would be a twentieth of the cost of an idle worker.
         idleTimeoutMillis: 0,
         supervise: true,
         maintenanceIntervalSeconds: 3600,
-        // No queue of ours has messages that wait for others, which a pass of flows looks for.
+        // No queue has messages that depend on other messages, which is all that flows serve.
         flowIntervalSeconds: 86_400,
       })
     : null
@@ -320,11 +320,11 @@ export async function openQueues(options: {
     }
   }
 
-  const insert = async (executor: SqlExecutor, messages: QueueMessage[]): Promise<Notice[]> => {
-    const parts = await partsOf(messages)
+  const insert = async (executor: SqlExecutor, messages: QueueMessage[]): Promise<Notification[]> => {
+    const ctes = await sendCtes(messages)
     const due: string[] = []
-    if (!parts) for (const [name, jobs] of byQueue(messages)) await boss.insert(name, jobs, { db: executor })
-    for (const { queue, before, jobs, after, stored } of parts ?? []) {
+    if (!ctes) for (const [name, jobs] of byQueue(messages)) await boss.insert(name, jobs, { db: executor })
+    for (const { queue, before, jobs, after, stored } of ctes ?? []) {
       const { rows } = await executor.executeSql(
         `with ${before}$1::text${after} select exists (select from ${stored} where start_after <= ${schema}.job_now()) as due`,
         [jobs],
@@ -341,26 +341,26 @@ export async function openQueues(options: {
   const wake: Queues['wake'] = (payload, when) =>
     notifier.notify({ channel: when === 'now' ? wakeChannel : delayedChannel, payload })
 
-  const partsOf: Queues['parts'] = async messages => {
-    const parts: SendCte[] = []
+  const sendCtes: Queues['sendCtes'] = async messages => {
+    const ctes: SendCte[] = []
     for (const [index, [name, jobs]] of byQueue(messages).entries()) {
-      let caught: { text: string; values: unknown[] } | null = null
-      const catcher: SqlExecutor = {
+      let captured: { text: string; values: unknown[] } | null = null
+      const recorder: SqlExecutor = {
         executeSql: async (text, values = []) => {
-          caught = { text, values }
+          captured = { text, values }
           return { rows: [] }
         },
       }
-      await boss.insert(name, jobs, { db: catcher })
-      const { text, values } = caught as unknown as { text: string; values: unknown[] }
+      await boss.insert(name, jobs, { db: recorder })
+      const { text, values } = captured as unknown as { text: string; values: unknown[] }
       const stored = `stored_${index}`
       const around = INSERT.exec(text.replaceAll(/\s+/g, ' '))?.[1]
         .replace(/^ins\b/, stored)
         .split('$1')
       if (around?.length !== 2 || values.length !== 1) return null
-      parts.push({ queue: name, before: around[0], jobs: values[0] as string, after: around[1], stored })
+      ctes.push({ queue: name, before: around[0], jobs: values[0] as string, after: around[1], stored })
     }
-    return parts
+    return ctes
   }
 
   return {
@@ -369,17 +369,17 @@ export async function openQueues(options: {
     transaction,
     insert,
     wake,
-    parts: partsOf,
+    sendCtes,
 
     async send(messages) {
       notifier.notify(...(await insert(db, messages)))
     },
 
     async stats() {
-      const known = queues.all()
-      const { rows } = await db.executeSql(statsSql, [known.flatMap(({ name }) => [name, deadLetterQueue(name)])])
+      const declared = queues.all()
+      const { rows } = await db.executeSql(statsSql, [declared.flatMap(({ name }) => [name, deadLetterQueue(name)])])
       const byName = new Map(rows.map(row => [row.name as string, row]))
-      return known.map(({ name, concern }) => {
+      return declared.map(({ name, concern }) => {
         const { waiting, delayed, active, oldest_seconds } = byName.get(name)
         return {
           queue: name,
@@ -436,28 +436,28 @@ export async function openQueues(options: {
   }
 }
 
-// Without statistics on a queue PostgreSQL may read and sort all of its messages instead of following job_i11, which is
-// in the order of the claim: 5 ms a message at 10,000 waiting instead of 0.5. Claims are prepared: their plan must not
-// depend on how much waited when it was made, nor be made again for each (2 ms). Maintenance, which reads whole tables,
+// Without statistics on a queue PostgreSQL may read and sort all of its messages instead of using job_i11, which has
+// the order of the claim: 5 ms a message at 10,000 waiting instead of 0.5. Claims are prepared: their generic plan must
+// not depend on the backlog at planning time, nor be replanned each time (2 ms). Maintenance, which reads whole tables,
 // has a pool without these options.
 const plannerOptions = '-c enable_sort=off -c enable_seqscan=off -c plan_cache_mode=force_generic_plan -c jit=off'
 
-// What waits, by project, for the claim in turn (claims.ts). pg-boss has no such index: with job_i11 alone the claim of a
-// quiet project's message reads all that waits before it. Writers of messages wait while it is built, 0.3 s for a million
-// kept messages. `concurrently` would wait for the processes that wait for the lock of the migration.
+// Waiting messages by project, for the claim in turn (message-claims.ts). With pg-boss's job_i11 alone, claiming a
+// message of a project reads all messages that wait before it. Inserts of messages wait while the index is built, 0.3 s
+// for a million stored messages. `concurrently` would wait for processes that wait for the migration lock.
 const waitingIndex = `create index if not exists muster_waiting on ${schema}.job_common
   (name, group_id, priority desc, created_on, start_after) where state < 'active' and not blocked`
 
-// By these keys each message locks the rows of its queue and of its dead letters, which all senders share. They hold
-// nothing: a message is made from the row of its queue, and no queue is deleted.
-const sharedLocks = `do $$ begin
+// With these foreign keys each insert share-locks the rows of its queue and dead letter queue, which all senders
+// contend for. They protect nothing: an insert reads the row of its queue anyway, and queues are never deleted.
+const dropQueueForeignKeys = `do $$ begin
   if exists (select from pg_constraint
     where conrelid = '${schema}.job_common'::regclass and conname in ('q_fkey', 'dlq_fkey')) then
     alter table ${schema}.job_common drop constraint if exists q_fkey, drop constraint if exists dlq_fkey;
   end if;
 end $$`
 
-const daysInSeconds = 24 * 60 * 60
+const DAY_SECONDS = 24 * 60 * 60
 
 function storedOptions(queue: Queue<any>, retentionDays: number) {
   const { limit, delaySeconds, backoff, maxDelaySeconds } = queue.retry
@@ -466,20 +466,20 @@ function storedOptions(queue: Queue<any>, retentionDays: number) {
     retryDelay: delaySeconds,
     retryBackoff: backoff,
     retryDelayMax: backoff ? (maxDelaySeconds ?? null) : null,
-    // The worker keeps the lease; this is only the bound of one attempt.
-    expireInSeconds: daysInSeconds,
-    // A message waits for as long as it takes: no worker for weeks must not lose work.
-    retentionSeconds: 365 * daysInSeconds,
-    deleteAfterSeconds: retentionDays * daysInSeconds,
-    deadLetter: isSentAnew(queue) ? null : deadLetterQueue(queue.name),
+    // Bound of one attempt; leases are implemented by the worker.
+    expireInSeconds: DAY_SECONDS,
+    // Long enough that weeks without a worker lose no messages.
+    retentionSeconds: 365 * DAY_SECONDS,
+    deleteAfterSeconds: retentionDays * DAY_SECONDS,
+    deadLetter: isDroppedOnFailure(queue) ? null : deadLetterQueue(queue.name),
     notify: true,
   }
 }
 
 /**
- * Creates or updates the schema of pg-boss, every declared queue and its dead letter queue. Idempotent; run by migrate.
- * Finished messages are kept `retentionDays` (default 7), dead letters `deadLetterDays` (default 90).
- * @throws when a queue was created with another policy: pg-boss cannot change it.
+ * Creates or updates the schema of pg-boss, every declared queue and its dead letter queue. Idempotent; called by
+ * `migrate`. Finished messages are kept `retentionDays` (default 7), dead letters `deadLetterDays` (default 90).
+ * @throws if a queue exists with another policy, which pg-boss cannot change
  */
 export async function createQueuesInDatabase(
   databaseUrl: string,
@@ -499,17 +499,17 @@ export async function createQueuesInDatabase(
   await boss.start()
   try {
     await boss.getDb().executeSql(waitingIndex)
-    await boss.getDb().executeSql(sharedLocks)
+    await boss.getDb().executeSql(dropQueueForeignKeys)
     const existing = new Map((await boss.getQueues()).map(queue => [queue.name, queue]))
     for (const queue of queues.all()) {
-      const dead = { retentionSeconds: deadLetterDays * daysInSeconds, deleteAfterSeconds: daysInSeconds }
+      const dead = { retentionSeconds: deadLetterDays * DAY_SECONDS, deleteAfterSeconds: DAY_SECONDS }
       if (existing.has(deadLetterQueue(queue.name))) await boss.updateQueue(deadLetterQueue(queue.name), dead)
       else await boss.createQueue(deadLetterQueue(queue.name), dead)
 
       const stored = storedOptions(queue, retentionDays)
       const present = existing.get(queue.name)
       if (present && present.policy !== queue.policy) {
-        throw new Error(`queue ${queue.name} has policy ${present.policy}, declared ${queue.policy}`)
+        throw new Error(`Queue ${queue.name} has policy ${present.policy}, not ${queue.policy}`)
       }
       const { retryDelayMax, deadLetter, ...rest } = stored
       if (present) await boss.updateQueue(queue.name, stored)

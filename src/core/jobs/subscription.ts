@@ -1,16 +1,16 @@
 import { retryWhileUnavailable } from '../db/retry.ts'
 
-/** How long a wait goes on while what it waits for cannot be read, before it fails. */
+/** How long a read is retried while the database is unavailable. */
 const UNAVAILABLE_MS = 5000
 
 /**
- * Listens for the end of something before it begins, so that nothing is missed. `wait` reads it after each notice of
- * `subscribe`, which returns how to unsubscribe, and at least every `pollMs`, until `isOver` or until the time or the caller
- * is gone; it gives what it read last. `known` is what is known of it without reading. Nothing is held open in the database
- * meanwhile, and a read that the database fails is made again.
+ * Subscribes to changes of a value before they can happen, so that none is missed. `wait` reads the value after each
+ * call of `onChange` and at least every `pollMs`. It returns the last value once `isOver` is true, the time is over or
+ * the caller is gone. `known` is an initial value that needs no read. No connection is held while waiting.
+ * @param options.subscribe returns a function that unsubscribes
  */
 export function subscribeUntil<T extends object | null>(options: {
-  subscribe: (notice: () => void) => () => void
+  subscribe: (onChange: () => void) => () => void
   read: () => Promise<T>
   isOver: (value: T) => boolean
   pollMs: number
@@ -26,8 +26,8 @@ export function subscribeUntil<T extends object | null>(options: {
     cancel,
     async wait({ closed, withinMs, known }) {
       const deadline = Date.now() + withinMs
-      const leave = () => wake()
-      closed.addEventListener('abort', leave, { once: true })
+      const onClosed = () => wake()
+      closed.addEventListener('abort', onClosed, { once: true })
       try {
         let value = known === undefined || notified ? undefined : known
         for (;;) {
@@ -35,12 +35,12 @@ export function subscribeUntil<T extends object | null>(options: {
             notified = false
             value = await retryWhileUnavailable(read, { signal: closed, withinMs: UNAVAILABLE_MS })
           }
-          const rest = deadline - Date.now()
-          if (isOver(value) || rest <= 0 || closed.aborted) return value
+          const remaining = deadline - Date.now()
+          if (isOver(value) || remaining <= 0 || closed.aborted) return value
           value = undefined
           if (notified) continue
           await new Promise<void>(resolve => {
-            const timer = setTimeout(resolve, Math.min(pollMs, rest))
+            const timer = setTimeout(resolve, Math.min(pollMs, remaining))
             wake = () => {
               clearTimeout(timer)
               resolve()
@@ -48,7 +48,7 @@ export function subscribeUntil<T extends object | null>(options: {
           })
         }
       } finally {
-        closed.removeEventListener('abort', leave)
+        closed.removeEventListener('abort', onClosed)
         cancel()
       }
     },

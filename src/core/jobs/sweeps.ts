@@ -4,29 +4,28 @@ import type { Services } from '../process/services.ts'
 import { handler, type Schedule, schedule } from './handler.ts'
 import { workQueue } from './queue.ts'
 
-/** Deletion of what is past its time, or another daily duty. Idempotent: a second one at the same time does no harm. */
+/** A periodic deletion of expired rows or other housekeeping. Must be idempotent and safe to run concurrently. */
 export type Sweep = {
   name: string
-  /** Cron expression in UTC; minutes differ, so that sweeps do not pile up. */
+  /** Cron expression in UTC, with a minute no other sweep uses, so that sweeps do not overlap. */
   when: string
-  /** Returns how many rows went. */
+  /** Returns the number of rows removed. */
   run(services: Services, stopping: AbortSignal): Promise<number>
 }
 
 export const sweeps = declarations<Sweep>('sweep', ({ name }) => name)
 
-/** Rows that a sweep deletes in one transaction. */
-const BATCH = 5000
+const DEFAULT_BATCH = 5000
 
 /**
- * Deletes up to a number of rows again and again, until fewer are left or the worker stops. Returns how many went.
- * @param remove deletes at most `limit` rows in a transaction of its own, and returns how many
- * @param batch rows of one transaction; fewer where each takes many others along
+ * Deletes rows in batches until a batch is incomplete or the worker stops. Returns the number of deleted rows.
+ * @param remove deletes at most `limit` rows in a separate transaction and returns their number
+ * @param batch rows per transaction, default 5,000; smaller where a row cascades to many others
  */
 export async function deleteInBatches(
   remove: (limit: number) => Promise<number>,
   stopping: AbortSignal | undefined,
-  batch = BATCH,
+  batch = DEFAULT_BATCH,
 ): Promise<number> {
   let removed = 0
   while (!stopping?.aborted) {
@@ -37,7 +36,9 @@ export async function deleteInBatches(
   return removed
 }
 
-/** A part of a sweep by itself: what fails in it is logged with `ids`, and keeps nothing from what is swept beside it. */
+/**
+ * Runs the part of a sweep for one item and logs its failure with `ids`, so that the sweep continues with the others.
+ */
 export const isolateFailures = (
   { log }: Pick<Services, 'log'>,
   ids: Record<string, unknown>,
@@ -45,7 +46,7 @@ export const isolateFailures = (
 ): Promise<void> =>
   work().then(
     () => undefined,
-    error => log.error({ err: error, ...ids }, 'part of a sweep failed'),
+    error => log.error({ err: error, ...ids }, 'sweep item failed'),
   )
 
 export const retentionSweepQueue = workQueue('retention.sweep', {
@@ -58,12 +59,12 @@ export const sweepHandler = handler(
   retentionSweepQueue,
   { concurrency: 1 },
   async (message, { services, log, stopping }) => {
-    // A message of another release may name a sweep that this one no longer has.
+    // A message of an older release may name a removed sweep.
     const sweep = sweeps.find(message.sweep)
     if (!sweep) return
     const started = performance.now()
     const removed = await sweep.run(services, stopping)
-    log.info({ sweep: sweep.name, removed, ms: Math.round(performance.now() - started) }, 'sweep done')
+    log.info({ sweep: sweep.name, removed, ms: Math.round(performance.now() - started) }, 'sweep completed')
   },
 )
 

@@ -7,23 +7,23 @@ import type { Services } from '../process/services.ts'
 import { delayedChannel, queues } from './queue.ts'
 
 /**
- * What a module does with the leases that processes held which are gone: ends them, and wakes whoever goes on where no message of
- * theirs does. `isGone` is the condition on a holder. A process that was taken for gone and is not writes nothing once another
- * has claimed what it held: a lease that is ended counts as one that ran out.
+ * Hooks that end the leases of lost processes in the tables of a module, and send wake-ups where no message does.
+ * `isGone` builds the SQL condition on a holder. An ended lease counts as expired: a process that was wrongly
+ * considered lost writes nothing after another one has claimed its work.
  */
 export const leaseHolding =
-  extensionPoint<(tx: Tx, isGone: (holder: Fragment) => Fragment) => Promise<unknown>>('what holds leases')
+  extensionPoint<(tx: Tx, isGone: (holder: Fragment) => Fragment) => Promise<unknown>>('lease holders')
 
-const Beat = z.object({
+const OtherWorker = z.object({
   holder: z.string(),
   pid: z.int().nullable(),
   pid_started: z.string().nullable(),
   neighbour: z.boolean(),
   silent: z.boolean(),
 })
-const Beats = z.array(Beat)
+const OtherWorkers = z.array(OtherWorker)
 
-/** Writes a heartbeat and reads those of others. */
+/** Writes a heartbeat and returns the heartbeats of the other workers. */
 const BEAT = `
   with mine as (
     insert into worker_heartbeats (instance_id, kinds, started_at, beat_at, holder, host, pid, pid_started)
@@ -34,22 +34,22 @@ const BEAT = `
     beat_at < now() - $8 * interval '1 ms' as silent
   from worker_heartbeats where holder <> $4`
 
-const gone = sql.type(z.object({ holder: z.string() }))
-const named = sql.type(z.object({ name: z.string() }))
+const holderRow = sql.type(z.object({ holder: z.string() }))
+const queueRow = sql.type(z.object({ name: z.string() }))
 
 export type Worker = { instance: string; kinds: readonly string[]; startedAt: string; identity: ProcessIdentity | null }
 
-/** A shorter silence says nothing: a busy machine keeps processes from the processor. */
-const LEAST_SILENCE_MS = 2000
+/** Shortest silence that counts: on a busy machine heartbeats are late. */
+const MIN_SILENCE_MS = 2000
 
-/** Writes the heartbeat of this worker, and ends the leases of workers that are gone. */
+/** Writes the heartbeat of this worker and ends the leases of lost workers. */
 export class Heartbeat {
   readonly #services: Services
   readonly #worker: Worker
   #beatAt = Number.NEGATIVE_INFINITY
-  /** The first of the heartbeats that followed each other in time. */
+  /** Time of the first heartbeat in the current series without a gap. */
   #steadySince = Number.NEGATIVE_INFINITY
-  #underWay: Promise<void> = Promise.resolve()
+  #pending: Promise<void> = Promise.resolve()
 
   constructor(services: Services, worker: Worker) {
     this.#services = services
@@ -61,66 +61,76 @@ export class Heartbeat {
   }
 
   /**
-   * A worker of this host is gone when its process is; another one when it was silent for two heartbeats, while this one was
-   * not: after an outage of the database all of them were silent.
+   * Writes a heartbeat and ends the leases of lost workers. A worker of this host is lost when its process has ended; a
+   * worker of another host when it missed two heartbeats while this one did not, since a database outage silences all
+   * of them.
    */
   beat(): Promise<void> {
     const beat = this.#write()
-    this.#underWay = Promise.allSettled([this.#underWay, beat]).then(() => {})
+    this.#pending = Promise.allSettled([this.#pending, beat]).then(() => {})
     return beat
   }
 
-  /** Says that the worker is no more, behind the heartbeats that are under way: they would say again that it is. */
+  /** Deletes the worker's heartbeat, after pending ones, which would insert it again. */
   async end(): Promise<void> {
-    await this.#underWay
+    await this.#pending
     await this.#services.pool.query(
       voidStatement`delete from worker_heartbeats where instance_id = ${this.#worker.instance}`,
     )
   }
 
   async #write(): Promise<void> {
-    const { config, log, queues: own } = this.#services
+    const { config, log } = this.#services
     const { instance, kinds, startedAt, identity } = this.#worker
-    const silentMs = Math.max(2 * config.WORKER_HEARTBEAT_INTERVAL_MS, LEAST_SILENCE_MS)
-    const asked = performance.now()
-    if (this.ageMs > silentMs) this.#steadySince = asked
-    // On the connections of the queues, which no work holds: who is busy is not gone.
+    const silentMs = Math.max(2 * config.WORKER_HEARTBEAT_INTERVAL_MS, MIN_SILENCE_MS)
+    const sentAt = performance.now()
+    if (this.ageMs > silentMs) this.#steadySince = sentAt
+    // On the connections of the queues, which no handler holds, so that a busy worker can still write it.
     const { host = null, pid = null, started = null } = identity ?? {}
-    const { rows } = await own.db.executeSql(BEAT, [instance, kinds, startedAt, HOLDER, host, pid, started, silentMs])
-    const others = Beats.parse(rows)
-    this.#beatAt = asked
-    const isGone = ({ neighbour, pid, pid_started, silent }: z.output<typeof Beat>) =>
+    const { rows } = await this.#services.queues.db.executeSql(BEAT, [
+      instance,
+      kinds,
+      startedAt,
+      HOLDER,
+      host,
+      pid,
+      started,
+      silentMs,
+    ])
+    const others = OtherWorkers.parse(rows)
+    this.#beatAt = sentAt
+    const isGone = ({ neighbour, pid, pid_started, silent }: z.output<typeof OtherWorker>) =>
       (neighbour && pid !== null && pid_started !== null && hasProcessEnded({ pid, started: pid_started })) ||
-      (silent && asked - this.#steadySince > silentMs)
-    const left = others.filter(isGone).map(({ holder }) => holder)
-    if (left.length === 0) return
-    const taken = await this.#takeOver(left)
-    if (taken.length > 0) log.warn({ holders: taken }, 'leases of lost workers ended')
+      (silent && sentAt - this.#steadySince > silentMs)
+    const lost = others.filter(isGone).map(({ holder }) => holder)
+    if (lost.length === 0) return
+    const ended = await this.#takeOver(lost)
+    if (ended.length > 0) log.warn({ holders: ended }, 'leases of lost workers ended')
   }
 
-  /** Of several workers that find the same one gone, one ends its leases. */
+  /** Ends the leases of lost workers. If several workers detect the same loss, only one ends the leases. */
   #takeOver(holders: readonly string[]): Promise<readonly string[]> {
     const names = queues.all().map(({ name }) => name)
     return this.#services.write(async tx => {
-      const taken = await tx.anyFirst(gone`
+      const lost = await tx.anyFirst(holderRow`
         with left_over as (
           select instance_id, holder from worker_heartbeats
           where holder = any(${sql.array([...holders], 'text')}) for update skip locked)
         update worker_heartbeats w set holder = null from left_over l where w.instance_id = l.instance_id
         returning l.holder`)
-      if (taken.length === 0) return taken
-      const isGone = (holder: Fragment): Fragment => sql.fragment`${holder} = any(${sql.array([...taken], 'text')})`
+      if (lost.length === 0) return lost
+      const isGone = (holder: Fragment): Fragment => sql.fragment`${holder} = any(${sql.array([...lost], 'text')})`
       for (const endLeases of leaseHolding.all()) await endLeases(tx, isGone)
       // job_i7 (name, group_id; active) serves it.
-      const found = await tx.anyFirst(named`
+      const affected = await tx.anyFirst(queueRow`
         with ended as (
           update pgboss.job_common j set heartbeat_on = 'epoch'
           where j.name = any(${sql.array(names, 'text')}) and j.state = 'active' and j.group_id is not null
             and ${isGone(sql.fragment`j.group_tier`)}
           returning j.name)
         select distinct name from ended`)
-      for (const name of found) tx.notify(delayedChannel, name)
-      return taken
+      for (const name of affected) tx.notify(delayedChannel, name)
+      return lost
     })
   }
 }

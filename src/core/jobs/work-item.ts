@@ -9,66 +9,68 @@ import { type JobContext, RequeueError } from './handler.ts'
 import type { Queue } from './queue.ts'
 
 /**
- * Durable attempts: work that survives its workers as rows of a table. A worker claims a row, which counts its claims up,
- * keeps it by a lease that it renews, and settles it; every write of a claim is conditional on its number, so a worker
- * that was paused past its lease writes nothing. A message only wakes a worker; a sweep finds what no message led to.
+ * Durable work outside the message queue: one row per work item, which survives its workers. A worker claims the row,
+ * which increments the number of claims, renews the lease while it works, and settles the item. Every write is fenced
+ * by the claim number, so a worker that was suspended past its lease writes nothing. Messages are only wake-ups; a
+ * sweep is the fallback for lost ones.
  *
- * The table has the entity's id as primary key (an entity has one attempt, a newer one takes its place), `id`, `state`
- * (`queued`, `running`, and states of its own), `due_at` (when something has to happen: the next try of a queued attempt, the
- * end of a running one's lease), `holder` (the process whose lease it is), `claims`, `losses` (claims whose worker was silent
- * until its lease was over or ended),
- * `failures`, `heartbeat_at`, and an index on `due_at`.
+ * The primary key of the table is the ID of the entity: an entity has one work item, and a newer one replaces it. The
+ * other columns are `id`, `state` (`queued`, `running` and the states of the module), `due_at` (next attempt of a
+ * queued item, end of the lease of a running one), `holder` (process that holds the lease), `claims`, `losses` (claims
+ * whose lease expired or was ended), `failures` and `heartbeat_at`. `due_at` is indexed.
  */
 
-/** An attempt and its entity. */
+/** A work item and its entity. */
 export type WorkItemRef = { entity: string; id: string }
 
-/** A worker's hold on an attempt; a later claim has another number. */
+/** A worker's claim of a work item, numbered by `claims`. */
 export type WorkItemClaim = WorkItemRef & { claims: number; failures: number }
 
-/** What an attempt may take, in milliseconds: silence of its worker, waiting for one. */
+/** Time limits in milliseconds: since the last heartbeat of a running item, and for a queued item since it was due. */
 export type WorkItemLimits = { silenceMs: number; queueMs: number }
 
-/** An attempt that needs a worker, or has taken too long. */
+/** A work item that is due, `stalled` if it exceeds its limits. */
 export type DueWorkItem = WorkItemRef & { project_id: string; due_at: string; stalled: boolean }
 
-/** Another worker or a caller has the entity now: write nothing, leave. */
+/** Thrown when a newer claim exists or the item was settled: the worker stops without writing. */
 export class ClaimLostError extends Error {}
 
 const interval = (ms: number): Fragment => sql.fragment`${ms} * interval '1 ms'`
 
 export type WorkItemTable<Row> = {
   /**
-   * Claims an attempt that is queued, or whose worker was silent for a lease. The caller holds the entity's lock. Null when
-   * it is superseded, settled, in a state of its own, held by a live worker, or was lost too often.
+   * Claims an item that is queued or whose lease has expired. The caller holds the lock of the entity. Returns null if
+   * the item was replaced, settled, is in another state, is claimed by a live worker, or has reached `maxLosses`.
    */
-  claim(db: Queryable, named: WorkItemRef, leaseMs: number): Promise<(WorkItemClaim & Row) | null>
+  claim(db: Queryable, ref: WorkItemRef, leaseMs: number): Promise<(WorkItemClaim & Row) | null>
   /**
-   * The cte of a first claim: `claim` of an attempt that nobody has claimed before, in the statement that takes the
-   * entity's lock. There is no row of it where `locked`, the cte with the entity's id, has none.
+   * Builds the update of a first claim, as a CTE of the statement that locks the entity. It claims nothing unless
+   * `locked`, a CTE, returns the ID of the entity.
    */
-  firstClaim(named: WorkItemRef, leaseMs: number, locked: string): Fragment
-  /** When the lease of a running attempt is over, while it is not. */
-  heldUntil(db: Queryable, named: WorkItemRef): Promise<string | null>
-  /** Renews the lease; false when the attempt is no longer this worker's. */
+  firstClaim(ref: WorkItemRef, leaseMs: number, locked: string): Fragment
+  /** Returns the end of the current lease of a running item, null without one. */
+  heldUntil(db: Queryable, ref: WorkItemRef): Promise<string | null>
+  /** Renews the lease. Returns false if the claim is lost. */
   renew(db: Queryable, claim: WorkItemClaim, leaseMs: number): Promise<boolean>
-  /** Writes columns of an attempt that this worker holds; false when it does not. */
+  /** Updates columns of the claimed item. Returns false if the claim is lost. */
   set(db: Queryable, claim: WorkItemClaim, assignments: Fragment): Promise<boolean>
-  /** Ends the leases of processes that are gone (`leaseHolding`). Their messages lead other workers to the attempts. */
+  /**
+   * Ends the leases of lost processes (`leaseHolding`). The unfinished messages of those processes wake other workers.
+   */
   endLeases(db: Queryable, isGone: (holder: Fragment) => Fragment): Promise<unknown>
-  /** Gives an attempt back, to be tried again after a delay; `failed` counts this try. False when it is not held. */
+  /** Queues the item again after a delay; `failed` counts a failure. Returns false if the claim is lost. */
   requeue(db: Queryable, claim: WorkItemClaim, options: { delayMs: number; failed: boolean }): Promise<boolean>
-  /** Ends an attempt that this worker holds; false when it does not. */
+  /** Deletes the claimed item. Returns false if the claim is lost. */
   end(db: Queryable, claim: WorkItemClaim): Promise<boolean>
-  /** Ends an attempt that no live worker holds; false when one does, or it is superseded. */
-  endIdle(db: Queryable, named: WorkItemRef): Promise<boolean>
-  /** Whether the attempt of an entity has taken too long, null when there is none. Asked before any lock is taken. */
+  /** Deletes an item without a current lease. Returns false if a live worker has claimed it or it was replaced. */
+  endIdle(db: Queryable, ref: WorkItemRef): Promise<boolean>
+  /** Whether the item of an entity exceeds its limits, null without an item. Called before any lock is taken. */
   isStalled(db: Queryable, entity: string, limits: WorkItemLimits): Promise<boolean | null>
-  /** Ends the attempt of an entity, whose lock the caller holds, if it has taken too long; its id and state. */
+  /** Deletes the item of an entity if it exceeds its limits and returns it. The caller holds the lock of the entity. */
   endStalled(db: Queryable, entity: string, limits: WorkItemLimits): Promise<{ id: string; state: string } | null>
   /**
-   * A page of attempts that are due for `quietSeconds`, oldest first after `after`: by the index on `due_at`. Without limits
-   * none has taken too long.
+   * Lists a page of items that have been due for `quietSeconds`, oldest first, after `after`; the index on `due_at`
+   * serves it. Without limits no item is stalled.
    */
   due(
     db: Queryable,
@@ -78,31 +80,31 @@ export type WorkItemTable<Row> = {
 }
 
 /**
- * Claims an attempt under the lock of its entity. One that a live worker holds is looked at again when its lease is over, by
- * `message`: `held`. Null for one that cannot be claimed.
+ * Claims a work item under the lock of its entity. If a live worker has claimed it, sends `message` for the end of that
+ * lease and returns `held`. Returns null if the item cannot be claimed.
  */
 export async function claimOrReschedule<Row, M extends object>(
   tx: Tx,
   table: WorkItemTable<Row>,
-  named: WorkItemRef,
+  ref: WorkItemRef,
   { leaseMs }: Pick<Lease, 'leaseMs'>,
   queue: Queue<M>,
   message: M,
 ): Promise<(WorkItemClaim & Row) | 'held' | null> {
-  const claim = await table.claim(tx, named, leaseMs)
+  const claim = await table.claim(tx, ref, leaseMs)
   if (claim) return claim
-  const until = await table.heldUntil(tx, named)
+  const until = await table.heldUntil(tx, ref)
   if (!until) return null
   tx.send(queue, message, { startAfter: new Date(until) })
   return 'held'
 }
 
 /**
- * Declares a table of attempts.
- * @param declaration.row columns that a claim reads beside its own
- * @param declaration.owner table of the entities, which have a `project_id`
- * @param declaration.waits states of its own that end when `due_at` has passed
- * @param declaration.maxLosses workers that may be lost before the attempt is not tried again
+ * Declares a table of work items.
+ * @param declaration.row additional columns that a claim reads
+ * @param declaration.owner table of the entities, with a `project_id`
+ * @param declaration.waits module-specific states that expire at `due_at`
+ * @param declaration.maxLosses lost claims after which the item is not claimed again, default 2
  */
 export function workItemTable<S extends z.ZodRawShape>(declaration: {
   table: string
@@ -119,44 +121,44 @@ export function workItemTable<S extends z.ZodRawShape>(declaration: {
     Object.keys(declaration.row).map(name => sql.identifier([name])),
     sql.fragment`, `,
   )
-  const claimed = sql.type(
+  const claimRow = sql.type(
     z.object({ entity: z.string(), id: z.string(), claims: z.int(), failures: z.int(), ...declaration.row }),
   )
-  const time = sql.type(z.object({ due_at: z.string() }))
-  const verdict = sql.type(z.object({ stalled: z.boolean() }))
-  const ended = sql.type(z.object({ id: z.string(), state: z.string() }))
-  const due = sql.type(
+  const dueAtRow = sql.type(z.object({ due_at: z.string() }))
+  const stalledRow = sql.type(z.object({ stalled: z.boolean() }))
+  const endedRow = sql.type(z.object({ id: z.string(), state: z.string() }))
+  const dueRow = sql.type(
     z.object({ entity: z.string(), id: z.string(), project_id: z.string(), due_at: z.string(), stalled: z.boolean() }),
   )
-  const is = (named: WorkItemRef): Fragment => sql.fragment`${entity} = ${named.entity} and id = ${named.id}`
-  const held = (claim: WorkItemClaim): Fragment =>
-    sql.fragment`${is(claim)} and claims = ${claim.claims} and state = 'running'`
-  const stalled = ({ silenceMs, queueMs }: WorkItemLimits): Fragment => sql.fragment`(
+  const matches = (ref: WorkItemRef): Fragment => sql.fragment`${entity} = ${ref.entity} and id = ${ref.id}`
+  const fence = (claim: WorkItemClaim): Fragment =>
+    sql.fragment`${matches(claim)} and claims = ${claim.claims} and state = 'running'`
+  const isStalled = ({ silenceMs, queueMs }: WorkItemLimits): Fragment => sql.fragment`(
     (state = 'running' and heartbeat_at < now() - ${interval(silenceMs)})
     or (state = 'queued' and due_at < now() - ${interval(queueMs)})
     or (state = any(${sql.array([...waits], 'text')}) and due_at < now()))`
-  const happened = async (db: Queryable, change: Fragment): Promise<boolean> =>
+  const changesRow = async (db: Queryable, change: Fragment): Promise<boolean> =>
     (await db.query(voidStatement`${change}`)).rowCount === 1
-  const claiming = (leaseMs: number): Fragment => sql.fragment`
+  const claimAssignments = (leaseMs: number): Fragment => sql.fragment`
     set state = 'running', claims = claims + 1, losses = losses + (state = 'running')::integer, heartbeat_at = now(),
       due_at = now() + ${interval(leaseMs)}, holder = ${HOLDER}`
   const set: WorkItemTable<unknown>['set'] = (db, claim, assignments) =>
-    happened(db, sql.fragment`update ${table} set ${assignments} where ${held(claim)}`)
+    changesRow(db, sql.fragment`update ${table} set ${assignments} where ${fence(claim)}`)
 
   return {
-    claim: (db, named, leaseMs) =>
-      db.maybeOne(claimed`
-        update ${table} ${claiming(leaseMs)}
-        where ${is(named)} and (state = 'queued' or (state = 'running' and due_at <= now() and losses < ${maxLosses}))
+    claim: (db, ref, leaseMs) =>
+      db.maybeOne(claimRow`
+        update ${table} ${claimAssignments(leaseMs)}
+        where ${matches(ref)} and (state = 'queued' or (state = 'running' and due_at <= now() and losses < ${maxLosses}))
         returning ${entity} as entity, id, claims, failures, ${columns}`) as never,
-    firstClaim: (named, leaseMs, locked) => sql.fragment`
-      update ${table} a ${claiming(leaseMs)}
+    firstClaim: (ref, leaseMs, locked) => sql.fragment`
+      update ${table} a ${claimAssignments(leaseMs)}
       from ${sql.identifier([locked])} l
-      where a.${entity} = l.id and a.id = ${named.id} and a.claims = 0 and a.state = 'queued'
+      where a.${entity} = l.id and a.id = ${ref.id} and a.claims = 0 and a.state = 'queued'
       returning a.${entity} as entity, a.id, a.claims, a.failures, ${columns}`,
-    heldUntil: (db, named) =>
-      db.maybeOneFirst(time`
-        select due_at from ${table} where ${is(named)} and state = 'running' and due_at > now()`),
+    heldUntil: (db, ref) =>
+      db.maybeOneFirst(dueAtRow`
+        select due_at from ${table} where ${matches(ref)} and state = 'running' and due_at > now()`),
     renew: (db, claim, leaseMs) =>
       set(db, claim, sql.fragment`heartbeat_at = now(), due_at = now() + ${interval(leaseMs)}`),
     set,
@@ -169,20 +171,20 @@ export function workItemTable<S extends z.ZodRawShape>(declaration: {
         claim,
         sql.fragment`state = 'queued', due_at = now() + ${interval(delayMs)}, failures = failures + ${failed ? 1 : 0}`,
       ),
-    end: (db, claim) => happened(db, sql.fragment`delete from ${table} where ${held(claim)}`),
-    endIdle: (db, named) =>
-      happened(
+    end: (db, claim) => changesRow(db, sql.fragment`delete from ${table} where ${fence(claim)}`),
+    endIdle: (db, ref) =>
+      changesRow(
         db,
         sql.fragment`delete from ${table}
-          where ${is(named)} and (state = 'queued' or (state = 'running' and due_at <= now()))`,
+          where ${matches(ref)} and (state = 'queued' or (state = 'running' and due_at <= now()))`,
       ),
     isStalled: (db, id, limits) =>
-      db.maybeOneFirst(verdict`select ${stalled(limits)} as stalled from ${table} where ${entity} = ${id}`),
+      db.maybeOneFirst(stalledRow`select ${isStalled(limits)} as stalled from ${table} where ${entity} = ${id}`),
     endStalled: (db, id, limits) =>
-      db.maybeOne(ended`delete from ${table} where ${entity} = ${id} and ${stalled(limits)} returning id, state`),
+      db.maybeOne(endedRow`delete from ${table} where ${entity} = ${id} and ${isStalled(limits)} returning id, state`),
     due: (db, limits, { quietSeconds, after, limit }) =>
-      db.any(due`
-        select a.${entity} as entity, a.id, o.project_id, a.due_at, ${limits ? stalled(limits) : sql.fragment`false`} as stalled
+      db.any(dueRow`
+        select a.${entity} as entity, a.id, o.project_id, a.due_at, ${limits ? isStalled(limits) : sql.fragment`false`} as stalled
         from ${table} a join ${sql.identifier([declaration.owner])} o on o.id = a.${entity}
         where a.due_at < now() - ${quietSeconds} * interval '1 s'
           ${after ? sql.fragment`and (a.due_at, a.id) > (${after.due_at}::timestamptz, ${after.id})` : sql.fragment``}
@@ -190,18 +192,18 @@ export function workItemTable<S extends z.ZodRawShape>(declaration: {
   }
 }
 
-/** How long a lease is, and how often it is renewed: often enough that its worker never seems to have stalled. */
+/** Length of a lease and interval of its renewals. */
 export type Lease = { leaseMs: number; beatMs: number }
 
-/** A lease of so many milliseconds: of the renewals that fall into it three may fail. */
+/** Returns the timings of a lease, of which three consecutive renewals may fail. */
 export const leaseTimings = (leaseMs: number): Lease => ({ leaseMs, beatMs: leaseMs / 4 })
 
-/** A claim while it is worked on: its lease is renewed, and `signal` is aborted once it is lost. */
+/** A claim in progress: renews its lease, and aborts `signal` once the claim is lost. */
 export class ActiveClaim<C extends WorkItemClaim> {
   readonly claim: C
   readonly signal: AbortSignal
   readonly #services: Services
-  readonly #attempts: WorkItemTable<unknown>
+  readonly #table: WorkItemTable<unknown>
   readonly #lease: Lease
   readonly #lock: (tx: Tx) => Promise<unknown>
   readonly #lost = new AbortController()
@@ -219,39 +221,43 @@ export class ActiveClaim<C extends WorkItemClaim> {
   ) {
     this.claim = options.claim
     this.#services = services
-    this.#attempts = options.attempts
+    this.#table = options.attempts
     this.#lease = options.lease
     this.#lock = options.lock
     this.signal = AbortSignal.any([options.outer, this.#lost.signal])
-    this.#timer = setInterval(() => void this.#beat(), options.lease.beatMs)
+    this.#timer = setInterval(() => void this.#renew(), options.lease.beatMs)
   }
 
-  async #beat(): Promise<void> {
+  async #renew(): Promise<void> {
     try {
-      if (!(await this.#attempts.renew(this.#services.pool, this.claim, this.#lease.leaseMs))) this.#lose()
+      if (!(await this.#table.renew(this.#services.pool, this.claim, this.#lease.leaseMs))) this.#abort()
     } catch (error) {
       const { entity, id } = this.claim
-      this.#services.log.warn({ err: error, entity, attempt_id: id }, 'lease of an attempt not renewed')
+      this.#services.log.warn({ err: error, entity, attempt_id: id }, 'lease renewal failed')
     }
   }
 
-  #lose(): void {
+  #abort(): void {
     clearInterval(this.#timer)
     this.#lost.abort(new ClaimLostError())
   }
 
   /**
-   * Runs a transaction that is fenced by the claim, again while the database is unavailable: a commit whose answer was lost
-   * ends the claim, or is repeated without effect. Raises Superseded once the claim is lost.
+   * Runs a transaction fenced by the claim and repeats it while the database is unavailable. If the response to a
+   * commit is lost, the repetition has no effect or finds the claim lost.
+   * @throws ClaimLostError once the claim is lost
    */
   write<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
     this.signal.throwIfAborted()
     return retryWhileUnavailable(() => this.#services.write(work), { signal: this.signal })
   }
 
-  /** Takes the entity's lock, then makes sure of the claim and renews its lease. Raises Superseded. */
+  /**
+   * Locks the entity, then verifies the claim and renews its lease.
+   * @throws ClaimLostError if the entity is gone or the claim is lost
+   */
   async guard(tx: Tx): Promise<void> {
-    if (!(await this.#lock(tx)) || !(await this.#attempts.renew(tx, this.claim, this.#lease.leaseMs)))
+    if (!(await this.#lock(tx)) || !(await this.#table.renew(tx, this.claim, this.#lease.leaseMs)))
       throw new ClaimLostError()
   }
 
@@ -260,32 +266,32 @@ export class ActiveClaim<C extends WorkItemClaim> {
   }
 }
 
-/** How one try of an attempt ended, for its log line. */
+/** Outcome of an attempt, with further fields of its log line. */
 export type AttemptOutcome = { outcome: string } & Record<string, unknown>
 
 /**
- * Works on a claim to the end of one try, and leaves its one log line. What `work` throws becomes another try or the end
- * by `fail`. The attempt is requeued uncounted by a worker that stops, which throws HandBack, and after an error of the
- * database that is to be tried again, which is thrown on for the message.
+ * Runs one attempt under a claim and writes its log line. An error of `work` is passed to `fail`, which retries or
+ * settles the item. The item is requeued without counting the attempt when the worker stops (throws RequeueError), and
+ * after a transient database error, which is rethrown for the message.
  */
 export async function processClaim<C extends WorkItemClaim>(
   { services, signal, stopping }: Pick<JobContext, 'services' | 'signal' | 'stopping'>,
   options: {
-    /** What the log line calls it, with its ids. */
+    /** Text of the log line; `ids` are its fields. */
     what: string
     ids: Record<string, string>
     attempts: WorkItemTable<unknown>
     claim: C
     lease: Lease
-    /** Takes the entity's lock; falsy when it is gone. */
+    /** Locks the entity; returns a falsy value if it is gone. */
     lock: (tx: Tx) => Promise<unknown>
-    work: (hold: ActiveClaim<C>) => Promise<AttemptOutcome>
+    work: (active: ActiveClaim<C>) => Promise<AttemptOutcome>
     fail: (error: unknown, claim: C) => Promise<AttemptOutcome>
   },
 ): Promise<void> {
   const { what, ids, attempts, claim, work, fail } = options
   const started = performance.now()
-  const hold = new ActiveClaim(services, { ...options, outer: signal })
+  const active = new ActiveClaim(services, { ...options, outer: signal })
   const report = (outcome: AttemptOutcome): void =>
     services.log.info(
       { ...ids, attempt: claim.claims, duration_ms: Math.round(performance.now() - started), ...outcome },
@@ -293,42 +299,42 @@ export async function processClaim<C extends WorkItemClaim>(
     )
   const requeue = async (): Promise<void> => {
     await retryWhileUnavailable(() => attempts.requeue(services.pool, claim, { delayMs: 0, failed: false }), { signal })
-    report({ outcome: 'handed_back' })
+    report({ outcome: 'requeued' })
   }
   try {
-    report(await work(hold))
+    report(await work(active))
   } catch (error) {
     if (signal.aborted && stopping.aborted) {
       await requeue()
-      throw new RequeueError('the worker stops')
+      throw new RequeueError('worker stopping')
     }
-    if (error instanceof ClaimLostError || hold.signal.aborted) return report({ outcome: 'superseded' })
+    if (error instanceof ClaimLostError || active.signal.aborted) return report({ outcome: 'claim_lost' })
     if (isTransient(error)) {
       await requeue()
       throw error
     }
     try {
-      report(await retryWhileUnavailable(() => fail(error, claim), { signal: hold.signal }))
+      report(await retryWhileUnavailable(() => fail(error, claim), { signal: active.signal }))
     } catch (failure) {
       if (!(failure instanceof ClaimLostError)) throw failure
-      report({ outcome: 'superseded' })
+      report({ outcome: 'claim_lost' })
     }
   } finally {
-    hold.end()
+    active.end()
   }
 }
 
 const SWEEP_PAGE = 500
 
 /**
- * The floor under the wake-ups: `wake` gets the attempts that are due and whose message or worker was lost, page by page;
- * with `giveUp` one that has taken too long is ended by `giveUp.end`.
+ * Sweeps for due items whose message or worker was lost: passes them to `wake`, page by page. With `giveUp`, an item
+ * that exceeds its limits is passed to `giveUp.end` instead.
  */
 export async function sweepWorkItems(
   db: Queryable,
   options: {
     attempts: WorkItemTable<unknown>
-    /** An attempt this late has lost its message. */
+    /** Age of `due_at` at which the message of an item counts as lost. */
     quietSeconds: number
     stopping: AbortSignal
     wake: (due: readonly DueWorkItem[]) => Promise<unknown>
@@ -339,14 +345,14 @@ export async function sweepWorkItems(
   let after: DueWorkItem | null = null
   for (;;) {
     const page = { quietSeconds, after, limit: SWEEP_PAGE }
-    const found: readonly DueWorkItem[] = await attempts.due(db, giveUp?.limits ?? null, page)
-    const waiting = found.filter(({ stalled }) => !stalled)
+    const items: readonly DueWorkItem[] = await attempts.due(db, giveUp?.limits ?? null, page)
+    const waiting = items.filter(({ stalled }) => !stalled)
     if (waiting.length > 0) await wake(waiting)
-    for (const { entity } of found.filter(({ stalled }) => stalled)) {
+    for (const { entity } of items.filter(({ stalled }) => stalled)) {
       if (stopping.aborted) return
       await giveUp?.end(entity)
     }
-    if (found.length < SWEEP_PAGE || stopping.aborted) return
-    after = found[found.length - 1]
+    if (items.length < SWEEP_PAGE || stopping.aborted) return
+    after = items[items.length - 1]
   }
 }

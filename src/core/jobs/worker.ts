@@ -12,22 +12,22 @@ import { delayedChannel, IDLE_POLL_MS, wakeChannel } from './queue.ts'
 import { QueueConsumer } from './queue-consumer.ts'
 
 export type Workers = {
-  /** Messages being handled. */
+  /** Number of messages in handlers. */
   running(): number
   /**
-   * Stops: takes no more messages, signals the handlers (`stopping`), waits up to `graceMs`, or as long as a handler says for
-   * itself, then aborts (`signal`) what still runs, waits a second for it to leave and gives its messages back. Returns how many
-   * were given back.
+   * Stops claiming, signals the handlers (`stopping`) and waits up to `graceMs`, or the handler's own grace period.
+   * Then aborts the running handlers (`signal`), waits one more second and requeues their messages. Returns the number
+   * of requeued messages.
    */
-  stop(graceMs: number): Promise<{ handedBack: number }>
+  stop(graceMs: number): Promise<{ requeued: number }>
 }
 
 /**
- * Runs handlers and schedules in this process until stopped. `concurrency` is the number of slots of a handler that names
- * none; with a `projectShare` below 1 one project holds at most that share of a handler's slots while messages of others
- * wait, and all but one when none do. `listen` wakes the loops. All queues are polled together every `pollMs` (default
- * 1 s), or down to every `idleMs` (default 5 s) while notifications arrive and nothing is due. `onPoll` is called
- * after a successful poll.
+ * Runs handlers and schedules in this process until stopped. `concurrency` is the default number of slots per handler.
+ * With a `projectShare` below 1, one project holds at most that share of a handler's slots while messages of other
+ * projects wait, and all but one slot otherwise. Notifications of `listen` wake the consumers. All queues are polled
+ * together every `pollMs` (default 1 s), and less often, down to every `idleMs` (default 5 s), while notifications
+ * arrive and nothing is due. `onPoll` is called after each successful poll.
  */
 export async function startWorkers(options: {
   services: Pick<Services, 'queues' | 'log' | 'config'>
@@ -43,12 +43,12 @@ export async function startWorkers(options: {
   const { services, handlers, schedules = [], listen } = options
   const stopping = new AbortController()
 
-  const hears = () => listen?.healthy() ?? false
-  const loops = new Map<string, QueueConsumer>()
+  const notificationsHealthy = () => listen?.healthy() ?? false
+  const consumers = new Map<string, QueueConsumer>()
   for (const handler of handlers) {
     const { name } = handler.queue
-    if (loops.has(name)) throw new Error(`queue ${name} has two handlers`)
-    loops.set(
+    if (consumers.has(name)) throw new Error(`Queue ${name} has two handlers`)
+    consumers.set(
       name,
       new QueueConsumer({
         services,
@@ -56,69 +56,73 @@ export async function startWorkers(options: {
         stopping: stopping.signal,
         slots: slotsOf(handler, services.config) ?? options.concurrency,
         projectShare: options.projectShare ?? 1,
-        notificationsHealthy: hears,
-        takeSlotOf: (queue, project) => loops.get(queue.name)?.tryAcquireSlot(project) ?? null,
+        notificationsHealthy,
+        tryAcquireSlotOf: (queue, project) => consumers.get(queue.name)?.tryAcquireSlot(project) ?? null,
       }),
     )
   }
 
-  reportSlots(() => [...loops.values()].map(loop => loop.slots))
+  reportSlots(() => [...consumers.values()].map(consumer => consumer.slots))
   const poller = new QueuePoller({
     services,
-    loops,
+    consumers,
     pollMs: options.pollMs ?? 1000,
     idleMs: options.idleMs ?? IDLE_POLL_MS,
-    notificationsHealthy: hears,
+    notificationsHealthy,
     onPoll: options.onPoll,
   })
-  const unlisten = [
+  const subscriptions = [
     listen?.listen(
       wakeChannel,
       name => {
-        loops.get(name)?.claimNow()
-        if (loops.has(name)) poller.pollSoon()
+        consumers.get(name)?.claimNow()
+        if (consumers.has(name)) poller.pollSoon()
       },
       {
         onDown: () => poller.pollSoon(),
         onReconnect: () => {
-          for (const loop of loops.values()) loop.claimNow()
+          for (const consumer of consumers.values()) consumer.claimNow()
           poller.pollSoon()
         },
       },
     ),
-    listen?.listen(delayedChannel, name => loops.has(name) && poller.pollSoon()),
+    listen?.listen(delayedChannel, name => consumers.has(name) && poller.pollSoon()),
   ]
-  await Promise.all(unlisten.map(end => end?.ready))
-  for (const loop of loops.values()) loop.start()
-  if (loops.size > 0) poller.start()
+  await Promise.all(subscriptions.map(unsubscribe => unsubscribe?.ready))
+  for (const consumer of consumers.values()) consumer.start()
+  if (consumers.size > 0) poller.start()
   const stopSchedules = startSchedules(schedules, services as Services)
 
   return {
-    running: () => [...loops.values()].reduce((sum, loop) => sum + loop.running, 0),
+    running: () => [...consumers.values()].reduce((sum, consumer) => sum + consumer.running, 0),
     async stop(graceMs) {
       stopSchedules()
-      stopping.abort(new Error('worker stops'))
+      stopping.abort(new Error('worker stopping'))
       poller.stop()
-      const counts = await Promise.all([...loops.values()].map(loop => loop.stop(graceMs)))
-      for (const end of unlisten) end?.()
-      return { handedBack: counts.reduce((sum, count) => sum + count, 0) }
+      const counts = await Promise.all([...consumers.values()].map(consumer => consumer.stop(graceMs)))
+      for (const unsubscribe of subscriptions) unsubscribe?.()
+      return { requeued: counts.reduce((sum, count) => sum + count, 0) }
     },
   }
 }
 
 const SEND_RETRY_MS = [0, 1000, 5000, 15_000, 60_000]
 
-/** Sends the messages of schedules at their instants; the result ends it. Those with the same instants are one statement. */
+/**
+ * Sends the messages of schedules at their instants, and returns a function that stops. Equal instants share one
+ * statement.
+ */
 function startSchedules(schedules: readonly Schedule[], services: Services): () => void {
   const { config } = services
   const instants = Map.groupBy(schedules, ({ when }) => (typeof when === 'function' ? when(config) : when))
-  const stops = [...instants].map(([when, together]) => startTogether(when, together, services))
+  const stops = [...instants].map(([when, group]) => startScheduleGroup(when, group, services))
   return () => {
     for (const stop of stops) stop()
   }
 }
 
-function startTogether(when: number | string, together: readonly Schedule[], services: Services): () => void {
+/** Starts the schedules of a group, which have the same instants. */
+function startScheduleGroup(when: number | string, group: readonly Schedule[], services: Services): () => void {
   const { queues, log } = services
   let stopped = false
   let timer: NodeJS.Timeout | undefined
@@ -128,16 +132,16 @@ function startTogether(when: number | string, together: readonly Schedule[], ser
       await new Promise(resolve => setTimeout(resolve, delay).unref())
       if (stopped) return
       try {
-        const messages = (await dueOf(together, services)).map(({ name, queue, data }) => ({
+        const messages = (await filterDue(group, services)).map(({ name, queue, data }) => ({
           queue,
           data: data(instant),
-          // Makes it one message: every worker computes the same.
+          // Every worker computes the same ID, so the message is stored once.
           id: uuidOf(`${queue.name} ${name} ${instant.toISOString()}`),
         }))
         if (messages.length > 0) await queues.send(messages)
         return
       } catch (error) {
-        log.error({ err: error, schedules: together.map(({ name }) => name), instant }, 'scheduled messages not sent')
+        log.error({ err: error, schedules: group.map(({ name }) => name), instant }, 'schedule send failed')
       }
     }
   }
@@ -145,7 +149,7 @@ function startTogether(when: number | string, together: readonly Schedule[], ser
   if (typeof when === 'string') {
     const task = schedule(when, ({ date }) => send(new Date(Math.floor(date.getTime() / 1000) * 1000)), {
       timezone: 'UTC',
-      name: together.map(({ name }) => name).join(', '),
+      name: group.map(({ name }) => name).join(', '),
     })
     return () => {
       stopped = true
@@ -171,17 +175,19 @@ function startTogether(when: number | string, together: readonly Schedule[], ser
   }
 }
 
-const conditions = sql.type(z.record(z.string(), z.boolean()))
+const conditionsRow = sql.type(z.record(z.string(), z.boolean()))
 
-/** Those that have something to do. */
-async function dueOf(schedules: readonly Schedule[], services: Services): Promise<Schedule[]> {
-  const answers = schedules.flatMap(({ name, dueIf }) =>
+/** Returns the schedules whose `dueIf` is true or absent. */
+async function filterDue(schedules: readonly Schedule[], services: Services): Promise<Schedule[]> {
+  const conditions = schedules.flatMap(({ name, dueIf }) =>
     typeof dueIf === 'object' ? sql.fragment`${dueIf} as ${sql.identifier([name])}` : [],
   )
-  const holds: Record<string, boolean> =
-    answers.length > 0 ? await services.pool.one(conditions`select ${sql.join(answers, sql.fragment`, `)}`) : {}
+  const results: Record<string, boolean> =
+    conditions.length > 0
+      ? await services.pool.one(conditionsRow`select ${sql.join(conditions, sql.fragment`, `)}`)
+      : {}
   const isDue = await Promise.all(
-    schedules.map(({ name, dueIf }) => (typeof dueIf === 'function' ? dueIf(services) : (holds[name] ?? true))),
+    schedules.map(({ name, dueIf }) => (typeof dueIf === 'function' ? dueIf(services) : (results[name] ?? true))),
   )
   return schedules.filter((_, index) => isDue[index])
 }

@@ -4,11 +4,11 @@ import { SchemaError, type SchemaProblem, type SchemaRules } from './model.ts'
 import { CompiledSchemas } from './validate.ts'
 
 /**
- * The program of a thread that compiles and runs schemas: one job after the other, from threads.ts. It holds no secret,
- * and may be terminated at any time.
+ * Program of a worker thread that compiles and runs schemas, one job at a time (check-worker-pool.ts). It has no
+ * secrets and may be terminated at any time.
  */
 
-/** A schema as JSON, by a key of its own, and values as JSON to check; without any, the schema alone is checked. */
+/** A schema as JSON with its cache key, and the values to check as JSON. Without values only the schema is checked. */
 export type SchemaJob = {
   project: string
   key: string
@@ -17,25 +17,25 @@ export type SchemaJob = {
   values: readonly string[]
 }
 
-/** `ms`: processor time it took; `checkMs`: of that, the most that one value took. */
+/** `ms`: processor time of the job; `checkMs`: highest processor time of a single value. */
 export type SchemaAnswer = { ms: number; checkMs: number } & (
   | { refused: string }
   | { starved: true }
-  /** Of the first values, at least one of them: the others have to wait for their turn. */
+  /** Results of at least one of the first values; the remaining ones require another job. */
   | { problems: SchemaProblem[][] }
 )
 
-/** Processor time after which the values that are left wait for another turn. */
+/** Processor time after which the remaining values are left to another job. */
 const SLICE_MS = 50
 
 const schemas = new CompiledSchemas()
 
-const since = (start: NodeJS.CpuUsage): number => {
+const cpuMsSince = (start: NodeJS.CpuUsage): number => {
   const { user, system } = process.threadCpuUsage(start)
   return (user + system) / 1000
 }
 
-function carryOut({ project, text, rules, values }: SchemaJob): SchemaAnswer {
+function runJob({ project, text, rules, values }: SchemaJob): SchemaAnswer {
   const start = process.threadCpuUsage()
   let checkMs = 0
   try {
@@ -44,15 +44,15 @@ function carryOut({ project, text, rules, values }: SchemaJob): SchemaAnswer {
     for (const value of values) {
       const before = process.threadCpuUsage()
       problems.push(schemas.problems(project, text, JSON.parse(value), rules))
-      checkMs = Math.max(checkMs, since(before))
-      if (since(start) > SLICE_MS) break
+      checkMs = Math.max(checkMs, cpuMsSince(before))
+      if (cpuMsSince(start) > SLICE_MS) break
     }
-    return { problems, ms: since(start), checkMs }
+    return { problems, ms: cpuMsSince(start), checkMs }
   } catch (error) {
-    if (error instanceof SchemaError) return { refused: error.message, ms: since(start), checkMs }
-    if (error instanceof CpuStarved) return { starved: true, ms: since(start), checkMs }
+    if (error instanceof SchemaError) return { refused: error.message, ms: cpuMsSince(start), checkMs }
+    if (error instanceof CpuStarved) return { starved: true, ms: cpuMsSince(start), checkMs }
     throw error
   }
 }
 
-parentPort?.on('message', (job: SchemaJob) => parentPort?.postMessage(carryOut(job)))
+parentPort?.on('message', (job: SchemaJob) => parentPort?.postMessage(runJob(job)))

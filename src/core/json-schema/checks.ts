@@ -15,7 +15,7 @@ import {
 
 export { SchemaError, type SchemaProblem, type SchemaRules } from './model.ts'
 
-/** A schema of a project, as JSON. */
+/** A schema of a project as JSON. */
 export type SchemaOf = {
   project: string
   text: string
@@ -23,75 +23,76 @@ export type SchemaOf = {
 }
 
 export type CheckOptions = {
-  /** Takes what waits for a thread out of its queue; the reason is thrown. */
+  /** Removes a waiting check from its queue and rejects with the reason. */
   signal?: AbortSignal
 }
 
-/** Larger values are refused: in the memory of a thread they would be ten to twenty times as much. */
+/** Longest value as JSON; in the memory of a thread it takes ten to twenty times as much. */
 const MAX_VALUE_LENGTH = 4 * 1024 * 1024
-/** A schema whose values take longer is not run while a transaction waits. */
+/** Highest check time of a schema that may run while a transaction waits. */
 const QUICK_MS = 10
 
 /**
- * Checks schemas and values in threads (threads.ts), so that nothing that a caller wrote compiles or runs on the event
- * loop. Schemas that were refused are remembered.
+ * Checks schemas and values in worker threads (check-worker-pool.ts), so that no schema of a caller compiles or runs on
+ * the event loop. Refused schemas are cached.
  */
 export class SchemaChecks {
   readonly #threads: SchemaWorkerPool
-  /** By schema: why it was refused, or what checking a value took lately, in ms of the processor. */
+  /** By schema: the reason for which it was refused, or the recent processor time of a check in ms. */
   readonly #schemas = new LRUCache<string, { refused: string } | { checkMs: number }>({ max: 5000 })
-  /** Verdicts for transactions that are run again. */
-  readonly #verdicts = new LRUCache<string, SchemaProblem[]>({ max: 5000, ttl: 60_000 })
+  /** Results for repeated transactions. */
+  readonly #results = new LRUCache<string, SchemaProblem[]>({ max: 5000, ttl: 60_000 })
 
   constructor(options: { threads: number; log: Logger }) {
     this.#threads = new SchemaWorkerPool(options)
   }
 
   /**
-   * Refuses what is no usable schema.
-   * @throws SchemaError, and SERVICE_NOT_READY when too much of the project waits or it has waited for too long
+   * Checks that a schema can be used.
+   * @throws SchemaError, or SERVICE_NOT_READY if too many checks of the project are waiting or this one waited too long
    */
   async check(schema: SchemaOf, options: CheckOptions = {}): Promise<void> {
     const key = keyOf(schema)
-    if (!this.#known(schema, key)) await this.#run(schema, key, [], options)
+    if (!this.#findAccepted(schema, key)) await this.#run(schema, key, [], options)
   }
 
   /**
-   * Where each of some values breaks a schema, at most 50 places; nothing where one satisfies it. A value for which there
-   * is no verdict within 50 ms of processor time breaks it too.
-   * @throws SchemaError and SERVICE_NOT_READY, as `check` does
+   * Returns the violations of each value, at most 50, empty for a valid one. A value whose check takes longer than 50
+   * ms of processor time is a violation too.
+   * @throws SchemaError, SERVICE_NOT_READY like `check`
    */
   async problems(schema: SchemaOf, values: readonly unknown[], options: CheckOptions = {}): Promise<SchemaProblem[][]> {
     const key = keyOf(schema)
-    this.#known(schema, key)
+    this.#findAccepted(schema, key)
     const texts = values.map(value => JSON.stringify(value))
     return this.#problems(schema, key, texts, options)
   }
 
   /**
-   * `check` within a transaction, which holds a connection: what cannot be said at once is found out first, and the
-   * transaction run again.
-   * @throws SchemaError, RunFirst
+   * Checks a schema within a transaction. A result that is not cached is computed outside of it, without holding the
+   * connection, and the transaction is repeated.
+   * @throws SchemaError, RerunAfter
    */
   async checkInTransaction(schema: SchemaOf): Promise<void> {
-    if (!this.#known(schema, keyOf(schema))) throw new RerunAfter(() => this.check(schema).catch(expected))
+    if (!this.#findAccepted(schema, keyOf(schema)))
+      throw new RerunAfter(() => this.check(schema).catch(ignoreSchemaError))
   }
 
-  /** `problems` of one value, in the same way. */
+  /** Returns the violations of one value within a transaction, in the same way. */
   async problemsInTransaction(schema: SchemaOf, value: unknown): Promise<SchemaProblem[]> {
     const key = keyOf(schema)
-    const known = this.#known(schema, key)
+    const cached = this.#findAccepted(schema, key)
     const text = JSON.stringify(value)
     const id = `${key} ${hash('sha256', text, 'base64')}`
-    const verdict = this.#verdicts.get(id)
-    if (verdict) return verdict
-    const find = async () => (await this.#problems(schema, key, [text]))[0]
-    if (known && known.checkMs <= QUICK_MS && this.#threads.isReady({ project: schema.project, key })) return find()
+    const result = this.#results.get(id)
+    if (result) return result
+    const check = async () => (await this.#problems(schema, key, [text]))[0]
+    if (cached && cached.checkMs <= QUICK_MS && this.#threads.isReady({ project: schema.project, key })) return check()
     throw new RerunAfter(async () => {
       try {
-        this.#verdicts.set(id, await find())
+        this.#results.set(id, await check())
       } catch (error) {
-        expected(error)
+        ignoreSchemaError(error)
       }
     })
   }
@@ -100,12 +101,12 @@ export class SchemaChecks {
     return this.#threads.close()
   }
 
-  /** What is known of a schema. @throws SchemaError for one that was refused, or is too large */
-  #known({ text }: SchemaOf, key: string): { checkMs: number } | undefined {
+  /** Returns the cache entry of an accepted schema. @throws SchemaError for a refused or too large schema */
+  #findAccepted({ text }: SchemaOf, key: string): { checkMs: number } | undefined {
     if (Buffer.byteLength(text) > MAX_SCHEMA_BYTES) throw new SchemaError('must be at most 64 KiB')
-    const known = this.#schemas.get(key)
-    if (known && 'refused' in known) throw new SchemaError(known.refused)
-    return known
+    const cached = this.#schemas.get(key)
+    if (cached && 'refused' in cached) throw new SchemaError(cached.refused)
+    return cached
   }
 
   async #problems(
@@ -114,18 +115,18 @@ export class SchemaChecks {
     values: readonly string[],
     options: CheckOptions = {},
   ): Promise<SchemaProblem[][]> {
-    const found: SchemaProblem[][] = []
-    while (found.length < values.length) {
-      const next = values.slice(found.length)
-      const tooLarge = next.findIndex(({ length }) => length > MAX_VALUE_LENGTH)
+    const results: SchemaProblem[][] = []
+    while (results.length < values.length) {
+      const rest = values.slice(results.length)
+      const tooLarge = rest.findIndex(({ length }) => length > MAX_VALUE_LENGTH)
       if (tooLarge === 0)
-        found.push([noVerdictProblem('size', `is larger than ${MAX_VALUE_LENGTH} characters of JSON`)])
-      else found.push(...(await this.#run(schema, key, tooLarge > 0 ? next.slice(0, tooLarge) : next, options)))
+        results.push([noVerdictProblem('size', `is larger than ${MAX_VALUE_LENGTH} characters of JSON`)])
+      else results.push(...(await this.#run(schema, key, tooLarge > 0 ? rest.slice(0, tooLarge) : rest, options)))
     }
-    return found
+    return results
   }
 
-  /** Verdicts on the first values, or on the schema where there is none. @throws SchemaError, SERVICE_NOT_READY */
+  /** Checks the first values, or only the schema without any values. @throws SchemaError, SERVICE_NOT_READY */
   async #run(
     schema: SchemaOf,
     key: string,
@@ -133,7 +134,7 @@ export class SchemaChecks {
     { signal }: CheckOptions,
   ): Promise<SchemaProblem[][]> {
     const outcome = await this.#threads.run({ ...schema, key, values }, signal)
-    const refused = refusal(outcome, values)
+    const refused = refusalReason(outcome, values)
     if (refused !== null) {
       this.#schemas.set(key, { refused })
       throw new SchemaError(refused)
@@ -143,16 +144,16 @@ export class SchemaChecks {
         [outcome.broke === 'time' ? timeoutProblem() : noVerdictProblem('memory', 'takes too much memory to check')],
       ]
     const { problems, checkMs } = outcome as Extract<SchemaOutcome, { problems: unknown }>
-    // One slow value counts for some time.
-    const known = this.#schemas.get(key)
-    const before = known && 'checkMs' in known ? known.checkMs : 0
-    this.#schemas.set(key, { checkMs: Math.max(checkMs, before / 2) })
+    // Halved with each faster check, so that one slow value counts for some time.
+    const cached = this.#schemas.get(key)
+    const previousMs = cached && 'checkMs' in cached ? cached.checkMs : 0
+    this.#schemas.set(key, { checkMs: Math.max(checkMs, previousMs / 2) })
     return problems
   }
 }
 
-/** Why a schema is refused, by what became of a job; null when it is not. */
-function refusal(outcome: SchemaOutcome, values: readonly string[]): string | null {
+/** Returns the reason for which the outcome of a job refuses the schema, null if it does not. */
+function refusalReason(outcome: SchemaOutcome, values: readonly string[]): string | null {
   if ('refused' in outcome) return outcome.refused
   if (!('broke' in outcome) || values.length > 0) return null
   return outcome.broke === 'time' ? 'takes too long to compile' : 'takes too much memory to compile'
@@ -161,12 +162,12 @@ function refusal(outcome: SchemaOutcome, values: readonly string[]): string | nu
 const keyOf = ({ project, text, rules }: SchemaOf): string =>
   `${project} ${rules.strict} ${hash('sha256', text, 'base64')}`
 
-/** The transaction that is run again meets the refusal where it belongs. */
-function expected(error: unknown): void {
+/** Ignores a refusal, which the repeated transaction reports. */
+function ignoreSchemaError(error: unknown): void {
   if (!(error instanceof SchemaError)) throw error
 }
 
-/** The checks of a process. */
+/** Schema checks of a process. */
 export const schemaChecks = processSingleton(
   ({ config, log }) => new SchemaChecks({ threads: config.SCHEMA_THREADS, log }),
   checks => checks.close(),

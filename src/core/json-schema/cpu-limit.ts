@@ -1,24 +1,24 @@
 import { createContext, Script } from 'node:vm'
 
-/** Work took more processor time than it may. */
+/** Work exceeded its limit of processor time. */
 export class CpuTimeExceeded extends Error {}
 
-/** Work got too little of the processor to come to an end. */
+/** Work got too little processor time to finish, because the machine is busy. */
 export class CpuStarved extends Error {}
 
 const sandbox: { job: () => unknown } = { job: () => undefined }
 const context = createContext(sandbox)
 const script = new Script('job()')
 
-/** Longest time on the wall for one try, in multiples of its processor time: enough where a fortieth of a core is left. */
+/** Longest wall time of one try as a multiple of its processor time: enough on a fortieth of a core. */
 const MAX_STRETCH = 40
 const PATIENCE_MS = 20_000
 
 /**
- * Runs synchronous work and interrupts it after `ms` of processor time, in JavaScript and in regular expressions. V8
- * interrupts after time on the wall, so a try that was kept from the processor is repeated with more of it. Costs 0.3 to
- * 0.5 ms of time, 0.1 of the processor: V8 starts a thread for each timeout.
- * @throws OutOfTime, Starved, and what the work throws
+ * Runs synchronous work and interrupts it after `ms` of processor time, in JavaScript and in regular expressions. V8's
+ * timeout is wall time, so a try that was starved of processor time is repeated with a longer timeout. Costs 0.3 to 0.5
+ * ms of wall time and 0.1 ms of processor time, because V8 starts a thread for each timeout.
+ * @throws CpuTimeExceeded, CpuStarved, and errors of the work
  */
 export function runWithCpuLimit<T>(ms: number, work: () => T): T {
   const until = performance.now() + PATIENCE_MS

@@ -1,7 +1,7 @@
 import type { Problem } from '../api/errors.ts'
 import type { SchemaProblem } from './model.ts'
 
-/** Where a value breaks a schema, as the wire's problems; `at` is the path of the value. */
+/** Converts schema violations to API problems; `at` is the path of the value. */
 export const wireProblems = (problems: readonly SchemaProblem[], at = ''): Problem[] =>
   problems.map(({ keyword, pointer, message }) => ({
     code: keyword.replace(/[A-Z]/g, letter => `_${letter}`).toUpperCase(),
@@ -9,15 +9,17 @@ export const wireProblems = (problems: readonly SchemaProblem[], at = ''): Probl
       .split('/')
       .slice(1)
       .map(part => part.replaceAll('~1', '/').replaceAll('~0', '~'))
-      .reduce((path, part) => (/^\d+$/.test(part) ? `${path}[${part}]` : below(path, part)), at),
+      .reduce((path, part) => (/^\d+$/.test(part) ? `${path}[${part}]` : childPath(path, part)), at),
     message,
   }))
 
-/** The same, with what is missing at its own path rather than at that of the object which lacks it. */
+/** Converts like `wireProblems`, but with the path of a missing property instead of its parent's. */
 export const wireProblemsAtFields = (problems: readonly SchemaProblem[], at = ''): Problem[] =>
   wireProblems(problems, at).map((problem, index) => {
     const { missing } = problems[index]
-    return missing === undefined ? problem : { ...problem, path: below(problem.path, missing), message: 'is required' }
+    return missing === undefined
+      ? problem
+      : { ...problem, path: childPath(problem.path, missing), message: 'is required' }
   })
 
-const below = (path: string, name: string): string => (path === '' ? name : `${path}.${name}`)
+const childPath = (path: string, name: string): string => (path === '' ? name : `${path}.${name}`)

@@ -2,6 +2,7 @@ import { Ajv, type AnySchema, type Options, type ValidateFunction } from 'ajv'
 import { Ajv2020 } from 'ajv/dist/2020.js'
 import addFormats from 'ajv-formats'
 import { LRUCache } from 'lru-cache'
+import { RE2JS } from 're2js'
 import { CpuStarved, CpuTimeExceeded, runWithCpuLimit } from './cpu-limit.ts'
 import {
   CHECK_MS,
@@ -12,15 +13,14 @@ import {
   type SchemaRules,
   timeoutProblem,
 } from './model.ts'
-import { compilePattern } from './patterns.ts'
 
 /**
- * JSON Schemas of callers, draft 2020-12 or draft-07, compiled and run: for the threads of threads.ts alone. What a
- * schema may cost is bounded when it is compiled and each time a value is checked, and nothing outside of it is read.
+ * Compiles and runs JSON Schemas of callers, draft 2020-12 or draft-07; only for the worker threads (check-worker.ts).
+ * The cost of compiling a schema and of each check is bounded, and no external schema is read.
  */
 
 const MAX_PROBLEMS = 50
-/** Processor time to compile one schema; 64 KiB of ordinary properties take a quarter of a second. */
+/** Processor time limit for compiling a schema; 64 KiB of ordinary properties take a quarter of a second. */
 const COMPILE_MS = 500
 const FORMATS = ['date', 'date-time', 'email', 'uri', 'uuid'] as const
 
@@ -41,76 +41,77 @@ const options: Options = {
   strict: false,
   allErrors: true,
   logger: false,
-  // `required: ["toString"]` is about the value's own properties.
+  // `required: ["toString"]` refers to own properties only.
   ownProperties: true,
-  // The size of what is generated stays in proportion to the schema.
+  // Keeps the size of the generated code proportional to the schema.
   inlineRefs: false,
 }
 
-/** Checks schemas themselves; made at the first use, outside of any time limit, because it takes tens of milliseconds. */
-const metaSchemas = new Map<Draft, ValidateFunction>()
+/** Validators of schemas, compiled at the first use, outside any time limit, because it takes tens of milliseconds. */
+const metaValidators = new Map<Draft, ValidateFunction>()
 
-function metaSchema(draft: Draft): ValidateFunction {
-  const known = metaSchemas.get(draft)
-  if (known) return known
+function metaValidator(draft: Draft): ValidateFunction {
+  const cached = metaValidators.get(draft)
+  if (cached) return cached
   const ajv = draft === '07' ? new Ajv(options) : new Ajv2020(options)
-  const made = ajv.getSchema(META_SCHEMAS[draft]) as ValidateFunction
-  metaSchemas.set(draft, made)
-  return made
+  const validator = ajv.getSchema(META_SCHEMAS[draft]) as ValidateFunction
+  metaValidators.set(draft, validator)
+  return validator
 }
 
-/** A schema's function, with the memory it takes in bytes, roughly. */
-type Made = { validate: ValidateFunction; weight: number }
+/** The validator of a schema and its approximate memory in bytes. */
+type Compiled = { validate: ValidateFunction; weight: number }
 
-type Compiled = Made & {
+type CachedSchema = Compiled & {
   project: string
-  /** It was never run: V8 compiles its code at the first run, which takes up to 200 ms. */
+  /** Whether it was never run: V8 compiles its code at the first run, which takes up to 200 ms. */
   fresh: boolean
 }
 
-/** Generated code takes 15 times the size of its schema; measured. */
+/** Memory of generated code per character of its schema: 15 measured. */
 const CODE_WEIGHT = 16
-/** Most memory for what is kept compiled. */
+/** Most memory for compiled schemas. */
 const MAX_WEIGHT = 64 * 1024 * 1024
 
-/** Schemas that are kept compiled. When they are full, the project that takes most space loses its least recently used one. */
+/**
+ * Cache of compiled schemas. When it is full, the project with the most memory loses its least recently used schema.
+ */
 export class CompiledSchemas {
-  /** Used least lately first. */
-  readonly #kept = new Map<string, Compiled>()
+  /** Least recently used first. */
+  readonly #cache = new Map<string, CachedSchema>()
   readonly #weights = new Map<string, number>()
-  /** Schemas that took too long with some value: they get no second chance at a first run. */
+  /** Schemas that exceeded the time limit with some value: their first run is not repeated. */
   readonly #slow = new LRUCache<string, true>({ max: 1000 })
 
   /**
-   * Refuses what is no usable schema.
+   * Checks that a schema can be used.
    * @param text the schema as JSON
    * @throws SchemaError
    */
   check(project: string, text: string, rules: SchemaRules): void {
-    this.#compiled(project, text, rules)
+    this.#getOrCompile(project, text, rules)
   }
 
   /**
-   * Where a value breaks a schema, at most 50 places; nothing when it satisfies it. A value that takes longer than 50 ms
-   * to check, or that the schema follows without end, breaks it.
+   * Returns the violations of a value, at most 50. A value that takes longer than 50 ms to check, or on which the
+   * schema recurses without end, is a violation.
    * @param text the schema as JSON
    * @throws SchemaError
    */
   problems(project: string, text: string, value: unknown, rules: SchemaRules): SchemaProblem[] {
-    const compiled = this.#compiled(project, text, rules)
+    const compiled = this.#getOrCompile(project, text, rules)
     const { validate } = compiled
     try {
-      if (run(compiled, value)) return []
+      if (runValidator(compiled, value)) return []
     } catch (error) {
-      // What was interrupted may be left half-way.
+      // An interrupted validator may be in an inconsistent state.
       const key = keyOf(project, text, rules)
       this.#drop(key)
       if (error instanceof CpuTimeExceeded) {
         this.#slow.set(key, true)
         return [timeoutProblem()]
       }
-      if (error instanceof RangeError)
-        return [noVerdictProblem('recursion', 'leads the schema into itself without end')]
+      if (error instanceof RangeError) return [noVerdictProblem('recursion', 'makes the schema recurse without end')]
       throw error
     }
     const errors = validate.errors ?? []
@@ -127,35 +128,35 @@ export class CompiledSchemas {
     })
   }
 
-  #compiled(project: string, text: string, rules: SchemaRules): Compiled {
+  #getOrCompile(project: string, text: string, rules: SchemaRules): CachedSchema {
     const key = keyOf(project, text, rules)
-    const compiled = this.#kept.get(key) ?? {
+    const compiled = this.#cache.get(key) ?? {
       ...compileText(text, rules),
       project,
       fresh: !this.#slow.has(key),
     }
     this.#drop(key)
-    this.#kept.set(key, compiled)
+    this.#cache.set(key, compiled)
     this.#weights.set(project, (this.#weights.get(project) ?? 0) + compiled.weight)
-    this.#makeRoom(key)
+    this.#evict(key)
     return compiled
   }
 
   #drop(key: string): void {
-    const dropped = this.#kept.get(key)
+    const dropped = this.#cache.get(key)
     if (!dropped) return
-    this.#kept.delete(key)
-    const left = (this.#weights.get(dropped.project) as number) - dropped.weight
-    if (left > 0) this.#weights.set(dropped.project, left)
+    this.#cache.delete(key)
+    const weight = (this.#weights.get(dropped.project) as number) - dropped.weight
+    if (weight > 0) this.#weights.set(dropped.project, weight)
     else this.#weights.delete(dropped.project)
   }
 
-  #makeRoom(needed: string): void {
+  #evict(exceptKey: string): void {
     for (;;) {
       const weights = [...this.#weights]
       if (weights.reduce((sum, [, weight]) => sum + weight, 0) <= MAX_WEIGHT) return
-      const [fullest] = weights.reduce((most, each) => (each[1] > most[1] ? each : most))
-      const oldest = [...this.#kept].find(([key, { project }]) => project === fullest && key !== needed)
+      const [largest] = weights.reduce((max, entry) => (entry[1] > max[1] ? entry : max))
+      const oldest = [...this.#cache].find(([key, { project }]) => project === largest && key !== exceptKey)
       if (!oldest) return
       this.#drop(oldest[0])
     }
@@ -164,8 +165,8 @@ export class CompiledSchemas {
 
 const keyOf = (project: string, text: string, { strict }: SchemaRules): string => `${project} ${strict} ${text}`
 
-/** Throws OutOfTime, Starved, RangeError. */
-function run(compiled: Compiled, value: unknown): boolean {
+/** @throws CpuTimeExceeded, CpuStarved, RangeError for a stack overflow */
+function runValidator(compiled: CachedSchema, value: unknown): boolean {
   const check = () => runWithCpuLimit(CHECK_MS, () => compiled.validate(value) as boolean)
   const { fresh } = compiled
   compiled.fresh = false
@@ -177,7 +178,7 @@ function run(compiled: Compiled, value: unknown): boolean {
   }
 }
 
-function compileText(text: string, rules: SchemaRules): Made {
+function compileText(text: string, rules: SchemaRules): Compiled {
   if (Buffer.byteLength(text) > MAX_SCHEMA_BYTES) throw new SchemaError('must be at most 64 KiB')
   const schema: unknown = JSON.parse(text)
   if (typeof schema !== 'object' || schema === null || Array.isArray(schema))
@@ -186,12 +187,12 @@ function compileText(text: string, rules: SchemaRules): Made {
   return { validate, weight: CODE_WEIGHT * text.length + weight }
 }
 
-function compile(schema: Record<string, unknown>, rules: SchemaRules): Made {
-  const named = schema.$schema
-  const remote = remoteReference(schema)
+function compile(schema: Record<string, unknown>, rules: SchemaRules): Compiled {
+  const declaredDraft = schema.$schema
+  const remote = findRemoteReference(schema)
   if (remote) throw new SchemaError(`refers to ${remote.slice(0, 200)}, which is not part of it`)
-  if (named !== undefined) {
-    const draft = typeof named === 'string' ? DRAFTS[named.replace(/#$/, '')] : undefined
+  if (declaredDraft !== undefined) {
+    const draft = typeof declaredDraft === 'string' ? DRAFTS[declaredDraft.replace(/#$/, '')] : undefined
     if (!draft) throw new SchemaError('$schema must be draft-07 or 2020-12')
     return compileAs(draft, schema, rules)
   }
@@ -200,13 +201,13 @@ function compile(schema: Record<string, unknown>, rules: SchemaRules): Made {
     return compileAs('2020-12', schema, rules)
   } catch (error) {
     if (!(error instanceof SchemaError) || error.cause instanceof CpuTimeExceeded) throw error
-    // Tuples in the form of draft-07 are only valid in that.
+    // Tuples in draft-07 syntax are invalid in 2020-12.
     return compileAs('07', schema, rules)
   }
 }
 
-function compileAs(draft: Draft, schema: Record<string, unknown>, { strict }: SchemaRules): Made {
-  const check = metaSchema(draft)
+function compileAs(draft: Draft, schema: Record<string, unknown>, { strict }: SchemaRules): Compiled {
+  const check = metaValidator(draft)
   try {
     return runWithCpuLimit(COMPILE_MS, () => {
       if (!check(schema)) {
@@ -220,15 +221,15 @@ function compileAs(draft: Draft, schema: Record<string, unknown>, { strict }: Sc
         return pattern
       }
       regExp.code = 'compilePattern'
-      // An instance a schema: what one declares, `$id` above all, is never seen by another.
-      const own: Options = {
+      // One instance per schema, so that no schema sees the declarations of another one, above all its `$id`.
+      const schemaOptions: Options = {
         ...options,
         meta: false,
         validateSchema: false,
         validateFormats: strict,
         code: { regExp },
       }
-      const ajv = draft === '07' ? new Ajv(own) : new Ajv2020(own)
+      const ajv = draft === '07' ? new Ajv(schemaOptions) : new Ajv2020(schemaOptions)
       if (strict) addFormats.default(ajv, { mode: 'full', formats: [...FORMATS] })
       const validate = ajv.compile(schema as AnySchema)
       if ('$async' in validate) throw new SchemaError('$async is not supported')
@@ -246,11 +247,38 @@ function compileAs(draft: Draft, schema: Record<string, unknown>, { strict }: Sc
   }
 }
 
+/** A compiled pattern with the interface that ajv uses, and its approximate memory in bytes. */
+type Pattern = { test(text: string): boolean; toString(): string; weight: number }
+
+/** Memory of a pattern: 7 KB, and 64 bytes per instruction of its program; measured. */
+const PATTERN_BYTES = 7 * 1024
+const INSTRUCTION_BYTES = 64
+
+/**
+ * Compiles a regular expression of a schema for an engine without backtracking. With `backtracking`, patterns that
+ * require it (lookaround, backreferences, large repeats) are run by V8. Either way the CPU limit of the check applies.
+ * @throws Error for a pattern that JavaScript refuses, and without `backtracking` for a pattern that requires it
+ */
+function compilePattern(text: string, flags: string, { backtracking }: { backtracking: boolean }): Pattern {
+  const native = new RegExp(text, flags)
+  try {
+    const linear = RE2JS.compile(RE2JS.translateRegExp(text))
+    const weight = PATTERN_BYTES + INSTRUCTION_BYTES * linear.programSize()
+    return { test: value => linear.test(value), toString: () => text, weight }
+  } catch (error) {
+    if (!backtracking) throw error
+    return { test: value => native.test(value), toString: () => text, weight: PATTERN_BYTES }
+  }
+}
+
 /** Keywords whose values are data, not schemas. */
 const LITERALS: readonly string[] = ['const', 'enum', 'default', 'examples']
 
-/** A `$ref` that leaves the schema: absolute, and not the `$id` of a part of it. Compiling finds those that are used. */
-function remoteReference(schema: object): string | null {
+/**
+ * Returns the first absolute `$ref` that is not the `$id` of a part of the schema, null without any. Unresolved
+ * relative references fail when the schema is compiled.
+ */
+function findRemoteReference(schema: object): string | null {
   const ids = new Set<string>()
   const references: string[] = []
   const stack: unknown[] = [schema]

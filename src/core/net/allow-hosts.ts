@@ -4,7 +4,9 @@ import ipaddr from 'ipaddr.js'
 
 type Address = ipaddr.IPv4 | ipaddr.IPv6
 
-/** The address a connection would really reach: IPv4-mapped and NAT64 forms unwrapped, the zone dropped. Null if none. */
+/**
+ * Returns the address that a connection would reach, with IPv4-mapped and NAT64 forms unwrapped. Null for a host name.
+ */
 export function unwrapHostname(address: string): Address | null {
   const bare = address.replace(/%.*$/, '')
   if (!isIP(bare)) return null
@@ -15,12 +17,12 @@ export function unwrapHostname(address: string): Address | null {
   return nat64 ? new ipaddr.IPv4(parsed.toByteArray().slice(12)) : parsed
 }
 
-const within = (address: Address, range: [Address, number]): boolean =>
+const isWithin = (address: Address, range: [Address, number]): boolean =>
   range[0].kind() === address.kind() && (address as ipaddr.IPv4).match(range as [ipaddr.IPv4, number])
 
 /**
- * Public address ranges that are not reachable from the Internet but lead to services of the cloud that the process runs
- * in, some of which trust every request from inside. Other clouds use link-local, private or shared (CGNAT) addresses.
+ * Public ranges that are not routed on the Internet but lead to services of the cloud in which the process runs, some
+ * of which trust every internal request. Other clouds use link-local, private or shared (CGNAT) addresses.
  */
 const CLOUD_INTERNAL = [
   // Azure: WireServer (configuration of the virtual machine, with secrets), DNS, health probes.
@@ -30,48 +32,52 @@ const CLOUD_INTERNAL = [
   // IBM Cloud: infrastructure services (DNS, NTP, package mirrors), private service endpoints.
   '161.26.0.0/16',
   '166.8.0.0/14',
-  // Google Cloud: restricted.googleapis.com and private.googleapis.com, where a network perimeter counts as a credential.
+  // Google Cloud: restricted.googleapis.com and private.googleapis.com, where a network perimeter counts as a
+  // credential.
   '199.36.153.4/30',
   '199.36.153.8/30',
   '2600:2d00:2:1000::/64',
   '2600:2d00:2:2000::/64',
 ].map(range => ipaddr.parseCIDR(range))
 
-/** Only what the registries hand out for the Internet; for IPv6 that is 2000::/3 without its special ranges. */
+/** Whether an address is allocated for the Internet; for IPv6 that is 2000::/3 without its special ranges. */
 export function isPublic(address: Address): boolean {
   if (address.range() !== 'unicast') return false
-  if (CLOUD_INTERNAL.some(range => within(address, range))) return false
+  if (CLOUD_INTERNAL.some(range => isWithin(address, range))) return false
   return !(address instanceof ipaddr.IPv6) || (address.parts[0] & 0xe000) === 0x2000
 }
 
-type AllowHosts = { host(hostname: string, port: number): boolean; address(address: Address, port: number): boolean }
+type AllowList = {
+  allowsHost(hostname: string, port: number): boolean
+  allowsAddress(address: Address, port: number): boolean
+}
 
 /**
- * Parses the allow-list. An entry with a port allows that port only; `*.suffix` does not allow the suffix itself.
- * @throws Error for an entry that is none of the accepted forms
+ * Parses an allow-list. An entry with a port allows only that port; `*.suffix` does not allow the suffix itself.
+ * @throws Error for an invalid entry
  */
-export function parseAllowHosts(list: string): AllowHosts {
+export function parseAllowHosts(list: string): AllowList {
   const hosts: { name: string; suffix: boolean; port: number | null }[] = []
   const ranges: { range: [Address, number]; port: number | null }[] = []
   for (const raw of list.split(',')) {
     const entry = raw.trim().toLowerCase()
     if (entry === '') continue
-    const bad = () => new Error(`"${raw.trim()}" is not a host, host:port, *.suffix, IP or CIDR`)
+    const invalid = () => new Error(`"${raw.trim()}" is not a host, host:port, *.suffix, IP or CIDR`)
     const [base, bits, ...rest] = entry.split('/')
     if (bits !== undefined) {
       const address = unwrapHostname(base)
       const width = isIP(base) === 6 ? 128 : 32
       const length = Number(bits)
-      if (!address || rest.length > 0 || !/^\d+$/.test(bits) || length > width) throw bad()
+      if (!address || rest.length > 0 || !/^\d+$/.test(bits) || length > width) throw invalid()
       const unwrappedBits = width === 128 && address.kind() === 'ipv4' ? length - 96 : length
-      if (unwrappedBits < 0) throw bad()
+      if (unwrappedBits < 0) throw invalid()
       ranges.push({ range: [address, unwrappedBits], port: null })
       continue
     }
     const [, host, portText] = /^(\[[^\]]*\]|[^:]*)(?::(\d+))?$/.exec(isIP(entry) === 6 ? `[${entry}]` : entry) ?? []
-    if (!host) throw bad()
+    if (!host) throw invalid()
     const port = portText === undefined ? null : Number(portText)
-    if (port !== null && (port < 1 || port > 65_535)) throw bad()
+    if (port !== null && (port < 1 || port > 65_535)) throw invalid()
     const address = unwrapHostname(host.replace(/^\[|\]$/g, ''))
     if (address) {
       ranges.push({ range: [address, address.kind() === 'ipv6' ? 128 : 32], port })
@@ -79,11 +85,11 @@ export function parseAllowHosts(list: string): AllowHosts {
     }
     const suffix = host.startsWith('*.')
     const name = domainToASCII(suffix ? host.slice(2) : host).replace(/\.$/, '')
-    if (isIP(name) || !/^[a-z0-9_-]+(\.[a-z0-9_-]+)*$/.test(name)) throw bad()
+    if (isIP(name) || !/^[a-z0-9_-]+(\.[a-z0-9_-]+)*$/.test(name)) throw invalid()
     hosts.push({ name, suffix, port })
   }
   return {
-    host(hostname, port) {
+    allowsHost(hostname, port) {
       const name = hostname.replace(/\.$/, '')
       return hosts.some(
         entry =>
@@ -91,8 +97,8 @@ export function parseAllowHosts(list: string): AllowHosts {
           (entry.suffix ? name.endsWith(`.${entry.name}`) : name === entry.name),
       )
     },
-    address(address, port) {
-      return ranges.some(({ range, port: only }) => (only === null || only === port) && within(address, range))
+    allowsAddress(address, port) {
+      return ranges.some(entry => (entry.port === null || entry.port === port) && isWithin(address, entry.range))
     },
   }
 }

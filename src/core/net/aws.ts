@@ -5,12 +5,12 @@ const SOURCE_TIMEOUT_MS = 2000
 let provider: (() => Promise<AwsKeys & { expiration?: Date }>) | undefined
 
 /**
- * The AWS keys of the deployment, from the first source of the SDK's chain that has any: the environment, the shared
- * files, a web identity token, the container's endpoint, the instance's. Null when none has. Kept until shortly before
- * they expire; those that do not are read each time.
+ * Returns the AWS keys of the deployment from the first source of the SDK's chain that has any: environment, shared
+ * files, web identity token, container endpoint, instance metadata. Null without any. Keys are cached until shortly
+ * before they expire; keys without expiry are read each time.
  */
 export async function deploymentAwsKeys(): Promise<AwsKeys | null> {
-  // Loaded at the first use: 12 MB.
+  // Imported at the first use: it takes 12 MB.
   const { defaultProvider } = await import('@aws-sdk/credential-provider-node')
   provider ??= defaultProvider({
     timeout: SOURCE_TIMEOUT_MS,
@@ -28,7 +28,7 @@ export async function deploymentAwsKeys(): Promise<AwsKeys | null> {
   }
 }
 
-/** The headers that sign a GET for the service `bedrock`, by AWS Signature Version 4. */
+/** Returns the headers of a GET signed for the service `bedrock` with AWS Signature Version 4. */
 export async function signedGet(url: string, keys: AwsKeys, region: string): Promise<Record<string, string>> {
   const { AwsV4Signer } = await import('aws4fetch')
   const { headers } = await new AwsV4Signer({ ...keys, url, region, service: 'bedrock' }).sign()

@@ -1,6 +1,6 @@
 /**
- * The only way out to addresses that callers give. A host is resolved once, every address of it is checked, and the
- * connection goes to a checked address: there is no second lookup that could answer differently.
+ * The only client for addresses merged by callers. A host is resolved once, all its addresses are checked, and the
+ * connection goes to a checked address: there is no second lookup with a possibly different result.
  */
 import { isIP } from 'node:net'
 import { buildConnector, FormData, Headers, Pool, fetch as undiciFetch } from 'undici'
@@ -9,41 +9,41 @@ import { ACCEPT_ENCODING, type BodyLimits, limitBody } from './limited-body.ts'
 import { coalescedLookups, type LookupOptions, type Resolve } from './resolver.ts'
 
 export type EgressOptions = {
-  /** comma list of `host`, `host:port`, `*.suffix`, IP or CIDR that may be reached although not public */
+  /** Comma-separated `host`, `host:port`, `*.suffix`, IP or CIDR that may be reached although not public. */
   allowHosts: string
   resolve: Resolve
-  /** certificate authorities (PEM) instead of the built-in ones */
+  /** Certificate authorities (PEM) in place of the built-in ones. */
   ca?: string
-  /** longest silence of a server during `fetch`, before and between parts of its answer; default 10 min */
+  /** Idle timeout of `fetch`, before and within the response, default 10 min. */
   fetchIdleTimeoutMs?: number
 }
 
 export type EgressRequest = {
   url: string
   method: string
-  /** Host, connection and framing headers are left out: they follow from the url and the body. */
+  /** Host, connection and framing headers are omitted: they are derived from the URL and the body. */
   headers?: Record<string, string>
   body?: string | Buffer | Uint8Array
-  /** the project on whose behalf it is sent */
+  /** Project on whose behalf the request is sent. */
   tenant?: string
-  /** for the whole call, redirects and body included; not for waiting until a name may be resolved */
+  /** Timeout of the whole call with redirects and body, without the wait for a lookup slot. */
   timeoutMs: number
-  /** Longest such wait, after which the call fails as `busy`; default without end. */
+  /** Longest wait for a lookup slot, after which the call fails as `busy`; default unlimited. */
   waitMs?: number
-  /** default 10 s, for each address tried */
+  /** Connect timeout per address, default 10 s. */
   connectTimeoutMs?: number
   maxRedirects: number
   /**
-   * `repost`: 301, 302, 307 and 308 repeat method, body and headers, 303 is a failure (webhooks). `standard`: 303, and 301
-   * and 302 after POST, become GET without body. `none`: a redirect is the answer.
+   * `repost`: 301, 302, 307 and 308 repeat method, body and headers, 303 is a failure (webhooks). `standard`: 303, and
+   * 301 and 302 after POST, become GET without body. `none`: a redirect is returned as the answer.
    */
   redirectMode: 'repost' | 'standard' | 'none'
   maxBytes: number
-  /** A longer body is cut at maxBytes and the connection dropped, instead of failing. */
+  /** Whether a longer body is cut at maxBytes, which drops the connection, instead of failing. */
   truncate?: boolean
-  /** Sees the body of an answer as it comes; true ends it there, and the connection with it. */
+  /** Called with each chunk of the body; true ends the body and drops the connection. */
   isEnough?(chunk: Buffer, headers: Record<string, string>): boolean
-  /** header names that do not follow a redirect to another origin, beside the standard credential headers */
+  /** Headers removed on a redirect to another origin, in addition to the standard credential headers. */
   sensitiveHeaders?: string[]
   signal?: AbortSignal
 }
@@ -59,43 +59,40 @@ export type EgressFailure =
   | 'redirects'
 
 /**
- * `answer`: any status. `blocked`: the egress rule refused, before a connection to that hop was opened; `address` is null
- * when it was not about an address. `failed`: what the network or the receiver did, `connect` being every transport error
- * without a name of its own; `status` is the refused redirect's. Only `repost` fails with `redirects`: the other modes
- * count too many hops as blocked.
+ * `answer`: a response with any status. `blocked`: the egress rule refused the hop before its connection was opened;
+ * `address` is null if the reason is not an address. `failed`: an error of the network or the receiver; `connect`
+ * includes all transport errors without a separate value, and `status` is the status of a refused redirect. Only
+ * `repost` fails with `redirects`: in the other modes too many hops are blocked.
  */
 export type EgressOutcome =
   | { kind: 'answer'; status: number; headers: Record<string, string>; body: Buffer; url: string }
   | { kind: 'blocked'; url: string; address: string | null; reason: string }
   | { kind: 'failed'; reason: EgressFailure; message: string; status?: number }
 
-/** `tenant`: the project on whose behalf it is sent; `maxBytes` is 16 MiB by default. */
+/** `tenant`: project on whose behalf the request is sent; `maxBytes`: default 16 MiB. */
 export type EgressFetchInit = RequestInit & Partial<BodyLimits> & { tenant?: string }
 
 export type Egress = {
-  /**
-   * Why an address may not be called, as far as it says so itself; null where it may, or where its name says it: names are
-   * resolved when they are called, and not before.
-   */
+  /** Returns why a URL may not be called, judged without a lookup; null if it may or if that depends on a lookup. */
   refusal(url: string): string | null
-  /** One request with redirects followed by hand. Never throws for what the network or the receiver does. */
+  /** Sends a request and follows its redirects. Errors of the network or the receiver are outcomes, not exceptions. */
   request(request: EgressRequest): Promise<EgressOutcome>
   /**
-   * `fetch` for libraries: the same address rule, no redirect followed (a 3xx is the response), the body streams.
-   * The body is bounded by limitBody. Rejects with EgressBlockedError or RemoteBodyError, else as `fetch` does.
+   * `fetch` for libraries, with the same rule. Redirects are not followed: a 3xx is the response. The body streams and
+   * is bounded by limitBody. Rejects with EgressBlockedError or RemoteBodyError, otherwise like `fetch`.
    */
   fetch(input: string | URL | Request, init?: EgressFetchInit): Promise<Response>
-  /** Ends every connection, those in use too. */
+  /** Closes all connections, including those in use. */
   close(): Promise<void>
 }
 
-/** What `Egress.fetch` rejects with when the rule refuses. */
+/** Error of `Egress.fetch` when the egress rule refuses. */
 export class EgressBlockedError extends Error {
   readonly url: string
   readonly address: string | null
 
   constructor(blocked: { url: string; address: string | null; reason: string }) {
-    // Without its query, which may carry a key: messages end up in logs and answers.
+    // Without the query, which may contain a key: messages appear in logs and responses.
     super(`Egress to ${blocked.url.replace(/[?#].*$/s, '')} is blocked: ${blocked.reason}`)
     this.name = 'EgressBlockedError'
     this.url = blocked.url
@@ -113,9 +110,9 @@ const DEFAULT_FETCH_BYTES = 16 * 1024 * 1024
 const MAX_TIMEOUT_MS = 2 ** 31 - 1
 const POOL_IDLE_MS = 60_000
 const POOL_SWEEP_MS = 10_000
-/** How long an address that refused a connection is tried after the others of its host. */
+/** How long an address that refused a connection is ranked after the other addresses of its host. */
 const ADDRESS_PENALTY_MS = 30_000
-/** More of a redirect's body is not read to keep the connection. */
+/** Most bytes of a redirect's body read to keep the connection. */
 const REDIRECT_BODY_BYTES = 16 * 1024
 
 const REDIRECT_STATUSES = new Set([301, 302, 303, 307, 308])
@@ -135,15 +132,15 @@ const CREDENTIAL_HEADERS = ['authorization', 'cookie', 'proxy-authorization']
 
 /**
  * Opens the egress client.
- * @throws Error for an entry of `allowHosts` that is none of the accepted forms
+ * @throws Error for an invalid entry of `allowHosts`
  */
 export function createEgress(options: EgressOptions): Egress {
-  const allowed = parseAllowHosts(options.allowHosts)
+  const allowList = parseAllowHosts(options.allowHosts)
   const lookup = coalescedLookups(options.resolve)
   const pools = new Pools(options)
 
-  /** Checks a URL by the rule and pins it to the addresses its host has now. */
-  async function target(
+  /** Checks a URL against the rule and pins it to the current addresses of its host. */
+  async function resolveTarget(
     text: string,
     base: URL | undefined,
     caller: LookupOptions,
@@ -158,7 +155,7 @@ export function createEgress(options: EgressOptions): Egress {
     if (!url) return blocked(null, 'the url is not valid')
     if (url.protocol !== 'http:' && url.protocol !== 'https:') return blocked(null, 'only http and https are allowed')
     if (url.username || url.password) return blocked(null, 'the url carries credentials')
-    const { host, port } = placeOf(url)
+    const { host, port } = hostAndPortOf(url)
     let addresses = [host]
     if (!isIP(host)) {
       try {
@@ -168,7 +165,7 @@ export function createEgress(options: EgressOptions): Egress {
       }
       if (addresses.length === 0) return { kind: 'failed', reason: 'dns', message: `${host} has no address` }
     }
-    if (!allowed.host(host, port)) {
+    if (!allowList.allowsHost(host, port)) {
       const internal = addresses.find(address => !mayReach(address, port))
       if (internal !== undefined) return blocked(internal, `${internal} is not a public address`)
     }
@@ -177,14 +174,14 @@ export function createEgress(options: EgressOptions): Egress {
 
   function mayReach(address: string, port: number): boolean {
     const parsed = unwrapHostname(address)
-    return parsed !== null && (isPublic(parsed) || allowed.address(parsed, port))
+    return parsed !== null && (isPublic(parsed) || allowList.allowsAddress(parsed, port))
   }
 
   function refusal(text: string): string | null {
     const url = URL.parse(text)
     if (!url) return null
-    const { host, port } = placeOf(url)
-    if (allowed.host(host, port)) return null
+    const { host, port } = hostAndPortOf(url)
+    if (allowList.allowsHost(host, port)) return null
     if (isIP(host)) return mayReach(host, port) ? null : `${host} is not a public address`
     return /(^|\.)localhost\.?$/.test(host) && !LOOPBACK.some(address => mayReach(address, port))
       ? `${host} is not a public address`
@@ -197,35 +194,35 @@ export function createEgress(options: EgressOptions): Egress {
     if (req.signal?.aborted) abort()
     else req.signal?.addEventListener('abort', abort, { once: true })
     try {
-      return await follow(req, deadline)
+      return await followRedirects(req, deadline)
     } finally {
       deadline.clear()
       req.signal?.removeEventListener('abort', abort)
     }
   }
 
-  async function follow(req: EgressRequest, deadline: Deadline): Promise<EgressOutcome> {
+  async function followRedirects(req: EgressRequest, deadline: Deadline): Promise<EgressOutcome> {
     const { signal } = deadline
     const caller = { tenant: req.tenant, signal, onWait: () => deadline.pause(), onStart: () => deadline.resume() }
     let { method, body } = req
-    // Bodies are handed on as they come, never decoded.
-    const headers = sendable(req.headers ?? {})
+    // Response bodies are returned undecoded.
+    const headers = filterHeaders(req.headers ?? {})
     if (!headers.has('accept-encoding')) headers.set('accept-encoding', ['accept-encoding', 'identity'])
     let location = req.url
     let from: URL | undefined
     for (let hops = 0; ; hops++) {
-      const to = await target(location, from, caller)
-      // A webhook whose receiver answers an unusable location failed; the rule was not violated.
+      const to = await resolveTarget(location, from, caller)
+      // An invalid location in a webhook's redirect is a failure of the receiver, not a violation of the rule.
       if (to.kind === 'blocked' && from && req.redirectMode === 'repost' && !URL.canParse(location, from.href))
-        return { kind: 'failed', reason: 'redirects', message: 'the redirect names no valid url' }
+        return { kind: 'failed', reason: 'redirects', message: 'redirect location is not a valid URL' }
       if (to.kind !== 'target') return to
       if (from && from.origin !== to.url.origin)
         for (const name of [...CREDENTIAL_HEADERS, ...(req.sensitiveHeaders ?? [])]) headers.delete(name.toLowerCase())
 
-      const hop = await send(to, { ...req, method, body }, headers, signal)
+      const hop = await sendHop(to, { ...req, method, body }, headers, signal)
       if (hop.kind !== 'redirect') return hop
       if (req.redirectMode === 'repost' && (hop.status === 303 || hops >= req.maxRedirects)) {
-        const message = hop.status === 303 ? 'the receiver answered 303' : `more than ${req.maxRedirects} redirects`
+        const message = hop.status === 303 ? 'receiver answered 303' : `more than ${req.maxRedirects} redirects`
         return { kind: 'failed', reason: 'redirects', message, status: hop.status }
       }
       if (hops >= req.maxRedirects) {
@@ -243,8 +240,8 @@ export function createEgress(options: EgressOptions): Egress {
     }
   }
 
-  /** One hop. Another address of the host is tried only while no request can have been sent. */
-  async function send(
+  /** Sends one hop. The next address of the host is tried only if no request can have been sent. */
+  async function sendHop(
     to: Target,
     req: EgressRequest,
     headers: SentHeaders,
@@ -260,7 +257,7 @@ export function createEgress(options: EgressOptions): Egress {
           headers: Object.fromEntries(headers.values()),
           body: req.body ?? null,
           signal,
-          // The deadline of the whole call covers both.
+          // Covered by the deadline of the whole call.
           headersTimeout: 0,
           bodyTimeout: 0,
         })
@@ -271,10 +268,10 @@ export function createEgress(options: EgressOptions): Egress {
           await body.dump({ limit: REDIRECT_BODY_BYTES, signal })
           return { kind: 'redirect', status, location }
         }
-        const answerHeaders = flat(response.headers)
-        const received = await read(body, req, answerHeaders)
+        const answerHeaders = joinHeaderValues(response.headers)
+        const received = await readBody(body, req, answerHeaders)
         if (!received) {
-          const message = `the response body is larger than ${req.maxBytes} bytes`
+          const message = `response body is larger than ${req.maxBytes} bytes`
           return { kind: 'failed', reason: 'response_too_large', message }
         }
         return { kind: 'answer', status, headers: answerHeaders, body: received, url: to.url.href }
@@ -292,7 +289,7 @@ export function createEgress(options: EgressOptions): Egress {
     input: string | URL | Request,
     { tenant, maxBytes = DEFAULT_FETCH_BYTES, maxValues, ...init }: EgressFetchInit = {},
   ): Promise<Response> {
-    const given: RequestInit =
+    const merged: RequestInit =
       input instanceof Request
         ? {
             method: input.method,
@@ -303,9 +300,9 @@ export function createEgress(options: EgressOptions): Egress {
             ...init,
           }
         : init
-    const signal = given.signal ?? undefined
+    const signal = merged.signal ?? undefined
     signal?.throwIfAborted()
-    const to = await target(input instanceof Request ? input.url : String(input), undefined, {
+    const to = await resolveTarget(input instanceof Request ? input.url : String(input), undefined, {
       tenant,
       signal,
     })
@@ -313,16 +310,16 @@ export function createEgress(options: EgressOptions): Egress {
     if (to.kind === 'blocked') throw new EgressBlockedError(to)
     if (to.kind === 'failed') throw new TypeError('fetch failed', { cause: new Error(to.message) })
 
-    const headers = new Headers(given.headers as Record<string, string>)
+    const headers = new Headers(merged.headers as Record<string, string>)
     headers.delete('host')
     if (!headers.has('accept-encoding')) headers.set('accept-encoding', ACCEPT_ENCODING)
-    const body = given.body instanceof globalThis.FormData ? ownFormData(given.body) : given.body
-    const repeatable = body == null || typeof body === 'string' || body instanceof Uint8Array
+    const body = merged.body instanceof globalThis.FormData ? toUndiciFormData(merged.body) : merged.body
+    const isRepeatable = body == null || typeof body === 'string' || body instanceof Uint8Array
     const candidates = pools.candidates(to)
     for (const [index, pool] of candidates.entries()) {
       try {
         const response = await undiciFetch(to.url, {
-          ...(given as object),
+          ...(merged as object),
           headers,
           body: body as string,
           redirect: 'manual',
@@ -330,9 +327,9 @@ export function createEgress(options: EgressOptions): Egress {
         })
         return limitBody(response as unknown as Response, { maxBytes, maxValues })
       } catch (error) {
-        const refused = error instanceof Error && isConnectError(error.cause)
-        if (refused) pool.penalize()
-        if (!refused || !repeatable || index === candidates.length - 1) throw error
+        const isRefused = error instanceof Error && isConnectError(error.cause)
+        if (isRefused) pool.penalize()
+        if (!isRefused || !isRepeatable || index === candidates.length - 1) throw error
       }
     }
     throw new TypeError('fetch failed', { cause: new Error('the egress client is closed') })
@@ -341,41 +338,41 @@ export function createEgress(options: EgressOptions): Egress {
   return { refusal, request, fetch: egressFetch, close: () => pools.close() }
 }
 
-/** What `localhost` stands for (RFC 6761). */
+/** Addresses of `localhost` (RFC 6761). */
 const LOOPBACK = ['127.0.0.1', '::1']
 
-const placeOf = (url: URL): { host: string; port: number } => ({
+const hostAndPortOf = (url: URL): { host: string; port: number } => ({
   host: url.hostname.replace(/^\[|\]$/g, ''),
   port: Number(url.port) || (url.protocol === 'https:' ? 443 : 80),
 })
 
-const ENDINGS = {
-  aborted: 'the call was aborted',
-  timeout: 'the call took too long',
-  busy: 'too many names of the project were being resolved',
+const ABORT_MESSAGES = {
+  aborted: 'call aborted',
+  timeout: 'call timed out',
+  busy: 'too many concurrent name lookups of the project',
 }
 
-/** Why the signal of a request fired. */
+/** Reason with which the signal of a request is aborted. */
 class EgressAbort extends Error {
-  readonly reason: keyof typeof ENDINGS
+  readonly reason: keyof typeof ABORT_MESSAGES
 
-  constructor(reason: keyof typeof ENDINGS) {
-    super(ENDINGS[reason])
+  constructor(reason: keyof typeof ABORT_MESSAGES) {
+    super(ABORT_MESSAGES[reason])
     this.reason = reason
   }
 }
 
-/** The time limit of a call. It stands still while the call waits for its turn, which has a limit of its own. */
+/** Timeout of a call. It is paused while the call waits for a lookup slot, which has a separate limit. */
 class Deadline {
   readonly #controller = new AbortController()
-  #left: number
-  #wait: number
+  #remainingMs: number
+  #remainingWaitMs: number
   #since = performance.now()
   #timer: NodeJS.Timeout | undefined
 
   constructor(timeoutMs: number, waitMs = Number.POSITIVE_INFINITY) {
-    this.#left = timeoutMs
-    this.#wait = waitMs
+    this.#remainingMs = timeoutMs
+    this.#remainingWaitMs = waitMs
     this.#arm('timeout', timeoutMs)
   }
 
@@ -384,16 +381,16 @@ class Deadline {
   }
 
   pause(): void {
-    this.#left -= performance.now() - this.#since
-    this.#arm('busy', this.#wait)
+    this.#remainingMs -= performance.now() - this.#since
+    this.#arm('busy', this.#remainingWaitMs)
   }
 
   resume(): void {
-    this.#wait -= performance.now() - this.#since
-    this.#arm('timeout', this.#left)
+    this.#remainingWaitMs -= performance.now() - this.#since
+    this.#arm('timeout', this.#remainingMs)
   }
 
-  abort(reason: keyof typeof ENDINGS): void {
+  abort(reason: keyof typeof ABORT_MESSAGES): void {
     this.#controller.abort(new EgressAbort(reason))
   }
 
@@ -423,13 +420,13 @@ function codeOf(error: unknown): string {
   return error instanceof Error && 'code' in error ? String(error.code) : ''
 }
 
-/** Whether no connection came to be, so that nothing can have been sent. */
+/** Whether no connection was established, so that no request can have been sent. */
 function isConnectError(error: unknown): boolean {
   if (codeOf(error) === 'UND_ERR_CONNECT_TIMEOUT') return true
   return error instanceof Error && 'syscall' in error && error.syscall === 'connect'
 }
 
-/** The promise, or the signal's reason when that comes first. */
+/** Returns the promise, rejected with the reason of the signal if that is aborted first. */
 function abortable<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
   if (!signal) return promise
   return new Promise((resolve, reject) => {
@@ -440,10 +437,10 @@ function abortable<T>(promise: Promise<T>, signal: AbortSignal | undefined): Pro
   })
 }
 
-/** Headers by their names in lower case, with the names as they are sent. */
+/** Headers by lower-case name, with the name as sent. */
 type SentHeaders = Map<string, [string, string]>
 
-function sendable(headers: Record<string, string>): SentHeaders {
+function filterHeaders(headers: Record<string, string>): SentHeaders {
   const sent: SentHeaders = new Map()
   for (const [name, value] of Object.entries(headers)) {
     const lower = name.toLowerCase()
@@ -452,47 +449,50 @@ function sendable(headers: Record<string, string>): SentHeaders {
   return sent
 }
 
-function flat(headers: Record<string, string | string[] | undefined>): Record<string, string> {
+function joinHeaderValues(headers: Record<string, string | string[] | undefined>): Record<string, string> {
   const single: Record<string, string> = {}
   for (const [name, value] of Object.entries(headers))
     if (value !== undefined) single[name] = Array.isArray(value) ? value.join(', ') : value
   return single
 }
 
-/** The body up to maxBytes; null when it is longer and may not be cut. Leaving the loop early drops the connection. */
-async function read(
+/**
+ * Reads the body up to maxBytes, null if it is longer and must not be truncated. Leaving the loop early drops the
+ * connection.
+ */
+async function readBody(
   body: AsyncIterable<Buffer>,
   req: EgressRequest,
   headers: Record<string, string>,
 ): Promise<Buffer | null> {
   const chunks: Buffer[] = []
-  let room = req.maxBytes
+  let remaining = req.maxBytes
   for await (const chunk of body) {
-    if (chunk.length > room && !req.truncate) return null
-    chunks.push(chunk.length > room ? chunk.subarray(0, room) : chunk)
-    room -= chunk.length
-    if ((req.truncate && room <= 0) || req.isEnough?.(chunk, headers)) break
+    if (chunk.length > remaining && !req.truncate) return null
+    chunks.push(chunk.length > remaining ? chunk.subarray(0, remaining) : chunk)
+    remaining -= chunk.length
+    if ((req.truncate && remaining <= 0) || req.isEnough?.(chunk, headers)) break
   }
   return chunks.length === 1 ? chunks[0] : Buffer.concat(chunks)
 }
 
-/** undici knows only its own FormData; the parts are the same objects. */
-function ownFormData(form: globalThis.FormData): FormData {
-  const own = new FormData()
+/** Copies a form into undici's own FormData class, the only one it accepts; the parts are the same objects. */
+function toUndiciFormData(form: globalThis.FormData): FormData {
+  const copy = new FormData()
   for (const [name, value] of form as Iterable<[string, string | File]>) {
-    if (typeof value === 'string') own.append(name, value)
-    else own.append(name, value, value.name)
+    if (typeof value === 'string') copy.append(name, value)
+    else copy.append(name, value, value.name)
   }
-  return own
+  return copy
 }
 
-type Pinned = { get(connectTimeoutMs: number): Pool; penalize(): void }
+type PinnedPool = { get(connectTimeoutMs: number): Pool; penalize(): void }
 
-/** Keep-alive connections, one pool for each origin and the address it is pinned to. */
+/** Keep-alive connections, with one pool per origin and pinned address. */
 class Pools {
   readonly #options: EgressOptions
   readonly #pools = new Map<string, { pool: Pool; usedAt: number }>()
-  /** origin and address -> when it counts as reachable again */
+  /** Time until which an address of an origin counts as unreachable. */
   readonly #penalties = new Map<string, number>()
   #sweptAt = performance.now()
   #closed = false
@@ -501,8 +501,10 @@ class Pools {
     this.#options = options
   }
 
-  /** The addresses to try, best first: connected ones, then in the resolver's order, lately unreachable ones last. */
-  candidates({ url, addresses }: Target): Pinned[] {
+  /**
+   * Returns the addresses to try: connected ones first, then in the resolver's order, recently unreachable ones last.
+   */
+  candidates({ url, addresses }: Target): PinnedPool[] {
     if (this.#closed) return []
     this.#sweep()
     const now = performance.now()
@@ -521,10 +523,10 @@ class Pools {
   #get(origin: string, address: string, connectTimeoutMs: number): Pool {
     const key = `${origin} ${address} ${connectTimeoutMs}`
     const now = performance.now()
-    const known = this.#pools.get(key)
-    if (known) {
-      known.usedAt = now
-      return known.pool
+    const existing = this.#pools.get(key)
+    if (existing) {
+      existing.usedAt = now
+      return existing.pool
     }
     const { ca, fetchIdleTimeoutMs = DEFAULT_FETCH_IDLE_TIMEOUT_MS } = this.#options
     const connect = buildConnector({
@@ -534,7 +536,7 @@ class Pools {
       ...(ca && { ca }),
     })
     const pool = new Pool(origin, {
-      // An address as host name leaves nothing to look up; the certificate is still checked against the url's host.
+      // With an address as host name there is no lookup; the certificate is still verified against the host of the URL.
       connect: (options, callback) => connect({ ...options, hostname: address }, callback),
       allowH2: false,
       headersTimeout: fetchIdleTimeoutMs,

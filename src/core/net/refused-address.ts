@@ -2,8 +2,8 @@ import type { Problem } from '../api/errors.ts'
 import type { Services } from '../process/services.ts'
 
 /**
- * The problem of an address in a body that the egress rule would refuse to call. An address that stays as it was stored is
- * left alone: the deployment may have allowed it then, and says so when it is called.
+ * Returns a problem if the egress rule blocks an address in a request body. An unchanged stored address is not checked
+ * again: the deployment may have allowed it then, and a call would report it.
  * @param path of the field in the body
  */
 export function addressProblems(
@@ -14,5 +14,5 @@ export function addressProblems(
 ): Problem[] {
   const refused = url == null || url === stored ? null : egress.refusal(url)
   if (refused === null) return []
-  return [{ code: 'ADDRESS_BLOCKED', path, message: `${refused}; the operator may allow it in EGRESS_ALLOW_HOSTS` }]
+  return [{ code: 'ADDRESS_BLOCKED', path, message: `${refused}; the operator can allow it in EGRESS_ALLOW_HOSTS` }]
 }

@@ -1,9 +1,9 @@
-/** Where time comes from. Rules that depend on time take a clock, so that tests can move it. */
+/** Source of the current time. Time-dependent rules use a clock, so that tests can set it. */
 export type Clock = { now(): Date }
 
 export const systemClock: Clock = { now: () => new Date() }
 
-/** A clock that stands still until it is moved. */
+/** Returns a clock that changes only by `advance` and `set`. */
 export function manualClock(start = new Date()): Clock & { advance(ms: number): void; set(time: Date): void } {
   let time = start.getTime()
   return {

@@ -1,10 +1,8 @@
-/**
- * For work in many small parts: called between two of them, it lets the process look after others once it was held for so long.
- */
-export function eventLoopYielder(heldMs = 20): () => Promise<void> {
+/** Returns a function, for calls between small parts of work, that yields to the event loop after each `maxMs` of work. */
+export function eventLoopYielder(maxMs = 20): () => Promise<void> {
   let since = performance.now()
   return async () => {
-    if (performance.now() - since < heldMs) return
+    if (performance.now() - since < maxMs) return
     await new Promise(setImmediate)
     since = performance.now()
   }

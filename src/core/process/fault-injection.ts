@@ -1,12 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from './services.ts'
 
-/**
- * Of a turn, of the file of its trace, of an ingestion, of what follows from an approval, of a decision that a tool makes, of
- * filing an exception, of erasing content and deleting records, of what a turn knows, of the firing of a memory rule, of the reply of a
- * chat, of an advance of a run and of an attempt of a node, of the firing of a trigger, of an item of an eval and the end of its run,
- * of an event that executions wait for, of an export, of an operation of a formation; of a request whose operation was carried out.
- */
+/** Points at which tests can inject a fault, in the order of the work: turns, traces, ingestion, approvals … requests. */
 type FaultPoint =
   | 'turn_taken'
   | 'after_claim'
@@ -75,26 +70,26 @@ type FaultPoint =
   | 'request_carried_out'
 
 /**
- * Where tests break an executor: FAULT_POINTS=`point=kill` ends the process as a crash would, `point=kill:<n>` when it is
- * reached for the nth time, `point=freeze:<ms>` holds it. Unset, it costs one comparison; production refuses to boot with it.
+ * Injects a fault for tests: FAULT_POINTS=`point=kill` ends the process like a crash, `point=kill:<n>` when the point is
+ * reached for the nth time, `point=freeze:<ms>` suspends it. Costs one comparison if unset; refused in production.
  */
 export async function injectFault({ config }: Pick<Services, 'config'>, point: FaultPoint): Promise<void> {
   const { FAULT_POINTS } = config
   if (!FAULT_POINTS) return
   for (const rule of FAULT_POINTS.split(',')) {
-    const [name, what] = rule.trim().split('=')
+    const [name, fault] = rule.trim().split('=')
     if (name !== point) continue
-    if (what === 'kill' || (what?.startsWith('kill:') && reachedAgain(point) === Number(what.slice(5))))
+    if (fault === 'kill' || (fault?.startsWith('kill:') && countReached(point) === Number(fault.slice(5))))
       process.kill(process.pid, 'SIGKILL')
-    else if (what?.startsWith('freeze:')) await sleep(Number(what.slice(7)))
+    else if (fault?.startsWith('freeze:')) await sleep(Number(fault.slice(7)))
   }
 }
 
-const reached = new Map<FaultPoint, number>()
+const reachedCounts = new Map<FaultPoint, number>()
 
-/** Counts how often a point was reached. */
-function reachedAgain(point: FaultPoint): number {
-  const count = (reached.get(point) ?? 0) + 1
-  reached.set(point, count)
+/** Counts a reached point and returns the count. */
+function countReached(point: FaultPoint): number {
+  const count = (reachedCounts.get(point) ?? 0) + 1
+  reachedCounts.set(point, count)
   return count
 }

@@ -1,19 +1,19 @@
 import { randomUUID } from 'node:crypto'
 import { readFileSync, readlinkSync } from 'node:fs'
 
-/** Names this process in the leases that it takes; no other process ever has the name. */
+/** Unique id of this process, stored in its leases. */
 export const HOLDER = randomUUID()
 
-/** What tells a process from all others that a host has run: processes of one `host` can see each other by their numbers. */
+/** Identity of a process among all past processes of a host. Processes with the same `host` share a PID namespace. */
 export type ProcessIdentity = { host: string; pid: number; started: string }
 
 const fieldsOf = (pid: number): string[] => {
   const stat = readFileSync(`/proc/${pid}/stat`, 'utf8')
-  // Behind the name, which may hold anything: the state is the first, the time of the start the twentieth.
+  // After the process name, which may contain any character: field 0 is the state, field 19 the start time.
   return stat.slice(stat.lastIndexOf(')') + 2).split(' ')
 }
 
-/** This process; null where the system does not tell. Containers have numbers of their own, and so count as hosts. */
+/** Returns the identity of this process; null without procfs. A container with its own PID namespace counts as a host. */
 export function ownIdentity(): ProcessIdentity | null {
   try {
     const boot = readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim()
@@ -27,7 +27,7 @@ export function ownIdentity(): ProcessIdentity | null {
   }
 }
 
-/** Whether a process of this host has ended; its number may be that of another one by now. */
+/** Whether a process of this host has ended. Compares the start time, because its PID may have been reused. */
 export function hasProcessEnded({ pid, started }: Pick<ProcessIdentity, 'pid' | 'started'>): boolean {
   try {
     process.kill(pid, 0)
@@ -38,7 +38,7 @@ export function hasProcessEnded({ pid, started }: Pick<ProcessIdentity, 'pid' | 
     const fields = fieldsOf(pid)
     return fields[0] === 'Z' || fields[19] !== started
   } catch {
-    // It may be hidden from this user.
+    // The process may be hidden from this user.
     return false
   }
 }

@@ -1,38 +1,38 @@
-/** What a value is called that has no place of its own. */
+/** Label of values beyond the limits. */
 const OTHER = 'other'
 
 /**
- * Bounds the values of a metric label that callers choose, such as names of models: each group keeps the first few, of which
- * one project names a part, and every further value is `other`. So no caller makes /metrics, or the memory of a scraper, grow.
+ * Limits the values of a metric label that callers choose, such as model names: each group has a maximum number of values in
+ * total and per project, and further values become `other`. This bounds the size of /metrics and the memory of a scraper.
  */
 export class LabelValues {
-  readonly #most: number
-  readonly #ofProject: number
-  readonly #groups = new Map<string, { values: Set<string>; named: Map<string, number> }>()
+  readonly #max: number
+  readonly #maxPerProject: number
+  readonly #groups = new Map<string, { values: Set<string>; counts: Map<string, number> }>()
 
   /**
-   * @param most values of a group
-   * @param ofProject values that one project adds to a group
+   * @param max maximum values per group
+   * @param maxPerProject maximum values that one project adds to a group
    */
-  constructor(most: number, ofProject: number) {
-    this.#most = most
-    this.#ofProject = ofProject
+  constructor(max: number, maxPerProject: number) {
+    this.#max = max
+    this.#maxPerProject = maxPerProject
   }
 
-  /** The label of a value; `known` adds none. */
+  /** Returns the label of a value. The project `known` adds no new value. */
   of(group: string, value: string, project: string | 'known'): string {
-    const found = this.#groups.get(group)
-    if (found?.values.has(value)) return value
+    const existing = this.#groups.get(group)
+    if (existing?.values.has(value)) return value
     if (project === 'known') return OTHER
-    const { values, named } = found ?? { values: new Set(), named: new Map<string, number>() }
-    const count = named.get(project) ?? 0
-    if (values.size >= this.#most || count >= this.#ofProject) return OTHER
+    const { values, counts } = existing ?? { values: new Set(), counts: new Map<string, number>() }
+    const count = counts.get(project) ?? 0
+    if (values.size >= this.#max || count >= this.#maxPerProject) return OTHER
     values.add(value)
-    named.set(project, count + 1)
-    this.#groups.set(group, { values, named })
+    counts.set(project, count + 1)
+    this.#groups.set(group, { values, counts })
     return value
   }
 }
 
-/** Names of models, by the type of their provider. Only a model that has answered gets a label of its own. */
+/** Labels of model names by provider type. Only a model that has responded gets a label. */
 export const modelLabels = new LabelValues(30, 10)

@@ -2,7 +2,7 @@ import pino, { type DestinationStream, type Logger } from 'pino'
 
 export type { Logger } from 'pino'
 
-/** Keys whose values never reach a log line. */
+/** Keys whose values are never logged. */
 const SECRET_KEYS = new Set([
   'authorization',
   'cookie',
@@ -24,44 +24,41 @@ const SECRET_KEYS = new Set([
 const MAX_DEPTH = 4
 
 /**
- * The object of a log line with the values of secret keys hidden. One shallow walk: pino's own redaction compiles a
- * path per key and level and took 5 % of a request.
+ * Returns the object of a log line with secret values redacted. A plain walk, because pino's redaction, which compiles a path
+ * per key and level, took 5 % of a request.
  */
-function redacted(object: Record<string, unknown>, depth = 0): Record<string, unknown> {
+function redact(object: Record<string, unknown>, depth = 0): Record<string, unknown> {
   let out = object
   for (const key in object) {
     const value = object[key]
-    let shown = value
-    if (value !== undefined && value !== null && SECRET_KEYS.has(key)) shown = '[redacted]'
+    let logged = value
+    if (value !== undefined && value !== null && SECRET_KEYS.has(key)) logged = '[redacted]'
     else if (typeof value === 'object' && value !== null && !(value instanceof Error) && depth < MAX_DEPTH)
-      shown = redacted(value as Record<string, unknown>, depth + 1)
-    if (shown === value) continue
+      logged = redact(value as Record<string, unknown>, depth + 1)
+    if (logged === value) continue
     if (out === object)
       out = Array.isArray(object) ? ([...object] as unknown as Record<string, unknown>) : { ...object }
-    out[key] = shown
+    out[key] = logged
   }
   return out
 }
 
-/** The form of credentials, to hide those that turn up where none belongs: in a path, in a message. */
+/** Pattern of credentials, to redact them in paths and messages. */
 const CREDENTIAL = /\b(sk[_-]|whsec_|ort_|upt_|rcb_|eyJ)[\w.-]{8,}/g
 
 export const redactCredentials = (text: string): string => text.replace(CREDENTIAL, '$1[redacted]')
 
-/** A request's path as a log line shows it: without its query, and without credentials. */
+/** Returns the path of a request for the log, without its query and credentials. */
 export const redactedPath = (url: string): string => redactCredentials(url.split('?', 1)[0])
 
-/**
- * What is shown of an error. Errors of the database hold rows, errors of model calls hold requests and answers: of
- * their own fields only those are shown that name a cause.
- */
-const SHOWN = ['type', 'message', 'stack', 'code', 'constraint', 'table'] as const
+/** Logged fields of an error. Others may contain content: rows in database errors, requests and responses in model errors. */
+const ERROR_FIELDS = ['type', 'message', 'stack', 'code', 'constraint', 'table'] as const
 
-function shownError(error: unknown): unknown {
+function serializeError(error: unknown): unknown {
   if (!(error instanceof Error)) return error
   const all = pino.stdSerializers.err(error) as Record<string, unknown>
   return Object.fromEntries(
-    SHOWN.filter(name => all[name] !== undefined).map(name => [
+    ERROR_FIELDS.filter(name => all[name] !== undefined).map(name => [
       name,
       typeof all[name] === 'string' ? redactCredentials(all[name]) : all[name],
     ]),
@@ -69,8 +66,8 @@ function shownError(error: unknown): unknown {
 }
 
 /**
- * The process log: JSON lines on stdout, one line per request and one per attempt of anything. Bodies and credentials
- * are never logged; the redaction is the second line of defence.
+ * Creates the process log: JSON lines on stdout, one per request and one per attempt of work. Bodies and credentials are
+ * never logged; the redaction is only a safeguard.
  */
 export function createLog(options: {
   level: string
@@ -82,12 +79,12 @@ export function createLog(options: {
       level: options.level,
       base: options.base ?? {},
       timestamp: pino.stdTimeFunctions.isoTime,
-      formatters: { level: label => ({ level: label }), log: object => redacted(object) },
-      serializers: { err: shownError, error: shownError },
+      formatters: { level: label => ({ level: label }), log: object => redact(object) },
+      serializers: { err: serializeError, error: serializeError },
     },
     options.destination ?? pino.destination({ fd: 1, sync: false }),
   )
 }
 
-/** A log that keeps quiet, for programs that print something else. */
+/** Returns a logger without output, for programs with other output. */
 export const silentLog = (): Logger => pino({ level: 'silent' })

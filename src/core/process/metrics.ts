@@ -1,20 +1,20 @@
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client'
 
-/** What /metrics prints. Metrics of core are declared here, those of a module in its module.ts. */
+/** The registry of /metrics. Core metrics are declared here, metrics of a module in its module.ts. */
 export const registry = new Registry()
 
 const registers = [registry]
 
 export const httpRequests = new Counter({
   name: 'muster_requests_total',
-  help: 'HTTP requests answered',
+  help: 'Completed HTTP requests',
   labelNames: ['method', 'route', 'status'],
   registers,
 })
 
 export const requestDuration = new Histogram({
   name: 'muster_request_duration_seconds',
-  help: 'Time from the request to its answer',
+  help: 'Time from request to response',
   labelNames: ['method', 'route', 'status'],
   buckets: [0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 300],
   registers,
@@ -22,27 +22,24 @@ export const requestDuration = new Histogram({
 
 export const messageAttempts = new Counter({
   name: 'muster_attempts_total',
-  help: 'Attempts at messages by what became of them: done, retry, dead, handed_back',
+  help: 'Message attempts by outcome: done, retry, dead, requeued',
   labelNames: ['queue', 'outcome'],
   registers,
 })
 
 export const leasesLost = new Counter({
   name: 'muster_leases_lost_total',
-  help: 'Attempts whose lease ran out while their handler was running here',
+  help: 'Attempts whose lease expired while their handler was running in this process',
   labelNames: ['queue'],
   registers,
 })
 
 let processCollected = false
 
-/**
- * Milliseconds between two measurements of the event loop's delay: at 10 they take 4 ms of processor time a second, which an idle
- * process does not take otherwise.
- */
+/** Interval of event loop delay measurements. At 10 ms they cost an idle process 4 ms of CPU time per second. */
 const LAG_PRECISION_MS = 50
 
-/** Adds memory, processor time, garbage collection, open files and the delay of the event loop of this process, once. */
+/** Registers metrics of memory, CPU time, garbage collection, open files and event loop delay, once per process. */
 export function collectProcess(): void {
   if (processCollected) return
   processCollected = true
@@ -62,8 +59,8 @@ type Depth = {
 const READ_BUDGET_MS = 2000
 
 /**
- * A source that reads the database: once for all gauges of a scrape, and not again while it is under way. A scrape does not
- * wait for a silent database; a read that fails or is late leaves its gauges out.
+ * Returns a source that reads the database: concurrent gauges share one read. A scrape does not wait for an unresponsive
+ * database; gauges are omitted if the read fails or exceeds READ_BUDGET_MS.
  */
 function databaseSource<T>() {
   let read: () => Promise<readonly T[]> = async () => []
@@ -93,7 +90,7 @@ const ages = databaseSource<{ concern: string; seconds: number }>()
 /** Sets the source of the queue gauges. */
 export const setQueueDepthSource = depths.set
 
-/** Sets the source of the age of rows that wait for a worker without a message. */
+/** Sets the source of the age of rows that wait for a worker but have no message. */
 export const reportWaitingRows = ages.set
 
 new Gauge({
@@ -112,7 +109,7 @@ new Gauge({
 
 new Gauge({
   name: 'muster_queue_oldest_seconds',
-  help: 'How long the oldest due message of a queue has been due',
+  help: 'Age of the oldest due message of a queue, from its due time',
   labelNames: ['queue'],
   registers,
   async collect() {
@@ -124,7 +121,7 @@ new Gauge({
 
 new Gauge({
   name: 'muster_dead_letters',
-  help: 'Messages in the dead letter queue of a queue',
+  help: 'Messages in the dead-letter queue of a queue',
   labelNames: ['queue'],
   registers,
   async collect() {
@@ -134,27 +131,27 @@ new Gauge({
   },
 })
 
-/** How the connections of a process to the database are used. */
+/** Use of the database connections of a process. */
 export type PoolUse = {
   most: number
   in_use: number
   idle: number
-  /** Work that waits for a connection. */
+  /** Work waiting for a connection. */
   waiting: number
-  /** Work that waits because its project holds as many as it may. */
+  /** Work waiting because its project uses its share of the connections. */
   held_back: number
 }
 
 let readPool: () => PoolUse | null = () => null
 
-/** Sets the source of the gauges of the pool. */
+/** Sets the source of the pool gauges. */
 export function reportPool(read: () => PoolUse): void {
   readPool = read
 }
 
 new Gauge({
   name: 'muster_database_connections',
-  help: 'Connections of the pool of this process by state: in_use, idle, and max, how many there may be',
+  help: 'Database connections of this process by state: in_use, idle, and max, the maximum',
   labelNames: ['state'],
   registers,
   collect() {
@@ -169,7 +166,7 @@ new Gauge({
 
 new Gauge({
   name: 'muster_database_waiting',
-  help: 'Work of this process that waits for a connection, because none is free (pool) or its project has its part (project)',
+  help: 'Work of this process waiting for a connection, because none is free (pool) or its project uses its share (project)',
   labelNames: ['reason'],
   registers,
   collect() {
@@ -181,19 +178,19 @@ new Gauge({
   },
 })
 
-/** Slots of a queue in this process: how many there are, those held, and those of them whose work is alive. */
+/** Slots of a queue in this process: total, held, and held by work with a valid lease. */
 export type Slots = { queue: string; total: number; held: number; working: number }
 
 let readSlots: () => readonly Slots[] = () => []
 
-/** Sets the source of the gauge of slots. */
+/** Sets the source of the slot gauge. */
 export function reportSlots(read: () => readonly Slots[]): void {
   readSlots = read
 }
 
 new Gauge({
   name: 'muster_worker_slots',
-  help: 'Slots of this process by queue and state: total, held, and working, those held by work that still has its lease',
+  help: 'Slots of this process by queue and state: total, held, and working (held by work with a valid lease)',
   labelNames: ['queue', 'state'],
   registers,
   collect() {
@@ -203,10 +200,10 @@ new Gauge({
   },
 })
 
-// Collected behind the gauges of the pool, which its read takes a connection of.
+// Declared after the pool gauges, because its read uses a connection.
 new Gauge({
   name: 'muster_work_oldest_seconds',
-  help: 'How long the oldest work of a concern has waited for a worker, as a due message or as a row',
+  help: 'Age of the oldest work of a concern that waits for a worker, as a due message or as a row',
   labelNames: ['concern'],
   registers,
   async collect() {

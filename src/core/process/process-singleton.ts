@@ -1,8 +1,8 @@
 import type { Services } from './services.ts'
 
 /**
- * One instance of something for each process: a cache, a client, a loop. Opened when it is first asked for, closed in the
- * reverse order when the services close.
+ * Declares an instance per process, such as a cache, a client or a loop. Opened on first use, closed with the services, in
+ * reverse order.
  */
 export function processSingleton<T>(
   open: (services: Services) => T,
@@ -10,8 +10,8 @@ export function processSingleton<T>(
 ): (services: Pick<Services, 'state'>) => T {
   const key = {}
   return services => {
-    const known = services.state.get(key)
-    if (known) return known.value as T
+    const existing = services.state.get(key)
+    if (existing) return existing.value as T
     const value = open(services as Services)
     services.state.set(key, { value, ...(close ? { close: () => close(value) } : {}) })
     return value

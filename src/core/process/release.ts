@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs'
 
-/** Version of the program. */
+/** The version of Muster, from package.json. */
 export const release = (
   JSON.parse(readFileSync(new URL('../../../package.json', import.meta.url), 'utf8')) as { version: string }
 ).version

@@ -1,7 +1,7 @@
 import type { Config } from '../../config.ts'
-import { cancelAbandoned } from '../db/abandoned.ts'
 import { openNotifier } from '../db/notifier.ts'
 import { openNotifications } from '../db/notify.ts'
+import { cancelAbandonedStatements } from '../db/pg-client.ts'
 import { openPool } from '../db/pool.ts'
 import { watchServer } from '../db/server-watchdog.ts'
 import { createWriter } from '../db/writer.ts'
@@ -16,8 +16,8 @@ import type { ProcessState, Services } from './services.ts'
 export type OpenServices = Services & { close(): Promise<void> }
 
 /**
- * Opens what a process needs: the pool, the queues, the listening connection, the egress client, the secret box.
- * The schema must be there (core/migrate). `close` releases all of it, in the reverse order, once.
+ * Opens the services of a process: pool, queues, listening connection, egress client, secret box. The schema must exist
+ * (core/db/migrate.ts). `close` closes them once, in reverse order.
  */
 export async function openServices(
   config: Config,
@@ -43,27 +43,27 @@ export async function openServices(
   })
   const queueConnections = options.role === 'worker' ? 6 : 2
   const notifications = await openNotifications({ databaseUrl: config.DATABASE_LISTEN_URL, log })
-  const silence = watchServer({
+  const watchdog = watchServer({
     databaseUrl: config.DATABASE_URL,
     direct: config.DATABASE_LISTEN_URL === config.DATABASE_URL,
     notifications,
     log,
   })
-  const abandoned = cancelAbandoned()
+  const abandoned = cancelAbandonedStatements()
   const notifier = openNotifier({ databaseUrl: config.DATABASE_LISTEN_URL, applicationName, log })
-  // One listens and one notifies.
+  // Minus two connections: to listen and to notify.
   const connections = Math.max(2, config.DATABASE_POOL_MAX - queueConnections - 2)
   const pool = await openPool({
     databaseUrl: config.DATABASE_URL,
     connections,
     applicationName,
-    // Two where there are three: one statement that waits for a lock would hold up all of its project.
+    // At least two of three: with one, a statement that waits for a lock would block its whole project.
     perTenant: Math.max(Math.min(2, connections - 1), Math.floor(connections / 3)),
-    silence,
+    watchdog,
     strict: options.strict,
     onRoundTrip: options.onRoundTrip,
   })
-  // Slonik reports every failed statement here too; those are answered where they were asked.
+  // Slonik also reports every failed statement here; these are handled by their callers.
   pool.on('error', error => log.debug({ err: error }, 'database error'))
   const queues = await openQueues({
     databaseUrl: config.DATABASE_LISTEN_URL,
@@ -97,7 +97,7 @@ export async function openServices(
     close: () => {
       closing ??= (async () => {
         for (const { close } of [...state.values()].reverse()) await close?.()
-        silence.close()
+        watchdog.close()
         abandoned.close()
         await notifications.close()
         await queues.close()

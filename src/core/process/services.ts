@@ -9,10 +9,10 @@ import type { SecretBox } from '../secrets/secretbox.ts'
 import type { Clock } from './clock.ts'
 import type { Logger } from './log.ts'
 
-/** What modules keep for a process, by who asked for it. Lives and ends with the services of the process. */
+/** State of processSingleton by its key, closed with the services. */
 export type ProcessState = Map<object, { value: unknown; close?: () => Promise<void> | void }>
 
-/** What every module may use. One per process. */
+/** The services available to all modules, one instance per process. */
 export type Services = Writer & {
   config: Config
   clock: Clock
@@ -23,6 +23,6 @@ export type Services = Writer & {
   notifier: Notifier
   secrets: SecretBox
   egress: Egress
-  /** What modules keep for this process (perProcess). */
+  /** State of processSingleton. */
   state: ProcessState
 }

@@ -1,13 +1,13 @@
 import { type Config, ConfigError, loadConfig, type SettingProblem } from '../../config.ts'
 import { parseAllowHosts } from '../net/allow-hosts.ts'
-import { nameServers } from '../net/resolver.ts'
+import { parseNameServers } from '../net/resolver.ts'
 
-/** Settings that are lists with a form of their own, and what reads them. */
-const LISTS = { EGRESS_ALLOW_HOSTS: parseAllowHosts, EGRESS_DNS_SERVERS: nameServers }
+/** List settings with a special syntax, and their parsers. */
+const LISTS = { EGRESS_ALLOW_HOSTS: parseAllowHosts, EGRESS_DNS_SERVERS: parseNameServers }
 
 /**
- * The configuration of a process, with everything checked that can be before something is opened.
- * @throws ConfigError naming every variable that is missing or invalid
+ * Returns the validated configuration of a process.
+ * @throws ConfigError with all missing and invalid variables
  */
 export function loadSettings(env: Record<string, string | undefined> = process.env): Config {
   const problems: SettingProblem[] = []
@@ -18,9 +18,9 @@ export function loadSettings(env: Record<string, string | undefined> = process.e
     if (!(error instanceof ConfigError)) throw error
     problems.push(...error.problems)
   }
-  for (const [variable, read] of Object.entries(LISTS)) {
+  for (const [variable, parse] of Object.entries(LISTS)) {
     try {
-      read(env[variable] ?? '')
+      parse(env[variable] ?? '')
     } catch (error) {
       problems.push({ variable, message: (error as Error).message })
     }

@@ -1,22 +1,22 @@
 import { ConfigError } from '../../config.ts'
 import type { Logger } from './log.ts'
 
-/** npm hands on the SIGINT that a terminal has sent to all of its processes: the echo is no second signal. */
+/** Time in which a second signal is ignored: npm forwards a SIGINT that the terminal already sent to all its processes. */
 const ECHO_MS = 500
 
 /** Calls `first` on the first SIGTERM, SIGINT or SIGHUP and `again` on every later one. */
 export function onShutdownSignal(first: (signal: NodeJS.Signals) => void, again: () => void): void {
-  let askedAt: number | undefined
-  const asked = (signal: NodeJS.Signals) => {
-    if (askedAt === undefined) {
-      askedAt = performance.now()
+  let signalledAt: number | undefined
+  const onSignal = (signal: NodeJS.Signals) => {
+    if (signalledAt === undefined) {
+      signalledAt = performance.now()
       first(signal)
-    } else if (performance.now() - askedAt > ECHO_MS) again()
+    } else if (performance.now() - signalledAt > ECHO_MS) again()
   }
-  for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, asked)
+  for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, onSignal)
 }
 
-/** What `load` gives; ends the process with a line on stderr when the configuration cannot be used. */
+/** Returns the result of `load`; if the configuration is invalid, prints it to stderr and exits. */
 export function loadConfigOrExit<T>(load: () => T): T {
   try {
     return load()
@@ -28,19 +28,19 @@ export function loadConfigOrExit<T>(load: () => T): T {
 }
 
 /**
- * Runs a program until SIGTERM, SIGINT or SIGHUP, then stops it once and exits 0; exits 1 when it cannot start or stop.
- * A second signal ends the process at once.
+ * Runs a program until SIGTERM, SIGINT or SIGHUP, then stops it and exits with 0; exits with 1 if it fails to start or stop.
+ * A second signal exits immediately.
  */
 export async function runUntilShutdown(log: Logger, start: () => Promise<{ stop(): Promise<void> }>): Promise<void> {
   process.on('unhandledRejection', error => log.error({ err: error }, 'unhandled rejection'))
   let running: { stop(): Promise<void> } | undefined
   const stop = (signal: NodeJS.Signals) => {
-    log.info({ signal }, 'stopping')
+    log.info({ signal }, 'shutdown started')
     if (!running) process.exit(0)
     running.stop().then(
       () => process.exit(0),
       error => {
-        log.error({ err: error }, 'stop failed')
+        log.error({ err: error }, 'shutdown failed')
         process.exit(1)
       },
     )
@@ -49,7 +49,7 @@ export async function runUntilShutdown(log: Logger, start: () => Promise<{ stop(
   try {
     running = await start()
   } catch (error) {
-    log.fatal({ err: error }, 'start failed')
+    log.fatal({ err: error }, 'startup failed')
     process.exit(1)
   }
 }

@@ -5,37 +5,37 @@ import { withoutTenant } from '../db/tenant-context.ts'
 import { currentTriggerChain, withoutTriggerChain } from '../db/trigger-chain.ts'
 import type { Logger } from './log.ts'
 
-/** Rounds without any success, while the database answers, after which what waits at the front is dropped. */
+/** Rounds without a stored item, while the database is available, after which the oldest items are dropped. */
 const MAX_ROUNDS = 10
 
 export type WriteBehindOptions<T> = {
-  /** For the log: what the items are. */
+  /** Plural noun of the items, for the log. */
   what: string
   log: Logger
-  /** Most items that wait; what comes beyond them is dropped. */
+  /** Maximum buffered items; further items are dropped. */
   most: number
-  /** How long the first item waits for others to share its statement. */
+  /** Time the first item waits for others to share its statement. */
   gatherMs: number
-  /** Most items of one write. */
+  /** Maximum items per write. */
   batch: number
   retryMs: number
-  /** Stores items, all or none of them; `chainOf` gives the triggers that led to one of them, by its place. */
-  write(items: T[], chainOf: (place: number) => readonly string[]): Promise<unknown>
-  /** Told of items that will never be stored. */
+  /** Stores all items or none; `chainOf` returns the trigger chain of an item by its index. */
+  write(items: T[], chainOf: (index: number) => readonly string[]): Promise<unknown>
+  /** Called with the number of items that will never be stored. */
   dropped(count: number): void
 }
 
-type Waiting<T> = { item: T; chain: readonly string[] }
+type BufferedItem<T> = { item: T; chain: readonly string[] }
 
 /**
- * A bounded buffer in front of the database, for what must not hold up or fail the work that it is about. Items stay in it,
- * and count against its size, until they are stored. While the database is away they wait; what it refuses is tried alone,
- * so that one item takes no others along, and dropped. A process that is killed loses what it had not stored: with a
- * database at work, what came in the last `gatherMs` and one write.
+ * A bounded write buffer for data that must not delay or fail the work it describes. Items remain in it, and count against
+ * its size, until they are stored. While the database is unavailable they wait; items of a refused batch are written
+ * individually, and refused items are dropped. A killed process loses its unstored items: while the database is available,
+ * the items of the last `gatherMs` and of one write.
  */
 export class WriteBehind<T> {
   readonly #options: WriteBehindOptions<T>
-  #buffer: Waiting<T>[] = []
+  #buffer: BufferedItem<T>[] = []
   #timer: NodeJS.Timeout | undefined
   #writing: Promise<boolean> | null = null
   #rounds = 0
@@ -54,7 +54,7 @@ export class WriteBehind<T> {
     this.#writeLater(this.#options.gatherMs)
   }
 
-  /** Writes what is buffered; what cannot be stored now is dropped. */
+  /** Writes the buffered items, and drops those that cannot be stored now. */
   async close(): Promise<void> {
     this.#closed = true
     clearTimeout(this.#timer)
@@ -69,9 +69,9 @@ export class WriteBehind<T> {
   #writeLater(ms: number): void {
     if (this.#closed || this.#timer || this.#writing) return
     const { batch, gatherMs, retryMs } = this.#options
-    // The buffer holds work of all tenants, whosever came first and for what cause, and waits for nobody's transaction.
-    const apart = <R>(work: () => R): R => onSeparateConnection(() => withoutTenant(() => withoutTriggerChain(work)))
-    this.#timer = apart(() =>
+    // The buffer contains items of all tenants: its writes inherit no transaction, tenant or trigger chain.
+    const detached = <R>(work: () => R): R => onSeparateConnection(() => withoutTenant(() => withoutTriggerChain(work)))
+    this.#timer = detached(() =>
       setTimeout(() => {
         this.#timer = undefined
         this.#writing = this.#writeSome()
@@ -83,51 +83,51 @@ export class WriteBehind<T> {
     )
   }
 
-  /** Writes the oldest items; false when nothing could be done now. */
+  /** Writes the oldest items; returns false if they must be retried. */
   async #writeSome(): Promise<boolean> {
     const { batch, log, what } = this.#options
     const items = this.#buffer.slice(0, batch)
-    const done = (count = items.length) => {
-      this.#buffer = this.#buffer.slice(count)
+    const removeItems = () => {
+      this.#buffer = this.#buffer.slice(items.length)
       this.#rounds = 0
       return true
     }
     try {
       await this.#write(items)
-      return done()
+      return removeItems()
     } catch (error) {
       if (isTransient(error)) {
-        log.warn({ err: error, items: items.length }, `${what} not written yet`)
+        log.warn({ err: error, items: items.length }, `write of ${what} postponed`)
         return false
       }
-      const refused = await this.#writeAlone(items)
+      const refused = await this.#writeIndividually(items)
       if (refused === null) return false
       if (refused.length < items.length || ++this.#rounds >= MAX_ROUNDS || refused.every(isProjectDeleted)) {
         const faults = refused.filter(reason => !isProjectDeleted(reason))
-        if (faults.length > 0) log.error({ err: faults[0], items: faults.length }, `${what} not written`)
+        if (faults.length > 0) log.error({ err: faults[0], items: faults.length }, `write of ${what} failed`)
         this.#options.dropped(refused.length)
-        return done()
+        return removeItems()
       }
-      log.warn({ err: error, items: items.length }, `${what} not written yet`)
+      log.warn({ err: error, items: items.length }, `write of ${what} postponed`)
       return false
     }
   }
 
-  #write = (waiting: readonly Waiting<T>[]): Promise<unknown> =>
+  #write = (items: readonly BufferedItem<T>[]): Promise<unknown> =>
     this.#options.write(
-      waiting.map(({ item }) => item),
-      place => waiting[place].chain,
+      items.map(({ item }) => item),
+      index => items[index].chain,
     )
 
-  /** Writes items one by one; answers why some were refused, or null when the database went away. */
-  async #writeAlone(items: Waiting<T>[]): Promise<unknown[] | null> {
+  /** Writes items individually; returns the errors of refused items, or null if the database became unavailable. */
+  async #writeIndividually(items: BufferedItem<T>[]): Promise<unknown[] | null> {
     const refused: unknown[] = []
     for (const [index, item] of items.entries()) {
       try {
         await this.#write([item])
       } catch (error) {
         if (isTransient(error)) {
-          // What was stored is not stored again, and what was refused not tried again.
+          // Neither stored nor refused items are written again.
           if (refused.length > 0) this.#options.dropped(refused.length)
           this.#buffer = this.#buffer.slice(index)
           return null

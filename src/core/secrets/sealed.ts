@@ -1,7 +1,7 @@
 import { type Fragment, sql } from '../db/sql.ts'
 import { declarations } from '../declarations.ts'
 
-/** A column that holds values sealed by the secret box, and how to name the row each is sealed for. */
+/** A column with sealed values, and the expressions for the row that each is sealed for. */
 export type SealedColumn = {
   table: string
   column: string
@@ -13,10 +13,10 @@ export type SealedColumn = {
   project: Fragment
 }
 
-/** Every encrypted column of the process; a change of the encryption key reaches these. */
+/** All sealed columns of the process, which a key rotation reencrypts. */
 export const sealedColumns = declarations<SealedColumn>('sealed column', ({ table, column }) => `${table}.${column}`)
 
-/** Declares an encrypted column. `id` defaults to the column `id`, `project` to the column `project_id`. */
+/** Declares a sealed column. `id` defaults to the column `id`, `project` to the column `project_id`. */
 export const sealedColumn = (
   declaration: Omit<SealedColumn, 'id' | 'project'> & Partial<Pick<SealedColumn, 'id' | 'project'>>,
 ): SealedColumn => ({ id: sql.fragment`id`, project: sql.fragment`project_id`, ...declaration })

@@ -10,45 +10,39 @@ import {
 } from 'node:crypto'
 
 /**
- * Encryption of stored secret values: AES-256-GCM, stored as `v1.<key_id>.<iv>.<tag>.<ciphertext>`, parts
- * base64url. The row a value belongs to is authenticated with it, so a ciphertext copied to another row does not open.
+ * Encryption of stored secrets with AES-256-GCM, in the form `v1.<key_id>.<iv>.<tag>.<ciphertext>` with base64url parts. The
+ * row of a value is authenticated with it, so a ciphertext copied to another row cannot be opened.
  */
 
-/** Key of deployments outside production that set none. Public, hence no protection at all. */
+/** Default key outside production. It is public and provides no protection. */
 export const DEVELOPMENT_KEY = '6d75737465722d646576656c6f706d656e742d6b65792d6e6f742d7365637265'
 
 /** The row a value is sealed for. `project_id` is null for rows of the deployment. */
 export type SealedFor = { kind: string; id: string; project_id: string | null }
 
-/**
- * Why a value does not open: not in the stored form, sealed under a key that is not configured, or altered or sealed for
- * another row.
- */
+/** Reason why a value cannot be opened: malformed, sealed with an unconfigured key, or altered or sealed for another row. */
 export type OpenFailure = 'malformed' | 'unknown_key' | 'not_authentic'
 
 export type OpenedSecret<T> = { ok: true; value: T } | { ok: false; reason: OpenFailure }
 
 export type SecretBox = {
-  /** id of the key that seals */
+  /** Id of the current key. */
   keyId: string
-  /** Encrypts under the current key with a fresh IV. */
+  /** Encrypts with the current key and a new IV. */
   seal(plaintext: string | Buffer, aad: SealedFor): string
-  /** Decrypts with whichever configured key sealed. Never throws for the stored text. */
+  /** Decrypts text with the configured key that sealed it. Never throws. */
   open(sealed: string, aad: SealedFor): OpenedSecret<string>
-  /** The same for what is no text. */
+  /** Decrypts bytes with the configured key that sealed them. Never throws. */
   openBytes(sealed: string, aad: SealedFor): OpenedSecret<Buffer>
-  /** Id of the key that sealed, or null for a text that is not sealed. */
+  /** Returns the id of the key that sealed a text, or null if it is not sealed. */
   keyIdOf(sealed: string): string | null
-  /** Whether a reencryption has to rewrite this text: it is not sealed under the current key. */
+  /** Whether a reencryption must rewrite a text because it is not sealed with the current key. */
   needsReseal(sealed: string): boolean
-  /** A keyed hash, `<key_id>.<hmac>`, to recognise a text by that must not be stored, nor be guessed from its hash. */
+  /** Returns a keyed hash, `<key_id>.<hmac>`, to recognize a text that must not be stored or guessed from its hash. */
   fingerprint(text: string): string
-  /**
-   * Secrets of 256 bits for a purpose and a subject that need not be stored, one of each configured key, that of the
-   * current one first.
-   */
+  /** Returns derived 256-bit secrets for a purpose and subject, one per configured key, the current key first. */
   derived(purpose: string, subject: string): string[]
-  /** Whether a fingerprint, made under any configured key, is that of the text. */
+  /** Whether a fingerprint, made with any configured key, matches a text. */
   recognises(fingerprint: string, text: string): boolean
 }
 
@@ -58,23 +52,24 @@ const TAG_BYTES = 16
 const HMAC_BYTES = 32
 
 /**
+ * Creates a secret box.
  * @param keys.key 64 hex characters; seals and opens
- * @param keys.previous older keys in the same form; open only
- * @throws Error for a malformed key, without showing it
+ * @param keys.previous previous keys in the same form; only open
+ * @throws Error for a malformed key, without its value
  */
 export function createSecretBox(keys: { key: string; previous?: readonly string[] }): SecretBox {
-  const current = readKey(keys.key, 'the secrets encryption key')
+  const current = parseKey(keys.key, 'the secrets encryption key')
   const currentId = idOf(current)
   const byId = new Map<string, KeyObject>()
   for (const previous of keys.previous ?? []) {
-    const key = readKey(previous, 'a previous secrets encryption key')
+    const key = parseKey(previous, 'a previous secrets encryption key')
     byId.set(idOf(key), key)
   }
   byId.set(currentId, current)
 
-  const keyIdOf = (sealed: string) => read(sealed)?.keyId ?? null
+  const keyIdOf = (sealed: string) => parseSealed(sealed)?.keyId ?? null
   const openBytes: SecretBox['openBytes'] = (sealed, aad) => {
-    const parts = read(sealed)
+    const parts = parseSealed(sealed)
     if (!parts) return { ok: false, reason: 'malformed' }
     const key = byId.get(parts.keyId)
     if (!key) return { ok: false, reason: 'unknown_key' }
@@ -111,18 +106,18 @@ export function createSecretBox(keys: { key: string; previous?: readonly string[
     fingerprint: text => `${currentId}.${hmacOf(current, text).toString('base64url')}`,
     derived: (purpose, subject) =>
       [current, ...[...byId.values()].filter(key => key !== current)].map(key =>
-        derivation(key, purpose, subject).toString('base64url'),
+        derive(key, purpose, subject).toString('base64url'),
       ),
     recognises(fingerprint, text) {
       const [keyId, hmac = ''] = fingerprint.split('.')
       const key = byId.get(keyId)
-      const given = Buffer.from(hmac, 'base64url')
-      return key !== undefined && given.length === HMAC_BYTES && timingSafeEqual(given, hmacOf(key, text))
+      const bytes = Buffer.from(hmac, 'base64url')
+      return key !== undefined && bytes.length === HMAC_BYTES && timingSafeEqual(bytes, hmacOf(key, text))
     },
   }
 }
 
-function readKey(hex: string, what: string): KeyObject {
+function parseKey(hex: string, what: string): KeyObject {
   if (!/^[0-9a-fA-F]{64}$/.test(hex)) throw new Error(`${what} must be 64 hex characters`)
   return createSecretKey(hex, 'hex')
 }
@@ -131,10 +126,10 @@ function idOf(key: KeyObject): string {
   return createHash('sha256').update(key.export()).digest('hex').slice(0, 8)
 }
 
-const hmacOf = (key: KeyObject, text: string): Buffer => derivation(key, 'fingerprint', text)
+const hmacOf = (key: KeyObject, text: string): Buffer => derive(key, 'fingerprint', text)
 
-/** Under a key of its own purpose, derived from the encryption key. */
-function derivation(key: KeyObject, purpose: string, text: string): Buffer {
+/** Returns an HMAC with a key derived from the encryption key for a purpose. */
+function derive(key: KeyObject, purpose: string, text: string): Buffer {
   const derived = createHmac('sha256', key).update(`muster ${purpose}`).digest()
   return createHmac('sha256', derived).update(text).digest()
 }
@@ -143,7 +138,7 @@ function aadBytes({ kind, id, project_id }: SealedFor): Buffer {
   return Buffer.from(`${kind}:${id}:${project_id ?? '*'}`, 'utf8')
 }
 
-function read(sealed: string): { keyId: string; iv: Buffer; tag: Buffer; ciphertext: Buffer } | null {
+function parseSealed(sealed: string): { keyId: string; iv: Buffer; tag: Buffer; ciphertext: Buffer } | null {
   const match = /^v1\.([0-9a-f]{8})\.([\w-]+)\.([\w-]+)\.([\w-]*)$/.exec(sealed)
   if (!match) return null
   const [iv, tag, ciphertext] = match.slice(2).map(part => Buffer.from(part, 'base64url'))

@@ -4,21 +4,21 @@ import { newId } from '../../core/api/ids.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type DatasetItemInput, type DatasetRow, datasetItemKind, datasetKind } from './model.ts'
-import { addToCount, type DatasetSource, insertDatasetItems, type NewItem } from './store.ts'
+import { addToDatasetCounts, type DatasetSource, insertDatasetItems, type NewItem } from './store.ts'
 
-/** What an item says, and where it comes from. */
-export type Draft = DatasetItemInput & Partial<DatasetSource>
+/** An item to add, with its source. */
+export type ItemDraft = DatasetItemInput & Partial<DatasetSource>
 
-/** What an item takes. */
+/** Returns the size of an item. */
 export const itemBytes = ({ input, expected_output = null, metadata = null }: DatasetItemInput): number =>
   Buffer.byteLength(JSON.stringify(input)) +
   (expected_output === null ? 0 : Buffer.byteLength(expected_output)) +
   (metadata === null ? 0 : Buffer.byteLength(JSON.stringify(metadata)))
 
-/** Most that one item may take: what turns take messages up to. */
+/** Largest size of an item, equal to the limit of messages of a turn. */
 export const MAX_ITEM_BYTES = 4 * 1024 * 1024
 
-/** Raises what refuses an item: SYSTEM_MESSAGE_NOT_ALLOWED, VALIDATION_FAILED for one that is too large. */
+/** @throws SYSTEM_MESSAGE_NOT_ALLOWED; VALIDATION_FAILED for more than 4 MiB */
 export function checkItem(item: DatasetItemInput, path = ''): void {
   if (item.input.some(({ role }) => role === 'system'))
     raise('SYSTEM_MESSAGE_NOT_ALLOWED', path ? { meta: { path } } : {})
@@ -26,11 +26,11 @@ export function checkItem(item: DatasetItemInput, path = ''): void {
     raiseInvalid({
       code: 'TOO_BIG',
       path: path === '' ? 'input' : path,
-      message: 'must be at most 4 MiB with all it says',
+      message: 'must be at most 4 MiB, including expected_output and metadata',
     })
 }
 
-/** An item as it is written. */
+/** Returns the row of a new item. */
 export const newItem = ({
   input,
   expected_output = null,
@@ -38,7 +38,7 @@ export const newItem = ({
   source_generation_id = null,
   source_conversation_id = null,
   source_actor_id = null,
-}: Draft): NewItem => ({
+}: ItemDraft): NewItem => ({
   id: newId(datasetItemKind.prefix),
   input,
   expected_output,
@@ -50,7 +50,8 @@ export const newItem = ({
 })
 
 /**
- * Makes room for items, or for what an item grows by, in a dataset whose row the caller holds, and counts it in.
+ * Checks the limits for new items, or for the growth of an item, and adds it to the counts of a dataset. The caller
+ * holds the row lock.
  * @throws VALIDATION_FAILED for more than DATASET_MAX_ITEMS or DATASET_MAX_BYTES, QUOTA_STORAGE_EXCEEDED
  */
 export async function reserveCapacity(
@@ -59,17 +60,20 @@ export async function reserveCapacity(
   dataset: DatasetRow,
   added: { count: number; bytes: number },
 ): Promise<void> {
-  const { DATASET_MAX_ITEMS: mostItems, DATASET_MAX_BYTES: mostBytes } = services.config
-  const refuse = (message: string) => raiseInvalid({ code: 'LIMIT_REACHED', path: '', message })
-  if (added.count > 0 && dataset.item_count + added.count > mostItems)
-    refuse(`a dataset has at most ${mostItems} items`)
-  if (added.bytes > 0 && dataset.item_bytes + added.bytes > mostBytes)
-    refuse(`the items of a dataset take at most ${mostBytes} bytes together`)
+  const { DATASET_MAX_ITEMS: maxItems, DATASET_MAX_BYTES: maxBytes } = services.config
+  const raiseLimit = (message: string) => raiseInvalid({ code: 'LIMIT_REACHED', path: '', message })
+  if (added.count > 0 && dataset.item_count + added.count > maxItems)
+    raiseLimit(`Dataset would exceed ${maxItems} items`)
+  if (added.bytes > 0 && dataset.item_bytes + added.bytes > maxBytes)
+    raiseLimit(`Dataset would exceed ${maxBytes} bytes of items`)
   if (added.bytes > 0) await checkStorage(services, dataset.project_id, added.bytes, tx)
-  await addToCount(tx, dataset.id, added)
+  await addToDatasetCounts(tx, dataset.id, added)
 }
 
-/** Makes room for items under the lock of their dataset. Raises RESOURCE_NOT_FOUND and what makeRoom does. */
+/**
+ * Locks a dataset and reserves capacity in it.
+ * @throws RESOURCE_NOT_FOUND, and the errors of reserveCapacity
+ */
 export async function lockAndReserve(
   tx: Tx,
   services: Services,
@@ -81,12 +85,15 @@ export async function lockAndReserve(
   return dataset
 }
 
-/** Adds items to a dataset, all or none. Raises what admitItems does. */
+/**
+ * Adds items to a dataset, all or none.
+ * @throws the errors of lockAndReserve
+ */
 export async function addItems(
   tx: Tx,
   services: Services,
   datasetId: string,
-  drafts: readonly Draft[],
+  drafts: readonly ItemDraft[],
 ): Promise<NewItem[]> {
   const items = drafts.map(newItem)
   const bytes = items.reduce((sum, item) => sum + item.bytes, 0)

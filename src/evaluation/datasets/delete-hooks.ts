@@ -2,10 +2,10 @@ import type { Tx } from '../../core/db/writer.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { DatasetRow } from './model.ts'
 
-/** What goes with a dataset in the transaction that deletes it, under its lock. */
-export const datasetDeleteHooks = extensionPoint<(tx: Tx, dataset: DatasetRow) => Promise<void>>('ends of datasets')
+/** Hooks that run in the transaction that deletes a dataset, under its lock. */
+export const datasetDeleteHooks = extensionPoint<(tx: Tx, dataset: DatasetRow) => Promise<void>>('dataset delete hooks')
 
-/** Lets other modules delete what goes with a dataset. */
-export async function removeDataset(tx: Tx, dataset: DatasetRow): Promise<void> {
-  for (const end of datasetDeleteHooks.all()) await end(tx, dataset)
+/** Runs the delete hooks of a dataset. */
+export async function runDatasetDeleteHooks(tx: Tx, dataset: DatasetRow): Promise<void> {
+  for (const hook of datasetDeleteHooks.all()) await hook(tx, dataset)
 }

@@ -3,9 +3,9 @@ import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 export const datasetErrors = {
   GENERATION_NOT_COMPLETED: {
     status: 409,
-    description: 'Only a completed generation can be curated',
-    message: 'The generation {generation_id} is {status}; only a completed one can be copied',
-    hint: 'Wait until the generation is completed, or name another one.',
+    description: 'Generation not completed',
+    message: 'Generation {generation_id} is {status} and cannot be copied',
+    hint: 'Wait until the generation is completed (GET /generations/{generation_id}).',
   },
 } as const satisfies ErrorTable
 

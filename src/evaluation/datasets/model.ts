@@ -5,13 +5,13 @@ import { metadataBag } from '../../core/api/metadata.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { voidStatement } from '../../core/db/sql.ts'
 
-/** A dataset is a list of examples: what an agent is asked, what it should say, and what groups and scorers go by. */
+/** A dataset is a list of items: input messages, expected output, and metadata for groups and scorers. */
 
 const id = z.string().min(1).max(255)
 
 const datasetFields = {
   name: z.string().trim().min(1).max(255).describe('Name, unique in the project'),
-  description: z.string().max(16_384).nullable().describe('What the examples are about'),
+  description: z.string().max(16_384).nullable().describe('Description of the dataset'),
 }
 
 export const Dataset = record('Dataset', datasetFields)
@@ -32,30 +32,30 @@ export const datasetKind = kind({
 })
 export type DatasetRow = z.output<typeof datasetKind.row>
 
-/** What one message of an item says, as it is stored and replayed. */
-const Part = z.looseObject({ type: z.string().min(1).describe('What the part is, such as `text`') })
+/** A message of an item, as stored and replayed. */
+const Part = z.looseObject({ type: z.string().min(1).describe('Type of the part, such as `text`') })
 
 const Message = z.strictObject({
-  role: z.string().min(1).max(64).describe('Whose message it is: `user`, `assistant` or `tool`; `system` is refused'),
-  content: z
-    .union([z.string(), z.array(Part).min(1).max(256)])
-    .describe('Text, or parts as messages of turns have them'),
+  role: z.string().min(1).max(64).describe('Role: `user`, `assistant` or `tool`; `system` is not allowed'),
+  content: z.union([z.string(), z.array(Part).min(1).max(256)]).describe('Text, or parts as in messages of turns'),
 })
 export type ItemTurnMessage = z.output<typeof Message>
 
-/** Characters of an answer that an item expects. */
-const MAX_EXPECTED = 1_048_576
+/** Most characters of an expected output. */
+const MAX_EXPECTED_CHARS = 1_048_576
 
 export const itemFields = {
-  input: z.array(Message).min(1).max(500).describe('Messages that the agent is asked with, oldest first'),
-  expected_output: z.string().max(MAX_EXPECTED).nullable().describe('What the agent should answer; null for nothing'),
-  metadata: metadataBag(64, 16)
+  input: z.array(Message).min(1).max(500).describe('Input messages for the agent, oldest first'),
+  expected_output: z
+    .string()
+    .max(MAX_EXPECTED_CHARS)
     .nullable()
-    .describe('Data of your own, which scorers read and by whose values results are grouped'),
+    .describe('Expected output of the agent. Null without one.'),
+  metadata: metadataBag(64, 16).nullable().describe('Custom data, available to scorers and for grouping results'),
 }
 
-/** The messages of an item as a result keeps them. */
-export const askedMessages = z.array(Message).max(500)
+/** Messages of an item, as stored in a result. */
+export const resultMessages = z.array(Message).max(500)
 
 export const DatasetItem = record(
   'DatasetItem',
@@ -65,12 +65,14 @@ export const DatasetItem = record(
     source_generation_id: z
       .string()
       .nullable()
-      .describe('Turn that it was copied from; null for one that was not, and once that is deleted'),
+      .describe(
+        'ID of the generation that the item was copied from. Null for other items and after the generation was deleted.',
+      ),
   },
   { project: false },
 )
 
-/** An item as a line of an export, which an import takes. */
+/** A line of an export, which can be imported. */
 export const DatasetItemLine = z.object(itemFields).meta({ id: 'DatasetItemLine' })
 
 const optional = { expected_output: itemFields.expected_output.optional(), metadata: itemFields.metadata.optional() }
@@ -84,39 +86,38 @@ export const DatasetItemPatch = patchBody('DatasetItemPatch', itemFields)
 
 export const FromGenerationInput = z
   .strictObject({
-    generation_id: id.describe('Completed turn whose messages and answer are copied'),
-    expected_output: optional.expected_output.describe('In place of the answer of the turn; null for nothing'),
-    metadata: optional.metadata.describe('Data of your own, kept on the item'),
+    generation_id: id.describe('ID of a completed generation'),
+    expected_output: optional.expected_output.describe(
+      'Expected output. Defaults to the output of the generation; null for none.',
+    ),
+    metadata: optional.metadata.describe('Custom data of the item'),
   })
   .meta({ id: 'DatasetItemFromGeneration' })
 
 export const FromSessionInput = z
   .strictObject({
-    session_id: id.describe('Session whose conversation is copied'),
+    session_id: id.describe('ID of the session'),
     replies: z
       .enum(['last', 'all'])
       .default('last')
-      .describe('`last` makes one item of the last reply, `all` one of each: with what was said before it as input'),
-    metadata: optional.metadata.describe('Data of your own, kept on each item'),
+      .describe(
+        '`last` – one item for the last reply; `all` – one item per reply. The input is the messages before the reply. Default `last`.',
+      ),
+    metadata: optional.metadata.describe('Custom data of each item'),
   })
   .meta({ id: 'DatasetItemsFromSession' })
 
-/** Items of one import as JSON. */
 const MAX_IMPORTED = 500
 
 export const DatasetImportInput = z
   .strictObject({
-    items: z
-      .array(DatasetItemInput)
-      .min(1)
-      .max(MAX_IMPORTED)
-      .describe(`1 to ${MAX_IMPORTED} items, each as one that is created alone`),
+    items: z.array(DatasetItemInput).min(1).max(MAX_IMPORTED).describe(`1 to ${MAX_IMPORTED} items`),
   })
   .meta({ id: 'DatasetImportInput' })
 
 export const ImportResult = z
   .object({
-    created: z.int().describe('How many items were made'),
+    created: z.int().describe('Number of created items'),
     ids: z.array(z.string()).describe('IDs of the new items, in order'),
   })
   .meta({ id: 'DatasetItemsCreated' })
@@ -128,7 +129,7 @@ export const datasetItemKind = kind({
   references: [{ kind: 'dataset', column: 'dataset_id', on_delete: 'cascade' }],
   record: DatasetItem,
   hidden: { project_id: z.string(), bytes: z.int() },
-  // Its writers count it in the dataset.
+  // Writers of an item also update the counts of its dataset.
   lockFirst: (db, id) =>
     db.query(voidStatement`
       select from datasets where id = (select i.dataset_id from dataset_items i where i.id = ${id}) for update`),

@@ -7,10 +7,10 @@ import { itemContent } from './erase.ts'
 import { datasetErrors } from './errors.ts'
 import { datasetItemKind, datasetKind } from './model.ts'
 import { datasetOperations } from './operations.ts'
-import { datasetFootprint, moveItems } from './store.ts'
+import { datasetFootprint, reassignItems } from './store.ts'
 
 export default module('datasets', {
-  tags: { Datasets: 'Items that agents are evaluated on.' },
+  tags: { Datasets: 'Datasets of items for evaluating agents.' },
   errors: datasetErrors,
   kinds: [datasetKind, datasetItemKind],
   resourceTypes: [resourceType(datasetKind), resourceType(datasetItemKind)],
@@ -18,6 +18,6 @@ export default module('datasets', {
   extensions: [
     footprints.with(datasetFootprint),
     endUserContent.with(itemContent),
-    actorMergeHooks.with((tx, from, to) => moveItems(tx, from.id, to.id).then(() => {})),
+    actorMergeHooks.with((tx, from, to) => reassignItems(tx, from.id, to.id).then(() => {})),
   ],
 })

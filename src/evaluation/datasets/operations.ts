@@ -6,7 +6,7 @@ import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { addItems, checkItem, itemBytes, reserveCapacity } from './add.ts'
 import { copySession, copyTurn } from './copy.ts'
-import { removeDataset } from './delete-hooks.ts'
+import { runDatasetDeleteHooks } from './delete-hooks.ts'
 import {
   DatasetInput,
   DatasetItem,
@@ -20,7 +20,7 @@ import {
   FromSessionInput,
   ImportResult,
 } from './model.ts'
-import { addToCount } from './store.ts'
+import { addToDatasetCounts } from './store.ts'
 import { transferOperations } from './transfer.ts'
 
 const tag = 'Datasets'
@@ -33,35 +33,34 @@ const items = resource(datasetItemKind, {
   param: 'item_id',
 })
 
-/** Bytes of a body with one item: what it may take, escaped. */
+/** Body limit for one item, including JSON escaping. */
 const itemLimit = () => 8 * 1024 * 1024
 
-/** What writes an item. */
-const WRITES = 'evaluations:CreateDataset'
+const WRITE_ACTION = 'evaluations:CreateDataset'
 
 const putDataset = {
   body: DatasetPatch,
-  action: WRITES,
-  description: 'What is not given stays as it is.',
+  action: WRITE_ACTION,
+  description: 'Omitted fields are unchanged.',
   raises: ['NAME_CONFLICT' as const],
 }
 
-/** Raises RESOURCE_NOT_FOUND for an item of another dataset than the path names. */
+/** @throws RESOURCE_NOT_FOUND if the item is not in the dataset of the path */
 function requireMember({ params }: Pick<Context, 'params'>, item: DatasetItemRow): void {
   if (item.dataset_id !== params.dataset_id) raise('RESOURCE_NOT_FOUND', { meta: { id: item.id } })
 }
 
 const putItem = {
   body: DatasetItemPatch,
-  action: WRITES,
-  description: 'What is not given stays as it is; runs that were made with the item keep what it was.',
+  action: WRITE_ACTION,
+  description: 'Omitted fields are unchanged. Results of earlier runs keep the previous item.',
   bodyLimit: itemLimit,
   raises: ['SYSTEM_MESSAGE_NOT_ALLOWED' as const, 'QUOTA_STORAGE_EXCEEDED' as const],
   async check(next: DatasetItemRow, context: Context<any, any, any> & { stored: DatasetItemRow }) {
     const { services, tx, stored } = context
     requireMember(context, next)
     checkItem(next)
-    // Its lock is held: whoever changes an item takes it first.
+    // Already locked: every item write locks the dataset first.
     const dataset = await datasetKind.find(tx, stored.dataset_id)
     const bytes = itemBytes(next) - stored.bytes
     if (dataset && bytes !== 0) await reserveCapacity(tx, services, dataset, { count: 0, bytes })
@@ -72,7 +71,7 @@ const putItem = {
 export const datasetOperations: Operation[] = [
   datasets.create({
     body: DatasetInput,
-    action: WRITES,
+    action: WRITE_ACTION,
     raises: ['NAME_CONFLICT'],
     make: ({ tx, body, project }) =>
       datasetKind.insert(tx, { ...body, description: body.description ?? null, project_id: project }),
@@ -83,15 +82,16 @@ export const datasetOperations: Operation[] = [
   datasets.update({ ...putDataset, method: 'put', id: 'putDataset' }),
   datasets.update(putDataset),
   datasets.remove({
-    description: 'With its items, and with the evals that use it, their runs and results.',
-    check: (row, { tx }) => removeDataset(tx, row),
+    description: 'Deletes its items, the evals that use it, and their runs and results.',
+    check: (row, { tx }) => runDatasetDeleteHooks(tx, row),
   }),
   itemOperation(datasetKind, {
     id: 'listDatasetItems',
     method: 'get',
     path: `${path}/{dataset_id}/items`,
-    summary: 'List the items of a dataset, oldest first',
-    description: 'A page ends before 16 MiB of items: `limit` says how many it was cut to.',
+    summary: 'List dataset items',
+    description:
+      'Oldest first. A page has at most 16 MiB of items; `limit` in the response is the resulting page size.',
     tag,
     action: 'evaluations:ListDatasets',
     paged: true,
@@ -114,10 +114,10 @@ export const datasetOperations: Operation[] = [
     id: 'createDatasetItem',
     method: 'post',
     path: `${path}/{dataset_id}/items`,
-    summary: 'Add an item to a dataset',
-    description: 'Runs of evals that have begun do not see it.',
+    summary: 'Create a dataset item',
+    description: 'Eval runs that have already started do not include the item.',
     tag,
-    action: WRITES,
+    action: WRITE_ACTION,
     body: DatasetItemInput,
     bodyLimit: itemLimit,
     answers: { 201: DatasetItem },
@@ -132,11 +132,11 @@ export const datasetOperations: Operation[] = [
     id: 'createDatasetItemFromGeneration',
     method: 'post',
     path: `${path}/{dataset_id}/items/from-generation`,
-    summary: 'Copy a completed turn into a dataset',
+    summary: 'Create a dataset item from a generation',
     description:
-      'Its messages become the input, its answer what is expected. Purging the turn leaves the copy as it is; erasing the content of its end user deletes it.',
+      'Copies the messages of a completed generation as input and its output as expected output. Purging the generation does not change the item; erasing the content of its end user deletes it.',
     tag,
-    action: WRITES,
+    action: WRITE_ACTION,
     alsoActions: ['generations:GetGeneration'],
     body: FromGenerationInput,
     answers: { 201: DatasetItem },
@@ -153,11 +153,11 @@ export const datasetOperations: Operation[] = [
     id: 'createDatasetItemsFromSession',
     method: 'post',
     path: `${path}/{dataset_id}/items/from-session`,
-    summary: 'Copy replies of a session into a dataset',
+    summary: 'Create dataset items from a session',
     description:
-      'What was said before a reply becomes the input, the reply what is expected; all items or none. Erasing the content of the end user deletes them.',
+      'Copies replies of a session as expected output and the messages before each reply as input, all or none. Erasing the content of the end user deletes the items.',
     tag,
-    action: WRITES,
+    action: WRITE_ACTION,
     alsoActions: ['sessions:GetSession', 'sessions:ListSessionMessages'],
     body: FromSessionInput,
     answers: { 201: ImportResult },
@@ -167,24 +167,24 @@ export const datasetOperations: Operation[] = [
   }),
   ...transferOperations,
   items.get({
-    summary: 'Read an item of a dataset',
+    summary: 'Get a dataset item',
     action: 'evaluations:GetDataset',
     present: async context => {
       requireMember(context, context.resource as DatasetItemRow)
       return datasetItemKind.present(context.resource as DatasetItemRow)
     },
   }),
-  items.update({ ...putItem, method: 'put', id: 'putDatasetItem', summary: 'Change an item of a dataset' }),
-  items.update({ ...putItem, summary: 'Change an item of a dataset' }),
+  items.update({ ...putItem, method: 'put', id: 'putDatasetItem', summary: 'Update a dataset item' }),
+  items.update({ ...putItem, summary: 'Update a dataset item' }),
   items.remove({
-    summary: 'Delete an item of a dataset',
-    description: 'Results of runs that were made with it stay, with what it was.',
-    action: WRITES,
+    summary: 'Delete a dataset item',
+    description: 'Results of earlier runs remain and keep a copy of the item.',
+    action: WRITE_ACTION,
     check(row, context) {
       requireMember(context, row)
     },
     async removed(row, { tx }) {
-      await addToCount(tx, row.dataset_id, { count: -1, bytes: -row.bytes })
+      await addToDatasetCounts(tx, row.dataset_id, { count: -1, bytes: -row.bytes })
     },
   }),
 ]

@@ -5,18 +5,18 @@ import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '
 import { turnsOfEndUser } from '../../execution/generations/erase/purge-store.ts'
 import { type DatasetItemRow, type DatasetRow, datasetItemKind } from './model.ts'
 
-/** What an item was copied from: a turn, a conversation, and the end user that they belong to. */
+/** Source of a copied item: a turn, a conversation, and their end user. */
 export type DatasetSource = {
   source_generation_id: string | null
   source_conversation_id: string | null
   source_actor_id: string | null
 }
 
-/** An item to be written. */
+/** An item to insert. */
 export type NewItem = Pick<DatasetItemRow, 'id' | 'input' | 'expected_output' | 'metadata' | 'bytes'> &
   Partial<DatasetSource>
 
-/** Adds items of one dataset, whose row the caller holds, in one statement. */
+/** Inserts items of a dataset in one statement; the caller holds the row lock of the dataset. */
 export const insertDatasetItems = (
   db: Queryable,
   { id, project_id }: Pick<DatasetRow, 'id' | 'project_id'>,
@@ -30,13 +30,17 @@ export const insertDatasetItems = (
     from json_to_recordset(${JSON.stringify(items)}::json) as i (id text, input json, expected_output text, metadata json,
       bytes bigint, source_generation_id text, source_conversation_id text, source_actor_id text)`)
 
-/** Counts items of a dataset, and their bytes, in or out. */
-export const addToCount = (db: Queryable, datasetId: string, { count, bytes }: { count: number; bytes: number }) =>
+/** Adds to the item count and bytes of a dataset; negative values subtract. */
+export const addToDatasetCounts = (
+  db: Queryable,
+  datasetId: string,
+  { count, bytes }: { count: number; bytes: number },
+) =>
   db.query(voidStatement`
     update datasets set item_count = item_count + ${count}, item_bytes = item_bytes + ${bytes} where id = ${datasetId}`)
 
-/** Items of a dataset in their order, behind one, as many as are read at once. By dataset_items_dataset. */
-export const itemsAfter = (
+/** Lists items of a dataset after one, in order, up to `limit` and MAX_PAGE_BYTES (index dataset_items_dataset). */
+export const listItemsAfter = (
   db: Queryable,
   datasetId: string,
   after: Pick<DatasetItemRow, 'created_at' | 'id'> | null,
@@ -54,27 +58,27 @@ export const itemsAfter = (
       where upto - bytes < ${MAX_PAGE_BYTES})
     order by t.created_at, t.id`)
 
-/** What items of datasets take, by dataset_items_project. */
+/** Footprint of dataset items (index dataset_items_project). */
 export const datasetFootprint = (project: Fragment) => ({
   bytes: sql.fragment`select sum(i.bytes) from dataset_items i where i.project_id = ${project}`,
 })
 
-/** Those of some turns that exist, kept from being deleted until the transaction ends. By the primary key. */
+/** Locks turns against deletion until the transaction ends; returns the existing ids (primary key). */
 export const lockTurns = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
   db.anyFirst(idStatement`select id from generations where id = any(${sql.array([...ids], 'text')}) for key share`)
 
-/** Keeps the texts of messages from being deleted until the transaction ends; false where one is gone. By the primary key. */
-export const holdTexts = async (db: Queryable, documentIds: readonly string[]): Promise<boolean> => {
-  const held = await db.anyFirst(idStatement`
+/** Locks message documents against deletion until the transaction ends; false if one does not exist (primary key). */
+export const lockItemTexts = async (db: Queryable, documentIds: readonly string[]): Promise<boolean> => {
+  const lockedIds = await db.anyFirst(idStatement`
     select id from documents where id = any(${sql.array([...documentIds], 'text')}) for key share`)
-  return held.length === documentIds.length
+  return lockedIds.length === documentIds.length
 }
 
 /**
- * Selects of the ids of rows `t` of a table that were copied from what an end user said or was answered. By the indexes of
- * their sources.
+ * Returns a select of the ids of rows copied from turns and conversations of an end user (indexes of the source
+ * columns).
  */
-export const copiedFrom = (table: 'dataset_items' | 'eval_results', endUser: EndUser): Fragment => {
+export const copiedRowIds = (table: 'dataset_items' | 'eval_results', endUser: EndUser): Fragment => {
   const rows = sql.identifier([table])
   return sql.fragment`
     select t.id from ${rows} t where t.source_actor_id = ${endUser.id}
@@ -82,8 +86,8 @@ export const copiedFrom = (table: 'dataset_items' | 'eval_results', endUser: End
     union select t.id from ${rows} t where t.source_generation_id in (${turnsOfEndUser(endUser)})`
 }
 
-/** Items of datasets that were copied from an end user up to a time. */
-export const itemsOfEndUser = (
+/** Lists items copied from an end user and created up to `until`. */
+export const listItemsOfEndUser = (
   db: Queryable,
   endUser: EndUser,
   until: string,
@@ -91,24 +95,24 @@ export const itemsOfEndUser = (
 ): Promise<readonly DatasetItemRow[]> =>
   db.any(datasetItemKind.sql`
     select ${datasetItemKind.columns} from dataset_items t
-    where t.id in (${copiedFrom('dataset_items', endUser)}) and t.project_id = ${endUser.project_id}
+    where t.id in (${copiedRowIds('dataset_items', endUser)}) and t.project_id = ${endUser.project_id}
       and t.created_at <= ${until}::timestamptz
     limit ${limit}`)
 
-const removed = sql.type(z.strictObject({ dataset_id: z.string(), count: z.int(), bytes: z.int() }))
+const removedRow = sql.type(z.strictObject({ dataset_id: z.string(), count: z.int(), bytes: z.int() }))
 
-/** Locks datasets in the order of their ids. */
+/** Locks datasets by id. */
 export const lockDatasets = (db: Queryable, ids: readonly string[]) =>
   db.query(voidStatement`
     select from datasets where id = any(${sql.array([...ids], 'text')}) order by id for update`)
 
-/** Deletes items; returns how many of each dataset went, and their bytes. */
+/** Deletes items; returns the number of deleted items and their bytes by dataset. */
 export const deleteItems = (db: Queryable, ids: readonly string[]) =>
-  db.any(removed`
+  db.any(removedRow`
     with gone as (
       delete from dataset_items where id = any(${sql.array([...ids], 'text')}) returning dataset_id, bytes)
     select dataset_id, count(*) as count, sum(bytes)::bigint as bytes from gone group by dataset_id`)
 
-/** Gives items to another actor. By dataset_items_source_actor. */
-export const moveItems = (db: Queryable, from: string, to: string) =>
+/** Changes the source actor of items (index dataset_items_source_actor). */
+export const reassignItems = (db: Queryable, from: string, to: string) =>
   db.query(voidStatement`update dataset_items set source_actor_id = ${to} where source_actor_id = ${from}`)

@@ -3,7 +3,6 @@ import { z } from 'zod'
 import { MAX_PAGE_BYTES } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation, result, streamResult } from '../../core/api/operation.ts'
 import { addItems, checkItem, itemBytes, lockAndReserve, newItem } from './add.ts'
-import { inBatches } from './batches.ts'
 import { csvHeader, csvLines, ITEM_FORMATS, jsonLine, MEDIA_TYPES } from './item-files.ts'
 import {
   DatasetImportInput,
@@ -13,27 +12,49 @@ import {
   datasetKind,
   ImportResult,
 } from './model.ts'
-import { receiveItems, Spool } from './spool.ts'
-import { insertDatasetItems, itemsAfter } from './store.ts'
+import { ItemSpool, receiveItems } from './spool.ts'
+import { insertDatasetItems, listItemsAfter } from './store.ts'
 
-/** Items of a dataset in bulk, in and out. */
+/**
+ * Groups values into batches of at most `maxCount` values and MAX_PAGE_BYTES; a value larger than that forms a batch
+ * alone.
+ */
+async function* batchBySize<T>(
+  values: AsyncIterable<T> | Iterable<T>,
+  maxCount: number,
+  bytesOf: (value: T) => number,
+): AsyncGenerator<T[]> {
+  let batch: T[] = []
+  let bytes = 0
+  for await (const value of values) {
+    const size = bytesOf(value)
+    if (batch.length === maxCount || (batch.length > 0 && bytes + size > MAX_PAGE_BYTES)) {
+      yield batch
+      batch = []
+      bytes = 0
+    }
+    batch.push(value)
+    bytes += size
+  }
+  if (batch.length > 0) yield batch
+}
 
 const tag = 'Datasets'
 const path = '/datasets/{dataset_id}/items'
 
-/** Items that are written, or read, with one statement, as far as their bytes allow. */
+/** Most items per statement. */
 const BATCH = 200
 
 const FileInput = z
   .strictObject({
     file: z
-      .custom<Spool>(value => value instanceof Spool, 'must be a file of items')
+      .custom<ItemSpool>(value => value instanceof ItemSpool, 'must be a file of items')
       .meta({ type: 'string', format: 'binary' })
-      .describe('CSV with the columns input, expected_output and metadata, or one item as JSON a line'),
+      .describe('CSV with the columns input, expected_output and metadata, or one JSON item per line'),
   })
   .meta({ id: 'DatasetItemsFile' })
 
-/** Writes the items of a file, all of them in one transaction. */
+/** Writes all items of a file in one transaction. */
 async function importFile({
   tx,
   services,
@@ -42,7 +63,7 @@ async function importFile({
 }: Context<unknown, z.output<typeof FileInput>, DatasetRow>): Promise<{ created: number; ids: string[] }> {
   const dataset = await lockAndReserve(tx, services, resource.id, file)
   const ids: string[] = []
-  for await (const batch of inBatches(file.items(), BATCH, itemBytes)) {
+  for await (const batch of batchBySize(file.items(), BATCH, itemBytes)) {
     const items = batch.map(newItem)
     await insertDatasetItems(tx, dataset, items)
     for (const { id } of items) ids.push(id)
@@ -50,17 +71,17 @@ async function importFile({
   return { created: ids.length, ids }
 }
 
-/** The items of a dataset as pieces of a file; pages are read as the client takes them. */
-async function* exported(
+/** Formats the items of a dataset as a file; pages are read as the client consumes them. */
+async function* exportItems(
   { services, resource, recheck }: Pick<Context<unknown, undefined, DatasetRow>, 'services' | 'resource' | 'recheck'>,
   format: (typeof ITEM_FORMATS)[number],
 ): AsyncGenerator<string> {
   if (format === 'csv') yield csvHeader
   let last: DatasetItemRow | null = null
   for (;;) {
-    const items: readonly DatasetItemRow[] = await itemsAfter(services.pool, resource.id, last, BATCH)
+    const items: readonly DatasetItemRow[] = await listItemsAfter(services.pool, resource.id, last, BATCH)
     if (items.length === 0) return
-    for (const one of items) yield format === 'csv' ? csvLines([one]) : `${JSON.stringify(jsonLine(one))}\n`
+    for (const item of items) yield format === 'csv' ? csvLines([item]) : `${JSON.stringify(jsonLine(item))}\n`
     const bytes = items.reduce((total, item) => total + item.bytes, 0)
     if (items.length < BATCH && bytes < MAX_PAGE_BYTES) return
     last = items[items.length - 1]
@@ -73,8 +94,8 @@ export const transferOperations: Operation[] = [
     id: 'importDatasetItems',
     method: 'post',
     path: `${path}/import`,
-    summary: 'Add many items to a dataset, all or none',
-    description: 'The whole body is checked before anything is stored.',
+    summary: 'Import dataset items',
+    description: 'Adds all items or none; the whole body is validated first.',
     tag,
     action: 'evaluations:CreateDataset',
     body: DatasetImportInput,
@@ -91,9 +112,9 @@ export const transferOperations: Operation[] = [
     id: 'importDatasetFile',
     method: 'post',
     path: `${path}/import-file`,
-    summary: 'Add the items of a CSV or JSONL file to a dataset, all or none',
+    summary: 'Import a file of dataset items',
     description:
-      'The body is the file, read as it arrives. CSV begins with a line that names its columns: `input` (a text that the user says, or messages as JSON), `expected_output` and `metadata` (JSON). What is wrong is named by line and field, such as `lines[3].metadata`.',
+      'The body is a CSV or JSONL file; all items are added or none. The first line of a CSV file contains the column names: `input` (text of a user message, or messages as JSON), `expected_output` and `metadata` (JSON). Problems are reported by line and field, such as `lines[3].metadata`.',
     tag,
     action: 'evaluations:CreateDataset',
     consumes: [MEDIA_TYPES.csv, MEDIA_TYPES.jsonl],
@@ -108,13 +129,13 @@ export const transferOperations: Operation[] = [
     id: 'exportDatasetItems',
     method: 'get',
     path: `${path}/export`,
-    summary: 'Stream the items of a dataset as a file, oldest first',
+    summary: 'Export dataset items',
     description:
-      'What an import of files takes. In CSV a text that programs for tables would take for a formula begins with an apostrophe, which an import takes off again.',
+      'Oldest first, in the format of file imports. In CSV, a text that spreadsheets would interpret as a formula is prefixed with an apostrophe, which an import removes.',
     tag,
     action: 'evaluations:ListDatasets',
     query: z.object({
-      format: z.enum(ITEM_FORMATS).default('jsonl').describe('`csv` or `jsonl`, which is the default'),
+      format: z.enum(ITEM_FORMATS).default('jsonl').describe('File format. Default `jsonl`.'),
     }),
     answers: { 200: DatasetItemLine },
     produces: MEDIA_TYPES.jsonl,
@@ -122,7 +143,7 @@ export const transferOperations: Operation[] = [
     internal: true,
     async run(context) {
       const { format } = context.query
-      return streamResult(MEDIA_TYPES[format], Readable.from(exported(context, format), { objectMode: false }), {
+      return streamResult(MEDIA_TYPES[format], Readable.from(exportItems(context, format), { objectMode: false }), {
         'Content-Disposition': `attachment; filename="${context.resource.id}.${format}"`,
       })
     },

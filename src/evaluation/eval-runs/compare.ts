@@ -5,51 +5,54 @@ import type { Context } from '../../core/api/operation.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { EvalRow } from '../evals/model.ts'
 import { EvalResult, evalResultKind } from './model.ts'
-import { resultsOf, runsById } from './store.ts'
+import { listExistingRuns, listResultsOfItems } from './store.ts'
 
-/** Runs that are compared at once. */
-const MOST_RUNS = 5
+const MAX_RUNS = 5
 
 export const comparisonQuery = z.object({
-  runs: z.string().min(1).max(500).describe(`Ids of 1 to ${MOST_RUNS} runs of the eval, apart by commas`),
+  runs: z.string().min(1).max(500).describe(`IDs of 1 to ${MAX_RUNS} runs of the eval, separated by commas`),
   changed: booleanQuery
     .optional()
-    .describe('Only items of which the runs differ in whether they passed or ended with an error, or only others'),
+    .describe(
+      'Whether to return only items whose outcome (passed, failed or error) differs between the runs; false returns only items with equal outcomes',
+    ),
 })
 
 const Result = EvalResult.omit({ input: true, expected_output: true, dataset_item_id: true })
 
-const Compared = z
+const ComparedItem = z
   .object({
-    dataset_item_id: z.string().nullable().describe('Null once the item is deleted'),
+    dataset_item_id: z.string().nullable().describe('ID of the dataset item. Null after its deletion.'),
     input: EvalResult.shape.input,
     expected_output: EvalResult.shape.expected_output,
-    changed: z.boolean().describe('Whether the runs differ in whether it passed or ended with an error'),
-    results: z.array(Result.nullable()).describe('In the order of the runs; null where a run has none'),
+    changed: z.boolean().describe('Whether the outcome (passed, failed or error) differs between the runs'),
+    results: z
+      .array(Result.nullable())
+      .describe('Results in the order of the runs; null for a run without a result of the item'),
   })
   .meta({ id: 'EvalComparedItem' })
 
-export const EvalComparison = pageOf(Compared)
+export const EvalComparison = pageOf(ComparedItem)
 
-/** The ids that a query names. Raises VALIDATION_FAILED. */
-function namedRuns(text: string): string[] {
+/** @throws VALIDATION_FAILED for no run or more than five */
+function parseRunIds(text: string): string[] {
   const ids = [...new Set(text.split(',').map(id => id.trim()))].filter(id => id !== '')
-  if (ids.length < 1 || ids.length > MOST_RUNS)
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'runs', message: `must name 1 to ${MOST_RUNS} runs` })
+  if (ids.length < 1 || ids.length > MAX_RUNS)
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'runs', message: `must contain 1 to ${MAX_RUNS} run IDs` })
   return ids
 }
 
-/** A page of items with what each run made of them. */
+/** Returns a page of items with their results in each run. */
 export async function compareRuns(
   context: Context<z.output<typeof comparisonQuery>, undefined, EvalRow>,
 ): Promise<unknown> {
   const { db, query, resource } = context
-  const ids = namedRuns(query.runs)
-  const found = await runsById(db, resource.id, ids)
+  const ids = parseRunIds(query.runs)
+  const found = await listExistingRuns(db, resource.id, ids)
   const missing = ids.find(id => !found.includes(id))
   if (missing !== undefined)
-    raiseInvalid({ code: 'NOT_FOUND', path: 'runs', message: `${missing} is no run of the eval` })
-  // By the unique index of runs and items.
+    raiseInvalid({ code: 'NOT_FOUND', path: 'runs', message: `contains ${missing}, which is not a run of this eval` })
+  // Unique index on runs and items.
   const items = await pageResult<{ item_id: string; changed: boolean }>(context, {
     columns: sql.fragment`c.item_id, c.changed`,
     from: sql.fragment`(
@@ -62,20 +65,20 @@ export async function compareRuns(
     bytes: sql.fragment`c.bytes`,
     present: row => row,
   })
-  const shown = items.data as { item_id: string; changed: boolean }[]
-  const results = await resultsOf(
+  const page = items.data as { item_id: string; changed: boolean }[]
+  const results = await listResultsOfItems(
     db,
     ids,
-    shown.map(({ item_id }) => item_id),
+    page.map(({ item_id }) => item_id),
   )
   const byItem = Map.groupBy(results, ({ item_id }) => item_id)
-  const data = shown.flatMap(({ item_id, changed }) => {
-    const of = byItem.get(item_id)
-    // Gone since the page was read.
-    if (!of) return []
-    const results = ids.map(id => of.find(result => result.eval_run_id === id) ?? null)
-    // As it was asked last.
-    const { dataset_item_id, input, expected_output } = results.findLast(result => result !== null) ?? of[0]
+  const data = page.flatMap(({ item_id, changed }) => {
+    const itemResults = byItem.get(item_id)
+    // Deleted since the page was read.
+    if (!itemResults) return []
+    const results = ids.map(id => itemResults.find(result => result.eval_run_id === id) ?? null)
+    // Input and expected output of the last run that has a result.
+    const { dataset_item_id, input, expected_output } = results.findLast(result => result !== null) ?? itemResults[0]
     return {
       dataset_item_id,
       input,

@@ -1,7 +1,7 @@
 import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 
 export const evalErrors = {
-  EVAL_SCORING_FAILED: { status: 422, description: 'A scorer failed without a code of its own' },
+  EVAL_SCORING_FAILED: { status: 422, description: 'Scorer failed without a specific error code' },
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {

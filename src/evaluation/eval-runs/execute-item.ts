@@ -2,7 +2,7 @@ import { AppError, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { validationProblems } from '../../core/api/validate.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { allowedPatterns } from '../../core/iam/access.ts'
+import { permissionCheckFor } from '../../core/iam/access.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import { subscribeUntil } from '../../core/jobs/subscription.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
@@ -16,56 +16,61 @@ import { PAUSE_HOLD_MS } from '../../identity/projects/pause.ts'
 import { evalToolContext } from './context.ts'
 import { evalResultKind, isLive, type OpenItem, RESULT_CHANNEL, runPermission } from './model.ts'
 import type { EvalItemMessage } from './queue.ts'
-import { deferItem, evalRunState, itemTurnCtes, lockQueued, lockRun } from './store.ts'
-import { notAnswered, storeEvalResult } from './store-result.ts'
+import { deferItem, findItemState, itemTurnCtes, lockQueuedItem, lockRun } from './store.ts'
+import { executionFailure, storeEvalResult } from './store-result.ts'
 
-/** What `source` says of the turns of items. */
+/** `source` of turns of items. */
 export const EVAL_SOURCE = 'eval'
 
-/** The floor under the notifications. */
+/** Polling interval, as a fallback for lost notifications. */
 const POLL_MS = 2000
 
 /**
- * Asks an item: makes its turn, which settles it. What is left is to keep the slot until the item is done, so that a worker
- * has no more items asked at once than it may; a worker that is lost meanwhile loses nothing.
+ * Executes an item: creates its turn, which settles the item, then occupies the slot until the item is done to limit
+ * the concurrent items of a worker. Losing the worker meanwhile has no effect.
  */
 export async function executeItem(message: EvalItemMessage, context: JobContext): Promise<void> {
   const { services } = context
   await injectFault(services, 'eval_item_asking')
-  const expected = expectResult(services, message.result_id)
+  const subscription = subscribeResult(services, message.result_id)
   try {
-    if (!(await makeTurn(message, context))) return
+    if (!(await tryCreateTurn(message, context))) return
     await injectFault(services, 'eval_item_asked')
-    await expected.wait({
+    await subscription.wait({
       known: { state: 'asked' },
       closed: AbortSignal.any([context.stopping, context.signal]),
       withinMs: services.config.EVAL_TASK_LEASE_TTL_MS,
     })
   } finally {
-    expected.cancel()
+    subscription.cancel()
   }
 }
 
-const expectResult = (services: Services, id: string) =>
+const subscribeResult = (services: Services, id: string) =>
   subscribeUntil({
-    subscribe: notice =>
-      services.notifications.listen(RESULT_CHANNEL, stored => stored === id && notice(), { onReconnect: notice }),
-    read: () => evalRunState(services.pool, id),
+    subscribe: listener =>
+      services.notifications.listen(RESULT_CHANNEL, settledId => settledId === id && listener(), {
+        onReconnect: listener,
+      }),
+    read: () => findItemState(services.pool, id),
     isOver: state => !state || state.state === 'done',
     pollMs: POLL_MS,
   })
 
-/** Makes the turn of an item that waits for it, or records why there is none. Returns whether there is one. */
-async function makeTurn({ result_id }: EvalItemMessage, { services, complete, log }: JobContext): Promise<boolean> {
+/** Creates the turn of a queued item, or records the failure. Returns whether a turn was created. */
+async function tryCreateTurn(
+  { result_id }: EvalItemMessage,
+  { services, complete, log }: JobContext,
+): Promise<boolean> {
   try {
     return await services.write(async tx => {
-      const item = await lockQueued(tx, result_id)
+      const item = await lockQueuedItem(tx, result_id)
       if (!item || !isLive(item.run)) return false
       if (item.paused) {
         await deferItem(tx, item.id, PAUSE_HOLD_MS)
         return false
       }
-      await placeItem(tx, services, item)
+      await createItemTurn(tx, services, item)
       complete(tx)
       return true
     })
@@ -76,14 +81,14 @@ async function makeTurn({ result_id }: EvalItemMessage, { services, complete, lo
       return false
     }
     await failQueued(services, result_id, error)
-    log.info({ result_id, outcome: 'failed', code: error.code, decision: 'given up' }, 'eval item')
+    log.info({ result_id, outcome: 'failed', code: error.code, decision: 'abandoned' }, 'eval item failed')
     return false
   }
 }
 
-async function placeItem(tx: Tx, services: Services, item: OpenItem): Promise<void> {
+async function createItemTurn(tx: Tx, services: Services, item: OpenItem): Promise<void> {
   const { run, project_id } = item
-  const messages = await asMessages(services, item)
+  const messages = await toModelMessages(services, item)
   const generation_id = newId(generationKind.prefix)
   await createTurnWithoutWakeUp(
     tx,
@@ -108,8 +113,8 @@ async function placeItem(tx: Tx, services: Services, item: OpenItem): Promise<vo
   tx.send(turnQueue, { generation_id, project_id })
 }
 
-/** What is stored of earlier turns, beside what a caller may send. */
-const isStored = ({ role, content }: OpenItem['input'][number]): boolean => {
+/** Whether a message has the stored form, which needs no resolution of documents and files. */
+const isStoredMessage = ({ role, content }: OpenItem['input'][number]): boolean => {
   const types = typeof content === 'string' ? ['text'] : content.map(({ type }) => type)
   if (role === 'assistant') return types.every(type => type === 'text' || type === 'tool_call')
   if (role === 'tool') return Array.isArray(content) && types.every(type => type === 'tool_result')
@@ -117,31 +122,31 @@ const isStored = ({ role, content }: OpenItem['input'][number]): boolean => {
 }
 
 /**
- * The messages of an item as its turn gets them: as they are, where nothing has to be read for them, else with the documents
- * and files that they name, as far as who started the run may read them.
+ * Returns the messages of an item for its turn. Documents and files are read with the permissions of the principal that
+ * started the run.
  */
-async function asMessages(services: Services, { input, project_id, run }: OpenItem): Promise<ModelMessage[]> {
-  if (input.every(isStored)) return input as ModelMessage[]
+async function toModelMessages(services: Services, { input, project_id, run }: OpenItem): Promise<ModelMessage[]> {
+  if (input.every(isStoredMessage)) return input as ModelMessage[]
   for (const [index, message] of input.entries()) {
-    if (isStored(message)) continue
+    if (isStoredMessage(message)) continue
     const [problem] = validationProblems(TurnMessage, message, `input[${index}]`)
     if (problem)
       raise('VALIDATION_FAILED', { message: `${problem.path} ${problem.message}`, meta: { problems: [problem] } })
   }
   const caller = await callerForPrincipal(services, run.authority, project_id)
-  return messagesOf({ services, allow: allowedPatterns(caller), body: { messages: input as never } }, project_id)
+  return messagesOf({ services, allow: permissionCheckFor(caller), body: { messages: input as never } }, project_id)
 }
 
-/** Ends an item that no turn was made for. */
+/** Fails a queued item. */
 export const failQueued = (services: Services, resultId: string, error: unknown): Promise<unknown> =>
   services.write(async tx => {
-    const item = await lockQueuedBehindRun(tx, resultId)
-    if (item) await storeEvalResult(tx, item, 'queued', { output: null, scores: [], error: notAnswered(error) })
+    const item = await lockRunAndQueuedItem(tx, resultId)
+    if (item) await storeEvalResult(tx, item, 'queued', { output: null, scores: [], error: executionFailure(error) })
   })
 
-/** The same lock, behind that of the run: who drops the items of a run holds it. */
-async function lockQueuedBehindRun(tx: Tx, resultId: string): Promise<OpenItem | null> {
+/** Locks a queued item after its run: cancelling a run locks the run and deletes its items. */
+async function lockRunAndQueuedItem(tx: Tx, resultId: string): Promise<OpenItem | null> {
   const result = await evalResultKind.find(tx, resultId)
   if (!result || !(await lockRun(tx, result.eval_run_id))) return null
-  return lockQueued(tx, resultId)
+  return lockQueuedItem(tx, resultId)
 }

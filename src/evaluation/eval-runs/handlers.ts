@@ -21,7 +21,6 @@ import { storeEvalResult } from './store-result.ts'
 const concurrency = (config: Config): number => config.EVAL_WORKER_BATCH
 const leaseSeconds = (config: Config): number => Math.max(1, Math.ceil(config.EVAL_TASK_LEASE_TTL_MS / 1000))
 
-/** Who asks and scores items, and settles their runs. */
 export const evalHandlers = [
   handler(
     itemQueue,
@@ -42,7 +41,7 @@ export const evalHandlers = [
     { leaseSeconds, onExhausted: ({ eval_run_id }, error, services) => failRun(services, eval_run_id, error) },
     ({ eval_run_id }, { services }) => settleRun(services, eval_run_id),
   ),
-  handler(evalSweepQueue, { concurrency: 1 }, (_message, { services, stopping }) => sweep(services, stopping)),
+  handler(evalSweepQueue, { concurrency: 1 }, (_message, { services, stopping }) => sweepRuns(services, stopping)),
 ]
 
 export const evalSchedules = [
@@ -55,34 +54,34 @@ export const evalSchedules = [
   ),
 ]
 
-const SWEPT = 500
+const SWEEP_LIMIT = 500
 
-/** A run that has been quiet so long may have lost the message of its end. */
-const QUIET_MS = 5000
+/** Inactivity after which a run may have lost its completion message. */
+const STALE_MS = 5000
 
-/** Takes up what a pause held, ends items whose turn is gone, and runs that nobody works on. */
-async function sweep(services: Services, stopping: AbortSignal): Promise<void> {
+/** Releases deferred items, fails items whose turn was deleted, and completes or fails stale runs. */
+async function sweepRuns(services: Services, stopping: AbortSignal): Promise<void> {
   const { pool, config, queues } = services
   await isolateFailures(services, { part: 'held items' }, () =>
     services.write(async tx => {
-      for (const { state, ...item } of await releaseDeferredItems(tx, SWEPT))
+      for (const { state, ...item } of await releaseDeferredItems(tx, SWEEP_LIMIT))
         tx.send(state === 'answered' ? scoreQueue : itemQueue, item)
     }),
   )
-  for (const item of await listOrphanedItems(pool, SWEPT)) {
+  for (const item of await listOrphanedItems(pool, SWEEP_LIMIT)) {
     const error = new AppError('GENERATION_FAILED', { message: 'The turn was deleted before it ended' }).recorded()
     await isolateFailures(services, { eval_run_id: item.eval_run_id }, () =>
       services.write(tx => storeEvalResult(tx, item, 'asked', { output: null, scores: [], error })),
     )
   }
-  const quiet = await listStaleRuns(pool, {
-    quietMs: QUIET_MS,
+  const stale = await listStaleRuns(pool, {
+    staleMs: STALE_MS,
     abandonedMs: config.EVAL_RUN_ABANDONED_AFTER_MS,
-    limit: SWEPT,
+    limit: SWEEP_LIMIT,
   })
-  for (const { id, project_id, whole, abandoned } of quiet) {
+  for (const { id, project_id, whole, abandoned } of stale) {
     if (stopping.aborted) return
-    const lost = new AppError('INTERNAL_ERROR', { message: 'Nobody works on the items that are left of the run' })
+    const lost = new AppError('INTERNAL_ERROR', { message: 'No worker is processing the remaining items of the run' })
     await isolateFailures(services, { eval_run_id: id }, async () => {
       if (whole) await queues.send([queueMessage(evalRunQueue, { eval_run_id: id, project_id })])
       else if (abandoned) await failRun(services, id, lost)
@@ -90,7 +89,7 @@ async function sweep(services: Services, stopping: AbortSignal): Promise<void> {
   }
 }
 
-/** Lets items that a pause held go on. */
+/** Releases the items of a project that were deferred during its pause. */
 export const resumeItems = async (tx: Tx, projectId: string): Promise<void> => {
   await releaseProjectItems(tx, projectId)
 }

@@ -1,4 +1,4 @@
-import { type LongWork, longWorkResult, underWay } from '../../core/api/long-work.ts'
+import { type LongWork, longWorkResult, workInProgress } from '../../core/api/long-work.ts'
 import { type EvalRunRow, evalRunKind, isLive } from './model.ts'
 
 export const evalRunWork: LongWork<EvalRunRow> = {
@@ -11,9 +11,9 @@ export const evalRunWork: LongWork<EvalRunRow> = {
   },
   async state({ record }, row) {
     const { status, item_count, completed_count, errored_count, error } = row
-    const message = `The run is ${status}`
+    const message = `Eval run is ${status}`
     if (isLive(row))
-      return { ...underWay(message), progress: { done: completed_count + errored_count, total: item_count } }
+      return { ...workInProgress(message), progress: { done: completed_count + errored_count, total: item_count } }
     if (status === 'canceled') return { status: 'cancelled', message }
     return { status: 'completed', message, result: longWorkResult(error, record) }
   },

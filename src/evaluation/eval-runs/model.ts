@@ -8,35 +8,38 @@ import { sql } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 import type { Question } from '../../execution/deciders/questions.ts'
-import { askedMessages, type ItemTurnMessage } from '../datasets/model.ts'
+import { type ItemTurnMessage, resultMessages } from '../datasets/model.ts'
 import { Scorer } from '../evals/scorers.ts'
 
-/** A run asks one version of an agent every item of a dataset and has the scorers judge the answers. */
+/** An eval run executes one version of an agent on every item of a dataset and scores the outputs. */
 
 const id = z.string().min(1).max(255)
 const time = z.iso.datetime().nullable()
-const anObject = z.record(z.string(), z.unknown())
+const jsonObject = z.record(z.string(), z.unknown())
 
 export const EVAL_RUN_STATUSES = ['queued', 'running', 'completed', 'failed', 'canceled'] as const
 
 const runFields = {
   eval_id: z.string(),
-  eval_revision: z.int().describe('Revision of the eval that it was started with'),
-  agent_version: z.int().describe('The one version of the agent that all items are asked of'),
+  eval_revision: z.int().describe('Revision of the eval at the start'),
+  agent_version: z.int().describe('Agent version for all items'),
   decider_versions: z
     .record(z.string(), z.int())
     .nullable()
-    .describe('Versions of the deciders that were pinned, by the names of their scorers; null without such scorers'),
+    .describe('Pinned versions of deciders, by scorer name. Null without decider scorers.'),
   status: z.enum(EVAL_RUN_STATUSES),
-  baseline_run_id: z.string().nullable().describe('Run that it is compared with'),
-  trigger_id: z.string().nullable().describe('Trigger that started it'),
-  aggregate_scores: anObject.nullable().describe('What came of it; null until it has completed'),
-  passed: z.boolean().nullable().describe('The verdict; null without a threshold and until it has completed'),
-  item_count: z.int().describe('Items of the run'),
-  completed_count: z.int().describe('Items that were scored'),
-  errored_count: z.int().describe('Items that ended with an error; they are in no figure'),
-  metadata: anObject.nullable(),
-  error: RecordedFailure.nullable().describe('Why it failed'),
+  baseline_run_id: z.string().nullable().describe('ID of the run used as baseline'),
+  trigger_id: z.string().nullable().describe('ID of the trigger that started the run'),
+  aggregate_scores: jsonObject.nullable().describe('Aggregated scores. Null until the run is completed.'),
+  passed: z
+    .boolean()
+    .nullable()
+    .describe('Whether the run passed. Null without a threshold and until the run is completed.'),
+  item_count: z.int().describe('Number of items'),
+  completed_count: z.int().describe('Number of scored items'),
+  errored_count: z.int().describe('Number of items that ended with an error; excluded from aggregated scores'),
+  metadata: jsonObject.nullable(),
+  error: RecordedFailure.nullable().describe('Reason for the failure. Null unless failed.'),
   started_at: time,
   finished_at: time,
 }
@@ -48,19 +51,21 @@ export const EvalRunInput = z
     wait: z
       .boolean()
       .nullish()
-      .describe('Answer once the run has ended or SYNC_WAIT_SECONDS are over; for at most EVAL_SYNC_ITEM_CAP items'),
+      .describe(
+        'Whether to wait until the run ends, for at most SYNC_WAIT_SECONDS. Allowed for at most EVAL_SYNC_ITEM_CAP items. Default false.',
+      ),
     agent_version: z
       .int()
       .min(1)
       .nullish()
-      .describe('Version of the agent to ask; default the stable one of its release, else the live one'),
-    baseline_run_id: id.nullish().describe('Run of the same eval, at its end, to compare with'),
-    metadata: MetadataBag.nullish().describe('Data of your own, kept on the run'),
-    tool_context: ToolContextInput.nullish().describe('Keys and values that calls of tools carry as headers'),
+      .describe('Agent version. Default the stable version of the active release, or the current version without one.'),
+    baseline_run_id: id.nullish().describe('ID of an ended run of the same eval to compare with'),
+    metadata: MetadataBag.nullish().describe('Custom data of the run'),
+    tool_context: ToolContextInput.nullish().describe('Keys and values sent as headers with tool calls'),
   })
   .meta({ id: 'EvalRunInput' })
 
-/** Who a decider asks what, as it stood when the run began. */
+/** Version, questions and backend of a decider at the start of a run. */
 export type PinnedDecider = {
   id: string
   version: number
@@ -97,11 +102,11 @@ export const evalRunKind = kind({
 export type EvalRunRow = z.output<typeof evalRunKind.row>
 
 export const Score = z.object({
-  scorer: z.string().describe('Type of the scorer, or its name where the type may repeat'),
-  score: z.number().describe('From 0 to 1'),
-  passed: z.boolean().describe('Whether the answer reached the threshold'),
-  reasoning: z.string().optional().describe('What the judge or the tool said of it'),
-  decision_id: z.string().optional().describe('Decision that the score comes from'),
+  scorer: z.string().describe('Name of the scorer, or its type for scorers without a name'),
+  score: z.number().describe('Score from 0 to 1'),
+  passed: z.boolean().describe('Whether the output passed'),
+  reasoning: z.string().optional().describe('Explanation by the model or tool'),
+  decision_id: z.string().optional().describe('ID of the decision'),
 })
 export type Score = z.output<typeof Score>
 
@@ -109,19 +114,21 @@ export const EvalResult = record(
   'EvalResult',
   {
     eval_run_id: z.string(),
-    dataset_item_id: z.string().nullable().describe('Null once the item is deleted'),
-    input: askedMessages.describe('The item as it was asked; empty once the content of its end user was erased'),
+    dataset_item_id: z.string().nullable().describe('ID of the dataset item. Null after its deletion.'),
+    input: resultMessages.describe(
+      'Input at the start of the run. Empty after the content of its end user was erased.',
+    ),
     expected_output: z.string().nullable(),
-    generation_id: z.string().nullable().describe('The turn; null where none was made'),
-    output: z.string().nullable().describe('What the agent answered; null where it did not, and once that is purged'),
-    scores: z.array(Score).describe('In the order of the scorers; empty with an error'),
-    passed: z.boolean().describe('Whether every scorer was passed'),
+    generation_id: z.string().nullable().describe('ID of the generation. Null if none was created.'),
+    output: z.string().nullable().describe('Output of the agent. Null without one and after it was purged.'),
+    scores: z.array(Score).describe('Scores in the order of the scorers. Empty if the item ended with an error.'),
+    passed: z.boolean().describe('Whether the output passed every scorer'),
     error: RecordedFailure.nullable(),
   },
   { project: false, updated: false },
 )
 
-export const STATES = ['queued', 'asked', 'answered', 'done'] as const
+export const RESULT_STATES = ['queued', 'asked', 'answered', 'done'] as const
 
 export const evalResultKind = kind({
   name: 'eval_result',
@@ -135,25 +142,25 @@ export const evalResultKind = kind({
     passed: sql.fragment`coalesce(t.passed, false)`,
     scores: sql.fragment`case when t.error is null then t.scores else '[]'::json end`,
   },
-  hidden: { project_id: z.string(), item_id: z.string(), state: z.enum(STATES) },
+  hidden: { project_id: z.string(), item_id: z.string(), state: z.enum(RESULT_STATES) },
 })
 export type EvalResultRow = z.output<typeof evalResultKind.row>
 
-/** What a worker or a turn needs to know of an item and its run. */
+/** An unsettled item with the data of its run. */
 export const OpenItem = z.object({
   id: z.string(),
   project_id: z.string(),
   eval_run_id: z.string(),
   item_id: z.string(),
-  state: z.enum(STATES),
+  state: z.enum(RESULT_STATES),
   input: z.custom<ItemTurnMessage[]>(),
   expected_output: z.string().nullable(),
-  metadata: anObject.nullable(),
+  metadata: jsonObject.nullable(),
   generation_id: z.string().nullable(),
   content_mode: z.enum(['full', 'none']),
   output: z.string().nullable(),
   object: z.unknown(),
-  /** What scorers that cost something have said already. */
+  /** Stored scores and decisions of scorers with a cost. */
   scores: z.array(Score.partial().required({ scorer: true })),
   claims: z.int(),
   run: z.custom<
@@ -176,17 +183,17 @@ export const OpenItem = z.object({
 })
 export type OpenItem = z.output<typeof OpenItem>
 
-/** Carries the id of a run that has ended. */
+/** Notification channel; the payload is the id of an ended run. */
 export const RUN_CHANNEL = 'muster_eval_runs'
-/** Carries the id of a result that is stored. */
+/** Notification channel; the payload is the id of a stored result. */
 export const RESULT_CHANNEL = 'muster_eval_results'
 
 export const isLive = ({ status }: Pick<EvalRunRow, 'status'>): boolean => status === 'queued' || status === 'running'
 
-/** What whoever starts a run has to be allowed, and still be when a turn or a scorer is asked in its name. */
+/** Permission required to start a run, checked again for every turn and scorer call on behalf of that principal. */
 export const runPermission = (evalId: string) => ({ action: 'evaluations:RunEval', kind: 'eval', id: evalId })
 
-/** What binds the sealed tool context to its run. */
+/** Returns the row to which the sealed tool context of a run is bound. */
 export const evalRunSeal = ({ id, project_id }: Pick<EvalRunRow, 'id' | 'project_id'>) => ({
   kind: 'eval_run_context',
   id,

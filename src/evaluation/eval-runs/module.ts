@@ -14,9 +14,9 @@ import { evalHandlers, evalSchedules, resumeItems } from './handlers.ts'
 import { evalRunWork } from './long-work.ts'
 import { evalResultKind, evalRunKind, sealedEvalRuns } from './model.ts'
 import { evalRunOperations } from './operations.ts'
-import { moveResults, resultFootprint } from './store.ts'
+import { reassignResults, resultFootprint } from './store.ts'
 import { evalTarget } from './trigger.ts'
-import { itemTurns } from './turns.ts'
+import { itemTurnOwner } from './turns.ts'
 
 export default module('eval-runs', {
   errors: evalErrors,
@@ -27,10 +27,10 @@ export default module('eval-runs', {
   sealedColumns: sealedEvalRuns,
   extensions: [
     longWork.with(evalRunWork),
-    turnOwners.with(itemTurns),
+    turnOwners.with(itemTurnOwner),
     turnContent.with(resultContent),
     endUserContent.with(copiedResults),
-    actorMergeHooks.with((tx, from, to) => moveResults(tx, from.id, to.id).then(() => {})),
+    actorMergeHooks.with((tx, from, to) => reassignResults(tx, from.id, to.id).then(() => {})),
     resumeHooks.with(resumeItems),
     promotionGates.with(evalGates),
     triggerTargets.with(evalTarget),

@@ -7,6 +7,8 @@ import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
+import { subscribeUntil } from '../../core/jobs/subscription.ts'
+import type { Services } from '../../core/process/services.ts'
 import { evalKind } from '../evals/model.ts'
 import { compareRuns, comparisonQuery, EvalComparison } from './compare.ts'
 import {
@@ -19,17 +21,36 @@ import {
   evalResultKind,
   evalRunKind,
   isLive,
+  RUN_CHANNEL,
 } from './model.ts'
 import { endRun } from './settle-run.ts'
 import { startEval } from './start.ts'
-import { dropQueued } from './store.ts'
-import { subscribeEvalRun } from './wait.ts'
+import { deleteQueued } from './store.ts'
+
+/** Polling interval, as a fallback for lost notifications. */
+const POLL_MS = 1000
+
+/** Subscribes to the end of a run before its creation; `wait` returns the run at its end or after SYNC_WAIT_SECONDS. */
+function subscribeEvalRun(services: Services, runId: string) {
+  const { wait, cancel } = subscribeUntil<EvalRunRow | null>({
+    subscribe: listener =>
+      services.notifications.listen(RUN_CHANNEL, endedId => endedId === runId && listener(), { onReconnect: listener }),
+    read: () => evalRunKind.find(services.pool, runId),
+    isOver: run => !run || !isLive(run),
+    pollMs: POLL_MS,
+  })
+  return {
+    cancel,
+    wait: (closed: AbortSignal): Promise<EvalRunRow | null> =>
+      wait({ closed, withinMs: services.config.SYNC_WAIT_SECONDS * 1000 }),
+  }
+}
 
 const tag = 'Evals'
 const path = '/evals/{eval_id}/runs'
 const runs = resource(evalRunKind, { path, tag, module: 'evaluations', param: 'eval_run_id' })
 
-/** Raises RESOURCE_NOT_FOUND for a run of another eval than the path names. */
+/** @throws RESOURCE_NOT_FOUND if the run does not belong to the eval of the path */
 function requireMember({ params }: Pick<Context, 'params'>, run: EvalRunRow): void {
   if (run.eval_id !== params.eval_id) raise('RESOURCE_NOT_FOUND', { meta: { id: run.id } })
 }
@@ -39,10 +60,10 @@ const start = itemOperation(evalKind, {
   starts: { kind: 'eval_run', field: 'id', bounded: true },
   method: 'post',
   path,
-  summary: 'Run an eval: in the background or waited for',
+  summary: 'Create an eval run',
   waiting: { default: false, done: ['completed'], failed: ['failed', 'canceled'], paused: [], poll: 'getEvalRun' },
   description:
-    'Asks one version of the agent every item, each by a turn of its own, in the name of the caller: with real calls of models and tools, which are metered and count against quotas.',
+    'Executes one agent version on every item of the dataset, each in a separate generation with the permissions of the caller. Model and tool calls are real, metered and count against quotas. Runs in the background unless `wait` is set.',
   tag,
   action: 'evaluations:RunEval',
   body: EvalRunInput,
@@ -52,47 +73,47 @@ const start = itemOperation(evalKind, {
   transaction: false,
   async run(context) {
     const { services, caller, resource: row, request } = context
-    const { wait, tool_context, ...given } = context.body ?? {}
-    const bag = callerContext(tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+    const { wait, tool_context, ...input } = context.body ?? {}
+    const toolContext = callerContext(tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
     const id = newId(evalRunKind.prefix)
-    const expected = wait === true ? subscribeEvalRun(services, id) : null
+    const subscription = wait === true ? subscribeEvalRun(services, id) : null
     try {
       const run = await services.write(async tx => {
         const started = await startEval(tx, services, row, {
-          ...given,
+          ...input,
           id,
           wait: wait === true,
-          tool_context: bag,
+          tool_context: toolContext,
           authority: principalRecord(caller),
           trigger_id: caller.run?.trigger_id ?? null,
         })
-        const kept = wait === true ? { made: { id } } : { body: evalRunKind.present(started) }
-        context.record(tx, 201, { id: row.id, ...kept })
+        const recorded = wait === true ? { made: { id } } : { body: evalRunKind.present(started) }
+        context.record(tx, 201, { id: row.id, ...recorded })
         return started
       })
-      return shown(expected ? await expected.wait(request.closed) : run, id)
+      return runResult(subscription ? await subscription.wait(request.closed) : run, id)
     } finally {
-      expected?.cancel()
+      subscription?.cancel()
     }
   },
   again: async ({ services, request }, { id }) =>
-    shown(await subscribeEvalRun(services, id as string).wait(request.closed), id as string),
+    runResult(await subscribeEvalRun(services, id as string).wait(request.closed), id as string),
 })
 
-/** The answer with a run as it is. Raises RESOURCE_NOT_FOUND. */
-const shown = (run: EvalRunRow | null, id: string): OperationResult =>
+/** @throws RESOURCE_NOT_FOUND if the run was deleted */
+const runResult = (run: EvalRunRow | null, id: string): OperationResult =>
   run
     ? result(201, evalRunKind.present(run))
-    : raise('RESOURCE_NOT_FOUND', { message: 'The run is gone', meta: { id } })
+    : raise('RESOURCE_NOT_FOUND', { message: 'Eval run was deleted', meta: { id } })
 
 const runFilters = { status: oneOf('status', EVAL_RUN_STATUSES), passed: flagFilter('passed') }
 
 const resultFilters = {
   passed: columnFilter(
-    booleanQuery.optional().describe('Only results that passed, or only others'),
+    booleanQuery.optional().describe('Whether the result passed'),
     passed => sql.fragment`coalesce(t.passed, false) = ${passed}`,
   ),
-  errored: columnFilter(booleanQuery.optional().describe('Only results with an error, or only others'), errored =>
+  errored: columnFilter(booleanQuery.optional().describe('Whether the result has an error'), errored =>
     errored ? sql.fragment`t.error is not null` : sql.fragment`t.error is null`,
   ),
 }
@@ -103,8 +124,8 @@ export const evalRunOperations: Operation[] = [
     id: 'listEvalRuns',
     method: 'get',
     path,
-    summary: 'List the runs of an eval, newest first',
-    description: 'Each with its status and the totals of its scores so far.',
+    summary: 'List eval runs',
+    description: 'Newest first, with the status and the counts of completed and failed items.',
     tag,
     action: 'evaluations:ListEvals',
     paged: true,
@@ -120,14 +141,14 @@ export const evalRunOperations: Operation[] = [
         time: sql.fragment`t.created_at`,
         order: sql.fragment`t.created_at desc, t.id desc`,
         key: sql.fragment`t.id`,
-        // Figures by groups and scorers take up to 2 MiB.
+        // Aggregated scores by group and scorer take up to 2 MiB.
         bytes: sql.fragment`octet_length(t.scorers::text) + coalesce(octet_length(t.aggregate_scores::text), 0)`,
         present: evalRunKind.present,
       }),
   }),
   runs.get({
-    summary: 'Read a run of an eval',
-    description: 'Once it has ended it carries the verdict by the thresholds of the eval.',
+    summary: 'Get an eval run',
+    description: 'A completed run contains the aggregated scores and, if the eval has a threshold, the verdict.',
     action: 'evaluations:GetEval',
     present: async context => {
       requireMember(context, context.resource as EvalRunRow)
@@ -138,9 +159,9 @@ export const evalRunOperations: Operation[] = [
     id: 'listEvalResults',
     method: 'get',
     path: `${path}/{eval_run_id}/results`,
-    summary: 'List the results of a run in the order of its dataset',
+    summary: 'List eval results',
     description:
-      'Also while it runs: results come as items are done, each in its place, so that pages shift until the run has ended. A page ends before 16 MiB of them: `limit` says how many it was cut to.',
+      'In the order of the dataset. Results appear as items finish, so pages can shift until the run ends. A page has at most 16 MiB of results; `limit` in the response is the resulting page size.',
     tag,
     action: 'evaluations:ListEvals',
     paged: true,
@@ -165,16 +186,21 @@ export const evalRunOperations: Operation[] = [
     },
   }),
   runs.action('cancel', {
-    summary: 'Cancel a run of an eval',
-    description: 'Items that nobody was asked yet are dropped; what is under way ends and keeps its result.',
+    summary: 'Cancel an eval run',
+    description: 'Discards queued items. Active items finish and keep their results.',
     action: 'evaluations:RunEval',
     answers: { 200: EvalRun },
     async run(context) {
       const { tx, resource: row } = context
       requireMember(context, row)
       const run = await evalRunKind.lock(tx, row.id)
-      if (!isLive(run)) raiseInvalid({ code: 'INVALID_STATE', path: 'status', message: `the run is ${run.status}` })
-      await dropQueued(tx, run.id)
+      if (!isLive(run))
+        raiseInvalid({
+          code: 'INVALID_STATE',
+          path: 'status',
+          message: `is ${run.status}, so the run cannot be cancelled`,
+        })
+      await deleteQueued(tx, run.id)
       return evalRunKind.present(await endRun(tx, run, { status: 'canceled' }))
     },
   }),
@@ -183,9 +209,9 @@ export const evalRunOperations: Operation[] = [
     command: ['evals', 'compare'],
     method: 'get',
     path: '/evals/{eval_id}/compare',
-    summary: 'Compare runs of an eval item by item',
+    summary: 'Compare eval runs',
     description:
-      'What the runs named made of each item, in the order in which they are named; null where a run has no result of it. A page ends before 16 MiB of results: `limit` says how many it was cut to.',
+      'Returns the results of each item in the given runs, in their order; null for a run without a result of the item. A page has at most 16 MiB of results; `limit` in the response is the resulting page size.',
     tag,
     action: 'evaluations:GetEval',
     paged: true,

@@ -5,14 +5,14 @@ const item = z.object({ result_id: z.string(), eval_run_id: z.string(), project_
 const concern = 'evaluation'
 const project = (message: { project_id: string }): string => message.project_id
 
-/** Items whose turns are to be made. */
+/** Items to execute. */
 export const itemQueue = workQueue('eval.execute_item', { message: item, project, concern, retry: { limit: 2 } })
 export type EvalItemMessage = z.output<typeof itemQueue.message>
 
-/** Items that were answered and whose scorers call something. */
+/** Items with an output whose scorers make calls. */
 export const scoreQueue = workQueue('eval.score_item', { message: item, project, concern, retry: { limit: 2 } })
 
-/** Runs of which every item has a result. */
+/** Runs with a result for every item. */
 export const evalRunQueue = entityMailbox('eval.complete_run', {
   message: z.object({ eval_run_id: z.string(), project_id: z.string() }),
   key: message => message.eval_run_id,
@@ -22,7 +22,7 @@ export const evalRunQueue = entityMailbox('eval.complete_run', {
 })
 export type EvalRunMessage = z.output<typeof evalRunQueue.message>
 
-/** Looks for runs that nobody works on: the floor under the messages. */
+/** Sweep for deferred items and stale runs, as a fallback for lost messages. */
 export const evalSweepQueue = workQueue('eval.sweep', {
   message: z.object({}),
   concern,

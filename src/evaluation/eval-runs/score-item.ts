@@ -11,29 +11,26 @@ import { outputProblems } from '../../execution/agents/schema.ts'
 import { findAgentVersion } from '../../execution/agents/served-version.ts'
 import { refusalToStart } from '../../execution/generations/loop/prepare-turn.ts'
 import { PAUSE_HOLD_MS } from '../../identity/projects/pause.ts'
-import { keyOf, type Scorer, type ScorerOf } from '../evals/scorers.ts'
-import { scoreByDecider } from './decider-score.ts'
+import { type Scorer, type ScorerOf, scorerKey } from '../evals/scorers.ts'
 import { type OpenItem, runPermission, type Score } from './model.ts'
-import { scoreByModel } from './model-judge.ts'
 import type { EvalItemMessage } from './queue.ts'
-import { failedScorer, ScorerFailed, scoreLocally, scoreVerdict, scoringFailure } from './score.ts'
-import { textSimilarity } from './similarity.ts'
+import { scoreByDecider, scoreByModel, scoreBySimilarity, scoreByTool } from './remote-scorers.ts'
+import { ScorerFailed, scoreLocally, scoreVerdict, scoringFailure, toScorerFailure } from './score.ts'
 import { claimAnswered, deferItem, storeScores } from './store.ts'
-import { notScored, storeEvalResult } from './store-result.ts'
-import { scoreByTool } from './tool-score.ts'
+import { exhaustedScoringFailure, storeEvalResult } from './store-result.ts'
 
-/** What a worker holds while it scores an item. */
-type Scoring = {
+/** State of scoring an item; `stored` contains the stored scores and decisions. */
+type ScoringState = {
   services: Services
   item: OpenItem
-  said: OpenItem['scores']
+  stored: OpenItem['scores']
   signal: AbortSignal
   stopping: AbortSignal
 }
 
 /**
- * Has the scorers judge what was answered to an item, in their order, and stores its result. What a scorer said that costs
- * something is kept, so that it is not asked again after its worker was lost.
+ * Runs the scorers of an item in order and stores its result. Scores with a cost are stored immediately, so that they
+ * are not computed again after a lost worker.
  */
 export async function scoreItem({ result_id }: EvalItemMessage, context: JobContext): Promise<void> {
   const { services, signal, stopping, log } = context
@@ -42,27 +39,24 @@ export async function scoreItem({ result_id }: EvalItemMessage, context: JobCont
   if (item.paused) return void (await deferItem(services.pool, item.id, PAUSE_HOLD_MS))
   await injectFault(services, 'eval_item_answered')
   const started = performance.now()
-  const shown = item.content_mode === 'none' ? null : item.output
-  const store = (end: {
+  const output = item.content_mode === 'none' ? null : item.output
+  const store = (outcome: {
     scores: readonly Score[]
     error: AppError['recorded'] extends () => infer R ? R | null : never
   }) =>
-    retryWhileUnavailable(
-      () => services.write(tx => storeEvalResult(tx, item, 'answered', { output: shown, ...end })),
-      {
-        signal,
-      },
-    )
+    retryWhileUnavailable(() => services.write(tx => storeEvalResult(tx, item, 'answered', { output, ...outcome })), {
+      signal,
+    })
   try {
-    // Purged meanwhile, or lost with a crash of the database.
+    // The output was purged, or its unlogged row was lost in a database crash.
     if (item.output === null)
-      throw new AppError('GENERATION_CONTENT_UNAVAILABLE', { message: 'The answer to be scored is not there any more' })
-    const scores = await allScores({ services, item, said: [...item.scores], signal, stopping })
+      throw new AppError('GENERATION_CONTENT_UNAVAILABLE', { message: 'Output to be scored was erased' })
+    const scores = await runScorers({ services, item, stored: [...item.scores], signal, stopping })
     await injectFault(services, 'eval_item_scored')
     await store({ scores, error: null })
     log.info(
       { result_id, attempt: item.claims, outcome: 'scored', duration_ms: Math.round(performance.now() - started) },
-      'eval item',
+      'eval item scored',
     )
   } catch (error) {
     if (error instanceof ClaimLostError) return
@@ -75,40 +69,43 @@ export async function scoreItem({ result_id }: EvalItemMessage, context: JobCont
       (error instanceof AppError && error.code !== 'SERVICE_NOT_READY' ? error.recorded() : null)
     if (!failure) throw error
     await store({ scores: [], error: failure })
-    log.info({ result_id, attempt: item.claims, outcome: 'failed', code: failure.code }, 'eval item')
+    log.info({ result_id, attempt: item.claims, outcome: 'failed', code: failure.code }, 'eval item failed')
   }
 }
 
-async function allScores(scoring: Scoring): Promise<Score[]> {
+async function runScorers(state: ScoringState): Promise<Score[]> {
   const scores: Score[] = []
-  for (const scorer of scoring.item.run.scorers) {
-    scoring.signal.throwIfAborted()
-    if (scoring.stopping.aborted) throw new RequeueError('the worker stops')
-    scores.push(await oneScore(scoring, scorer))
+  for (const scorer of state.item.run.scorers) {
+    state.signal.throwIfAborted()
+    if (state.stopping.aborted) throw new RequeueError('worker is stopping')
+    scores.push(await runScorer(state, scorer))
   }
   return scores
 }
 
-/** What one scorer says. Raises ScorerFailed, Superseded, HandBack, and what is no failure of the scorer. */
-async function oneScore(scoring: Scoring, scorer: Scorer): Promise<Score> {
-  const { item, said, signal } = scoring
-  const known = said.find(each => each.scorer === keyOf(scorer))
-  if (known?.score !== undefined) return known as Score
-  const instant = scoreLocally(scorer, item)
-  if (instant) return instant
+/**
+ * Returns the score of one scorer.
+ * @throws ScorerFailed, ClaimLostError, RequeueError, and errors that are not failures of the scorer
+ */
+async function runScorer(state: ScoringState, scorer: Scorer): Promise<Score> {
+  const { item, stored, signal } = state
+  const previous = stored.find(score => score.scorer === scorerKey(scorer))
+  if (previous?.score !== undefined) return previous as Score
+  const local = scoreLocally(scorer, item)
+  if (local) return local
   try {
-    await requireStarter(scoring, scorer)
-    return await asked(scoring, scorer, known?.decision_id)
+    await requireRunPermission(state, scorer)
+    return await callScorer(state, scorer, previous?.decision_id)
   } catch (error) {
-    const own =
+    const isInternal =
       error instanceof ClaimLostError || error instanceof RequeueError || signal.aborted || isDatabaseError(error)
-    if (own || (error instanceof AppError && error.code === 'SERVICE_NOT_READY')) throw error
-    throw failedScorer(scorer, error)
+    if (isInternal || (error instanceof AppError && error.code === 'SERVICE_NOT_READY')) throw error
+    throw toScorerFailure(scorer, error)
   }
 }
 
-/** Raises FORBIDDEN for a call in the name of somebody who may not run the eval any more. */
-async function requireStarter({ services, item }: Scoring, { type }: Scorer): Promise<void> {
+/** @throws FORBIDDEN if the principal that started the run no longer has the permission to run the eval */
+async function requireRunPermission({ services, item }: ScoringState, { type }: Scorer): Promise<void> {
   const { run, project_id } = item
   const permission = runPermission(run.eval_id)
   if (type === 'output_schema') return
@@ -117,71 +114,74 @@ async function requireStarter({ services, item }: Scoring, { type }: Scorer): Pr
   if (forbidden) throw forbidden
 }
 
-async function asked(scoring: Scoring, scorer: Scorer, decisionId: string | undefined): Promise<Score> {
-  const { services, item, signal, stopping } = scoring
-  const key = `${item.id}:${keyOf(scorer)}:${item.claims}`
+async function callScorer(state: ScoringState, scorer: Scorer, decisionId: string | undefined): Promise<Score> {
+  const { services, item, signal, stopping } = state
+  const key = `${item.id}:${scorerKey(scorer)}:${item.claims}`
   switch (scorer.type) {
     case 'output_schema':
-      return scoreVerdict(scorer, await satisfies(services, scorer, item, signal))
+      return scoreVerdict(scorer, await isValidOutput(services, scorer, item, signal))
     case 'embedding_similarity':
-      return keeping(scoring, () => textSimilarity(services, scorer, item, signal))
+      return scoreAndStore(state, () => scoreBySimilarity(services, scorer, item, signal))
     case 'llm_judge':
-      return keeping(scoring, use => scoreByModel(services, scorer, item, { key, use, signal }))
+      return scoreAndStore(state, addUsage => scoreByModel(services, scorer, item, { key, addUsage, signal }))
     case 'tool':
-      return keeping(scoring, use => scoreByTool(services, scorer, item, { key, use, signal }))
+      return scoreAndStore(state, addUsage => scoreByTool(services, scorer, item, { key, addUsage, signal }))
     case 'decider':
       return scoreByDecider(services, scorer, item, {
-        known: decisionId,
+        decisionId,
         signal,
         stopping,
-        async keep(tx, decision_id) {
-          scoring.said.push({ scorer: keyOf(scorer), decision_id })
-          if (!(await storeScores(tx, item, scoring.said))) throw new ClaimLostError()
+        async storeDecision(tx, decision_id) {
+          state.stored.push({ scorer: scorerKey(scorer), decision_id })
+          if (!(await storeScores(tx, item, state.stored))) throw new ClaimLostError()
         },
       })
     default:
-      throw new Error(`no scorer ${scorer.type}`)
+      throw new Error(`Unknown scorer type ${scorer.type}`)
   }
 }
 
-/** Makes a call that costs something, and keeps what it said together with its cost; its cost also when it fails. */
-async function keeping(scoring: Scoring, work: (use: (draft: UsageDraft) => void) => Promise<Score>): Promise<Score> {
-  const { services, item } = scoring
-  const used: UsageDraft[] = []
+/** Makes a scorer call and stores its score and usage in one transaction; usage is recorded also on failure. */
+async function scoreAndStore(
+  state: ScoringState,
+  call: (addUsage: (draft: UsageDraft) => void) => Promise<Score>,
+): Promise<Score> {
+  const { services, item } = state
+  const usage: UsageDraft[] = []
   try {
-    const score = await work(draft => void used.push(draft))
-    const said = [...scoring.said, score]
-    const keep = async (tx: Tx) => {
-      await recordUsage(services, used, tx)
-      return storeScores(tx, item, said)
+    const score = await call(draft => void usage.push(draft))
+    const scores = [...state.stored, score]
+    const write = async (tx: Tx) => {
+      await recordUsage(services, usage, tx)
+      return storeScores(tx, item, scores)
     }
-    const kept = await retryWhileUnavailable(() => services.write(keep), scoring)
-    used.length = 0
-    if (!kept) throw new ClaimLostError()
-    scoring.said.push(score)
+    const isStored = await retryWhileUnavailable(() => services.write(write), state)
+    usage.length = 0
+    if (!isStored) throw new ClaimLostError()
+    state.stored.push(score)
     return score
   } finally {
-    if (used.length > 0) await recordUsage(services, used)
+    if (usage.length > 0) await recordUsage(services, usage)
   }
 }
 
-/** Whether the object of an answer is as a schema asks for; an answer without one is not. */
-async function satisfies(
+/** Whether the structured output is valid against the schema; false without structured output. */
+async function isValidOutput(
   services: Services,
   { schema }: ScorerOf<'output_schema'>,
   { object, project_id, run }: OpenItem,
   signal: AbortSignal,
 ): Promise<boolean> {
   if (object == null) return false
-  const asked = schema ?? (await findAgentVersion(services.pool, run.agent_id, run.agent_version))?.output_schema
-  return asked != null && (await outputProblems(services, project_id, asked, object, signal)).length === 0
+  const outputSchema = schema ?? (await findAgentVersion(services.pool, run.agent_id, run.agent_version))?.output_schema
+  return outputSchema != null && (await outputProblems(services, project_id, outputSchema, object, signal)).length === 0
 }
 
-/** Ends an item whose scoring failed again and again for reasons of ours. */
+/** Fails an item whose scoring attempts are exhausted. */
 export const failAnswered = (services: Services, { result_id }: EvalItemMessage, error: unknown): Promise<unknown> =>
   services.write(async tx => {
     const item = await claimAnswered(tx, result_id)
     if (!item) return
     const output = item.content_mode === 'none' ? null : item.output
-    await storeEvalResult(tx, item, 'answered', { output, scores: [], error: notScored(error) })
+    await storeEvalResult(tx, item, 'answered', { output, scores: [], error: exhaustedScoringFailure(error) })
   })

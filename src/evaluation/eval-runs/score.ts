@@ -1,12 +1,10 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
-import { holdsText } from '../../core/api/storable-text.ts'
+import { containsText } from '../../core/api/storable-text.ts'
 import { ExpressionError, evaluate, isObject, truthy } from '../../core/expressions/evaluate.ts'
-import { keyOf, type Scorer } from '../evals/scorers.ts'
+import { type Scorer, scorerKey } from '../evals/scorers.ts'
 import type { OpenItem, Score } from './model.ts'
 
-/** What scorers make of an answer. */
-
-/** What a scorer fails with: the item has an error then, not a score. */
+/** Failure of a scorer; its item then ends with an error instead of scores. */
 export class ScorerFailed extends Error {
   readonly failure: RecordedFailure
   constructor(scorer: string, { code, message, meta }: RecordedFailure) {
@@ -15,22 +13,22 @@ export class ScorerFailed extends Error {
   }
 }
 
-/** What is recorded of a scorer that failed; null for what is no failure of a scorer. */
+/** Returns the recorded failure of a scorer; null for other errors. */
 export const scoringFailure = (error: unknown): RecordedFailure | null =>
   error instanceof ScorerFailed ? error.failure : null
 
-/** A failure that has no code of its own. */
-export const unscoredResult = (message: string): AppError => new AppError('EVAL_SCORING_FAILED', { message })
+/** Returns an error without a specific code. */
+export const scoringError = (message: string): AppError => new AppError('EVAL_SCORING_FAILED', { message })
 
-/** What a scorer threw as its failure. */
-export function failedScorer(scorer: Scorer, error: unknown): ScorerFailed {
+/** Converts an error thrown by a scorer to its failure. */
+export function toScorerFailure(scorer: Scorer, error: unknown): ScorerFailed {
   const recorded =
-    error instanceof AppError ? error.recorded() : unscoredResult(String((error as Error)?.message ?? error)).recorded()
-  return new ScorerFailed(keyOf(scorer), recorded)
+    error instanceof AppError ? error.recorded() : scoringError(String((error as Error)?.message ?? error)).recorded()
+  return new ScorerFailed(scorerKey(scorer), recorded)
 }
 
-/** What expressions, tools and deciders are shown of an item and its answer. */
-export const factsOf = ({
+/** Returns the data of an item and its output for expressions, tools and deciders. */
+export const scoringData = ({
   input,
   output,
   object,
@@ -44,70 +42,80 @@ export const factsOf = ({
   item: { metadata },
 })
 
-export const scoreOf = (scorer: Scorer, score: number, passed: boolean, more: Partial<Score> = {}): Score => ({
-  scorer: keyOf(scorer),
+export const buildScore = (scorer: Scorer, score: number, passed: boolean, more: Partial<Score> = {}): Score => ({
+  scorer: scorerKey(scorer),
   score,
   passed,
   ...more,
 })
 
-export const scoreVerdict = (scorer: Scorer, passed: boolean): Score => scoreOf(scorer, passed ? 1 : 0, passed)
+export const scoreVerdict = (scorer: Scorer, passed: boolean): Score => buildScore(scorer, passed ? 1 : 0, passed)
 
-/** Raises EVAL_SCORING_FAILED for what is no score. */
+/**
+ * Returns a value as a score.
+ * @throws EVAL_SCORING_FAILED for anything except a number from 0 to 1
+ */
 export function requireScore(value: unknown): number {
   if (typeof value === 'number' && value >= 0 && value <= 1) return value
-  throw unscoredResult(
-    `The score must be a number from 0 to 1, not ${String(JSON.stringify(value) ?? value).slice(0, 100)}`,
-  )
+  throw scoringError(`Score is not a number from 0 to 1: ${String(JSON.stringify(value) ?? value).slice(0, 100)}`)
 }
 
-/** The object of a text: from its first brace to its last. Raises EVAL_SCORING_FAILED where there is none. */
-export function parseFirstObject(text: string): Record<string, unknown> {
+/**
+ * Parses the JSON object in a text, from its first brace to its last.
+ * @throws EVAL_SCORING_FAILED
+ */
+export function parseEmbeddedObject(text: string): Record<string, unknown> {
   const from = text.indexOf('{')
   const to = text.lastIndexOf('}')
   try {
     const value = from < 0 || to < from ? null : JSON.parse(text.slice(from, to + 1))
     if (isObject(value)) return value
   } catch {
-    // Said below.
+    // Raised below.
   }
-  throw unscoredResult('The answer holds no JSON object')
+  throw scoringError('Reply contains no JSON object')
 }
 
-/** A text for a person, as it is kept: of an answer that is not, it may quote what nobody is to keep. */
-export const reasoningOf = (value: unknown, { content_mode }: Pick<OpenItem, 'content_mode'>): Partial<Score> =>
+/** Returns the reasoning to store. Without content storage it is dropped, as it may quote the output. */
+export const storableReasoning = (value: unknown, { content_mode }: Pick<OpenItem, 'content_mode'>): Partial<Score> =>
   typeof value === 'string' && content_mode !== 'none' ? { reasoning: value.slice(0, 16_384) } : {}
 
-/** The verdict of a scorer that calls nothing; null of one that does. */
-function instantScore(scorer: Scorer, item: OpenItem): Score | null {
+/** Returns the score of a scorer that makes no call; null for other scorers. */
+function computeLocalScore(scorer: Scorer, item: OpenItem): Score | null {
   const text = item.output ?? ''
   switch (scorer.type) {
     case 'exact_match':
       return scoreVerdict(scorer, item.expected_output !== null && text.trim() === item.expected_output.trim())
     case 'contains': {
-      const folded = (value: string) => (scorer.case_sensitive ? value : value.toLowerCase())
-      return scoreVerdict(scorer, holdsText(folded(text), folded(scorer.value)))
+      const normalizeCase = (value: string) => (scorer.case_sensitive ? value : value.toLowerCase())
+      return scoreVerdict(scorer, containsText(normalizeCase(text), normalizeCase(scorer.value)))
     }
     case 'json_logic':
-      return scoreVerdict(scorer, truthy(evaluate(scorer.expression, factsOf(item))))
+      return scoreVerdict(scorer, truthy(evaluate(scorer.expression, scoringData(item))))
     default:
       return null
   }
 }
 
-/** Scores an answer by a scorer that calls nothing. Raises ScorerFailed; null of a scorer that does. */
+/**
+ * Returns the score of a scorer that makes no call; null for other scorers.
+ * @throws ScorerFailed
+ */
 export function scoreLocally(scorer: Scorer, item: OpenItem): Score | null {
   try {
-    return instantScore(scorer, item)
+    return computeLocalScore(scorer, item)
   } catch (error) {
-    throw error instanceof ExpressionError ? failedScorer(scorer, error) : error
+    throw error instanceof ExpressionError ? toScorerFailure(scorer, error) : error
   }
 }
 
-const INSTANT = ['exact_match', 'contains', 'json_logic']
+const LOCAL_TYPES = ['exact_match', 'contains', 'json_logic']
 
-/** All scores of an answer whose scorers call nothing; null where one does. Raises ScorerFailed. */
-export const localScores = (item: OpenItem): Score[] | null =>
-  item.run.scorers.every(({ type }) => INSTANT.includes(type))
+/**
+ * Returns all scores of an item if no scorer makes a call; otherwise null.
+ * @throws ScorerFailed
+ */
+export const computeLocalScores = (item: OpenItem): Score[] | null =>
+  item.run.scorers.every(({ type }) => LOCAL_TYPES.includes(type))
     ? item.run.scorers.map(scorer => scoreLocally(scorer, item) as Score)
     : null

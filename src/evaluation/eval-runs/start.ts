@@ -14,12 +14,12 @@ import { type EvalRow, evalKind } from '../evals/model.ts'
 import { sealEvalContext } from './context.ts'
 import { type EvalRunRow, evalResultKind, evalRunKind, isLive, type PinnedDecider } from './model.ts'
 import { itemQueue } from './queue.ts'
-import { heldItems, insertEvalItems } from './store.ts'
+import { insertEvalItems, lockDatasetItems } from './store.ts'
 
-/** What a run is started with. */
+/** Parameters of a run. */
 export type EvalStart = {
   id?: string
-  /** Whether somebody waits for it: it may have few items then, and they go before others. */
+  /** Whether a caller waits for the run; it then has few items, with a higher priority. */
   wait?: boolean
   agent_version?: number | null
   baseline_run_id?: string | null
@@ -29,13 +29,13 @@ export type EvalStart = {
   trigger_id?: string | null
 }
 
-/** Before those that nobody waits for. */
 const WAITED_PRIORITY = 1
 
-const wrong = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
+const raiseInvalidValue = (path: string, message: string): never =>
+  raiseInvalid({ code: 'INVALID_VALUE', path, message })
 
 /**
- * Writes a queued run with its items and their messages.
+ * Creates a queued run with its items and their messages.
  * @throws RESOURCE_NOT_FOUND, PROJECT_PAUSED, VALIDATION_FAILED, TOOL_NOT_FOUND, AI_PROVIDER_NOT_FOUND
  */
 export async function startEval(
@@ -46,12 +46,12 @@ export async function startEval(
 ): Promise<EvalRunRow> {
   await lockUnpaused(tx, project_id)
   const row = await evalKind.lock(tx, evalId)
-  const items = await heldItems(tx, row.dataset_id)
-  if (items.length === 0) wrong('dataset_id', 'the dataset of the eval has no items')
+  const items = await lockDatasetItems(tx, row.dataset_id)
+  if (items.length === 0) raiseInvalidValue('dataset_id', 'is a dataset without items')
   const { EVAL_SYNC_ITEM_CAP: cap } = services.config
   if (start.wait && items.length > cap)
-    wrong('wait', `at most ${cap} items can be waited for, and the dataset has ${items.length}`)
-  const agent_version = await pinnedVersion(tx, row, start.agent_version ?? null)
+    raiseInvalidValue('wait', `is allowed for at most ${cap} items, and the dataset has ${items.length}`)
+  const agent_version = await resolveAgentVersion(tx, row, start.agent_version ?? null)
   const agent = await findAgentVersion(tx, row.agent_id, agent_version)
   const { deciders } = await checkScorers(
     { tx, services, project: project_id },
@@ -71,7 +71,7 @@ export async function startEval(
     pass_threshold: row.pass_threshold,
     max_error_rate: row.max_error_rate,
     group_by: row.group_by,
-    ...(deciders.size === 0 ? {} : pinned(deciders)),
+    ...(deciders.size === 0 ? {} : pinDeciders(deciders)),
     baseline_run_id: start.baseline_run_id ?? null,
     trigger_id: start.trigger_id ?? null,
     item_count: items.length,
@@ -87,18 +87,25 @@ export async function startEval(
   return run
 }
 
-/** The version that all items are asked of. Raises VALIDATION_FAILED for one that the agent never had. */
-async function pinnedVersion(tx: Tx, { agent_id, project_id }: EvalRow, given: number | null): Promise<number> {
-  if (given !== null) {
-    const [version] = await agentVersions.find(tx, agent_id, [given])
-    return version ? given : wrong('agent_version', 'names no version of the agent')
+/**
+ * Returns the agent version for a run: the requested one, the stable one of the active release, or the current one.
+ * @throws VALIDATION_FAILED, AGENT_NOT_FOUND
+ */
+async function resolveAgentVersion(
+  tx: Tx,
+  { agent_id, project_id }: EvalRow,
+  requested: number | null,
+): Promise<number> {
+  if (requested !== null) {
+    const [version] = await agentVersions.find(tx, agent_id, [requested])
+    return version ? requested : raiseInvalidValue('agent_version', 'is not a version of the agent')
   }
   const agent = await agentKind.reference(tx, agent_id, project_id)
   if (!agent) return raise('AGENT_NOT_FOUND', { meta: { id: agent_id } })
   return agent.active_release?.stable_version ?? agent.version
 }
 
-const pinned = (
+const pinDeciders = (
   deciders: ReadonlyMap<string, { id: string; version: number } & Omit<PinnedDecider, 'id' | 'version'>>,
 ) => ({
   decider_versions: Object.fromEntries([...deciders].map(([name, { version }]) => [name, version])),
@@ -112,6 +119,6 @@ const pinned = (
 
 async function requireBaseline(tx: Tx, { id }: EvalRow, baselineId: string): Promise<void> {
   const baseline = await evalRunKind.find(tx, baselineId)
-  if (baseline?.eval_id !== id) wrong('baseline_run_id', 'names no run of the eval')
-  else if (isLive(baseline)) wrong('baseline_run_id', 'names a run that has not ended')
+  if (baseline?.eval_id !== id) raiseInvalidValue('baseline_run_id', 'is not a run of this eval')
+  else if (isLive(baseline)) raiseInvalidValue('baseline_run_id', 'must be a run that has ended')
 }

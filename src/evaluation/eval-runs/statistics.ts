@@ -1,9 +1,9 @@
-/** How sure figures of a run are. */
+/** Confidence of aggregated scores. */
 
-/** Standard deviations of a normal distribution that hold 95 % of it. */
+/** Standard deviations that cover 95 % of a normal distribution. */
 const Z = 1.959964
 
-/** The Wilson interval of a share of `total`; null of nothing. */
+/** Returns the Wilson score interval of a pass rate; null for a total of 0. */
 export function wilsonInterval(passed: number, total: number): { low: number; high: number; level: number } | null {
   if (total === 0) return null
   const share = passed / total
@@ -14,21 +14,21 @@ export function wilsonInterval(passed: number, total: number): { low: number; hi
   return { low: Math.max(0, centre - half), high: Math.min(1, centre + half), level: 0.95 }
 }
 
-/** Flips up to which the sum is exact; beyond it is added up as logarithms, to ten digits. */
-const EXACT = 2000
+/** Flips up to which the sum is exact; above it logarithms are used, accurate to ten digits. */
+const MAX_EXACT_FLIPS = 2000
 
 /**
- * The exact two-sided test of McNemar: how probable it is that as many of `improved` and `regressed` items went one way by
- * chance alone.
+ * Returns the p-value of the exact two-sided McNemar test: the probability of a split at least as uneven as `improved`
+ * and `regressed` by chance.
  */
 export function mcnemarTest(improved: number, regressed: number): number {
   const flips = improved + regressed
   const fewer = Math.min(improved, regressed)
   if (flips === 0 || improved === regressed) return 1
-  return Math.min(1, flips <= EXACT ? exactTail(flips, fewer) : logTail(flips, fewer))
+  return Math.min(1, flips <= MAX_EXACT_FLIPS ? exactTail(flips, fewer) : logTail(flips, fewer))
 }
 
-/** 2 · Σ C(n, i) / 2^n for i up to k, by whole numbers. */
+/** Returns 2 · Σ C(n, i) / 2^n for i up to k, computed with integers. */
 export function exactTail(n: number, k: number): number {
   let term = 1n
   let sum = 1n
@@ -39,13 +39,13 @@ export function exactTail(n: number, k: number): number {
   return ratio(sum * 2n, n)
 }
 
-/** A whole number over 2^n, by its first 64 bits. */
+/** Returns an integer divided by 2^n, from its first 64 bits. */
 function ratio(numerator: bigint, n: number): number {
   const excess = Math.max(0, numerator.toString(16).length * 4 - 64)
   return Number(numerator >> BigInt(excess)) * 2 ** (excess - n)
 }
 
-/** The same for numbers that are too large to be added up: the last term by its logarithm, the others as shares of it. */
+/** Returns the sum of exactTail for large numbers: the last term by its logarithm, the other terms relative to it. */
 export function logTail(n: number, k: number): number {
   let share = 1
   let sum = 1
@@ -58,7 +58,7 @@ export function logTail(n: number, k: number): number {
   return 2 * sum * Math.exp(last)
 }
 
-/** ln n!, by Stirling's series for large n. */
+/** Returns ln n!, by Stirling's series for large n. */
 function logFactorial(n: number): number {
   if (n < 256) {
     let log = 0

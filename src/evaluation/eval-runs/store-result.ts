@@ -4,11 +4,11 @@ import { storableText, storableValue } from '../../core/api/storable-text.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { type OpenItem, RESULT_CHANNEL } from './model.ts'
 import { evalRunQueue } from './queue.ts'
-import { dropContext, type ItemEnd, storeResult } from './store.ts'
+import { deleteToolContext, type ItemEnd, storeResult } from './store.ts'
 
 /**
- * Stores the result of an item that is in a state, unless it has one, and wakes its run with the last one. Returns whether
- * this was the end.
+ * Stores the result of an item in state `from`; after the last item, wakes the run. Returns whether the result was
+ * stored.
  */
 export async function storeEvalResult(
   tx: Tx,
@@ -23,19 +23,19 @@ export async function storeEvalResult(
   })
   if (!counts) return false
   tx.notify(RESULT_CHANNEL, item.id)
-  if (counts.status === 'canceled') await dropContext(tx, item.eval_run_id)
+  if (counts.status === 'canceled') await deleteToolContext(tx, item.eval_run_id)
   else if (counts.left === 0) tx.send(evalRunQueue, { eval_run_id: item.eval_run_id, project_id: item.project_id })
   return true
 }
 
-/** What is recorded of an item that could not be asked, or whose turn did not complete. */
-export const notAnswered = (error: unknown): RecordedFailure =>
+/** Returns the recorded failure of an item that could not be executed. */
+export const executionFailure = (error: unknown): RecordedFailure =>
   error instanceof AppError
     ? error.recorded()
-    : { code: 'GENERATION_FAILED', message: 'The item could not be asked: an internal failure' }
+    : { code: 'GENERATION_FAILED', message: 'Item could not be executed because of an internal error' }
 
-/** What is recorded of an item that was answered and could not be scored, for a reason of ours. */
-export const notScored = (error: unknown): RecordedFailure =>
+/** Returns the recorded failure of an item whose scoring attempts are exhausted. */
+export const exhaustedScoringFailure = (error: unknown): RecordedFailure =>
   error instanceof AppError
     ? error.recorded()
-    : { code: 'GENERATION_FAILED', message: 'The answer could not be scored: an internal failure' }
+    : { code: 'GENERATION_FAILED', message: 'Output could not be scored because of an internal error' }

@@ -3,17 +3,19 @@ import type { EndUser } from '../../control/retention/erasure.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { storableText } from '../../core/api/storable-text.ts'
 import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { copiedFrom } from '../datasets/store.ts'
-import { type EvalRunRow, evalResultKind, OpenItem, type Score, STATES } from './model.ts'
+import { copiedRowIds } from '../datasets/store.ts'
+import { type EvalRunRow, evalResultKind, OpenItem, RESULT_STATES, type Score } from './model.ts'
 
-/** The items of a dataset in their order, which nobody adds to or takes from until the transaction ends. By dataset_items_dataset. */
-export async function heldItems(db: Queryable, datasetId: string): Promise<readonly string[]> {
+/**
+ * Locks a dataset against item changes until the transaction ends, and lists its items (index dataset_items_dataset).
+ */
+export async function lockDatasetItems(db: Queryable, datasetId: string): Promise<readonly string[]> {
   await db.query(voidStatement`select from datasets where id = ${datasetId} for share`)
   return db.anyFirst(idStatement`
     select id from dataset_items where dataset_id = ${datasetId} order by created_at, id`)
 }
 
-/** Writes the items of a new run as they are now, each under an id of its own; the order of the ids is that of the results. */
+/** Inserts the items of a new run as copies of dataset items; results are ordered by these new ids. */
 export const insertEvalItems = (
   db: Queryable,
   run: Pick<EvalRunRow, 'id' | 'project_id'>,
@@ -42,22 +44,22 @@ const openColumns = sql.fragment`t.id, t.project_id, t.eval_run_id, t.item_id, t
 const openTables = sql.fragment`eval_results t join eval_runs r on r.id = t.eval_run_id join projects p on p.id = t.project_id
   left join eval_answers_unlogged u on u.result_id = t.id`
 
-/** An item that waits for its turn, under its lock; null when it does not wait. By the primary keys. */
-export const lockQueued = (db: Queryable, id: string): Promise<OpenItem | null> =>
+/** Locks a queued item; null if it is not queued (primary keys). */
+export const lockQueuedItem = (db: Queryable, id: string): Promise<OpenItem | null> =>
   db.maybeOne(openItem`
     select ${openColumns} from ${openTables} where t.id = ${id} and t.state = 'queued' for update of t`)
 
-/** The item that a turn answers, while it waits for that. By eval_results_generation. */
-export const itemOfTurn = (db: Queryable, generationId: string): Promise<OpenItem | null> =>
+/** Finds the item that waits for a turn (index eval_results_generation). */
+export const findItemOfTurn = (db: Queryable, generationId: string): Promise<OpenItem | null> =>
   db.maybeOne(openItem`
     select ${openColumns} from ${openTables} where t.generation_id = ${generationId} and t.state = 'asked'`)
 
-/** Puts off an item whose project is paused. */
+/** Defers an item whose project is paused. */
 export const deferItem = (db: Queryable, id: string, ms: number) =>
   db.query(voidStatement`
     update eval_results set held_until = now() + ${ms} * interval '1 ms' where id = ${id} and state in ('queued', 'answered')`)
 
-/** What the statement that makes the turn of an item writes beside it. */
+/** Returns the CTEs that update the item and its run in the statement that creates the turn. */
 export const itemTurnCtes = (id: string, run: Pick<EvalRunRow, 'id' | 'status'>, generationId: string): Fragment[] => [
   sql.fragment`asked as (
     update eval_results set state = 'asked', generation_id = ${generationId}, held_until = null,
@@ -72,7 +74,7 @@ export const itemTurnCtes = (id: string, run: Pick<EvalRunRow, 'id' | 'status'>,
     : []),
 ]
 
-/** Keeps what a turn answered until the scorers have judged it. */
+/** Stores the output of a turn until it is scored. */
 export const storeAnswer = (
   db: Queryable,
   { id, content_mode }: Pick<OpenItem, 'id' | 'content_mode'>,
@@ -82,16 +84,16 @@ export const storeAnswer = (
   return content_mode === 'none'
     ? db.query(voidStatement`
         with kept as (
-          insert into eval_answers_unlogged (result_id, output, object) values (${id}, ${text}, ${asJson(object)}))
+          insert into eval_answers_unlogged (result_id, output, object) values (${id}, ${text}, ${jsonLiteral(object)}))
         update eval_results set state = 'answered' where id = ${id}`)
     : db.query(voidStatement`
-        update eval_results set state = 'answered', output = ${text}, object = ${asJson(object)} where id = ${id}`)
+        update eval_results set state = 'answered', output = ${text}, object = ${jsonLiteral(object)} where id = ${id}`)
 }
 
-const asJson = (value: unknown): Fragment =>
+const jsonLiteral = (value: unknown): Fragment =>
   value === null || value === undefined ? sql.fragment`null::json` : sql.fragment`${JSON.stringify(value)}::json`
 
-/** Claims an item that was answered, for scoring; null when it does not wait for that. */
+/** Claims an answered item for scoring; null if it is not in that state. */
 export const claimAnswered = (db: Queryable, id: string): Promise<OpenItem | null> =>
   db.maybeOne(openItem`
     with claimed as (
@@ -99,7 +101,7 @@ export const claimAnswered = (db: Queryable, id: string): Promise<OpenItem | nul
     select ${openColumns}, (select claim from claimed) as claims
     from ${openTables} where t.id = (select id from claimed)`)
 
-/** Keeps what scorers have said so far; false when another worker has the item. */
+/** Stores the scores so far; false if another worker has claimed the item. */
 export const storeScores = async (
   db: Queryable,
   { id, claims }: Pick<OpenItem, 'id' | 'claims'>,
@@ -110,30 +112,30 @@ export const storeScores = async (
       update eval_results set scores = ${JSON.stringify(scores)} where id = ${id} and claims = ${claims} and state = 'answered'`)
   ).rowCount === 1
 
-/** How an item ends. */
+/** Outcome of an item. */
 export type ItemEnd = { output: string | null; scores: readonly Score[]; error: RecordedFailure | null }
 
-const Counted = z.object({ left: z.int(), status: z.string() })
-const counted = sql.type(Counted)
+const RunProgress = z.object({ left: z.int(), status: z.string() })
+const runProgressRow = sql.type(RunProgress)
 
 /**
- * Stores the result of an item that is in one of some states, and counts it in its run, whose row it takes first. Returns how
- * many items of the run are left; null when the item has a result or is gone.
+ * Stores the result of an item in state `from` and counts it in its run; locks the run first. Returns the number of
+ * remaining items of the run as `left`; null if the item already has a result or does not exist.
  */
 export const storeResult = (
   db: Queryable,
   item: Pick<OpenItem, 'id' | 'eval_run_id' | 'claims'>,
   from: 'queued' | 'asked' | 'answered',
   { output, scores, error }: ItemEnd,
-): Promise<z.output<typeof Counted> | null> => {
-  // What was answered is on the row already, unless it was purged while it was scored.
-  const shown = from === 'answered' ? sql.fragment`output` : sql.fragment`${output}::text`
-  return db.maybeOne(counted`
+): Promise<z.output<typeof RunProgress> | null> => {
+  // An answered item already has its output, unless it was purged during scoring.
+  const stored = from === 'answered' ? sql.fragment`output` : sql.fragment`${output}::text`
+  return db.maybeOne(runProgressRow`
     with held as materialized (select id from eval_runs where id = ${item.eval_run_id} for no key update),
     stored as (
-      update eval_results set state = 'done', output = ${shown}, object = null, scores = ${JSON.stringify(scores)},
+      update eval_results set state = 'done', output = ${stored}, object = null, scores = ${JSON.stringify(scores)},
         passed = ${error === null && scores.every(({ passed }) => passed)}, error = ${jsonb(error)}, held_until = null,
-        bytes = bytes + octet_length(coalesce(${shown}, '')) + ${Buffer.byteLength(JSON.stringify(scores))}, created_at = now()
+        bytes = bytes + octet_length(coalesce(${stored}, '')) + ${Buffer.byteLength(JSON.stringify(scores))}, created_at = now()
       where id = ${item.id} and state = ${from} and claims = ${item.claims} and exists (select from held)
       returning id),
     dropped as (delete from eval_answers_unlogged where result_id in (select id from stored))
@@ -143,28 +145,28 @@ export const storeResult = (
     returning item_count - completed_count - errored_count as left, status`)
 }
 
-/** Drops answers of a run that are not kept, and that nobody may score any more. By eval_results_open and the primary key. */
+/** Deletes the unlogged outputs of a run that will not be scored (index eval_results_open, primary key). */
 export const deleteAnswers = (db: Queryable, runId: string) =>
   db.query(voidStatement`
     delete from eval_answers_unlogged where result_id in (
       select id from eval_results where eval_run_id = ${runId} and state = 'answered')`)
 
-/** An item of a run that is under way. By eval_results_open. */
+/** Returns a select of one unsettled item of a run (index eval_results_open). */
 const openItemOf = (runId: string): Fragment => sql.fragment`
   select id from eval_results where eval_run_id = ${runId} and state in ('queued', 'asked', 'answered') limit 1`
 
-/** Whether items of a run are under way. */
-export const hasOpenItems = (db: Queryable, runId: string): Promise<boolean> =>
+/** Whether a run has unsettled items. */
+export const hasUnsettledItems = (db: Queryable, runId: string): Promise<boolean> =>
   db.exists(idStatement`${openItemOf(runId)}`)
 
-/** Drops the tool context of a run with its last item; the caller holds the run. */
-export const dropContext = (db: Queryable, runId: string) =>
+/** Removes the tool context of a run without unsettled items; the caller holds the run lock. */
+export const deleteToolContext = (db: Queryable, runId: string) =>
   db.query(voidStatement`
     update eval_runs set context = null
     where id = ${runId} and context is not null and not exists (${openItemOf(runId)})`)
 
-/** Drops the items of a run that nobody was asked yet. By eval_results_open. */
-export const dropQueued = (db: Queryable, runId: string) =>
+/** Deletes the queued items of a run (index eval_results_open). */
+export const deleteQueued = (db: Queryable, runId: string) =>
   db.query(voidStatement`delete from eval_results where eval_run_id = ${runId} and state = 'queued'`)
 
 const ItemOutcome = z.object({
@@ -175,18 +177,18 @@ const ItemOutcome = z.object({
   label: z.unknown(),
 })
 export type ItemOutcome = z.output<typeof ItemOutcome>
-const outcome = sql.type(ItemOutcome)
+const outcomeRow = sql.type(ItemOutcome)
 
-/** Characters of a label by which items are grouped: what is longer is a text, not a label. */
-const MOST_LABEL = 255
+/** Most characters of a group label; longer values do not form groups. */
+const MAX_LABEL_CHARS = 255
 
 /**
- * What came of the items of a run, with the value of a key of their metadata: as the items stand now, of deleted ones as they
- * were asked. Only what figures are made of: a run has up to a million items, and what scorers say of each up to 320 KiB. By
- * eval_results_done.
+ * Lists the outcomes of a run with the group label from the current item metadata, or from the result if the item was
+ * deleted. Selects only the fields to aggregate: a run has up to a million items with scores of up to 320 KiB each
+ * (index eval_results_done).
  */
-export const outcomesOf = (db: Queryable, runId: string, groupBy: string | null): Promise<readonly ItemOutcome[]> =>
-  db.any(outcome`
+export const listOutcomes = (db: Queryable, runId: string, groupBy: string | null): Promise<readonly ItemOutcome[]> =>
+  db.any(outcomeRow`
     select t.item_id, coalesce(t.passed, false) as passed, t.error is not null as errored,
       (select coalesce(json_agg(json_build_object('scorer', s -> 'scorer', 'score', s -> 'score', 'passed', s -> 'passed')), '[]')
         from json_array_elements(t.scores) s) as scores,
@@ -194,37 +196,37 @@ export const outcomesOf = (db: Queryable, runId: string, groupBy: string | null)
         groupBy === null
           ? sql.fragment`null`
           : sql.fragment`(
-        select case when json_typeof(m.value) = 'string' and char_length(m.value #>> '{}') <= ${MOST_LABEL} then m.value end
+        select case when json_typeof(m.value) = 'string' and char_length(m.value #>> '{}') <= ${MAX_LABEL_CHARS} then m.value end
         from (select (case when i.id is null then t.metadata else i.metadata end) -> ${groupBy}::text as value) m)`
       } as label
     from eval_results t ${groupBy === null ? sql.fragment`` : sql.fragment`left join dataset_items i on i.id = t.item_id`}
     where t.eval_run_id = ${runId} and t.state = 'done' order by t.id`)
 
-/** The newest run by which a version of an agent passed an eval as it is now. By eval_runs_passed. */
-export const passedRun = (db: Queryable, evalId: string, version: number): Promise<string | null> =>
+/** Finds the newest run in which an agent version passed the current revision of an eval (index eval_runs_passed). */
+export const findPassedRun = (db: Queryable, evalId: string, version: number): Promise<string | null> =>
   db.maybeOneFirst(idStatement`
     select r.id from eval_runs r join evals e on e.id = r.eval_id
     where r.eval_id = ${evalId} and r.agent_version = ${version} and r.status = 'completed' and r.passed
       and r.eval_revision = e.revision and r.agent_id = e.agent_id
     order by r.created_at desc, r.id desc limit 1`)
 
-const held = sql.type(
-  z.object({ result_id: z.string(), eval_run_id: z.string(), project_id: z.string(), state: z.enum(STATES) }),
+const deferredRow = sql.type(
+  z.object({ result_id: z.string(), eval_run_id: z.string(), project_id: z.string(), state: z.enum(RESULT_STATES) }),
 )
 
-/** Items that a pause held and whose time has come; they are not held any more. By eval_results_held. */
+/** Releases up to `limit` due deferred items and returns them (index eval_results_held). */
 export const releaseDeferredItems = (db: Queryable, limit: number) =>
-  db.any(held`
+  db.any(deferredRow`
     update eval_results set held_until = null where id in (
       select t.id from eval_results t where t.held_until < now() order by t.held_until limit ${limit} for update skip locked)
     returning id as result_id, eval_run_id, project_id, state`)
 
-/** Lets the items of a project that a pause held go on at once. By eval_results_held. */
+/** Makes the deferred items of a project due immediately (index eval_results_held). */
 export const releaseProjectItems = (db: Queryable, projectId: string) =>
   db.query(voidStatement`
     update eval_results set held_until = now() where held_until is not null and project_id = ${projectId}`)
 
-/** Items whose turn was deleted before it ended, oldest run first; also of canceled runs, whose items end as well. By eval_results_open. */
+/** Lists items whose turn was deleted, oldest run first, including items of canceled runs (index eval_results_open). */
 export const listOrphanedItems = (db: Queryable, limit: number) =>
   db.any(openItem`
     select ${openColumns} from ${openTables}
@@ -232,24 +234,26 @@ export const listOrphanedItems = (db: Queryable, limit: number) =>
       and not exists (select from generations g where g.id = t.generation_id)
     order by t.eval_run_id limit ${limit}`)
 
-const quiet = sql.type(z.object({ id: z.string(), project_id: z.string(), whole: z.boolean(), abandoned: z.boolean() }))
+const staleRunRow = sql.type(
+  z.object({ id: z.string(), project_id: z.string(), whole: z.boolean(), abandoned: z.boolean() }),
+)
 
 /**
- * Runs that are live and quiet: `whole` when every item has a result, `abandoned` when nobody works on the rest of it and that
- * has been so for long. A turn that has not ended is work, and so is a message; a paused project is waited for. Others are none
- * of them, so that runs which wait for their turn, however many, keep nobody's from being found. By eval_runs_live. Messages
- * are read once, and only where a run has been quiet for long.
+ * Lists live runs without recent activity: `whole` if every item has a result, `abandoned` if there has been no
+ * activity for `abandonedMs` and no message or active turn is left. Excludes runs of paused projects and runs that only
+ * wait for workers, so that these cannot fill the limit. Reads messages once, and only if a run is old enough (index
+ * eval_runs_live).
  */
 export const listStaleRuns = (
   db: Queryable,
-  { quietMs, abandonedMs, limit }: { quietMs: number; abandonedMs: number; limit: number },
+  { staleMs, abandonedMs, limit }: { staleMs: number; abandonedMs: number; limit: number },
 ) =>
-  db.any(quiet`
+  db.any(staleRunRow`
     with silent as materialized (
       select r.id, r.project_id, r.active_at, r.completed_count + r.errored_count >= r.item_count as whole,
         r.active_at < now() - ${abandonedMs} * interval '1 ms' as old
       from eval_runs r join projects p on p.id = r.project_id
-      where r.status in ('queued', 'running') and r.active_at < now() - ${quietMs} * interval '1 ms' and p.paused_at is null),
+      where r.status in ('queued', 'running') and r.active_at < now() - ${staleMs} * interval '1 ms' and p.paused_at is null),
     working as materialized (
       select distinct j.data ->> 'eval_run_id' as id from pgboss.job j
       where j.name in ('eval.execute_item', 'eval.score_item', 'eval.complete_run') and j.state < 'completed'
@@ -260,10 +264,10 @@ export const listStaleRuns = (
       where t.eval_run_id = silent.id and t.state = 'asked' and g.status in ('pending', 'in_progress')))
     order by whole desc, active_at limit ${limit}`)
 
-/** Whether a run is live. By eval_runs_live. */
+/** Condition that a live run exists (index eval_runs_live). */
 export const hasLiveEvalRuns: Fragment = sql.fragment`exists (select from eval_runs where status in ('queued', 'running'))`
 
-/** Erases what turns answered. Returns how many results had something of it. By eval_results_generation. */
+/** Erases the outputs of turns. Returns the number of changed results (index eval_results_generation). */
 export const eraseOutputs = async (db: Queryable, generationIds: readonly string[]): Promise<number> =>
   (
     await db.query(voidStatement`
@@ -272,68 +276,68 @@ export const eraseOutputs = async (db: Queryable, generationIds: readonly string
       where generation_id = any(${sql.array([...generationIds], 'text')}) and (output is not null or object is not null)`)
   ).rowCount
 
-/** What the results of evals take, by eval_results_project. */
+/** Footprint of eval results (index eval_results_project). */
 export const resultFootprint = (project: Fragment) => ({
   bytes: sql.fragment`select sum(t.bytes) from eval_results t where t.project_id = ${project}`,
 })
 
-/** Those of some ids that are runs of an eval. By the primary key. */
-export const runsById = (db: Queryable, evalId: string, ids: readonly string[]): Promise<readonly string[]> =>
+/** Returns the ids that are runs of an eval (primary key). */
+export const listExistingRuns = (db: Queryable, evalId: string, ids: readonly string[]): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select id from eval_runs where id = any(${sql.array([...ids], 'text')}) and eval_id = ${evalId}`)
 
-/** Results of several runs of some items. By the unique index of runs and items. */
-export const resultsOf = (db: Queryable, runIds: readonly string[], itemIds: readonly string[]) =>
+/** Lists the results of items in several runs (unique index on runs and items). */
+export const listResultsOfItems = (db: Queryable, runIds: readonly string[], itemIds: readonly string[]) =>
   db.any(evalResultKind.sql`
     select ${evalResultKind.columns} from eval_results t
     where t.eval_run_id = any(${sql.array([...runIds], 'text')}) and t.item_id = any(${sql.array([...itemIds], 'text')})
       and t.state = 'done'`)
 
-/** Takes the row of a run; false when it is gone. */
+/** Locks a run; false if it does not exist. */
 export const lockRun = async (db: Queryable, id: string): Promise<boolean> =>
   (await db.anyFirst(idStatement`select id from eval_runs where id = ${id} for no key update`)).length === 1
 
-const stated = sql.type(z.object({ state: z.enum(STATES) }))
+const stateRow = sql.type(z.object({ state: z.enum(RESULT_STATES) }))
 
-/** How an item stands; null when it is gone. By the primary key. */
-export const evalRunState = (db: Queryable, resultId: string) =>
-  db.maybeOne(stated`select state from eval_results where id = ${resultId}`)
+/** Finds the state of an item (primary key). */
+export const findItemState = (db: Queryable, resultId: string) =>
+  db.maybeOne(stateRow`select state from eval_results where id = ${resultId}`)
 
-const ofEndUser = sql.type(z.strictObject({ id: z.string() }))
+const resultIdRow = sql.type(z.strictObject({ id: z.string() }))
 
-/** Results of runs up to a time that were copied from an end user and keep what it said, after an id. */
-export const resultsOfEndUser = (
+/** Lists unerased results copied from an end user, after an id, of runs created up to `until`. */
+export const listResultsOfEndUser = (
   db: Queryable,
   endUser: EndUser,
   { until, after, limit }: { until: string; after: string; limit: number },
 ): Promise<readonly string[]> =>
-  db.anyFirst(ofEndUser`
+  db.anyFirst(resultIdRow`
     select t.id from eval_results t join eval_runs r on r.id = t.eval_run_id
-    where t.id in (${copiedFrom('eval_results', endUser)}) and t.project_id = ${endUser.project_id}
+    where t.id in (${copiedRowIds('eval_results', endUser)}) and t.project_id = ${endUser.project_id}
       and r.created_at <= ${until}::timestamptz and t.input::text <> '[]' and t.id > ${after}
     order by t.id limit ${limit}`)
 
-/** Items of runs by their ids, as far as they have no result yet, under their locks. */
-export const lockOpen = (db: Queryable, ids: readonly string[]): Promise<readonly OpenItem[]> =>
+/** Locks the unsettled items among `ids`. */
+export const lockUnsettledItems = (db: Queryable, ids: readonly string[]): Promise<readonly OpenItem[]> =>
   db.any(openItem`
     select ${openColumns} from ${openTables}
     where t.id = any(${sql.array([...ids], 'text')}) and t.state <> 'done' order by t.id for update of t`)
 
-/** Decisions that scorers of results asked for. By eval_results_pkey. */
-export const decisionsOfResults = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
+/** Lists the decisions of scorers of results (primary key). */
+export const listDecisionsOfResults = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select s.value ->> 'decision_id' as id from eval_results t cross join lateral json_array_elements(t.scores) s
     where t.id = any(${sql.array([...ids], 'text')}) and s.value ->> 'decision_id' is not null`)
 
-const traced = sql.type(z.strictObject({ trace_id: z.string() }))
+const traceRow = sql.type(z.strictObject({ trace_id: z.string() }))
 
-/** Roots of the traces of turns that answered results, or by which decisions about them were made. By primary keys. */
-export const tracesOfResults = (
+/** Lists the root traces of the turns of results and of their decisions (primary keys). */
+export const listTracesOfResults = (
   db: Queryable,
   ids: readonly string[],
   decisionIds: readonly string[],
 ): Promise<readonly string[]> =>
-  db.anyFirst(traced`
+  db.anyFirst(traceRow`
     with named as (
       select generation_id as id from eval_results where id = any(${sql.array([...ids], 'text')})
       union select generation_id from decisions where id = any(${sql.array([...decisionIds], 'text')})
@@ -342,10 +346,7 @@ export const tracesOfResults = (
     from named n join generations g on g.id = n.id join traces t on t.id = g.trace_id
     where t.content_redacted_at is null`)
 
-/**
- * Empties results: what was asked, answered and expected, and what was said of it. Scores and verdicts stay, and so does that an
- * item failed.
- */
+/** Erases the content of results. Scores, verdicts and the fact that an item failed remain. */
 export const eraseResults = async (db: Queryable, ids: readonly string[], error: object): Promise<number> =>
   (
     await db.query(voidStatement`
@@ -356,6 +357,6 @@ export const eraseResults = async (db: Queryable, ids: readonly string[], error:
       where id = any(${sql.array([...ids], 'text')}) and state = 'done'`)
   ).rowCount
 
-/** Gives results to another actor. By eval_results_source_actor. */
-export const moveResults = (db: Queryable, from: string, to: string) =>
+/** Changes the source actor of results (index eval_results_source_actor). */
+export const reassignResults = (db: Queryable, from: string, to: string) =>
   db.query(voidStatement`update eval_results set source_actor_id = ${to} where source_actor_id = ${from}`)

@@ -15,15 +15,15 @@ import { lockDefaultRoute } from '../../identity/projects/default-model-route.ts
 import { datasetKind } from '../datasets/model.ts'
 import type { Scorer, ScorerOf } from './scorers.ts'
 
-/** What a tool is told of an item, which presets must leave alone. */
-const RESERVED = ['input', 'output', 'object', 'expected', 'item']
+/** Arguments of scoring tools that the platform sets; presets cannot contain them. */
+const PLATFORM_ARGUMENTS = ['input', 'output', 'object', 'expected', 'item']
 
-/** Tools whose calls name one of several operations. */
-const BY_ACTION = ['mcp', 'platform']
+/** Tool types with several operations, selected by `action`. */
+const MULTI_ACTION_TYPES = ['mcp', 'platform']
 
-type Checking = { tx: Tx; services: Services; project: string }
+type CheckContext = { tx: Tx; services: Services; project: string }
 
-/** What scorers name, as it was found. */
+/** Resources that scorers refer to. */
 export type ScorerReferences = {
   tools: ToolRow[]
   deciders: Map<string, DeciderRow>
@@ -31,107 +31,109 @@ export type ScorerReferences = {
   inherits_route: boolean
 }
 
-const wrong = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
+const raiseInvalidValue = (path: string, message: string): never =>
+  raiseInvalid({ code: 'INVALID_VALUE', path, message })
 
 /**
- * Checks scorers as they would judge an agent now, and holds what they name until the transaction ends.
- * @param agent as it answers: with its output schema
+ * Checks scorers against an agent, and locks the resources that they refer to until the transaction ends.
+ * @param agent the agent version to be scored
  * @throws TOOL_NOT_FOUND, AI_PROVIDER_NOT_FOUND, VALIDATION_FAILED at the scorer
  */
 export async function checkScorers(
-  checking: Checking,
+  context: CheckContext,
   scorers: readonly Scorer[],
   agent: Pick<AgentRow, 'output_schema'>,
 ): Promise<ScorerReferences> {
-  const named: ScorerReferences = { tools: [], deciders: new Map(), ai_provider_ids: [], inherits_route: false }
+  const references: ScorerReferences = { tools: [], deciders: new Map(), ai_provider_ids: [], inherits_route: false }
   for (const [index, scorer] of scorers.entries()) {
     const path = `scorers[${index}]`
-    if (scorer.type === 'output_schema') await checkSchema(checking, scorer, agent, path)
-    else if (scorer.type === 'embedding_similarity') checkEmbedder(checking, path)
-    else if (scorer.type === 'llm_judge') await checkJudge(checking, scorer, named, path)
-    else if (scorer.type === 'tool') named.tools.push(await checkTool(checking, scorer, path))
-    else if (scorer.type === 'decider') named.deciders.set(scorer.name, await checkDecider(checking, scorer, path))
+    if (scorer.type === 'output_schema') await checkSchema(context, scorer, agent, path)
+    else if (scorer.type === 'embedding_similarity') checkEmbedder(context, path)
+    else if (scorer.type === 'llm_judge') await checkJudge(context, scorer, references, path)
+    else if (scorer.type === 'tool') references.tools.push(await checkTool(context, scorer, path))
+    else if (scorer.type === 'decider') references.deciders.set(scorer.name, await checkDecider(context, scorer, path))
   }
-  return named
+  return references
 }
 
 async function checkSchema(
-  { services, project }: Checking,
+  { services, project }: CheckContext,
   { schema }: ScorerOf<'output_schema'>,
   { output_schema }: Pick<AgentRow, 'output_schema'>,
   path: string,
 ): Promise<void> {
-  if (!output_schema) wrong(path, 'needs an agent with an output_schema')
+  if (!output_schema) raiseInvalidValue(path, 'requires an agent with an output_schema')
   if (schema === undefined) return
   try {
     await checkOutputSchema(services, project, schema)
   } catch (error) {
     if (!(error instanceof AppError) || error.code !== 'INVALID_OUTPUT_SCHEMA') throw error
-    wrong(`${path}.schema`, error.message.replace(/^output_schema: /, ''))
+    raiseInvalidValue(`${path}.schema`, error.message.replace(/^output_schema: /, ''))
   }
 }
 
-function checkEmbedder({ services }: Checking, path: string): void {
-  if (!embedderOf(services).configured) wrong(path, 'needs an embedding model, which this deployment has none of')
+function checkEmbedder({ services }: CheckContext, path: string): void {
+  if (!embedderOf(services).configured) raiseInvalidValue(path, 'requires an embedding model, but none is configured')
 }
 
 async function checkJudge(
-  { tx, project }: Checking,
+  { tx, project }: CheckContext,
   { ai_provider_id, model }: ScorerOf<'llm_judge'>,
-  named: ScorerReferences,
+  references: ScorerReferences,
   path: string,
 ): Promise<void> {
   if (ai_provider_id !== undefined) {
     await requireAll(tx, aiProviderKind, project, [ai_provider_id])
-    if (!named.ai_provider_ids.includes(ai_provider_id)) named.ai_provider_ids.push(ai_provider_id)
+    if (!references.ai_provider_ids.includes(ai_provider_id)) references.ai_provider_ids.push(ai_provider_id)
     return
   }
-  if (model !== undefined) wrong(`${path}.model`, 'needs an ai_provider_id; targets of a model route name their models')
+  if (model !== undefined) raiseInvalidValue(`${path}.model`, 'is allowed only with ai_provider_id')
   if ((await lockDefaultRoute(tx, project)) === null)
-    wrong(path, 'needs an ai_provider_id, as the project has no default model route')
-  named.inherits_route = true
+    raiseInvalidValue(path, 'requires ai_provider_id because the project has no default model route')
+  references.inherits_route = true
 }
 
 async function checkTool(
-  { tx, project }: Checking,
+  { tx, project }: CheckContext,
   { tool_id, action, preset_parameters = {} }: ScorerOf<'tool'>,
   path: string,
 ): Promise<ToolRow> {
   const tool = await toolKind.reference(tx, tool_id, project)
   if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id: tool_id } })
-  if (tool.type === 'client') wrong(`${path}.tool_id`, 'a client tool cannot be called by the platform')
-  const named = BY_ACTION.includes(tool.type)
-  if (named && action === undefined) wrong(`${path}.action`, `is required for ${tool.type} tools`)
-  if (!named && action !== undefined) wrong(`${path}.action`, `a tool of type ${tool.type} has one operation`)
-  const own = RESERVED.find(name => Object.hasOwn(preset_parameters, name))
-  if (own) wrong(`${path}.preset_parameters.${own}`, 'is filled in by the platform')
-  const pinned = RESERVED.find(name => Object.hasOwn(tool.preset_parameters ?? {}, name))
-  if (pinned) wrong(`${path}.tool_id`, `the presets of the tool fix ${pinned}, which scorers fill in`)
+  if (tool.type === 'client') raiseInvalidValue(`${path}.tool_id`, 'must not be a client tool')
+  const hasActions = MULTI_ACTION_TYPES.includes(tool.type)
+  if (hasActions && action === undefined) raiseInvalidValue(`${path}.action`, `is required for ${tool.type} tools`)
+  if (!hasActions && action !== undefined) raiseInvalidValue(`${path}.action`, `is not allowed for ${tool.type} tools`)
+  const reserved = PLATFORM_ARGUMENTS.find(name => Object.hasOwn(preset_parameters, name))
+  if (reserved) raiseInvalidValue(`${path}.preset_parameters.${reserved}`, 'is set by the platform')
+  const preset = PLATFORM_ARGUMENTS.find(name => Object.hasOwn(tool.preset_parameters ?? {}, name))
+  if (preset)
+    raiseInvalidValue(`${path}.tool_id`, `must not be a tool with the preset ${preset}, which is set by scorers`)
   return tool
 }
 
 async function checkDecider(
-  { tx, project }: Checking,
+  { tx, project }: CheckContext,
   { decider_id }: ScorerOf<'decider'>,
   path: string,
 ): Promise<DeciderRow> {
   const decider = await deciderKind.reference(tx, decider_id, project)
-  if (!decider) return wrong(`${path}.decider_id`, 'names no decider of the project')
+  if (!decider) return raiseInvalidValue(`${path}.decider_id`, 'does not exist in this project')
   try {
     await resolveBackend(tx, project, decider)
     return decider
   } catch (error) {
     if (!(error instanceof AppError)) throw error
-    return wrong(`${path}.decider_id`, `the decider cannot be asked: ${error.message}`)
+    return raiseInvalidValue(`${path}.decider_id`, `cannot be used: ${error.message}`)
   }
 }
 
 /**
- * Checks what an eval names and what its scorers do. Whoever has an agent, a tool or a decider asked must be allowed to ask it.
+ * Checks the agent and the scorers of an eval. The caller must have permission to use the agent, tools and deciders.
  * @throws AGENT_NOT_FOUND, TOOL_NOT_FOUND, AI_PROVIDER_NOT_FOUND, VALIDATION_FAILED, FORBIDDEN
  */
 export async function checkEval(
-  context: Checking & Pick<Context, 'allow'>,
+  context: CheckContext & Pick<Context, 'allow'>,
   { agent_id, scorers }: { agent_id: string; scorers: readonly Scorer[] },
 ): Promise<Pick<ScorerReferences, 'ai_provider_ids' | 'inherits_route'>> {
   const { tx, project, allow } = context
@@ -145,14 +147,14 @@ export async function checkEval(
 }
 
 /**
- * Raises VALIDATION_FAILED for a dataset that the project does not have, FORBIDDEN for one that the caller may not read:
- * results and groups show its items, and scorers send them on.
+ * Requires a dataset that the caller may read, because results and groups contain its items and scorers send them on.
+ * @throws VALIDATION_FAILED if it does not exist in the project, FORBIDDEN
  */
 export async function requireDataset(
   { tx, allow, project }: Pick<Context, 'tx' | 'allow'> & { project: string },
   id: string,
 ): Promise<void> {
   const row = await datasetKind.reference(tx, id, project)
-  if (!row) return wrong('dataset_id', 'names no dataset of the project')
+  if (!row) return raiseInvalidValue('dataset_id', 'does not exist in this project')
   allow('evaluations:GetDataset', { kind: datasetKind, row })
 }

@@ -5,30 +5,36 @@ import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { Scorer, Scorers } from './scorers.ts'
 
-/** An eval measures an agent by a dataset: its scorers judge what the agent answers to each item. */
+/** An eval measures an agent on a dataset: its scorers score the agent's output for each item. */
 
 const id = z.string().min(1).max(255)
-const share = z.number().min(0).max(1).nullable()
+const fractionInput = z.number().min(0).max(1).nullable()
 
 const fields = {
   name: z.string().trim().min(1).max(255).describe('Name, unique in the project'),
-  agent_id: id.describe('Agent of the project that is measured'),
-  dataset_id: id.describe('Dataset of the project whose items it is asked'),
+  agent_id: id.describe('ID of the agent to evaluate'),
+  dataset_id: id.describe('ID of the dataset'),
   scorers: Scorers,
-  pass_threshold: share.describe('Least share of scored items that pass for a run to pass; null for no verdict'),
-  max_error_rate: share.describe('Largest share of items that may end with an error for a run to pass; null for any'),
+  pass_threshold: fractionInput.describe(
+    'Minimum fraction of scored items that must pass for a run to pass. Null for no verdict.',
+  ),
+  max_error_rate: fractionInput.describe(
+    'Maximum fraction of items that may end with an error for a run to pass. Null for no limit.',
+  ),
   group_by: z
     .string()
     .min(1)
     .max(255)
     .nullable()
-    .describe('Key of the metadata of items by whose values results are grouped: texts of at most 255 characters'),
+    .describe(
+      'Metadata key of items to group results by; only text values of at most 255 characters form groups. Null for no groups.',
+    ),
 }
 
 export const Eval = record('Eval', {
   ...fields,
-  scorers: z.array(Scorer).describe('How answers are scored'),
-  revision: z.int().describe('Counts the changes of what a verdict goes by, from 1'),
+  scorers: z.array(Scorer).describe('Scorers of the outputs'),
+  revision: z.int().describe('Revision, starting at 1; incremented when a field that affects the verdict changes'),
 })
 
 export const EvalInput = createBody('EvalInput', fields, ['name', 'agent_id', 'dataset_id', 'scorers'], {
@@ -40,8 +46,15 @@ export const EvalInput = createBody('EvalInput', fields, ['name', 'agent_id', 'd
 
 export const EvalPatch = patchBody('EvalPatch', fields)
 
-/** What the verdict of a run goes by. */
-export const JUDGED_BY = ['agent_id', 'dataset_id', 'scorers', 'pass_threshold', 'max_error_rate', 'group_by'] as const
+/** Fields that affect the verdict of a run. */
+export const VERDICT_FIELDS = [
+  'agent_id',
+  'dataset_id',
+  'scorers',
+  'pass_threshold',
+  'max_error_rate',
+  'group_by',
+] as const
 
 export const evalKind = kind({
   name: 'eval',

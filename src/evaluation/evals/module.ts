@@ -4,12 +4,12 @@ import { defaultRouteInheritors } from '../../identity/projects/default-model-ro
 import { datasetDeleteHooks } from '../datasets/delete-hooks.ts'
 import { evalKind } from './model.ts'
 import { evalOperations } from './operations.ts'
-import { listDefaultRouteEvals, removeEvalsOf } from './store.ts'
+import { listDefaultRouteEvals, removeEvalsOfDataset } from './store.ts'
 
 export default module('evals', {
-  tags: { Evals: 'Scorers and thresholds over a dataset, with their runs and results.' },
+  tags: { Evals: 'Evaluations of agents on datasets, with their runs and results.' },
   kinds: [evalKind],
   resourceTypes: [resourceType(evalKind)],
   operations: evalOperations,
-  extensions: [datasetDeleteHooks.with(removeEvalsOf), defaultRouteInheritors.with(listDefaultRouteEvals)],
+  extensions: [datasetDeleteHooks.with(removeEvalsOfDataset), defaultRouteInheritors.with(listDefaultRouteEvals)],
 })

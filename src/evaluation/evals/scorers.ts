@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { expressionProblem } from '../../core/expressions/evaluate.ts'
 
-/** What judges an answer: each scorer gives a score from 0 to 1 and whether that is enough. */
+/** Scorers: each returns a score from 0 to 1 and whether the output passed. */
 
 const id = z.string().min(1).max(255)
 
@@ -24,64 +24,66 @@ const expression = (text: string) =>
     .describe(text)
 
 const ExactMatch = z.strictObject({
-  type: type('exact_match', 'The text is what is expected, apart from space around it'),
+  type: type('exact_match', 'Output equals the expected output, ignoring surrounding whitespace'),
 })
 
 const Contains = z.strictObject({
-  type: type('contains', 'A text occurs in the answer'),
-  value: z.string().min(1).max(65_536).describe('What has to occur'),
-  case_sensitive: z.boolean().optional().describe('Whether its case counts; default false'),
+  type: type('contains', 'Output contains a text'),
+  value: z.string().min(1).max(65_536).describe('Text to find'),
+  case_sensitive: z.boolean().optional().describe('Whether the match is case-sensitive. Default false.'),
 })
 
 const JsonLogic = z.strictObject({
-  type: type('json_logic', 'An expression is truthy'),
-  expression: expression('Expression over `input`, `output`, `object`, `expected` and `item.metadata`'),
+  type: type('json_logic', 'Expression is truthy'),
+  expression: expression('JSON Logic expression on `input`, `output`, `object`, `expected` and `item.metadata`'),
 })
 
 const OutputSchema = z.strictObject({
-  type: type('output_schema', 'The object of the answer satisfies a schema'),
+  type: type('output_schema', 'Structured output is valid against a schema'),
   schema: z
     .record(z.string(), z.unknown())
     .optional()
-    .describe('JSON Schema of the object; default the output_schema of the agent'),
+    .describe('JSON Schema of the structured output. Default the output_schema of the agent.'),
 })
 
 const EmbeddingSimilarity = z.strictObject({
-  type: type('embedding_similarity', 'How near the answer is to what is expected'),
-  pass_threshold: threshold.describe('Least similarity that is enough'),
+  type: type('embedding_similarity', 'Similarity of output and expected output'),
+  pass_threshold: threshold.describe('Minimum similarity to pass'),
 })
 
 const LlmJudge = z.strictObject({
-  type: type('llm_judge', 'A model says how good the answer is'),
+  type: type('llm_judge', 'Score by a model'),
   prompt: z
     .string()
     .min(1)
     .max(65_536)
-    .describe('What the model is asked; `{{input}}`, `{{output}}` and `{{expected}}` are filled in'),
-  pass_threshold: threshold.describe('Least score that is enough'),
-  ai_provider_id: id.optional().describe('AI provider that is asked; default the default model route of the project'),
-  model: z.string().min(1).max(255).optional().describe('Model of the provider; default its default model'),
+    .describe('Prompt for the model; `{{input}}`, `{{output}}` and `{{expected}}` are replaced'),
+  pass_threshold: threshold.describe('Minimum score to pass'),
+  ai_provider_id: id.optional().describe('ID of the AI provider. Default the default model route of the project.'),
+  model: z.string().min(1).max(255).optional().describe('Model of the AI provider. Default its default model.'),
 })
 
-/** Names by which results of scorers that may repeat are told apart. */
-const named = z.string().trim().min(1).max(255).describe('Name of its results, unique in the eval')
+/** Distinguishes the results of scorers whose type may repeat. */
+const scorerName = z.string().trim().min(1).max(255).describe('Name of the scorer in results, unique in the eval')
 
 const ToolScorer = z.strictObject({
-  type: type('tool', 'A tool of the project scores the answer'),
-  name: named,
-  tool_id: id.describe('Tool that is called with `input`, `output`, `object`, `expected` and `item`'),
-  action: id.optional().describe('Operation of a platform or mcp tool; others have none'),
-  preset_parameters: z.record(z.string(), z.unknown()).optional().describe('Further arguments of the call'),
-  pass_threshold: threshold.optional().describe('Least score that is enough where the tool does not say so itself'),
+  type: type('tool', 'Score by a tool'),
+  name: scorerName,
+  tool_id: id.describe('ID of the tool, which is called with `input`, `output`, `object`, `expected` and `item`'),
+  action: id.optional().describe('Operation of a platform or MCP tool; not allowed for other tools'),
+  preset_parameters: z.record(z.string(), z.unknown()).optional().describe('Additional arguments of the call'),
+  pass_threshold: threshold.optional().describe('Minimum score to pass, if the tool does not return `passed`'),
 })
 
 const DeciderScorer = z.strictObject({
-  type: type('decider', 'A decider is asked about the answer'),
-  name: named,
-  decider_id: id.describe('Decider of the project'),
-  score: expression('Expression over `answers` and `answers_by_name` of the decision, which gives the score'),
-  pass_threshold: threshold.describe('Least score that is enough'),
-  input: expression('Expression whose value is decided about; default all that expressions of scorers read').optional(),
+  type: type('decider', 'Score by a decider'),
+  name: scorerName,
+  decider_id: id.describe('ID of the decider'),
+  score: expression('JSON Logic expression on `answers` and `answers_by_name` of the decision that returns the score'),
+  pass_threshold: threshold.describe('Minimum score to pass'),
+  input: expression(
+    'JSON Logic expression that returns the input of the decision. Default all values available to expressions.',
+  ).optional(),
 })
 
 export const Scorer = z
@@ -101,24 +103,25 @@ export type ScorerOf<T extends Scorer['type']> = Extract<Scorer, { type: T }>
 
 const TYPES = Scorer.options.map(option => option.shape.type.value) as string[]
 
-/** What the results of a scorer are kept under: its type, or its name where the type may repeat. */
-export const keyOf = (scorer: Scorer): string => ('name' in scorer ? scorer.name : scorer.type)
+/** Returns the key of a scorer in results: its name if the type may repeat, otherwise its type. */
+export const scorerKey = (scorer: Scorer): string => ('name' in scorer ? scorer.name : scorer.type)
 
-/** Bytes of all scorers of an eval: each run keeps them, and each item of it reads them. */
-const MOST_BYTES = 256 * 1024
+/** Largest size of all scorers of an eval, which each run stores and each item reads. */
+const MAX_SCORERS_BYTES = 256 * 1024
 
 export const Scorers = z
   .array(Scorer)
   .min(1)
   .max(20)
   .superRefine((scorers, context) => {
-    const refuse = (path: PropertyKey[], message: string) => context.addIssue({ code: 'custom', path, message })
-    if (Buffer.byteLength(JSON.stringify(scorers)) > MOST_BYTES) refuse([], 'must be at most 256 KiB as JSON')
+    const addProblem = (path: PropertyKey[], message: string) => context.addIssue({ code: 'custom', path, message })
+    if (Buffer.byteLength(JSON.stringify(scorers)) > MAX_SCORERS_BYTES)
+      addProblem([], 'must be at most 256 KiB as JSON')
     for (const [index, scorer] of scorers.entries()) {
       const isNamed = 'name' in scorer
-      if (isNamed && TYPES.includes(scorer.name)) refuse([index, 'name'], 'is the type of a scorer')
-      if (scorers.findIndex(other => keyOf(other) === keyOf(scorer)) < index)
-        refuse(isNamed ? [index, 'name'] : [index, 'type'], 'is there twice')
+      if (isNamed && TYPES.includes(scorer.name)) addProblem([index, 'name'], 'must not be a scorer type')
+      if (scorers.findIndex(other => scorerKey(other) === scorerKey(scorer)) < index)
+        addProblem(isNamed ? [index, 'name'] : [index, 'type'], 'is a duplicate')
     }
   })
-  .describe('What the answers are judged by, 1 to 20 scorers of at most 256 KiB')
+  .describe('Scorers of the outputs, 1 to 20, at most 256 KiB in total')

@@ -7,16 +7,16 @@ import { resolveSharedTools } from '../tools/resolve.ts'
 import { secretTextsOf } from '../tools/tokens.ts'
 import type { AgentConfig, AgentRow, StepRule, StopCondition, ToolBinding, ToolChoice } from './model.ts'
 
-type Bound = Partial<Pick<AgentRow, 'tool_ids' | 'secret_ids'>>
+type BoundIds = Partial<Pick<AgentRow, 'tool_ids' | 'secret_ids'>>
 
-/** Bindings with each tool of the project once. */
+/** Returns the bindings with duplicates of project tools removed. */
 export const uniqueBindings = (bindings: readonly ToolBinding[]): ToolBinding[] =>
   bindings.filter(
     ({ tool_id }, index) => tool_id === undefined || bindings.findIndex(each => each.tool_id === tool_id) === index,
   )
 
-/** What bindings name, as columns of the agent. */
-export function boundIds(bindings: readonly ToolBinding[] | null): Required<Bound> {
+/** Returns the tool and secret IDs that bindings reference, as columns of the agent. */
+export function boundIds(bindings: readonly ToolBinding[] | null): Required<BoundIds> {
   const tool_ids = (bindings ?? []).flatMap(({ tool_id }) => tool_id ?? [])
   const secret_ids = tokenIds(
     (bindings ?? []).flatMap(({ tool }) => (tool ? secretTextsOf(withToolDefaults(tool)) : [])),
@@ -25,14 +25,14 @@ export function boundIds(bindings: readonly ToolBinding[] | null): Required<Boun
 }
 
 /**
- * Validates bindings as a write would leave them. Who may write an agent may not thereby have tools called, or secrets
- * sent, that it may not use itself: each that is named for the first time is asked for.
- * @throws VALIDATION_FAILED, TOOL_NOT_FOUND, FORBIDDEN, SECRET_NOT_FOUND, and what is wrong with a definition
+ * Validates the bindings that a write would store. Writing an agent must not give access to tools or secrets that the
+ * caller may not use, so each tool that was not bound before, and each secret, requires its permission.
+ * @throws VALIDATION_FAILED, TOOL_NOT_FOUND, FORBIDDEN, SECRET_NOT_FOUND, and the errors of a tool definition
  */
 export async function checkBindings(
   checking: DefinitionCheck,
   bindings: readonly ToolBinding[],
-  stored: Bound,
+  stored: BoundIds,
 ): Promise<void> {
   const { tx, allow, project_id } = checking
   for (const [index, { tool_id, tool }] of bindings.entries())
@@ -42,13 +42,13 @@ export async function checkBindings(
         path: `tool_bindings[${index}]`,
         message: 'exactly one of tool_id and tool must be set',
       })
-  const named = boundIds(bindings)
-  if (named.tool_ids) {
-    const found = await resolveSharedTools(tx, project_id, named.tool_ids, true)
-    const missing = named.tool_ids.find(id => !found.has(id))
+  const referenced = boundIds(bindings)
+  if (referenced.tool_ids) {
+    const found = await resolveSharedTools(tx, project_id, referenced.tool_ids, true)
+    const missing = referenced.tool_ids.find(id => !found.has(id))
     if (missing !== undefined) raise('TOOL_NOT_FOUND', { meta: { id: missing } })
   }
-  for (const id of named.tool_ids ?? [])
+  for (const id of referenced.tool_ids ?? [])
     if (!stored.tool_ids?.includes(id)) allow('tools:CallTool', { kind: toolKind, row: { id, project_id } })
   const texts: string[] = []
   for (const [index, { tool }] of bindings.entries()) {
@@ -57,7 +57,8 @@ export async function checkBindings(
     await checkDefinition(checking, definition, `tool_bindings[${index}].tool.`)
     texts.push(...secretTextsOf(definition))
   }
-  for (const id of named.secret_ids ?? []) allow('secrets:UseSecret', { kind: secretKind, row: { id, project_id } })
+  for (const id of referenced.secret_ids ?? [])
+    allow('secrets:UseSecret', { kind: secretKind, row: { id, project_id } })
   await checkTokens(tx, project_id, texts)
 }
 
@@ -69,8 +70,8 @@ type ToolSettings = {
 }
 
 /**
- * Validates settings against the bindings that they are about.
- * @throws TOOL_NOT_FOUND for an id that is not bound, FORCED_TOOL_CHOICE_CANNOT_STOP
+ * Validates tool settings against the bindings.
+ * @throws TOOL_NOT_FOUND for a tool that is not bound, FORCED_TOOL_CHOICE_CANNOT_STOP
  */
 export function checkToolSettings(settings: ToolSettings, bindings: AgentConfig['tool_bindings']): void {
   const bound = new Set((bindings ?? []).flatMap(({ tool_id }) => tool_id ?? []))
@@ -79,7 +80,7 @@ export function checkToolSettings(settings: ToolSettings, bindings: AgentConfig[
   )
   const unbound = ids.find(id => !bound.has(id))
   if (unbound !== undefined)
-    raise('TOOL_NOT_FOUND', { message: 'The tool is not bound to the agent', meta: { id: unbound } })
+    raise('TOOL_NOT_FOUND', { message: `Tool ${unbound} is not bound to the agent`, meta: { id: unbound } })
   const { tool_choice, stop_conditions } = settings
   const forces = tool_choice === 'required' || (typeof tool_choice === 'object' && tool_choice !== null)
   if (forces && !stop_conditions?.some(({ type }) => type === 'has_tool_call')) raise('FORCED_TOOL_CHOICE_CANNOT_STOP')

@@ -1,4 +1,4 @@
-import { copiedBy } from '../../core/api/version-archive.ts'
+import { copyAuthor } from '../../core/api/version-archive.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
 import { projectKind } from '../../identity/projects/model.ts'
 import { copyRoutes } from '../model-routes/clone.ts'
@@ -7,37 +7,40 @@ import { withoutSecretsOf } from '../tools/clone.ts'
 import { guardrailCopies } from '../tools/guardrail-gate.ts'
 import { configOf, insertAgent } from './agent-archive.ts'
 import { type AgentRow, agentKind } from './model.ts'
-import { agentsOf } from './store.ts'
+import { listProjectAgents } from './store.ts'
 
 /**
- * An agent cannot be without what its calls go to, so the providers and routes of the copies come along, the default too, and the
- * guardrails.
- * Versions and releases do not. Tools come along where they are copied too, definitions without what names secrets.
+ * Copies agents together with the providers, model routes and guardrails that they use, including the default route.
+ * Versions and releases are not copied. Tools are bound if they are copied as well; inline definitions lose the fields
+ * that reference secrets.
  */
 export const agentCloning: Cloneable = {
   name: 'agents',
   async copy(tx, from, to, ids, by) {
-    const agents = await agentsOf(tx, from)
+    const agents = await listProjectAgents(tx, from)
     const inherited = (await projectKind.find(tx, from))?.default_model_route_id ?? null
     const routes = agents.map(agent => agent.model_route_id ?? (agent.ai_provider_id === null ? inherited : null))
     await copyProviders(tx, from, to, ids, new Set(agents.map(agent => agent.ai_provider_id)))
     await copyRoutes(tx, from, to, ids, new Set(routes))
     await guardrailCopies.only()?.(tx, from, to, ids, by)
     for (const agent of agents) {
-      const copied = (named: string | null) => named && (ids.get(named) as string)
+      const copied = (id: string | null) => id && (ids.get(id) as string)
       const bound = { ai_provider_id: copied(agent.ai_provider_id), model_route_id: copied(agent.model_route_id) }
       const guardrail_ids = agent.guardrail_ids?.map(id => ids.get(id) as string) ?? null
       const config = { ...configOf(agent), ...bound, ...copiedTools(agent, ids), guardrail_ids }
-      const copy = await insertAgent(tx, { ...config, project_id: to }, copiedBy(by.caller))
+      const copy = await insertAgent(tx, { ...config, project_id: to }, copyAuthor(by.caller))
       ids.set(agent.id, copy.id)
       tx.emit(agentKind, 'created', copy)
     }
   },
 }
 
-/** The bindings and settings of an agent with the copies of its tools; those that were not copied are left out. */
+/**
+ * Returns the bindings and tool settings of an agent with tool IDs replaced by their copies; tools without a copy are
+ * dropped.
+ */
 function copiedTools(agent: AgentRow, ids: ReadonlyMap<string, string>) {
-  const copied = (named: string[] | null | undefined) => named?.flatMap(id => ids.get(id) ?? [])
+  const copied = (originals: string[] | null | undefined) => originals?.flatMap(id => ids.get(id) ?? [])
   return {
     tool_bindings:
       agent.tool_bindings?.flatMap(({ tool_id, tool }) => {

@@ -3,7 +3,7 @@ import { module } from '../../core/api/module.ts'
 import { boundaryPolicies } from '../../identity/boundaries.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { defaultRouteInheritors } from '../../identity/projects/default-model-route.ts'
-import { boundaryPolicyOf } from './bounds.ts'
+import { findBoundaryPolicy } from './bounds.ts'
 import { agentCloning } from './clone.ts'
 import { convertByAgent } from './convert.ts'
 import { agentErrors } from './errors.ts'
@@ -22,7 +22,7 @@ export default module('agents', {
   extensions: [
     cloneables.with(agentCloning),
     agentConverters.with(convertByAgent),
-    boundaryPolicies.with(boundaryPolicyOf),
+    boundaryPolicies.with(findBoundaryPolicy),
     defaultRouteInheritors.with(listDefaultRouteAgents),
     defaultRouteInheritors.with(listDefaultRouteReleases),
   ],

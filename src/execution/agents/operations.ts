@@ -5,20 +5,20 @@ import { kinds } from '../../core/api/kind.ts'
 import { textFilter } from '../../core/api/lists.ts'
 import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { madeBy } from '../../core/api/version-archive.ts'
+import { versionAuthor } from '../../core/api/version-archive.ts'
 import { requireVersion } from '../../core/api/versions.ts'
-import { shownWarnings } from '../../core/api/warnings.ts'
+import { warningsField } from '../../core/api/warnings.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { detachPermission, hasGuardrail, removedGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
 import { policyDocumentProblems } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-model-route.ts'
 import { toolGate } from '../tools/guardrail-gate.ts'
 import { withToolDefaults } from '../tools/model.ts'
-import { toolsOfIds } from '../tools/store.ts'
+import { listToolsById } from '../tools/store.ts'
 import { adoptAgent, changeAgent, insertAgent } from './agent-archive.ts'
 import { checkBindings, checkToolSettings, uniqueBindings } from './bindings.ts'
 import { refuseBoundedCaller } from './bounds.ts'
-import { checkConfigured } from './knowledge.ts'
+import { checkAgentKnowledge } from './knowledge.ts'
 import {
   Agent,
   type AgentConfig,
@@ -36,14 +36,14 @@ const agents = resource(agentKind, { path: '/agents', tag: 'Agents' })
 const findProject = (db: Queryable, id: string): Promise<{ trace_content_mode: string } | null> =>
   kinds.get('project').find(db, id)
 
-type Binding = { ai_provider_id?: string | null; model_route_id?: string | null; model?: string | null }
+type ModelBinding = { ai_provider_id?: string | null; model_route_id?: string | null; model?: string | null }
 
 /**
- * Validates what a write would leave of the model binding: a provider, or a route, or neither where the project has a
- * default route, which then cannot be cleared before the write is committed.
+ * Validates the model binding that a write would store: a provider, or a route, or neither if the project has a default
+ * route. The default route is then locked against removal until the write commits.
  */
 export async function checkBinding(
-  { ai_provider_id, model_route_id, model }: Binding,
+  { ai_provider_id, model_route_id, model }: ModelBinding,
   tx: Queryable,
   projectId: string,
 ) {
@@ -51,10 +51,10 @@ export async function checkBinding(
     raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'model_route_id',
-      message: 'does not go with ai_provider_id; clear one',
+      message: 'cannot be combined with ai_provider_id',
     })
   if (ai_provider_id != null) return
-  if (model != null) raiseInvalid({ code: 'REQUIRED', path: 'model', message: 'needs ai_provider_id' })
+  if (model != null) raiseInvalid({ code: 'REQUIRED', path: 'model', message: 'requires ai_provider_id' })
   if (model_route_id == null && (await lockDefaultRoute(tx, projectId)) === null)
     raiseInvalid({
       code: 'REQUIRED',
@@ -64,8 +64,8 @@ export async function checkBinding(
 }
 
 /**
- * Validates what a body says of a configuration, which `next` is to become; what it leaves alone stays as it is.
- * @param stored the agent so far
+ * Validates the fields of `body` in a configuration whose result is `next`.
+ * @param stored current agent
  */
 export async function checkConfig(
   next: Partial<z.output<typeof AgentConfig>>,
@@ -82,19 +82,24 @@ export async function checkConfig(
     await checkBindings({ ...context, project_id: projectId }, body.tool_bindings, stored)
   }
   checkToolSettings(next, next.tool_bindings ?? null)
-  if (body.knowledge_config) await checkConfigured(context, projectId, body.knowledge_config, stored.knowledge_config)
+  if (body.knowledge_config)
+    await checkAgentKnowledge(context, projectId, body.knowledge_config, stored.knowledge_config)
   if (body.boundary_policy) policyDocumentProblems(body.boundary_policy, 'boundary_policy')
   const ceiling = services.config.AGENT_MAX_STEPS_CEILING
-  // A stored value above a lowered ceiling stays and runs at the ceiling.
+  // A stored value above a lowered ceiling stays, and its turns run at the ceiling.
   if (body.max_steps && body.max_steps > ceiling)
     raiseInvalid({ code: 'TOO_BIG', path: 'max_steps', message: `must be at most ${ceiling}` })
-  // Likewise a stored mode: of the agent's and the project's the stricter one counts.
+  // A stored mode stays as well: the stricter mode of agent and project applies.
   if (body.trace_content_mode === 'full' && (await findProject(tx, projectId))?.trace_content_mode === 'none')
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'trace_content_mode', message: 'the project keeps no content' })
+    raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: 'trace_content_mode',
+      message: 'must be none: the project does not store content',
+    })
   if (body.output_schema != null) await checkOutputSchema(services, projectId, body.output_schema)
 }
 
-/** What refuses a configuration. */
+/** Errors of an invalid configuration. */
 export const agentRefusals = [
   'AI_PROVIDER_NOT_FOUND',
   'MODEL_ROUTE_NOT_FOUND',
@@ -108,7 +113,7 @@ export const agentRefusals = [
   'RESOURCE_NOT_FOUND',
 ] as const
 
-/** Rights that naming something in a configuration takes. */
+/** Permissions that references in a configuration require. */
 export const referencePermissions = [
   'tools:CallTool',
   'secrets:UseSecret',
@@ -116,29 +121,29 @@ export const referencePermissions = [
   'memories:CreateMemoryEntry',
 ]
 
-/** What the guardrails of an agent have to warn of, of the tools of its bindings. */
-async function warningsOf(agent: AgentRow, { tx }: Pick<Context, 'tx'>): Promise<object> {
+/** Returns the warnings of the agent's guardrails about the tools in its bindings. */
+async function agentWarnings(agent: AgentRow, { tx }: Pick<Context, 'tx'>): Promise<object> {
   const { guardrail_ids, tool_bindings } = agent
   if (!guardrail_ids?.length || !tool_bindings?.length) return {}
   const ids = tool_bindings.flatMap(({ tool_id }) => tool_id ?? [])
-  const records = ids.length === 0 ? [] : await toolsOfIds(tx, agent.project_id, ids)
+  const records = ids.length === 0 ? [] : await listToolsById(tx, agent.project_id, ids)
   const tools = [...records, ...tool_bindings.flatMap(({ tool }) => (tool ? withToolDefaults(tool) : []))]
   const guarded = tools.map(tool => ({ tool, path: 'guardrail_ids' }))
-  return shownWarnings((await toolGate.only()?.warnings(tx, guardrail_ids, guarded)) ?? [])
+  return warningsField((await toolGate.only()?.warnings(tx, guardrail_ids, guarded)) ?? [])
 }
 
-const change = (method: 'patch' | 'put', id: string, summary: string): Operation =>
+const updateOperation = (method: 'patch' | 'put', id: string, summary: string): Operation =>
   agents.update({
     method,
     id,
     summary,
     description:
-      'Fields that are left out stay as they are. A write that changes nothing makes no version. Binding a tool for the first time needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`, detaching a guardrail `guardrails:DetachGuardrail`; what it newly reads by `knowledge_config` `knowledge:SearchKnowledge`, a store to write to `memories:CreateMemoryEntry`.',
+      'Omitted fields are unchanged. A write without changes creates no version. Binding a tool for the first time requires `tools:CallTool` on it, a secret referenced by an inline definition `secrets:UseSecret`, detaching a guardrail `guardrails:DetachGuardrail`, a source added to `knowledge_config` `knowledge:SearchKnowledge`, and its store for writes `memories:CreateMemoryEntry`.',
     alsoActions: [...referencePermissions, detachPermission],
     admit: refuseBoundedCaller,
     body: AgentPatch,
     answers: { 200: AgentWithWarnings },
-    show: warningsOf,
+    show: agentWarnings,
     quiet: true,
     raises: [...agentRefusals, 'VERSION_CONFLICT'],
     check(next, context) {
@@ -148,7 +153,7 @@ const change = (method: 'patch' | 'put', id: string, summary: string): Operation
       return checkConfig(next, context.body, context, next.project_id, context.stored)
     },
     write: (next, { stored, body, caller, tx }) =>
-      changeAgent(tx, stored, agentKind.changes(stored, next), madeBy(caller, body.version_label)),
+      changeAgent(tx, stored, agentKind.changes(stored, next), versionAuthor(caller, body.version_label)),
   })
 
 export const agentOperations: Operation[] = [
@@ -158,41 +163,41 @@ export const agentOperations: Operation[] = [
       name: containsFilter('name'),
       ai_provider_id: equalsFilter('ai_provider_id'),
       model_route_id: equalsFilter('model_route_id'),
-      tool_id: columnFilter(z.string().min(1).optional().describe('Tool that a binding names'), id =>
+      tool_id: columnFilter(z.string().min(1).optional().describe('ID of a bound tool'), id =>
         id === undefined ? null : sql.fragment`t.tool_ids @> ${sql.array([id], 'text')}`,
       ),
-      guardrail_id: columnFilter(textFilter.describe('Guardrail that is attached'), hasGuardrail),
+      guardrail_id: columnFilter(textFilter.describe('ID of an attached guardrail'), hasGuardrail),
     },
   }),
   agents.create({
     description:
-      'Binding a tool needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`, reading by `knowledge_config` `knowledge:SearchKnowledge`, writing by it `memories:CreateMemoryEntry`.',
+      'Binding a tool requires `tools:CallTool` on it, a secret referenced by an inline definition `secrets:UseSecret`, sources of `knowledge_config` `knowledge:SearchKnowledge`, and its store for writes `memories:CreateMemoryEntry`.',
     alsoActions: referencePermissions,
     body: AgentInput,
     answers: { 201: AgentWithWarnings },
-    show: warningsOf,
+    show: agentWarnings,
     raises: [...agentRefusals],
     check: context => checkConfig(context.body, context.body, context, context.project),
     make: ({ body, project, caller, tx }) =>
-      insertAgent(tx, { ...(body as AgentConfig), project_id: project }, madeBy(caller, body.version_label)),
+      insertAgent(tx, { ...(body as AgentConfig), project_id: project }, versionAuthor(caller, body.version_label)),
   }),
   agents.get({
-    description: 'With a credential of a project that the agent is shared with: its id and name.',
+    description: 'Projects that the agent is shared with get its ID and name only.',
     granted: true,
     answers: { 200: z.union([Agent, AgentProjection]) },
     present: async ({ resource: agent, grant }) =>
       grant ? { id: agent.id, name: agent.name } : agentKind.present(agent),
   }),
-  change('patch', 'updateAgent', 'Change an agent'),
-  change('put', 'putAgent', 'Change an agent, as PATCH does'),
+  updateOperation('patch', 'updateAgent', 'Update an agent'),
+  updateOperation('put', 'putAgent', 'Update an agent (same as PATCH)'),
   agents.adopt({
     admit: refuseBoundedCaller,
-    adopt: (stored, { tx, caller }) => adoptAgent(tx, stored, madeBy(caller, 'adopted')),
+    adopt: (stored, { tx, caller }) => adoptAgent(tx, stored, versionAuthor(caller, 'adopted')),
   }),
   agents.remove({
     admit: refuseBoundedCaller,
     description:
-      'With `force`, what it produced in its project goes with it, and shares that other projects use are revoked: what it produced there stays.',
+      'With `force`, also deletes the generations and traces of the agent in its project, and revokes its shares. Generations in other projects remain.',
     dependents: 'AGENT_HAS_DEPENDENTS',
   }),
 ]

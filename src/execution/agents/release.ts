@@ -12,11 +12,11 @@ import { checkBinding } from './operations.ts'
 import { setEvalRun } from './store.ts'
 import { requireValidAgentConfig } from './versions.ts'
 
-/** Evals as promotion gates. They build on agents, so they contribute it; without it no eval can be named. */
+/** Evals as promotion gates, contributed by the eval module, which builds on agents. Without it no gate exists. */
 export type PromotionGates = {
-  /** Whether an agent has the eval. */
+  /** Whether the eval belongs to the agent. */
   exists(db: Queryable, agent: Pick<AgentRow, 'id' | 'project_id'>, evalId: string): Promise<boolean>
-  /** The newest run of the eval that a version of the agent passed; null without one. */
+  /** Returns the newest run of the eval that a version of the agent passed, or null. */
   passedRun(
     db: Queryable,
     agent: Pick<AgentRow, 'id' | 'project_id'>,
@@ -27,14 +27,16 @@ export type PromotionGates = {
 
 export const promotionGates = extensionPoint<PromotionGates>('promotion gates')
 
-type Released = Pick<Context, 'tx' | 'services' | 'allow' | 'caller' | 'audit' | 'allowed'> & { resource: AgentRow }
+type ReleaseContext = Pick<Context, 'tx' | 'services' | 'allow' | 'caller' | 'audit' | 'allowed'> & {
+  resource: AgentRow
+}
 
 /**
- * Starts a release, or replaces the one under way: from now on turns are served one of two versions, and the agent's own
- * configuration is a draft. Raises VALIDATION_FAILED naming the version that cannot be served or the gate that is none,
- * VERSION_CONFLICT.
+ * Starts a release or replaces the active one. From then on turns get one of two versions, and the agent's own
+ * configuration is a draft.
+ * @throws VALIDATION_FAILED at a version that cannot be served or an unknown gate, VERSION_CONFLICT
  */
-export async function setRelease(context: Released, body: z.output<typeof ReleaseInput>): Promise<AgentRow> {
+export async function setRelease(context: ReleaseContext, body: z.output<typeof ReleaseInput>): Promise<AgentRow> {
   const { tx, caller, audit } = context
   const { stable_version, canary_version, canary_percent, promotion_gate = null } = body
   const stored = await agentKind.lock(tx, context.resource.id)
@@ -43,15 +45,15 @@ export async function setRelease(context: Released, body: z.output<typeof Releas
     raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'canary_version',
-      message: 'must be another version than stable_version',
+      message: 'must differ from stable_version',
     })
   const configs = [
-    await servable(context, stored, 'stable_version', stable_version),
-    await servable(context, stored, 'canary_version', canary_version),
+    await requireServable(context, stored, 'stable_version', stable_version),
+    await requireServable(context, stored, 'canary_version', canary_version),
   ]
   if (promotion_gate !== null && !(await promotionGates.only()?.exists(tx, stored, promotion_gate)))
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'promotion_gate', message: 'names no eval of the agent' })
-  await requireKept(context, stored, configs)
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'promotion_gate', message: 'must be an eval of the agent' })
+  await requireDetachOfLost(context, stored, configs)
   const release: ActiveRelease = {
     stable_version,
     canary_version,
@@ -63,21 +65,24 @@ export async function setRelease(context: Released, body: z.output<typeof Releas
   audit.detail.release = release
   const released = await agentKind.update(tx, stored.id, {
     active_release: release,
-    release_references: [...new Set(configs.flatMap(namedBy))],
+    release_references: [...new Set(configs.flatMap(referencedIds))],
   })
   tx.emit(agentKind, 'release_started', released, { extra: { release } })
   return released
 }
 
-/** The configuration of a version that is to be served. Raises VALIDATION_FAILED at the field that names the version. */
-async function servable(
-  context: Released,
+/**
+ * Returns the configuration of a version if it can be served.
+ * @throws VALIDATION_FAILED at the field of the version
+ */
+async function requireServable(
+  context: ReleaseContext,
   agent: AgentRow,
   path: 'stable_version' | 'canary_version',
   number: number,
 ): Promise<AgentConfig> {
   const [version] = await agentVersions.find(context.tx, agent.id, [number])
-  if (!version) return raiseInvalid({ code: 'NOT_FOUND', path, message: 'names no version of the agent' })
+  if (!version) return raiseInvalid({ code: 'NOT_FOUND', path, message: 'is not a version of the agent' })
   const config = readConfig(version.config)
   try {
     await requireValidAgentConfig(context, agent, config)
@@ -86,11 +91,11 @@ async function servable(
     if (!(error instanceof AppError) || error.status !== 400) throw error
     const [problem] = (error.meta?.problems ?? []) as { path: string; message: string }[]
     const reason = problem ? `${problem.path} ${problem.message}` : error.message
-    return raiseInvalid({ code: error.code, path, message: `could not be written today: ${reason}` })
+    return raiseInvalid({ code: error.code, path, message: `is no longer a valid configuration: ${reason}` })
   }
 }
 
-/** The configurations that turns of an agent are served now. */
+/** Returns the configurations that turns of an agent currently get. */
 async function servedConfigs(db: Queryable, agent: AgentRow): Promise<Pick<AgentConfig, 'guardrail_ids'>[]> {
   const release = agent.active_release
   if (!release) return [agent]
@@ -98,38 +103,43 @@ async function servedConfigs(db: Queryable, agent: AgentRow): Promise<Pick<Agent
   return versions.map(({ config }) => readConfig(config))
 }
 
-/** Asks whether the caller may detach the guardrails that some turns lose when other configurations are served. */
-async function requireKept(context: Released, agent: AgentRow, next: readonly AgentConfig[]): Promise<void> {
+/** Requires permission to detach each guardrail that some turns lose under the `next` configurations. */
+async function requireDetachOfLost(
+  context: ReleaseContext,
+  agent: AgentRow,
+  next: readonly AgentConfig[],
+): Promise<void> {
   const lists = (configs: readonly Pick<AgentConfig, 'guardrail_ids'>[]) => configs.map(each => each.guardrail_ids)
   const lost = removedGuardrails(lists(await servedConfigs(context.tx, agent)), lists(next))
   requireDetach(context, agent.project_id, lost)
 }
 
-/** Ids that a configuration names, through the references that agents declare. */
-const namedBy = (config: AgentConfig): string[] =>
+/** Returns the ids in a configuration, by the references that agents declare. */
+const referencedIds = (config: AgentConfig): string[] =>
   agentKind.references.flatMap(({ column }) =>
     [(config as Record<string, unknown>)[column]].flat().filter(id => typeof id === 'string'),
   )
 
 /**
- * Ends a release with one of its versions: its configuration becomes the agent's, as a new version unless it is that
- * already. A promoted canary must have passed its gate and still be one that could be written today; going back to the
- * stable version is refused for neither. Raises NO_ACTIVE_RELEASE, PROMOTION_GATE_UNMET, and what refuses an update.
+ * Ends a release with one of its versions, whose configuration becomes the agent's as a new version unless it is the
+ * current one. Promotion requires a passed gate and a configuration that is still valid; an abort checks only
+ * references.
+ * @throws NO_ACTIVE_RELEASE, PROMOTION_GATE_UNMET, and the errors of an update
  */
-export async function endRelease(context: Released, outcome: 'promoted' | 'aborted'): Promise<AgentRow> {
+export async function endRelease(context: ReleaseContext, outcome: 'promoted' | 'aborted'): Promise<AgentRow> {
   const { tx, caller, audit } = context
   const stored = await agentKind.lock(tx, context.resource.id)
   const release = stored.active_release
   if (!release) return raise('NO_ACTIVE_RELEASE', { meta: { agent_id: stored.id } })
   const number = outcome === 'promoted' ? release.canary_version : release.stable_version
   const config = readConfig((await agentVersions.get(tx, stored.id, number)).config)
-  await requireKept(context, stored, [config])
+  await requireDetachOfLost(context, stored, [config])
   if (outcome === 'promoted') await requireValidAgentConfig(context, stored, config)
   else {
     await checkBinding(config, tx, stored.project_id)
     await requireReferences(tx, agentKind, stored.project_id, config)
   }
-  const eval_run_id = outcome === 'promoted' ? await requirePassed(tx, stored, release) : null
+  const eval_run_id = outcome === 'promoted' ? await requirePassedGate(tx, stored, release) : null
 
   const ended = { active_release: null, release_references: null }
   const changes = agentKind.changes(stored, { ...stored, ...config })
@@ -142,7 +152,7 @@ export async function endRelease(context: Released, outcome: 'promoted' | 'abort
         { ...changes, ...ended },
         {
           created_by: caller.user.id,
-          // It is served as it was: by whoever wrote the version.
+          // The author of that version stays responsible for it.
           author: await agentVersions.authorOf(tx, stored.id, number),
           label: `${outcome} ${outcome === 'promoted' ? 'from' : 'to'} v${number}`,
           eval_run_id,
@@ -154,8 +164,11 @@ export async function endRelease(context: Released, outcome: 'promoted' | 'abort
   return agent
 }
 
-/** The run by which the canary passed the gate of its release; null without a gate. Raises PROMOTION_GATE_UNMET. */
-async function requirePassed(db: Queryable, agent: AgentRow, release: ActiveRelease): Promise<string | null> {
+/**
+ * Returns the eval run with which the canary passed the gate of its release, or null without a gate.
+ * @throws PROMOTION_GATE_UNMET
+ */
+async function requirePassedGate(db: Queryable, agent: AgentRow, release: ActiveRelease): Promise<string | null> {
   const { promotion_gate, canary_version } = release
   if (promotion_gate === null) return null
   const run = await promotionGates.only()?.passedRun(db, agent, promotion_gate, canary_version)

@@ -2,7 +2,7 @@ import type { Problem } from '../../core/api/errors.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { agentKind, type ToolBinding } from './model.ts'
 
-/** Agents of templates name their tools, which are resources of their own. */
+/** Agents of templates reference their tools, which are separate resources. */
 export const agentType = resourceType(agentKind, {
   defaults: { single_session_per_actor: false },
   check: ({ tool_bindings }) =>
@@ -13,7 +13,7 @@ export const agentType = resourceType(agentKind, {
             {
               code: 'INVALID_VALUE',
               path: `tool_bindings[${index}].tool`,
-              message: 'must be a tool of its own in the template, named by tool_id',
+              message: 'must be a separate tool of the template, referenced by tool_id',
             },
           ],
     ),

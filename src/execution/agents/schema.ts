@@ -3,15 +3,15 @@ import { SchemaError, type SchemaOf, schemaChecks } from '../../core/json-schema
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 
-/** An output schema: formats are annotations and unknown keywords are ignored. */
-const schemaOf = (project: string, schema: unknown): SchemaOf => ({
+/** Returns the check input of an output schema: formats are annotations, unknown keywords are ignored. */
+const outputSchema = (project: string, schema: unknown): SchemaOf => ({
   project,
   text: JSON.stringify(schema),
   rules: { strict: false },
 })
 
 /**
- * Refuses what is no usable JSON Schema, draft-07 or 2020-12, in the transaction that writes it. Returns it typed.
+ * Validates a JSON Schema (draft-07 or 2020-12) in the transaction that writes it, and returns it typed.
  * @throws INVALID_OUTPUT_SCHEMA with the reason, RunFirst
  */
 export async function checkOutputSchema(
@@ -19,12 +19,12 @@ export async function checkOutputSchema(
   projectId: string,
   schema: unknown,
 ): Promise<Record<string, unknown>> {
-  await refusing(schemaChecks(services).checkInTransaction(schemaOf(projectId, schema)))
+  await raiseSchemaError(schemaChecks(services).checkInTransaction(outputSchema(projectId, schema)))
   return schema as Record<string, unknown>
 }
 
 /**
- * Where a value breaks a schema: nothing when it satisfies it.
+ * Returns the problems of a value against a schema; empty when it satisfies the schema.
  * @throws INVALID_OUTPUT_SCHEMA, SERVICE_NOT_READY, and the reason of `signal`
  */
 export async function outputProblems(
@@ -34,11 +34,13 @@ export async function outputProblems(
   value: unknown,
   signal?: AbortSignal,
 ): Promise<Problem[]> {
-  const [problems] = await refusing(schemaChecks(services).problems(schemaOf(projectId, schema), [value], { signal }))
+  const [problems] = await raiseSchemaError(
+    schemaChecks(services).problems(outputSchema(projectId, schema), [value], { signal }),
+  )
   return wireProblems(problems)
 }
 
-async function refusing<T>(work: Promise<T>): Promise<T> {
+async function raiseSchemaError<T>(work: Promise<T>): Promise<T> {
   try {
     return await work
   } catch (error) {

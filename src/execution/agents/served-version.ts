@@ -3,35 +3,34 @@ import { type Fragment, type Queryable, rawFragment, sql } from '../../core/db/s
 import { readConfig } from './agent-archive.ts'
 import { type AgentRow, agentKind } from './model.ts'
 
-/** Whose turn it is: what a release goes by. */
+/** Owner of a turn, which determines its version during a release. */
 export type ReleaseSubject = { actor_id?: string | null; session_id?: string | null; conversation_id?: string | null }
 
 /**
- * What keeps its version through a release: an end user, else a session, else a conversation; null for a turn of nobody,
- * whose version is drawn.
+ * Returns the id that keeps its version during a release: the end user, else the session, else the conversation. Null
+ * draws a version at random for the turn.
  */
 export const releaseKey = ({ actor_id, session_id, conversation_id }: ReleaseSubject): string | null =>
   actor_id ?? session_id ?? conversation_id ?? null
 
-/** A configuration in which nothing is set. */
+/** A configuration with all fields unset. */
 const UNSET = rawFragment(`'${JSON.stringify(readConfig({}))}'::jsonb`)
 
 /**
- * The row of an agent as a turn is served it, for a `from`: with a version of its own (`version`), else the one that a
- * release gives `key`, else as it stands. The configuration and its number are those of the version; how many messages
- * there are for the context, and how many sessions, is as the agent stands. Nothing is read beside the agent where that
- * is the version anyway.
+ * Returns a `from` item with the agent row that serves a turn: configuration and number of `version` if set, else of
+ * the version that the active release gives `key`, else the current ones. Counters such as context messages and
+ * sessions are always current. Reads no version row when the agent already has that version.
  */
 export const servedAgent = (id: Fragment, turn: { version: Fragment; key: Fragment }): Fragment =>
   sql.fragment`served_agent(${id}, ${turn.version}::integer, ${turn.key}::text, ${randomInt(100)}::integer, ${UNSET})`
 
-/** The agent of an id as a turn is served it, whatever its project; null when there is none. */
+/** Returns the agent of any project as served to this owner, or null. */
 export const findServedAgent = (db: Queryable, id: string, owner: ReleaseSubject): Promise<AgentRow | null> =>
   db.maybeOne(agentKind.sql`
     select ${agentKind.columns}
     from ${servedAgent(sql.fragment`${id}`, { version: sql.fragment`null`, key: sql.fragment`${releaseKey(owner)}` })} t`)
 
-/** An agent with the configuration of one of its versions; null when there is none of the id. */
+/** Returns the agent with the configuration of one of its versions, or null. */
 export const findAgentVersion = (db: Queryable, id: string, version: number): Promise<AgentRow | null> =>
   db.maybeOne(agentKind.sql`
     select ${agentKind.columns}

@@ -2,19 +2,19 @@ import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { DefaultRouteUsers } from '../../identity/projects/default-model-route.ts'
 import { type AgentRow, agentKind } from './model.ts'
 
-/** The agents of a project, oldest first. */
-export const agentsOf = (db: Queryable, projectId: string): Promise<readonly AgentRow[]> =>
+/** Lists the agents of a project, oldest first. */
+export const listProjectAgents = (db: Queryable, projectId: string): Promise<readonly AgentRow[]> =>
   db.any(agentKind.sql`
     select ${agentKind.columns} from agents t where t.project_id = ${projectId} order by t.id`)
 
-/** Agents that go by the default route of their project (index agents_inheriting). */
+/** Agents that use the default route of their project (index agents_inheriting). */
 export const listDefaultRouteAgents: DefaultRouteUsers = {
   kind: 'agent',
   ids: project =>
     sql.fragment`select id from agents where project_id = ${project} and ai_provider_id is null and model_route_id is null`,
 }
 
-/** Agents whose release serves a version that goes by the default route of their project (index agents_released). */
+/** Agents whose release serves a version that uses the default route of their project (index agents_released). */
 export const listDefaultRouteReleases: DefaultRouteUsers = {
   kind: 'agent',
   ids: project => sql.fragment`
@@ -24,7 +24,7 @@ export const listDefaultRouteReleases: DefaultRouteUsers = {
       and v.config ->> 'ai_provider_id' is null and v.config ->> 'model_route_id' is null`,
 }
 
-/** Notes the run that let a version go live, once. */
+/** Records the eval run that promoted a version, unless one is recorded. */
 export const setEvalRun = (db: Queryable, agentId: string, version: number, runId: string): Promise<unknown> =>
   db.query(voidStatement`
     update agent_versions set eval_run_id = ${runId}

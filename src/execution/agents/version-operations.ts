@@ -19,9 +19,9 @@ export const agentVersionOperations: Operation[] = [
   agents.action('restore', {
     id: 'restoreAgentVersion',
     path: `${versions}/{version}/restore`,
-    summary: 'Write the configuration of an earlier version as the next one',
+    summary: 'Restore an agent version',
     description:
-      'It must still be one that could be written today. During a release it changes the draft, not what is served.',
+      'Writes the configuration of that version as the next one. The restored version is validated and authorized like a new write. During a release the served versions are unchanged.',
     action: 'agents:RestoreAgentVersion',
     admit: refuseBoundedCaller,
     alsoActions: [...referencePermissions, detachPermission],
@@ -37,9 +37,9 @@ export const agentVersionOperations: Operation[] = [
     command: ['agents', 'release', 'set'],
     method: 'put',
     path: '/agents/{agent_id}/release',
-    summary: 'Serve two versions of an agent side by side',
+    summary: 'Start or replace an agent release',
     description:
-      'An end user keeps the version that it got. The configuration of the agent is a draft until the release ends. Replaces a release that is under way.',
+      'Serves two versions concurrently. An end user keeps its version. Until the release ends the configuration of the agent is a draft. Replaces an active release.',
     tag,
     action: 'agents:SetAgentRelease',
     admit: refuseBoundedCaller,
@@ -52,8 +52,9 @@ export const agentVersionOperations: Operation[] = [
   agents.action('promote', {
     id: 'promoteAgentRelease',
     path: '/agents/{agent_id}/release/promote',
-    summary: 'End a release with its canary as the configuration of the agent',
-    description: 'All traffic gets that configuration from the next turn on, as a new version.',
+    summary: 'Promote the canary',
+    description:
+      'Ends the release: the next turns of all callers use the configuration of the canary, written as a new version.',
     action: 'agents:SetAgentRelease',
     admit: refuseBoundedCaller,
     alsoActions: [...referencePermissions, detachPermission],
@@ -64,8 +65,9 @@ export const agentVersionOperations: Operation[] = [
   agents.action('abort', {
     id: 'abortAgentRelease',
     path: '/agents/{agent_id}/release/abort',
-    summary: 'End a release with its stable version as the configuration of the agent',
-    description: 'The canary gets no further turns; those that run keep the version they began with.',
+    summary: 'Abort an agent release',
+    description:
+      'Restores the configuration of the stable version. The canary gets no further turns; running turns keep their version.',
     action: 'agents:SetAgentRelease',
     admit: refuseBoundedCaller,
     alsoActions: [detachPermission],

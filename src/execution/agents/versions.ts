@@ -1,7 +1,7 @@
 import type { Context } from '../../core/api/operation.ts'
 import { requireReferences } from '../../core/api/references.ts'
 import { parse } from '../../core/api/validate.ts'
-import { madeBy } from '../../core/api/version-archive.ts'
+import { versionAuthor } from '../../core/api/version-archive.ts'
 import { requireVersion } from '../../core/api/versions.ts'
 import { removedGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
 import { agentVersions, changeAgent, readConfig } from './agent-archive.ts'
@@ -9,8 +9,8 @@ import { AgentConfig, type AgentRow, agentKind } from './model.ts'
 import { checkConfig } from './operations.ts'
 
 /**
- * Validates an earlier configuration as one that is written today, and keeps what it names from being deleted. Raises
- * what refuses an update.
+ * Validates an earlier configuration like a new write and locks the resources that it references against deletion.
+ * @throws the errors of an update
  */
 export async function requireValidAgentConfig(
   context: Pick<Context, 'tx' | 'services' | 'allow' | 'caller'>,
@@ -23,8 +23,8 @@ export async function requireValidAgentConfig(
 }
 
 /**
- * Writes the configuration of an earlier version as the next one, unless it is what the agent has. Raises
- * RESOURCE_NOT_FOUND, VERSION_CONFLICT, and what refuses an update.
+ * Restores the configuration of an earlier version as the next one, unless it equals the current one.
+ * @throws RESOURCE_NOT_FOUND, VERSION_CONFLICT, and the errors of an update
  */
 export async function restoreAgentVersion(
   context: Pick<Context, 'tx' | 'services' | 'allow' | 'allowed' | 'caller' | 'audit'> & { resource: AgentRow },
@@ -39,7 +39,7 @@ export async function restoreAgentVersion(
   if (Object.keys(changes).length === 0) return stored
   requireDetach(context, stored.project_id, removedGuardrails([stored.guardrail_ids], [config.guardrail_ids]))
   await requireValidAgentConfig(context, stored, config)
-  const restored = await changeAgent(tx, stored, changes, madeBy(caller, label ?? `restored from v${number}`))
+  const restored = await changeAgent(tx, stored, changes, versionAuthor(caller, label ?? `restored from v${number}`))
   audit.detail.version = restored.version
   tx.emit(agentKind, 'updated', restored)
   return restored

@@ -2,18 +2,19 @@ import type { Tx } from '../../core/db/writer.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { ApprovalRow } from './model.ts'
 
-/** A module whose nodes or tasks ask people. */
+/** Module whose nodes or tasks file approvals. */
 export type ApprovalProducer = {
   /**
-   * Inside the transaction that approves, rejects or expires an item that is no call of a tool, behind the item's row. Whoever withdraws
-   * items takes them behind rows of its own, so this must lock none of those; a message is enough.
+   * Called when an approval without a tool call is approved, rejected or expired, in that transaction and with the row
+   * locked. Withdrawing approvals locks the producer's rows first, so this must lock none of them; it sends a message
+   * instead.
    */
   settled(tx: Tx, row: ApprovalRow): Promise<void>
 }
 
-export const approvalProducers = extensionPoint<ApprovalProducer>('approvals of nodes')
+export const approvalProducers = extensionPoint<ApprovalProducer>('approval producers')
 
-/** Tells the module of a node or a task what became of its item. */
+/** Notifies the producer of an approval that it was resolved or expired. */
 export async function notifyProducer(tx: Tx, row: ApprovalRow): Promise<void> {
   for (const { settled } of approvalProducers.all()) await settled(tx, row)
 }

@@ -1,13 +1,13 @@
 import type { TurnContentEraser } from '../../control/retention/erasure.ts'
 import { raise } from '../../core/api/errors.ts'
 import { approvalKind } from './model.ts'
-import { eraseApprovalTurns, findWithFollowUp } from './store.ts'
+import { eraseApprovalTurns, findApprovalWithFollowUp } from './store.ts'
 
 type Data = Record<string, unknown>
 
 const CONTENT = ['reasoning', 'evidence', 'predicted_impact', 'edited_arguments']
 
-/** An item as an event shows it, without what the model proposed, what was approved in its place, and how the call failed. */
+/** Removes from event data the proposed call, the approved arguments and the error of the call. */
 function withoutContent(data: Data): Data {
   const inner = (name: string, field: string): Data =>
     data[name] ? { [name]: { ...(data[name] as Data), [field]: null } } : {}
@@ -20,14 +20,14 @@ function withoutContent(data: Data): Data {
 }
 
 /**
- * What turns proposed goes with them. An item that waits for a person expires, because nobody can decide about it any more;
- * no turn follows from that. One that a call or a turn follows from holds the purge up until that is over.
+ * Erases the approvals of turns. Pending approvals expire without a follow-up turn, because nothing is left to decide.
+ * An active call or follow-up turn blocks the purge.
  */
 export const approvalContent: TurnContentEraser = {
   async erase(tx, turns) {
     const ids = turns.map(({ id }) => id)
     const rows = await eraseApprovalTurns(tx, ids)
-    const busy = await findWithFollowUp(
+    const busy = await findApprovalWithFollowUp(
       tx,
       rows.map(({ id }) => id),
     )

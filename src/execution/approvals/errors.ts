@@ -4,24 +4,24 @@ export const approvalErrors = {
   APPROVAL_ALREADY_RESOLVED: {
     status: 409,
     description: 'Approval already approved, rejected or expired',
-    message: 'The approval has been resolved already',
-    hint: 'Nothing is left to decide: read the approval for the decision and for what came of it.',
+    message: 'Approval {id} is already {status}',
+    hint: 'Read the decision and the outcome of the call with GET /approvals/{approval_id}.',
   },
   APPROVAL_EXPIRED: {
     status: 409,
     description: 'Approval expired, can never execute',
-    message: 'The approval has expired; what it was about will not be executed',
-    hint: 'Have the call proposed again, for example by another turn; expires_in of the guardrail says how long an approval waits.',
+    message: 'Approval {id} expired; the proposed call will not be executed',
+    hint: 'Start another turn that proposes the call again; raise expires_in of the guardrail to keep approvals open longer.',
   },
   APPROVAL_INVALID_EDIT: {
     status: 400,
     description: "Edited arguments must be a JSON object satisfying the tool's parameters schema",
-    message: 'The edited arguments do not fit the tool',
+    message: 'The edited arguments do not match the parameters of the tool',
   },
   APPROVAL_NOT_FOUND: {
     status: 404,
     description: 'Approval missing',
-    message: 'There is no approval {id}',
+    message: 'Approval {id} not found',
   },
   APPROVAL_REASON_REQUIRED: {
     status: 400,

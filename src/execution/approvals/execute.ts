@@ -15,60 +15,63 @@ import { type ApprovalRow, type ApprovedCallOutcome, approvalKind, type Executio
 import { digestOf, openFrozen, openOutcome, sealOutcome } from './seal.ts'
 import { type Continuation, followUpWork } from './store.ts'
 import { approvedTool, isRepeatable } from './tool.ts'
-import { agentOf, callerOf } from './verdict.ts'
+import { approvedCaller, findApprovalAgent } from './verdict.ts'
 
-/** Characters of a result that the model is told. */
-const MAX_TOLD = 64 * 1024
+/** Maximum number of result characters in the follow-up message. */
+const MAX_RESULT_CHARS = 64 * 1024
 
 const failure = (error: RecordedFailure): ApprovedCallOutcome => ({ text: null, digest: null, error })
 
 const UNKNOWN = failure({
   code: 'TOOL_CALL_FAILED',
-  message: 'The worker that made the call was lost; whether the call was made is not known',
+  message: 'The worker was lost during the call; whether the call was made is unknown',
   meta: { reason: 'outcome_unknown' },
 })
 
 /**
- * The outcome of the call of an approved item, which is made at most once: that it is about to be made is on record before
- * it is, and a call that may have been made is repeated only where its tool allows that.
+ * Executes the call of an approved approval at most once and returns its outcome. The intent is stored before the call;
+ * a call that may have been made is repeated only if its tool is idempotent or reads.
  */
 export async function executeApproved(
   services: Services,
   row: ApprovalRow,
-  hold: ActiveClaim<Continuation>,
+  lease: ActiveClaim<Continuation>,
 ): Promise<ApprovedCallOutcome> {
-  const known = openOutcome(services, row, hold.claim.outcome)
-  if (known) return known
+  const stored = openOutcome(services, row, lease.claim.outcome)
+  if (stored) return stored
   const used: UsageDraft[] = []
   try {
-    const outcome = await call(services, row, hold, used)
-    // A call that was cut off because another worker took over is not this worker's to report.
-    hold.signal.throwIfAborted()
+    const outcome = await executeCall(services, row, lease, used)
+    // After a takeover the outcome belongs to the new claim.
+    lease.signal.throwIfAborted()
     await injectFault(services, 'approval_called')
-    await keepOutcome(services, row, hold, outcome, used)
+    await storeOutcome(services, row, lease, outcome, used)
     await injectFault(services, 'approval_executed')
     return outcome
   } catch (error) {
-    // Made all the same; under its key it is written once.
+    // The call was made; the idempotency key of the usage prevents a duplicate.
     recordUsageLater(services, used)
     throw error
   }
 }
 
-/** Keeps the outcome of a call on its attempt and its item, with its usage. Raises Superseded. */
-const keepOutcome = (
+/**
+ * Stores the outcome of a call on the work item and the approval, together with its usage.
+ * @throws ClaimLostError
+ */
+const storeOutcome = (
   services: Services,
   row: ApprovalRow,
-  hold: ActiveClaim<Continuation>,
+  lease: ActiveClaim<Continuation>,
   outcome: ApprovedCallOutcome,
   used: readonly UsageDraft[],
 ): Promise<void> =>
-  hold.write(async tx => {
-    await hold.guard(tx)
+  lease.write(async tx => {
+    await lease.guard(tx)
     await recordUsage(services, used, tx)
     const sealed = sealOutcome(services, row, outcome)
-    if (!(await followUpWork.set(tx, hold.claim, sql.fragment`outcome = ${sealed}`))) throw new ClaimLostError()
-    await approvalKind.update(tx, row.id, { execution: finished(services, row, outcome) })
+    if (!(await followUpWork.set(tx, lease.claim, sql.fragment`outcome = ${sealed}`))) throw new ClaimLostError()
+    await approvalKind.update(tx, row.id, { execution: finishedExecution(services, row, outcome) })
     if (outcome.error) return
     const { proposed_action, project_id, orchestration_run_id, node_id, agent_id, generation_id } = row
     recordActivityInTx(tx, {
@@ -88,8 +91,8 @@ const keepOutcome = (
     })
   })
 
-/** What the item shows of a call; where no content is kept, of an error no more than its code. */
-function finished(services: Services, row: ApprovalRow, { digest, error }: ApprovedCallOutcome): Execution {
+/** Returns the execution shown on the approval. Without stored content, only the code of an error is kept. */
+function finishedExecution(services: Services, row: ApprovalRow, { digest, error }: ApprovedCallOutcome): Execution {
   return {
     status: error ? 'failed' : 'succeeded',
     result_digest: digest,
@@ -99,51 +102,51 @@ function finished(services: Services, row: ApprovalRow, { digest, error }: Appro
   }
 }
 
-async function call(
+async function executeCall(
   services: Services,
   row: ApprovalRow,
-  hold: ActiveClaim<Continuation>,
+  lease: ActiveClaim<Continuation>,
   used: UsageDraft[],
 ): Promise<ApprovedCallOutcome> {
   try {
     const frozen = openFrozen(services, row)
-    if (!frozen) throw new AppError('SECRET_NOT_DECRYPTABLE', { message: 'The frozen call cannot be decrypted' })
+    if (!frozen) throw new AppError('SECRET_NOT_DECRYPTABLE', { message: 'The stored call cannot be decrypted' })
     const tool = await approvedTool(services.pool, row)
     if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: row.proposed_action?.tool_id ?? null } })
     const action = row.proposed_action?.action
-    const metering = meteringOf(row)
-    if (hold.claim.executing && !isRepeatable(tool, action)) {
+    const metering = callMetering(row)
+    if (lease.claim.executing && !isRepeatable(tool, action)) {
       used.push(lostCall(tool, action ?? null, metering, frozen.arguments))
       return UNKNOWN
     }
     await requireUnpaused(services.pool, row.project_id)
     await requirePrincipal(services, row)
-    await begin(row, hold)
+    await markExecuting(row, lease)
     await injectFault(services, 'approval_executing')
     const calling = openCall(services, {
       action: tool.type === 'platform' || tool.type === 'mcp' ? action : null,
       input: frozen.arguments,
-      caller: async () => callerOf(services, row, await agentOf(services, row)),
+      caller: async () => approvedCaller(services, row, await findApprovalAgent(services, row)),
       context: frozen.tool_context ?? undefined,
       idempotencyKey: row.id,
       metering: { ...metering, add: draft => void used.push(draft) },
       judged: true,
-      signal: hold.signal,
+      signal: lease.signal,
     })
     const result = (await callTool(services, tool, calling)) ?? null
-    return { text: truncateChars(JSON.stringify(result), MAX_TOLD), digest: digestOf(result), error: null }
+    return { text: truncateChars(JSON.stringify(result), MAX_RESULT_CHARS), digest: digestOf(result), error: null }
   } catch (error) {
-    // The next attempt finds out from the record whether the call may have been made.
-    if (hold.signal.aborted || error instanceof ClaimLostError || isTransient(error)) throw error
+    // The next attempt derives from the stored intent whether the call may have been made.
+    if (lease.signal.aborted || error instanceof ClaimLostError || isTransient(error)) throw error
     if (error instanceof AppError) return failure(error.recorded())
     services.log.error({ err: error, approval_id: row.id }, 'approved call failed')
-    const told = error instanceof Error && !isDatabaseError(error)
-    return failure({ code: 'TOOL_CALL_FAILED', message: told ? error.message : 'The call could not be made' })
+    const isReportable = error instanceof Error && !isDatabaseError(error)
+    return failure({ code: 'TOOL_CALL_FAILED', message: isReportable ? error.message : 'Call failed' })
   }
 }
 
-/** Whom the call of an item is metered to. */
-export const meteringOf = ({
+/** Returns the usage attribution of an approved call. */
+export const callMetering = ({
   id,
   agent_id,
   generation_id,
@@ -160,21 +163,21 @@ export const meteringOf = ({
   node_id,
 })
 
-/** The call is made as whoever the turn ran as, with the rights of this moment. */
+/** Requires that the principal of the turn may still run it, with its current permissions. */
 async function requirePrincipal(services: Services, row: ApprovalRow): Promise<void> {
   const { authority, permission, project_id, agent_id } = row
   if (authority === null) return
   if (await refusalToStart(services, { authority, permission, project_id, agent_id }))
     throw new AppError('FORBIDDEN', {
-      message: 'Whoever started the turn may no longer run it',
+      message: 'The principal that started the turn may no longer run it',
       meta: { principal_id: authority.id },
     })
 }
 
-/** Puts on record that the call is about to be made. */
-const begin = (row: ApprovalRow, hold: ActiveClaim<Continuation>): Promise<void> =>
-  hold.write(async tx => {
-    await hold.guard(tx)
-    if (!(await followUpWork.set(tx, hold.claim, sql.fragment`executing = true`))) throw new ClaimLostError()
+/** Stores the intent to make the call. */
+const markExecuting = (row: ApprovalRow, lease: ActiveClaim<Continuation>): Promise<void> =>
+  lease.write(async tx => {
+    await lease.guard(tx)
+    if (!(await followUpWork.set(tx, lease.claim, sql.fragment`executing = true`))) throw new ClaimLostError()
     if (row.execution) await approvalKind.update(tx, row.id, { execution: { ...row.execution, status: 'running' } })
   })

@@ -7,14 +7,14 @@ import { type ApprovalRow, approvalKind, proposalOf, storableApproval } from './
 import { continueQueue } from './queue.ts'
 import { expirePending, insertFollowUpWork } from './store.ts'
 
-/** Wakes what follows from an item. */
+/** Inserts the follow-up of a resolved approval and sends its wake-up. */
 export async function enqueueFollowUp(tx: Tx, { id, project_id }: ApprovalRow): Promise<void> {
   tx.send(continueQueue, { approval_id: id, attempt_id: await insertFollowUpWork(tx, id), project_id })
 }
 
 /**
- * Expires an item whose time is over, with what follows: its event, an exception, and a turn that tells the model where
- * the agent wants one. Null for any other item: one expires once.
+ * Expires an approval that is due, with its event, an exception, and a follow-up turn if the agent reacts to expiry.
+ * Returns null for any other approval, so that one expires once.
  */
 export async function expireDue(tx: Tx, id: string): Promise<ApprovalRow | null> {
   const row = await expirePending(tx, id)
@@ -33,12 +33,15 @@ export async function expireDue(tx: Tx, id: string): Promise<ApprovalRow | null>
     guardrail_version: policy_version,
   })
   if (row.origin !== 'tool_call') await notifyProducer(tx, row)
-  if (await reacts(tx, row)) await enqueueFollowUp(tx, row)
+  if (await reactsToExpiry(tx, row)) await enqueueFollowUp(tx, row)
   else if (row.generation_id !== null) await expireChain(tx, row.generation_id)
   return row
 }
 
-async function reacts(tx: Tx, { agent_id, session_id, conversation_id, origin }: ApprovalRow): Promise<boolean> {
+async function reactsToExpiry(
+  tx: Tx,
+  { agent_id, session_id, conversation_id, origin }: ApprovalRow,
+): Promise<boolean> {
   if (origin !== 'tool_call' || agent_id === null) return false
   const agent = await findServedAgent(tx, agent_id, { session_id, conversation_id })
   return agent?.on_approval_expiry === 'react'

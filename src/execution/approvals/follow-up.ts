@@ -19,27 +19,26 @@ import { createTurn, type TurnInput, turnOrigin } from '../generations/request/c
 import { createPausedTurn } from '../generations/request/create-paused.ts'
 import { resolvedName } from '../tools/actions.ts'
 import { executeApproved } from './execute.ts'
-import { followUpMessage } from './follow-up-message.ts'
-import { type ApprovalRow, type ApprovedCallOutcome, approvalKind, type Execution } from './model.ts'
+import { type ApprovalRow, type ApprovedCallOutcome, approvalKind, type Execution, type Frozen } from './model.ts'
 import { type ContinueMessage, continueQueue } from './queue.ts'
 import { openFrozen } from './seal.ts'
 import { type Continuation, followUpWork } from './store.ts'
 
-/** Tries of the turn that carries on; the call is never one of them. */
-const MAX_TRIES = 4
+/** Attempts to start the follow-up turn; the call itself is never repeated by them. */
+const MAX_ATTEMPTS = 4
 const FIRST_RETRY_MS = 1000
 
 const ownLease = ({ config }: Services): Lease => leaseTimings(config.GENERATION_LEASE_SECONDS * 1000)
 
 /**
- * Carries on after an approval: makes the call of an approved one, at most once, and starts the turn that tells the model.
- * A worker that is lost in between is followed by another, which goes on from what is on record.
+ * Makes an approved call at most once and starts the turn that reports the decision to the model. After a lost worker
+ * the next attempt resumes from the stored state.
  */
 export async function processFollowUp(message: ContinueMessage, context: JobContext): Promise<void> {
   const { services } = context
-  const taken = await services.write(tx => take(tx, services, message))
-  if (!taken) return
-  const { row, claim } = taken
+  const claimed = await services.write(tx => claimFollowUp(tx, services, message))
+  if (!claimed) return
+  const { row, claim } = claimed
   const work = () =>
     processClaim(context, {
       what: 'approval',
@@ -48,76 +47,81 @@ export async function processFollowUp(message: ContinueMessage, context: JobCont
       claim,
       lease: ownLease(services),
       lock: tx => approvalKind.find(tx, row.id, true),
-      work: hold => startFollowUpTurn(services, row, hold),
-      fail: (error, failed) => retryOrEnd(services, row, failed, error),
+      work: lease => startFollowUpTurn(services, row, lease),
+      fail: (error, failed) => retryOrAbandon(services, row, failed, error),
     })
   await withTriggerChain(row.authority && triggerChainOf(row.authority), work)
 }
 
-async function take(
+async function claimFollowUp(
   tx: Tx,
   services: Services,
   message: ContinueMessage,
 ): Promise<{ row: ApprovalRow; claim: Continuation } | null> {
-  const named = { entity: message.approval_id, id: message.attempt_id }
-  const row = await approvalKind.find(tx, named.entity, true)
+  const ref = { entity: message.approval_id, id: message.attempt_id }
+  const row = await approvalKind.find(tx, ref.entity, true)
   if (!row) return null
-  const claim = await claimOrReschedule(tx, followUpWork, named, ownLease(services), continueQueue, message)
+  const claim = await claimOrReschedule(tx, followUpWork, ref, ownLease(services), continueQueue, message)
   return claim === null || claim === 'held' ? null : { row, claim }
 }
 
 async function startFollowUpTurn(
   services: Services,
   row: ApprovalRow,
-  hold: ActiveClaim<Continuation>,
+  lease: ActiveClaim<Continuation>,
 ): Promise<AttemptOutcome> {
-  // The call of a client's tool is for the client to make.
-  const clients = row.status === 'approved' && row.tool_type === 'client'
-  const outcome = row.status === 'approved' && !clients ? await executeApproved(services, row, hold) : null
+  // The client makes the call of a client tool.
+  const isClientCall = row.status === 'approved' && row.tool_type === 'client'
+  const outcome = row.status === 'approved' && !isClientCall ? await executeApproved(services, row, lease) : null
   try {
-    const generation_id = await hold.write(async tx => {
-      await hold.guard(tx)
+    const generation_id = await lease.write(async tx => {
+      await lease.guard(tx)
       const turn = await startTurn(tx, services, row, outcome)
-      await finish(tx, row, hold.claim, turn?.generation_id ?? null)
+      await completeFollowUp(tx, row, lease.claim, turn?.generation_id ?? null)
       return turn?.generation_id ?? null
     })
     const outcomeName = generation_id === null ? 'chain_limit' : 'continued'
     return { outcome: outcomeName, generation_id, call: outcome?.error?.code ?? null }
   } catch (error) {
-    // The item stands; the model is not told.
+    // The decision remains; the turn was refused, so the model gets no report.
     if (!(error instanceof AppError) || error.status >= 500) throw error
-    await hold.write(async tx => {
-      await hold.guard(tx)
-      await finish(tx, row, hold.claim, null)
+    await lease.write(async tx => {
+      await lease.guard(tx)
+      await completeFollowUp(tx, row, lease.claim, null)
     })
     return { outcome: 'not_continued', error: error.recorded(), call: outcome?.error?.code ?? null }
   }
 }
 
-/** Nothing follows any more: what was frozen goes. */
-async function finish(tx: Tx, { id }: ApprovalRow, claim: Continuation, generation_id: string | null): Promise<void> {
+/** Settles the follow-up and erases the sealed call. */
+async function completeFollowUp(
+  tx: Tx,
+  { id }: ApprovalRow,
+  claim: Continuation,
+  generation_id: string | null,
+): Promise<void> {
   const now = await approvalKind.lock(tx, id)
   const execution = now.execution && {
-    ...(isHanded(now, generation_id) ? handed(now.execution) : ended(now.execution)),
+    ...(isHandedToClient(now, generation_id) ? handedToClient(now.execution) : abandonedExecution(now.execution)),
     generation_id,
   }
   await approvalKind.update(tx, id, { sealed: null, execution })
   await followUpWork.end(tx, claim)
 }
 
-/** Whether a turn asks the client for the call. */
-const isHanded = ({ tool_type, status }: ApprovalRow, generation_id: string | null): boolean =>
+/** Whether the follow-up turn requests the call from the client. */
+const isHandedToClient = ({ tool_type, status }: ApprovalRow, generation_id: string | null): boolean =>
   tool_type === 'client' && status === 'approved' && generation_id !== null
 
-const handed = (execution: Execution): Execution => ({
+const handedToClient = (execution: Execution): Execution => ({
   ...execution,
   status: 'succeeded',
   finished_at: new Date().toISOString(),
 })
 
 /**
- * Starts the turn that tells the model; null where its chain has no room for it. Raises what refuses the turn:
- * AGENT_NOT_FOUND, PROJECT_PAUSED, SESSION_CLOSED.
+ * Starts the turn that reports the decision to the model. Returns null at the chain limit.
+ * @throws AGENT_NOT_FOUND, PROJECT_PAUSED, SESSION_CLOSED and other refusals of a turn
  */
 async function startTurn(
   tx: Tx,
@@ -159,19 +163,41 @@ async function startTurn(
   )
 }
 
-/** Another try after what the database or a worker did; the end after the last one. */
-async function retryOrEnd(
+/** Returns the opening message of the turn that follows an approval. */
+function followUpMessage(row: ApprovalRow, frozen: Frozen | null, outcome: ApprovedCallOutcome | null): string {
+  const { proposed_action, status, resolution_reason, id } = row
+  const called = proposed_action?.action ?? proposed_action?.tool_name ?? 'a tool'
+  const lines = [`The call of ${called} that waited for approval (${id}) was ${STATUS_TEXT[status]}.`]
+  if (frozen) lines.push(`Arguments: ${JSON.stringify(frozen.arguments)}`)
+  if (row.edited_arguments) lines.push('The approver changed the arguments.')
+  if (resolution_reason !== null) lines.push(`Reason: ${resolution_reason}`)
+  if (outcome?.error) lines.push(`It failed: ${JSON.stringify({ error: outcome.error })}`)
+  else if (outcome) lines.push(`Result: ${outcome.text}`)
+  else if (status === 'approved') lines.push('The client makes the call.')
+  else lines.push('It was not executed.')
+  return lines.join('\n')
+}
+
+const STATUS_TEXT: Record<ApprovalRow['status'], string> = {
+  pending: 'not decided',
+  approved: 'approved',
+  rejected: 'rejected',
+  expired: 'not decided in time: the approval has expired',
+}
+
+/** Reschedules the follow-up after a failure, or settles it after the last attempt. */
+async function retryOrAbandon(
   services: Services,
   row: ApprovalRow,
   claim: Continuation,
   error: unknown,
 ): Promise<AttemptOutcome> {
-  const last = claim.failures + 1 >= MAX_TRIES
+  const last = claim.failures + 1 >= MAX_ATTEMPTS
   const delayMs = FIRST_RETRY_MS * 4 ** claim.failures
-  services.log.error({ err: error, approval_id: row.id, last }, 'what follows from an approval failed')
+  services.log.error({ err: error, approval_id: row.id, last }, 'approval follow-up failed')
   await services.write(async tx => {
     if (!(await approvalKind.find(tx, row.id, true))) return
-    if (last) await finish(tx, row, claim, null)
+    if (last) await completeFollowUp(tx, row, claim, null)
     else if (await followUpWork.requeue(tx, claim, { delayMs, failed: true }))
       tx.send(
         continueQueue,
@@ -179,10 +205,10 @@ async function retryOrEnd(
         { startAfter: new Date(Date.now() + delayMs) },
       )
   })
-  return last ? { outcome: 'given_up' } : { outcome: 'retry', next_ms: delayMs }
+  return last ? { outcome: 'abandoned' } : { outcome: 'retry', next_ms: delayMs }
 }
 
-/** Gives up what too many workers were lost over. */
+/** Abandons a follow-up after too many lost workers. */
 export const abandonFollowUp = (
   services: Services,
   approvalId: string,
@@ -191,17 +217,17 @@ export const abandonFollowUp = (
   services.write(async tx => {
     const row = await approvalKind.find(tx, approvalId, true)
     if (!row || !(await followUpWork.endStalled(tx, approvalId, limits))) return
-    const execution = row.execution && ended(row.execution)
+    const execution = row.execution && abandonedExecution(row.execution)
     await approvalKind.update(tx, approvalId, { sealed: null, execution })
   })
 
-/** What became of a call when nobody goes on with it. */
-const ended = (execution: Execution): Execution =>
+/** Returns the execution of a call whose follow-up was abandoned. */
+const abandonedExecution = (execution: Execution): Execution =>
   execution.finished_at
     ? execution
     : {
         ...execution,
         status: 'failed',
-        error: { code: 'TOOL_CALL_FAILED', message: 'The call was given up', meta: { reason: 'outcome_unknown' } },
+        error: { code: 'TOOL_CALL_FAILED', message: 'The call was abandoned', meta: { reason: 'outcome_unknown' } },
         finished_at: new Date().toISOString(),
       }

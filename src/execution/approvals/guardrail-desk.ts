@@ -4,17 +4,17 @@ import type { Services } from '../../core/process/services.ts'
 import type { ApprovalDesk, Proposal } from '../generations/tools/approval-desk.ts'
 import { recordDeferredEvaluations } from '../guardrails/evaluation-records.ts'
 import { expireDue } from './expire.ts'
-import { insertItem } from './insert-approval.ts'
+import { insertApproval } from './insert-approval.ts'
 import type { ApprovalRow } from './model.ts'
 import { digestOf } from './seal.ts'
-import { pendingOf, rejectedBefore, requesterOf } from './store.ts'
+import { findLatestRejected, findPending, loadRequester } from './store.ts'
 
-/** Rounds in which another item of the same key is in the way and gone when it is looked for. */
-const ROUNDS = 5
+/** Attempts to insert while another approval with the same key expires or is resolved concurrently. */
+const MAX_ATTEMPTS = 5
 
 /**
- * Equal for equal calls of a tool by an agent, for the same end user in the same conversation, with the same context and in
- * the same name: what is decided for one is not executed for another.
+ * Returns the deduplication key of a proposal: equal for the same tool call by the same agent, end user, conversation,
+ * context and principal. A decision never applies to a call of another principal.
  */
 function dedupKey({ generation, tool, action, args, tool_context }: Proposal): string {
   const { project_id, agent_id, actor_id, session_id, conversation_id, authority } = generation
@@ -33,27 +33,27 @@ function dedupKey({ generation, tool, action, args, tool_context }: Proposal): s
   })
 }
 
-/** Asks people for approvals of calls that guardrails do not let pass by themselves. */
+/** Files approvals for calls that guardrails route to a person. */
 export const guardrailDesk: ApprovalDesk = {
   async file(services, proposal) {
     const { generation, tool, action, args } = proposal
-    const row = await services.write(tx => file(tx, services, proposal))
-    const asked = { asked_by: generation.id, tool: tool.id ?? tool.name, action, args }
-    recordDeferredEvaluations(services, asked, row.id)
+    const row = await services.write(tx => fileApproval(tx, services, proposal))
+    const subject = { subject_id: generation.id, tool: tool.id ?? tool.name, action, args }
+    recordDeferredEvaluations(services, subject, row.id)
     return { id: row.id, expires_at: row.expires_at }
   },
 }
 
-/** The pending item of an equal proposal, or a new one: of several that come at once one is filed. */
-async function file(tx: Tx, services: Services, proposal: Proposal): Promise<ApprovalRow> {
+/** Returns the pending approval of an equal proposal, or a new one. Concurrent proposals file a single approval. */
+async function fileApproval(tx: Tx, services: Services, proposal: Proposal): Promise<ApprovalRow> {
   const { project_id } = proposal.generation
   const dedup_key = dedupKey(proposal)
-  for (let round = 0; round < ROUNDS; round++) {
-    const pending = await pendingOf(tx, project_id, dedup_key)
-    // One whose time is over and that nobody has expired yet makes room.
+  for (let attempt = 0; attempt < MAX_ATTEMPTS; attempt++) {
+    const pending = await findPending(tx, project_id, dedup_key)
+    // A due approval that the sweep has not expired yet is expired here.
     if (pending && !(await expireDue(tx, pending.id))) return pending
-    const made = await insert(tx, services, proposal, dedup_key)
-    if (made) return made
+    const inserted = await insert(tx, services, proposal, dedup_key)
+    if (inserted) return inserted
   }
   throw new Error(`no approval could be filed under ${dedup_key}`)
 }
@@ -61,8 +61,8 @@ async function file(tx: Tx, services: Services, proposal: Proposal): Promise<App
 async function insert(tx: Tx, services: Services, proposal: Proposal, dedup_key: string): Promise<ApprovalRow | null> {
   const { generation, tool, action, args, tool_context, guardrail_context } = proposal
   const { project_id, authority, actor_id } = generation
-  const { starters } = await requesterOf(tx, project_id, authority)
-  return insertItem(
+  const { starters } = await loadRequester(tx, project_id, authority)
+  return insertApproval(
     tx,
     services,
     {
@@ -75,11 +75,11 @@ async function insert(tx: Tx, services: Services, proposal: Proposal, dedup_key:
       session_id: generation.session_id,
       agent_id: generation.agent_id,
       policy_version: proposal.policy_version,
-      previous_item_id: await rejectedBefore(tx, project_id, dedup_key),
+      previous_item_id: await findLatestRejected(tx, project_id, dedup_key),
       tool_type: tool.type,
       agent_version: generation.agent_version,
       conversation_id: generation.conversation_id,
-      // What the call reads when it is made is what the turn would have read.
+      // The approved call reads the same memory as the turn.
       authority: withMemoryOf(authority, { actor_id, shared: true }),
       permission: generation.permission,
       starters,

@@ -7,7 +7,7 @@ import { type ApprovalRow, approvalKind, type Frozen, proposalOf, storableApprov
 import { expireQueue } from './queue.ts'
 import { sealFrozen } from './seal.ts'
 
-/** What may be decided, and until when. */
+/** Proposed call with its grounds and lifetime. */
 export type ApprovalTerms = {
   proposed: { tool_id: string | null; tool_name: string; action?: string } | null
   reasoning: string | null
@@ -15,36 +15,42 @@ export type ApprovalTerms = {
   predicted_impact: string | null
   /** Seconds. */
   expires_in: number
-  /** What an approved item goes on with; null where nothing is called. */
+  /** Call to execute after approval; null without a call. */
   frozen: Frozen | null
 }
 
-/** Who asks, and what it is about. */
-type About = Pick<ApprovalRow, 'project_id' | 'origin' | 'starters' | 'forbid_self_approval' | 'content_mode'> &
+/** Origin and ownership of an approval. */
+type ApprovalSource = Pick<
+  ApprovalRow,
+  'project_id' | 'origin' | 'starters' | 'forbid_self_approval' | 'content_mode'
+> &
   Partial<ApprovalRow>
 
-/** Files an item, with its events and the message that expires it; null where another one of its dedup key waits. */
-export async function insertItem(
+/**
+ * Inserts an approval with its events and its expiry message. Returns null if another pending approval has the same
+ * dedup key.
+ */
+export async function insertApproval(
   tx: Tx,
   services: Services,
-  about: About,
-  asked: ApprovalTerms,
+  source: ApprovalSource,
+  terms: ApprovalTerms,
 ): Promise<ApprovalRow | null> {
-  const { project_id } = about
-  const { proposed, frozen } = asked
+  const { project_id } = source
+  const { proposed, frozen } = terms
   const id = newId(approvalKind.prefix)
-  const expires_at = new Date(services.clock.now().getTime() + asked.expires_in * 1000)
+  const expires_at = new Date(services.clock.now().getTime() + terms.expires_in * 1000)
   const text = (value: string | null) => value && storableText(value)
   const row = await approvalKind.insertUnlessTaken(tx, {
-    ...about,
+    ...source,
     id,
     proposed_action: proposed && {
       ...proposed,
       arguments: storableValue(frozen?.arguments ?? null) as Record<string, unknown> | null,
     },
-    reasoning: text(asked.reasoning),
-    evidence: storableValue(asked.evidence) as ApprovalTerms['evidence'],
-    predicted_impact: text(asked.predicted_impact),
+    reasoning: text(terms.reasoning),
+    evidence: storableValue(terms.evidence) as ApprovalTerms['evidence'],
+    predicted_impact: text(terms.predicted_impact),
     expires_at: expires_at.toISOString(),
     sealed: frozen && sealFrozen(services, { id, project_id }, frozen),
   })
@@ -55,7 +61,7 @@ export async function insertItem(
   recordActivityInTx(tx, {
     project_id,
     kind: 'approval_created',
-    summary: `${proposalOf(row)} waits for approval`,
+    summary: `${proposalOf(row)} awaits approval`,
     detail: { origin, tool_id: proposed?.tool_id ?? null, policy_version, expires_at: row.expires_at },
     orchestration_run_id: row.orchestration_run_id,
     agent_id: row.agent_id,

@@ -9,15 +9,15 @@ import type { GenerationRow } from '../generations/model.ts'
 export const APPROVAL_ORIGINS = ['node', 'tool_call', 'task_transition'] as const
 export const APPROVAL_STATUSES = ['pending', 'approved', 'rejected', 'expired'] as const
 
-const anObject = z.record(z.string(), z.unknown())
-const name = z.string().nullable()
+const jsonObject = z.record(z.string(), z.unknown())
+const nullableText = z.string().nullable()
 
 export const ProposedAction = z
   .object({
-    tool_id: z.string().nullable().describe('Null for a tool that is defined in a binding'),
-    tool_name: z.string().describe('Tool that is to be called'),
-    action: z.string().optional().describe('Of tools with one action the name of the tool'),
-    arguments: anObject.nullable().describe('With presets; null where no content is kept'),
+    tool_id: z.string().nullable().describe('Null for a tool defined inline in a binding'),
+    tool_name: z.string().describe('Name of the tool to call'),
+    action: z.string().optional().describe('Action of the tool; for a tool with a single action the name of the tool'),
+    arguments: jsonObject.nullable().describe('Arguments including presets; null if content is not stored'),
   })
   .meta({ id: 'ProposedAction' })
 
@@ -26,61 +26,65 @@ export const Execution = z
     status: z.enum(['pending', 'running', 'succeeded', 'failed']),
     result_digest: z.string().nullable().describe('SHA-256 of the result as JSON, in hex'),
     error: RecordedFailure.nullable(),
-    generation_id: z.string().nullable().describe('The turn that carries on with the result'),
+    generation_id: z.string().nullable().describe('ID of the turn that continues with the result'),
     finished_at: z.string().nullable(),
   })
   .meta({ id: 'ApprovalExecution' })
 export type Execution = z.output<typeof Execution>
 
 export const Approval = record('Approval', {
-  origin: z.enum(APPROVAL_ORIGINS).describe('What asked for it'),
+  origin: z.enum(APPROVAL_ORIGINS).describe('Source of the approval'),
   status: z.enum(APPROVAL_STATUSES),
-  proposed_action: ProposedAction.nullable().describe('What is executed once it is approved, as it was proposed'),
-  reasoning: name.describe('Why, in the words of the model'),
-  evidence: anObject.nullable().describe('What the decision is based on'),
-  predicted_impact: name.describe('What the action is expected to change'),
+  proposed_action: ProposedAction.nullable().describe('Call to execute after approval, as proposed'),
+  reasoning: nullableText.describe('Reasoning of the model'),
+  evidence: jsonObject.nullable().describe('Evidence for the decision'),
+  predicted_impact: nullableText.describe('Expected effect of the action'),
   expires_at: z.iso.datetime(),
-  dedup_key: name.describe('The same for equal calls of a tool by an agent'),
-  orchestration_run_id: name.describe('The run in which it was asked for'),
-  node_id: name,
-  generation_id: name.describe('The turn that proposed it'),
-  session_id: name,
-  agent_id: name,
-  task_id: name,
-  task_transition: name.describe('Transition of the task that it decides'),
-  policy_version: name.describe('The guardrail that asked, `<id>@<version>`'),
-  previous_item_id: name.describe('The latest rejected item of the same dedup_key'),
-  resolved_by: name.describe('User behind the credential that resolved it'),
-  resolution_reason: name,
-  edited_arguments: anObject.nullable().describe('What was approved in place of the proposed arguments'),
-  execution: Execution.nullable().describe('What became of the call; null where none is made'),
+  dedup_key: nullableText.describe('Key of equal calls of a tool by an agent'),
+  orchestration_run_id: nullableText.describe('ID of the run that filed the approval'),
+  node_id: nullableText,
+  generation_id: nullableText.describe('ID of the turn that proposed the call'),
+  session_id: nullableText,
+  agent_id: nullableText,
+  task_id: nullableText,
+  task_transition: nullableText.describe('Task transition to decide on'),
+  policy_version: nullableText.describe('Guardrail that required the approval, `<id>@<version>`'),
+  previous_item_id: nullableText.describe('ID of the latest rejected approval with the same dedup_key'),
+  resolved_by: nullableText.describe('ID of the user whose credential resolved the approval'),
+  resolution_reason: nullableText,
+  edited_arguments: jsonObject.nullable().describe('Arguments approved instead of the proposed ones'),
+  execution: Execution.nullable().describe('Outcome of the call; null if no call is made'),
 })
 
 export const ApproveInput = z
   .strictObject({
-    // What is no object has a code of its own.
+    // A value that is not an object has a separate error code.
     arguments: z
       .unknown()
       .optional()
-      .describe('Arguments to execute in place of the proposed ones; presets of the tool replace them again'),
+      .describe('Arguments to execute instead of the proposed ones. Presets of the tool still apply.'),
   })
   .meta({ id: 'ApproveInput' })
 
 export const RejectInput = z
   .strictObject({
-    // What is missing or blank has a code of its own.
-    reason: z.unknown().optional().describe('Why; the model is told'),
+    // A missing or blank reason has a separate error code.
+    reason: z.unknown().optional().describe('Reason; reported to the model'),
   })
   .meta({ id: 'RejectInput' })
 
-/** Items of one request. */
-const MOST = 50
+/** Maximum number of approvals in one request. */
+const MAX_IDS = 50
 
 export const ResolveApprovalInput = z
   .strictObject({
-    ids: z.array(z.string().min(1).max(64)).min(1).max(MOST).describe('Approvals to resolve, each by itself'),
-    decision: z.enum(['approved', 'rejected']).describe('What becomes of all of them'),
-    reason: z.unknown().optional().describe('Why; a rejection needs one'),
+    ids: z
+      .array(z.string().min(1).max(64))
+      .min(1)
+      .max(MAX_IDS)
+      .describe('IDs of the approvals, resolved independently. At most 50.'),
+    decision: z.enum(['approved', 'rejected']).describe('Decision for all of them'),
+    reason: z.unknown().optional().describe('Reason; required for a rejection'),
   })
   .meta({ id: 'ApprovalsResolveInput' })
 
@@ -89,8 +93,8 @@ export const ResolvedApproval = z
     results: z.array(
       z.object({
         id: z.string(),
-        approval: Approval.nullable().describe('The approval after the decision; null where it was refused'),
-        error: RecordedFailure.nullable().describe('Why it was not resolved'),
+        approval: Approval.nullable().describe('Approval after the decision; null if the decision was refused'),
+        error: RecordedFailure.nullable().describe('Error that prevented the decision; null on success'),
       }),
     ),
   })
@@ -98,20 +102,20 @@ export const ResolvedApproval = z
 
 export const Recurrence = z
   .object({
-    dedup_key: z.string().describe('What the approvals have in common'),
-    agent_id: name,
-    tool_id: name,
+    dedup_key: z.string().describe('Key that the approvals share'),
+    agent_id: nullableText,
+    tool_id: nullableText,
     count: z.int(),
     chain: z
       .array(
         z.object({
           id: z.string(),
           status: z.enum(APPROVAL_STATUSES),
-          resolution_reason: name,
+          resolution_reason: nullableText,
           created_at: z.string(),
         }),
       )
-      .describe('The newest 100, oldest first'),
+      .describe('The newest 100 approvals, oldest first'),
     reasons: z.array(z.string()).describe('Reasons of the decisions'),
   })
   .meta({ id: 'ApprovalRecurrence' })
@@ -129,7 +133,7 @@ export const approvalKind = kind({
     conversation_id: z.string().nullable(),
     authority: z.custom<GenerationRow['authority']>().nullable(),
     permission: z.custom<GenerationRow['permission']>(),
-    /** Users who had a part in starting what asks. */
+    /** Users that took part in starting the work that filed the approval. */
     starters: z.array(z.string()),
     forbid_self_approval: z.boolean(),
     content_mode: z.enum(['full', 'none']),
@@ -140,7 +144,10 @@ export const approvalKind = kind({
 
 export type ApprovalRow = z.output<typeof approvalKind.row>
 
-/** An item as it may be kept elsewhere, such as in an event: without what the model said where no content is kept. */
+/**
+ * Returns an approval as it may be stored elsewhere, such as in an event: without model content if the project stores
+ * none.
+ */
 export const storableApproval = (row: ApprovalRow): ApprovalRow =>
   row.content_mode === 'full'
     ? row
@@ -153,23 +160,23 @@ export const storableApproval = (row: ApprovalRow): ApprovalRow =>
         edited_arguments: null,
       }
 
-/** What an item proposes, as the start of a sentence. */
+/** Returns the subject of an approval as the start of a sentence. */
 export const proposalOf = ({ proposed_action, origin, node_id, task_transition }: ApprovalRow): string => {
   if (proposed_action) return `A call of ${proposed_action.tool_name}`
   if (origin === 'task_transition') return `The transition ${task_transition} of a task`
   return origin === 'node' ? `The node ${node_id} of a run` : 'A call of a tool'
 }
 
-/** What a resolved item goes on with; sealed at rest. */
+/** Sealed call of an approval. */
 export type Frozen = {
-  /** Set where the arguments are those that were approved in place of the proposed ones. */
+  /** Set if the arguments are edited ones. */
   edited?: boolean
   arguments: Record<string, unknown>
   tool_context: Record<string, string> | null
   guardrail_context: Record<string, unknown> | null
 }
 
-/** What came of a call; sealed at rest. `text` is the result as JSON, or its start. */
+/** Sealed outcome of an approved call. `text` is the result as JSON, truncated. */
 export type ApprovedCallOutcome = { text: string | null; digest: string | null; error: RecordedFailure | null }
 
 export const sealedApprovals = [

@@ -13,7 +13,7 @@ import { approvalOperations } from './operations.ts'
 import { followUpWork, isTurnAwaited } from './store.ts'
 
 export default module('approvals', {
-  tags: { Approvals: 'Proposed calls that wait for a person.' },
+  tags: { Approvals: 'Proposed calls that await a decision by a person.' },
   errors: approvalErrors,
   kinds: [approvalKind],
   operations: approvalOperations,

@@ -21,7 +21,7 @@ import {
 } from './model.ts'
 import {
   type ApprovalDecision,
-  reasonOf,
+  decisionReason,
   recordedRefusal,
   requireEdit,
   requireResolver,
@@ -31,23 +31,23 @@ import { listRecurrences } from './store.ts'
 
 const tag = 'Approvals'
 const approvals = resource(approvalKind, { path: '/approvals', tag })
-const resolving = 'approvals:ResolveApproval'
+const RESOLVE_ACTION = 'approvals:ResolveApproval'
 
-const instant = z
+const timeQuery = z
   .string()
   .transform((value, context) => {
     const time = parseTime(value)
-    if (!time) context.addIssue({ code: 'custom', message: 'must be one ISO 8601 time' })
+    if (!time) context.addIssue({ code: 'custom', message: 'must be a single ISO 8601 time' })
     return time as Date
   })
   .optional()
 
-const expires = (describe: string, compare: (time: Fragment) => Fragment) =>
-  columnFilter(instant.describe(describe), time => compare(sql.fragment`${time.toISOString()}::timestamptz`))
+const expiryFilter = (describe: string, compare: (time: Fragment) => Fragment) =>
+  columnFilter(timeQuery.describe(describe), time => compare(sql.fragment`${time.toISOString()}::timestamptz`))
 
 const raises = ['APPROVAL_ALREADY_RESOLVED', 'APPROVAL_NOT_FOUND'] as const
 
-/** Resolves the item of a request and answers it as it is then. */
+/** Resolves the approval of a request and returns the response. */
 async function resolveOne(
   context: Pick<Context<any, any, ApprovalRow>, 'services' | 'caller' | 'resource' | 'record'>,
   decision: ApprovalDecision,
@@ -58,26 +58,34 @@ async function resolveOne(
   return result(200, approvalKind.present(row))
 }
 
-/** The item of an id, as far as the caller may resolve it. Raises APPROVAL_NOT_FOUND, FORBIDDEN. */
-async function resolvable({ services, caller, allow }: Pick<Context, 'services' | 'caller' | 'allow'>, id: string) {
+/**
+ * Returns an approval that the caller may resolve.
+ * @throws APPROVAL_NOT_FOUND, FORBIDDEN
+ */
+async function requireResolvable(
+  { services, caller, allow }: Pick<Context, 'services' | 'caller' | 'allow'>,
+  id: string,
+) {
   const row = isIdOf(approvalKind, id) ? await approvalKind.find(services.pool, id) : null
   if (!row || !canSeeProject(caller, row.project_id)) throw new AppError('APPROVAL_NOT_FOUND', { meta: { id } })
-  allow(resolving, { kind: approvalKind, row })
+  allow(RESOLVE_ACTION, { kind: approvalKind, row })
   return row
 }
 
-/** Resolves several items, each in a transaction of its own; `done` were by a first request that was lost. */
+/**
+ * Resolves several approvals in separate transactions. `done` lists those that an interrupted first request resolved.
+ */
 async function resolveEach(
   context: Context<Record<string, never>, z.output<typeof ResolveApprovalInput>>,
   done: readonly string[],
 ): Promise<{ results: object[] }> {
   const { ids, decision: status, reason } = context.body
-  const decision: ApprovalDecision = { status, reason: reasonOf(status, reason), edited: null }
+  const decision: ApprovalDecision = { status, reason: decisionReason(status, reason), edited: null }
   const resolved = [...done]
   const results = []
   for (const id of new Set(ids)) {
     try {
-      const found = await resolvable(context, id)
+      const found = await requireResolvable(context, id)
       const row = done.includes(id)
         ? found
         : await resolveApproval(
@@ -100,7 +108,8 @@ async function resolveEach(
 }
 
 export const approvalOperations: Operation[] = [
-  // approvals_project serves the order, approvals_pending that of what waits; the others are filtered by indexes of their own.
+  // approvals_project serves the order, approvals_pending the order of pending approvals; every other filter has a
+  // separate index.
   approvals.list({
     filters: {
       status: oneOf('status', APPROVAL_STATUSES),
@@ -109,28 +118,28 @@ export const approvalOperations: Operation[] = [
       session_id: equalsFilter('session_id'),
       orchestration_run_id: equalsFilter('orchestration_run_id'),
       task_id: equalsFilter('task_id'),
-      expires_from: expires('Those that expire then or later', time => sql.fragment`t.expires_at >= ${time}`),
-      expires_to: expires('Those that expire then or earlier', time => sql.fragment`t.expires_at <= ${time}`),
+      expires_from: expiryFilter('Earliest expiry time', time => sql.fragment`t.expires_at >= ${time}`),
+      expires_to: expiryFilter('Latest expiry time', time => sql.fragment`t.expires_at <= ${time}`),
     },
   }),
   operation({
     id: 'listApprovalRecurrences',
     method: 'get',
     path: '/approvals/recurrences',
-    summary: 'Group equal proposals that came again and again',
-    description: 'Shows which calls are proposed repeatedly, as a hint for a rule that decides them.',
+    summary: 'List recurring proposals',
+    description: 'Returns groups of equal proposals, which a rule could decide instead of a person.',
     tag,
     action: 'approvals:ListApprovalRecurrences',
     lists: approvalKind,
     timed: false,
     query: z.object({
-      status: enumListQuery(APPROVAL_STATUSES).describe('Items that count, by their status; default rejected'),
+      status: enumListQuery(APPROVAL_STATUSES).describe('Statuses of the counted approvals. Default rejected.'),
       min_count: z
         .string()
         .regex(/^[1-9]\d{0,8}$/, 'must be an integer of at least 1')
         .transform(Number)
         .optional()
-        .describe('Smallest group that is listed; default 2'),
+        .describe('Minimum size of a group. Default 2.'),
     }),
     answers: { 200: pageOf(Recurrence) },
     run: ({ db, page, visible, query: { status = ['rejected' as const], min_count = 2 } }) =>
@@ -138,10 +147,10 @@ export const approvalOperations: Operation[] = [
   }),
   approvals.get(),
   approvals.action('approve', {
-    summary: 'Approve what is proposed, or other arguments for it',
+    summary: 'Approve a proposed call',
     description:
-      'The call is made by a worker, as whoever started the turn that proposed it, and a turn carries on with its result; `execution` says what became of it. The guardrails judge other arguments again: what they forbid is refused, and the item waits on. The decision about an item of a node is handed to its run. Of several who resolve it at once one does.',
-    action: resolving,
+      'A worker makes the call with the permissions of the principal that started the turn, and a follow-up turn continues with its result; `execution` contains the outcome. Edited arguments are evaluated by the guardrails again; if they are denied, the request is refused and the approval stays pending. The decision on an approval of a node is passed to its run. Concurrent decisions: the first wins, the others get APPROVAL_ALREADY_RESOLVED.',
+    action: RESOLVE_ACTION,
     internal: true,
     mcp: true,
     body: ApproveInput,
@@ -151,16 +160,17 @@ export const approvalOperations: Operation[] = [
     transaction: false,
     async run(context) {
       const { services, caller, resource, body } = context
-      const given = body?.arguments
+      const value = body?.arguments
       requireResolver(caller, resource)
-      const edited = given === undefined ? null : await requireEdit({ services, caller }, resource, given)
+      const edited = value === undefined ? null : await requireEdit({ services, caller }, resource, value)
       return resolveOne(context, { status: 'approved', reason: null, edited })
     },
   }),
   approvals.action('reject', {
-    summary: 'Reject what is proposed',
-    description: 'Nothing is executed; a turn tells the model the reason, or the run of a node goes on with it.',
-    action: resolving,
+    summary: 'Reject a proposed call',
+    description:
+      'Nothing is executed. A follow-up turn reports the reason to the model; a run continues at the node that filed the approval.',
+    action: RESOLVE_ACTION,
     internal: true,
     mcp: true,
     body: RejectInput,
@@ -169,16 +179,20 @@ export const approvalOperations: Operation[] = [
     raises: [...raises, 'APPROVAL_REASON_REQUIRED'],
     transaction: false,
     run: context =>
-      resolveOne(context, { status: 'rejected', reason: reasonOf('rejected', context.body?.reason), edited: null }),
+      resolveOne(context, {
+        status: 'rejected',
+        reason: decisionReason('rejected', context.body?.reason),
+        edited: null,
+      }),
   }),
   operation({
     id: 'resolveApprovals',
     method: 'post',
     path: '/approvals/resolve',
-    summary: 'Approve or reject several approvals',
-    description: 'Each by itself: the answer says of every one what came of it.',
+    summary: 'Resolve several approvals',
+    description: 'Each approval is resolved independently and has its own result in the response.',
     tag,
-    action: resolving,
+    action: RESOLVE_ACTION,
     gate: 'any',
     about: approvalKind,
     internal: true,

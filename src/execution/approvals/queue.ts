@@ -4,7 +4,7 @@ import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
 const message = z.object({ approval_id: z.string(), attempt_id: z.string(), project_id: z.string() })
 export type ContinueMessage = z.output<typeof message>
 
-/** Wake-ups of what follows from an approval; the truth is its row. */
+/** Wake-ups for follow-ups; the state is in the row. */
 export const continueQueue = entityMailbox('approval.continue', {
   message,
   concern: 'generation',
@@ -14,14 +14,14 @@ export const continueQueue = entityMailbox('approval.continue', {
   leaseSeconds: 60,
 })
 
-/** Sent for the moment at which an approval expires. */
+/** Due at the expiry of an approval. */
 export const expireQueue = workQueue('approval.expire', {
   message: z.object({ approval_id: z.string(), project_id: z.string() }),
   concern: 'generation',
   project: ({ project_id }) => project_id,
 })
 
-/** Finds what no message led to. */
+/** Finds due approvals and orphaned follow-ups whose message was lost. */
 export const approvalSweep = workQueue('approval.sweep', {
   message: z.object({}),
   concern: 'generation',

@@ -16,9 +16,9 @@ import { type ApprovalRow, approvalKind, type Execution, proposalOf, storableApp
 import { openFrozen, sealFrozen } from './seal.ts'
 import { resolvePending } from './store.ts'
 import { approvedArgumentsSchema, approvedTool } from './tool.ts'
-import { verdictOn } from './verdict.ts'
+import { evaluateEdit } from './verdict.ts'
 
-const RESOLVING = 'approvals:ResolveApproval'
+const RESOLVE_ACTION = 'approvals:ResolveApproval'
 
 export type ApprovalDecision = {
   status: 'approved' | 'rejected'
@@ -28,9 +28,12 @@ export type ApprovalDecision = {
 
 const MAX_REASON = 10_000
 
-/** The reason of a decision. Raises APPROVAL_REASON_REQUIRED for a rejection without one. */
-export function reasonOf(status: ApprovalDecision['status'], given: unknown): string | null {
-  const reason = typeof given === 'string' ? storableText(given.trim()) : ''
+/**
+ * Returns the reason of a decision.
+ * @throws APPROVAL_REASON_REQUIRED for a rejection without one
+ */
+export function decisionReason(status: ApprovalDecision['status'], value: unknown): string | null {
+  const reason = typeof value === 'string' ? storableText(value.trim()) : ''
   if (reason.length > MAX_REASON)
     raiseInvalid({ code: 'TOO_BIG', path: 'reason', message: `must have at most ${MAX_REASON} characters` })
   if (status === 'rejected' && reason === '') raise('APPROVAL_REASON_REQUIRED')
@@ -38,39 +41,39 @@ export function reasonOf(status: ApprovalDecision['status'], given: unknown): st
 }
 
 /**
- * Validates arguments that are to be executed in place of the proposed ones, with the presets of the tool, and holds them to
- * the guardrails: the decision of a person stands for an approval, never for what they forbid.
+ * Validates edited arguments against the schema of the tool, including its presets, and against the guardrails: a
+ * person's decision replaces a required approval but never overrides a denial.
  * @throws APPROVAL_INVALID_EDIT with `meta.problems`, FORBIDDEN with `meta.verdict`
  */
 export async function requireEdit(
   { services, caller }: Pick<Context, 'services' | 'caller'>,
   row: ApprovalRow,
-  given: unknown,
+  value: unknown,
 ): Promise<Record<string, unknown>> {
   const refuse = (problems: Problem[]): never =>
     raise('APPROVAL_INVALID_EDIT', { message: problemsText(problems), meta: { problems } })
-  const wrong = (message: string) => refuse([{ code: 'INVALID_TYPE', path: 'arguments', message }])
-  if (!isObject(given)) return wrong('must be an object')
-  if (!row.proposed_action) return wrong('cannot be given: no tool is called')
+  const refuseArguments = (message: string) => refuse([{ code: 'INVALID_TYPE', path: 'arguments', message }])
+  if (!isObject(value)) return refuseArguments('must be an object')
+  if (!row.proposed_action) return refuseArguments('cannot be set: the approval is not about a tool call')
   const tool = await approvedTool(services.pool, row)
-  if (!tool) return given
-  await requireArguments(services, row, tool, given, refuse)
-  // Of one that is resolved already only that is told.
-  if (row.status === 'pending') await judgeEdit({ services, caller }, row, tool, given)
-  return given
+  if (!tool) return value
+  await requireArguments(services, row, tool, value, refuse)
+  // A resolved approval is refused for its status, not for its arguments.
+  if (row.status === 'pending') await requireAllowedEdit({ services, caller }, row, tool, value)
+  return value
 }
 
 async function requireArguments(
   services: Services,
   row: ApprovalRow,
   tool: Callable,
-  given: Record<string, unknown>,
+  value: Record<string, unknown>,
   refuse: (problems: Problem[]) => never,
 ): Promise<void> {
   const schema = approvedArgumentsSchema(tool, row.proposed_action?.action)
   if (!schema) return
   try {
-    const input = { ...given, ...tool.preset_parameters }
+    const input = { ...value, ...tool.preset_parameters }
     const [problems] = await schemaChecks(services).problems(parametersSchema(row.project_id, schema), [input])
     if (problems.length > 0) refuse(wireProblems(problems, 'arguments'))
   } catch (error) {
@@ -79,45 +82,45 @@ async function requireArguments(
   }
 }
 
-/** Raises FORBIDDEN for edited arguments that the guardrails forbid, or that the caller may not approve. */
-async function judgeEdit(
+/** Raises FORBIDDEN for edited arguments that the guardrails deny or that the caller may not approve. */
+async function requireAllowedEdit(
   { services, caller }: Pick<Context, 'services' | 'caller'>,
   row: ApprovalRow,
   tool: Callable,
-  given: Record<string, unknown>,
+  value: Record<string, unknown>,
 ): Promise<void> {
-  const verdict = await verdictOn(services, row, tool, given)
+  const verdict = await evaluateEdit(services, row, tool, value)
   if (!verdict || verdict.decision === 'execute') return
   if (verdict.decision === 'route_to_approval') {
     if (verdict.forbid_self_approval) requireOther(caller, row)
     return
   }
-  raise('FORBIDDEN', { message: verdict.reason, meta: { action: RESOLVING, verdict: verdict.decision } })
+  raise('FORBIDDEN', { message: verdict.reason, meta: { action: RESOLVE_ACTION, verdict: verdict.decision } })
 }
 
 /**
- * Resolves an item, with what follows in the same transaction. Of several who resolve it at once one does.
- * @param record what else is written with it
- * @throws FORBIDDEN for work in the background, and for whoever started the chain where that is forbidden;
+ * Resolves an approval with its follow-up in one transaction. Of concurrent decisions, the first wins.
+ * @param record writes the response with the transaction
+ * @throws FORBIDDEN for background work, and for a starter of the chain if self-approval is forbidden;
  *   APPROVAL_EXPIRED, APPROVAL_ALREADY_RESOLVED
  */
 export async function resolveApproval(
   { services, caller }: Pick<Context, 'services' | 'caller'>,
   row: ApprovalRow,
   decision: ApprovalDecision,
-  record: (outgoing: Outbox, resolved: ApprovalRow) => void,
+  record: (outbox: Outbox, resolved: ApprovalRow) => void,
 ): Promise<ApprovalRow> {
   requireResolver(caller, row)
   const { status, reason, edited } = decision
-  const calls = status === 'approved' && row.origin === 'tool_call'
+  const hasCall = status === 'approved' && row.origin === 'tool_call'
   const resolved = await services.write(async tx => {
     const found = await resolvePending(tx, row.id, {
       status,
       resolved_by: caller.user.id,
       reason,
       edited,
-      sealed: row.origin === 'node' && status === 'rejected' ? null : frozenBy(services, row, edited),
-      execution: calls ? WAITING : null,
+      sealed: row.origin === 'node' && status === 'rejected' ? null : sealedCallAfter(services, row, edited),
+      execution: hasCall ? PENDING_EXECUTION : null,
     })
     if (!found) return null
     tx.emit(approvalKind, status, storableApproval(found))
@@ -140,7 +143,7 @@ export async function resolveApproval(
   return resolved ?? refuseResolved(services, row.id, status)
 }
 
-const WAITING: Execution = {
+const PENDING_EXECUTION: Execution = {
   status: 'pending',
   result_digest: null,
   error: null,
@@ -149,29 +152,30 @@ const WAITING: Execution = {
 }
 
 /**
- * Work in the background resolves nothing: an agent would clear its own gate. Nor does a starter of the chain where that is
- * forbidden. Raises FORBIDDEN.
+ * Refuses background work, so that an agent cannot approve its own calls, and starters of the chain if self-approval is
+ * forbidden.
+ * @throws FORBIDDEN
  */
 export function requireResolver(caller: Context['caller'], row: ApprovalRow): void {
-  requirePerson(caller, RESOLVING)
+  requirePerson(caller, RESOLVE_ACTION)
   if (row.forbid_self_approval) requireOther(caller, row)
 }
 
 function requireOther(caller: Context['caller'], { starters }: ApprovalRow): void {
   if (starters.includes(caller.user.id))
     raise('FORBIDDEN', {
-      message: 'A user who had a part in starting the chain may not resolve its approval',
-      meta: { action: RESOLVING },
+      message: 'A user that took part in starting the chain cannot resolve its approval',
+      meta: { action: RESOLVE_ACTION },
     })
 }
 
-/** What is executed later: edited arguments take the place of the proposed ones. */
-function frozenBy(services: Services, row: ApprovalRow, edited: ApprovalDecision['edited']): string | null {
+/** Returns the sealed call after a decision, with edited arguments in place of the proposed ones. */
+function sealedCallAfter(services: Services, row: ApprovalRow, edited: ApprovalDecision['edited']): string | null {
   const frozen = edited && openFrozen(services, row)
   return frozen ? sealFrozen(services, row, { ...frozen, arguments: edited, edited: true }) : row.sealed
 }
 
-/** Says why an item could not be resolved; one whose time is over is expired first. */
+/** Raises the error for an approval that could not be resolved, after expiring it if it is due. */
 async function refuseResolved(services: Services, id: string, status: ApprovalDecision['status']): Promise<never> {
   await services.write(tx => expireDue(tx, id))
   const row = await approvalKind.find(services.pool, id)
@@ -182,7 +186,7 @@ async function refuseResolved(services: Services, id: string, status: ApprovalDe
   })
 }
 
-/** What is recorded of a refusal. */
+/** Returns the recorded form of a refusal; rethrows any other error. */
 export const recordedRefusal = (error: unknown) => {
   if (error instanceof AppError) return error.recorded()
   throw error

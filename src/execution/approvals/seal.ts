@@ -6,27 +6,27 @@ import type { ApprovedCallOutcome, Frozen } from './model.ts'
 
 type Owner = { id: string; project_id: string }
 
-const frozenFor = ({ id, project_id }: Owner) => ({ kind: 'approval', id, project_id })
-const outcomeFor = ({ id, project_id }: Owner) => ({ kind: 'approval_outcome', id, project_id })
+const callSeal = ({ id, project_id }: Owner) => ({ kind: 'approval', id, project_id })
+const outcomeSeal = ({ id, project_id }: Owner) => ({ kind: 'approval_outcome', id, project_id })
 
 export const sealFrozen = (services: Services, owner: Owner, frozen: Frozen): string =>
-  sealJson(services, frozen, frozenFor(owner))
+  sealJson(services, frozen, callSeal(owner))
 
-/** Null when it is gone, or cannot be decrypted. */
+/** Returns the sealed call of an approval, or null if it was erased or cannot be decrypted. */
 export const openFrozen = (services: Services, owner: Owner & { sealed: string | null }): Frozen | null =>
-  opened(services, owner.sealed, frozenFor(owner))
+  openSealed(services, owner.sealed, callSeal(owner))
 
 export const sealOutcome = (services: Services, owner: Owner, outcome: ApprovedCallOutcome): string =>
-  sealJson(services, outcome, outcomeFor(owner))
+  sealJson(services, outcome, outcomeSeal(owner))
 
 export const openOutcome = (services: Services, owner: Owner, sealed: string | null): ApprovedCallOutcome | null =>
-  opened(services, sealed, outcomeFor(owner))
+  openSealed(services, sealed, outcomeSeal(owner))
 
-function opened<T>(services: Services, sealed: string | null, owner: ReturnType<typeof frozenFor>): T | null {
+function openSealed<T>(services: Services, sealed: string | null, owner: ReturnType<typeof callSeal>): T | null {
   if (sealed === null) return null
   const found = services.secrets.open(sealed, owner)
   return found.ok ? JSON.parse(found.value) : null
 }
 
-/** The digest of a value: equal for equal JSON, whatever the order of its keys. */
+/** Returns a digest that is equal for equal JSON, independent of key order. */
 export const digestOf = (value: unknown): string => createHash('sha256').update(canonicalJson(value)).digest('hex')

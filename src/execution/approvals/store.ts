@@ -8,42 +8,42 @@ import type { WorkItemClaim } from '../../core/jobs/work-item.ts'
 import { workItemTable } from '../../core/jobs/work-item.ts'
 import { type APPROVAL_STATUSES, type ApprovalRow, approvalKind, type Execution, type Recurrence } from './model.ts'
 
-const attemptRow = { executing: z.boolean(), outcome: z.string().nullable() }
+const followUpFields = { executing: z.boolean(), outcome: z.string().nullable() }
 
-/** Workers that may be lost before what follows from an approval is given up. */
+/** Lost workers after which a follow-up is abandoned. */
 const MAX_LOSSES = 5
 
-/** What follows from approvals: the call, at most once, and the turn that carries on. */
+/** Follow-ups of approvals: the call, made at most once, and the turn that continues. */
 export const followUpWork = workItemTable({
   table: 'approval_attempts',
   entity: 'approval_id',
   owner: 'approvals',
-  row: attemptRow,
+  row: followUpFields,
   maxLosses: MAX_LOSSES,
 })
 
-export type Continuation = WorkItemClaim & z.output<z.ZodObject<typeof attemptRow>>
+export type Continuation = WorkItemClaim & z.output<z.ZodObject<typeof followUpFields>>
 
-/** Adds what follows from an approval; its id. */
+/** Inserts the follow-up of an approval and returns its id. */
 export async function insertFollowUpWork(db: Queryable, approvalId: string): Promise<string> {
   const id = newId('aat')
   await db.query(voidStatement`insert into approval_attempts (approval_id, id) values (${approvalId}, ${id})`)
   return id
 }
 
-/** The pending item of a dedup key, under its lock. By approvals_dedup. */
-export const pendingOf = (db: Queryable, projectId: string, dedupKey: string): Promise<ApprovalRow | null> =>
+/** Locks and returns the pending approval of a dedup key (index approvals_dedup). */
+export const findPending = (db: Queryable, projectId: string, dedupKey: string): Promise<ApprovalRow | null> =>
   db.maybeOne(approvalKind.sql`
     select ${approvalKind.columns} from approvals t
     where t.project_id = ${projectId} and t.dedup_key = ${dedupKey} and t.status = 'pending' for update`)
 
-/** The latest rejected item of a dedup key. By approvals_recurrences. */
-export const rejectedBefore = (db: Queryable, projectId: string, dedupKey: string): Promise<string | null> =>
+/** Returns the id of the latest rejected approval of a dedup key (index approvals_recurrences). */
+export const findLatestRejected = (db: Queryable, projectId: string, dedupKey: string): Promise<string | null> =>
   db.maybeOneFirst(idStatement`
     select id from approvals where project_id = ${projectId} and dedup_key = ${dedupKey} and status = 'rejected'
     order by created_at desc, id desc limit 1`)
 
-// What the model said is not kept beyond the decision where the project keeps no content.
+// If the project stores no content, the proposal is erased with the decision.
 const redacted = sql.fragment`
   proposed_action = case when t.content_mode = 'full' or t.proposed_action is null then t.proposed_action
     else (t.proposed_action::jsonb || '{"arguments": null}')::json end,
@@ -51,7 +51,10 @@ const redacted = sql.fragment`
   evidence = case when t.content_mode = 'full' then t.evidence end,
   predicted_impact = case when t.content_mode = 'full' then t.predicted_impact end`
 
-/** Resolves an item that is pending and has not expired; null for any other: of several callers one gets the row. */
+/**
+ * Resolves an approval that is pending and not due, and returns it; null otherwise. Of concurrent calls one gets the
+ * row.
+ */
 export const resolvePending = (
   db: Queryable,
   id: string,
@@ -71,18 +74,18 @@ export const resolvePending = (
     where t.id = ${id} and t.status = 'pending' and t.expires_at > now()
     returning ${approvalKind.columns}`)
 
-// A call of a node that was not approved is made by nobody; a turn tells the model of any other.
+// A node makes no call without an approval; other sealed calls are still needed to report to the model.
 const unsealedNode = sql.fragment`sealed = case when t.origin <> 'node' then t.sealed end`
 
-/** Expires an item whose time is over; null for any other. */
+/** Expires a pending approval that is due and returns it; null otherwise. */
 export const expirePending = (db: Queryable, id: string): Promise<ApprovalRow | null> =>
   db.maybeOne(approvalKind.sql`
     update approvals t set status = 'expired', updated_at = now(), ${unsealedNode}, ${redacted}
     where t.id = ${id} and t.status = 'pending' and t.expires_at <= now()
     returning ${approvalKind.columns}`)
 
-/** Expires those of some items that are pending, whatever their time. */
-export const expireWithdrawn = (db: Queryable, ids: readonly string[]): Promise<readonly ApprovalRow[]> =>
+/** Expires the pending approvals among `ids`, due or not. */
+export const expirePendingApprovals = (db: Queryable, ids: readonly string[]): Promise<readonly ApprovalRow[]> =>
   db.any(approvalKind.sql`
     with held as (
       select id from approvals where id = any(${sql.array([...ids], 'text')}) and status = 'pending' order by id for update)
@@ -90,46 +93,46 @@ export const expireWithdrawn = (db: Queryable, ids: readonly string[]): Promise<
     from held h where t.id = h.id
     returning ${approvalKind.columns}`)
 
-/** Erases what items are resolved with; those that wait keep it. */
-export async function eraseSealed(db: Queryable, ids: readonly string[]): Promise<void> {
+/** Erases the sealed calls of resolved approvals; pending ones are unchanged. */
+export async function eraseSealedCalls(db: Queryable, ids: readonly string[]): Promise<void> {
   if (ids.length === 0) return
   await db.query(voidStatement`
     update approvals set sealed = null
     where id = any(${sql.array([...ids], 'text')}) and status <> 'pending' and sealed is not null`)
 }
 
-const asker = sql.type(approvalKind.row.pick({ content_mode: true, starters: true }))
+const requesterRow = sql.type(approvalKind.row.pick({ content_mode: true, starters: true }))
 
 /**
- * The users behind an authority, who had a part in starting its work, and whether its project keeps content. By the primary
- * keys.
+ * Returns the users of a principal, who took part in starting its work, and whether its project stores content.
+ * Uses primary keys.
  */
-export function requesterOf(db: Queryable, projectId: string, authority: PrincipalRecord) {
+export function loadRequester(db: Queryable, projectId: string, authority: PrincipalRecord) {
   const principals = [authority, ...(authority.starters ?? [])]
-  const idsOf = (wanted: PrincipalRecord['type']) =>
+  const idsOf = (principalType: PrincipalRecord['type']) =>
     sql.array(
-      principals.filter(({ type }) => type === wanted).map(({ id }) => id),
+      principals.filter(({ type }) => type === principalType).map(({ id }) => id),
       'text',
     )
-  return db.one(asker`
+  return db.one(requesterRow`
     select p.trace_content_mode as content_mode,
       ${idsOf('user')} || array(select k.user_id from project_keys k where k.id = any(${idsOf('api_key')})) as starters
     from projects p where p.id = ${projectId}`)
 }
 
-/** Items whose time is over and that nobody has expired. By approvals_expiry. */
-export const expiredCondition = (db: Queryable, limit: number): Promise<readonly string[]> =>
+/** Lists pending approvals that are due (index approvals_expiry). */
+export const listDueApprovals = (db: Queryable, limit: number): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select id from approvals where status = 'pending' and expires_at <= now() order by expires_at limit ${limit}`)
 
-const erased = sql.type(approvalKind.row.extend({ was_pending: z.boolean() }))
+const erasedRow = sql.type(approvalKind.row.extend({ was_pending: z.boolean() }))
 
 /**
- * Erases what turns proposed, and what was to be called; returns the items, under their locks. One that waited expires. By
+ * Erases the proposals and sealed calls of turns and returns the approvals, locked; pending ones expire. Uses the index
  * approvals_generation.
  */
 export const eraseApprovalTurns = (db: Queryable, generationIds: readonly string[]) =>
-  db.any(erased`
+  db.any(erasedRow`
     with held as (
       select id, status = 'pending' as was_pending from approvals
       where generation_id = any(${sql.array([...generationIds], 'text')}) order by id for update)
@@ -140,25 +143,28 @@ export const eraseApprovalTurns = (db: Queryable, generationIds: readonly string
     from held h where t.id = h.id
     returning ${approvalKind.columns}, h.was_pending`)
 
-/** One of these items from which something follows; null for none. By the primary key. */
-export const findWithFollowUp = (db: Queryable, ids: readonly string[]): Promise<string | null> =>
+/** Returns one of these approvals that has an unsettled follow-up, or null. Uses the primary key. */
+export const findApprovalWithFollowUp = (db: Queryable, ids: readonly string[]): Promise<string | null> =>
   db.maybeOneFirst(idStatement`
     select approval_id as id from approval_attempts where approval_id = any(${sql.array([...ids], 'text')}) limit 1`)
 
-/** The items of a turn, oldest first. By approvals_generation. */
-export const approvalsOfGeneration = (db: Queryable, generationId: string): Promise<readonly ApprovalRow[]> =>
+/** Lists the approvals of a turn, oldest first (index approvals_generation). */
+export const listTurnApprovals = (db: Queryable, generationId: string): Promise<readonly ApprovalRow[]> =>
   db.any(approvalKind.sql`
     select ${approvalKind.columns} from approvals t where t.generation_id = ${generationId} order by t.id`)
 
-/** Whether an item of a turn waits for a person, or something follows from it. By approvals_generation. */
+/** Whether a turn has a pending approval or an unsettled follow-up (index approvals_generation). */
 export const isTurnAwaited = ({ id }: { id: Fragment }): Fragment => sql.fragment`exists (
   select from approvals a where a.generation_id = ${id}
     and (a.status = 'pending' or exists (select from approval_attempts w where w.approval_id = a.id)))`
 
-/** Entries of a group that are shown. */
+/** Maximum number of approvals shown for a group. */
 const CHAIN = 100
 
-/** Groups of equal proposals, the most frequent first; approvals_recurrences has the members of a group together. */
+/**
+ * Lists groups of equal proposals, most frequent first; the index approvals_recurrences keeps members of a group
+ * together.
+ */
 export function listRecurrences(
   { db, page: bounds, visible }: { db: Queryable; page: Page; visible: Context['visible'] },
   { status, min_count }: { status: readonly (typeof APPROVAL_STATUSES)[number][]; min_count: number },

@@ -1,7 +1,7 @@
 import type { Queryable } from '../../core/db/sql.ts'
 import { agentVersions, readConfig } from '../agents/agent-archive.ts'
 import { findAgent } from '../agents/model.ts'
-import { grantingShares } from '../shares/grants.ts'
+import { findGrantingShares } from '../shares/grants.ts'
 import type { Callable } from '../tools/call-types.ts'
 import { withToolDefaults } from '../tools/model.ts'
 import { actionSchema, platformActions } from '../tools/platform.ts'
@@ -9,16 +9,16 @@ import { resolveSharedTool } from '../tools/resolve.ts'
 import type { ApprovalRow } from './model.ts'
 
 /**
- * The tool of an item as it is now; of one that a binding defines, as the version of the agent had it. That of an agent of
- * another project is called as in its turns: with what its project made it of, and not with the rights of who calls. Null
- * when it is gone, or the agent no longer shared.
+ * Returns the current tool of an approval; an inline tool from the version of the agent that proposed the call. For an
+ * agent of another project the tool runs as in its turns: with the agent's project as owner, not with the caller's
+ * permissions. Null if the tool was deleted or the agent is no longer shared.
  */
 export async function approvedTool(db: Queryable, row: ApprovalRow): Promise<Callable | null> {
   const { project_id, agent_id } = row
   if (!row.proposed_action) return null
   const agent = agent_id === null ? null : await findAgent(db, agent_id)
   const owner = agent?.project_id ?? project_id
-  if (agent && owner !== project_id && !(await grantingShares(db, 'agent', project_id, [agent.id])).has(agent.id))
+  if (agent && owner !== project_id && !(await findGrantingShares(db, 'agent', project_id, [agent.id])).has(agent.id))
     return null
   const found = await proposedTool(db, row, owner)
   return found && owner !== project_id && !found.consumer ? { ...found, consumer: { project_id, share: null } } : found
@@ -38,16 +38,16 @@ async function proposedTool(
   return definition ? { ...withToolDefaults(definition), id: null, project_id, guardrail_ids: null } : null
 }
 
-/** The operation that a platform tool calls; null for any other tool. */
-const operationOf = ({ type }: Callable, action: string | undefined) =>
+/** Returns the operation that a platform tool calls; null for any other tool. */
+const platformOperation = ({ type }: Callable, action: string | undefined) =>
   (type === 'platform' && action !== undefined && platformActions().get(action)) || null
 
-/** The schema that the arguments of a call satisfy; null where none is known. */
+/** Returns the parameter schema of a call; null if unknown. */
 export const approvedArgumentsSchema = (tool: Callable, action: string | undefined): object | null => {
-  const operation = operationOf(tool, action)
+  const operation = platformOperation(tool, action)
   return operation ? actionSchema(operation) : tool.parameters
 }
 
-/** Whether a call that may have been made can be made again. */
+/** Whether a call that may have been made can be repeated. */
 export const isRepeatable = (tool: Callable, action: string | undefined): boolean =>
-  tool.idempotent || (operationOf(tool, action)?.reads ?? false)
+  tool.idempotent || (platformOperation(tool, action)?.reads ?? false)

@@ -11,12 +11,14 @@ import { runOfCall, toolGate, type Verdict } from '../tools/guardrail-gate.ts'
 import type { ApprovalRow } from './model.ts'
 import { openFrozen } from './seal.ts'
 
-/** The agent of an item as it is served now; null for none, and for one that is gone. */
-export const agentOf = async ({ pool }: Pick<Services, 'pool'>, row: ApprovalRow): Promise<AgentRow | null> =>
-  row.agent_id === null ? null : findServedAgent(pool, row.agent_id, row)
+/** Returns the agent of an approval in its served version; null if there is none. */
+export const findApprovalAgent = async (
+  { pool }: Pick<Services, 'pool'>,
+  row: ApprovalRow,
+): Promise<AgentRow | null> => (row.agent_id === null ? null : findServedAgent(pool, row.agent_id, row))
 
-/** As whom the call of an item is made: as what proposed it, within what its agent may do as it is served now. */
-export async function callerOf(
+/** Returns the caller of an approved call: its principal, within the current permissions of the served agent. */
+export async function approvedCaller(
   services: Services,
   { authority, agent_id, project_id }: ApprovalRow,
   agent: AgentRow | null,
@@ -27,17 +29,17 @@ export async function callerOf(
     : callerForPrincipal(services, authority, project_id)
 }
 
-/** What the guardrails say now of a call that a person would approve with other arguments; null where there are none. */
-export async function verdictOn(
+/** Returns the current guardrail verdict on a call with edited arguments; null without guardrails. */
+export async function evaluateEdit(
   services: Services,
   row: ApprovalRow,
   tool: Callable,
-  given: Record<string, unknown>,
+  edited: Record<string, unknown>,
 ): Promise<Verdict | null> {
-  const agent = await agentOf(services, row)
+  const agent = await findApprovalAgent(services, row)
   const { project_id, generation_id, proposed_action } = row
   const action = proposed_action?.action ?? tool.name
-  const args = judgedArguments(tool, given)
+  const args = judgedArguments(tool, edited)
   const run = runOfCall(row)
   const verdict = await toolGate.only()?.judge(services, {
     project_id,
@@ -48,10 +50,10 @@ export async function verdictOn(
     generation_id,
     run,
     guardrail_context: openFrozen(services, row)?.guardrail_context ?? null,
-    caller: actingThrough(services, tool, () => callerOf(services, row, agent)),
+    caller: actingThrough(services, tool, () => approvedCaller(services, row, agent)),
   })
-  const asked_by = generation_id ?? (run && nodeSubject(run))
-  if (asked_by !== null)
-    recordDeferredEvaluations(services, { asked_by, tool: tool.id ?? tool.name, action, args }, row.id)
+  const subject_id = generation_id ?? (run && nodeSubject(run))
+  if (subject_id !== null)
+    recordDeferredEvaluations(services, { subject_id, tool: tool.id ?? tool.name, action, args }, row.id)
   return verdict ?? null
 }

@@ -3,7 +3,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockUnpaused } from '../../identity/projects/pause.ts'
 import type { AgentRow } from '../agents/model.ts'
-import { rememberTurnCte } from '../generations/loop/turn-hooks.ts'
+import { loadTurnMemory } from '../generations/loop/turn-hooks.ts'
 import { type GenerationRow, generationKind } from '../generations/model.ts'
 import type { TurnInput } from '../generations/request/create.ts'
 import { joinChain } from '../generations/store.ts'
@@ -11,20 +11,20 @@ import { addTraceNote } from '../generations/traces/store.ts'
 import type { ChainRow } from './model.ts'
 import { type ChainLimit, countMembers, lockChain, projectChainLimit, writeChain } from './store.ts'
 
-/** What a turn that carries on is made with. */
+/** Chain fields of a continuing turn. */
 export type ChainMembership = Pick<TurnInput, 'initiator_generation_id' | 'chain_id'>
 
-/** Undoes what an agent was asked for that its chain has no room for. */
-class NoRoom extends Error {}
+/** Rolls back the admission of a turn when its chain is at its limit. */
+class ChainLimitReached extends Error {}
 
 /**
- * Starts a turn that carries on after another one, in the transaction of what makes it go on; null where the chain of the two
- * has no room, which is noted then. Turns of a chain are counted under its lock, so of several that carry on at once none
- * takes the place of another.
- * @param initiatorId the turn that is carried on; null, or one that is gone, makes a turn outside a chain
- * @param admit asks for the turn, as `admitTurn` does; undone where the chain has no room
- * @param start makes the turn with the membership given
- * @throws PROJECT_PAUSED, and what `admit` and `start` raise, upon which the transaction must not commit
+ * Starts a turn that continues another one, in the caller's transaction. Returns null, and records the refusal, if the
+ * chain is at its limit. Turns of a chain are counted under its lock, so concurrent continuations cannot exceed the
+ * limit.
+ * @param initiatorId turn to continue; null or a deleted turn starts outside a chain
+ * @param admit admits the turn like `admitTurn`; rolled back at the limit
+ * @param start creates the turn with the given chain fields
+ * @throws PROJECT_PAUSED, and the errors of `admit` and `start`, after which the transaction must not commit
  */
 export async function startContinuation<T>(
   tx: Tx,
@@ -33,13 +33,13 @@ export async function startContinuation<T>(
   admit: (tx: Tx) => Promise<AgentRow>,
   start: (agent: AgentRow, member: ChainMembership, initiator: GenerationRow | null) => Promise<T>,
 ): Promise<T | null> {
-  // Before the chain, as a delete of the project goes.
+  // Locked before the chain, in the order of a project deletion.
   await lockUnpaused(tx, project_id)
   const initiator = initiatorId === null ? null : await generationKind.find(tx, initiatorId)
   if (!initiator) return start(await admit(tx), {}, null)
   const bounds: ChainLimit[] = [{ limit: services.config.MAX_CONTINUATION_CHAIN_GENERATIONS, limit_source: 'platform' }]
-  const ofProject = await projectChainLimit(tx, project_id)
-  if (ofProject !== null) bounds.unshift({ limit: ofProject, limit_source: 'project' })
+  const projectLimit = await projectChainLimit(tx, project_id)
+  if (projectLimit !== null) bounds.unshift({ limit: projectLimit, limit_source: 'project' })
   const chain = await lockChain(tx, initiator, lowest(bounds))
   const count = await countMembers(tx, chain)
   let ceiling = lowest(bounds)
@@ -47,17 +47,17 @@ export async function startContinuation<T>(
     const agent = await tx.nested(async nested => {
       const admitted = await admit(nested)
       ceiling = lowest([...agentBounds(admitted), ...bounds])
-      if (chain.stopped_at !== null || count >= ceiling.limit) throw new NoRoom()
+      if (chain.stopped_at !== null || count >= ceiling.limit) throw new ChainLimitReached()
       return admitted
     })
-    const made = await start(agent, { initiator_generation_id: initiator.id, chain_id: chain.id }, initiator)
+    const started = await start(agent, { initiator_generation_id: initiator.id, chain_id: chain.id }, initiator)
     if (initiator.chain_id === null) await joinChain(tx, initiator.id, chain.id)
     await writeChain(tx, chain, { ...ceiling, status: 'active', generation_count: count + 1, continued: true })
-    return made
+    return started
   } catch (error) {
-    if (!(error instanceof NoRoom)) throw error
+    if (!(error instanceof ChainLimitReached)) throw error
     const limit_source = chain.stopped_at === null ? ceiling.limit_source : 'stopped'
-    await refuseHop(tx, chain, initiator, count, { ...ceiling, limit_source })
+    await recordChainLimit(tx, chain, initiator, count, { ...ceiling, limit_source })
     return null
   }
 }
@@ -69,12 +69,14 @@ const agentBounds = ({ stop_conditions }: AgentRow): ChainLimit[] =>
       : [],
   )
 
-/** The smallest bound; of equal ones the first. */
+/** Returns the smallest limit; of equal ones the first. */
 const lowest = (bounds: readonly ChainLimit[]): ChainLimit =>
   bounds.reduce((least, bound) => (bound.limit < least.limit ? bound : least))
 
-/** Notes that a chain did not go on: for its readers, on the trace of the turn that was to be carried on, and for people. */
-async function refuseHop(
+/**
+ * Records a refused continuation: on the chain, in the trace of the turn to continue, as an event and as an exception.
+ */
+async function recordChainLimit(
   tx: Tx,
   chain: ChainRow,
   initiator: GenerationRow,
@@ -100,7 +102,7 @@ async function refuseHop(
   if (root)
     tx.emit(generationKind, 'chain_limit', root, {
       extra: {
-        memory_entries: await rememberTurnCte(tx, root.id),
+        memory_entries: await loadTurnMemory(tx, root.id),
         chain_id,
         root_generation_id,
         chain_size,
@@ -113,8 +115,8 @@ async function refuseHop(
     kind: 'chain_limit',
     title:
       limit_source === 'stopped'
-        ? `A chain of ${chain_size} turns was to go on after it had been stopped`
-        : `A chain of ${chain_size} turns has reached the most that it may have`,
+        ? `Continuation refused: chain of ${chain_size} turns was stopped`
+        : `Continuation refused: chain of ${chain_size} turns is at its limit`,
     detail: {
       chain_id,
       root_generation_id,

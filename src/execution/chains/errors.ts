@@ -4,7 +4,7 @@ export const chainErrors = {
   CHAIN_NOT_FOUND: {
     status: 404,
     description: 'Continuation chain missing',
-    message: 'There is no chain {id}',
+    message: 'Chain {id} not found',
   },
 } as const satisfies ErrorTable
 

@@ -5,26 +5,26 @@ import { sql } from '../../core/db/sql.ts'
 
 export const CHAIN_STATUSES = ['active', 'concluded', 'expired', 'budget_exhausted'] as const
 
-/** Who sets the ceiling of a chain. */
+/** Origin of the limit of a chain. */
 export const LIMIT_SOURCES = ['agent', 'project', 'platform', 'stopped'] as const
 
 export const Chain = record('Chain', {
-  agent_id: z.string().describe('Agent of the first turn, whatever has become of it'),
+  agent_id: z.string().describe('ID of the agent of the first turn; kept after the agent is deleted'),
   status: z
     .enum(CHAIN_STATUSES)
     .describe(
-      '`active` while a turn of it, or an approval that one waits for, is under way; `concluded` once none is; `expired` when the last approval expired; `budget_exhausted` when a further turn was refused',
+      '`active` — a turn, an approval or its follow-up is unsettled; `concluded` — none is; `expired` — the last approval expired; `budget_exhausted` — a further turn was refused',
     ),
-  generation_count: z.int().describe('Turns of the chain at its last continuation, the first one included'),
-  limit: z.int().describe('Most turns that it was allowed at its last continuation'),
-  limit_source: z.enum(LIMIT_SOURCES).describe('Who set the limit; `stopped` when it was stopped'),
-  last_generation_at: z.iso.datetime().describe('When its last turn was made'),
-  stopped_at: z.iso.datetime().nullable().describe('When it was stopped'),
+  generation_count: z.int().describe('Number of turns at the last continuation, including the first'),
+  limit: z.int().describe('Maximum number of turns at the last continuation'),
+  limit_source: z.enum(LIMIT_SOURCES).describe('Origin of the limit; `stopped` after the stop operation'),
+  last_generation_at: z.iso.datetime().describe('Creation time of the last turn'),
+  stopped_at: z.iso.datetime().nullable().describe('Time of the stop operation; null if not stopped'),
 })
 
 /**
- * Whether something of a chain `t` is under way: a turn that is not at its end, an approval that waits for a person, or
- * what follows from one. By generations_chain and approvals_generation.
+ * Whether chain `t` has an unsettled turn, a pending approval or an unsettled follow-up (indexes generations_chain and
+ * approvals_generation).
  */
 export const activeCondition = sql.fragment`exists (
   select from generations g where g.chain_id = t.id and (
@@ -34,8 +34,8 @@ export const activeCondition = sql.fragment`exists (
       where a.generation_id = g.id and (a.status = 'pending' or f.id is not null))))`
 
 /**
- * The status in force. That nothing is under way any more is seen when it is asked for: whoever ends a turn writes nothing of
- * its chain, and two that end at once need not wait for each other.
+ * Current status, derived on read: settling a turn writes nothing to its chain, so that two turns that settle
+ * concurrently do not wait for each other.
  */
 export const chainStatus = sql.fragment`case when t.status = 'active' and not ${activeCondition} then 'concluded' else t.status end`
 

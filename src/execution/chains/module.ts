@@ -6,7 +6,7 @@ import { chainOperations } from './operations.ts'
 import { isTurnOfLiveChain } from './store.ts'
 
 export default module('chains', {
-  tags: { Chains: 'Turns that carried on after one another, and their budget.' },
+  tags: { Chains: 'Sequences of turns that continue one another, with their limit.' },
   errors: chainErrors,
   kinds: [chainKind],
   operations: chainOperations,

@@ -11,21 +11,20 @@ const chains = resource(chainKind, { path: '/chains', tag: 'Chains' })
 export const chainOperations: Operation[] = [
   // chains_project serves the order, chains_agent the filter by an agent.
   chains.list({
-    summary: 'List chains of turns that carried on after one another',
+    summary: 'List chains',
     description:
-      'A chain holds the turns that came of one another, by approvals and continuations, and the budget that bounds them.',
+      'A chain contains the turns that continue one another through approvals and continuations, and the limit on their number.',
     filters: {
-      status: columnFilter(
-        enumListQuery(CHAIN_STATUSES).describe('One status or several, by repeating it'),
-        statuses => (statuses ? sql.fragment`${chainStatus} = any(${sql.array([...statuses], 'text')})` : null),
+      status: columnFilter(enumListQuery(CHAIN_STATUSES).describe('Status; repeat for several'), statuses =>
+        statuses ? sql.fragment`${chainStatus} = any(${sql.array([...statuses], 'text')})` : null,
       ),
       agent_id: equalsFilter('agent_id'),
     },
   }),
   chains.get(),
   chains.action('stop', {
-    summary: 'Let no further turn carry on in a chain',
-    description: 'Turns that run go on to their end. What would carry on is refused from now on.',
+    summary: 'Stop a chain',
+    description: 'Running turns finish; further continuations are refused.',
     answers: { 200: Chain },
     run: async ({ resource, tx }) => chainKind.present(await stopChain(tx, resource.id)),
   }),

@@ -4,11 +4,11 @@ import { countStatement, type Fragment, type Queryable, sql, voidStatement } fro
 import type { GenerationRow } from '../generations/model.ts'
 import { activeCondition, type ChainRow, chainKind, type LIMIT_SOURCES } from './model.ts'
 
-/** What bounds a chain. */
+/** Limit of a chain and its origin. */
 export type ChainLimit = { limit: number; limit_source: (typeof LIMIT_SOURCES)[number] }
 
 /**
- * The chain of a turn, under its lock; a turn that is in none becomes the first of a new one. By the primary key, or by
+ * Locks and returns the chain of a turn. A turn without a chain becomes the first of a new one. Uses the primary key or
  * chains_root_generation_id_key.
  */
 export const lockChain = (
@@ -26,14 +26,14 @@ export const lockChain = (
     : chainKind.lock(db, turn.chain_id)
 
 /**
- * How many turns a chain has, counted under its lock. The first one carries the chain from the first continuation on. By
- * generations_chain and the primary key.
+ * Returns the number of turns in a chain, whose row the caller has locked. The first turn carries the chain id only
+ * after its first continuation. Uses generations_chain and the primary key.
  */
 export const countMembers = (db: Queryable, { id, root_generation_id }: ChainRow): Promise<number> =>
   db.oneFirst(countStatement`
     select count(*) as count from generations g where g.chain_id = ${id} or g.id = ${root_generation_id}`)
 
-/** Writes what a continuation, or its refusal, makes of a chain. */
+/** Updates a chain after a continuation or its refusal. */
 export const writeChain = (
   db: Queryable,
   { id }: ChainRow,
@@ -45,25 +45,25 @@ export const writeChain = (
       last_generation_at = case when ${to.continued} then now() else last_generation_at end
     where id = ${id}`)
 
-/** Notes that a chain may not go on; one that was stopped before keeps its time. */
+/** Marks a chain as stopped; the time of an earlier stop is kept. */
 export const stopChain = (db: Queryable, id: string): Promise<ChainRow> =>
   db.one(chainKind.sql`
     update chains t set stopped_at = coalesce(t.stopped_at, now()),
       updated_at = case when t.stopped_at is null then now() else t.updated_at end
     where t.id = ${id} returning ${chainKind.columns}`)
 
-/** Expires the chain of a turn whose approval has just expired, unless something else of it is under way. */
+/** Expires the chain of a turn whose approval has just expired, unless other work of the chain is unsettled. */
 export const expireChain = (db: Queryable, generationId: string) =>
   db.query(voidStatement`
     update chains t set status = 'expired', updated_at = now()
     where t.id = (select g.chain_id from generations g where g.id = ${generationId}) and t.status = 'active' and not ${activeCondition}`)
 
-const ceilings = sql.type(z.strictObject({ max_chain_generations: z.int().nullable() }))
+const limitRow = sql.type(z.strictObject({ max_chain_generations: z.int().nullable() }))
 
-/** The ceiling of a project as it is now; null for none. */
+/** Returns the current chain limit of a project; null for none. */
 export const projectChainLimit = (db: Queryable, id: string): Promise<number | null> =>
-  db.maybeOneFirst(ceilings`select max_chain_generations from projects where id = ${id}`)
+  db.maybeOneFirst(limitRow`select max_chain_generations from projects where id = ${id}`)
 
-/** Whether the chain of a turn has had another one since: its limit counts them all. By the primary key. */
+/** Whether the chain of a turn has a newer turn since: its limit counts all turns. Uses the primary key. */
 export const isTurnOfLiveChain = ({ chain_id }: { chain_id: Fragment }, since: Fragment): Fragment =>
   sql.fragment`exists (select from chains c where c.id = ${chain_id} and c.last_generation_at >= ${since})`

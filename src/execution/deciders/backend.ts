@@ -5,38 +5,49 @@ import type { Queryable } from '../../core/db/sql.ts'
 import { type AgentRow, agentKind } from '../agents/model.ts'
 import { findAgentVersion } from '../agents/served-version.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
-import { toolsOfAgent } from './agent-tools.ts'
 
-/** Who answers the questions: an agent or a tool, never both. */
+/** Agent or tool that answers the questions; exactly one is set. */
 export type BackendRef = { agent_id?: string | null; tool_id?: string | null }
 
 export type DeciderBackend =
   | { agent: AgentRow; agent_version: number; tool: null }
   | { agent: null; agent_version: null; tool: ToolRow }
 
-/** What a call of a tool is given, which its presets must leave alone. */
+/** Arguments of a tool call that its presets must not fix. */
 const ARGUMENTS = ['input', 'questions']
 
-/** Raises DECIDER_TOOL_NOT_CALLABLE for a tool that could not answer. */
+/** Raises DECIDER_TOOL_NOT_CALLABLE for a tool that cannot answer a decider. */
 export function requireCallableBackend(tool: ToolRow): void {
   const refuse = (message: string) => raise('DECIDER_TOOL_NOT_CALLABLE', { message, meta: { tool_id: tool.id } })
-  if (tool.type !== 'http' && tool.type !== 'pipeline') refuse('The tool of a decider is of type http or pipeline')
+  if (tool.type !== 'http' && tool.type !== 'pipeline')
+    refuse(`Tool ${tool.id} is of type ${tool.type}; a decider requires type http or pipeline`)
   const pinned = ARGUMENTS.find(name => Object.hasOwn(tool.preset_parameters ?? {}, name))
-  if (pinned) refuse(`The presets of the tool fix ${pinned}, which a decider fills in`)
+  if (pinned) refuse(`Presets of tool ${tool.id} fix ${pinned}, which a decider sets`)
 }
 
-/** Raises DECIDER_AGENT_NOT_TOOL_LESS for an agent that may call something. */
+/** Returns the tool ids and inline tool names that an agent may call; empty for an agent that only answers. */
+function callableTools({ tool_bindings, active_tool_ids, knowledge_config }: AgentRow): string[] {
+  const isActive = (id: string): boolean => !active_tool_ids?.length || active_tool_ids.includes(id)
+  const writing = knowledge_config?.write_memory_store_id == null ? [] : ['write_memory']
+  const bound = (tool_bindings ?? []).flatMap(({ tool_id, tool }) => {
+    if (tool_id === undefined) return tool ? [tool.name] : []
+    return isActive(tool_id) ? [tool_id] : []
+  })
+  return [...writing, ...bound]
+}
+
+/** Raises DECIDER_AGENT_NOT_TOOL_LESS for an agent that may call a tool. */
 function requireToolLess(agent: AgentRow): void {
-  const tools = toolsOfAgent(agent)
+  const tools = callableTools(agent)
   if (tools.length > 0) raise('DECIDER_AGENT_NOT_TOOL_LESS', { meta: { agent_id: agent.id, tools } })
 }
 
 async function requireAgent(db: Queryable, projectId: string, id: string): Promise<DeciderBackend> {
-  const live = isIdOf(agentKind, id) ? await agentKind.find(db, id) : null
-  if (live?.project_id !== projectId) return raise('AGENT_NOT_FOUND', { meta: { id } })
-  // Whom a release serves its canary is drawn by end users; decisions have none.
-  const agent_version = live.active_release?.stable_version ?? live.version
-  const agent = agent_version === live.version ? live : await findAgentVersion(db, id, agent_version)
+  const current = isIdOf(agentKind, id) ? await agentKind.find(db, id) : null
+  if (current?.project_id !== projectId) return raise('AGENT_NOT_FOUND', { meta: { id } })
+  // A canary is assigned by end user; decisions have none and use the stable version.
+  const agent_version = current.active_release?.stable_version ?? current.version
+  const agent = agent_version === current.version ? current : await findAgentVersion(db, id, agent_version)
   if (!agent) return raise('AGENT_NOT_FOUND', { meta: { id } })
   requireToolLess(agent)
   return { agent, agent_version, tool: null }
@@ -50,8 +61,8 @@ async function requireTool(db: Queryable, projectId: string, id: string): Promis
 }
 
 /**
- * The backend that a row names, as it is asked now; an agent in the version that is served.
- * @throws VALIDATION_FAILED unless exactly one is named, AGENT_NOT_FOUND, TOOL_NOT_FOUND, DECIDER_AGENT_NOT_TOOL_LESS,
+ * Returns the backend of a decider or decision; an agent in its served version.
+ * @throws VALIDATION_FAILED unless exactly one is set, AGENT_NOT_FOUND, TOOL_NOT_FOUND, DECIDER_AGENT_NOT_TOOL_LESS,
  *   DECIDER_TOOL_NOT_CALLABLE
  */
 export async function resolveBackend(
@@ -68,7 +79,10 @@ export async function resolveBackend(
   return tool_id == null ? requireAgent(db, projectId, agent_id as string) : requireTool(db, projectId, tool_id)
 }
 
-/** Who has an agent or a tool asked must be allowed to ask it. Raises FORBIDDEN. */
+/**
+ * Requires the caller's permission to use the agent or call the tool.
+ * @throws FORBIDDEN
+ */
 export function requireBackendPermission(allow: Context['allow'], { agent, tool }: DeciderBackend): void {
   if (agent) allow('agents:CreateAgentGeneration', { kind: agentKind, row: agent })
   else allow('tools:CallTool', { kind: toolKind, row: tool })

@@ -17,7 +17,7 @@ import type { Question } from './questions.ts'
 import { decisionQueue } from './queue.ts'
 import { type ContentMode, insertDecisionWork, type Permission } from './store.ts'
 
-/** What is asked of whom. */
+/** Questions and the backend that answers them. */
 export type DecisionBatch = {
   project_id: string
   decider: { id: string; version: number; author: PrincipalRecord | null } | null
@@ -25,12 +25,13 @@ export type DecisionBatch = {
   backend: BackendRef
 }
 
-/** What is asked about, as JSON. */
+/** Input of a decision, as JSON text. */
 export type DecisionSubject = { text: string; metadata?: Record<string, unknown> | null }
 
-type Requesting = Pick<Context, 'services'> & (Pick<Context, 'caller'> | { caller: null; principal: PrincipalRecord })
+type RequestContext = Pick<Context, 'services'> &
+  (Pick<Context, 'caller'> | { caller: null; principal: PrincipalRecord })
 
-/** What binds a sealed input to its decision. */
+/** Seal of the input of a decision. */
 export const decisionSeal = ({ id, project_id }: Pick<DecisionRow, 'id' | 'project_id'>) => ({
   kind: 'decision_input',
   id,
@@ -38,22 +39,22 @@ export const decisionSeal = ({ id, project_id }: Pick<DecisionRow, 'id' | 'proje
 })
 
 /**
- * Writes decisions with their attempts and wake-ups, all or none. What can refuse one does so here, so that no decision
- * fails for it.
- * @param permission what each is asked for again when it is made, by its id
- * @throws what requireBackend does, PROJECT_PAUSED
+ * Inserts decisions with their work items and wake-ups, all or none. Refusals are raised here, so that no stored
+ * decision fails for them.
+ * @param permission permission that each decision requires again when it is made, by its id
+ * @throws the errors of requireBackendPermission, PROJECT_PAUSED
  */
 export async function insertDecisions(
   tx: Tx,
-  requesting: Requesting,
-  { project_id, decider, questions, backend: named }: DecisionBatch,
+  request: RequestContext,
+  { project_id, decider, questions, backend: backendRef }: DecisionBatch,
   items: readonly DecisionSubject[],
   options: { permission: (id: string) => Permission; admit?: (backend: DeciderBackend) => void },
 ): Promise<DecisionRow[]> {
-  const { services } = requesting
-  const asker = requesting.caller === null ? requesting.principal : principalRecord(requesting.caller)
-  const principal = decider ? narrowAuthority(asker, definitionOf(decider)) : asker
-  const backend = await resolveBackend(tx, project_id, named)
+  const { services } = request
+  const requester = request.caller === null ? request.principal : principalRecord(request.caller)
+  const principal = decider ? narrowAuthority(requester, definitionOf(decider)) : requester
+  const backend = await resolveBackend(tx, project_id, backendRef)
   options.admit?.(backend)
   await admit(tx, services, project_id, backend)
   const mode = await contentMode(tx, project_id, backend)
@@ -84,7 +85,7 @@ export async function insertDecisions(
   return rows
 }
 
-/** Raises what refuses work in the project, and of an agent what refuses a turn. */
+/** Raises the errors that refuse work in the project, and for an agent those that refuse a turn. */
 async function admit(
   tx: Tx,
   services: Services,
@@ -96,46 +97,49 @@ async function admit(
   await checkSpend(services, { project_id, agent_id: agent.id, actor_id: null }, tx)
 }
 
-/** The stricter of what the project and the agent say. */
+/** Returns the stricter content mode of project and agent. */
 async function contentMode(tx: Tx, projectId: string, { agent }: DeciderBackend): Promise<ContentMode> {
   if (agent?.trace_content_mode === 'none') return 'none'
   const project = await kinds.get('project').find(tx, projectId)
   return project?.trace_content_mode === 'none' ? 'none' : 'full'
 }
 
-/** The floor under the notifications. */
+/** Fallback for lost notifications. */
 const POLL_MS = 2000
 
 /**
- * Answers 201 with a new decision: as it is at once, or with `wait` as it is once it has settled or SYNC_WAIT_SECONDS are
- * over. A caller that goes away changes nothing.
- * @param make writes the decision; what it raises refuses the request
+ * Returns 201 with a new decision: immediately, or with `wait` after it has settled or SYNC_WAIT_SECONDS have passed. A
+ * closed connection changes nothing.
+ * @param make inserts the decision; its errors refuse the request
  */
 export async function answerDecision(
   { services, request }: Pick<Context, 'services' | 'request'>,
   wait: boolean,
   make: () => Promise<DecisionRow>,
 ): Promise<Answered> {
-  const made = await make()
-  return wait ? answerDecisionAgain({ services, request }, made) : result(201, decisionKind.present(made))
+  const created = await make()
+  return wait ? answerDecisionAgain({ services, request }, created) : result(201, decisionKind.present(created))
 }
 
-/** Answers with a decision that there is once it has settled, or after SYNC_WAIT_SECONDS. Raises RESOURCE_NOT_FOUND. */
+/**
+ * Returns an existing decision after it has settled or SYNC_WAIT_SECONDS have passed.
+ * @throws RESOURCE_NOT_FOUND
+ */
 export async function answerDecisionAgain(
   { services, request }: Pick<Context, 'services' | 'request'>,
-  made: { id?: unknown },
+  created: { id?: unknown },
 ): Promise<Answered> {
-  const id = made.id as string
+  const id = created.id as string
   const settled = await waitForDecision(services, id, request.closed, services.config.SYNC_WAIT_SECONDS * 1000)
-  if (!settled) return raise('RESOURCE_NOT_FOUND', { message: 'The decision is gone', meta: { id } })
+  if (!settled) return raise('RESOURCE_NOT_FOUND', { message: `Decision ${id} was deleted`, meta: { id } })
   return result(201, decisionKind.present(settled))
 }
 
-/** What a new decision leaves for repeats. */
+/** Returns the idempotency record of a new decision. */
 export const recordedAs = (row: DecisionRow, wait: boolean) =>
   wait ? { made: { id: row.id } } : { body: decisionKind.present(row) }
 
-/** A decision as it is at its end, or when the time is over; null when it is gone. */
+/** Waits until a decision has settled or the time is over and returns it; null if it was deleted. */
 export const waitForDecision = (
   services: Services,
   id: string,
@@ -143,9 +147,9 @@ export const waitForDecision = (
   withinMs: number,
 ): Promise<DecisionRow | null> =>
   subscribeUntil<DecisionRow | null>({
-    subscribe: notice =>
-      services.notifications.listen(DECISION_SETTLED_CHANNEL, settled => settled === id && notice(), {
-        onReconnect: notice,
+    subscribe: notify =>
+      services.notifications.listen(DECISION_SETTLED_CHANNEL, settled => settled === id && notify(), {
+        onReconnect: notify,
       }),
     read: () => decisionKind.find(services.pool, id),
     isOver: decision => !decision || isDecisionSettled(decision),

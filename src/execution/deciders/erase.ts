@@ -2,11 +2,11 @@ import { redactEvents, redactFields } from '../../control/events/redact.ts'
 import type { Counts, TurnContentEraser } from '../../control/retention/erasure.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { decisionKind } from './model.ts'
-import { eraseDecisionTurns, eraseSettled } from './store.ts'
+import { eraseDecisionTurns, eraseSettledDecisions } from './store.ts'
 
 const without = redactFields('answers', 'answers_by_name', 'questions', 'error', 'metadata')
 
-/** What a turn decided goes with it. */
+/** Erases the decisions of turns. */
 export const decisionContent: TurnContentEraser = {
   async erase(tx, turns) {
     const ids = await eraseDecisionTurns(
@@ -17,9 +17,9 @@ export const decisionContent: TurnContentEraser = {
   },
 }
 
-/** Erases decisions that have ended, by their ids, whoever made them. */
+/** Erases settled decisions by id, including those without a turn. */
 export async function eraseDecisions(tx: Tx, ids: readonly string[]): Promise<Counts> {
-  const erased = await eraseSettled(tx, ids)
+  const erased = await eraseSettledDecisions(tx, ids)
   const events = await redactEvents(tx, [{ resource_type: decisionKind.name, ids: erased, without }])
   return { decisions: erased.length, events }
 }

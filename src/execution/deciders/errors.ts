@@ -4,7 +4,7 @@ export const deciderErrors = {
   DECIDER_AGENT_NOT_TOOL_LESS: {
     status: 400,
     description: "A decider's agent has a tool surface",
-    message: 'The agent {agent_id} of a decider may have no tools, but has {tools}',
+    message: 'Agent {agent_id} has tools ({tools}) and cannot answer for a decider',
   },
   DECIDER_TOOL_NOT_CALLABLE: {
     status: 400,
@@ -14,7 +14,7 @@ export const deciderErrors = {
   DECISION_INTERRUPTED: {
     status: 500,
     description: 'The worker of a decision was lost and its tool call must not be repeated',
-    message: 'The worker of the decision was lost after it called the tool, which is not idempotent',
+    message: 'The worker was lost after it called the tool, which is not idempotent',
   },
 } as const satisfies ErrorTable
 

@@ -22,39 +22,46 @@ import { type DecisionRow, decisionKind, isDecisionSettled } from './model.ts'
 import { answersSchema, questionMessage } from './prompt.ts'
 import type { DecisionAnswer } from './questions.ts'
 import { type DecisionMessage, decisionQueue } from './queue.ts'
-import { DECIDER_SOURCE, type End, settleDecision } from './settle.ts'
-import { type DecisionClaim, decisionAttempts, endAttempt, findClaimed, hasCalled } from './store.ts'
+import { DECIDER_SOURCE, type DecisionOutcome, settleDecision } from './settle.ts'
+import { type DecisionClaim, decisionAttempts, deleteDecisionWork, findDecisionWork, hasCalledTool } from './store.ts'
 import { toolAnswers } from './tool-answers.ts'
 
-/** How long the lease of a worker is, and how often it renews it. */
+/** Lease duration and renewal interval of a worker. */
 const ownLease = ({ config }: Pick<Services, 'config'>): Lease => leaseTimings(config.DECISION_LEASE_SECONDS * 1000)
 
 /**
- * Makes a decision: has an agent asked by a turn of its own, which settles the decision, or calls a tool and settles it.
- * Throws what could not be recorded, and HandBack when the worker stops.
+ * Makes a decision: creates the turn of the agent, which settles the decision, or calls the tool and settles it. Throws
+ * errors that could not be recorded, and HandBack when the worker stops.
  */
 export async function processDecision(message: DecisionMessage, context: JobContext): Promise<void> {
   const decision = await decisionKind.find(context.services.pool, message.decision_id)
   if (!decision || isDecisionSettled(decision)) return
-  if (decision.agent_id !== null) await askAgent(message, context)
-  else await askTool(message, context)
+  if (decision.agent_id !== null) await startAgentTurn(message, context)
+  else await evaluateWithTool(message, context)
 }
 
-/** The input of a decision. Raises what makes it unreadable. */
-function inputOf(services: Services, decision: DecisionRow, sealed: string | null): unknown {
-  if (sealed === null) return raise('GENERATION_CONTENT_UNAVAILABLE', { message: 'The input of the decision is gone' })
+/**
+ * Returns the input of a decision.
+ * @throws GENERATION_CONTENT_UNAVAILABLE, and the errors of decryption
+ */
+function openInput(services: Services, decision: DecisionRow, sealed: string | null): unknown {
+  if (sealed === null)
+    return raise('GENERATION_CONTENT_UNAVAILABLE', { message: `The input of decision ${decision.id} was erased` })
   return openJson(services, sealed, decisionSeal(decision), 'The input of the decision')
 }
 
-/** Makes the turn of an agent, unless it is made: with the state of the decision and without its attempt, or not at all. */
-async function askAgent({ decision_id }: DecisionMessage, { services, log }: JobContext): Promise<void> {
+/**
+ * Creates the agent turn of a decision unless it exists; updates the decision and deletes its work item in the same
+ * transaction.
+ */
+async function startAgentTurn({ decision_id }: DecisionMessage, { services, log }: JobContext): Promise<void> {
   try {
-    const made = await services.write(async tx => {
+    const created = await services.write(async tx => {
       const decision = await decisionKind.find(tx, decision_id, true)
       if (decision?.status !== 'queued') return null
-      const held = await findClaimed(tx, decision_id)
-      // Taken up again once the project is resumed.
-      if (!held || held.paused) return null
+      const work = await findDecisionWork(tx, decision_id)
+      // Claimed again after the project is resumed.
+      if (!work || work.paused) return null
       const { project_id, asked, agent_id, agent_version } = decision
       const agent = await findAgentVersion(tx, agent_id as string, agent_version as number)
       if (!agent) return raise('AGENT_NOT_FOUND', { meta: { id: agent_id } })
@@ -62,36 +69,36 @@ async function askAgent({ decision_id }: DecisionMessage, { services, log }: Job
         project_id,
         agent_id: agent.id,
         agent_version: agent_version as number,
-        messages: [questionMessage(asked, inputOf(services, decision, held.sealed))],
+        messages: [questionMessage(asked, openInput(services, decision, work.sealed))],
         overrides: { output_schema: answersSchema(asked) },
         source: DECIDER_SOURCE,
-        authority: held.principal,
-        permission: held.permission,
+        authority: work.principal,
+        permission: work.permission,
         streamed: false,
         shape: 'agent',
       })
       await decisionKind.update(tx, decision_id, { status: 'running', generation_id })
-      await endAttempt(tx, decision_id)
+      await deleteDecisionWork(tx, decision_id)
       return generation_id
     })
-    if (made) log.info({ decision_id, generation_id: made, outcome: 'asked' }, 'decision')
+    if (created) log.info({ decision_id, generation_id: created, outcome: 'asked' }, 'decision')
   } catch (error) {
     if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY' || isTransient(error)) throw error
     if (error.code === 'PROJECT_PAUSED') return
     await services.write(tx => settleDecision(tx, decision_id, { error: recordedFailure(error) }))
-    log.info({ decision_id, outcome: 'failed', code: error.code, decision: 'given up' }, 'decision')
+    log.info({ decision_id, outcome: 'failed', code: error.code, decision: 'abandoned' }, 'decision')
   }
 }
 
-/** Calls the tool of a decision and settles it, unless another worker does. */
-async function askTool(message: DecisionMessage, context: JobContext): Promise<void> {
+/** Calls the tool of a decision and settles it, unless another worker has claimed it. */
+async function evaluateWithTool(message: DecisionMessage, context: JobContext): Promise<void> {
   const { services } = context
-  const taken = await services.write(tx => take(tx, services, message))
-  if (!taken) return
-  const { claim, decision } = taken
+  const claimed = await services.write(tx => claimDecision(tx, services, message))
+  if (!claimed) return
+  const { claim, decision } = claimed
   const used: UsageDraft[] = []
-  const settle = async (tx: Tx, end: End) => {
-    await settleClaimed(tx, claim, end)
+  const settleWithUsage = async (tx: Tx, outcome: DecisionOutcome) => {
+    await settleClaimed(tx, claim, outcome)
     await recordUsage(services, used, tx)
   }
   await processClaim(context, {
@@ -101,49 +108,51 @@ async function askTool(message: DecisionMessage, context: JobContext): Promise<v
     claim,
     lease: ownLease(services),
     lock: tx => decisionKind.find(tx, decision.id, true),
-    async work(hold) {
+    async work(lease) {
       await injectFault(services, 'decision_claimed')
-      const answers = await answersOf(services, taken, used, hold.signal)
+      const answers = await callDecisionTool(services, claimed, used, lease.signal)
       await injectFault(services, 'decision_answered')
-      await hold.write(tx => settle(tx, { answers }))
+      await lease.write(tx => settleWithUsage(tx, { answers }))
       return { outcome: 'completed' }
     },
     async fail(error) {
-      if (!(error instanceof AppError)) services.log.error({ err: error, decision_id: decision.id }, 'decision')
+      if (!(error instanceof AppError)) services.log.error({ err: error, decision_id: decision.id }, 'decision failed')
       const failure = recordedFailure(error)
-      await services.write(tx => settle(tx, { error: failure }))
-      return { outcome: 'failed', code: failure.code, decision: 'given up' }
+      await services.write(tx => settleWithUsage(tx, { error: failure }))
+      return { outcome: 'failed', code: failure.code, decision: 'abandoned' }
     },
   })
 }
 
-type Taken = { claim: DecisionClaim; decision: DecisionRow; sealed: string | null }
+type ClaimedDecision = { claim: DecisionClaim; decision: DecisionRow; sealed: string | null }
 
-/** Claims the attempt of a decision. One that another worker holds is looked at again when its lease is over. */
-async function take(tx: Tx, services: Services, message: DecisionMessage): Promise<Taken | null> {
-  const named = { entity: message.decision_id, id: message.attempt_id }
-  const decision = await decisionKind.find(tx, named.entity, true)
-  const held = decision && (await findClaimed(tx, decision.id))
-  if (!held) return null
-  // Taken up again once the project is resumed; what has begun goes on.
-  if (held.paused && decision.status === 'queued') return null
-  const claim = await claimOrReschedule(tx, decisionAttempts, named, ownLease(services), decisionQueue, message)
+/**
+ * Claims the work item of a decision; if another worker has a valid lease, schedules another attempt for its expiry.
+ */
+async function claimDecision(tx: Tx, services: Services, message: DecisionMessage): Promise<ClaimedDecision | null> {
+  const ref = { entity: message.decision_id, id: message.attempt_id }
+  const decision = await decisionKind.find(tx, ref.entity, true)
+  const work = decision && (await findDecisionWork(tx, decision.id))
+  if (!work) return null
+  // Claimed again after the project is resumed; a running decision continues.
+  if (work.paused && decision.status === 'queued') return null
+  const claim = await claimOrReschedule(tx, decisionAttempts, ref, ownLease(services), decisionQueue, message)
   if (claim === 'held') return null
   if (!claim) {
-    await abandonDecision(tx, services, message, new AppError('DECISION_INTERRUPTED', { message: LOST }))
+    await abandonDecision(tx, services, message, new AppError('DECISION_INTERRUPTED', { message: WORKERS_LOST }))
     return null
   }
   await decisionKind.update(tx, decision.id, { status: 'running' })
-  return { claim, decision, sealed: held.sealed }
+  return { claim, decision, sealed: work.sealed }
 }
 
-/** The use of a call that a lost worker has made; what it was given is not looked at again. */
+/** Returns the usage of a call that a lost worker may have made, without its arguments. */
 const lostCallOf = ({ id, project_id, tool_id }: DecisionRow, tool: ToolRow | null): UsageDraft =>
   lostCall(tool ?? { id: tool_id, name: 'decider', project_id }, null, { source: 'decider', record: id }, null)
 
-const LOST = 'The workers of the decision were lost one after the other'
+const WORKERS_LOST = 'Decision abandoned after too many lost workers'
 
-/** Ends a decision that no live worker holds with a failure. */
+/** Settles a decision without a live worker as failed. */
 export async function abandonDecision(
   tx: Tx,
   services: Services,
@@ -153,28 +162,32 @@ export async function abandonDecision(
   const { decision_id, attempt_id } = message
   const decision = await decisionKind.find(tx, decision_id, true)
   if (!decision) return
-  const called = await hasCalled(tx, decision_id)
+  const called = await hasCalledTool(tx, decision_id)
   if (!(await decisionAttempts.endIdle(tx, { entity: decision_id, id: attempt_id }))) return
   if (called)
     await recordUsage(services, [lostCallOf(decision, await toolKind.find(tx, decision.tool_id as string))], tx)
   await settleDecision(tx, decision_id, { error: recordedFailure(error) })
 }
 
-/** Ends a decision that this worker holds. Raises Superseded when it does not. */
-async function settleClaimed(tx: Tx, claim: DecisionClaim, end: End): Promise<void> {
+/**
+ * Settles a decision under its claim.
+ * @throws ClaimLostError
+ */
+async function settleClaimed(tx: Tx, claim: DecisionClaim, outcome: DecisionOutcome): Promise<void> {
   await decisionKind.find(tx, claim.entity, true)
   if (!(await decisionAttempts.end(tx, claim))) throw new ClaimLostError()
-  await settleDecision(tx, claim.entity, end)
+  await settleDecision(tx, claim.entity, outcome)
 }
 
 /**
- * Calls the tool in the name of who asked for the decision, as long as that may be done: a call whose worker was lost is
- * repeated only for a tool that says that this has the effect of one.
- * @throws DECISION_INTERRUPTED, TOOL_NOT_FOUND, FORBIDDEN, DECISION_ANSWER_INVALID, what the call fails with, Superseded
+ * Calls the tool with the permissions of the principal that requested the decision. A call whose worker was lost is
+ * repeated only for an idempotent tool.
+ * @throws DECISION_INTERRUPTED, TOOL_NOT_FOUND, FORBIDDEN, DECISION_ANSWER_INVALID, the errors of the call,
+ *   ClaimLostError
  */
-async function answersOf(
+async function callDecisionTool(
   services: Services,
-  { claim, decision, sealed }: Taken,
+  { claim, decision, sealed }: ClaimedDecision,
   used: UsageDraft[],
   signal: AbortSignal,
 ): Promise<DecisionAnswer[]> {
@@ -187,7 +200,7 @@ async function answersOf(
   }
   if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id: decision.tool_id } })
   requireCallableBackend(tool)
-  const input = inputOf(services, decision, sealed)
+  const input = openInput(services, decision, sealed)
   const caller = await callerForPrincipal(services, principal, project_id)
   const target = { kind: kinds.get(permission.kind), row: { id: permission.id, project_id } }
   requirePermitted(caller, permission.action, target)

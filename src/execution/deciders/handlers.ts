@@ -7,22 +7,22 @@ import { decisionQueue, decisionSweep } from './queue.ts'
 import { settleDecision } from './settle.ts'
 import { decisionAttempts, listOrphanedDecisions } from './store.ts'
 
-/** An attempt this late has lost its message, or its worker. */
+/** Delay after which a message or a worker counts as lost. */
 const QUIET_SECONDS = 5
 
 const MESSAGE_LEASE_SECONDS = 60
 
-/** Turns that were deleted and whose decisions are settled at once. */
-const ORPHANS = 500
+/** Maximum number of orphaned decisions settled in one sweep. */
+const MAX_ORPHANS = 500
 
-/** Who makes decisions, and who looks for those that nobody makes. */
+/** Handlers that make decisions and sweep orphaned ones. */
 export const decisionHandlers = [
   handler(
     decisionQueue,
     {
-      // A message stays with a lost worker no longer than the attempt.
+      // A lost worker blocks a message no longer than a work item.
       leaseSeconds: config => Math.min(config.DECISION_LEASE_SECONDS, MESSAGE_LEASE_SECONDS),
-      onExhausted: (asked, error, services) => services.write(tx => abandonDecision(tx, services, asked, error)),
+      onExhausted: (message, error, services) => services.write(tx => abandonDecision(tx, services, message, error)),
     },
     processDecision,
   ),
@@ -33,13 +33,13 @@ export const decisionSchedules = [
   schedule('decision.sweep', config => Math.ceil(config.DECISION_SWEEP_INTERVAL_MS / 1000), decisionSweep, {}),
 ]
 
-/** Wakes attempts whose message or worker was lost, and ends decisions whose turn was deleted with its agent. */
+/** Wakes work items whose message or worker was lost, and settles decisions whose turn was deleted with its agent. */
 async function sweepDecisions(services: Services, stopping: AbortSignal): Promise<void> {
   await sweepWorkItems(services.pool, {
     attempts: decisionAttempts,
     quietSeconds: QUIET_SECONDS,
     stopping,
-    // Dropped where one waits already.
+    // Dropped if a message is already queued.
     wake: due =>
       services.queues.send(
         due.map(({ entity, id, project_id }) =>
@@ -47,10 +47,10 @@ async function sweepDecisions(services: Services, stopping: AbortSignal): Promis
         ),
       ),
   })
-  for (const id of await listOrphanedDecisions(services.pool, ORPHANS)) {
+  for (const id of await listOrphanedDecisions(services.pool, MAX_ORPHANS)) {
     if (stopping.aborted) return
-    await services.write(tx => settleDecision(tx, id, { error: GONE }))
+    await services.write(tx => settleDecision(tx, id, { error: AGENT_DELETED }))
   }
 }
 
-const GONE = { code: 'AGENT_NOT_FOUND', message: 'The agent was deleted while it was asked' }
+const AGENT_DELETED = { code: 'AGENT_NOT_FOUND', message: 'The agent was deleted during the decision' }

@@ -3,22 +3,22 @@ import { raiseInvalid } from '../../core/api/errors.ts'
 import { parse } from '../../core/api/validate.ts'
 import type { AttachedFile } from '../providers/model-messages.ts'
 
-/** What decisions are made about. */
+/** Inputs of decisions. */
 
-/** Of the inputs of one request, as JSON. */
+/** Limit for all inputs of one request, as JSON. */
 export const MAX_DECISION_INPUT_BYTES = 10 * 1024 * 1024
 
 const IMAGE = /^data:(image\/[\w.+-]{1,100});base64,/
-/** Searched for what does not belong there: a match of all of it would keep a position for each character. */
+/** Matches a character outside base64; matching the whole text instead would store a position for each character. */
 const NOT_BASE64 = /[^A-Za-z0-9+/]/
 
 type Image = Pick<AttachedFile, 'media_type' | 'data_base64'>
 
-/** An image out of a data URL; null for anything else. */
-function imageOf(url: string): Image | null {
-  const [start, media_type] = IMAGE.exec(url) ?? []
-  if (start === undefined) return null
-  const data_base64 = url.slice(start.length)
+/** Returns the image in a data URL; null for anything else. */
+function parseImage(url: string): Image | null {
+  const [prefix, media_type] = IMAGE.exec(url) ?? []
+  if (prefix === undefined) return null
+  const data_base64 = url.slice(prefix.length)
   const digits = data_base64.endsWith('==') ? -2 : data_base64.endsWith('=') ? -1 : undefined
   const body = data_base64.slice(0, digits)
   return body === '' || NOT_BASE64.test(body) ? null : { media_type, data_base64 }
@@ -28,7 +28,7 @@ const Part = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('input_text'), text: z.string() }),
   z.strictObject({
     type: z.literal('input_image'),
-    image_url: z.string().refine(url => imageOf(url) !== null, 'must be an image as a data URL in base64'),
+    image_url: z.string().refine(url => parseImage(url) !== null, 'must be an image as a data URL in base64'),
   }),
 ])
 
@@ -36,31 +36,31 @@ const Messages = z.array(
   z.strictObject({ role: z.literal('user'), content: z.union([z.string(), z.array(Part).min(1)]) }),
 )
 
-/** Whether an input is messages: a list in which every entry has a role. */
+/** Whether an input is a message list: a non-empty list whose entries all have a role. */
 const isMessages = (value: unknown): value is object[] =>
   Array.isArray(value) &&
   value.length > 0 &&
   value.every(entry => typeof entry === 'object' && entry !== null && Object.hasOwn(entry, 'role'))
 
 /**
- * Validates the inputs of a request and returns them as JSON. Raises VALIDATION_FAILED for messages that are none, and for
- * inputs that are too large, alone or together.
- * @param pathOf where the request has each
+ * Validates the inputs of a request and returns them as JSON.
+ * @param pathOf path of each input in the request
+ * @throws VALIDATION_FAILED for invalid messages and for inputs that exceed the limit individually or together
  */
 export function inputTexts(values: readonly unknown[], pathOf: (index: number) => string): string[] {
-  let left = MAX_DECISION_INPUT_BYTES
+  let remaining = MAX_DECISION_INPUT_BYTES
   return values.map((value, index) => {
     const path = pathOf(index)
     const text = JSON.stringify(value)
-    left -= Buffer.byteLength(text)
-    if (left < 0)
+    remaining -= Buffer.byteLength(text)
+    if (remaining < 0)
       raiseInvalid({ code: 'TOO_BIG', path, message: `must be at most ${MAX_DECISION_INPUT_BYTES} bytes as JSON` })
     if (isMessages(value)) parse(Messages, value, path)
     return text
   })
 }
 
-/** An input as an agent is shown it: its texts joined by a blank line, and its images. Other JSON is indented. */
+/** Returns an input as presented to an agent: texts joined by blank lines, and images. Other JSON is indented. */
 export function shownInput(value: unknown): { text: string; images: Image[] } {
   if (typeof value === 'string') return { text: value, images: [] }
   if (!isMessages(value)) return { text: JSON.stringify(value, null, 2), images: [] }
@@ -69,6 +69,6 @@ export function shownInput(value: unknown): { text: string; images: Image[] } {
   )
   return {
     text: parts.flatMap(part => (part.type === 'input_text' ? [part.text] : [])).join('\n\n'),
-    images: parts.flatMap(part => (part.type === 'input_image' ? [imageOf(part.image_url) as Image] : [])),
+    images: parts.flatMap(part => (part.type === 'input_image' ? [parseImage(part.image_url) as Image] : [])),
   }
 }

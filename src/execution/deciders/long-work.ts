@@ -1,4 +1,4 @@
-import { type LongWork, longWorkResult, underWay } from '../../core/api/long-work.ts'
+import { type LongWork, longWorkResult, workInProgress } from '../../core/api/long-work.ts'
 import { type DecisionRow, isDecisionSettled } from './model.ts'
 
 export const decisionWork: LongWork<DecisionRow> = {
@@ -8,7 +8,7 @@ export const decisionWork: LongWork<DecisionRow> = {
   args: id => ({ decision_id: id }),
   async state({ record }, row) {
     const message = `The decision is ${row.status}`
-    if (!isDecisionSettled(row)) return underWay(message)
+    if (!isDecisionSettled(row)) return workInProgress(message)
     return { status: 'completed', message, result: longWorkResult(row.error, record) }
   },
 }

@@ -10,36 +10,38 @@ import { DecisionAnswer, Question, Questions } from './questions.ts'
 
 const id = z.string().min(1).max(255)
 
-const backend = {
-  agent_id: id.nullable().describe('Agent without tools that answers; exactly one of agent_id and tool_id is set'),
-  tool_id: id.nullable().describe('Tool that answers, of type http or pipeline'),
+const backendFields = {
+  agent_id: id
+    .nullable()
+    .describe('Agent without tools that answers the questions. Exactly one of agent_id and tool_id must be set.'),
+  tool_id: id.nullable().describe('Tool of type http or pipeline that answers the questions'),
 }
 
 const fields = {
   name: z.string().trim().min(1).max(255).describe('Name, unique in the project'),
-  description: z.string().max(16_384).nullable().describe('What is decided'),
-  ...backend,
+  description: z.string().max(16_384).nullable().describe('Purpose of the decider'),
+  ...backendFields,
   escalate_below: z
     .number()
     .min(0)
     .max(1)
     .nullable()
-    .describe('A decision with an answer of less confidence files an exception; null for none'),
+    .describe('Confidence below which an answer files an exception; null for none'),
   questions: Questions,
 }
 
 const label = z.string().trim().min(1).max(255).optional()
-const version_label = label.describe('Label of the version that the write makes')
+const version_label = label.describe('Label of the resulting version')
 const expected_version = z
   .int()
   .min(1)
   .optional()
-  .describe('The write goes through only while the decider is at this version')
+  .describe('Version that the decider must have for the write to succeed')
 
 export const Decider = record('Decider', {
   ...fields,
-  version: z.int().describe('Counts the changes of the questions, from 1'),
-  questions: z.array(Question).describe('Questions that it answers'),
+  version: z.int().describe('Version number of the questions, starting at 1'),
+  questions: z.array(Question).describe('Questions that the decider answers'),
 })
 
 export const DeciderInput = createBody('DeciderInput', { ...fields, version_label }, ['name', 'questions'], {
@@ -54,56 +56,60 @@ export const DeciderVersion = z
     id: z.string(),
     decider_id: z.string(),
     version: z.int(),
-    config: z.record(z.string(), z.unknown()).describe('The questions as they stood'),
+    config: z.record(z.string(), z.unknown()).describe('Questions at that version'),
     label: z.string().nullable(),
-    created_by: z.string().nullable().describe('User who wrote it; of a key its owner; null for a copy'),
+    created_by: z.string().nullable().describe('User that wrote the version; for a key its owner; null for a copy'),
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'DeciderVersion' })
 
 export const RestoreDeciderInput = z
-  .strictObject({ label: label.describe('Label of the new version; default `restored from v<n>`') })
+  .strictObject({ label: label.describe('Label of the new version. Default `restored from v<n>`.') })
   .meta({ id: 'DeciderRestoreInput' })
 
 export const DECISION_STATUSES = ['queued', 'running', 'completed', 'failed'] as const
 
 export const Decision = record('Decision', {
   decider_id: z.string().nullable().describe('Null for an inline decision'),
-  decider_version: z.int().nullable().describe('Version of the decider that was asked'),
-  questions: z.array(Question).nullable().describe('Of an inline decision; those of a decider are in its version'),
-  agent_id: z.string().nullable().describe('Agent that is asked'),
-  tool_id: z.string().nullable().describe('Tool that is asked'),
+  decider_version: z.int().nullable().describe('Version of the decider that was used'),
+  questions: z
+    .array(Question)
+    .nullable()
+    .describe('Questions of an inline decision; questions of a decider are in its version'),
+  agent_id: z.string().nullable().describe('Agent that answers'),
+  tool_id: z.string().nullable().describe('Tool that answers'),
   status: z.enum(DECISION_STATUSES),
-  answers: z.array(DecisionAnswer).nullable().describe('In the order of the questions; null until it has completed'),
-  answers_by_name: z.record(z.string(), DecisionAnswer).nullable().describe('The same by their names'),
+  answers: z
+    .array(DecisionAnswer)
+    .nullable()
+    .describe('Answers in the order of the questions; null until the decision completes'),
+  answers_by_name: z.record(z.string(), DecisionAnswer).nullable().describe('Answers by question name'),
   error: RecordedFailure.nullable(),
-  generation_id: z.string().nullable().describe('Turn of the agent'),
+  generation_id: z.string().nullable().describe('ID of the agent turn'),
   metadata: z.record(z.string(), z.unknown()).nullable(),
 })
 
-/** Whatever it is: what is wrong with it depends on what it looks like (input.ts). */
-const input = z
+/** Accepts anything: validation depends on the form of the input (input.ts). */
+const InputField = z
   .unknown()
   .refine(value => value !== undefined, { message: 'is required', params: { code: 'REQUIRED' } })
-  .describe(
-    'What is decided about, at most 10 MiB: a text, messages of the user with texts and images, or any other JSON',
-  )
+  .describe('Input of the decision: a text, user messages with texts and images, or any other JSON. At most 10 MiB.')
 
-const asked = {
-  input,
-  metadata: MetadataBag.nullish().describe('Data of your own, kept on the decision'),
-  wait: z.boolean().nullish().describe('Answer once it has settled instead of at once'),
+const inputFields = {
+  input: InputField,
+  metadata: MetadataBag.nullish().describe('Custom data stored with the decision'),
+  wait: z.boolean().nullish().describe('Whether to respond after the decision has settled instead of immediately'),
 }
 
-export const DecisionInput = z.strictObject(asked).meta({ id: 'DecisionInput' })
+export const DecisionInput = z.strictObject(inputFields).meta({ id: 'DecisionInput' })
 
 export const InlineDecisionInput = z
   .strictObject({
     project_id: projectField,
     questions: Questions,
-    agent_id: backend.agent_id.optional(),
-    tool_id: backend.tool_id.optional(),
-    ...asked,
+    agent_id: backendFields.agent_id.optional(),
+    tool_id: backendFields.tool_id.optional(),
+    ...inputFields,
   })
   .meta({
     id: 'InlineDecisionInput',
@@ -117,10 +123,10 @@ export const InlineDecisionInput = z
 export const BatchInput = z
   .strictObject({
     inputs: z
-      .array(z.strictObject({ input, metadata: asked.metadata }))
+      .array(z.strictObject({ input: InputField, metadata: inputFields.metadata }))
       .min(1)
       .max(50)
-      .describe('What is decided about, 1 to 50 inputs of at most 10 MiB in all'),
+      .describe('Inputs of the decisions. 1 to 50 inputs, at most 10 MiB in total.'),
   })
   .meta({ id: 'DecisionBatchInput' })
 
@@ -156,7 +162,7 @@ export const decisionKind = kind({
       from json_array_elements(t.answers) with ordinality a)`,
   },
   hidden: {
-    /** The questions, whether of a decider or inline. */
+    /** Questions of the decider, or inline ones. */
     asked: z.array(Question),
     agent_version: z.int().nullable(),
   },
@@ -165,13 +171,13 @@ export const decisionKind = kind({
 })
 export type DecisionRow = z.output<typeof decisionKind.row>
 
-/** Announces decisions that have settled: the decision's id. */
+/** Notification channel for settled decisions; the payload is the decision id. */
 export const DECISION_SETTLED_CHANNEL = 'muster_decisions'
 
 export const isDecisionSettled = ({ status }: Pick<DecisionRow, 'status'>): boolean =>
   status === 'completed' || status === 'failed'
 
-/** What is decided about outlives a change of the encryption key. */
+/** Sealed inputs, re-encrypted when the encryption key changes. */
 export const sealedInputs = ['decision_inputs', 'decision_inputs_unlogged'].map(table =>
   sealedColumn({
     table,

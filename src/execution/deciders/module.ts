@@ -16,7 +16,7 @@ import { decisionTurnOwner } from './settle.ts'
 import { decisionAttempts } from './store.ts'
 
 export default module('deciders', {
-  tags: { Deciders: 'Versioned sets of questions with the decisions that answer them.' },
+  tags: { Deciders: 'Versioned sets of questions, and decisions that answer them.' },
   errors: deciderErrors,
   kinds: [deciderKind, decisionKind],
   resourceTypes: [resourceType(deciderKind)],

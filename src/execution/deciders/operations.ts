@@ -1,7 +1,7 @@
 import { containsFilter, equalsFilter, oneOf } from '../../core/api/filters.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
+import { versionAuthor, versionOperations } from '../../core/api/version-archive.ts'
 import { requireVersion, versionNumber } from '../../core/api/versions.ts'
 import { spendRefusals } from '../generations/request/create.ts'
 import { requireBackendPermission, resolveBackend } from './backend.ts'
@@ -38,19 +38,27 @@ const tag = 'Deciders'
 const deciders = resource(deciderKind, { path: '/deciders', tag })
 const decisions = resource(decisionKind, { path: '/decisions', tag })
 
-/** What refuses a backend. */
+/** Errors of an invalid backend. */
 const refusals = [
   'AGENT_NOT_FOUND',
   'TOOL_NOT_FOUND',
   'DECIDER_AGENT_NOT_TOOL_LESS',
   'DECIDER_TOOL_NOT_CALLABLE',
 ] as const
-const RIGHTS = ['agents:CreateAgentGeneration', 'tools:CallTool']
+const BACKEND_PERMISSIONS = ['agents:CreateAgentGeneration', 'tools:CallTool']
 
-/** An input, and the questions of an inline decision. */
+/** Limit for the input plus inline questions. */
 const bodyLimit = () => MAX_DECISION_INPUT_BYTES + 2 * 1024 * 1024
 
-const asking = ({ id, project_id, version, author, questions, agent_id, tool_id }: DeciderRow): DecisionBatch => ({
+const decisionBatch = ({
+  id,
+  project_id,
+  version,
+  author,
+  questions,
+  agent_id,
+  tool_id,
+}: DeciderRow): DecisionBatch => ({
   project_id,
   decider: { id, version, author },
   questions,
@@ -62,52 +70,52 @@ const deciderOperations: Operation[] = [
   deciders.list({ filters: { name: containsFilter('name') } }),
   deciders.create({
     description:
-      'Naming an agent needs `agents:CreateAgentGeneration` on it, naming a tool `tools:CallTool`: whoever may ask the decider has it asked.',
-    alsoActions: RIGHTS,
+      'A decider with an agent requires `agents:CreateAgentGeneration` on it, a decider with a tool `tools:CallTool`. Callers of the decider do not need these permissions.',
+    alsoActions: BACKEND_PERMISSIONS,
     body: DeciderInput,
     raises: [...refusals, 'NAME_CONFLICT'],
     check: async ({ tx, body, project, allow }) =>
       requireBackendPermission(allow, await resolveBackend(tx, project, body)),
     make: ({ tx, body: { version_label, ...body }, project, caller }) =>
-      versionedDeciders.insert(tx, { ...body, project_id: project }, madeBy(caller, version_label)),
+      versionedDeciders.insert(tx, { ...body, project_id: project }, versionAuthor(caller, version_label)),
   }),
   deciders.get(),
   deciders.update({
     description:
-      'An agent replaces a tool and the other way round. Other questions make a version, other fields do not; decisions that were asked for keep theirs. Naming another agent or tool needs the right to ask it.',
-    alsoActions: RIGHTS,
+      'Setting an agent replaces a tool and vice versa. Changed questions create a version; existing decisions keep their version. Another agent or tool requires permission to use it.',
+    alsoActions: BACKEND_PERMISSIONS,
     body: DeciderPatch,
     quiet: true,
     raises: [...refusals, 'NAME_CONFLICT', 'VERSION_CONFLICT'],
     async change(next, { body, stored, tx, allow }) {
       requireVersion(stored, body.expected_version)
       const { agent_id, tool_id } = body
-      const named = {
+      const backendRef = {
         agent_id: agent_id === undefined && tool_id != null ? null : next.agent_id,
         tool_id: tool_id === undefined && agent_id != null ? null : next.tool_id,
       }
-      const backend = await resolveBackend(tx, stored.project_id, named)
-      if (named.agent_id !== stored.agent_id || named.tool_id !== stored.tool_id)
+      const backend = await resolveBackend(tx, stored.project_id, backendRef)
+      if (backendRef.agent_id !== stored.agent_id || backendRef.tool_id !== stored.tool_id)
         requireBackendPermission(allow, backend)
-      return { ...next, ...named }
+      return { ...next, ...backendRef }
     },
     write: (next, { tx, stored, body, caller }) =>
-      // With the name, which its refusal says.
+      // Includes the name, which a NAME_CONFLICT error reports.
       versionedDeciders.change(
         tx,
         stored,
         { name: stored.name, ...deciderKind.changes(stored, next) },
-        madeBy(caller, body.version_label),
+        versionAuthor(caller, body.version_label),
       ),
   }),
   deciders.adopt({ adopt: (stored, { tx, caller }) => versionedDeciders.adopt(tx, stored, caller) }),
-  deciders.remove({ description: 'Its decisions stay; those that are under way are made.' }),
+  deciders.remove({ description: 'Existing decisions remain; active ones are completed.' }),
   ...versionOperations(deciderKind, { path: '/deciders', tag, record: DeciderVersion, archive: deciderVersions }),
   deciders.action('restore', {
     id: 'restoreDeciderVersion',
     path: '/deciders/{decider_id}/versions/{version}/restore',
-    summary: 'Ask the questions of an earlier version again, as the next one',
-    description: 'Decisions that were made keep the version that they were made with.',
+    summary: 'Restore a decider version',
+    description: 'Writes the questions of that version as the next one. Existing decisions keep their version.',
     action: 'deciders:RestoreDeciderVersion',
     body: RestoreDeciderInput,
     bodyOptional: true,
@@ -128,9 +136,9 @@ const decisionOperations: Operation[] = [
     starts: { kind: 'decision', field: 'id' },
     method: 'post',
     path: '/deciders/{decider_id}/decisions',
-    summary: 'Ask a decider about an input',
+    summary: 'Create a decision',
     description:
-      'Answers at once with a queued decision; with `wait` once it has settled, whether it completed or failed, or as it is when SYNC_WAIT_SECONDS are over. The input is no part of the record.',
+      'Returns a queued decision immediately; with `wait`, returns it after it has settled (completed or failed) or after SYNC_WAIT_SECONDS. The input is not part of the record.',
     tag,
     action: 'deciders:CreateDecision',
     body: DecisionInput,
@@ -144,9 +152,15 @@ const decisionOperations: Operation[] = [
       const [text] = inputTexts([body.input], () => 'input')
       return answerDecision(context, body.wait === true, () =>
         services.write(async tx => {
-          const [row] = await insertDecisions(tx, context, asking(decider), [{ text, metadata: body.metadata }], {
-            permission: () => ({ action: 'deciders:CreateDecision', kind: 'decider', id: decider.id }),
-          })
+          const [row] = await insertDecisions(
+            tx,
+            context,
+            decisionBatch(decider),
+            [{ text, metadata: body.metadata }],
+            {
+              permission: () => ({ action: 'deciders:CreateDecision', kind: 'decider', id: decider.id }),
+            },
+          )
           context.record(tx, 201, recordedAs(row, body.wait === true))
           return row
         }),
@@ -159,8 +173,8 @@ const decisionOperations: Operation[] = [
     command: ['deciders', 'decide-many'],
     method: 'post',
     path: '/deciders/{decider_id}/decisions/batch',
-    summary: 'Ask a decider about many inputs',
-    description: 'Answers at once with queued decisions in the order of the inputs, all of them or none.',
+    summary: 'Create decisions in a batch',
+    description: 'Returns queued decisions immediately, in the order of the inputs. Creates all or none.',
     tag,
     action: 'deciders:CreateDecision',
     body: BatchInput,
@@ -173,7 +187,7 @@ const decisionOperations: Operation[] = [
         index => `inputs[${index}].input`,
       )
       const items = body.inputs.map(({ metadata }, index) => ({ text: texts[index], metadata }))
-      const rows = await insertDecisions(tx, { services, caller }, asking(decider), items, {
+      const rows = await insertDecisions(tx, { services, caller }, decisionBatch(decider), items, {
         permission: () => ({ action: 'deciders:CreateDecision', kind: 'decider', id: decider.id }),
       })
       return { data: rows.map(decisionKind.present) }
@@ -184,12 +198,12 @@ const decisionOperations: Operation[] = [
     starts: { kind: 'decision', field: 'id' },
     method: 'post',
     path: '/decisions',
-    summary: 'Ask questions about an input without a decider',
+    summary: 'Create an inline decision',
     description:
-      'As `POST /deciders/{decider_id}/decisions`, with the questions and who answers them in the request; asking needs `agents:CreateAgentGeneration` on the agent or `tools:CallTool` on the tool.',
+      'Same as `POST /deciders/{decider_id}/decisions`, with the questions and their agent or tool in the request. Requires `agents:CreateAgentGeneration` on the agent or `tools:CallTool` on the tool.',
     tag,
     action: 'deciders:CreateInlineDecision',
-    alsoActions: RIGHTS,
+    alsoActions: BACKEND_PERMISSIONS,
     creates: decisionKind,
     body: InlineDecisionInput,
     waiting: decisionWaiting,
@@ -203,8 +217,8 @@ const decisionOperations: Operation[] = [
       return answerDecision(context, body.wait === true, () =>
         services.write(async tx => {
           const { questions, agent_id, tool_id } = body
-          const asked = { project_id: project as string, decider: null, questions, backend: { agent_id, tool_id } }
-          const [row] = await insertDecisions(tx, context, asked, [{ text, metadata: body.metadata }], {
+          const batch = { project_id: project as string, decider: null, questions, backend: { agent_id, tool_id } }
+          const [row] = await insertDecisions(tx, context, batch, [{ text, metadata: body.metadata }], {
             permission: id => ({ action: 'deciders:CreateInlineDecision', kind: 'decision', id }),
             admit: backend => requireBackendPermission(allow, backend),
           })
@@ -215,7 +229,7 @@ const decisionOperations: Operation[] = [
     },
     again: answerDecisionAgain,
   }),
-  // decisions_project serves the order, decisions_decider the filter by a decider with it.
+  // decisions_project serves the order, decisions_decider the decider filter.
   decisions.list({
     action: 'deciders:ListDecisions',
     filters: { decider_id: equalsFilter('decider_id'), status: oneOf('status', DECISION_STATUSES) },

@@ -1,47 +1,49 @@
 import { z } from 'zod'
 
-/** What can be asked, and how it is answered. */
+/** Questions and their answers. */
 
 const name = z
   .string()
   .regex(/^[A-Za-z_][A-Za-z0-9_]{0,63}$/)
-  .describe('Name of the question and of its answer: letters, digits and underscores, unique in the set')
+  .describe('Name of the question and its answer, unique in the set. Letters, digits and underscores.')
   .meta({ example: 'is_angry' })
-const instructions = z.string().min(1).max(4000).describe('What is asked')
+const instructions = z.string().min(1).max(4000).describe('Question to answer')
 const type = <const T extends string>(value: T, describe: string) => z.literal(value).describe(describe)
 const text = (describe: string, max = 1000) => z.string().min(1).max(max).describe(describe)
 
 const Predicate = z.strictObject({
-  type: type('predicate', 'Whether a condition holds'),
+  type: type('predicate', 'Yes-or-no question'),
   name,
   instructions,
 })
 
 const Choice = z.strictObject({
-  type: type('choice', 'Which of several options it is'),
+  type: type('choice', 'Choice among options'),
   name,
   instructions,
   choices: z
-    .array(z.strictObject({ value: text('The option, unique', 255), description: text('What the option means') }))
+    .array(
+      z.strictObject({ value: text('Value of the option, unique', 255), description: text('Meaning of the option') }),
+    )
     .min(2)
     .max(20)
     .superRefine((choices, context) => {
       for (const [index, { value }] of choices.entries())
         if (choices.findIndex(other => other.value === value) < index)
-          context.addIssue({ code: 'custom', path: [index, 'value'], message: 'is there twice' })
+          context.addIssue({ code: 'custom', path: [index, 'value'], message: 'is a duplicate' })
     })
-    .describe('The options'),
+    .describe('Options'),
 })
 
 const Score = z.strictObject({
-  type: type('score', 'Where on a scale it is'),
+  type: type('score', 'Rating on a scale'),
   name,
   instructions,
   levels: z
-    .array(z.strictObject({ label: text('Name of the level', 255), description: text('What the level means') }))
+    .array(z.strictObject({ label: text('Name of the level', 255), description: text('Meaning of the level') }))
     .min(2)
     .max(20)
-    .describe('The scale from its lowest level, whose number is 0'),
+    .describe('Levels of the scale, starting with the lowest, whose number is 0'),
 })
 
 export const Question = z.discriminatedUnion('type', [Predicate, Choice, Score]).meta({ id: 'DeciderQuestion' })
@@ -54,21 +56,21 @@ export const Questions = z
   .superRefine((questions, context) => {
     for (const [index, question] of questions.entries())
       if (questions.findIndex(other => other.name === question.name) < index)
-        context.addIssue({ code: 'custom', path: [index, 'name'], message: 'is there twice' })
+        context.addIssue({ code: 'custom', path: [index, 'name'], message: 'is a duplicate' })
   })
-  .describe('What is asked, 1 to 20 questions')
+  .describe('Questions of the set. 1 to 20.')
 
 const share = z.number().min(0).max(1).describe('Probability')
-const named = { name: z.string() }
-const confidence = share.optional().describe('How sure the tool is')
+const nameField = { name: z.string() }
+const confidence = share.optional().describe('Confidence of the tool')
 
 export const DecisionAnswer = z
   .discriminatedUnion('type', [
-    z.object({ type: z.literal('predicate'), ...named, probability: share }),
+    z.object({ type: z.literal('predicate'), ...nameField, probability: share }),
     z.object({
       type: z.literal('choice'),
-      ...named,
-      choice: z.string().describe('The option chosen'),
+      ...nameField,
+      choice: z.string().describe('Chosen option'),
       probabilities: z
         .array(z.object({ value: z.string(), probability: share }))
         .optional()
@@ -77,7 +79,7 @@ export const DecisionAnswer = z
     }),
     z.object({
       type: z.literal('score'),
-      ...named,
+      ...nameField,
       score: z.number(),
       probabilities: z
         .array(z.object({ value: z.int(), label: z.string(), probability: share }))

@@ -2,8 +2,8 @@ import { z } from 'zod'
 import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
 
 /**
- * Wake-ups of attempts at decisions: the row of the attempt is the truth, so one message per attempt is enough. Retries of
- * the queue are for what could not even be recorded.
+ * Wake-ups for decisions; the state is in the work item, so one message for each is enough. Queue retries cover
+ * failures that could not be recorded.
  */
 export const decisionQueue = entityMailbox('decision.evaluate', {
   message: z.object({ decision_id: z.string(), attempt_id: z.string(), project_id: z.string() }),
@@ -14,7 +14,7 @@ export const decisionQueue = entityMailbox('decision.evaluate', {
 })
 export type DecisionMessage = z.output<typeof decisionQueue.message>
 
-/** Looks for attempts that nobody works on, and for decisions whose turn is gone: the floor under the wake-ups. */
+/** Finds orphaned work items and decisions whose turn was deleted: the fallback for lost wake-ups. */
 export const decisionSweep = workQueue('decision.sweep', {
   message: z.object({}),
   concern: 'generation',

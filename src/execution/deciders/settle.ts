@@ -7,36 +7,41 @@ import type { TurnOwner } from '../generations/loop/turn-owner.ts'
 import { DECISION_SETTLED_CHANNEL, type DecisionRow, deciderKind, decisionKind } from './model.ts'
 import { agentAnswers } from './prompt.ts'
 import type { DecisionAnswer } from './questions.ts'
-import { decisionOfTurn, endAttempt, settleDecisionRow } from './store.ts'
-
-/** Modules that ask deciders, told in the transaction in which a decision settles. They lock no rows of their own: a message is enough. */
-export const decisionWatchers =
-  extensionPoint<(tx: Tx, decision: DecisionRow) => Promise<void>>('watchers of decisions')
-
-/** The end of a decision. */
-export type End = { answers: DecisionAnswer[]; error?: undefined } | { answers?: undefined; error: RecordedFailure }
+import { deleteDecisionWork, findDecisionOfTurn, settleDecisionRow } from './store.ts'
 
 /**
- * Ends a decision, unless it has ended: its answers or its failure, its event, the notice for those who wait. What it was
- * about is erased. Returns whether this was the end.
+ * Hooks of modules that use deciders, called in the transaction that settles a decision. A hook must lock no rows; it
+ * sends a message instead.
  */
-export async function settleDecision(tx: Tx, id: string, end: End): Promise<boolean> {
+export const decisionWatchers = extensionPoint<(tx: Tx, decision: DecisionRow) => Promise<void>>('decision hooks')
+
+/** Outcome of a decision. */
+export type DecisionOutcome =
+  | { answers: DecisionAnswer[]; error?: undefined }
+  | { answers?: undefined; error: RecordedFailure }
+
+/**
+ * Settles a decision with its answers or its failure, its event and a notification for waiters, and erases its input.
+ * Returns false if it was already settled.
+ */
+export async function settleDecision(tx: Tx, id: string, outcome: DecisionOutcome): Promise<boolean> {
   const settled = await settleDecisionRow(tx, id, {
-    status: end.error ? 'failed' : 'completed',
-    answers: end.answers ?? null,
-    error: end.error ? withoutContent(end.error) : null,
+    status: outcome.error ? 'failed' : 'completed',
+    answers: outcome.answers ?? null,
+    error: outcome.error ? withoutContent(outcome.error) : null,
   })
   if (!settled) return false
-  await endAttempt(tx, id)
+  await deleteDecisionWork(tx, id)
   tx.emit(decisionKind, settled.status as 'completed' | 'failed', settled)
   tx.notify(DECISION_SETTLED_CHANNEL, id)
-  for (const watch of decisionWatchers.all()) await watch(tx, settled)
-  if (end.answers && settled.decider_id !== null) await escalate(tx, settled, settled.decider_id, end.answers)
+  for (const notify of decisionWatchers.all()) await notify(tx, settled)
+  if (outcome.answers && settled.decider_id !== null)
+    await escalateIfUncertain(tx, settled, settled.decider_id, outcome.answers)
   return true
 }
 
-/** Files an exception for a decision whose least sure answer is below what its decider takes. */
-async function escalate(
+/** Files an exception if the lowest confidence is below the threshold of the decider. */
+async function escalateIfUncertain(
   tx: Tx,
   { id, project_id, agent_id }: DecisionRow,
   deciderId: string,
@@ -55,52 +60,52 @@ async function escalate(
     project_id,
     kind: 'manual',
     severity: 'info',
-    title: `A decision of ${decider.name} is not sure of ${least.question}`,
+    title: `Decision of ${decider.name} is uncertain about ${least.question}`,
     detail: { decision_id: id, ...least },
     dedup_key: null,
     agent_id,
   })
 }
 
-/** What may repeat the input: it is in no decision. */
-const REPEATING = ['tool_response_body', 'provider_response_body', 'upstream_body']
+/** Metadata fields that may repeat the input, which no decision stores. */
+const RESPONSE_FIELDS = ['tool_response_body', 'provider_response_body', 'upstream_body']
 
-/** A failure without what may repeat the input, at any depth; of an address what says whose it is. */
+/** Returns a failure without fields that may repeat the input, at any depth; URLs are reduced to their origin. */
 function withoutContent(failure: RecordedFailure): RecordedFailure {
-  const cleaned = (value: unknown): unknown => {
-    if (Array.isArray(value)) return value.map(cleaned)
+  const redact = (value: unknown): unknown => {
+    if (Array.isArray(value)) return value.map(redact)
     if (typeof value !== 'object' || value === null) return value
     return Object.fromEntries(
       Object.entries(value)
-        .filter(([name]) => !REPEATING.includes(name))
-        .map(([name, item]) => [name, name === 'tool_url' ? originOf(item) : cleaned(item)]),
+        .filter(([name]) => !RESPONSE_FIELDS.includes(name))
+        .map(([name, item]) => [name, name === 'tool_url' ? originOf(item) : redact(item)]),
     )
   }
-  return storableValue(cleaned(failure)) as RecordedFailure
+  return storableValue(redact(failure)) as RecordedFailure
 }
 
 const originOf = (url: unknown): unknown => (typeof url === 'string' ? (URL.parse(url)?.origin ?? null) : url)
 
-/** What `source` says of the turns of agents that make decisions. */
+/** `source` of the agent turns that make decisions. */
 export const DECIDER_SOURCE = 'decider'
 
-/** A turn that makes a decision settles it, whoever ends the turn. */
+/** Settles a decision with the outcome of its turn. */
 export const decisionTurnOwner: TurnOwner = {
   source: DECIDER_SOURCE,
   async settled(tx, { id }, { status, object, error }) {
-    const decision = await decisionOfTurn(tx, id)
+    const decision = await findDecisionOfTurn(tx, id)
     if (!decision) return
-    const end = status === 'completed' ? answered(decision, object) : { error: error ?? UNKNOWN }
-    await settleDecision(tx, decision.id, end)
+    const outcome = status === 'completed' ? turnOutcome(decision, object) : { error: error ?? UNKNOWN }
+    await settleDecision(tx, decision.id, outcome)
   },
 }
 
 const UNKNOWN: RecordedFailure = { code: 'GENERATION_FAILED', message: 'The turn failed' }
 
-function answered({ asked }: DecisionRow, object: unknown): End {
+function turnOutcome({ asked }: DecisionRow, object: unknown): DecisionOutcome {
   if (typeof object === 'object' && object !== null)
     return { answers: agentAnswers(asked, object as Record<string, unknown>) }
-  // A turn that was stopped short ends without an answer.
+  // A turn that stopped early has no answer.
   return {
     error: { code: 'OUTPUT_SCHEMA_VALIDATION_FAILED', message: 'The turn ended without an answer to the questions' },
   }

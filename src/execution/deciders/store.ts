@@ -5,7 +5,7 @@ import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { type WorkItemClaim, workItemTable } from '../../core/jobs/work-item.ts'
 import { type DeciderRow, DeciderVersion, type DecisionRow, deciderKind, decisionKind } from './model.ts'
 
-/** Every set of questions that deciders have had. */
+/** Stored versions of deciders. */
 export const deciderVersions = versionArchive({
   table: 'decider_versions',
   owner: 'decider_id',
@@ -13,47 +13,47 @@ export const deciderVersions = versionArchive({
   record: DeciderVersion,
 })
 
-/** The deciders of a project, oldest first. By deciders_project. */
-export const decidersOf = (db: Queryable, projectId: string): Promise<readonly DeciderRow[]> =>
+/** Lists the deciders of a project, oldest first (index deciders_project). */
+export const listProjectDeciders = (db: Queryable, projectId: string): Promise<readonly DeciderRow[]> =>
   db.any(deciderKind.sql`
     select ${deciderKind.columns} from deciders t where t.project_id = ${projectId} order by t.id`)
 
-/** What is asked again before a decision is made. */
+/** Permission that is checked again before a decision is made. */
 export type Permission = { action: string; kind: string; id: string }
 
-/** In whose name a decision is made. */
-const row = {
+/** Principal of a decision, and whether its call may have been made. */
+const workFields = {
   principal: z.custom<PrincipalRecord>(),
   permission: z.custom<Permission>(),
-  /** The tool may have been called by an earlier claim. */
+  /** Whether an earlier claim may have called the tool. */
   called: z.boolean(),
 }
 
-/** Attempts at decisions that wait for a worker, and at those whose tool is called. */
+/** Work items of decisions that wait for a worker or whose tool is being called. */
 export const decisionAttempts = workItemTable({
   table: 'decision_attempts',
   entity: 'decision_id',
   owner: 'decisions',
-  row,
+  row: workFields,
 })
-const calling = sql.type(z.object({ called: z.boolean() }))
+const calledRow = sql.type(z.object({ called: z.boolean() }))
 
-/** Whether a worker may have called the tool of a decision. By the primary key. */
-export const hasCalled = async (db: Queryable, decisionId: string): Promise<boolean> =>
-  (await db.maybeOneFirst(calling`select called from decision_attempts where decision_id = ${decisionId}`)) === true
+/** Whether a worker may have called the tool of a decision. Uses the primary key. */
+export const hasCalledTool = async (db: Queryable, decisionId: string): Promise<boolean> =>
+  (await db.maybeOneFirst(calledRow`select called from decision_attempts where decision_id = ${decisionId}`)) === true
 
-export type DecisionClaim = WorkItemClaim & z.output<z.ZodObject<typeof row>>
+export type DecisionClaim = WorkItemClaim & z.output<z.ZodObject<typeof workFields>>
 
-/** Where what is decided about is held. */
+/** Content mode of a decision, which determines the table of its input. */
 export type ContentMode = 'full' | 'none'
 
 const inputTable = (mode: ContentMode) =>
   sql.identifier([mode === 'none' ? 'decision_inputs_unlogged' : 'decision_inputs'])
 
-/** The attempt at a new decision, with its sealed input. */
+/** Inserts the work item of a decision with its sealed input. */
 export const insertDecisionWork = (
   db: Queryable,
-  made: {
+  item: {
     decision_id: string
     id: string
     principal: PrincipalRecord
@@ -64,36 +64,36 @@ export const insertDecisionWork = (
 ) =>
   db.query(voidStatement`
     with held as (
-      insert into ${inputTable(made.mode)} (decision_id, sealed) values (${made.decision_id}, ${made.sealed}))
+      insert into ${inputTable(item.mode)} (decision_id, sealed) values (${item.decision_id}, ${item.sealed}))
     insert into decision_attempts (decision_id, id, principal, permission)
-    values (${made.decision_id}, ${made.id}, ${jsonb(made.principal)}, ${jsonb(made.permission)})`)
+    values (${item.decision_id}, ${item.id}, ${jsonb(item.principal)}, ${jsonb(item.permission)})`)
 
-const Held = z.object({
-  principal: row.principal,
-  permission: row.permission,
-  /** Null when a crash of the database lost it. */
+const DecisionWork = z.object({
+  principal: workFields.principal,
+  permission: workFields.permission,
+  /** Null if a database crash lost it. */
   sealed: z.string().nullable(),
   paused: z.boolean(),
 })
-const held = sql.type(Held)
+const decisionWorkRow = sql.type(DecisionWork)
 
-/** What an attempt that has not ended works on, and whether its project is paused. By primary keys. */
-export const findClaimed = (db: Queryable, decisionId: string): Promise<z.output<typeof Held> | null> =>
-  db.maybeOne(held`
+/** Returns the input and principal of an unsettled decision, and whether its project is paused. Uses primary keys. */
+export const findDecisionWork = (db: Queryable, decisionId: string): Promise<z.output<typeof DecisionWork> | null> =>
+  db.maybeOne(decisionWorkRow`
     select a.principal, a.permission, coalesce(i.sealed, u.sealed) as sealed, p.paused_at is not null as paused
     from decision_attempts a join decisions d on d.id = a.decision_id join projects p on p.id = d.project_id
     left join decision_inputs i on i.decision_id = a.decision_id
     left join decision_inputs_unlogged u on u.decision_id = a.decision_id
     where a.decision_id = ${decisionId}`)
 
-/** Ends the attempt at a decision, and erases what it is about. */
-export const endAttempt = (db: Queryable, decisionId: string) =>
+/** Deletes the work item and the input of a decision. */
+export const deleteDecisionWork = (db: Queryable, decisionId: string) =>
   db.query(voidStatement`
     with erased as (delete from decision_inputs where decision_id = ${decisionId}),
     lost as (delete from decision_inputs_unlogged where decision_id = ${decisionId})
     delete from decision_attempts where decision_id = ${decisionId}`)
 
-/** Settles a decision that has not settled; null for one that has, or is gone. */
+/** Settles a decision and returns it; null if it was settled or deleted. */
 export const settleDecisionRow = (
   db: Queryable,
   id: string,
@@ -104,20 +104,20 @@ export const settleDecisionRow = (
       error = ${jsonb(end.error)}, updated_at = now()
     where t.id = ${id} and t.status in ('queued', 'running') returning ${decisionKind.columns}`)
 
-/** The decision that a turn makes. By decisions_generation. */
-export const decisionOfTurn = (db: Queryable, generationId: string): Promise<DecisionRow | null> =>
+/** Returns the decision of a turn, or null (index decisions_generation). */
+export const findDecisionOfTurn = (db: Queryable, generationId: string): Promise<DecisionRow | null> =>
   db.maybeOne(decisionKind.sql`
     select ${decisionKind.columns} from decisions t where t.generation_id = ${generationId}`)
 
 /**
- * Erases what turns decided: answers, failures, and the questions of inline decisions. Returns the decisions. By
- * decisions_generation.
+ * Erases the answers, failures and inline questions of decisions made by turns, and returns their ids (index
+ * decisions_generation).
  */
 export const eraseDecisionTurns = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> =>
   eraseWhere(db, sql.fragment`generation_id = any(${sql.array([...generationIds], 'text')})`)
 
-/** The same for decisions by their ids that have ended, such as those of tools, which have no turn. */
-export const eraseSettled = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
+/** Erases settled decisions by id, such as decisions of tools, which have no turn. */
+export const eraseSettledDecisions = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
   eraseWhere(db, sql.fragment`id = any(${sql.array([...ids], 'text')}) and status <> 'running'`)
 
 const eraseWhere = (db: Queryable, condition: Fragment): Promise<readonly string[]> =>
@@ -126,7 +126,9 @@ const eraseWhere = (db: Queryable, condition: Fragment): Promise<readonly string
       asked = case when decider_id is null then '[]' else asked end
     where ${condition} returning id`)
 
-/** Decisions whose turn was deleted while it ran. By decisions_asking, which has those whose agent is asked. */
+/**
+ * Lists running decisions whose turn was deleted. The index decisions_asking contains decisions that wait for an agent.
+ */
 export const listOrphanedDecisions = (db: Queryable, limit: number): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select d.id from decisions d

@@ -4,7 +4,7 @@ import { type DeciderRow, deciderKind } from './model.ts'
 import { Questions } from './questions.ts'
 import { deciderVersions } from './store.ts'
 
-/** Deciders as they are written: other questions are the next version, nothing else is. */
+/** Deciders with version history: changed questions create a version, other fields do not. */
 export const versionedDeciders = versionedResource<DeciderRow, Pick<DeciderRow, 'questions'>>({
   kind: deciderKind,
   archive: deciderVersions,

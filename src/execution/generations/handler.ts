@@ -8,9 +8,9 @@ import { executeTurn } from './loop/execute-turn.ts'
 import { generationKind } from './model.ts'
 import { abortTurn } from './request/cancel-turn.ts'
 import { turnQueue } from './request/create.ts'
-import { listTurnsWithoutWakeUp, overdueActions } from './store.ts'
+import { listOverdueActions, listTurnsWithoutWakeUp } from './store.ts'
 import { deleteOldFrames } from './streams/frame-store.ts'
-import { flushTraces, TRACES_AT_ONCE, traceFlushQueue } from './traces/flush.ts'
+import { flushTraces, TRACES_PER_FLUSH, traceFlushQueue } from './traces/flush.ts'
 import { listUnflushedTraces, lockSettlingTurns } from './traces/store.ts'
 
 const generationSweep = workQueue('turn.sweep', {
@@ -20,7 +20,7 @@ const generationSweep = workQueue('turn.sweep', {
   leaseSeconds: 60,
 })
 
-/** Who runs turns outside a conversation, writes their traces, and finds those whose wake-up is missing. */
+/** Executes turns outside conversations, flushes traces, and sweeps for turns without a wake-up. */
 export const generationHandlers = [
   handler(
     turnQueue,
@@ -30,17 +30,17 @@ export const generationHandlers = [
         await services.write(tx =>
           abortTurn(tx, services, generation_id, {
             code: 'GENERATION_FAILED',
-            message: error instanceof Error ? error.message : 'The turn could not be run',
+            message: error instanceof Error ? error.message : 'The turn could not be executed',
           }),
         )
       },
     },
-    async ({ generation_id }, { services, signal, stopping, log, complete, releaseSlotWhile: aside }) => {
-      const outcome = await executeTurn(services, generation_id, { signal, stopping, log, complete, aside })
-      if (outcome === 'handed_back') throw new RequeueError()
+    async ({ generation_id }, { services, signal, stopping, log, complete, releaseSlotWhile }) => {
+      const outcome = await executeTurn(services, generation_id, { signal, stopping, log, complete, releaseSlotWhile })
+      if (outcome === 'requeued') throw new RequeueError()
     },
   ),
-  handler(traceFlushQueue, { concurrency: 1, batch: TRACES_AT_ONCE }, async (messages, { services }) => {
+  handler(traceFlushQueue, { concurrency: 1, batch: TRACES_PER_FLUSH }, async (messages, { services }) => {
     const traceIds = messages.map(({ trace_id }) => trace_id)
     await lockSettlingTurns(services.pool, traceIds)
     await flushTraces(services, traceIds)
@@ -62,12 +62,16 @@ export const preloadSdk: BackgroundTask = {
   },
 }
 
-/** Fails turns whose clients have not made their calls in time. Returns how many there were. */
-async function expireActions(services: Services, limit: number): Promise<number> {
-  const found = await overdueActions(services.pool, services.config.GENERATION_ACTION_TTL_SECONDS, Math.min(limit, 100))
+/** Fails turns whose client did not submit tool outputs within GENERATION_ACTION_TTL_SECONDS. Returns their number. */
+async function failOverdueActions(services: Services, limit: number): Promise<number> {
+  const found = await listOverdueActions(
+    services.pool,
+    services.config.GENERATION_ACTION_TTL_SECONDS,
+    Math.min(limit, 100),
+  )
   const failure = {
     code: 'GENERATION_FAILED',
-    message: 'The calls of the turn were not answered in time',
+    message: 'The tool outputs were not submitted in time',
     meta: { reason: 'action_expired' },
   }
   for (const { id } of found)
@@ -79,8 +83,8 @@ async function expireActions(services: Services, limit: number): Promise<number>
 }
 
 /**
- * The floor under wake-ups: turns that nobody has touched for a lease and a sweep are run again, steps that did not get
- * into their file are written again, and old frames go.
+ * Fallback for lost notifications: wakes turns without progress for a lease or a sweep interval, queues the flush of
+ * settled steps that are still in the journal, and deletes old frames.
  */
 async function sweepTurns(services: Services, stopping: AbortSignal): Promise<void> {
   const { pool, queues, config } = services
@@ -90,9 +94,10 @@ async function sweepTurns(services: Services, stopping: AbortSignal): Promise<vo
   )
   if (idle.length > 0)
     await queues.send(idle.map(({ id, project_id }) => ({ queue: turnQueue, data: { generation_id: id, project_id } })))
-  if (config.GENERATION_ACTION_TTL_SECONDS > 0) await deleteInBatches(limit => expireActions(services, limit), stopping)
+  if (config.GENERATION_ACTION_TTL_SECONDS > 0)
+    await deleteInBatches(limit => failOverdueActions(services, limit), stopping)
   await deleteInBatches(limit => deleteOldFrames(pool, limit), stopping)
-  // Without a place for bytes a message would only fail; the journal keeps the steps.
+  // Without a storage backend every message would fail; the journal retains the steps.
   const unwritten = storageBackends(services).problem()
     ? []
     : await listUnflushedTraces(pool, traceFlushQueue.name, 2 * config.GENERATION_SWEEP_SECONDS, 1000)

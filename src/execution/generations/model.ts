@@ -24,24 +24,24 @@ const redaction = {
 
 const ToolSurface = z
   .object({
-    tools: z.int().describe('How many tools'),
-    bytes: z.int().describe('Of names, descriptions and schemas, as JSON'),
-    estimated_tokens: z.int().describe('Tokens that they take, estimated'),
+    tools: z.int().describe('Number of tools'),
+    bytes: z.int().describe('Size of names, descriptions and schemas as JSON, in bytes'),
+    estimated_tokens: z.int().describe('Estimated number of tokens'),
   })
-  .describe('What the model could call, before single steps narrowed it; null without tools')
+  .describe('Tools available to the model, before restrictions of single steps. Null without tools.')
 export type ToolSurface = z.output<typeof ToolSurface>
 
-/** What a memory rule made of a turn. */
+/** Result of a memory rule for a turn. */
 const Extraction = z.object({
-  candidates: z.int().describe('Facts found'),
-  created: z.int().describe('Facts written'),
-  superseded: z.int().describe('Memories that were replaced'),
-  skipped: z.int().describe('Facts that were known already'),
-  failed: z.int().describe('Facts that could not be written'),
+  candidates: z.int().describe('Number of facts found'),
+  created: z.int().describe('Number of facts written'),
+  superseded: z.int().describe('Number of memories replaced'),
+  skipped: z.int().describe('Number of facts already stored'),
+  failed: z.int().describe('Number of facts that could not be written'),
   error: RecordedFailure.optional(),
 })
 
-/** A generation as lists show it; the single read adds output and required_action. */
+/** A generation in lists, without output and required_action. */
 export const GenerationListed = record('GenerationListed', {
   agent_id: z.string(),
   trace_id: z.string(),
@@ -57,23 +57,26 @@ export const GenerationListed = record('GenerationListed', {
   stop_reason: z.string().nullable(),
   error: RecordedFailure.nullable(),
   usage: UsageTotals.nullable(),
-  routing: RoutingRecord.nullable().describe('How the calls went by a model route; null without one'),
+  routing: RoutingRecord.nullable().describe('Attempts at the targets of the model route. Null without a route.'),
   tool_surface: ToolSurface.nullable(),
   extraction: z
     .record(z.string(), Extraction)
     .nullable()
-    .describe('What memory rules made of the turn, by the ids of the rules; null before any has'),
+    .describe('Results of memory rules, by rule ID. Null before the first result.'),
   step_count: z.int(),
   action_id: z.string().nullable(),
-  trigger_id: z.string().nullable().describe('Trigger that it goes back to'),
-  orchestration_run_id: z.string().nullable().describe('Run whose node asked for it, or for a turn that it carries on'),
+  trigger_id: z.string().nullable().describe('ID of the trigger that led to the turn'),
+  orchestration_run_id: z
+    .string()
+    .nullable()
+    .describe('ID of the run whose node started the turn or the turn that it continues'),
   node_id: z.string().nullable(),
   node_attempt: z.int().nullable(),
   source: z.string().nullable(),
   publisher_project_id: z
     .string()
     .nullable()
-    .describe('Project that shares the agent; null for an agent of the project'),
+    .describe("ID of the project that shares the agent. Null for the project's own agents."),
   metadata: z.record(z.string(), z.unknown()).nullable(),
   ...redaction,
   started_at: time.nullable(),
@@ -94,16 +97,16 @@ export const Generation = GenerationListed.extend({
 }).meta({ id: 'Generation' })
 
 export const RetryInput = z
-  .strictObject({ stream: z.boolean().optional().describe('Answer with the event stream of the turn') })
+  .strictObject({ stream: z.boolean().optional().describe('Whether to respond with the event stream of the turn') })
   .meta({ id: 'RetryInput', example: { stream: false } })
 
 export const GenerationPatch = z
-  .strictObject({ metadata: MetadataBag.optional().describe('Keys to merge into the metadata') })
+  .strictObject({ metadata: MetadataBag.optional().describe('Keys to merge into the metadata; null removes a key') })
   .meta({ id: 'GenerationPatch' })
 
 export const Trace = record('Trace', {
   agent_id: z.string(),
-  file_id: z.string().nullable().describe('The file of its settled steps'),
+  file_id: z.string().nullable().describe('ID of the file with the settled steps'),
   step_count: z.int(),
   parent_trace_id: z.string().nullable(),
   root_trace_id: z.string().nullable(),
@@ -113,10 +116,10 @@ export const Trace = record('Trace', {
 })
 export type TraceRow = z.output<typeof Trace>
 
-/** What a turn is asked to end with. */
+/** Failure and stop reason of a requested abort. */
 export const AbortRequest = RecordedFailure.extend({ stop_reason: z.enum(['error', 'cancelled']) })
 
-/** One settled step of a turn, as the journal keeps it. */
+/** A settled step in the journal. */
 export const JournalStepRow = z.object({
   n: z.int(),
   text: z.string().nullable(),
@@ -138,21 +141,21 @@ export const JournalStepRow = z.object({
 })
 export type JournalStepRow = z.output<typeof JournalStepRow>
 
-/** A step that the model has answered and whose calls are not all settled. */
+/** A step whose model call has ended and whose tool calls have not all settled. */
 export type OpenStep = Omit<JournalStepRow, 'tool_calls' | 'tool_results' | 'completed_at'> & {
-  /** `args_error` says why `args` could not be read; they are the raw text then. */
+  /** `args_error` is the reason why `args` could not be parsed; `args` is then the raw text. */
   tool_calls: (JournalStepRow['tool_calls'][number] & { args_error?: string })[]
 }
 
-/** What became of a call. */
+/** Result or failure of a tool call. */
 export type ToolCallOutcome = Pick<JournalStepRow['tool_results'][number], 'result' | 'error'>
 
-/** What a turn was given of what its agent knows: what was found, and why it could not be searched. */
+/** Search results given to a turn, and the failure of the search. */
 export const Knowledge = z.object({
   results: z.array(
     z.object({
       type: z.enum(['document', 'memory']),
-      id: z.string().describe('A memory, or a chunk of a document'),
+      id: z.string().describe('ID of the memory, or of the chunk of the document'),
       score: z.number().nullable(),
     }),
   ),
@@ -160,35 +163,35 @@ export const Knowledge = z.object({
 })
 export type Knowledge = z.output<typeof Knowledge>
 
-/** Settings of steps in place of the agent's. */
+/** Settings of steps that override the settings of the agent. */
 export type StepSettings = { tool_choice?: ToolChoice; active_tool_ids?: string[] }
 
-/** What a turn works on until its end; sealed at rest. */
+/** Working data of a turn until it settles; sealed at rest. */
 export type TurnData = {
-  /** Null until the turn's source prepared them. */
+  /** Null until the turn's source has prepared them. */
   messages: ModelMessage[] | null
-  /** What follows messages that are prepared later: steps of the turn that this one repeats. */
+  /** Messages of steps settled by the turn that this one retries; they follow the prepared messages. */
   settled: ModelMessage[]
   system_extra: string[]
   model: string | null
   tool_context: Record<string, string> | null
   guardrail_context: Record<string, unknown> | null
-  /** What the request set, in place of the agent's settings. */
+  /** Settings of the request that override the settings of the agent. */
   overrides: StepSettings & {
     step_rules?: StepRule[]
     stop_conditions?: StopCondition[]
     output_schema?: object
     knowledge_config?: SessionKnowledge
   }
-  /** What came with the tool outputs that the turn was last resumed by. */
+  /** Settings submitted with the tool outputs that last resumed the turn. */
   resumed: { next?: StepSettings & { step: number }; step_rules?: StepRule[]; defaults?: StepSettings }
-  /** Conversations that wait for the turn. */
+  /** Conversations whose mailboxes wait for the turn. */
   occupied: readonly string[]
-  /** Calls that may still nest below this one; at 0 the turn answers without a model call. */
+  /** Remaining depth for nested turns; at 0 the turn completes without a model call. */
   depth: number
-  /** What the source remembers of its preparation (the last message seen, the speaker). */
+  /** Data of the source from its preparation (the last message seen, the speaker). */
   notes: Record<string, unknown>
-  /** What the turn was given of what its agent knows, and the message that says so; null until it was searched. */
+  /** Recalled knowledge with the message that contains it; null before the search. */
   knowledge: (Knowledge & { block: string | null }) | null
 }
 
@@ -203,13 +206,16 @@ export const generationKind = kind({
   record: Generation,
   hidden: {
     input: z.array(z.custom<ModelMessage>()).nullable(),
-    /** Whom the turn runs as. */
+    /** The principal whose permissions the turn has. */
     authority: z.custom<PrincipalRecord>(),
-    /** What is asked again when the turn starts. */
+    /** The permission checked again when the turn starts. */
     permission: z.object({ action: z.string(), kind: z.string(), id: z.string() }).nullable(),
-    /** The version that a turn outside a conversation was given when it was made; `agent_version` is the one it started with. */
+    /**
+     * Agent version assigned when a turn outside a conversation is created; `agent_version` is the version at its
+     * start.
+     */
     assigned_version: z.int().nullable(),
-    /** Fence: every write of an attempt carries its number. */
+    /** Fence: every write of an attempt has its number as a condition. */
     attempt: z.int(),
     /** Attempts lost since the last settled step. */
     lost_attempts: z.int(),
@@ -219,7 +225,7 @@ export const generationKind = kind({
     shape: z.enum(['agent', 'conversation']),
     content_mode: z.enum(['full', 'none']),
     deadline_at: time.nullable(),
-    /** Writes of the journal so far: with the attempt it says whether a claim has seen the last one. */
+    /** Number of journal writes: with the attempt it shows whether a claim has read the last one. */
     journalled: z.int(),
     knowledge: Knowledge.nullable(),
   },
@@ -231,22 +237,22 @@ export const generationKind = kind({
     chain_limit: ['chains.budget_exhausted'],
   },
   eventNotes:
-    'failed carries error, requires_action carries required_action; chain_limit, of the first turn of a chain, adds chain_id, root_generation_id, chain_size, limit, limit_source',
+    'failed adds error; requires_action adds required_action; chain_limit, of the first turn of a chain, adds chain_id, root_generation_id, chain_size, limit, limit_source',
 })
 
 export type GenerationRow = z.output<typeof generationKind.row>
 
-const codeAlone = ({ code }: RecordedFailure): RecordedFailure => ({ code, message: code })
+const codeOnly = ({ code }: RecordedFailure): RecordedFailure => ({ code, message: code })
 
 /**
- * A settled generation as its content mode lets it be stored: with `none` a skeleton, stamped as never kept, which has no more of
- * an error than its code.
+ * Returns a settled generation as its content mode allows it to be stored: with `none` without content, marked as never
+ * stored, and with only the code of its error.
  */
 export function storedForm(row: GenerationRow, now: string): GenerationRow {
   if (row.content_mode === 'full') return row
   return {
     ...row,
-    error: row.error && codeAlone(row.error),
+    error: row.error && codeOnly(row.error),
     output: null,
     input: null,
     metadata: null,
@@ -256,7 +262,7 @@ export function storedForm(row: GenerationRow, now: string): GenerationRow {
   }
 }
 
-/** The working state of turns that are not at their end outlives a change of the encryption key. */
+/** Columns of turn data that are sealed again when the encryption key changes. */
 const project = sql.fragment`(select g.project_id from generations g where g.id = generation_id)`
 export const sealedTurnData = [
   ...['generation_work', 'generation_work_unlogged'].map(table =>

@@ -15,8 +15,8 @@ import { traceKind } from './traces/kind.ts'
 
 export default module('generations', {
   tags: {
-    Generations: 'Turns of agents: run, streamed, paused, cancelled, retried, read.',
-    Traces: 'Trees of turns and the steps that they settled.',
+    Generations: 'Agent turns: start, stream, pause, cancel, retry and read.',
+    Traces: 'Trees of generations with their settled steps.',
   },
   errors: generationErrors,
   kinds: [generationKind, traceKind],

@@ -28,11 +28,11 @@ import {
 import { cancelTurn } from './request/cancel-turn.ts'
 import { spendRefusals } from './request/create.ts'
 import { generateOperation } from './request/generate-request.ts'
-import { answerTurnAgain, responseMode, WaitQuery } from './request/respond.ts'
+import { replayTurnResponse, responseMode, WaitQuery } from './request/respond.ts'
 import { retryGeneration } from './request/retry.ts'
 import { toolOutputsOperation } from './request/tool-outputs.ts'
 import { AcceptedTurn, GenerateResult } from './request/turn-result.ts'
-import { entriesOfGeneration, generationsOf, mergeMetadata } from './store.ts'
+import { listGenerationsOfTraces, listMemoryEntriesOfTurn, mergeMetadata } from './store.ts'
 import { anyTurnEvents, turnWaiting } from './streams/events.ts'
 import { lastEventId, streamTurn } from './streams/stream.ts'
 import { readSteps } from './traces/file.ts'
@@ -41,9 +41,9 @@ import { findTrace, findTree } from './traces/store.ts'
 
 const TREE_LIMIT = 1000
 
-/** What turns and rules wrote to memory because of one generation. */
+/** A generation with the memory entries that its turn and memory rules wrote. */
 const GenerationRead = Generation.extend({
-  memory_entries: z.array(MemoryEntry).describe('What it brought into memory stores, oldest first, at most 100'),
+  memory_entries: z.array(MemoryEntry).describe('Memory entries written by the turn, oldest first, at most 100'),
 }).meta({ id: 'GenerationWithMemory' })
 
 const generations = resource(generationKind, { path: '/generations', tag: 'Generations' })
@@ -56,7 +56,7 @@ const TranscriptStep = z.object({
   model: z.string().nullable(),
   ai_provider_id: z.string().nullable(),
   tool_calls: z.array(z.record(z.string(), z.unknown())),
-  tool_results: z.array(z.record(z.string(), z.unknown())).describe('What the tools returned'),
+  tool_results: z.array(z.record(z.string(), z.unknown())).describe('Results of the tool calls'),
   usage: z.record(z.string(), z.unknown()).nullable(),
   started_at: z.string(),
   completed_at: z.string(),
@@ -75,8 +75,8 @@ const Transcript = z
     completed_at: z.string().nullable(),
     step_count: z.int(),
     input: z.array(z.record(z.string(), z.unknown())).nullable(),
-    knowledge: Knowledge.nullable().describe('What the turn was given of what its agent knows; null without a search'),
-    steps: z.array(TranscriptStep).describe('Model calls, in order'),
+    knowledge: Knowledge.nullable().describe('Search results given to the turn. Null without a search.'),
+    steps: z.array(TranscriptStep).describe('Steps in order'),
     output: z
       .object({ content: z.string().nullable(), finish_reason: z.string().nullable(), object: z.unknown() })
       .nullable(),
@@ -91,9 +91,9 @@ const getTranscript = itemOperation(generationKind, {
   id: 'getGenerationTranscript',
   method: 'get',
   path: '/generations/{generation_id}/transcript',
-  summary: 'Read what a generation was given, did and said, step by step',
+  summary: 'Get a generation transcript',
   description:
-    'Texts, calls of tools with arguments and results, in the order in which they happened. Erased content is left out.',
+    'Returns the texts and the tool calls with arguments and results, step by step. Erased content is omitted.',
   tag: 'Generations',
   action: 'generations:GetGeneration',
   alsoActions: ['traces:GetTrace'],
@@ -140,8 +140,8 @@ const updateGeneration = itemOperation(generationKind, {
   id: 'updateGeneration',
   method: 'patch',
   path: '/generations/{generation_id}',
-  summary: "Merge keys into a generation's metadata",
-  description: 'Keys with null are removed; everything else of a generation never changes.',
+  summary: 'Update generation metadata',
+  description: 'Merges the keys into the metadata; null removes a key. Other fields of a generation never change.',
   tag: 'Generations',
   action: 'generations:UpdateGeneration',
   body: GenerationPatch,
@@ -152,25 +152,26 @@ const updateGeneration = itemOperation(generationKind, {
     if (metadata === undefined) return generationKind.present(row)
     if (row.content_redacted_at || row.content_mode === 'none')
       raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { generation_id: row.id } })
-    // The metadata as it will stand is bounded too, or it would grow patch by patch.
+    // The merged metadata is limited too; otherwise it would grow patch by patch.
     parse(GenerationPatch, { metadata: { ...row.metadata, ...metadata } })
     return generationKind.present(await mergeMetadata(tx, resource.id, metadata))
   },
 })
 
-/** Generations under the names of their agents: a retry needs the right to run the agent. */
-const runOfAgent = {
+/** Generations authorized as their agent: a retry requires permission to run the agent. */
+const generationAsAgent = {
   ...generationKind,
   authorize: (row: GenerationRow) => ({ type: 'agent', id: row.agent_id }),
 }
 
-const retryOperation = itemOperation(runOfAgent, {
+const retryOperation = itemOperation(generationAsAgent, {
   id: 'retryGeneration',
   starts: { kind: 'generation', field: 'generation_id' },
   method: 'post',
   path: '/generations/{generation_id}/retry',
-  summary: 'Run a failed generation again, as a new one that goes on from its settled steps',
-  description: 'Settled steps are not run or paid for again. The failed generation stays as it is.',
+  summary: 'Retry a failed generation',
+  description:
+    'Creates a new generation that continues after the settled steps of the failed one. Settled steps are neither repeated nor billed again. The failed generation is unchanged.',
   tag: 'Generations',
   action: 'agents:CreateAgentGeneration',
   alsoActions: ['files:DownloadFile'],
@@ -202,54 +203,54 @@ const retryOperation = itemOperation(runOfAgent, {
   ],
   transaction: false,
   run: retryGeneration,
-  again: (context, made) => answerTurnAgain(context, responseMode(context.body?.stream, context.query.wait), made),
+  again: (context, made) => replayTurnResponse(context, responseMode(context.body?.stream, context.query.wait), made),
 })
 
-type Node = Record<string, unknown> & { children: Node[] }
+type TraceTreeNode = Record<string, unknown> & { children: TraceTreeNode[] }
 
 const TraceNode = z
   .looseObject({
     ...Trace.shape,
-    children: z.array(z.record(z.string(), z.unknown())).describe('Traces that it started'),
+    children: z.array(z.record(z.string(), z.unknown())).describe('Child traces'),
   })
   .meta({ id: 'TraceNode' })
 
 const TreeQuery = z.object({
-  include: z.enum(['generations']).optional().describe('What each node shows besides its trace'),
+  include: z.enum(['generations']).optional().describe('Data of each node in addition to its trace'),
 })
 
-/** The tree of a trace: whichever node is asked for, the whole of it from the root. */
-async function tree(context: Context<z.output<typeof TreeQuery>, undefined, TraceRow>): Promise<Node> {
+/** Returns the whole tree of a trace from its root. */
+async function loadTree(context: Context<z.output<typeof TreeQuery>, undefined, TraceRow>): Promise<TraceTreeNode> {
   const { db, resource, query } = context
   const rows = await findTree(db, resource.root_trace_id ?? resource.id, TREE_LIMIT)
-  const shown = rows.slice(0, TREE_LIMIT)
-  const nodes = new Map<string, Node>(shown.map(row => [row.id, { ...traceKind.present(row), children: [] }]))
+  const traces = rows.slice(0, TREE_LIMIT)
+  const nodes = new Map<string, TraceTreeNode>(traces.map(row => [row.id, { ...traceKind.present(row), children: [] }]))
   if (query.include === 'generations') {
     context.allow('generations:ListGenerations', { kind: generationKind, project_id: resource.project_id })
-    const shown = Object.keys(GenerationListed.shape)
-    const listed = Map.groupBy(await generationsOf(db, [...nodes.keys()]), row => row.trace_id)
-    for (const [id, node] of nodes) node.generations = (listed.get(id) ?? []).map(row => pickFields(row, shown))
+    const fields = Object.keys(GenerationListed.shape)
+    const byTrace = Map.groupBy(await listGenerationsOfTraces(db, [...nodes.keys()]), row => row.trace_id)
+    for (const [id, node] of nodes) node.generations = (byTrace.get(id) ?? []).map(row => pickFields(row, fields))
   }
-  for (const row of shown)
-    if (row.parent_trace_id) nodes.get(row.parent_trace_id)?.children.push(nodes.get(row.id) as Node)
-  const root = nodes.get(shown[0]?.id) as Node
+  for (const row of traces)
+    if (row.parent_trace_id) nodes.get(row.parent_trace_id)?.children.push(nodes.get(row.id) as TraceTreeNode)
+  const root = nodes.get(traces[0]?.id) as TraceTreeNode
   if (rows.length > TREE_LIMIT) root.truncated = true
   return root
 }
 
 const PurgeQuery = z.object({
-  dry_run: booleanQuery.default(false).describe('Only count what would be erased, with the refusals of a purge'),
+  dry_run: booleanQuery.default(false).describe('Whether to count the affected records without erasing them'),
 })
 
 const PurgeCounts = z
   .object({
     dry_run: z.literal(true),
-    counts: z.record(z.string(), z.int()).describe('Records that would lose content, by what they are called'),
+    counts: z.record(z.string(), z.int()).describe('Number of records that would lose content, by kind'),
   })
   .meta({ id: 'PurgeCounts' })
 
-/** Purges, with the counts in the audit entry; for a dry run the counts alone. */
-async function purgeOr(
+/** Purges content and adds the counts to the audit entry. Returns the counts for a dry run. */
+async function purgeOrDryRun(
   { tx, query, audit }: Context<z.output<typeof PurgeQuery>, undefined, GenerationRow | TraceRow>,
   purge: (tx: Tx) => Promise<Counts>,
 ): Promise<z.output<typeof PurgeCounts> | null> {
@@ -263,8 +264,8 @@ export const generationOperations: Operation[] = [
   toolOutputsOperation,
   // Each id has an index ending in created_at; without one generations_project serves.
   generations.list({
-    summary: 'List generations, newest first',
-    description: 'Without outputs, which the single read shows.',
+    summary: 'List generations',
+    description: 'Newest first, without outputs.',
     entry: GenerationListed,
     filters: {
       status: oneOf('status', GENERATION_STATUSES),
@@ -274,7 +275,7 @@ export const generationOperations: Operation[] = [
           .regex(/^\d{1,9}$/, 'must be a version number')
           .transform(Number)
           .optional()
-          .describe('Version of the agent that answered'),
+          .describe('Version of the agent that produced the generation'),
         version => sql.fragment`t.agent_version = ${version}`,
       ),
       agent_id: equalsFilter('agent_id'),
@@ -295,7 +296,7 @@ export const generationOperations: Operation[] = [
     answers: { 200: GenerationRead },
     present: async ({ caller, resource, db }) => ({
       ...generationKind.present(resource),
-      memory_entries: (await entriesOfGeneration(db, resource.id))
+      memory_entries: (await listMemoryEntriesOfTurn(db, resource.id))
         .filter(entry => canReachMemory(reachOf(caller), entry))
         .map(memoryEntryKind.present),
     }),
@@ -303,9 +304,9 @@ export const generationOperations: Operation[] = [
   getTranscript,
   generations.action('stream', {
     method: 'get',
-    summary: 'Attach to the event stream of a turn; Last-Event-ID goes on where a connection broke',
+    summary: 'Stream generation events',
     description:
-      'A turn that has ended answers its last event. What is streamed is the same for every reader, whoever started the turn.',
+      'Resumes after the event given in the Last-Event-ID header. A settled turn returns its last event. Every reader gets the same events, regardless of who started the turn.',
     action: 'generations:GetGeneration',
     answers: { 200: null },
     stream: anyTurnEvents,
@@ -313,9 +314,9 @@ export const generationOperations: Operation[] = [
   }),
   updateGeneration,
   generations.action('cancel', {
-    summary: 'End a turn that is not at its end',
+    summary: 'Cancel a generation',
     description:
-      'Work in flight is aborted, and the generation fails with the stop reason `cancelled`. Steps that have settled stay.',
+      'Aborts work in flight. The generation fails with the stop reason `cancelled`; settled steps are retained.',
     answers: { 200: Generation },
     async run({ tx, services, resource }) {
       await cancelTurn(tx, services, resource)
@@ -327,30 +328,31 @@ export const generationOperations: Operation[] = [
     id: 'purgeGenerationContent',
     command: ['generations', 'purge-content'],
     method: 'delete',
-    summary: 'Erase the content of a generation; its skeleton stays',
+    summary: 'Erase the content of a generation',
     description:
-      'Prompts, outputs and results of tools are gone for good; usage and times stay. With `dry_run` it only counts.',
+      'Erases prompts, outputs and tool results permanently; usage and timestamps are retained. With `dry_run`, returns only the counts.',
     action: 'generations:PurgeGenerationContent',
     query: PurgeQuery,
     answers: { 200: z.union([Generation, PurgeCounts]) },
     raises: ['GENERATION_ALREADY_IN_PROGRESS', 'CONTENT_ON_HOLD'],
     async run(context) {
       const { tx, services, caller, resource } = context
-      const counts = await purgeOr(context, tx => purgeGeneration(tx, services, resource.id, caller.principal))
+      const counts = await purgeOrDryRun(context, tx => purgeGeneration(tx, services, resource.id, caller.principal))
       return counts ?? generationKind.present(await generationKind.lock(tx, resource.id))
     },
   }),
 ]
 
 export const traceOperations: Operation[] = [
-  // Indexes traces_agent, traces_root, traces_project.
+  // By traces_agent, traces_root and traces_project.
   traces.list({
-    summary: 'List traces, newest first',
+    summary: 'List traces',
     filters: {
       agent_id: equalsFilter('agent_id'),
       root_trace_id: equalsFilter('root_trace_id'),
-      roots_only: columnFilter(booleanQuery.optional().describe('Only traces without a parent'), only =>
-        only ? sql.fragment`t.parent_trace_id is null` : null,
+      roots_only: columnFilter(
+        booleanQuery.optional().describe('Whether to return only traces without a parent'),
+        only => (only ? sql.fragment`t.parent_trace_id is null` : null),
       ),
     },
   }),
@@ -358,20 +360,21 @@ export const traceOperations: Operation[] = [
   traces.action('tree', {
     id: 'getTraceTree',
     method: 'get',
-    summary: 'Read the whole tree a trace belongs to',
-    description: 'From its root down, with the generations and calls below each trace.',
+    summary: 'Get a trace tree',
+    description: 'Returns the tree from its root, with the generations of each trace if requested.',
     action: 'traces:GetTraceTree',
     alsoActions: ['generations:ListGenerations'],
     query: TreeQuery,
     answers: { 200: TraceNode },
-    run: context => tree(context),
+    run: loadTree,
   }),
   traces.action('content', {
     id: 'purgeTraceContent',
     command: ['traces', 'purge-content'],
     method: 'delete',
-    summary: 'Erase the content of a trace, its descendants and their generations; skeletons stay',
-    description: 'Cannot be undone; usage and times stay. With `dry_run` it only counts.',
+    summary: 'Erase the content of a trace',
+    description:
+      'Erases the content of the trace, its descendants and their generations permanently; the records, usage and timestamps are retained. With `dry_run`, returns only the counts.',
     action: 'traces:PurgeTraceContent',
     query: PurgeQuery,
     answers: { 200: z.union([Trace, PurgeCounts]) },
@@ -380,7 +383,7 @@ export const traceOperations: Operation[] = [
       const { tx, services, caller, resource } = context
       const purge = async (tx: Tx) =>
         (await purgeTraces(tx, services, resource.project_id, [resource.id], caller.principal)).counts
-      return (await purgeOr(context, purge)) ?? traceKind.present((await findTrace(tx, resource.id)) as TraceRow)
+      return (await purgeOrDryRun(context, purge)) ?? traceKind.present((await findTrace(tx, resource.id)) as TraceRow)
     },
   }),
 ]

@@ -12,7 +12,7 @@ export const guardrailVersions = versionArchive({
   record: GuardrailVersion,
 })
 
-/** Guardrails as they are written: another document is the next version. */
+/** Guardrails with version history: a changed document creates a version. */
 export const versionedGuardrails = versionedResource<GuardrailRow, Pick<GuardrailRow, 'document'>>({
   kind: guardrailKind,
   archive: guardrailVersions,

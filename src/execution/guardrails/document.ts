@@ -8,19 +8,23 @@ const NAMESPACES = ['args', 'context', 'runtime']
 
 export const isClass = (value: unknown): value is Class => CLASSES.includes(value as Class)
 
-/** Whether a path is of `context` or `runtime`, whose values may be missing without the author's doing. */
+/** Whether a path is in `context` or `runtime`, whose values may be missing regardless of the author. */
 export const isAmbient = (path: string): boolean => /^(context|runtime)(\.|$)/.test(path)
 
 export const isContext = (path: string): boolean => /^context(\.|$)/.test(path)
 
 /**
- * Validates the expressions of a document. Raises VALIDATION_FAILED with `meta { problems, field, var }`.
+ * Validates the expressions of a document.
  * @param at path of the document in the body
+ * @throws VALIDATION_FAILED with `meta { problems, field, var }`
  */
 export function checkGuardrailDocument(document: GuardrailDocument, at = 'document'): void {
   if (!isClass(document.class) && !operationOf(document.class)) {
     const [key] = isObject(document.class) ? unknownOperators(document.class) : []
-    refuse(`${at}.class`, key === undefined ? 'must be A, B, C or D, or an expression' : `${key} is no operator`)
+    refuse(
+      `${at}.class`,
+      key === undefined ? 'must be A, B, C or D, or an expression' : `contains the unknown operator ${key}`,
+    )
   }
   for (const field of ['class', 'guard'] as const) {
     const expression = document[field]
@@ -32,16 +36,17 @@ export function checkGuardrailDocument(document: GuardrailDocument, at = 'docume
 }
 
 function checkExpression(expression: unknown, field: string): void {
-  const unusable = expressionProblem(expression)
-  if (unusable) raiseInvalid({ code: 'TOO_BIG', path: field, message: unusable })
+  const problem = expressionProblem(expression)
+  if (problem) raiseInvalid({ code: 'TOO_BIG', path: field, message: problem })
   const [unknown] = unknownOperators(expression)
-  if (unknown !== undefined) refuse(field, `${unknown} is no operator`)
+  if (unknown !== undefined) refuse(field, `contains the unknown operator ${unknown}`)
   for (const { path } of rootReadsOf(expression)) {
-    if (path === null) refuse(field, 'reads a path that is computed; write it out')
+    if (path === null) refuse(field, 'reads a computed path; paths must be literal')
     const [namespace] = path.split('.')
     if (!NAMESPACES.includes(namespace))
-      refuse(field, `${path || 'the root'} is none of args, context and runtime`, path)
-    if (namespace === 'runtime' && !RUNTIME_KEYS.includes(path)) refuse(field, `${path} is no value of runtime`, path)
+      refuse(field, `reads ${path || 'the root'}, which is not in args, context or runtime`, path)
+    if (namespace === 'runtime' && !RUNTIME_KEYS.includes(path))
+      refuse(field, `reads ${path}, which is not a runtime value`, path)
   }
 }
 
@@ -56,7 +61,7 @@ function refuse(field: string, message: string, name?: string): never {
   })
 }
 
-/** A guardrail as calls are judged by it, with what its expressions read found out once. */
+/** Guardrail prepared for evaluation, with its reads precomputed. */
 export type GuardrailRule = {
   guardrail_id: string
   project_id: string
@@ -66,28 +71,28 @@ export type GuardrailRule = {
   context_tool_id: string | null
   context_mode: 'merge' | 'replace'
   reads: { class: readonly RootRead[]; guard: readonly RootRead[] }
-  /** Every path that it reads, once. */
+  /** All paths that the rule reads, without duplicates. */
   paths: readonly string[]
   readsContext: boolean
-  /** The record, for its events; null for a guardrail that is gone. */
+  /** Record for events; null for a deleted guardrail. */
   row: GuardrailRow | null
 }
 
 export function ruleOf(row: GuardrailRow): GuardrailRule {
-  return { ...compiled(row.document as GuardrailDocument), ...identity(row), row }
+  return { ...compileDocument(row.document as GuardrailDocument), ...ruleIdentity(row), row }
 }
 
-/** The same of a guardrail that tries another document. */
+/** Returns the rule of a guardrail with another document to try. */
 export const trialRule = (row: GuardrailRow, document: GuardrailDocument): GuardrailRule => ({
-  ...compiled(document),
-  ...identity(row),
+  ...compileDocument(document),
+  ...ruleIdentity(row),
   version: null,
   row,
 })
 
-/** A guardrail that is attached and gone: a person is asked. */
+/** Returns the rule for an attached guardrail that was deleted: it requires an approval. */
 export const missingGuardrailRule = (guardrail_id: string, project_id: string): GuardrailRule => ({
-  ...compiled({ class: 'C' }),
+  ...compileDocument({ class: 'C' }),
   guardrail_id,
   project_id,
   name: guardrail_id,
@@ -97,7 +102,7 @@ export const missingGuardrailRule = (guardrail_id: string, project_id: string): 
   row: null,
 })
 
-const identity = ({ id, project_id, name, version, context_tool_id, context_mode }: GuardrailRow) => ({
+const ruleIdentity = ({ id, project_id, name, version, context_tool_id, context_mode }: GuardrailRow) => ({
   guardrail_id: id,
   project_id,
   name,
@@ -106,12 +111,12 @@ const identity = ({ id, project_id, name, version, context_tool_id, context_mode
   context_mode: context_mode ?? ('merge' as const),
 })
 
-function compiled(document: GuardrailDocument) {
+function compileDocument(document: GuardrailDocument) {
   const reads = { class: rootReadsOf(document.class), guard: rootReadsOf(document.guard) }
   const paths = [...new Set([...reads.class, ...reads.guard].flatMap(({ path }) => path ?? []))]
   return { document, reads, paths, readsContext: paths.some(isContext) }
 }
 
-/** Whether a rule may send a call to a person. */
+/** Whether a rule may route a call to an approval. */
 export const mayRequireApproval = ({ document }: GuardrailRule): boolean =>
   document.class === 'C' || !isClass(document.class) || (document.class === 'B' && document.escalate === true)

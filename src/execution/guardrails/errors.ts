@@ -4,13 +4,13 @@ export const guardrailErrors = {
   GUARDRAIL_HAS_REFERENCES: {
     status: 409,
     description: 'Guardrail still attached; detach first (guardrails:DetachGuardrail)',
-    message: 'The guardrail is attached to something; detach it first',
-    hint: 'Take the guardrail off what meta.references names, which needs guardrails:DetachGuardrail, then delete it.',
+    message: 'Guardrail {id} is attached to other resources and cannot be deleted',
+    hint: 'Detach the guardrail from the resources in meta.references, which requires guardrails:DetachGuardrail.',
   },
   GUARDRAIL_NOT_FOUND: {
     status: 400,
     description: 'Guardrail in guardrail_ids missing',
-    message: 'The guardrail {id} does not exist in the project',
+    message: 'Guardrail {id} not found in this project',
   },
 } as const satisfies ErrorTable
 

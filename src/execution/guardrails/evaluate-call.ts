@@ -17,24 +17,24 @@ import {
   type GuardrailScope,
   guardrailKind,
 } from './model.ts'
-import { type RuntimeSubject, runtimeOf } from './runtime.ts'
+import { type RuntimeSubject, readRuntime } from './runtime.ts'
 import { warningsFor } from './warnings.ts'
 
-/** From the mildest to the strictest. */
+/** Decisions from mildest to strictest. */
 const STRICTNESS: readonly GuardrailDecision[] = ['execute', 'route_to_approval', 'tripwire', 'blocked']
 
-/** Milliseconds that the rules of a call hold the event loop at a time. */
+/** Milliseconds of rule evaluation before the call yields to the event loop. */
 const SLICE_MS = 5
 
-type Applied = { scope: GuardrailScope; rule: GuardrailRule }
-type Attached = Pick<GateRequest, 'project_id' | 'agent'> & { tool: Pick<GateRequest['tool'], 'guardrail_ids'> }
+type AppliedRule = { scope: GuardrailScope; rule: GuardrailRule }
+type Attachment = Pick<GateRequest, 'project_id' | 'agent'> & { tool: Pick<GateRequest['tool'], 'guardrail_ids'> }
 
-/** What is judged: a call, or one that is only tried. */
+/** Call to evaluate, real or tried. */
 export type EvaluatedCall = RuntimeSubject &
   Pick<GateRequest, 'args' | 'guardrail_context' | 'caller' | 'generation_id'> & { keepsContent: boolean }
 
-/** The rules that apply to a call: those of the project, of the agent, of the tool, each in its order. */
-async function rulesFor(services: Services, { project_id, agent, tool }: Attached): Promise<Applied[]> {
+/** Returns the rules of a call: project, agent, tool, each in attachment order. */
+async function rulesFor(services: Services, { project_id, agent, tool }: Attachment): Promise<AppliedRule[]> {
   const { projects, rules } = guardrailCache(services)
   const { guardrail_ids } = await projects.get(project_id)
   const ids: Record<GuardrailScope, readonly string[] | null | undefined> = {
@@ -43,26 +43,26 @@ async function rulesFor(services: Services, { project_id, agent, tool }: Attache
     tool: tool.guardrail_ids,
   }
   const attached = GUARDRAIL_SCOPES.flatMap(scope => (ids[scope] ?? []).map(id => ({ scope, id })))
-  const known = await Promise.all(attached.map(({ id }) => rules.get(id)))
+  const cached = await Promise.all(attached.map(({ id }) => rules.get(id)))
   return attached.map(({ scope, id }, index) => {
-    const { rule } = known[index]
+    const { rule } = cached[index]
     return { scope, rule: rule?.project_id === project_id ? rule : missingGuardrailRule(id, project_id) }
   })
 }
 
-/** What each rule says of a call, in their order. */
+/** Returns the evaluation of each rule for a call, in order. */
 export async function evaluateRules(
   services: Services,
-  applied: readonly Applied[],
-  judged: EvaluatedCall,
+  applied: readonly AppliedRule[],
+  call: EvaluatedCall,
 ): Promise<Evaluation[]> {
-  const { args, tool, action, agent, run, generation_id, keepsContent } = judged
-  const runtime = await runtimeOf(services, judged, new Set(applied.flatMap(({ rule }) => rule.paths)))
-  const contexts = await Promise.all(applied.map(({ rule }) => guardrailContext(services, rule, judged)))
+  const { args, tool, action, agent, run, generation_id, keepsContent } = call
+  const runtime = await readRuntime(services, call, new Set(applied.flatMap(({ rule }) => rule.paths)))
+  const contexts = await Promise.all(applied.map(({ rule }) => guardrailContext(services, rule, call)))
   const evaluations: Evaluation[] = []
-  const breathe = eventLoopYielder(SLICE_MS)
+  const yieldToEventLoop = eventLoopYielder(SLICE_MS)
   for (const [index, { scope, rule }] of applied.entries()) {
-    await breathe()
+    await yieldToEventLoop()
     const { context, source, failed } = contexts[index]
     const facts: Facts = { args, context, runtime }
     evaluations.push({
@@ -83,40 +83,40 @@ export async function evaluateRules(
   return evaluations
 }
 
-/** The strictest decision, and the first that made it: it governs. */
-function governing(evaluations: readonly Evaluation[]): number {
+/** Returns the index of the first evaluation with the strictest decision, which governs. */
+function strictestIndex(evaluations: readonly Evaluation[]): number {
   const strictness = evaluations.map(({ decision }) => STRICTNESS.indexOf(decision))
   return strictness.indexOf(Math.max(...strictness))
 }
 
 const versionOf = ({ guardrail_id, version }: GuardrailRule): string => `${guardrail_id}@${version ?? 'none'}`
 
-async function judge(services: Services, request: GateRequest): Promise<Verdict> {
+async function evaluateGate(services: Services, request: GateRequest): Promise<Verdict> {
   const applied = await rulesFor(services, request)
   if (applied.length === 0) return { decision: 'execute' }
   const { keepsContent } = await guardrailCache(services).projects.get(request.project_id)
   const evaluations = await evaluateRules(services, applied, { ...request, keepsContent })
-  const at = governing(evaluations)
-  const { decision } = evaluations[at]
-  const { rule } = applied[at]
-  keep(services, request, evaluations, decision)
+  const governing = strictestIndex(evaluations)
+  const { decision } = evaluations[governing]
+  const { rule } = applied[governing]
+  storeEvaluations(services, request, evaluations, decision)
   if (decision === 'execute') return { decision }
   if (decision === 'route_to_approval')
     return {
       decision,
       policy_version: versionOf(rule),
       expires_in: rule.document.expires_in ?? APPROVAL_SECONDS,
-      // Any of those who ask a person may ask for another one.
+      // Any rule that requires the approval may forbid self-approval.
       forbid_self_approval: applied.some(
         (each, index) => evaluations[index].decision === decision && each.rule.document.forbid_self_approval === true,
       ),
     }
-  if (decision === 'tripwire') await trip(services, request, rule)
-  const what = decision === 'blocked' ? 'forbids the call' : 'stopped the call: its guard does not hold'
-  return { decision, reason: `The guardrail ${rule.name} (${versionOf(rule)}) ${what}` }
+  if (decision === 'tripwire') await reportTripwire(services, request, rule)
+  const what = decision === 'blocked' ? 'blocked the call' : 'stopped the call because its guard failed'
+  return { decision, reason: `Guardrail ${rule.name} (${versionOf(rule)}) ${what}` }
 }
 
-function keep(
+function storeEvaluations(
   services: Services,
   { project_id, tool, action, args, generation_id, run }: GateRequest,
   evaluations: readonly Evaluation[],
@@ -129,13 +129,16 @@ function keep(
     tool_id: tool.id,
     approval_id: null,
   }))
-  const asked_by = generation_id ?? (run && nodeSubject(run))
-  if (decision !== 'route_to_approval' || asked_by === null) recordEvaluations(services, drafts)
-  else deferEvaluations(services, { asked_by, tool: tool.id ?? tool.name, action, args }, drafts)
+  const subject_id = generation_id ?? (run && nodeSubject(run))
+  if (decision !== 'route_to_approval' || subject_id === null) recordEvaluations(services, drafts)
+  else deferEvaluations(services, { subject_id, tool: tool.id ?? tool.name, action, args }, drafts)
 }
 
-/** Tells that a guard stopped a call. What fails here is logged: the call does not happen in any case. */
-async function trip(services: Services, request: GateRequest, rule: GuardrailRule): Promise<void> {
+/**
+ * Reports a call stopped by a guard, as an exception and an event. Failures are only logged: the call is stopped in any
+ * case.
+ */
+async function reportTripwire(services: Services, request: GateRequest, rule: GuardrailRule): Promise<void> {
   const { project_id, tool, action, agent, run, generation_id } = request
   const { orchestration_run_id = null, node_id = null } = run ?? {}
   const guardrail_version = versionOf(rule)
@@ -143,7 +146,7 @@ async function trip(services: Services, request: GateRequest, rule: GuardrailRul
   fileExceptionLater(services, {
     project_id,
     kind: 'guardrail_tripwire',
-    title: `A guardrail stopped a call of ${tool.name}`,
+    title: `Guardrail stopped a call of ${tool.name}`,
     detail: called,
     dedup_key: `${agent?.id ?? ''}:${tool.id ?? tool.name}:${guardrail_version}`,
     orchestration_run_id,
@@ -157,13 +160,13 @@ async function trip(services: Services, request: GateRequest, rule: GuardrailRul
   try {
     await services.write(async tx => tx.emit(guardrailKind, 'tripwire', row, { extra }))
   } catch (error) {
-    services.log.error({ err: error, project_id, guardrail_version }, 'event of a tripwire not written')
+    services.log.error({ err: error, project_id, guardrail_version }, 'tripwire event not written')
   }
 }
 
-/** The guardrails of projects, agents and tools, as calls of tools ask them. */
+/** Guardrails of projects, agents and tools as the gate of tool calls. */
 export const guardrailGate: ToolGate = {
-  judge,
+  judge: evaluateGate,
   warnings: warningsFor,
   async mayAsk(services, { project_id, agent, tools }) {
     return Promise.all(

@@ -10,46 +10,46 @@ import type { RunOfCall } from '../tools/guardrail-gate.ts'
 import { guardrailKind } from './model.ts'
 import { type EvaluationDraft, insertEvaluations } from './store.ts'
 
-/** How long evaluations that ask a person wait for the approval that is filed for them. */
-const HOLD_MS = 10_000
-/** Evaluations that wait to be written. */
-const MOST = 5000
+/** Time for which deferred evaluations wait for their approval. */
+const DEFER_MS = 10_000
+/** Maximum number of buffered evaluations. */
+const MAX_BUFFERED = 5000
 const GATHER_MS = 20
 const BATCH = 250
 const RETRY_MS = 1000
 
 export const evaluationsDropped = new Counter({
   name: 'muster_guardrail_evaluations_dropped_total',
-  help: 'Records of guardrail evaluations dropped: the buffer was full, or the database refused them',
+  help: 'Guardrail evaluations dropped because the buffer was full or the database refused them',
   registers: [],
 })
 
-type Held = { drafts: EvaluationDraft[]; timer: NodeJS.Timeout }
+type DeferredEvaluations = { drafts: EvaluationDraft[]; timer: NodeJS.Timeout }
 
 /**
- * Writes evaluations beside the calls that they are about, in batches. What cannot be written is logged and counted: it
- * changes nothing about a call.
+ * Writes evaluations in batches, separately from their calls. Evaluations that cannot be written are logged and
+ * counted; the calls are unaffected.
  */
 const recorderOf = processSingleton(
   services => {
     const writes = new WriteBehind<EvaluationDraft>({
-      what: 'evaluations of guardrails',
+      what: 'guardrail evaluations',
       log: services.log,
-      most: MOST,
+      most: MAX_BUFFERED,
       gatherMs: GATHER_MS,
       batch: BATCH,
       retryMs: RETRY_MS,
       write: (drafts, chainOf) => write(services, drafts, chainOf),
       dropped: count => evaluationsDropped.inc(count),
     })
-    const held = new Map<string, Held>()
+    const deferred = new Map<string, DeferredEvaluations>()
     const add = (drafts: readonly EvaluationDraft[]) => {
       for (const draft of drafts) writes.add(draft)
     }
     const release = (key: string, approval_id: string | null) => {
-      const waiting = held.get(key)
+      const waiting = deferred.get(key)
       if (!waiting) return
-      held.delete(key)
+      deferred.delete(key)
       clearTimeout(waiting.timer)
       add(waiting.drafts.map(draft => ({ ...draft, approval_id })))
     }
@@ -58,10 +58,10 @@ const recorderOf = processSingleton(
       release,
       hold(key: string, drafts: EvaluationDraft[]) {
         release(key, null)
-        held.set(key, { drafts, timer: setTimeout(() => release(key, null), HOLD_MS).unref() })
+        deferred.set(key, { drafts, timer: setTimeout(() => release(key, null), DEFER_MS).unref() })
       },
       async close() {
-        for (const key of [...held.keys()]) release(key, null)
+        for (const key of [...deferred.keys()]) release(key, null)
         await writes.close()
       },
     }
@@ -69,41 +69,41 @@ const recorderOf = processSingleton(
   recorder => recorder.close(),
 )
 
-/** The calls of a generation, or of a node of a run, that ask for the same. */
-export type EvaluationSubject = { asked_by: string; tool: string; action: string; args: Record<string, unknown> }
+/** Key of equal calls by a generation or a run node. */
+export type EvaluationSubject = { subject_id: string; tool: string; action: string; args: Record<string, unknown> }
 
-/** Who asks where a node of a run makes a call itself. */
+/** Returns the subject id of a call that a run node makes itself. */
 export const nodeSubject = ({ orchestration_run_id, node_id }: RunOfCall): string =>
   `${orchestration_run_id} ${node_id ?? ''}`
 
-const keyOf = ({ asked_by, tool, action, args }: EvaluationSubject): string =>
+const keyOf = ({ subject_id, tool, action, args }: EvaluationSubject): string =>
   createHash('sha256')
-    .update(JSON.stringify([asked_by, tool, action, args]))
+    .update(JSON.stringify([subject_id, tool, action, args]))
     .digest('base64url')
 
-/** Keeps the evaluations of one call. */
+/** Records the evaluations of one call. */
 export const recordEvaluations = (services: Services, drafts: readonly EvaluationDraft[]): void =>
   recorderOf(services).add(drafts)
 
-/** The same of a call that a person is asked about: they are kept with the approval once it is filed. */
-export const deferEvaluations = (services: Services, asked: EvaluationSubject, drafts: EvaluationDraft[]): void =>
-  recorderOf(services).hold(keyOf(asked), drafts)
+/** Defers evaluations that require an approval until the approval is filed. */
+export const deferEvaluations = (services: Services, subject: EvaluationSubject, drafts: EvaluationDraft[]): void =>
+  recorderOf(services).hold(keyOf(subject), drafts)
 
-/** Keeps what was held for a call, with the approval that was filed for it. */
-export const recordDeferredEvaluations = (services: Services, asked: EvaluationSubject, approval_id: string): void =>
-  recorderOf(services).release(keyOf(asked), approval_id)
+/** Records deferred evaluations with the approval that was filed for them. */
+export const recordDeferredEvaluations = (services: Services, subject: EvaluationSubject, approval_id: string): void =>
+  recorderOf(services).release(keyOf(subject), approval_id)
 
-/** What was decided other than to execute is in the audit log, too. */
+/** Writes a batch of evaluations; decisions other than execute are also written to the audit log. */
 async function write(
   services: Services,
   drafts: readonly EvaluationDraft[],
-  chainOf: (place: number) => readonly string[],
+  chainOf: (index: number) => readonly string[],
 ): Promise<void> {
   await services.write(async tx => {
     const created_at = services.clock.now().toISOString()
-    const added = await insertEvaluations(tx, drafts)
-    for (const [place, draft] of drafts.entries()) {
-      if (draft.decision === 'execute' || !added.includes(draft.id)) continue
+    const inserted = await insertEvaluations(tx, drafts)
+    for (const [index, draft] of drafts.entries()) {
+      if (draft.decision === 'execute' || !inserted.includes(draft.id)) continue
       const { id: _, project_id, tool_id: _tool, approval_id, ...evaluation } = draft
       const entry = {
         id: newId('audit'),
@@ -119,21 +119,21 @@ async function write(
         user_agent: null,
         detail: {
           ...evaluation,
-          context_snapshot: namesIn(evaluation.context_snapshot),
+          context_snapshot: auditSnapshot(evaluation.context_snapshot),
           ...(approval_id && { approval_id }),
         },
         created_at,
       }
-      withTriggerChain(chainOf(place), () => tx.audit(entry))
+      withTriggerChain(chainOf(index), () => tx.audit(entry))
     }
   })
 }
 
 /**
- * What a rule has read, without what came from the turn: entries of the audit log are never changed, so content that was in
- * one could not be erased.
+ * Returns a snapshot without values from the turn: audit log entries are immutable, so content in them could not be
+ * erased.
  */
-const namesIn = (snapshot: Record<string, unknown>): Record<string, unknown> =>
+const auditSnapshot = (snapshot: Record<string, unknown>): Record<string, unknown> =>
   Object.fromEntries(
     Object.entries(snapshot).map(([path, value]) => [path, /^runtime(\.|$)/.test(path) ? value : null]),
   )

@@ -3,94 +3,105 @@ import { AppError } from '../../core/api/errors.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
 import { withoutTenantLimit } from '../../core/db/tenant-context.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
-import { boundsName } from '../../core/iam/authority.ts'
+import { boundsKey } from '../../core/iam/authority.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { effectiveCaller } from '../../identity/principals.ts'
 import { callTool, openCall } from '../tools/call.ts'
-import { toolsOfIds } from '../tools/store.ts'
+import { listToolsById } from '../tools/store.ts'
 import type { GuardrailRule } from './document.ts'
 import type { Evaluation } from './model.ts'
 
 type Context = Record<string, unknown>
 
-/** Bytes of answers that a process keeps. */
-const MAX_BYTES = 16 * 1024 * 1024
+/** Maximum size of the cached results of a process, in bytes. */
+const CACHE_BYTES = 16 * 1024 * 1024
 
-const answersOf = processSingleton(({ config }) => ({
-  kept: new LRUCache<string, { context: Context }>({
+const contextCache = processSingleton(({ config }) => ({
+  cached: new LRUCache<string, { context: Context }>({
     ttl: Math.max(1, config.GUARDRAIL_CONTEXT_TTL_MS),
-    maxSize: MAX_BYTES,
+    maxSize: CACHE_BYTES,
     sizeCalculation: ({ context }) => JSON.stringify(context).length + 1,
   }),
-  /** Calls that ask for the same at once share one. */
-  underWay: new Map<string, Promise<Context | null>>(),
+  /** Concurrent calls for the same key share one request. */
+  pending: new Map<string, Promise<Context | null>>(),
 }))
 
-type Given = { guardrail_context: Context | null; caller: () => Promise<Caller | null> }
+type CallContext = { guardrail_context: Context | null; caller: () => Promise<Caller | null> }
 
 export type GuardrailContext = { context: Context | null; source: Evaluation['context_source']; failed: boolean }
 
-/** The `context` that a rule is applied with: what the caller gave, and what the context tool answers. */
+/** Returns the `context` for a rule: the caller's guardrail context, combined with the result of the context tool. */
 export function guardrailContext(
   services: Services,
   rule: GuardrailRule,
-  given: Given,
+  call: CallContext,
 ): GuardrailContext | Promise<GuardrailContext> {
-  const { guardrail_context } = given
-  if (rule.context_tool_id !== null && rule.readsContext) return withAnswer(services, rule, given)
+  const { guardrail_context } = call
+  if (rule.context_tool_id !== null && rule.readsContext) return withToolContext(services, rule, call)
   return { context: guardrail_context, source: guardrail_context ? 'caller' : 'none', failed: false }
 }
 
-async function withAnswer(services: Services, rule: GuardrailRule, given: Given): Promise<GuardrailContext> {
-  const { guardrail_context } = given
-  const answer = await answerOf(services, rule, given.caller)
+async function withToolContext(services: Services, rule: GuardrailRule, call: CallContext): Promise<GuardrailContext> {
+  const { guardrail_context } = call
+  const answer = await loadToolContext(services, rule, call.caller)
   if (!answer) return { context: null, source: 'none', failed: true }
   if (rule.context_mode === 'replace' || !guardrail_context) return { context: answer, source: 'tool', failed: false }
   return { context: { ...guardrail_context, ...answer }, source: 'merged', failed: false }
 }
 
-/** What the context tool answers a principal, from a short memory if it is there; null when it does not give an object. */
-async function answerOf(
+/** Returns the context tool's result for a principal, cached briefly; null if the result is not an object. */
+async function loadToolContext(
   services: Services,
   rule: GuardrailRule,
   caller: () => Promise<Caller | null>,
 ): Promise<Context | null> {
-  const { kept, underWay } = answersOf(services)
-  const by = await actingFor(services, rule, caller)
+  const { cached, pending } = contextCache(services)
+  const by = await contextCaller(services, rule, caller)
   const { credential, principal } = by ?? {}
-  // What narrows the principal may hide things from it.
-  const bounds = by && boundsName(by)
+  // Bounds may hide data from the principal, so they are part of the key.
+  const bounds = by && boundsKey(by)
   const key = [rule.guardrail_id, rule.context_tool_id, credential?.id, principal?.type, principal?.id, bounds].join(
     ' ',
   )
-  const known = kept.get(key)
-  if (known) return known.context
-  const asked = underWay.get(key) ?? withoutTenantLimit(() => ask(services, rule, by))
-  if (!underWay.has(key)) {
-    underWay.set(key, asked)
-    const over = () => underWay.delete(key)
-    asked.then(over, over)
-    const answer = await asked
-    if (answer && services.config.GUARDRAIL_CONTEXT_TTL_MS > 0) kept.set(key, { context: answer })
+  const hit = cached.get(key)
+  if (hit) return hit.context
+  const request = pending.get(key) ?? withoutTenantLimit(() => callContextTool(services, rule, by))
+  if (!pending.has(key)) {
+    pending.set(key, request)
+    const clear = () => pending.delete(key)
+    request.then(clear, clear)
+    const answer = await request
+    if (answer && services.config.GUARDRAIL_CONTEXT_TTL_MS > 0) cached.set(key, { context: answer })
   }
-  return asked
+  return request
 }
 
-/** As whom the context tool of a guardrail is called: whoever the judged call acts as, within the rights of its author. */
-async function actingFor(services: Services, rule: GuardrailRule, caller: Given['caller']): Promise<Caller | null> {
+/**
+ * Returns the caller of a context tool: the principal of the call, limited by the permissions of the guardrail's
+ * author.
+ */
+async function contextCaller(
+  services: Services,
+  rule: GuardrailRule,
+  caller: CallContext['caller'],
+): Promise<Caller | null> {
   const by = await caller()
   const author = rule.row?.author ?? null
   return by && effectiveCaller(services, by, rule.project_id, { id: rule.guardrail_id, author })
 }
 
-async function ask(services: Services, rule: GuardrailRule, caller: Caller | null): Promise<Context | null> {
+async function callContextTool(
+  services: Services,
+  rule: GuardrailRule,
+  caller: Caller | null,
+): Promise<Context | null> {
   const { guardrail_id, context_tool_id, project_id } = rule
   const started = performance.now()
   let outcome = 'no_object'
   try {
-    const [tool] = await toolsOfIds(services.pool, project_id, [context_tool_id as string])
+    const [tool] = await listToolsById(services.pool, project_id, [context_tool_id as string])
     if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: context_tool_id } })
     const call = openCall(services, {
       caller: async () => caller,
@@ -104,13 +115,13 @@ async function ask(services: Services, rule: GuardrailRule, caller: Caller | nul
     outcome = 'answered'
     return answer
   } catch (error) {
-    // A call is not judged without facts that are there.
+    // A transient failure must not lead to an evaluation without facts.
     if (isTransient(error)) throw error
     outcome = error instanceof AppError ? error.code : 'INTERNAL_ERROR'
     if (!(error instanceof AppError)) services.log.error({ err: error, guardrail_id }, 'context tool failed')
     return null
   } finally {
     const ms = Math.round(performance.now() - started)
-    services.log.info({ guardrail_id, tool_id: context_tool_id, project_id, outcome, ms }, 'context of a guardrail')
+    services.log.info({ guardrail_id, tool_id: context_tool_id, project_id, outcome, ms }, 'context tool called')
   }
 }

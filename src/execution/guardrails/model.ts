@@ -5,7 +5,7 @@ import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { withWarnings } from '../../core/api/warnings.ts'
 
-/** How strictly a call is treated: harmless, under a guard, by a person, never. */
+/** Class of a call: A harmless, B guarded, C requires approval, D blocked. */
 export const CLASSES = ['A', 'B', 'C', 'D'] as const
 export type Class = (typeof CLASSES)[number]
 
@@ -15,54 +15,64 @@ export type GuardrailDecision = (typeof DECISIONS)[number]
 export const GUARDRAIL_SCOPES = ['project', 'agent', 'tool'] as const
 export type GuardrailScope = (typeof GUARDRAIL_SCOPES)[number]
 
-/** Seconds that an approval waits where no document says otherwise. */
+/** Default lifetime of an approval, in seconds. */
 export const APPROVAL_SECONDS = 86_400
 
 export const GuardrailDocument = z
   .strictObject({
-    // What is no class and no expression is refused with the field it stands in (document.ts).
+    // Invalid classes and expressions are refused with their field (document.ts).
     class: z
       .unknown()
       .refine(value => value !== undefined, 'is required')
-      .describe('A, B, C or D, or JSON Logic over `args`, `context` and `runtime` that gives one'),
-    default_class: z.enum(CLASSES).optional().describe('The class where the expression gives none; default C'),
-    guard: z.unknown().optional().describe('JSON Logic that must hold for calls of class B'),
-    escalate: z.boolean().optional().describe('A guard that does not hold asks a person in place of stopping the call'),
-    expires_in: z.int().min(1).max(31_536_000).optional().describe('Seconds that an approval waits; default 86,400'),
+      .describe('A, B, C or D, or a JSON Logic expression over `args`, `context` and `runtime` that returns a class'),
+    default_class: z.enum(CLASSES).optional().describe('Class if the expression returns none. Default C.'),
+    guard: z.unknown().optional().describe('JSON Logic condition for calls of class B'),
+    escalate: z
+      .boolean()
+      .optional()
+      .describe('Whether a failed guard requires an approval instead of stopping the call'),
+    expires_in: z
+      .int()
+      .min(1)
+      .max(31_536_000)
+      .optional()
+      .describe('Lifetime of an approval in seconds. Default 86400.'),
     forbid_self_approval: z
       .boolean()
       .optional()
-      .describe('Whoever started the chain that a call belongs to may not resolve its approval'),
+      .describe('Whether users that started the chain of the call are excluded from resolving its approval'),
   })
   .meta({ id: 'GuardrailDocument' })
 export type GuardrailDocument = z.output<typeof GuardrailDocument>
 
 const fields = {
-  name: z.string().trim().min(1).max(255).describe('Name to show'),
-  description: z.string().max(16_384).nullable().describe('What the guardrail is for'),
-  document: jsonOrJsonText(GuardrailDocument).describe('The rules; replaced whole'),
+  name: z.string().trim().min(1).max(255).describe('Display name'),
+  description: z.string().max(16_384).nullable().describe('Purpose of the guardrail'),
+  document: jsonOrJsonText(GuardrailDocument).describe('Rules of the guardrail. Replaced as a whole.'),
   context_tool_id: z
     .string()
     .min(1)
     .max(64)
     .nullable()
-    .describe('Tool of the project that is called before a call is judged; what it answers is `context`'),
+    .describe('Tool of the project that is called before an evaluation; its result is `context`'),
   context_mode: z
     .enum(['merge', 'replace'])
     .nullable()
-    .describe('Whether the answer of the context tool is laid over the context of the caller, or replaces it'),
+    .describe(
+      "Combination of the tool's result with the caller's context: `merge` — keys of the result take precedence; `replace` — only the result is used.",
+    ),
 }
 
 export const Guardrail = record('Guardrail', {
   ...fields,
-  version: z.int().describe('Counts the changes of the document, from 1'),
+  version: z.int().describe('Version number of the document, starting at 1'),
   document: z.record(z.string(), z.unknown()),
 })
 
-/** What a write of a guardrail answers. */
+/** Response of a guardrail write. */
 export const GuardrailWithWarnings = withWarnings(Guardrail, 'GuardrailWithWarnings')
 
-const version_label = z.string().trim().min(1).max(255).optional().describe('Label of the version that the write makes')
+const version_label = z.string().trim().min(1).max(255).optional().describe('Label of the resulting version')
 
 export const GuardrailInput = createBody('GuardrailInput', { ...fields, version_label }, ['name', 'document'], {
   name: 'Refunds',
@@ -76,64 +86,62 @@ export const GuardrailVersion = z
     id: z.string(),
     guardrail_id: z.string(),
     version: z.int(),
-    config: z.record(z.string(), z.unknown()).describe('`document` as it stood'),
+    config: z.record(z.string(), z.unknown()).describe('`document` at that version'),
     label: z.string().nullable(),
-    created_by: z.string().nullable().describe('User who wrote it; of a key its owner; null for the deployment'),
+    created_by: z
+      .string()
+      .nullable()
+      .describe('User that wrote the version; for a key its owner; null for the deployment'),
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'GuardrailVersion' })
 
 export const RestoreGuardrailInput = z
   .strictObject({
-    label: version_label.describe('Label of the new version; default `restored from v<n>`'),
+    label: version_label.describe('Label of the new version. Default `restored from v<n>`.'),
   })
   .meta({ id: 'GuardrailRestoreInput' })
 
-const anObject = z.record(z.string(), z.unknown())
+const jsonObject = z.record(z.string(), z.unknown())
 
 export const EvaluateInput = z
   .strictObject({
-    args: anObject.optional().describe('Arguments of the call, `args`; default none'),
-    guardrail_context: anObject.optional().describe('What a caller would give as `context`; default nothing'),
-    tool_id: z
-      .string()
-      .min(1)
-      .max(64)
-      .optional()
-      .describe('Tool that is called, for `runtime.tool` and `runtime.action`'),
-    document: jsonOrJsonText(GuardrailDocument).optional().describe('Rules to try in place of those of the guardrail'),
+    args: jsonObject.optional().describe('Value of `args`. Default empty.'),
+    guardrail_context: jsonObject.optional().describe('Value of `context` from the caller. Default none.'),
+    tool_id: z.string().min(1).max(64).optional().describe('Tool of the call, for `runtime.tool` and `runtime.action`'),
+    document: jsonOrJsonText(GuardrailDocument).optional().describe('Document to try instead of the stored one'),
   })
   .meta({ id: 'GuardrailEvaluateInput' })
 
-const evaluated = {
+const evaluationFields = {
   guardrail_id: z.string(),
-  guardrail_version: z.int().nullable().describe('Null for a guardrail that is gone, and for a document that is tried'),
-  scope: z.enum(GUARDRAIL_SCOPES).describe('What the guardrail was attached to'),
+  guardrail_version: z.int().nullable().describe('Null for a deleted guardrail and for a tried document'),
+  scope: z.enum(GUARDRAIL_SCOPES).describe('Resource type that the guardrail is attached to'),
   tool: z.string().nullable().describe('Name of the tool'),
   action: z.string().nullable(),
   class: z.enum(CLASSES),
   decision: z.enum(DECISIONS),
-  guard_result: z.boolean().nullable().describe('Whether the guard held; null unless the class is B'),
-  context_source: z.enum(['caller', 'tool', 'merged', 'none']).describe('Where the context of the rules came from'),
-  context_snapshot: anObject.describe('What the document reads, by its full path; null for what is missing'),
+  guard_result: z.boolean().nullable().describe('Result of the guard; null unless the class is B'),
+  context_source: z.enum(['caller', 'tool', 'merged', 'none']).describe('Source of the context'),
+  context_snapshot: jsonObject.describe('Values that the document reads, by full path; null for a missing value'),
   agent_id: z.string().nullable(),
   orchestration_run_id: z.string().nullable(),
   generation_id: z.string().nullable(),
 }
 
-/** What one guardrail says of one call. */
+/** Evaluation of one call by one guardrail. */
 export const Evaluation = z
-  .object({ kind: z.literal('guardrail_evaluation'), ...evaluated })
+  .object({ kind: z.literal('guardrail_evaluation'), ...evaluationFields })
   .meta({ id: 'GuardrailEvaluation' })
 export type Evaluation = z.output<typeof Evaluation>
 
-/** The same of a call that was made, as it is kept. */
+/** Stored evaluation of a call. */
 export const StoredEvaluation = record(
   'StoredGuardrailEvaluation',
   {
-    ...evaluated,
+    ...evaluationFields,
     tool_id: z.string().nullable(),
-    approval_id: z.string().nullable().describe('The approval that was filed in place of the call'),
+    approval_id: z.string().nullable().describe('ID of the approval filed for the call'),
   },
   { updated: false },
 )
@@ -145,7 +153,7 @@ export const guardrailKind = kind({
   missing: 'GUARDRAIL_NOT_FOUND',
   references: [
     { kind: 'project', column: 'project_id', on_delete: 'cascade' },
-    // The tool may go: what the document reads of its answer is missing then.
+    // Deletable: expressions that read its result then find it missing.
     { kind: 'tool', column: 'context_tool_id', on_delete: 'null' },
   ],
   record: Guardrail,

@@ -18,7 +18,7 @@ import { runValues, usageValues } from './usage.ts'
 
 const DAY_MS = 86_400_000
 
-/** Deletes evaluations older than GUARDRAIL_EVALUATION_RETENTION_DAYS (0 = none), in batches. */
+/** Deletes evaluations older than GUARDRAIL_EVALUATION_RETENTION_DAYS in batches; 0 disables deletion. */
 async function pruneEvaluations({ config, clock, pool }: Services, stopping: AbortSignal): Promise<number> {
   const days = config.GUARDRAIL_EVALUATION_RETENTION_DAYS
   if (days === 0) return 0
@@ -27,7 +27,7 @@ async function pruneEvaluations({ config, clock, pool }: Services, stopping: Abo
 }
 
 export default module('guardrails', {
-  tags: { Guardrails: 'Rules that allow, escalate or refuse calls of tools, with their evaluations.' },
+  tags: { Guardrails: 'Rules that allow, escalate or block tool calls, and their evaluations.' },
   errors: guardrailErrors,
   kinds: [guardrailKind, evaluationKind],
   resourceTypes: [guardrailType],
@@ -53,7 +53,8 @@ export default module('guardrails', {
   policyActions: [
     {
       action: detachPermission,
-      description: 'Take a guardrail away from a project, an agent or a tool, beside the right to change that',
+      description:
+        'Detach a guardrail from a project, an agent or a tool, in addition to the permission to update that resource',
       resource_type: 'guardrail',
     },
   ],

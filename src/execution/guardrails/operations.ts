@@ -2,14 +2,14 @@ import { countsText, raise, raiseInvalid } from '../../core/api/errors.ts'
 import { equalsFilter, oneOf } from '../../core/api/filters.ts'
 import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
+import { versionAuthor, versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
-import { shownWarnings } from '../../core/api/warnings.ts'
+import { warningsField } from '../../core/api/warnings.ts'
 import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
 import { effectOf } from '../tools/effect.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
 import { pinnedAction } from '../tools/platform.ts'
-import { toolsOfIds } from '../tools/store.ts'
+import { listToolsById } from '../tools/store.ts'
 import { guardrailVersions, versionedGuardrails } from './archive.ts'
 import { checkGuardrailDocument, ruleOf, trialRule } from './document.ts'
 import { evaluateRules } from './evaluate-call.ts'
@@ -26,7 +26,7 @@ import {
   guardrailKind,
   RestoreGuardrailInput,
 } from './model.ts'
-import { attachedTo } from './store.ts'
+import { findGuardrailAttachments } from './store.ts'
 import { warningsOfGuardrail } from './warnings.ts'
 
 const tag = 'Guardrails'
@@ -37,17 +37,17 @@ const evaluations = resource(evaluationKind, { path: '/guardrail-evaluations', t
 const isAction = ({ type }: ToolRow): boolean => type === 'platform' || type === 'mcp'
 
 /**
- * Validates a context tool. Who may write a guardrail may not thereby have tools called that it may not call itself.
+ * Validates a context tool. Writing a guardrail must not give access to tools that the caller may not call.
  * @throws TOOL_NOT_FOUND, VALIDATION_FAILED, FORBIDDEN
  */
 async function checkContextTool({ tx, allow }: Pick<Context, 'tx' | 'allow'>, project_id: string, id: string) {
-  const [tool] = await toolsOfIds(tx, project_id, [id])
+  const [tool] = await listToolsById(tx, project_id, [id])
   if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id } })
-  const wrong = (message: string) => raiseInvalid({ code: 'INVALID_VALUE', path: 'context_tool_id', message })
-  if (tool.type === 'client') wrong('names a client tool, which the platform cannot call')
-  if (isAction(tool) && pinnedAction(tool) === undefined) wrong('names a tool whose presets pin no action')
+  const refuse = (message: string) => raiseInvalid({ code: 'INVALID_VALUE', path: 'context_tool_id', message })
+  if (tool.type === 'client') refuse('is a client tool, which the platform cannot call')
+  if (isAction(tool) && pinnedAction(tool) === undefined) refuse('is a tool without a preset action')
   const effect = await effectOf(tx, tool)
-  if (effect !== null) wrong(`names a tool that calls ${effect}; guardrails ask platform tools to get, list or search`)
+  if (effect !== null) refuse(`calls ${effect}; context tools may only get, list or search`)
   allow('tools:CallTool', { kind: toolKind, row: tool })
 }
 
@@ -55,7 +55,7 @@ export const guardrailOperations: Operation[] = [
   // guardrails_project serves the order.
   guardrails.list(),
   guardrails.create({
-    description: 'Naming a context tool needs `tools:CallTool` on it.',
+    description: 'A context tool requires `tools:CallTool` on it.',
     alsoActions: ['tools:CallTool'],
     body: GuardrailInput,
     raises: ['TOOL_NOT_FOUND'],
@@ -64,16 +64,16 @@ export const guardrailOperations: Operation[] = [
       if (body.context_tool_id) await checkContextTool(context, project, body.context_tool_id)
     },
     make: ({ tx, body: { version_label, ...body }, project, caller }) =>
-      versionedGuardrails.insert(tx, { ...body, project_id: project }, madeBy(caller, version_label)),
+      versionedGuardrails.insert(tx, { ...body, project_id: project }, versionAuthor(caller, version_label)),
   }),
   guardrails.get(),
   guardrails.update({
     description:
-      'Acts on the calls that begin after it. Another document makes a version. Naming another context tool needs `tools:CallTool` on it.',
+      'Applies to calls that begin after the update. A changed document creates a version. Another context tool requires `tools:CallTool` on it.',
     alsoActions: ['tools:CallTool'],
     body: GuardrailPatch,
     answers: { 200: GuardrailWithWarnings },
-    show: async (row, { tx }) => shownWarnings(await warningsOfGuardrail(tx, row)),
+    show: async (row, { tx }) => warningsField(await warningsOfGuardrail(tx, row)),
     quiet: true,
     raises: ['TOOL_NOT_FOUND'],
     async check(next, { body, stored, ...context }) {
@@ -82,18 +82,24 @@ export const guardrailOperations: Operation[] = [
         await checkContextTool(context, next.project_id, body.context_tool_id)
     },
     write: (next, { stored, body, caller, tx }) =>
-      versionedGuardrails.change(tx, stored, guardrailKind.changes(stored, next), madeBy(caller, body.version_label)),
+      versionedGuardrails.change(
+        tx,
+        stored,
+        guardrailKind.changes(stored, next),
+        versionAuthor(caller, body.version_label),
+      ),
   }),
   guardrails.adopt({ adopt: (stored, { tx, caller }) => versionedGuardrails.adopt(tx, stored, caller) }),
   guardrails.remove({
-    description: 'Refused while it is attached to a project, an agent or a tool. Its versions go with it.',
+    description:
+      'Refused while the guardrail is attached to a project, an agent or a tool. Its versions are deleted as well.',
     raises: ['GUARDRAIL_HAS_REFERENCES'],
     async check({ id }, { tx }) {
-      const references = await attachedTo(tx, id)
+      const references = await findGuardrailAttachments(tx, id)
       const counts = Object.entries(references).map(([name, { length }]) => [name, length] as const)
       if (counts.some(([, count]) => count > 0))
         raise('GUARDRAIL_HAS_REFERENCES', {
-          message: `The guardrail ${id} is still attached (${countsText(Object.fromEntries(counts))})`,
+          message: `Guardrail ${id} is attached (${countsText(Object.fromEntries(counts))}) and cannot be deleted`,
           meta: { references },
         })
       invalidateOnCommit(tx, guardrailChannel, id)
@@ -103,8 +109,9 @@ export const guardrailOperations: Operation[] = [
   guardrails.action('restore', {
     id: 'restoreGuardrailVersion',
     path: `${path}/{guardrail_id}/versions/{version}/restore`,
-    summary: 'Write the document of an earlier version as the next one',
-    description: 'It must still be one that could be written today. Name, description and context tool stay.',
+    summary: 'Restore a guardrail version',
+    description:
+      'Writes the document of that version as the next one. The restored version is validated and authorized like a new write. Name, description and context tool are unchanged.',
     action: 'guardrails:RestoreGuardrailVersion',
     body: RestoreGuardrailInput,
     bodyOptional: true,
@@ -112,13 +119,13 @@ export const guardrailOperations: Operation[] = [
     async run(context) {
       const version = versionNumber(context.params.version)
       const row = await versionedGuardrails.restore(context, version, context.body?.label)
-      return { ...guardrailKind.present(row), ...shownWarnings(await warningsOfGuardrail(context.tx, row)) }
+      return { ...guardrailKind.present(row), ...warningsField(await warningsOfGuardrail(context.tx, row)) }
     },
   }),
   guardrails.action('evaluate', {
-    summary: 'Try a guardrail on arguments',
+    summary: 'Evaluate a guardrail',
     description:
-      'What it would say of a call now: the context tool is called with the credential of the caller, values of `runtime` are those of this moment. Nothing is executed, filed or kept. Trying another document with a context tool needs `tools:CallTool` on that.',
+      "Evaluates a hypothetical call: the context tool is called with the caller's credential, `runtime` has its current values. Nothing is executed, filed or stored. Trying another document with a context tool requires `tools:CallTool` on it.",
     action: 'guardrails:EvaluateGuardrail',
     alsoActions: ['tools:CallTool'],
     body: EvaluateInput,
@@ -133,7 +140,7 @@ export const guardrailOperations: Operation[] = [
         if (row.context_tool_id)
           allow('tools:CallTool', { kind: toolKind, row: { id: row.context_tool_id, project_id: row.project_id } })
       }
-      const [tool] = tool_id === undefined ? [] : await toolsOfIds(db, row.project_id, [tool_id])
+      const [tool] = tool_id === undefined ? [] : await listToolsById(db, row.project_id, [tool_id])
       if (tool_id !== undefined && !tool) raise('TOOL_NOT_FOUND', { meta: { id: tool_id } })
       const rule = document ? trialRule(row, document) : ruleOf(row)
       const [evaluation] = await evaluateRules(services, [{ scope: 'tool', rule }], {
@@ -151,10 +158,10 @@ export const guardrailOperations: Operation[] = [
       return evaluation
     },
   }),
-  // guardrail_evaluations_project serves the order; each filter has an index of its own.
+  // guardrail_evaluations_project serves the order; each filter has a separate index.
   evaluations.list({
-    summary: 'List what guardrails said of calls, newest first',
-    description: 'Each with the decision, what led to it, and the call it was about.',
+    summary: 'List guardrail evaluations',
+    description: 'Evaluations of tool calls, newest first, with the decision and the values that it is based on.',
     action: 'guardrails:ListGuardrailEvaluations',
     filters: {
       guardrail_id: equalsFilter('guardrail_id'),

@@ -4,7 +4,7 @@ import { resourceType } from '../../core/api/resource-type.ts'
 import { checkGuardrailDocument } from './document.ts'
 import { GuardrailDocument, guardrailKind } from './model.ts'
 
-/** Guardrails of templates: the keys of the document are properties, of which the document is made. */
+/** Guardrail resource of templates: the keys of the document are separate properties. */
 
 const schemas = inlineSchema(GuardrailDocument).properties as Record<string, JsonObject>
 const names = Object.keys(schemas)
@@ -26,10 +26,10 @@ export const guardrailType = resourceType(guardrailKind, {
     shown: ({ document }) =>
       Object.fromEntries(names.map(name => [name, (document as JsonObject | undefined)?.[name] ?? null])),
   },
-  check: properties => (properties.class == null ? [] : problemsIn(documentOf(properties))),
+  check: properties => (properties.class == null ? [] : documentProblems(documentOf(properties))),
 })
 
-function problemsIn(document: JsonObject): readonly Problem[] {
+function documentProblems(document: JsonObject): readonly Problem[] {
   try {
     checkGuardrailDocument(document as GuardrailDocument)
     return []

@@ -3,7 +3,7 @@ import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { GateRequest } from '../tools/guardrail-gate.ts'
 
-/** What `runtime.*` may read of the call itself. */
+/** Call that `runtime.*` values describe. */
 export type RuntimeSubject = Pick<GateRequest, 'project_id' | 'agent' | 'run'> & {
   tool: { id: string | null; name: string } | null
   action: string | null
@@ -11,7 +11,7 @@ export type RuntimeSubject = Pick<GateRequest, 'project_id' | 'agent' | 'run'> &
 
 type Value = string | number | null
 
-const OF_CALL: Record<string, (call: RuntimeSubject) => Value> = {
+const CALL_VALUES: Record<string, (call: RuntimeSubject) => Value> = {
   'runtime.action': ({ action }) => action,
   'runtime.tool.id': ({ tool }) => tool?.id ?? null,
   'runtime.tool.name': ({ tool }) => tool?.name ?? null,
@@ -20,8 +20,8 @@ const OF_CALL: Record<string, (call: RuntimeSubject) => Value> = {
   'runtime.orchestration_run.node_attempt': ({ run }) => run?.node_attempt ?? null,
 }
 
-/** What others measure; null as long as nobody does. */
-const MEASURED = [
+/** Values that runtime readers provide; null without a reader. */
+const MEASURED_KEYS = [
   'runtime.orchestration_run.tool_calls',
   'runtime.activity.actions_1h',
   'runtime.activity.actions_24h',
@@ -35,9 +35,9 @@ const MEASURED = [
   'runtime.usage.orchestration_run_cost_usd',
 ]
 
-export const RUNTIME_KEYS: readonly string[] = [...Object.keys(OF_CALL), ...MEASURED]
+export const RUNTIME_KEYS: readonly string[] = [...Object.keys(CALL_VALUES), ...MEASURED_KEYS]
 
-/** Modules that measure some of the values: they are asked at each call that reads one. */
+/** Reader of measured values, called for each call whose rules read one of its keys. */
 export type RuntimeReader = {
   keys: readonly string[]
   read: (services: Services, call: RuntimeSubject, keys: readonly string[]) => Promise<Record<string, Value>>
@@ -45,25 +45,25 @@ export type RuntimeReader = {
 
 export const runtimeReaders = extensionPoint<RuntimeReader>('runtime values of guardrails')
 
-/** The values that some paths read, as the object that expressions see. One that cannot be measured is null. */
-export async function runtimeOf(services: Services, call: RuntimeSubject, paths: Iterable<string>): Promise<object> {
-  const wanted = [...paths].filter(path => RUNTIME_KEYS.includes(path))
+/** Returns the runtime values at the given paths as an object for expressions. A value that cannot be read is null. */
+export async function readRuntime(services: Services, call: RuntimeSubject, paths: Iterable<string>): Promise<object> {
+  const requested = [...paths].filter(path => RUNTIME_KEYS.includes(path))
   const root: Record<string, unknown> = {}
-  const put = (path: string, value: Value) => {
+  const setValue = (path: string, value: Value) => {
     const segments = path.split('.').slice(1)
     const last = segments.pop() as string
     const holder = segments.reduce<Record<string, unknown>>((at, name) => (at[name] ??= {}) as never, root)
     holder[last] = value
   }
-  for (const path of wanted) put(path, OF_CALL[path]?.(call) ?? null)
+  for (const path of requested) setValue(path, CALL_VALUES[path]?.(call) ?? null)
   for (const { keys, read } of runtimeReaders.all()) {
-    const theirs = wanted.filter(path => keys.includes(path))
-    if (theirs.length === 0) continue
+    const readable = requested.filter(path => keys.includes(path))
+    if (readable.length === 0) continue
     try {
-      for (const [path, value] of Object.entries(await read(services, call, theirs))) put(path, value)
+      for (const [path, value] of Object.entries(await read(services, call, readable))) setValue(path, value)
     } catch (error) {
       if (isTransient(error)) throw error
-      services.log.warn({ err: error, project_id: call.project_id, keys: theirs }, 'runtime values not read')
+      services.log.warn({ err: error, project_id: call.project_id, keys: readable }, 'runtime values read failed')
     }
   }
   return root

@@ -6,49 +6,51 @@ import { type AgentRow, agentKind } from '../agents/model.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
 import { type Evaluation, type EvaluationRow, type GuardrailRow, guardrailKind } from './model.ts'
 
-/** Guardrails by their ids. By the primary key. */
-export const guardrailsOfIds = (db: Queryable, ids: readonly string[]): Promise<readonly GuardrailRow[]> =>
+/** Lists guardrails by id. Uses the primary key. */
+export const listGuardrailsById = (db: Queryable, ids: readonly string[]): Promise<readonly GuardrailRow[]> =>
   db.any(guardrailKind.sql`
     select ${guardrailKind.columns} from guardrails t where t.id = any(${sql.array([...ids], 'text')})`)
 
-/** The guardrails of a project, oldest first. By guardrails_project. */
-export const guardrailsOf = (db: Queryable, projectId: string): Promise<readonly GuardrailRow[]> =>
+/** Lists the guardrails of a project, oldest first (index guardrails_project). */
+export const listProjectGuardrails = (db: Queryable, projectId: string): Promise<readonly GuardrailRow[]> =>
   db.any(guardrailKind.sql`
     select ${guardrailKind.columns} from guardrails t where t.project_id = ${projectId} order by t.id`)
 
-const project = sql.type(
+const projectRow = sql.type(
   z.strictObject({ id: z.string(), guardrail_ids: z.array(z.string()), trace_content_mode: z.string() }),
 )
 
-/** What projects say of the calls in them. By the primary key. */
-export const projectsOfIds = (db: Queryable, ids: readonly string[]) =>
-  db.any(project`
+/** Lists the guardrail settings of projects. Uses the primary key. */
+export const listProjectGuardrailSettings = (db: Queryable, ids: readonly string[]) =>
+  db.any(projectRow`
     select id, guardrail_ids, trace_content_mode from projects where id = any(${sql.array([...ids], 'text')})`)
 
-const reference = sql.type(z.strictObject({ type: z.string(), ids: z.array(z.string()) }))
+const referenceRow = sql.type(z.strictObject({ type: z.string(), ids: z.array(z.string()) }))
 
-/** Ids that a refusal names of one kind. */
-const NAMED = 100
+/** Maximum number of ids of each kind in a refusal. */
+const MAX_IDS = 100
 
-/** What a guardrail is attached to, by kind. */
-export async function attachedTo(
+/** Returns the ids of the resources that a guardrail is attached to, by kind. */
+export async function findGuardrailAttachments(
   db: Queryable,
   id: string,
 ): Promise<Record<'tools' | 'agents' | 'projects', string[]>> {
-  const rows = await db.any(reference`
-    select type, (array_agg(distinct id))[1:${NAMED}::int] as ids
+  const rows = await db.any(referenceRow`
+    select type, (array_agg(distinct id))[1:${MAX_IDS}::int] as ids
     from ${referencesTo(guardrailKind, id) ?? sql.fragment`(select '' as type, '' as id where false)`} as r group by type`)
   const of = (type: string) => rows.find(row => row.type === type)?.ids ?? []
   return { tools: of('tool'), agents: of('agent'), projects: of('project') }
 }
 
-/** Agents that have a guardrail attached, so many at most. By agents_guardrails. */
-export const agentsGuardedBy = (db: Queryable, id: string, limit: number): Promise<readonly AgentRow[]> =>
+/** Lists up to `limit` agents with the guardrail attached (index agents_guardrails). */
+export const listAgentsWithGuardrail = (db: Queryable, id: string, limit: number): Promise<readonly AgentRow[]> =>
   db.any(agentKind.sql`
     select ${agentKind.columns} from agents t where ${hasGuardrail(id)} order by t.id limit ${limit}`)
 
-/** Tools that have a guardrail attached, and others of its project by their ids. By tools_guardrails and the primary key. */
-export const toolsGuardedBy = (
+/**
+ * Lists tools with the guardrail attached and the `others` of its project. Uses tools_guardrails and the primary key.
+ */
+export const listToolsWithGuardrail = (
   db: Queryable,
   { id, project_id }: Pick<GuardrailRow, 'id' | 'project_id'>,
   others: readonly string[],
@@ -62,7 +64,7 @@ export const toolsGuardedBy = (
       and t.project_id = ${project_id}
     order by t.id limit ${limit}`)
 
-/** What is kept of one evaluation. */
+/** Evaluation to store. */
 export type EvaluationDraft = Evaluation & Pick<EvaluationRow, 'id' | 'project_id' | 'tool_id' | 'approval_id'>
 
 const COLUMNS: readonly (readonly [keyof EvaluationRow & keyof EvaluationDraft, string])[] = [
@@ -94,9 +96,8 @@ const valuesOf = (draft: EvaluationDraft) =>
   COLUMNS.map(([name, type]) => (type === 'json' ? JSON.stringify(draft[name]) : (draft[name] as string | null)))
 
 /**
- * Adds evaluations of projects that there are, each id once; returns the ids of those that were added. In arrays: the same
- * rows as one JSON text took the database a quarter longer. In the order of their ids, which keeps the pages of indexes
- * full.
+ * Inserts evaluations of existing projects, each id once, and returns the inserted ids. Uses arrays: the same rows as
+ * one JSON text took the database a quarter longer. Ordered by id, which keeps index pages full.
  */
 export const insertEvaluations = (db: Queryable, drafts: readonly EvaluationDraft[]): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
@@ -123,7 +124,9 @@ export const insertEvaluations = (db: Queryable, drafts: readonly EvaluationDraf
     on conflict (id) do nothing
     returning id`)
 
-/** Erases what evaluations of calls of turns show of those. By guardrail_evaluations_generation. */
+/**
+ * Erases the snapshots of evaluations made for turns and returns their number (index guardrail_evaluations_generation).
+ */
 export const eraseSnapshots = async (db: Queryable, generationIds: readonly string[]): Promise<number> =>
   (
     await db.query(voidStatement`
@@ -131,7 +134,7 @@ export const eraseSnapshots = async (db: Queryable, generationIds: readonly stri
       where generation_id = any(${sql.array([...generationIds], 'text')})`)
   ).rowCount
 
-/** Deletes evaluations older than a time. By guardrail_evaluations_time. */
+/** Deletes evaluations older than `before` (index guardrail_evaluations_time). */
 export const deleteEvaluations = async (db: Queryable, before: Date, limit: number): Promise<number> =>
   (
     await db.query(sql.type(z.strictObject({}))`

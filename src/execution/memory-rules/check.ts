@@ -7,13 +7,13 @@ import { type AgentRow, agentKind } from '../agents/model.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
 import { type MemoryRuleRow, memoryRuleKind } from './model.ts'
 
-/** What a tool is told of a turn, which presets must leave alone. */
+/** Arguments that the platform sets and that presets must not fix. */
 const RESERVED = ['event', 'memory_rule_id', 'agent_id', 'generation_id', 'conversation_id', 'transcript']
 
-/** Tools whose calls name one of several operations. */
+/** Tool types whose calls select one of several operations. */
 const BY_ACTION = ['mcp', 'platform']
 
-type Settings = Pick<
+type RuleSettings = Pick<
   MemoryRuleRow,
   | 'project_id'
   | 'on'
@@ -27,38 +27,38 @@ type Settings = Pick<
   | 'model'
 >
 
-const wrong = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
+const refuse = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
 
-/** Refuses fields that do not go together. */
-function checkFields(rule: Settings): void {
+/** Refuses invalid combinations of fields. */
+function checkFields(rule: RuleSettings): void {
   const { on, agent_id, tool_id, action, preset_parameters } = rule
-  if (agent_id !== null && tool_id !== null) wrong('tool_id', 'does not go with agent_id; clear one')
-  if (tool_id === null && action !== null) wrong('action', 'is for tools only')
-  if (tool_id === null && preset_parameters !== null) wrong('preset_parameters', 'is for tools only')
-  const handled = agent_id !== null || tool_id !== null
+  if (agent_id !== null && tool_id !== null) refuse('tool_id', 'cannot be combined with agent_id')
+  if (tool_id === null && action !== null) refuse('action', 'is allowed only with tool_id')
+  if (tool_id === null && preset_parameters !== null) refuse('preset_parameters', 'is allowed only with tool_id')
+  const hasHandler = agent_id !== null || tool_id !== null
   for (const name of ['prompt', 'ai_provider_id', 'model'] as const)
-    if (handled && rule[name] !== null) wrong(name, 'is for rules without agent_id and tool_id')
-  if (!handled && on === 'conversation_messages.generated') wrong('on', 'needs agent_id or tool_id')
+    if (hasHandler && rule[name] !== null) refuse(name, 'cannot be combined with agent_id or tool_id')
+  if (!hasHandler && on === 'conversation_messages.generated') refuse('on', 'requires agent_id or tool_id')
   const reserved = RESERVED.find(name => Object.hasOwn(preset_parameters ?? {}, name))
-  if (reserved) wrong(`preset_parameters.${reserved}`, 'is filled in by the platform')
+  if (reserved) refuse(`preset_parameters.${reserved}`, 'is set by the platform')
 }
 
 function checkTool({ type }: ToolRow, action: string | null): void {
-  if (type === 'client') wrong('tool_id', 'a client tool cannot be called by the platform')
-  if (BY_ACTION.includes(type) && action === null) wrong('action', `is required for ${type} tools`)
-  if (!BY_ACTION.includes(type) && action !== null) wrong('action', `a tool of type ${type} has one operation`)
+  if (type === 'client') refuse('tool_id', 'is a client tool, which the platform cannot call')
+  if (BY_ACTION.includes(type) && action === null) refuse('action', `is required for ${type} tools`)
+  if (!BY_ACTION.includes(type) && action !== null) refuse('action', `is not allowed for tools of type ${type}`)
 }
 
 /**
- * Validates a rule as a write would leave it. A writer who has an agent or a tool asked, about other turns or with other
- * arguments, must be allowed to ask it.
- * @param stored null for a rule that does not exist yet
- * @returns whether what is asked of the handler changes: the rule acts as its writer from then on
+ * Validates a rule as it would be stored. Setting an agent or tool, or changing its turns or arguments, requires the
+ * caller's permission to use it.
+ * @param stored null for a new rule
+ * @returns whether the handler changes, after which the rule runs as the caller
  * @throws VALIDATION_FAILED, AGENT_NOT_FOUND, TOOL_NOT_FOUND, AI_PROVIDER_NOT_FOUND, FORBIDDEN
  */
 export async function checkMemoryRule(
   { tx, allow }: Pick<Context, 'tx' | 'allow'>,
-  rule: Settings,
+  rule: RuleSettings,
   stored: MemoryRuleRow | null,
 ): Promise<{ newHandler: boolean }> {
   checkFields(rule)
@@ -66,26 +66,28 @@ export async function checkMemoryRule(
   await requireReferences(tx, memoryRuleKind, project_id, { agent_id, tool_id, ai_provider_id: rule.ai_provider_id })
   if (source_agent_ids && !isDeepStrictEqual(source_agent_ids, stored?.source_agent_ids))
     await requireAll(tx, agentKind, project_id, source_agent_ids)
-  const tool = tool_id === null ? null : await rowOf<ToolRow>(tx, toolKind, tool_id)
+  const tool = tool_id === null ? null : await requireRow<ToolRow>(tx, toolKind, tool_id)
   if (tool) checkTool(tool, action)
-  const given = { agent_id, tool_id, action, preset_parameters, source_agent_ids, on: rule.on }
+  const handlerFields = { agent_id, tool_id, action, preset_parameters, source_agent_ids, on: rule.on }
   const newHandler =
     !stored ||
-    Object.entries(given).some(([name, value]) => !isDeepStrictEqual(value, stored[name as keyof typeof given]))
+    Object.entries(handlerFields).some(
+      ([name, value]) => !isDeepStrictEqual(value, stored[name as keyof typeof handlerFields]),
+    )
   if (newHandler) {
-    if (agent_id !== null) await rowOf<AgentRow>(tx, agentKind, agent_id)
+    if (agent_id !== null) await requireRow<AgentRow>(tx, agentKind, agent_id)
     allowHandler({ allow }, rule)
   }
   return { newHandler }
 }
 
-/** Raises FORBIDDEN for a caller who may not ask the handler of a rule. */
-export function allowHandler({ allow }: Pick<Context, 'allow'>, { project_id, agent_id, tool_id }: Settings): void {
+/** Raises FORBIDDEN unless the caller may use the handler of a rule. */
+export function allowHandler({ allow }: Pick<Context, 'allow'>, { project_id, agent_id, tool_id }: RuleSettings): void {
   if (tool_id !== null) allow('tools:CallTool', { kind: toolKind, row: { id: tool_id, project_id } })
   if (agent_id !== null) allow('agents:CreateAgentGeneration', { kind: agentKind, row: { id: agent_id, project_id } })
 }
 
-async function rowOf<Row>(tx: Context['tx'], kind: typeof agentKind | typeof toolKind, id: string): Promise<Row> {
+async function requireRow<Row>(tx: Context['tx'], kind: typeof agentKind | typeof toolKind, id: string): Promise<Row> {
   const row = isIdOf(kind, id) ? await kind.find(tx, id) : null
   return (row as Row | null) ?? raise(kind.missing, { meta: { id } })
 }

@@ -1,10 +1,10 @@
 import type { TurnContentEraser } from '../../control/retention/erasure.ts'
-import { endFirings } from './store.ts'
+import { settleFiringsOfTurns } from './store.ts'
 
-/** What rules read of turns: of one that is erased nothing more is kept, by whoever is at it. */
+/** Settles the firings of erased turns, so that a worker that processes one stores nothing more. */
 export const ruleFiringContent: TurnContentEraser = {
   async erase(tx, turns) {
-    await endFirings(
+    await settleFiringsOfTurns(
       tx,
       turns.map(({ id }) => id),
     )

@@ -4,7 +4,7 @@ import { factProvenance } from '../generations/tools/write-memory.ts'
 import type { ExtractedFact } from './facts.ts'
 import type { MemoryRuleRow } from './model.ts'
 
-/** A fact of a turn as a rule states it to its store. */
+/** Returns a fact of a turn as a rule submits it to its store. */
 export const factFromTurn = (
   { id, memory_store_id }: MemoryRuleRow,
   turn: GenerationRow,

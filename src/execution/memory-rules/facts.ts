@@ -1,51 +1,52 @@
 import { z } from 'zod'
 import { storableText, truncateChars } from '../../core/api/storable-text.ts'
 
-/** What handlers say is to be remembered. */
+/** Parsing of the facts that handlers return. */
 
-/** Facts that one firing writes at most. */
+/** Maximum number of facts written by one firing. */
 export const MAX_FACTS = 20
 
-/** Text that is searched for JSON, and beginnings of JSON in it that are tried. */
-const MAX_TEXT = 256 * 1024
-const MAX_TRIES = 100
+/** Maximum number of text characters searched for JSON, and of positions tried. */
+const MAX_TEXT_CHARS = 256 * 1024
+const MAX_POSITIONS = 100
 
 const MAX_TAGS = 50
 
 export const ExtractedFact = z.object({ content: z.string(), tags: z.record(z.string(), z.string()) })
 export type ExtractedFact = z.output<typeof ExtractedFact>
 
-/** The first array that a text holds as JSON: what the built-in extractor was asked for. */
+/** Returns the facts in the first JSON array of a text, as the built-in extractor formats them. */
 export const extractedFacts = (text: string): ExtractedFact[] =>
-  factsIn(jsonIn(text, Array.isArray)).map(({ content }) => ({ content, tags: {} }))
+  parseFacts(findJson(text, Array.isArray)).map(({ content }) => ({ content, tags: {} }))
 
-/** The first object with `facts`, or array, that a text holds as JSON: what an agent was asked for. */
-export const factsOfText = (text: string): ExtractedFact[] => factsIn(jsonIn(text, value => listOf(value) !== null))
+/** Returns the facts in the first JSON object with `facts`, or array, of a text, as agents format them. */
+export const factsOfText = (text: string): ExtractedFact[] =>
+  parseFacts(findJson(text, value => factList(value) !== null))
 
-/** The same of the result of a tool, which may be a text. */
+/** Returns the facts in the result of a tool, which may be a text. */
 export const factsOfResult = (result: unknown): ExtractedFact[] =>
-  typeof result === 'string' ? factsOfText(result) : factsIn(result)
+  typeof result === 'string' ? factsOfText(result) : parseFacts(result)
 
-function listOf(value: unknown): unknown[] | null {
+function factList(value: unknown): unknown[] | null {
   if (Array.isArray(value)) return value
   const facts = typeof value === 'object' && value !== null && 'facts' in value ? value.facts : null
   return Array.isArray(facts) ? facts : null
 }
 
-const factsIn = (value: unknown): ExtractedFact[] =>
-  (listOf(value) ?? []).flatMap(entry => factOf(entry) ?? []).slice(0, MAX_FACTS)
+const parseFacts = (value: unknown): ExtractedFact[] =>
+  (factList(value) ?? []).flatMap(entry => parseFact(entry) ?? []).slice(0, MAX_FACTS)
 
-/** Anything but a text or an object with one is dropped. */
-function factOf(entry: unknown): ExtractedFact | null {
-  const given = typeof entry === 'object' && entry !== null ? (entry as Record<string, unknown>) : { content: entry }
-  if (typeof given.content !== 'string') return null
-  const content = storableText(given.content).trim()
-  return content === '' ? null : { content, tags: tagsOf(given.tags) }
+/** Returns a fact from a text or an object with a text; null for anything else. */
+function parseFact(entry: unknown): ExtractedFact | null {
+  const value = typeof entry === 'object' && entry !== null ? (entry as Record<string, unknown>) : { content: entry }
+  if (typeof value.content !== 'string') return null
+  const content = storableText(value.content).trim()
+  return content === '' ? null : { content, tags: parseTags(value.tags) }
 }
 
-function tagsOf(given: unknown): Record<string, string> {
-  if (typeof given !== 'object' || given === null || Array.isArray(given)) return {}
-  const pairs = Object.entries(given).filter(
+function parseTags(value: unknown): Record<string, string> {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) return {}
+  const pairs = Object.entries(value).filter(
     (pair): pair is [string, string] =>
       typeof pair[1] === 'string' &&
       pair[0] !== '' &&
@@ -56,26 +57,26 @@ function tagsOf(given: unknown): Record<string, string> {
   return Object.fromEntries(pairs.slice(0, MAX_TAGS).map(([name, value]) => [storableText(name), storableText(value)]))
 }
 
-/** The first JSON array or object within a text that is wanted; null without one. */
-function jsonIn(given: string, wanted: (value: unknown) => boolean): unknown {
-  const text = truncateChars(given, MAX_TEXT)
-  let tries = 0
+/** Returns the first JSON array or object in a text that `accepts` allows, or null. */
+function findJson(value: string, accepts: (value: unknown) => boolean): unknown {
+  const text = truncateChars(value, MAX_TEXT_CHARS)
+  let positions = 0
   for (const { index } of text.matchAll(/[[{]/g)) {
-    if (++tries > MAX_TRIES) return null
-    const end = endOfJson(text, index)
+    if (++positions > MAX_POSITIONS) return null
+    const end = findJsonEnd(text, index)
     if (end === null) continue
     try {
       const value: unknown = JSON.parse(text.slice(index, end))
-      if (wanted(value)) return value
+      if (accepts(value)) return value
     } catch {
-      // Prose in brackets.
+      // Brackets in prose.
     }
   }
   return null
 }
 
-/** Where the brackets that open at a place are closed; null when they never are. */
-function endOfJson(text: string, start: number): number | null {
+/** Returns the end of the brackets that open at `start`, or null if they are not closed. */
+function findJsonEnd(text: string, start: number): number | null {
   let depth = 0
   let quoted = false
   for (let at = start; at < text.length; at++) {

@@ -5,24 +5,24 @@ import { sweepWorkItems } from '../../core/jobs/work-item.ts'
 import type { Services } from '../../core/process/services.ts'
 import { abandonRuleFiring, processRuleFiring } from './fire.ts'
 import { memoryRuleQueue, ruleFiringSweep } from './queue.ts'
-import { deleteSettled, ruleFiringWork } from './store.ts'
+import { deleteSettledRuleFirings, ruleFiringWork } from './store.ts'
 
-/** A firing this late has lost its message, or its worker. */
+/** Delay after which a message or a worker counts as lost. */
 const QUIET_SECONDS = 5
 
 const MESSAGE_LEASE_SECONDS = 60
 
-/** How long it is known that a rule has looked at a turn. */
+/** Retention of settled firings, which prevent that a rule processes a turn twice. */
 const KEPT_MS = 30 * 24 * 3_600_000
 
-/** Who works on firings, and who looks for those that nobody works on. */
+/** Handlers that process firings and sweep orphaned ones. */
 export const firingHandlers = [
   handler(
     memoryRuleQueue,
     {
-      // A message stays with a lost worker no longer than the firing.
+      // A lost worker blocks a message no longer than a firing.
       leaseSeconds: config => Math.min(config.GENERATION_LEASE_SECONDS, MESSAGE_LEASE_SECONDS),
-      onExhausted: (asked, error, services) => services.write(tx => abandonRuleFiring(tx, asked, error)),
+      onExhausted: (message, error, services) => services.write(tx => abandonRuleFiring(tx, message, error)),
     },
     processRuleFiring,
   ),
@@ -39,7 +39,7 @@ const sweepFirings = (services: Services, stopping: AbortSignal): Promise<void> 
     attempts: ruleFiringWork,
     quietSeconds: QUIET_SECONDS,
     stopping,
-    // Dropped where one waits already.
+    // Dropped if a message is already queued.
     wake: due =>
       services.queues.send(
         due.map(({ entity, id, project_id }) =>
@@ -52,5 +52,8 @@ export const firingRetention: Sweep = {
   name: 'memory_rule_firings',
   when: '37 3 * * *',
   run: ({ pool, clock }, stopping) =>
-    deleteInBatches(limit => deleteSettled(pool, new Date(clock.now().getTime() - KEPT_MS), limit), stopping),
+    deleteInBatches(
+      limit => deleteSettledRuleFirings(pool, new Date(clock.now().getTime() - KEPT_MS), limit),
+      stopping,
+    ),
 }

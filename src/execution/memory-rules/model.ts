@@ -14,54 +14,54 @@ const PRESET_BYTES = 64 * 1024
 const id = z.string().min(1).max(255)
 
 const fields = {
-  on: z.enum(RULE_EVENTS).describe('What is looked at: turns that complete, or replies in conversations'),
+  on: z.enum(RULE_EVENTS).describe('Trigger of the rule: completed turns, or replies in conversations'),
   source_agent_ids: z
     .array(id)
     .min(1)
     .max(500)
     .nullable()
-    .describe('Agents whose turns are looked at; null for all of the project'),
+    .describe('Agents whose turns trigger the rule; null for all agents of the project'),
   agent_id: id
     .nullable()
-    .describe('Agent that says which facts are kept; without it and tool_id a model extracts them'),
-  tool_id: id.nullable().describe('Tool that says which facts are kept'),
-  action: id.nullable().describe('Operation of a platform tool, tool of the server of an mcp tool; for others null'),
+    .describe('Agent that extracts the facts. Without agent_id and tool_id, a model extracts them.'),
+  tool_id: id.nullable().describe('Tool that extracts the facts'),
+  action: id.nullable().describe('Operation of a platform tool, or tool of an mcp server; null for other tools'),
   preset_parameters: z
     .record(z.string(), z.unknown())
     .refine(value => Buffer.byteLength(JSON.stringify(value)) <= PRESET_BYTES, 'must be at most 64 KiB')
     .nullable()
-    .describe('Arguments of the tool beside those that say what happened'),
+    .describe("Arguments of the tool, in addition to the platform's. At most 64 KiB."),
   prompt: z
     .string()
     .max(65_536)
     .nullable()
-    .describe('The task of the model that extracts facts, in place of the built-in one'),
+    .describe('Instruction of the model that extracts facts; null for the built-in one'),
   ai_provider_id: id
     .nullable()
-    .describe('AI provider of that model; null goes by the provider or route of the agent whose turn it was'),
-  model: id.nullable().describe('Model of the provider; null is that of the agent, or the default of the provider'),
-  enabled: z.boolean().describe('Whether turns are looked at; default true'),
+    .describe('AI provider of the extraction model; null for the provider or route of the agent of the turn'),
+  model: id.nullable().describe("Model of the provider; null for the agent's model, or the provider's default"),
+  enabled: z.boolean().describe('Whether the rule is active. Default true.'),
 }
 
 export const MemoryRule = record('MemoryRule', {
-  memory_store_id: z.string().describe('Store that the facts go to'),
+  memory_store_id: z.string().describe('Memory store for the facts'),
   ...fields,
   disabled_reason: z
     .string()
     .nullable()
-    .describe('`handler_deleted` when the agent or tool that said which facts are kept was deleted'),
+    .describe('Reason for deactivation: `handler_deleted` when the agent or tool of the rule was deleted'),
 })
 
 export const MemoryRuleInput = createBody(
   'MemoryRuleInput',
-  { memory_store_id: id.describe('Store that the facts go to; it cannot be changed'), ...fields },
+  { memory_store_id: id.describe('Memory store for the facts; immutable'), ...fields },
   ['memory_store_id', 'on'],
 )
 
 export const MemoryRulePatch = patchBody('MemoryRulePatch', fields)
 
 export const RuleTestInput = z
-  .strictObject({ generation_id: id.describe('A completed turn of the project whose content was kept') })
+  .strictObject({ generation_id: id.describe('Completed turn of the project whose content is stored') })
   .meta({ id: 'MemoryRuleTestInput' })
 
 export const RuleTest = z
@@ -71,41 +71,41 @@ export const RuleTest = z
         z.object({
           content: z.string(),
           tags: z.record(z.string(), z.string()),
-          action: z.string().nullable().describe('What writing it would do; null when it could not be written'),
-          similarity: z.number().nullable().describe('Cosine of the fact and the nearest memory'),
-          memory_id: z.string().nullable().describe('The memory that it is skipped for'),
-          superseded_memory_id: z.string().nullable().describe('The memory that it would take the place of'),
+          action: z.string().nullable().describe('Outcome of writing the fact; null if it cannot be written'),
+          similarity: z.number().nullable().describe('Cosine similarity to the nearest memory'),
+          memory_id: z.string().nullable().describe('Existing memory because of which the fact would be skipped'),
+          superseded_memory_id: z.string().nullable().describe('Memory that the fact would supersede'),
         }),
       )
-      .describe(`What the handler said, at most ${MAX_FACTS}`),
+      .describe(`Facts returned by the handler. At most ${MAX_FACTS}.`),
   })
   .meta({ id: 'MemoryRuleTest' })
 
-/** Rules whose handler goes are switched off: without one, a model would extract facts in its place. */
-const byHandler = (kind: 'agent' | 'tool', column: 'agent_id' | 'tool_id') => ({
+/** Reference that disables rules whose handler is deleted: otherwise a model would extract facts instead. */
+const handlerReference = (kind: 'agent' | 'tool', column: 'agent_id' | 'tool_id') => ({
   kind,
   column,
   on_delete: 'follow' as const,
   counted: null,
-  letGo: disableRules,
+  detach: disableRules,
 })
 
-/** Rules are named as their store is: who may change it decides what it takes. */
+/** Memory rules are authorized as their store: permission to change the store covers its rules. */
 export const memoryRuleKind = kind({
   name: 'memory_rule',
   prefix: 'mrule',
   table: 'memory_rules',
   references: [
     { kind: 'memory_store', column: 'memory_store_id', on_delete: 'cascade' },
-    byHandler('agent', 'agent_id'),
-    byHandler('tool', 'tool_id'),
+    handlerReference('agent', 'agent_id'),
+    handlerReference('tool', 'tool_id'),
     { kind: 'ai_provider', column: 'ai_provider_id', on_delete: 'block' },
   ],
   record: MemoryRule,
   hidden: {
-    /** Whom a handler runs as. */
+    /** Principal of the handler. */
     authority: z.custom<PrincipalRecord>(),
-    /** Firings that failed one after the other. */
+    /** Consecutive failed firings. */
     failures: z.int(),
     store_tags: z.record(z.string(), z.string()),
   },
@@ -116,10 +116,10 @@ export const memoryRuleKind = kind({
 })
 export type MemoryRuleRow = z.output<typeof memoryRuleKind.row>
 
-/** Carries the id of a project whose rules were changed. */
+/** Notification channel for changed rules; the payload is the project id. */
 export const rulesChannel = 'muster_memory_rules'
 
-/** Switches off rules whose handler is deleted; the caller holds their rows. */
+/** Disables rules whose handler is deleted. The caller has locked the rows. */
 export async function disableRules(tx: Tx, ids: readonly string[]): Promise<void> {
   const rows = await tx.any(memoryRuleKind.sql`
     update memory_rules t set enabled = false, disabled_reason = 'handler_deleted', agent_id = null, tool_id = null,

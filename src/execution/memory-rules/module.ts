@@ -9,7 +9,7 @@ import { firingHandlers, firingRetention, firingSchedules } from './handlers.ts'
 import { memoryRuleKind } from './model.ts'
 import { memoryRuleOperations } from './operations.ts'
 import { ruleTurnHook } from './rule-hook.ts'
-import { handlingTurns } from './settle.ts'
+import { handlerTurnOwner } from './settle.ts'
 import { ruleFiringWork } from './store.ts'
 
 export default module('memory-rules', {
@@ -22,7 +22,7 @@ export default module('memory-rules', {
   extensions: [
     leaseHolding.with(ruleFiringWork.endLeases),
     turnCompletionHooks.with(ruleTurnHook),
-    turnOwners.with(handlingTurns),
+    turnOwners.with(handlerTurnOwner),
     turnContent.with(ruleFiringContent),
   ],
 })

@@ -23,23 +23,23 @@ import { testRule } from './test-rule.ts'
 
 const tag = 'Memory'
 
-/** Most rules of a project: the transaction that completes a turn makes a firing of each, and every process keeps them. */
+/** Maximum number of rules in a project: completing a turn inserts a firing for each, and every process caches them. */
 const MAX_RULES = 200
 const rules = resource(memoryRuleKind, { path: '/memory-rules', tag, module: 'memories' })
 
 const refusals = ['AGENT_NOT_FOUND', 'TOOL_NOT_FOUND', 'AI_PROVIDER_NOT_FOUND'] as const
-const RIGHTS = ['agents:CreateAgentGeneration', 'tools:CallTool']
+const HANDLER_PERMISSIONS = ['agents:CreateAgentGeneration', 'tools:CallTool']
 
 const createRule = operation({
   id: 'createMemoryRule',
   method: 'post',
   path: '/memory-rules',
-  summary: 'Have a memory store take facts from turns',
+  summary: 'Create a memory rule',
   description:
-    'Decided on the store. Naming an agent needs `agents:CreateAgentGeneration` on it, naming a tool `tools:CallTool`: they run as whoever named them.',
+    'Authorized on the store. An agent requires `agents:CreateAgentGeneration` on it, a tool `tools:CallTool`; the handler runs with the permissions of the principal that set it.',
   tag,
   action: 'memories:CreateMemoryRule',
-  alsoActions: RIGHTS,
+  alsoActions: HANDLER_PERMISSIONS,
   creates: memoryRuleKind,
   under: { kind: memoryStoreKind, field: 'memory_store_id' },
   body: MemoryRuleInput,
@@ -47,14 +47,14 @@ const createRule = operation({
   raises: [...refusals],
   async run(context) {
     const { tx, body, caller, project } = context
-    const { project_id: _named, memory_store_id, on, enabled = true, ...given } = body
+    const { project_id: _project, memory_store_id, on, enabled = true, ...fields } = body
     const project_id = project as string
-    // Held, so that the rule does not outlive it.
+    // Locks the store against deletion.
     if (!(await memoryStoreKind.reference(tx, memory_store_id, project_id)))
       raise('RESOURCE_NOT_FOUND', { meta: { id: memory_store_id } })
     if ((await countRules(tx, project_id)) >= MAX_RULES)
       raiseInvalid({ code: 'LIMIT_REACHED', path: '', message: `a project has at most ${MAX_RULES} memory rules` })
-    const settings = { ...UNSET, ...given, on, project_id }
+    const settings = { ...UNSET, ...fields, on, project_id }
     await checkMemoryRule(context, settings, null)
     const authority = principalRecord(caller)
     const row = await memoryRuleKind.insert(tx, { ...settings, memory_store_id, enabled, authority })
@@ -87,7 +87,7 @@ const listRules = operation({
   method: 'get',
   path: '/memory-rules',
   summary: 'List memory rules',
-  description: 'Rules by which facts are taken out of turns that have ended.',
+  description: 'Memory rules extract facts from completed turns.',
   tag,
   action: 'memories:ListMemoryRules',
   lists: memoryStoreKind,
@@ -120,8 +120,8 @@ export const memoryRuleOperations: Operation[] = [
   rules.get(),
   rules.update({
     description:
-      'Checked as it stands then. Naming another agent or tool, or other arguments of a tool, needs the right to ask it, and has it run as whoever does so.',
-    alsoActions: RIGHTS,
+      'Omitted fields are unchanged; the resulting rule is validated as a whole. Another agent or tool, or other arguments of a tool, requires permission to use it; the handler then runs as the caller.',
+    alsoActions: HANDLER_PERMISSIONS,
     body: MemoryRulePatch,
     quiet: true,
     raises: [...refusals],
@@ -137,7 +137,7 @@ export const memoryRuleOperations: Operation[] = [
     changed: ({ project_id }, { tx }) => invalidateOnCommit(tx, rulesChannel, project_id),
   }),
   rules.adopt({
-    alsoActions: RIGHTS,
+    alsoActions: HANDLER_PERMISSIONS,
     async adopt(stored, { tx, allow, caller }) {
       allowHandler({ allow }, stored)
       invalidateOnCommit(tx, rulesChannel, stored.project_id)
@@ -145,16 +145,16 @@ export const memoryRuleOperations: Operation[] = [
     },
   }),
   rules.remove({
-    description: 'What it brought into the store stays.',
+    description: 'Memories written by the rule remain.',
     removed: ({ project_id }, { tx }) => invalidateOnCommit(tx, rulesChannel, project_id),
   }),
   rules.action('test', {
     id: 'testMemoryRule',
-    summary: 'Try a memory rule on a past turn',
+    summary: 'Test a memory rule',
     description:
-      'Has the handler asked as the caller, and answers its facts with what writing each would do. Nothing is written; what is asked of models is metered.',
+      'Runs the handler as the caller on a past turn and returns its facts with the outcome of writing each. Nothing is written; model usage is metered.',
     action: 'memories:GetMemoryRule',
-    alsoActions: [...RIGHTS, 'generations:GetGeneration'],
+    alsoActions: [...HANDLER_PERMISSIONS, 'generations:GetGeneration'],
     body: RuleTestInput,
     answers: { 200: RuleTest },
     transaction: false,

@@ -2,8 +2,8 @@ import { z } from 'zod'
 import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
 
 /**
- * Wake-ups of firings: the row of the firing is the truth, so one message per firing is enough. Retries of the queue are for
- * what could not even be recorded.
+ * Wake-ups for firings; the state is in the row, so one message for each is enough. Queue retries cover failures that
+ * could not be recorded.
  */
 export const memoryRuleQueue = entityMailbox('memory_rule.fire', {
   message: z.object({ firing_id: z.string(), generation_id: z.string(), project_id: z.string() }),
@@ -14,7 +14,7 @@ export const memoryRuleQueue = entityMailbox('memory_rule.fire', {
 })
 export type RuleFiringMessage = z.output<typeof memoryRuleQueue.message>
 
-/** Looks for firings that nobody works on: the floor under the wake-ups. */
+/** Finds orphaned firings: the fallback for lost wake-ups. */
 export const ruleFiringSweep = workQueue('memory_rule.sweep', {
   message: z.object({}),
   concern: 'generation',

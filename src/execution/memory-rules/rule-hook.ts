@@ -5,30 +5,33 @@ import type { TurnCompletionHook } from '../generations/loop/turn-hooks.ts'
 import type { GenerationRow } from '../generations/model.ts'
 import { rulesChannel } from './model.ts'
 import { memoryRuleQueue } from './queue.ts'
-import { type EnabledRule, enabledRules, ruleFiringCte } from './store.ts'
+import { type EnabledRule, listEnabledRules, ruleFiringCte } from './store.ts'
 
-/** What `source` says of the turns of agents that say which facts are kept. */
+/** `source` of the turns of handler agents. */
 export const MEMORY_RULE_SOURCE = 'memory_rule'
 
-/** How long a process goes by what it read, should a notification be lost. */
+/** Maximum age of a cached value if a notification is lost. */
 const MAX_AGE_MS = 5000
 
-/** The enabled rules of projects, as this process knows them: turns of projects without any cost no statement. */
-const watchingOf = processSingleton(
+/** Cached enabled rules by project, so that a turn in a project without rules needs no query. */
+const enabledRuleCache = processSingleton(
   ({ notifications, pool }) =>
     new NotifiedCache<EnabledRule[]>(notifications, {
       channel: rulesChannel,
       maxAgeMs: MAX_AGE_MS,
       load: async projectIds => {
-        const rules = Map.groupBy(await enabledRules(pool, projectIds), ({ project_id }) => project_id)
+        const rules = Map.groupBy(await listEnabledRules(pool, projectIds), ({ project_id }) => project_id)
         return projectIds.map(id => rules.get(id) ?? [])
       },
     }),
   cache => cache.close(),
 )
 
-/** The rules that a completed turn fires. What a handler causes fires none: it would go on for ever. */
-function matching(rules: readonly EnabledRule[], { source, agent_id, conversation_id }: GenerationRow): EnabledRule[] {
+/** Returns the rules that a completed turn fires. Handler turns fire none, which would never end. */
+function matchingRules(
+  rules: readonly EnabledRule[],
+  { source, agent_id, conversation_id }: GenerationRow,
+): EnabledRule[] {
   if (source === MEMORY_RULE_SOURCE || rules.some(rule => rule.agent_id === agent_id)) return []
   return rules.filter(
     ({ on, source_agent_ids }) =>
@@ -37,16 +40,16 @@ function matching(rules: readonly EnabledRule[], { source, agent_id, conversatio
   )
 }
 
-/** Has rules fire by turns that complete: their firings and the wake-ups commit with the end of the turn. */
+/** Inserts the firings of a completed turn and their wake-ups in the transaction that settles it. */
 export const ruleTurnHook: TurnCompletionHook = async (services, generation) => {
-  // Of a turn that keeps no content there is nothing to read.
+  // No content, no facts.
   if (generation.content_mode === 'none') return null
-  const rules = matching(await watchingOf(services).get(generation.project_id), generation)
+  const rules = matchingRules(await enabledRuleCache(services).get(generation.project_id), generation)
   if (rules.length === 0) return null
   const { id: generation_id, project_id } = generation
-  return outgoing => {
+  return outbox => {
     const firings = rules.map(({ id }) => ({ id: newId('mfire'), memory_rule_id: id }))
-    outgoing.alongside(guard => ruleFiringCte(firings, generation_id, guard))
-    for (const { id } of firings) outgoing.send(memoryRuleQueue, { firing_id: id, generation_id, project_id })
+    outbox.alongside(guard => ruleFiringCte(firings, generation_id, guard))
+    for (const { id } of firings) outbox.send(memoryRuleQueue, { firing_id: id, generation_id, project_id })
   }
 }

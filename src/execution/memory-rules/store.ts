@@ -15,7 +15,7 @@ import { type LoadedRoute, loadedRoute, routeOf } from '../model-routes/store.ts
 import { ExtractedFact } from './facts.ts'
 import { type MemoryRuleRow, memoryRuleKind } from './model.ts'
 
-/** What the end of a turn has to know of a rule. */
+/** Fields of a rule that are needed when a turn completes. */
 const EnabledRule = z.object({
   project_id: z.string(),
   id: z.string(),
@@ -24,28 +24,31 @@ const EnabledRule = z.object({
   agent_id: z.string().nullable(),
 })
 export type EnabledRule = z.output<typeof EnabledRule>
-const watching = sql.type(EnabledRule)
+const enabledRuleRow = sql.type(EnabledRule)
 
-/** The enabled rules of projects. Index memory_rules_project. */
-export const enabledRules = (db: Queryable, projectIds: readonly string[]): Promise<readonly EnabledRule[]> =>
-  db.any(watching`
+/** Lists the enabled rules of projects (index memory_rules_project). */
+export const listEnabledRules = (db: Queryable, projectIds: readonly string[]): Promise<readonly EnabledRule[]> =>
+  db.any(enabledRuleRow`
     select project_id, id, "on", source_agent_ids, agent_id from memory_rules
     where ${equalsAny(sql.fragment`project_id`, projectIds)} and enabled order by id`)
 
-/** How many rules a project has; until the transaction ends nobody else counts them. Index memory_rules_project. */
+/**
+ * Returns the number of rules in a project, and blocks concurrent counts until the transaction ends (index
+ * memory_rules_project).
+ */
 export const countRules = async (tx: Queryable, projectId: string): Promise<number> => {
   await tx.query(voidStatement`select from pg_advisory_xact_lock(hashtextextended('memory rules ' || ${projectId}, 0))`)
   return tx.oneFirst(countStatement`select count(*) as count from memory_rules where project_id = ${projectId}`)
 }
 
-/** The rules of a project, oldest first. Index memory_rules_project. */
+/** Lists the rules of a project, oldest first (index memory_rules_project). */
 export const listMemoryRules = (db: Queryable, projectId: string): Promise<readonly MemoryRuleRow[]> =>
   db.any(memoryRuleKind.sql`
     select ${memoryRuleKind.columns} from memory_rules t where t.project_id = ${projectId} order by t.id`)
 
 /**
- * The part of a statement that makes the firings of rules by a turn, where a condition holds: of a rule that is there and
- * enabled still, and keeps it from being deleted meanwhile.
+ * Returns the statement part that inserts the firings of a turn under a condition. Only rules that still exist and are
+ * enabled fire; they are locked against deletion.
  */
 export const ruleFiringCte = (
   firings: readonly { id: string; memory_rule_id: string }[],
@@ -61,21 +64,21 @@ export const ruleFiringCte = (
   where r.enabled and ${guard} for key share of r
   on conflict (memory_rule_id, generation_id) do nothing`
 
-const row = {
+const firingFields = {
   memory_rule_id: z.string(),
   facts: z.array(ExtractedFact).nullable(),
-  /** Of them so many have been written, or could not be. */
+  /** Number of facts that were written or failed. */
   written: z.int(),
 }
 
-/** Firings as attempts: each is one of its turn, and stays when it has settled. */
+/** Firings as work items of their turns; they remain after they settle. */
 export const ruleFiringWork = workItemTable({
   table: 'memory_rule_firings',
   entity: 'generation_id',
   owner: 'generations',
-  row,
+  row: firingFields,
 })
-export type RuleFiringClaim = WorkItemClaim & z.output<z.ZodObject<typeof row>>
+export type RuleFiringClaim = WorkItemClaim & z.output<z.ZodObject<typeof firingFields>>
 
 const RuleFiring = z.object({
   id: z.string(),
@@ -89,37 +92,37 @@ const RuleFiring = z.object({
   paused: z.boolean(),
 })
 export type RuleFiring = z.output<typeof RuleFiring>
-const firing = sql.type(RuleFiring)
+const firingRow = sql.type(RuleFiring)
 
 const firingColumns = sql.fragment`
   f.id, f.project_id, f.memory_rule_id, f.generation_id, f.state, f.failures, f.handler_generation_id, coalesce(f.due_at <= now(), false) as is_due,
   (select p.paused_at is not null from projects p where p.id = f.project_id) as paused`
 
-/** A firing under its lock; null when it is gone. */
+/** Locks and returns a firing; null if it was deleted. */
 export const lockFiring = (db: Queryable, id: string): Promise<RuleFiring | null> =>
-  db.maybeOne(firing`select ${firingColumns} from memory_rule_firings f where f.id = ${id} for update of f`)
+  db.maybeOne(firingRow`select ${firingColumns} from memory_rule_firings f where f.id = ${id} for update of f`)
 
-/** The firing that waits for a turn, under its lock; null without one. By memory_rule_firings_handler. */
+/** Locks and returns the firing that waits for a handler turn, or null (index memory_rule_firings_handler). */
 export const lockFiringOfHandler = (db: Queryable, handlerId: string): Promise<RuleFiring | null> =>
-  db.maybeOne(firing`
+  db.maybeOne(firingRow`
     select ${firingColumns} from memory_rule_firings f
     where f.handler_generation_id = ${handlerId} and f.state = 'asked' for update of f`)
 
-/** Writes what a handler said: a firing that waited for it can be claimed again. */
+/** Stores the facts of a handler turn and makes the firing claimable again. */
 export const storeHandlerAnswer = (db: Queryable, id: string, facts: readonly ExtractedFact[]) =>
   db.query(voidStatement`
     update memory_rule_firings set state = 'queued', due_at = now(), facts = ${jsonb(facts)}, candidates = ${facts.length}
     where id = ${id} and state = 'asked'`)
 
-/** Lets a firing that waited for its handler try again after a delay. */
+/** Reschedules a firing after its handler turn failed. */
 export const rescheduleHandler = (db: Queryable, id: string, delayMs: number) =>
   db.query(voidStatement`
     update memory_rule_firings set state = 'queued', due_at = now() + ${delayMs} * interval '1 ms', failures = failures + 1,
       handler_generation_id = null
     where id = ${id} and state = 'asked'`)
 
-/** Looks at a firing again later. */
-export const recheckLater = (db: Queryable, id: string, delayMs: number) =>
+/** Sets a later due time of a firing. */
+export const rescheduleFiring = (db: Queryable, id: string, delayMs: number) =>
   db.query(voidStatement`update memory_rule_firings set due_at = now() + ${delayMs} * interval '1 ms' where id = ${id}`)
 
 const Settled = z.object({
@@ -131,52 +134,55 @@ const Settled = z.object({
   skipped: z.int(),
   failed: z.int(),
 })
-const settled = sql.type(Settled)
+const settledRow = sql.type(Settled)
 
 /**
- * Settles a firing whose lock the caller holds, and records its counts on the turn under the id of its rule, beside those of
- * others; with nothing to record it settles without a word. Null for one that has settled.
+ * Settles a firing that the caller has locked, and adds its counts to the turn under the id of its rule. Returns null
+ * if it was settled.
  */
-export async function settleRow(
+export async function settleFiringRow(
   db: Queryable,
   id: string,
-  end: { error: RecordedFailure | null; recorded: boolean },
+  outcome: { error: RecordedFailure | null; recorded: boolean },
 ): Promise<z.output<typeof Settled> | null> {
-  const row = await db.maybeOne(settled`
-    update memory_rule_firings set state = ${end.error ? 'failed' : 'done'}, facts = null, due_at = null, settled_at = now()
+  const firingFields = await db.maybeOne(settledRow`
+    update memory_rule_firings set state = ${outcome.error ? 'failed' : 'done'}, facts = null, due_at = null, settled_at = now()
     where id = ${id} and state in ('queued', 'running', 'asked')
     returning memory_rule_id, generation_id, candidates, created, superseded, skipped, failed`)
-  if (!row || !end.recorded) return row
-  const { memory_rule_id, generation_id, ...counts } = row
-  const recorded = { [memory_rule_id]: { ...counts, ...(end.error ? { error: end.error } : {}) } }
+  if (!firingFields || !outcome.recorded) return firingFields
+  const { memory_rule_id, generation_id, ...counts } = firingFields
+  const recorded = { [memory_rule_id]: { ...counts, ...(outcome.error ? { error: outcome.error } : {}) } }
   await addExtraction(db, generation_id, recorded)
-  return row
+  return firingFields
 }
 
-/** Ends the firings by turns without a word, with what handlers said; whoever works on one has lost it. By memory_rule_firings_generation. */
-export const endFirings = (db: Queryable, generationIds: readonly string[]) =>
+/**
+ * Settles the firings of turns and erases their facts, without recording counts; workers that process one lose their
+ * claim (index memory_rule_firings_generation).
+ */
+export const settleFiringsOfTurns = (db: Queryable, generationIds: readonly string[]) =>
   db.query(voidStatement`
     update memory_rule_firings set state = 'done', facts = null, due_at = null, settled_at = now()
     where generation_id = any(${sql.array([...generationIds], 'text')}) and state in ('queued', 'running', 'asked')`)
 
-const counted = sql.type(z.object({ failures: z.int() }))
+const failuresRow = sql.type(z.object({ failures: z.int() }))
 
-/** Counts a failed firing of a rule; returns how many there were one after the other. */
+/** Increments and returns the number of consecutive failed firings of a rule. */
 export const countHandlerFailure = (db: Queryable, ruleId: string): Promise<number> =>
-  db.oneFirst(counted`update memory_rules set failures = failures + 1 where id = ${ruleId} returning failures`)
+  db.oneFirst(failuresRow`update memory_rules set failures = failures + 1 where id = ${ruleId} returning failures`)
 
-/** A firing went well. */
+/** Resets the number of consecutive failed firings. */
 export const resetFailures = (db: Queryable, ruleId: string) =>
   db.query(voidStatement`update memory_rules set failures = 0 where id = ${ruleId} and failures > 0`)
 
-const route = sql.type(z.object({ route: loadedRoute }))
+const routeRow = sql.type(z.object({ route: loadedRoute }))
 
-/** The route that calls of a consumer go by; null without one. */
+/** Returns the route for the calls of a consumer, or null. */
 export const findRoute = (db: Queryable, consumer: Parameters<typeof routeOf>[0]): Promise<LoadedRoute | null> =>
-  db.oneFirst(route`select ${routeOf(consumer)} as route`)
+  db.oneFirst(routeRow`select ${routeOf(consumer)} as route`)
 
-/** Deletes firings that settled before a time; returns how many went. By memory_rule_firings_settled. */
-export const deleteSettled = (db: Queryable, before: Date, limit: number): Promise<number> =>
+/** Deletes firings that settled before a time and returns their number (index memory_rule_firings_settled). */
+export const deleteSettledRuleFirings = (db: Queryable, before: Date, limit: number): Promise<number> =>
   db.oneFirst(countStatement`
     with old as (
       delete from memory_rule_firings where id in (

@@ -18,72 +18,75 @@ import { type ExtractedFact, factsOfText } from './facts.ts'
 import { createHandlerTurn, requestHandlerFacts } from './handler-turn.ts'
 import type { MemoryRuleRow, RuleTest, RuleTestInput } from './model.ts'
 
-type Testing = Context<Record<string, never>, z.output<typeof RuleTestInput>, MemoryRuleRow>
+type TestContext = Context<Record<string, never>, z.output<typeof RuleTestInput>, MemoryRuleRow>
 
 /**
- * What a rule would make of a past turn: its handler is asked as the caller, and each fact goes through the decision of a
- * write without being written.
- * @throws GENERATION_NOT_FOUND, GENERATION_CONTENT_UNAVAILABLE, VALIDATION_FAILED for a turn that has not completed, what the
- *   handler fails with
+ * Returns the facts that a rule would extract from a past turn, with the outcome of writing each. The handler runs as
+ * the caller, and nothing is written.
+ * @throws GENERATION_NOT_FOUND, GENERATION_CONTENT_UNAVAILABLE, VALIDATION_FAILED for a turn that has not completed,
+ *   the errors of the handler
  */
-export async function testRule(context: Testing): Promise<z.output<typeof RuleTest>> {
+export async function testRule(context: TestContext): Promise<z.output<typeof RuleTest>> {
   const { services, resource: rule, body } = context
-  const turn = await readableTurn(context, body.generation_id)
+  const turn = await requireReadableTurn(context, body.generation_id)
   await requireUnpaused(services.pool, rule.project_id)
   allowHandler(context, rule)
-  const facts = rule.agent_id === null ? await asked(context, turn) : await answered(context, turn)
-  return { facts: await Promise.all(facts.map(fact => wouldWrite(context, turn, fact))) }
+  const facts = rule.agent_id === null ? await requestFacts(context, turn) : await runHandlerTurn(context, turn)
+  return { facts: await Promise.all(facts.map(fact => previewWrite(context, turn, fact))) }
 }
 
-/** A completed turn of the project that the caller may read. */
-async function readableTurn({ services, resource: rule, allow, caller }: Testing, id: string): Promise<GenerationRow> {
+/** Returns a completed turn of the project that the caller may read. */
+async function requireReadableTurn(
+  { services, resource: rule, allow, caller }: TestContext,
+  id: string,
+): Promise<GenerationRow> {
   const turn = isIdOf(generationKind, id) ? await generationKind.find(services.pool, id) : null
   if (turn?.project_id !== rule.project_id) return raise('GENERATION_NOT_FOUND', { meta: { id } })
-  // What the rule makes of it is of the end user whose turn it is.
+  // The facts belong to the end user of the turn.
   if (!canReachMemory(reachOf(caller), { actor_id: actorOfTurn(turn) }))
     return raise('GENERATION_NOT_FOUND', { meta: { id } })
   allow('generations:GetGeneration', { kind: generationKind, row: turn })
   if (turn.status !== 'completed')
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'generation_id', message: 'names a turn that has not completed' })
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'generation_id', message: 'is not a completed turn' })
   if (turn.content_redacted_at !== null) raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { generation_id: id } })
   return turn
 }
 
-/** The handler is asked as the caller, within the rights of who wrote the rule. */
-const authorityOf = ({ resource: { id, authority }, caller }: Testing): PrincipalRecord =>
+/** Returns the principal of the handler: the caller, limited by the permissions of the rule's author. */
+const testAuthority = ({ resource: { id, authority }, caller }: TestContext): PrincipalRecord =>
   narrowAuthority(principalRecord(caller), { id, author: authority })
 
-const asked = (testing: Testing, turn: GenerationRow): Promise<ExtractedFact[]> => {
-  const { services, resource, request } = testing
+const requestFacts = (context: TestContext, turn: GenerationRow): Promise<ExtractedFact[]> => {
+  const { services, resource, request } = context
   const key = newId('req')
   return requestHandlerFacts(services, resource, turn, {
-    authority: authorityOf(testing),
+    authority: testAuthority(context),
     key,
     call: key,
     signal: request.closed,
   })
 }
 
-/** The facts of a handler agent, whose turn a worker runs. */
-async function answered(testing: Testing, turn: GenerationRow): Promise<ExtractedFact[]> {
-  const { services, resource, request } = testing
+/** Runs the turn of a handler agent on a worker and returns its facts. */
+async function runHandlerTurn(context: TestContext, turn: GenerationRow): Promise<ExtractedFact[]> {
+  const { services, resource, request } = context
   const generation_id = newId(generationKind.prefix)
-  const expected = subscribeTurn(services, generation_id)
+  const subscription = subscribeTurn(services, generation_id)
   try {
-    const authority = authorityOf(testing)
+    const authority = testAuthority(context)
     await services.write(tx => createHandlerTurn(tx, services, resource, turn, { authority, generation_id }))
   } catch (error) {
-    expected.cancel()
+    subscription.cancel()
     throw error
   }
-  const ended = await expected.wait({ closed: request.closed, running: true })
+  const ended = await subscription.wait({ closed: request.closed, running: true })
   if (!ended) throw handlerTimeout()
   if (ended.failure) raiseFailure(ended)
   const { output } = ended.result as { output: { content: string } | null }
   return factsOfText(output?.content ?? '')
 }
 
-async function wouldWrite({ services, resource: rule }: Testing, turn: GenerationRow, fact: ExtractedFact) {
+async function previewWrite({ services, resource: rule }: TestContext, turn: GenerationRow, fact: ExtractedFact) {
   const { content, tags } = fact
   try {
     const { entry } = await writeFact(services, factFromTurn(rule, turn, fact), { dryRun: true, admitted: true })

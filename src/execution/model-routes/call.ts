@@ -2,37 +2,37 @@ import { Counter } from 'prom-client'
 import { raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ModelCallOutcome } from '../providers/attempt.ts'
-import { answerOf, attemptModel } from '../providers/call.ts'
+import { attemptModel, requireModelAnswer } from '../providers/call.ts'
 import type { FailureClass } from '../providers/failure.ts'
 import type { ModelAnswer, ModelRequest } from '../providers/model-messages.ts'
-import { breakerOf } from './breaker.ts'
+import { targetBreaker } from './breaker.ts'
 import type { RoutingRecord } from './model.ts'
 import type { LoadedRoute } from './store.ts'
 
 export const fallbacksTotal = new Counter({
   name: 'muster_model_route_fallbacks_total',
-  help: 'Targets of model routes that calls left behind, failed or skipped',
+  help: 'Route targets that failed or were skipped',
   registers: [],
 })
 
-/** Attempts that a generation keeps. */
-const ATTEMPTS_KEPT = 500
+/** Maximum number of attempts stored on a generation. */
+const MAX_ATTEMPTS = 500
 
-/** How the calls of a turn went so far, and those that follow. With a `publisher`, it names nothing of that project. */
+/** Returns the routing record of a turn to continue. With a `publisher`, it contains no ids of that project. */
 export const routingRecorder = (
   { route }: LoadedRoute,
-  before: RoutingRecord | null,
+  previous: RoutingRecord | null,
   publisher: string | null = null,
 ): RoutingRecord => ({
-  ...(before ? structuredClone(before) : { target_index: null, fallbacks: 0, attempts: [] }),
+  ...(previous ? structuredClone(previous) : { target_index: null, fallbacks: 0, attempts: [] }),
   route_id: publisher === null ? route.id : null,
 })
 
 /**
- * One answered model call over the targets of a route, in their order: each has its attempts, and where they fail in a
- * class that the route moves on from, the next target is called. Targets that fail all the time are skipped; when all
- * are, the first is called. A stream moves on only before its first content. `routing` notes each attempt as it is made.
- * @throws AI_PROVIDER_ERROR and the other failures of a call, with `meta.model_route_id`; the reason of the caller's signal
+ * Calls the targets of a route in order and returns the first answer. Each target has its own attempts; failures in a
+ * `retry_on` class lead to the next target. Targets with an open breaker are skipped; if all are open, the first is
+ * called. A stream fails over only before its first content. `routing` records each attempt.
+ * @throws AI_PROVIDER_ERROR and other failures of a call, with `meta.model_route_id`; the reason of the caller's signal
  */
 export async function callRoute(
   services: Services,
@@ -42,19 +42,19 @@ export async function callRoute(
 ): Promise<ModelAnswer> {
   const { route, providers } = loaded
   const { log } = services
-  const movesOn = (failed: FailureClass) => failed !== null && route.retry_on.includes(failed)
+  const isRetryable = (failed: FailureClass) => failed !== null && route.retry_on.includes(failed)
   const started = performance.now()
   const sinceRead = () => (performance.now() - started) / 1000
-  let reached = 0
+  let currentIndex = 0
 
-  const callTarget = async (index: number, breaker: ReturnType<typeof breakerOf>) => {
+  const callTarget = async (index: number, breaker: ReturnType<typeof targetBreaker>) => {
     const target = route.targets[index]
     const { ai_provider_id, model } = target
-    if (index > reached) {
-      log.info({ model_route_id: route.id, from: reached, to: index }, 'model call goes to another target')
-      routing.fallbacks += index - reached
-      fallbacksTotal.inc(index - reached)
-      reached = index
+    if (index > currentIndex) {
+      log.info({ model_route_id: route.id, from: currentIndex, to: index }, 'model call failed over')
+      routing.fallbacks += index - currentIndex
+      fallbacksTotal.inc(index - currentIndex)
+      currentIndex = index
     }
     const provider =
       providers.find(({ id }) => id === ai_provider_id) ??
@@ -62,7 +62,7 @@ export async function callRoute(
     const timed = target.timeout_seconds === null ? request : { ...request, timeout_ms: target.timeout_seconds * 1000 }
     return attemptModel(services, provider, model, timed, {
       retries: target.max_retries,
-      repeats: movesOn,
+      repeats: isRetryable,
       async each(attempt) {
         const failure = attempt.ok ? null : attempt.failure
         const error_class = failure?.class ?? null
@@ -75,20 +75,20 @@ export async function callRoute(
           error_class,
           provider_status_code,
         })
-        if (routing.attempts.length > ATTEMPTS_KEPT) routing.attempts.shift()
+        if (routing.attempts.length > MAX_ATTEMPTS) routing.attempts.shift()
         if (attempt.ok) routing.target_index = index
-        await breaker.note(attempt.ok ? 'answered' : movesOn(error_class) ? 'failed' : 'unclear', sinceRead())
+        await breaker.note(attempt.ok ? 'answered' : isRetryable(error_class) ? 'failed' : 'unclear', sinceRead())
       },
     }).finally(() => breaker.leave())
   }
 
   let outcome: ModelCallOutcome | null = null
   for (const [index, target] of route.targets.entries()) {
-    const breaker = breakerOf(services, loaded, target)
+    const breaker = targetBreaker(services, loaded, target)
     if (!(await breaker.admits(sinceRead()))) continue
     outcome = await callTarget(index, breaker)
-    if (outcome.ok || !movesOn(outcome.failure.class)) break
+    if (outcome.ok || !isRetryable(outcome.failure.class)) break
   }
-  outcome ??= await callTarget(0, breakerOf(services, loaded, route.targets[0]))
-  return answerOf(outcome, { model_route_id: route.id })
+  outcome ??= await callTarget(0, targetBreaker(services, loaded, route.targets[0]))
+  return requireModelAnswer(outcome, { model_route_id: route.id })
 }

@@ -4,11 +4,11 @@ import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { FAILURE_CLASSES } from '../providers/model-messages.ts'
 
-/** Requests that one call may make over all targets of its route. */
+/** Maximum number of attempts of one call over all targets of its route. */
 const MAX_ATTEMPTS = 10
 
 const RouteTarget = z.strictObject({
-  ai_provider_id: z.string().min(1).max(255).describe('AI provider of the project'),
+  ai_provider_id: z.string().min(1).max(255).describe('ID of an AI provider of the project'),
   model: z.string().min(1).max(255).describe('Model of the provider'),
   timeout_seconds: z
     .int()
@@ -16,41 +16,41 @@ const RouteTarget = z.strictObject({
     .max(600)
     .nullable()
     .default(null)
-    .describe('Longest time of one attempt; null is MODEL_CALL_TIMEOUT_MS'),
-  max_retries: z.int().min(0).max(9).default(0).describe('Further attempts before the next target'),
+    .describe('Timeout of one attempt, in seconds; null for MODEL_CALL_TIMEOUT_MS. At most 600.'),
+  max_retries: z.int().min(0).max(9).default(0).describe('Retries before the next target'),
 })
 
 export type RouteTarget = z.output<typeof RouteTarget>
 
-const attemptsOf = (targets: readonly RouteTarget[]): number =>
+const countAttempts = (targets: readonly RouteTarget[]): number =>
   targets.reduce((total, { max_retries }) => total + 1 + max_retries, 0)
 
 const fields = {
-  name: z.string().trim().min(1).max(255).describe('Name to show, unique in the project'),
+  name: z.string().trim().min(1).max(255).describe('Display name, unique in the project'),
   targets: z
     .array(RouteTarget)
     .min(1)
     .max(10)
-    .refine(targets => attemptsOf(targets) <= MAX_ATTEMPTS, {
+    .refine(targets => countAttempts(targets) <= MAX_ATTEMPTS, {
       error: ({ input }) =>
-        `add up to ${attemptsOf(input as RouteTarget[])} attempts, retries included; at most ${MAX_ATTEMPTS} are allowed`,
+        `must have at most ${MAX_ATTEMPTS} attempts in total, retries included, but have ${countAttempts(input as RouteTarget[])}`,
     })
-    .describe('Providers and models in the order of their priority'),
+    .describe('Providers and models in order of priority. At most 10.'),
   retry_on: z
     .array(z.enum(FAILURE_CLASSES))
     .min(1)
     .refine(classes => new Set(classes).size === classes.length, 'must not repeat a class')
-    .describe('Classes of failures after which a call is repeated or goes to the next target; default all'),
+    .describe('Failure classes that lead to a retry or the next target. Default all.'),
   failure_threshold: z
     .int()
     .min(1)
     .max(100)
-    .describe('Consecutive failures of a target after which calls skip it; default 3'),
+    .describe('Consecutive failures after which a target is skipped. Default 3, at most 100.'),
   cooldown_seconds: z
     .int()
     .min(1)
     .max(3600)
-    .describe('How long calls skip such a target before one of them tries it again; default 60'),
+    .describe('Seconds for which a failing target is skipped before a probe. Default 60, at most 3600.'),
 }
 
 export const ModelRoute = record('ModelRoute', fields)
@@ -79,29 +79,32 @@ export const modelRouteKind = kind({
 
 export type ModelRouteRow = z.output<typeof modelRouteKind.row>
 
-/** The providers that targets name, each once. */
-export const providersNamed = (targets: readonly RouteTarget[]): string[] => [
+/** Returns the provider ids of targets without duplicates. */
+export const targetProviderIds = (targets: readonly RouteTarget[]): string[] => [
   ...new Set(targets.map(target => target.ai_provider_id)),
 ]
 
-/** How the calls of a turn went: kept on its generation, whatever becomes of its content. */
+/** Routing of the calls of a turn; kept on its generation after content is erased. */
 export const RoutingRecord = z
   .object({
-    route_id: z.string().nullable().describe('Route of the last call; null where another project shares the agent'),
-    target_index: z.int().nullable().describe('Target that answered last; null while none has'),
-    fallbacks: z.int().describe('Targets left behind by all calls: those that failed, and those skipped as failing'),
+    route_id: z
+      .string()
+      .nullable()
+      .describe('ID of the route of the last call; null for an agent shared by another project'),
+    target_index: z.int().nullable().describe('Index of the target that answered last; null without an answer'),
+    fallbacks: z.int().describe('Number of targets that failed or were skipped, over all calls'),
     attempts: z
       .array(
         z.object({
-          step: z.int().describe('Step of the turn, from 1'),
-          target_index: z.int().describe('Target of the route, from 0'),
-          ai_provider_id: z.string().nullable().describe('Null where another project shares the agent'),
+          step: z.int().describe('Step of the turn, starting at 1'),
+          target_index: z.int().describe('Index of the target, starting at 0'),
+          ai_provider_id: z.string().nullable().describe('Null for an agent shared by another project'),
           model: z.string(),
           error_class: z
             .enum(FAILURE_CLASSES)
             .nullable()
-            .describe('Null for an answer, and for a last failure of no class'),
-          provider_status_code: z.int().nullable().describe('Status of a failure, where the vendor gave one'),
+            .describe('Null for an answer, and for a failure that is not retried'),
+          provider_status_code: z.int().nullable().describe('HTTP status of a failure, if the vendor returned one'),
         }),
       )
       .describe('The newest 500 attempts, oldest first'),

@@ -9,8 +9,8 @@ import { modelRouteKind } from './model.ts'
 import { modelRouteOperations } from './operations.ts'
 import { deleteOldFailures } from './store.ts'
 
-/** Far longer than any cooldown. */
-const FAILURES_KEPT_MS = 86_400_000
+/** Retention of breaker rows, far above the longest cooldown. */
+const BREAKER_RETENTION_MS = 86_400_000
 
 export default module('model-routes', {
   tags: { 'Model routes': 'Ordered lists of providers and models with failover.' },
@@ -29,7 +29,7 @@ export default module('model-routes', {
       when: '53 3 * * *',
       run: ({ pool, clock }, stopping) =>
         deleteInBatches(
-          limit => deleteOldFailures(pool, new Date(clock.now().getTime() - FAILURES_KEPT_MS), limit),
+          limit => deleteOldFailures(pool, new Date(clock.now().getTime() - BREAKER_RETENTION_MS), limit),
           stopping,
         ),
     },

@@ -3,18 +3,18 @@ import { countStatement, type Fragment, type Queryable, sql, voidStatement } fro
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import { type ModelRouteRow, modelRouteKind } from './model.ts'
 
-/** The routes of a project, oldest first. */
-export const routesOf = (db: Queryable, projectId: string): Promise<readonly ModelRouteRow[]> =>
+/** Lists the routes of a project, oldest first. */
+export const listProjectRoutes = (db: Queryable, projectId: string): Promise<readonly ModelRouteRow[]> =>
   db.any(modelRouteKind.sql`
     select ${modelRouteKind.columns} from model_routes t where t.project_id = ${projectId} order by t.id`)
 
-/** What is known of a target that failed and has not answered since. */
+/** State of a target that failed and has not answered since. */
 export type Breaker = { ai_provider_id: string; model: string; failures: number; failed_seconds_ago: number }
 
-/** A route as calls need it, its times in the form of jsonb. */
+/** Route with its providers and breakers; timestamps in jsonb format. */
 export type LoadedRoute = { route: ModelRouteRow; providers: ProviderRow[]; breakers: Breaker[] }
 
-/** The provider that is asked first: that of what calls, else of the first target of its route; undefined for none. */
+/** Returns the first provider to call: the agent's, else the provider of the first target; undefined for none. */
 export const firstProvider = ({ provider, route }: { provider: ProviderRow | null; route: LoadedRoute | null }) =>
   provider ?? route?.providers.find(({ id }) => id === route.route.targets[0].ai_provider_id)
 
@@ -22,10 +22,10 @@ export const firstProvider = ({ provider, route }: { provider: ProviderRow | nul
 export const loadedRoute = z.custom<LoadedRoute>().nullable()
 
 /**
- * A jsonb expression for a route, or for the default one of the project, with all that a call needs of it. It rides in
- * the statements that read or write a turn anyway, so each call knows the route and its failing targets as they are then.
+ * Returns a jsonb expression for a route, or the default route of the project, with everything that a call needs. It is
+ * part of the statements that read or write a turn, so that each call uses the current route and breaker states.
  */
-const loading = (routeId: Fragment, projectId: Fragment): Fragment => sql.fragment`(
+const routeJson = (routeId: Fragment, projectId: Fragment): Fragment => sql.fragment`(
   select jsonb_build_object(
     'route', to_jsonb(r),
     'providers', (select jsonb_agg(to_jsonb(pr)) from (
@@ -36,52 +36,52 @@ const loading = (routeId: Fragment, projectId: Fragment): Fragment => sql.fragme
   from (select ${modelRouteKind.columns} from model_routes t where t.id = coalesce(${routeId}, (
     select d.default_model_route_id from projects d where d.id = ${projectId}))) r)`
 
-/** The route of a row with an alias; null where it has a provider. */
+/** Returns the route expression for a row with this alias; null if the row has a provider. */
 export const routeOfRow = (alias: string): Fragment => {
   const column = (name: string) => sql.fragment`${sql.identifier([alias, name])}`
-  const loaded = loading(column('model_route_id'), column('project_id'))
+  const loaded = routeJson(column('model_route_id'), column('project_id'))
   return sql.fragment`case when ${column('ai_provider_id')} is null then ${loaded} end`
 }
 
-/** The default route of a project. */
-export const defaultRouteOf = (projectId: Fragment): Fragment => loading(sql.fragment`null::text`, projectId)
+/** Returns the route expression for the default route of a project. */
+export const defaultRouteOf = (projectId: Fragment): Fragment => routeJson(sql.fragment`null::text`, projectId)
 
-/** The same of a row that was read before. */
+/** Returns the route expression for a row that was already read. */
 export const routeOf = (consumer: {
   ai_provider_id: string | null
   model_route_id: string | null
   project_id: string
 }): Fragment =>
   consumer.ai_provider_id === null
-    ? loading(sql.fragment`${consumer.model_route_id}::text`, sql.fragment`${consumer.project_id}::text`)
+    ? routeJson(sql.fragment`${consumer.model_route_id}::text`, sql.fragment`${consumer.project_id}::text`)
     : sql.fragment`null::jsonb`
 
-type Key = { ai_provider_id: string; model: string }
+type BreakerKey = { ai_provider_id: string; model: string }
 
-/** Counts a failure of a target; whoever probed it has had the answer. */
-export const recordFailure = (db: Queryable, { ai_provider_id, model }: Key) =>
+/** Counts a failure of a target and ends its probe. */
+export const recordFailure = (db: Queryable, { ai_provider_id, model }: BreakerKey) =>
   db.query(voidStatement`
     insert into model_breakers (ai_provider_id, model, failures, failed_at)
     values (${ai_provider_id}, ${model}, 1, clock_timestamp())
     on conflict (ai_provider_id, model) do update
     set failures = model_breakers.failures + 1, failed_at = excluded.failed_at, probe_until = null`)
 
-/** Forgets the failures of a target that answered. */
-export const recordSuccess = (db: Queryable, { ai_provider_id, model }: Key) =>
+/** Deletes the failures of a target that answered. */
+export const recordSuccess = (db: Queryable, { ai_provider_id, model }: BreakerKey) =>
   db.query(voidStatement`delete from model_breakers where ai_provider_id = ${ai_provider_id} and model = ${model}`)
 
-const probe = sql.type(z.strictObject({ answer: z.enum(['probe', 'healthy', 'open']) }))
+const probeRow = sql.type(z.strictObject({ answer: z.enum(['probe', 'healthy', 'open']) }))
 
 /**
- * Asks for a target whose cooldown seems to be over: of all callers in the deployment one gets to probe it, for the length of
- * an attempt; for the others it stays open, unless it has answered meanwhile.
+ * Claims the probe of a target whose cooldown seems to be over. One caller in the deployment gets `probe`, for the
+ * duration of an attempt; for others the breaker stays `open`, unless the target has answered.
  */
 export const claimProbe = (
   db: Queryable,
-  { ai_provider_id, model }: Key,
+  { ai_provider_id, model }: BreakerKey,
   rule: { failure_threshold: number; cooldown_seconds: number; probe_seconds: number },
 ): Promise<'probe' | 'healthy' | 'open'> =>
-  db.oneFirst(probe`
+  db.oneFirst(probeRow`
     with probe as (
       update model_breakers set probe_until = clock_timestamp() + make_interval(secs => ${rule.probe_seconds})
       where ai_provider_id = ${ai_provider_id} and model = ${model} and failures >= ${rule.failure_threshold}
@@ -93,12 +93,12 @@ export const claimProbe = (
       where ai_provider_id = ${ai_provider_id} and model = ${model} and failures >= ${rule.failure_threshold})
       then 'open' else 'healthy' end as answer`)
 
-/** Lets another caller probe a target: this one learned nothing. */
-export const releaseProbe = (db: Queryable, { ai_provider_id, model }: Key) =>
+/** Releases a claimed probe without a result. */
+export const releaseProbe = (db: Queryable, { ai_provider_id, model }: BreakerKey) =>
   db.query(voidStatement`
     update model_breakers set probe_until = null where ai_provider_id = ${ai_provider_id} and model = ${model}`)
 
-/** Deletes what is known of failures before a time; returns how many rows went (index model_breakers_failed). */
+/** Deletes breaker rows with failures before a time and returns their number (index model_breakers_failed). */
 export const deleteOldFailures = (db: Queryable, before: Date, limit: number): Promise<number> =>
   db.oneFirst(countStatement`
     with old as (

@@ -10,7 +10,7 @@ import type { ProviderRow, ProviderType } from './model.ts'
 
 export type GoogleAccount = { client_email: string; private_key: string; project_id: string | null }
 
-/** How a provider proves itself. `ambient`: with Google's default credentials of the deployment. */
+/** Credential of a provider. `ambient`: Google's default credentials of the deployment. */
 export type ProviderCredential =
   | { kind: 'none' }
   | { kind: 'key'; key: string }
@@ -18,19 +18,19 @@ export type ProviderCredential =
   | { kind: 'google'; account: GoogleAccount }
   | { kind: 'ambient' }
 
-/** Everything a request to a vendor needs, secrets in the clear: held in memory for a client's life and never logged. */
+/** Resolved access to a vendor, with plain-text secrets: kept in memory for a client's lifetime and never logged. */
 export type Access = {
   id: string
   type: ProviderType
   settings: Settings
-  /** Without a trailing slash; null where the SDK derives it from a region, a location or a resource name. */
+  /** Without a trailing slash; null if the SDK derives it from a region, a location or a resource name. */
   baseUrl: string | null
-  /** The base url was chosen by a tenant. */
+  /** Whether a tenant chose the base URL. */
   tenant: boolean
   credential: ProviderCredential
   headers: Record<string, string>
   fetch: typeof globalThis.fetch
-  /** Values to mask in what the vendor says. */
+  /** Values to mask in vendor messages. */
   secrets: string[]
 }
 
@@ -44,27 +44,30 @@ const VENDOR_URLS: Partial<Record<ProviderType, string>> = {
 
 const KEY_REQUIRED = new Set<ProviderType>(['openai', 'anthropic', 'google', 'xai', 'groq', 'azure'])
 
-/** Largest answer of a tenant's endpoint. Parsing as many bytes of empty objects takes 360 MB and seconds. */
+/**
+ * Maximum size of a response from a tenant's endpoint. Parsing as many bytes of empty objects takes 360 MB and seconds.
+ */
 const TENANT_BYTES = 16 * 1024 * 1024
-/** Values of such an answer, or of an event of it. */
+/** Maximum number of JSON values in such a response, or in one of its events. */
 const TENANT_VALUES = 100_000
-/** Larger, because it applies to whole streams: the events of Bedrock's binary ones are not recognised. */
+/** Larger, because it applies to whole streams: events of Bedrock's binary streams are not recognised. */
 const VENDOR_BYTES = 4 * TENANT_BYTES
 
-const bounded = fetchWithLimit(VENDOR_BYTES)
+const fetchBounded = fetchWithLimit(VENDOR_BYTES)
 
-/** `fetch` for hosts the vendor or the operator chose. A redirect is the response. */
-const vendorFetch: typeof globalThis.fetch = (input, init) => bounded(input, { ...init, redirect: 'manual' })
+/** `fetch` for hosts that the vendor or the operator chose. Redirects are not followed. */
+const vendorFetch: typeof globalThis.fetch = (input, init) => fetchBounded(input, { ...init, redirect: 'manual' })
 
-/** `fetch` for hosts a tenant chose: under the egress rule. */
+/** `fetch` for hosts that a tenant chose, subject to the egress rule. */
 const tenantFetch =
   ({ egress }: Services, tenant: string): typeof globalThis.fetch =>
   (input, init) =>
     egress.fetch(input, { ...init, tenant, maxBytes: TENANT_BYTES, maxValues: TENANT_VALUES })
 
 /**
- * Resolves endpoint, credentials and headers of a provider, in the order of precedence. `db` is the transaction of a
- * caller that has one open. Raises AI_PROVIDER_MISCONFIGURED with a reason, SECRET_NOT_FOUND.
+ * Resolves endpoint, credentials and headers of a provider, in order of precedence. `db` is the caller's open
+ * transaction, if any.
+ * @throws AI_PROVIDER_MISCONFIGURED with a reason, SECRET_NOT_FOUND
  */
 export async function resolveAccess(
   services: Services,
@@ -76,9 +79,9 @@ export async function resolveAccess(
   const linked = row.secret_id === null ? null : await openLinked(db, services, row, row.secret_id)
   const headers = await resolveHeaders(db, services, row, settings.headers)
   const own = credentialOf(row, settings, linked, services.config.PROVIDER_AMBIENT_CREDENTIALS)
-  const credential = row.provider === 'bedrock' && own.kind === 'ambient' ? await lent(row) : own
+  const credential = row.provider === 'bedrock' && own.kind === 'ambient' ? await deploymentCredential(row) : own
   if (row.provider === 'azure' && row.base_url === null && settings.resource_name === null)
-    throw misconfiguredProvider(row.id, 'config_key', 'An azure provider needs config.resource_name or a base_url')
+    throw misconfiguredProvider(row.id, 'config_key', 'An azure provider requires config.resource_name or base_url')
   return {
     id: row.id,
     type: row.provider,
@@ -90,7 +93,7 @@ export async function resolveAccess(
     fetch: row.base_url === null ? vendorFetch : tenantFetch(services, row.project_id),
     secrets: [
       ...(linked === null ? [] : [linked]),
-      ...partsOf(credential),
+      ...secretParts(credential),
       ...headers.secrets,
       ...Object.values(credentials.config),
       ...Object.values(credentials.headers),
@@ -103,7 +106,7 @@ async function openLinked(db: Queryable, services: Services, row: ProviderRow, s
     return (await openSecret(db, services, row.project_id, secretId)).trim()
   } catch (error) {
     if (error instanceof AppError && error.code === 'SECRET_NOT_DECRYPTABLE')
-      throw misconfiguredProvider(row.id, 'secret_undecryptable', 'The secret of the AI provider cannot be decrypted')
+      throw misconfiguredProvider(row.id, 'secret_undecryptable', `Secret of AI provider ${row.id} cannot be decrypted`)
     throw error
   }
 }
@@ -117,7 +120,7 @@ async function resolveHeaders(db: Queryable, services: Services, row: ProviderRo
     raiseInvalid({
       code: 'INVALID_VALUE',
       path: `config.headers.${names[broken]}`,
-      message: 'is not a header value once its secrets are filled in',
+      message: 'is not a valid header value after its secrets are inserted',
     })
   return { values: Object.fromEntries(names.map((name, index) => [name, texts[index]])), secrets: values }
 }
@@ -138,28 +141,42 @@ function credentialOf(
   if (row.provider === 'vertex') return vertexCredential(row, settings, linked, ambient)
   if (linked !== null) return { kind: 'key', key: bareKey(row, linked) }
   if (KEY_REQUIRED.has(row.provider))
-    throw misconfiguredProvider(row.id, 'no_credential', `A ${row.provider} provider needs a secret that holds its key`)
+    throw misconfiguredProvider(
+      row.id,
+      'no_credential',
+      `A ${row.provider} provider requires a secret with its API key`,
+    )
   return { kind: 'none' }
 }
 
-/** In this order: the secret's API key, `config.api_key`, the secret's key pair, the deployment's own. */
+/** Precedence: API key of the secret, `config.api_key`, key pair of the secret, credentials of the deployment. */
 function bedrockCredential(
   row: ProviderRow,
   settings: Settings,
   linked: string | null,
   ambient: boolean,
 ): ProviderCredential {
-  const given = linked === null ? null : parseCredential(linked)
-  const key = given?.apiKey ?? (given === null && linked?.startsWith('ABSK') ? linked : undefined) ?? settings.api_key
+  const parsed = linked === null ? null : parseCredential(linked)
+  const key = parsed?.apiKey ?? (parsed === null && linked?.startsWith('ABSK') ? linked : undefined) ?? settings.api_key
   if (typeof key === 'string') return { kind: 'key', key: bareKey(row, key) }
-  if (given) {
-    const { accessKeyId, secretAccessKey, sessionToken } = given
-    if (!isText(accessKeyId) || !isText(secretAccessKey) || !(sessionToken === undefined || isText(sessionToken)))
-      throw shape(row, 'a JSON object with accessKeyId and secretAccessKey, or with apiKey, or a bare ABSK key')
+  if (parsed) {
+    const { accessKeyId, secretAccessKey, sessionToken } = parsed
+    if (
+      !isNonEmptyText(accessKeyId) ||
+      !isNonEmptyText(secretAccessKey) ||
+      !(sessionToken === undefined || isNonEmptyText(sessionToken))
+    )
+      throw invalidSecretShape(
+        row,
+        'a JSON object with accessKeyId and secretAccessKey, or with apiKey, or a bare ABSK key',
+      )
     return { kind: 'aws', keys: { accessKeyId, secretAccessKey, ...(sessionToken && { sessionToken }) } }
   }
   if (linked !== null)
-    throw shape(row, 'a JSON object with accessKeyId and secretAccessKey, or with apiKey, or a bare ABSK key')
+    throw invalidSecretShape(
+      row,
+      'a JSON object with accessKeyId and secretAccessKey, or with apiKey, or a bare ABSK key',
+    )
   return ambientCredential(row, ambient)
 }
 
@@ -169,29 +186,32 @@ function vertexCredential(
   linked: string | null,
   ambient: boolean,
 ): ProviderCredential {
-  const given = linked === null ? null : parseCredential(linked)
-  const bare = given === null && linked !== null && !linked.startsWith('{') ? linked : undefined
-  const key = given?.apiKey ?? bare ?? settings.api_key
+  const parsed = linked === null ? null : parseCredential(linked)
+  const bareText = parsed === null && linked !== null && !linked.startsWith('{') ? linked : undefined
+  const key = parsed?.apiKey ?? bareText ?? settings.api_key
   if (typeof key === 'string') return { kind: 'key', key: bareKey(row, key) }
   if (linked === null) return ambientCredential(row, ambient)
-  // Nothing but the account's own keys is taken over: other forms of the file name files and addresses to read.
-  const { type, client_email, private_key, project_id } = given ?? {}
-  if ((type !== undefined && type !== 'service_account') || !isText(client_email) || !isText(private_key))
-    throw shape(row, 'the JSON key file of a service account, or {"apiKey"}, or a bare key')
-  return { kind: 'google', account: { client_email, private_key, project_id: isText(project_id) ? project_id : null } }
+  // Uses only the account's own keys: other forms of the file reference files and URLs to read.
+  const { type, client_email, private_key, project_id } = parsed ?? {}
+  if (
+    (type !== undefined && type !== 'service_account') ||
+    !isNonEmptyText(client_email) ||
+    !isNonEmptyText(private_key)
+  )
+    throw invalidSecretShape(row, 'the JSON key file of a service account, or {"apiKey"}, or a bare key')
+  return {
+    kind: 'google',
+    account: { client_email, private_key, project_id: isNonEmptyText(project_id) ? project_id : null },
+  }
 }
 
 function ambientCredential(row: ProviderRow, ambient: boolean): ProviderCredential {
   if (ambient) return { kind: 'ambient' }
-  throw misconfiguredProvider(
-    row.id,
-    'no_credential',
-    `A ${row.provider} provider needs a secret or config.api_key here`,
-  )
+  throw misconfiguredProvider(row.id, 'no_credential', `A ${row.provider} provider requires a secret or config.api_key`)
 }
 
-/** What the deployment's environment holds for bedrock. */
-async function lent(row: ProviderRow): Promise<ProviderCredential> {
+/** Returns the deployment's bedrock credentials from its environment. */
+async function deploymentCredential(row: ProviderRow): Promise<ProviderCredential> {
   const bearer = process.env.AWS_BEARER_TOKEN_BEDROCK?.trim()
   if (bearer) return { kind: 'key', key: bearer }
   const keys = await deploymentAwsKeys()
@@ -199,16 +219,16 @@ async function lent(row: ProviderRow): Promise<ProviderCredential> {
   return { kind: 'aws', keys }
 }
 
-const shape = (row: ProviderRow, wanted: string): AppError =>
-  misconfiguredProvider(row.id, 'secret_shape', `The secret of a ${row.provider} provider must be ${wanted}`)
+const invalidSecretShape = (row: ProviderRow, expected: string): AppError =>
+  misconfiguredProvider(row.id, 'secret_shape', `The secret of a ${row.provider} provider must be ${expected}`)
 
 function bareKey(row: ProviderRow, key: string): string {
   const trimmed = key.trim()
-  if (!/^[\x21-\x7e]+$/.test(trimmed)) throw shape(row, 'a bare key of visible ASCII characters')
+  if (!/^[\x21-\x7e]+$/.test(trimmed)) throw invalidSecretShape(row, 'a bare key of visible ASCII characters')
   return trimmed
 }
 
-/** A credential in JSON form, in either spelling of its keys; null when it is not a JSON object. */
+/** Parses a credential in JSON form, in either key spelling; null if it is not a JSON object. */
 function parseCredential(text: string): Record<string, unknown> | null {
   if (!text.startsWith('{')) return null
   try {
@@ -219,9 +239,9 @@ function parseCredential(text: string): Record<string, unknown> | null {
   }
 }
 
-const isText = (value: unknown): value is string => typeof value === 'string' && value !== ''
+const isNonEmptyText = (value: unknown): value is string => typeof value === 'string' && value !== ''
 
-function partsOf(credential: ProviderCredential): string[] {
+function secretParts(credential: ProviderCredential): string[] {
   if (credential.kind === 'key') return [credential.key]
   if (credential.kind === 'google') return [credential.account.private_key]
   if (credential.kind === 'aws')

@@ -21,7 +21,10 @@ export { modelFailure, modelRetryDelay } from './failure.ts'
 
 export type ModelCallOutcome = { ok: true; answer: ModelAnswer } | { ok: false; failure: ModelFailure }
 
-/** One attempt. A failure of the vendor or of the record is a value; only an abort by the caller is thrown. */
+/**
+ * Makes one attempt. A vendor failure or an invalid record is returned as a value; only an abort by the caller is
+ * thrown.
+ */
 export async function attemptCall(
   services: Services,
   client: ModelClient,
@@ -40,29 +43,29 @@ export async function attemptCall(
     deadline.abort(new DOMException('timed out', 'TimeoutError'))
   }, limit)
   const started = performance.now()
-  let firstPieceMs: number | null = null
-  const begin = () => {
-    firstPieceMs ??= performance.now() - started
+  let firstChunkMs: number | null = null
+  const markFirstChunk = () => {
+    firstChunkMs ??= performance.now() - started
   }
-  const count = (outcome: 'answered' | 'failed' | 'timed_out' | 'aborted') =>
-    countModelCall(provider, model, { outcome, durationMs: performance.now() - started, firstPieceMs })
+  const recordMetrics = (outcome: 'answered' | 'failed' | 'timed_out' | 'aborted') =>
+    countModelCall(provider, model, { outcome, durationMs: performance.now() - started, firstPieceMs: firstChunkMs })
   try {
-    const answer = await ask(client, model, request, deadline.signal, begin)
-    count('answered')
+    const answer = await callSdk(client, model, request, deadline.signal, markFirstChunk)
+    recordMetrics('answered')
     return { ok: true, answer: { ...answer, model, ai_provider_id: provider.id } }
   } catch (error) {
     if (request.signal.aborted) {
-      count('aborted')
+      recordMetrics('aborted')
       throw request.signal.reason
     }
     if (isRequestFault(error)) throw error
-    count(timedOut ? 'timed_out' : 'failed')
+    recordMetrics(timedOut ? 'timed_out' : 'failed')
     const failure = modelFailure(error, {
       ai_provider_id: provider.id,
       model,
       secrets: client.secrets,
       timedOutAfter: timedOut ? limit : null,
-      started: firstPieceMs !== null,
+      started: firstChunkMs !== null,
     })
     return { ok: false, failure }
   } finally {
@@ -73,12 +76,12 @@ export async function attemptCall(
 
 type RawAnswer = Omit<ModelAnswer, 'model' | 'ai_provider_id'>
 
-async function ask(
+async function callSdk(
   client: ModelClient,
   model: string,
   request: ModelRequest,
   signal: AbortSignal,
-  begin: () => void,
+  markFirstChunk: () => void,
 ): Promise<RawAnswer> {
   const settings = callSettings(client, model, request, signal)
   if (!request.onDelta) {
@@ -91,18 +94,18 @@ async function ask(
   for await (const part of result.fullStream) {
     if (part.type === 'text-delta') {
       if (part.text === '') continue
-      begin()
+      markFirstChunk()
       text += part.text
-      // Pieces may cut a surrogate pair in two, so only the whole text is made well formed.
+      // Chunks may split a surrogate pair, so only the whole text is made well formed.
       request.onDelta(part.text.replaceAll('\0', '\u{fffd}'))
     } else if (part.type === 'tool-call') calls.push(part)
-    else if (part.type === 'tool-input-start' || part.type === 'reasoning-delta') begin()
+    else if (part.type === 'tool-input-start' || part.type === 'reasoning-delta') markFirstChunk()
     else if (part.type === 'error') throw part.error
     else if (part.type === 'abort') throw signal.reason
     else if (part.type === 'finish-step')
       return rawAnswer(text, calls, part.finishReason, part.rawFinishReason, part.usage)
   }
-  throw new Error('the answer ended before it was complete')
+  throw new Error('the response ended early')
 }
 
 function callSettings(client: ModelClient, model: string, request: ModelRequest, signal: AbortSignal) {
@@ -115,13 +118,13 @@ function callSettings(client: ModelClient, model: string, request: ModelRequest,
       : byInstruction
         ? { type: 'json' as const }
         : { type: 'json' as const, schema: schema as object, name: 'answer' }
-  const given = request.provider_options?.[client.type]
+  const typeOptions = request.provider_options?.[client.type]
   const options = {
     ...(schema !== null && !byInstruction && client.strictOption && { strictJsonSchema: fitsStrictMode(schema) }),
-    ...(typeof given === 'object' && given !== null ? given : {}),
+    ...(typeof typeOptions === 'object' && typeOptions !== null ? typeOptions : {}),
   }
   return {
-    model: exactly(client.model(model), { toolChoice: sdkToolChoice(request), responseFormat }),
+    model: withCallOptions(client.model(model), { toolChoice: sdkToolChoice(request), responseFormat }),
     instructions:
       request.prompt_caching && instructions
         ? { role: 'system' as const, content: instructions, providerOptions: CACHE_MARK }
@@ -140,16 +143,16 @@ function callSettings(client: ModelClient, model: string, request: ModelRequest,
   }
 }
 
-/** Anthropic acts on it, on its own API and on bedrock; the others ignore it. */
+/** Used by Anthropic, on its own API and on bedrock; other vendors ignore it. */
 const CACHE_MARK = { anthropic: { cacheControl: { type: 'ephemeral' } }, bedrock: { cachePoint: { type: 'default' } } }
 
 /**
- * The model with a tool choice and an answer format the SDK does not see: it would throw away an answer that ignores a
- * forced choice, and parse a structured one, both of which are for the loop to decide.
+ * Returns the model with a tool choice and response format hidden from the SDK, which would discard an answer that
+ * ignores a forced choice and parse a structured one; the turn loop handles both.
  */
-function exactly(
+function withCallOptions(
   model: LanguageModelV4,
-  wanted: Pick<Parameters<LanguageModelV4['doGenerate']>[0], 'toolChoice' | 'responseFormat'>,
+  callOptions: Pick<Parameters<LanguageModelV4['doGenerate']>[0], 'toolChoice' | 'responseFormat'>,
 ): LanguageModelV4 {
   return {
     specificationVersion: 'v4',
@@ -157,9 +160,9 @@ function exactly(
     modelId: model.modelId,
     supportedUrls: model.supportedUrls,
     doGenerate: options =>
-      model.doGenerate({ ...options, ...(options.tools ? wanted : { ...wanted, toolChoice: undefined }) }),
+      model.doGenerate({ ...options, ...(options.tools ? callOptions : { ...callOptions, toolChoice: undefined }) }),
     doStream: options =>
-      model.doStream({ ...options, ...(options.tools ? wanted : { ...wanted, toolChoice: undefined }) }),
+      model.doStream({ ...options, ...(options.tools ? callOptions : { ...callOptions, toolChoice: undefined }) }),
   }
 }
 
@@ -174,7 +177,7 @@ const sdkTools = (tools: ModelRequest['tools']): ToolSet =>
     tools.map(tool => [tool.name, { description: tool.description, inputSchema: jsonSchema(tool.parameters) }]),
   )
 
-/** Messages without any content are left out: some vendors refuse them. */
+/** Converts messages for the SDK and drops empty ones, which some vendors refuse. */
 function sdkMessages(messages: PromptMessage[]): SdkMessage[] {
   return messages.flatMap((message): SdkMessage[] => {
     if (message.role === 'tool')
@@ -229,8 +232,8 @@ function rawAnswer(
   rawFinish: string | undefined,
   usage: LanguageModelUsage,
 ): RawAnswer {
-  // An answer that says neither anything nor why it ended is none: a body without choices reads like this.
-  if (text === '' && calls.length === 0 && rawFinish === undefined) throw new Error('the answer is empty')
+  // A response without text, calls and finish reason, such as a body without choices, is a failure.
+  if (text === '' && calls.length === 0 && rawFinish === undefined) throw new Error('the response is empty')
   return {
     text: storableText(text),
     tool_calls: calls.map(call => ({
@@ -247,20 +250,20 @@ function rawAnswer(
 
 const FINISH = new Set(['stop', 'length', 'content-filter', 'tool-calls'])
 
-/** More than any call can use; with it the sums of millions of calls stay whole numbers. */
-const MOST_TOKENS = 1_000_000_000
+/** Above any real count; the sum of millions of clamped counts stays a safe integer. */
+const MAX_TOKENS = 1_000_000_000
 
-/** A count as a provider may report it, as one that can be added up. */
-const tokens = (count = 0): number => Math.min(MOST_TOKENS, Math.max(0, Math.ceil(count)))
+/** Clamps a reported token count so that it can be summed. */
+const clampTokens = (recordMetrics = 0): number => Math.min(MAX_TOKENS, Math.max(0, Math.ceil(recordMetrics)))
 
 function modelUsage(usage: LanguageModelUsage): ModelUsage | null {
   if (usage.inputTokens === undefined && usage.outputTokens === undefined) return null
   const { cacheReadTokens = 0, cacheWriteTokens = 0, noCacheTokens } = usage.inputTokenDetails
   return {
-    input_tokens: tokens(noCacheTokens ?? (usage.inputTokens ?? 0) - cacheReadTokens - cacheWriteTokens),
-    cached_tokens: tokens(cacheReadTokens),
-    cache_write_tokens: tokens(cacheWriteTokens),
-    output_tokens: tokens(usage.outputTokens),
-    reasoning_tokens: tokens(usage.outputTokenDetails.reasoningTokens),
+    input_tokens: clampTokens(noCacheTokens ?? (usage.inputTokens ?? 0) - cacheReadTokens - cacheWriteTokens),
+    cached_tokens: clampTokens(cacheReadTokens),
+    cache_write_tokens: clampTokens(cacheWriteTokens),
+    output_tokens: clampTokens(usage.outputTokens),
+    reasoning_tokens: clampTokens(usage.outputTokenDetails.reasoningTokens),
   }
 }

@@ -7,15 +7,15 @@ import type { ProviderRow } from './model.ts'
 import type { ModelAnswer, ModelRequest } from './model-messages.ts'
 import { modelClient } from './models.ts'
 
-/** The SDK takes 30 MB and a tenth of a second to load: a process that makes no call, a web process, does without it. */
-const attempts = () => import('./attempt.ts')
+/** Loaded on demand: the SDK takes 30 MB and 100 ms, which a web process without calls avoids. */
+const loadAttempts = () => import('./attempt.ts')
 
 /**
- * Attempts at one model until it answers, fails in a way that is not to be repeated, or `retries` are used up; of a stream
- * only before its first content. A failure of the vendor or of the record is a value, with secrets masked; an abort of
- * the caller's signal is thrown as that signal's reason.
- * @param rule.repeats whether a class of failure is worth another attempt; default every one
- * @param rule.each takes in the outcome of an attempt before anything follows from it
+ * Attempts a model call until it is answered, fails permanently, or `retries` are used up; a stream is retried only
+ * before its first content. A vendor failure or an invalid record is returned as a value, with secrets masked; an abort
+ * is thrown as the reason of the caller's signal.
+ * @param rule.repeats whether a failure class is retried; default all
+ * @param rule.each receives the outcome of each attempt before the next one
  */
 export async function attemptModel(
   services: Services,
@@ -29,19 +29,19 @@ export async function attemptModel(
   },
 ): Promise<ModelCallOutcome> {
   const { retries, repeats = () => true, each } = rule
-  const { attemptCall, modelFailure, modelRetryDelay } = await attempts()
-  const about = { ai_provider_id: provider.id, model }
-  const opened = await modelClient(services, provider).catch((error: unknown) => {
+  const { attemptCall, modelFailure, modelRetryDelay } = await loadAttempts()
+  const target = { ai_provider_id: provider.id, model }
+  const client = await modelClient(services, provider).catch((error: unknown) => {
     if (!(error instanceof AppError)) throw error
     return {
       ok: false as const,
-      failure: modelFailure(error, { ...about, secrets: [], timedOutAfter: null, started: false }),
+      failure: modelFailure(error, { ...target, secrets: [], timedOutAfter: null, started: false }),
     }
   })
   for (let attempt = 0; ; attempt++) {
     const started = performance.now()
-    const outcome = 'ok' in opened ? opened : await attemptCall(services, opened, provider, model, request)
-    const facts = { ...about, attempt: attempt + 1, duration_ms: performance.now() - started }
+    const outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, request)
+    const facts = { ...target, attempt: attempt + 1, duration_ms: performance.now() - started }
     await each?.(outcome)
     if (outcome.ok) {
       services.log.debug(facts, 'model call answered')
@@ -57,8 +57,8 @@ export async function attemptModel(
 }
 
 /**
- * One answered model call, retried PROVIDER_MAX_RETRIES times where another try may succeed. Raises AI_PROVIDER_ERROR,
- * AI_PROVIDER_MISCONFIGURED and SECRET_NOT_FOUND. An abort of the caller's signal is thrown as that signal's reason.
+ * Makes a model call with up to PROVIDER_MAX_RETRIES retries and returns the answer.
+ * @throws AI_PROVIDER_ERROR, AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND; the reason of the caller's signal
  */
 export async function callModel(
   services: Services,
@@ -69,11 +69,11 @@ export async function callModel(
   const outcome = await attemptModel(services, provider, model, request, {
     retries: services.config.PROVIDER_MAX_RETRIES,
   })
-  return answerOf(outcome)
+  return requireModelAnswer(outcome)
 }
 
-/** The answer of a call. Raises its failure, with `more` in its meta. */
-export function answerOf(outcome: ModelCallOutcome, more: Record<string, unknown> = {}): ModelAnswer {
+/** Returns the answer of a call, or raises its failure with `more` added to its meta. */
+export function requireModelAnswer(outcome: ModelCallOutcome, more: Record<string, unknown> = {}): ModelAnswer {
   if (outcome.ok) return outcome.answer
   const { code, message, meta, cause } = outcome.failure
   return raise(code, { message, meta: { ...meta, ...more }, cause })

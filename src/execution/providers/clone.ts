@@ -2,9 +2,9 @@ import type { Tx } from '../../core/db/writer.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
 import { withoutCredentials } from './config.ts'
 import { aiProviderKind } from './model.ts'
-import { providersOf } from './store.ts'
+import { listProjectProviders } from './store.ts'
 
-/** Copies providers of a project that were not copied before; `only` names them by id. The copies have no credentials. */
+/** Copies the providers of a project, or only those in `only`, unless they were copied. Credentials are not copied. */
 export async function copyProviders(
   tx: Tx,
   from: string,
@@ -12,7 +12,7 @@ export async function copyProviders(
   ids: Map<string, string>,
   only?: ReadonlySet<string | null>,
 ): Promise<void> {
-  for (const row of await providersOf(tx, from)) {
+  for (const row of await listProjectProviders(tx, from)) {
     if (ids.has(row.id) || (only && !only.has(row.id))) continue
     const { name, provider, default_model, base_url } = row
     const config = withoutCredentials(row.config)

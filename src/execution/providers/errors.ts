@@ -5,7 +5,7 @@ export const providerErrors = {
   AI_PROVIDER_HAS_DEPENDENTS: {
     status: 409,
     description: 'Live references always block; soft dependents (price overrides, usage) block until force=true',
-    hint: 'meta.counts says what refers to the provider. Change that first, or repeat with force=true where meta.forcible is true, which deletes it too.',
+    hint: 'Change or delete the resources that reference the AI provider (meta.counts) first, or repeat with force=true where meta.forcible is true, which deletes them too.',
   },
   AI_PROVIDER_MISCONFIGURED: {
     status: 400,
@@ -15,7 +15,7 @@ export const providerErrors = {
   AI_PROVIDER_NOT_FOUND: {
     status: 400,
     description: 'Referenced AI provider missing',
-    message: 'The AI provider {id} does not exist in the project',
+    message: 'AI provider {id} not found in this project',
   },
   INVALID_TEMPLATE_TOKEN: {
     status: 400,

@@ -18,23 +18,23 @@ import { maskSecrets } from '../../identity/secrets/mask.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
 import type { FAILURE_CLASSES } from './model-messages.ts'
 
-/** Why a call failed; null is deterministic and never repeated. */
+/** Class of a failed call; null for a failure that is never retried. */
 export type FailureClass = (typeof FAILURE_CLASSES)[number] | null
 
-/** A failed attempt, ready to be raised or recorded; `message` and `meta` hold no secret. */
+/** Failure of an attempt, ready to be raised or recorded; `message` and `meta` contain no secrets. */
 export type ModelFailure = {
   code: ErrorCode
   message: string
   meta: Record<string, unknown>
   class: FailureClass
-  /** The vendor's Retry-After. */
+  /** Delay of the vendor's Retry-After header. */
   retry_after_ms: number | null
-  /** For the log line of the attempt. */
+  /** Fields for the log line of the attempt. */
   facts: { error_class: FailureClass; provider_status_code: number | null; error: string }
   cause: unknown
 }
 
-type About = {
+type AttemptInfo = {
   ai_provider_id: string
   model: string
   secrets: string[]
@@ -44,92 +44,94 @@ type About = {
 
 const BODY_BYTES = 2048
 const TEXT_LENGTH = 500
-/** Bytes that hold so many characters. */
+/** Bytes that contain at least TEXT_LENGTH characters. */
 const TEXT_BYTES = 4 * TEXT_LENGTH
 
-/** Names what went wrong in an attempt. */
-export function modelFailure(thrown: unknown, about: About): ModelFailure {
-  const found = <T>(is: (error: unknown) => error is T): T | null => (causes(thrown).find(is) as T | undefined) ?? null
-  const own = found((error): error is AppError => error instanceof AppError)
-  if (own) return deterministic(own, thrown)
-  const blocked = found((error): error is EgressBlockedError => error instanceof EgressBlockedError)
+/** Converts an error thrown in an attempt to a failure. */
+export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailure {
+  const findCause = <T>(is: (error: unknown) => error is T): T | null =>
+    (causes(thrown).find(is) as T | undefined) ?? null
+  const appError = findCause((error): error is AppError => error instanceof AppError)
+  if (appError) return permanentFailure(appError, thrown)
+  const blocked = findCause((error): error is EgressBlockedError => error instanceof EgressBlockedError)
   if (blocked)
-    return deterministic(
-      misconfiguredProvider(about.ai_provider_id, 'egress_blocked', maskSecrets(blocked.message, about.secrets)),
+    return permanentFailure(
+      misconfiguredProvider(attempt.ai_provider_id, 'egress_blocked', maskSecrets(blocked.message, attempt.secrets)),
       thrown,
     )
-  const unset = found(
+  const missingSetting = findCause(
     (error): error is Error => LoadSettingError.isInstance(error) || LoadAPIKeyError.isInstance(error),
   )
-  if (unset) return deterministic(misconfiguredProvider(about.ai_provider_id, 'config_key', unset.message), thrown)
+  if (missingSetting)
+    return permanentFailure(misconfiguredProvider(attempt.ai_provider_id, 'config_key', missingSetting.message), thrown)
 
-  const answered = found(APICallError.isInstance)
-  const streamed =
-    thrown instanceof Error ? found(StreamProviderError.isInstance) : (thrown as Partial<StreamProviderError>)
-  const broken = brokenTransfer(answered)
-  const status = broken ? null : (answered?.statusCode ?? tokenStatus(thrown))
-  const body = answered?.responseBody ?? null
+  const apiError = findCause(APICallError.isInstance)
+  const streamError =
+    thrown instanceof Error ? findCause(StreamProviderError.isInstance) : (thrown as Partial<StreamProviderError>)
+  const interruption = interruptedResponse(apiError)
+  const status = interruption ? null : (apiError?.statusCode ?? tokenStatus(thrown))
+  const body = apiError?.responseBody ?? null
   const text = truncateChars(
-    maskSecrets(broken ?? vendorText(thrown, answered, body), about.secrets, TEXT_BYTES),
+    maskSecrets(interruption ?? vendorText(thrown, apiError, body), attempt.secrets, TEXT_BYTES),
     TEXT_LENGTH,
   )
   const errorClass =
-    about.timedOutAfter !== null
+    attempt.timedOutAfter !== null
       ? 'timeout'
       : causes(thrown).some(refusedBySdk)
         ? null
-        : classOf(status ?? streamed?.statusCode ?? null, answered, streamed)
-  const kind = about.started ? null : errorClass
+        : failureClassOf(status ?? streamError?.statusCode ?? null, apiError, streamError)
+  const failureClass = attempt.started ? null : errorClass
   const message =
-    about.timedOutAfter !== null
-      ? `The AI provider did not answer within ${about.timedOutAfter} ms`
+    attempt.timedOutAfter !== null
+      ? `AI provider did not respond within ${attempt.timedOutAfter} ms`
       : status === null
-        ? `The AI provider failed: ${text}`
-        : `The AI provider answered ${status}: ${text}`
+        ? `AI provider failed: ${text}`
+        : `AI provider responded with ${status}: ${text}`
   return {
     code: 'AI_PROVIDER_ERROR',
     message,
     meta: {
       provider_status_code: status,
-      provider_response_body: body === null ? null : maskSecrets(body, about.secrets, BODY_BYTES),
-      ai_provider_id: about.ai_provider_id,
-      model: about.model,
+      provider_response_body: body === null ? null : maskSecrets(body, attempt.secrets, BODY_BYTES),
+      ai_provider_id: attempt.ai_provider_id,
+      model: attempt.model,
     },
-    class: kind,
-    retry_after_ms: retryAfter(answered?.responseHeaders),
+    class: failureClass,
+    retry_after_ms: retryAfter(apiError?.responseHeaders),
     facts: { error_class: errorClass, provider_status_code: status, error: message },
-    // Errors of the SDK carry the whole request; what is worth keeping of them is in the message.
+    // SDK errors carry the whole request; the message contains the relevant part.
     cause: undefined,
   }
 }
 
-/** Whether an error says that we asked wrongly: nothing the vendor or the record did. */
+/** Whether an error was caused by an invalid request of ours, not by the vendor or the record. */
 export const isRequestFault = (error: unknown): boolean =>
   InvalidPromptError.isInstance(error) || MissingToolResultsError.isInstance(error)
 
-/** What the SDK refuses to send: the model, an option or a part that the vendor does not know. */
+/** Whether the SDK refused to send a model, an option or a part that the vendor does not support. */
 const refusedBySdk = (error: unknown): boolean =>
   UnsupportedFunctionalityError.isInstance(error) ||
   InvalidArgumentError.isInstance(error) ||
   NoSuchModelError.isInstance(error)
 
-/** Why an answer that began well did not come to its end; null when it did, readable or not. */
-function brokenTransfer(answered: APICallError | null): string | null {
-  const status = answered?.statusCode
+/** Returns why a successful response was interrupted, or null if it was complete. */
+function interruptedResponse(apiError: APICallError | null): string | null {
+  const status = apiError?.statusCode
   if (status === undefined || status < 200 || status > 299) return null
-  const chain = causes(answered)
+  const chain = causes(apiError)
   if (chain.some(error => JSONParseError.isInstance(error) || TypeValidationError.isInstance(error))) return null
   const root = chain.at(-1)
-  return `the answer broke off: ${root instanceof Error ? root.message : 'no reason was given'}`
+  return `the response was interrupted: ${root instanceof Error ? root.message : 'no reason given'}`
 }
 
-/** The status with which a token endpoint refused the credential. */
+/** Returns the status with which a token endpoint refused the credential. */
 function tokenStatus(thrown: unknown): number | null {
   const { name, status } = (thrown ?? {}) as { name?: unknown; status?: unknown }
   return name === 'GaxiosError' && typeof status === 'number' ? status : null
 }
 
-/** Milliseconds before attempt `n + 2`; null when the failure is not repeated. */
+/** Returns the delay in milliseconds after attempt `n + 1`, or null if the failure is not retried. */
 export function modelRetryDelay(failure: ModelFailure, n: number): number | null {
   if (failure.class === null) return null
   if (failure.class === 'rate_limited' && failure.retry_after_ms !== null)
@@ -139,7 +141,7 @@ export function modelRetryDelay(failure: ModelFailure, n: number): number | null
 
 const MAX_DELAY_MS = 5000
 
-function deterministic(error: AppError, thrown: unknown): ModelFailure {
+function permanentFailure(error: AppError, thrown: unknown): ModelFailure {
   return {
     code: error.code,
     message: error.message,
@@ -151,19 +153,19 @@ function deterministic(error: AppError, thrown: unknown): ModelFailure {
   }
 }
 
-function classOf(
+function failureClassOf(
   status: number | null,
-  answered: APICallError | null,
-  streamed: Partial<StreamProviderError> | null,
+  apiError: APICallError | null,
+  streamError: Partial<StreamProviderError> | null,
 ): FailureClass {
   if (status === 429) return 'rate_limited'
   if (status !== null && status >= 500) return 'provider_error'
-  if (status === 408 || status === 409) return (answered ?? streamed)?.isRetryable ? 'provider_error' : null
+  if (status === 408 || status === 409) return (apiError ?? streamError)?.isRetryable ? 'provider_error' : null
   if (status !== null) return null
   return 'provider_error'
 }
 
-/** The error and what caused it, outermost first. */
+/** Returns an error and its causes, outermost first. */
 function causes(error: unknown): unknown[] {
   const chain: unknown[] = []
   for (let next = error; next !== undefined && next !== null && chain.length < 10; next = (next as Error).cause)
@@ -171,12 +173,12 @@ function causes(error: unknown): unknown[] {
   return chain
 }
 
-/** What the vendor said; the raw body when the SDK made nothing of it. */
-function vendorText(thrown: unknown, answered: APICallError | null, body: string | null): string {
-  const said = (answered ?? (thrown as { message?: unknown } | null))?.message
-  if (typeof said === 'string' && said !== '') return said
+/** Returns the vendor's message, or the raw body if the SDK extracted none. */
+function vendorText(thrown: unknown, apiError: APICallError | null, body: string | null): string {
+  const message = (apiError ?? (thrown as { message?: unknown } | null))?.message
+  if (typeof message === 'string' && message !== '') return message
   if (body) return body
-  return typeof thrown === 'string' ? thrown : 'no reason was given'
+  return typeof thrown === 'string' ? thrown : 'no reason given'
 }
 
 function retryAfter(headers: Record<string, string> | undefined): number | null {

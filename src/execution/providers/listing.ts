@@ -12,17 +12,17 @@ import { googleAuth, locationOf, regionOf, vertexProject } from './models.ts'
 const MAX_MODELS = 10_000
 const TEXT_LENGTH = 500
 
-/** How the models of a type are asked for: one page by its address, and what an answer holds. */
+/** Lists the models of a provider type: the URL and headers of a page, and its parsed content. */
 type Lister = {
   url(access: Access, cursor: string | null): string
   headers(access: Access, url: string): Promise<Record<string, string>> | Record<string, string>
-  /** The entries of an answer and the cursor of the page after it. */
+  /** Returns the models in a response and the cursor of the next page. */
   read(body: Record<string, unknown>): { models: ListedModel[]; next: string | null }
 }
 
-type Facts = Record<string, unknown>
+type JsonFields = Record<string, unknown>
 
-const unknown: Omit<ListedModel, 'id'> = {
+const NO_DETAILS: Omit<ListedModel, 'id'> = {
   display_name: null,
   vendor: null,
   input_modalities: null,
@@ -33,10 +33,10 @@ const unknown: Omit<ListedModel, 'id'> = {
 }
 
 const text = (value: unknown): string | null => (typeof value === 'string' && value !== '' ? value : null)
-const words = (value: unknown): string[] | null =>
+const lowerCaseList = (value: unknown): string[] | null =>
   Array.isArray(value) ? value.filter(item => typeof item === 'string').map(item => item.toLowerCase()) : null
-const entries = (value: unknown): Facts[] => {
-  if (!Array.isArray(value)) throw new Error('the answer holds no list of models')
+const entries = (value: unknown): JsonFields[] => {
+  if (!Array.isArray(value)) throw new Error('the response contains no list of models')
   return value.filter(item => typeof item === 'object' && item !== null)
 }
 const withQuery = (url: string, query: Record<string, string | null>): string => {
@@ -55,7 +55,7 @@ const openai: Lister = {
   }),
   read: body => ({
     models: entries(body.data).flatMap(({ id, owned_by }) =>
-      typeof id === 'string' ? [{ ...unknown, id, vendor: text(owned_by), streaming: true }] : [],
+      typeof id === 'string' ? [{ ...NO_DETAILS, id, vendor: text(owned_by), streaming: true }] : [],
     ),
     next: null,
   }),
@@ -67,7 +67,7 @@ const anthropic: Lister = {
   read: body => ({
     models: entries(body.data).flatMap(({ id, display_name }) =>
       typeof id === 'string'
-        ? [{ ...unknown, id, display_name: text(display_name), vendor: 'anthropic', streaming: true }]
+        ? [{ ...NO_DETAILS, id, display_name: text(display_name), vendor: 'anthropic', streaming: true }]
         : [],
     ),
     next: body.has_more === true ? text(body.last_id) : null,
@@ -82,11 +82,11 @@ const google: Lister = {
       typeof name === 'string'
         ? [
             {
-              ...unknown,
+              ...NO_DETAILS,
               id: name.replace(/^models\//, ''),
               display_name: text(displayName),
               vendor: 'google',
-              // The vendor names the method that streams only here and there; what generates also streams.
+              // The vendor lists the streaming method only for some models; models that generate also stream.
               streaming: Array.isArray(methods)
                 ? methods.some(method => method === 'generateContent' || method === 'streamGenerateContent')
                 : null,
@@ -121,7 +121,7 @@ const vertex: Lister = {
   read: body => ({
     models: entries(body.publisherModels ?? []).flatMap(({ name, launchStage }) => {
       const [, vendor, id] = typeof name === 'string' ? (/^publishers\/([^/]+)\/models\/(.+)$/.exec(name) ?? []) : []
-      return id ? [{ ...unknown, id, vendor, lifecycle: launchStage === 'GA' ? ('active' as const) : null }] : []
+      return id ? [{ ...NO_DETAILS, id, vendor, lifecycle: launchStage === 'GA' ? ('active' as const) : null }] : []
     }),
     next: text(body.nextPageToken),
   }),
@@ -134,7 +134,7 @@ const LIFECYCLES: Record<string, ListedModel['lifecycle']> = {
 }
 
 const bedrock: Lister = {
-  // The operator's override of the endpoint, by AWS's own name for it.
+  // The operator's override of the endpoint, named as by AWS.
   url: access =>
     `${process.env.AWS_ENDPOINT_URL_BEDROCK ?? `https://bedrock.${regionOf(access)}.${awsDomain(regionOf(access))}`}/foundation-models`,
   headers: (access, url) =>
@@ -149,12 +149,13 @@ const bedrock: Lister = {
               id: summary.modelId,
               display_name: text(summary.modelName),
               vendor: text(summary.providerName),
-              input_modalities: words(summary.inputModalities),
-              output_modalities: words(summary.outputModalities),
+              input_modalities: lowerCaseList(summary.inputModalities),
+              output_modalities: lowerCaseList(summary.outputModalities),
               streaming:
                 typeof summary.responseStreamingSupported === 'boolean' ? summary.responseStreamingSupported : null,
-              lifecycle: LIFECYCLES[String((summary.modelLifecycle as Facts | null)?.status).toLowerCase()] ?? null,
-              inference_types: words(summary.inferenceTypesSupported),
+              lifecycle:
+                LIFECYCLES[String((summary.modelLifecycle as JsonFields | null)?.status).toLowerCase()] ?? null,
+              inference_types: lowerCaseList(summary.inferenceTypesSupported),
             },
           ]
         : [],
@@ -178,30 +179,30 @@ const listers: Partial<Record<ProviderType, Lister>> = {
 }
 
 /**
- * The models a vendor offers, in its order, at most 10 000. Raises MODEL_LISTING_UNSUPPORTED,
- * AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND, and MODEL_LISTING_FAILED for whatever the vendor does.
+ * Lists the models of a vendor in its order, at most 10,000.
+ * @throws MODEL_LISTING_UNSUPPORTED, AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND, MODEL_LISTING_FAILED for any vendor
+ *   failure
  */
 export async function listModels(services: Services, row: ProviderRow, closed: AbortSignal): Promise<ListedModel[]> {
   const lister = listers[row.provider]
-  if (!lister)
-    raise('MODEL_LISTING_UNSUPPORTED', { message: `A provider of type ${row.provider} cannot list its models` })
+  if (!lister) raise('MODEL_LISTING_UNSUPPORTED', { message: `Providers of type ${row.provider} cannot list models` })
   const access = await resolveAccess(services, row)
   if (row.provider === 'vertex' && access.credential.kind === 'key')
-    raise('MODEL_LISTING_UNSUPPORTED', { message: 'A vertex provider with an API key cannot list its models' })
+    raise('MODEL_LISTING_UNSUPPORTED', { message: 'Vertex providers with an API key cannot list models' })
   const signal = AbortSignal.any([AbortSignal.timeout(services.config.MODEL_LISTING_TIMEOUT_MS), closed])
   const models: ListedModel[] = []
   let cursor: string | null = null
   do {
     const page: ReturnType<Lister['read']> = await readPage(access, lister, cursor, signal)
     models.push(...page.models)
-    // A vendor that repeats a page would be followed for ever.
+    // Stops at a vendor that repeats a page.
     cursor = page.models.length > 0 && page.next !== cursor ? page.next : null
   } while (cursor !== null && models.length < MAX_MODELS)
   return models.slice(0, MAX_MODELS)
 }
 
 async function readPage(access: Access, lister: Lister, cursor: string | null, signal: AbortSignal) {
-  const failed = (message: string, status: number | null): never =>
+  const raiseFailure = (message: string, status: number | null): never =>
     raise('MODEL_LISTING_FAILED', {
       message: truncateChars(maskSecrets(message, access.secrets, 4 * TEXT_LENGTH), TEXT_LENGTH),
       meta: { ai_provider_id: access.id, provider_status_code: status },
@@ -213,17 +214,17 @@ async function readPage(access: Access, lister: Lister, cursor: string | null, s
     const response = await access.fetch(url, { headers, signal, redirect: 'manual' })
     status = response.status
     const body = await response.text()
-    if (!response.ok) return failed(body || `The vendor answered ${status}`, status)
+    if (!response.ok) return raiseFailure(body || `The vendor responded with ${status}`, status)
     return lister.read(JSON.parse(body) as Record<string, unknown>)
   } catch (error) {
     if (error instanceof AppError) throw error
     if (error instanceof EgressBlockedError)
       throw misconfiguredProvider(access.id, 'egress_blocked', maskSecrets(error.message, access.secrets))
-    return failed(`The models could not be listed: ${reasonOf(error)}`, status)
+    return raiseFailure(`Model listing failed: ${causeMessage(error)}`, status)
   }
 }
 
-function reasonOf(error: unknown): string {
+function causeMessage(error: unknown): string {
   if (!(error instanceof Error)) return String(error)
   return error.cause instanceof Error ? error.cause.message : error.message
 }

@@ -4,14 +4,14 @@ import type { ProviderRow } from './model.ts'
 
 export const modelCalls = new Counter({
   name: 'muster_model_calls_total',
-  help: 'Attempts at calls of models by provider, model and outcome: answered, failed, timed_out, aborted',
+  help: 'Model call attempts by provider, model and outcome (answered, failed, timed_out, aborted)',
   labelNames: ['provider', 'model', 'outcome'],
   registers: [],
 })
 
 export const modelCallDuration = new Histogram({
   name: 'muster_model_call_duration_seconds',
-  help: 'Time from the request to the end of the answer of calls of models that were answered',
+  help: 'Duration of answered model calls',
   labelNames: ['provider', 'model'],
   buckets: [0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300],
   registers: [],
@@ -19,15 +19,15 @@ export const modelCallDuration = new Histogram({
 
 export const modelFirstPiece = new Histogram({
   name: 'muster_model_first_piece_seconds',
-  help: 'Time from the request to the first piece of the answer of calls of models that were streamed and answered',
+  help: 'Time to the first chunk of answered streamed model calls',
   labelNames: ['provider', 'model'],
   buckets: [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60],
   registers: [],
 })
 
 /**
- * Counts one attempt at a call.
- * @param call.firstPieceMs milliseconds to the first piece of a stream; null where there was none
+ * Records the metrics of one attempt.
+ * @param call.firstPieceMs milliseconds to the first chunk of a stream; null without one
  */
 export function countModelCall(
   { provider, project_id }: Pick<ProviderRow, 'provider' | 'project_id'>,

@@ -8,7 +8,7 @@ export type MisconfiguredReason =
   | 'config_key'
   | 'egress_blocked'
 
-/** A provider record that cannot be used as it stands. */
+/** Returns the error of a provider record that cannot be used. */
 export const misconfiguredProvider = (
   providerId: string | null,
   reason: MisconfiguredReason,

@@ -1,20 +1,23 @@
-/** Why a call failed, as far as another attempt may succeed. */
+/** Failure classes that a retry may resolve. */
 export const FAILURE_CLASSES = ['provider_error', 'timeout', 'rate_limited'] as const
 
-/** A stored message of a turn. `args` and `result` belong to the tool and are never renamed. */
+/** Stored message of a turn. `args` and `result` belong to the tool; their keys are never renamed. */
 export type ModelMessage =
   | { role: 'user'; content: string | (TextPart | FilePart | AttachedFile)[] }
   | { role: 'assistant'; content: string | (TextPart | ToolCallPart)[] }
   | { role: 'tool'; content: ToolResultPart[] }
 
-/** The text of a message: its text parts, apart by a blank line. */
+/** Returns the text parts of a message, separated by a blank line. */
 export const messageText = ({ content }: Exclude<ModelMessage, { role: 'tool' }>): string =>
   typeof content === 'string' ? content : content.flatMap(part => (part.type === 'text' ? part.text : [])).join('\n\n')
 
 export type TextPart = { type: 'text'; text: string }
-/** A file of the project, by its id alone: its bytes are read when a model is asked. */
+/** File of the project by id; its bytes are read when a model is called. */
 export type FilePart = { type: 'file'; file_id: string }
-/** A file as a model gets it, in base64: the SDK would make that of bytes in several copies. Stored only where it is no file of the project. */
+/**
+ * File content as a model receives it. Base64, because the SDK would make several copies when encoding bytes. Stored
+ * only if it is not a file of the project.
+ */
 export type AttachedFile = { type: 'attachment'; filename: string; media_type: string; data_base64: string }
 export type ToolCallPart = { type: 'tool_call'; tool_call_id: string; tool_name: string; args: unknown }
 export type ToolResultPart = {
@@ -25,7 +28,7 @@ export type ToolResultPart = {
   error: { code: string; message: string; meta?: Record<string, unknown> } | null
 }
 
-/** A message as a model is asked with it. */
+/** Message of a model request. */
 export type PromptMessage =
   | Exclude<ModelMessage, { role: 'user' }>
   | { role: 'user'; content: string | (TextPart | AttachedFile)[] }
@@ -33,25 +36,25 @@ export type PromptMessage =
 export type ModelRequest = {
   system: string | null
   messages: PromptMessage[]
-  /** 0 to 2; null is not sent. */
+  /** 0 to 2; omitted if null. */
   temperature: number | null
   tools: { name: string; description: string; parameters: object }[]
   tool_choice: 'auto' | 'required' | 'none' | { type: 'tool'; tool_name: string } | null
-  /** JSON Schema the final text must satisfy; the caller checks it. */
+  /** JSON Schema of the final text, validated by the caller. */
   output_schema: object | null
-  /** Marks the system text, and with it the tool definitions, as a cached prefix. */
+  /** Marks the system text and the tool definitions as a cached prefix. */
   prompt_caching: boolean
   max_output_tokens?: number | null
   top_p?: number | null
   seed?: number | null
-  /** Texts at which the answer ends. */
+  /** Stop sequences. */
   stop?: string[] | null
-  /** Per provider type, passed through: `{ anthropic: {...} }`. */
+  /** Options by provider type, passed through: `{ anthropic: {...} }`. */
   provider_options?: Record<string, unknown> | null
-  /** Longest time of one attempt; default MODEL_CALL_TIMEOUT_MS. */
+  /** Timeout of one attempt; default MODEL_CALL_TIMEOUT_MS. */
   timeout_ms?: number
   signal: AbortSignal
-  /** Given: the answer is streamed and every piece of its text is handed over as it comes. */
+  /** If set, the answer is streamed and each text chunk is passed on arrival. */
   onDelta?: (text: string) => void
 }
 
@@ -66,12 +69,12 @@ export type ModelUsage = {
 
 export type ModelAnswer = {
   text: string
-  /** `args_error` says why `args` could not be read; they are the raw text then. */
+  /** `args_error` is set if `args` could not be parsed; `args` is the raw text then. */
   tool_calls: { id: string; tool_name: string; args: unknown; args_error?: string }[]
   finish_reason: 'stop' | 'length' | 'content-filter' | 'tool-calls' | 'other'
-  /** Null when the vendor reported none. */
+  /** Null if the vendor reported none. */
   usage: ModelUsage | null
-  /** The model that was asked for. */
+  /** Requested model. */
   model: string
   ai_provider_id: string
 }

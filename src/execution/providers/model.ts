@@ -20,26 +20,24 @@ export const PROVIDER_TYPES = [
 
 export type ProviderType = (typeof PROVIDER_TYPES)[number]
 
-/** Per-type settings as stored: credential values read `***`. */
+/** Settings of a provider type as stored; credentials are masked as `***`. */
 export type ProviderConfig = Record<string, unknown>
 
 const fields = {
-  name: z.string().trim().min(1).max(255).describe('Name to show'),
-  provider: z
-    .enum(PROVIDER_TYPES)
-    .describe('Vendor, or `gateway` and `custom` for endpoints that speak as OpenAI does'),
-  default_model: z.string().min(1).max(255).describe('Model for whoever names none'),
-  secret_id: z.string().min(1).max(255).nullable().describe('Secret of the project that holds the credential'),
+  name: z.string().trim().min(1).max(255).describe('Display name'),
+  provider: z.enum(PROVIDER_TYPES).describe('Vendor, or `gateway` or `custom` for an OpenAI-compatible endpoint'),
+  default_model: z.string().min(1).max(255).describe('Model if a call sets none'),
+  secret_id: z.string().min(1).max(255).nullable().describe('ID of the secret with the credential'),
   base_url: z
     .string()
     .min(1)
     .max(2048)
     .nullable()
-    .describe("Address of the API instead of the vendor's own; required for gateway and custom"),
+    .describe("Base URL of the API, instead of the vendor's. Required for gateway and custom."),
   config: z
     .record(z.string(), z.unknown())
     .nullable()
-    .describe('Settings of the type, such as region, api_version or headers; credential values are shown as `***`'),
+    .describe('Settings of the type, such as region, api_version or headers. Credentials are masked as `***`.'),
 }
 
 export const AiProvider = record('AiProvider', fields)
@@ -56,13 +54,13 @@ export const AiProviderPatch = patchBody('AiProviderPatch', fields)
 export const ProviderModel = z
   .object({
     id: z.string(),
-    display_name: z.string().nullable().describe('Name to show'),
+    display_name: z.string().nullable().describe('Display name'),
     vendor: z.string().nullable().describe('Vendor of the model'),
-    input_modalities: z.array(z.string()).nullable().describe('What it reads'),
-    output_modalities: z.array(z.string()).nullable().describe('What it writes'),
-    streaming: z.boolean().nullable().describe('Whether it streams'),
-    lifecycle: z.enum(['active', 'legacy', 'deprecated']).nullable().describe('How long the vendor keeps it'),
-    inference_types: z.array(z.string()).nullable().describe('Ways in which the vendor serves it'),
+    input_modalities: z.array(z.string()).nullable().describe('Input modalities'),
+    output_modalities: z.array(z.string()).nullable().describe('Output modalities'),
+    streaming: z.boolean().nullable().describe('Whether streaming is supported'),
+    lifecycle: z.enum(['active', 'legacy', 'deprecated']).nullable().describe('Lifecycle stage at the vendor'),
+    inference_types: z.array(z.string()).nullable().describe('Inference types that the vendor offers'),
   })
   .meta({ id: 'ProviderModel' })
 
@@ -86,9 +84,9 @@ export const aiProviderKind = kind({
   record: AiProvider,
   hidden: {
     sealed_credentials: z.string().nullable(),
-    /** Every secret that a call needs. */
+    /** All secrets that a call requires. */
     secret_ids: z.array(z.string()),
-    /** Changes when the value of a secret that the provider names does. */
+    /** Changes with the value of any referenced secret. */
     secret_stamp: z.string().nullable(),
   },
   computed: {
@@ -98,7 +96,7 @@ export const aiProviderKind = kind({
   events: ['created', 'updated', 'deleted'],
 })
 
-/** A provider as calls and writes need it. */
+/** Provider row for calls and writes. */
 export type ProviderRow = z.output<typeof aiProviderKind.row>
 
 export const providerCredentials = sealedColumn({

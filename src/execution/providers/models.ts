@@ -8,80 +8,80 @@ import { type Access, resolveAccess } from './access.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
 import type { ProviderRow, ProviderType } from './model.ts'
 
-/** The SDK's interface to one model. */
+/** Model interface of the SDK. */
 export type LanguageModelV4 = Extract<LanguageModel, { specificationVersion: 'v4' }>
 
-/** A vendor's models behind one credential. */
+/** Models of a vendor for one credential. */
 export type ModelClient = {
   type: ProviderType
   model(id: string): LanguageModelV4
   /** Key of provider options in the SDK. */
   optionsKey: string
-  /** The vendor distinguishes constrained decoding from a schema as a guide. */
+  /** Whether the vendor distinguishes constrained decoding from schema guidance. */
   strictOption: boolean
-  /** False: schemas are written into the instructions. */
+  /** Whether schemas are sent; otherwise they are written into the instructions. */
   structuredOutputs: boolean
-  /** The fewest output tokens the vendor lets a caller ask for. */
+  /** Minimum number of output tokens that the vendor accepts. */
   smallestAnswer: number
-  /** Values to mask in what the vendor says. */
+  /** Values to mask in vendor messages. */
   secrets: string[]
 }
 
 const CLIENT_LIFE_MS = 60_000
-/** Models of a client that are kept; callers may name any. */
-const MODELS_KEPT = 20
+/** Maximum number of cached models of a client; callers may request any. */
+const MAX_MODELS = 20
 
-type Entry = { key: string; client: Promise<ModelClient>; built: boolean }
+type CachedClient = { key: string; client: Promise<ModelClient>; isReady: boolean }
 
-const clients = processSingleton(() => new Map<string, Entry>())
+const clients = processSingleton(() => new Map<string, CachedClient>())
 
 /**
- * The client of a provider row, kept while neither the row nor a secret it names changes, at most 60 s.
- * Raises AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND.
- * @param db the transaction of a caller that has one open: waiting for another connection while holding one would let a
- *   burst of turns wait for each other
+ * Returns the client of a provider, cached for up to 60 s while the row and its secrets are unchanged.
+ * @param db the caller's open transaction, if any: waiting for another connection while holding one could deadlock a
+ *   burst of turns
+ * @throws AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND
  */
 export function modelClient(services: Services, row: ProviderRow, db: Queryable = services.pool): Promise<ModelClient> {
   const cache = clients(services)
   const key = `${row.updated_at} ${row.secret_stamp}`
-  const known = cache.get(row.id)
-  // A transaction takes what is there, but does not wait for a client that somebody else opens: who does may be waiting
-  // for the connection that the transaction holds.
-  if (known?.key === key && (known.built || db === services.pool)) return known.client
-  const entry: Entry = { key, client: resolveAccess(services, row, db).then(buildClient), built: false }
+  const cached = cache.get(row.id)
+  // A transaction uses a ready client but does not wait for a client that is being opened: the opener may wait for the
+  // connection that the transaction holds.
+  if (cached?.key === key && (cached.isReady || db === services.pool)) return cached.client
+  const entry: CachedClient = { key, client: resolveAccess(services, row, db).then(buildClient), isReady: false }
   cache.set(row.id, entry)
-  const forget = () => {
+  const evict = () => {
     if (cache.get(row.id) === entry) cache.delete(row.id)
   }
   entry.client.then(() => {
-    entry.built = true
-  }, forget)
-  setTimeout(forget, CLIENT_LIFE_MS).unref()
+    entry.isReady = true
+  }, evict)
+  setTimeout(evict, CLIENT_LIFE_MS).unref()
   return entry.client
 }
 
-// The SDK's warnings go to the console; what matters of them comes back as a failure.
+// Disables the SDK's console warnings; relevant problems are returned as failures.
 globalThis.AI_SDK_LOG_WARNINGS = false
 
-/** Builds the client of a resolved provider. Vendor packages are loaded when first needed. */
+/** Builds the client of a resolved provider. Vendor packages are loaded on demand. */
 async function buildClient(access: Access): Promise<ModelClient> {
   const { settings, type } = access
-  const { model, ...built } = await builders[type](access)
-  // The SDK makes a validator for each model: 0.5 ms.
-  const models = new LRUCache<string, LanguageModelV4>({ max: MODELS_KEPT, memoMethod: model })
+  const { model, ...parts } = await builders[type](access)
+  // The SDK builds a validator for each model, which takes 0.5 ms.
+  const models = new LRUCache<string, LanguageModelV4>({ max: MAX_MODELS, memoMethod: model })
   return {
     type,
     structuredOutputs: settings.structured_outputs,
     smallestAnswer: type === 'openai' || type === 'azure' || type === 'xai' ? 16 : 1,
     secrets: access.secrets,
     model: id => models.memo(id),
-    ...built,
+    ...parts,
   }
 }
 
-type Built = Pick<ModelClient, 'model' | 'optionsKey' | 'strictOption'>
+type ClientParts = Pick<ModelClient, 'model' | 'optionsKey' | 'strictOption'>
 
-const openaiCompatible = async (access: Access): Promise<Built> => {
+const openaiCompatible = async (access: Access): Promise<ClientParts> => {
   const { createOpenAICompatible } = await import('@ai-sdk/openai-compatible')
   const { baseUrl, credential, headers, fetch, settings, type } = access
   const vendor = createOpenAICompatible({
@@ -96,7 +96,7 @@ const openaiCompatible = async (access: Access): Promise<Built> => {
   return { model: id => vendor.chatModel(id), optionsKey: type, strictOption: true }
 }
 
-const builders: Record<ProviderType, (access: Access) => Promise<Built>> = {
+const builders: Record<ProviderType, (access: Access) => Promise<ClientParts>> = {
   async openai(access) {
     const { createOpenAI } = await import('@ai-sdk/openai')
     const { settings } = access
@@ -149,7 +149,7 @@ const builders: Record<ProviderType, (access: Access) => Promise<Built>> = {
     const vendor = createAmazonBedrock({
       region: regionOf(access),
       fetch,
-      // Empty, not left out: the SDK would take the deployment's own from the environment.
+      // Empty instead of omitted: the SDK would use the deployment's credential from the environment.
       apiKey: credential.kind === 'key' ? credential.key : '',
       ...(credential.kind === 'aws' && credential.keys),
     })
@@ -163,7 +163,7 @@ const builders: Record<ProviderType, (access: Access) => Promise<Built>> = {
       return { model: id => vendor.languageModel(id), optionsKey: 'vertex', strictOption: false }
     }
     const vendor = createGoogleVertex({
-      // Empty, not left out: the SDK would take the deployment's own from the environment.
+      // Empty instead of omitted: the SDK would use the deployment's credential from the environment.
       apiKey: '',
       project: await vertexProject(access),
       location: locationOf(access),
@@ -194,8 +194,8 @@ const TOKEN_BYTES = 1024 * 1024
 const tokenFetch = fetchWithLimit(TOKEN_BYTES)
 
 /**
- * How Google's client gets tokens: with the two fields of a service account's key file that sign, else with the default
- * credentials of the deployment.
+ * Returns the auth options of Google's client: the two signing fields of a service account key file, else the
+ * deployment's default credentials.
  */
 export function googleAuth({ credential }: Access) {
   const { client_email, private_key } = credential.kind === 'google' ? credential.account : {}
@@ -205,11 +205,14 @@ export function googleAuth({ credential }: Access) {
   }
 }
 
-/** The Google Cloud project of a vertex provider. Raises AI_PROVIDER_MISCONFIGURED when none is known. */
+/**
+ * Returns the Google Cloud project of a vertex provider.
+ * @throws AI_PROVIDER_MISCONFIGURED if there is none
+ */
 export async function vertexProject(access: Access): Promise<string> {
   const { credential, settings } = access
-  const named = settings.project ?? (credential.kind === 'google' ? credential.account.project_id : null)
-  if (named) return named
+  const configured = settings.project ?? (credential.kind === 'google' ? credential.account.project_id : null)
+  if (configured) return configured
   if (credential.kind === 'ambient') {
     const { GoogleAuth } = await import('google-auth-library')
     const found =
@@ -219,6 +222,6 @@ export async function vertexProject(access: Access): Promise<string> {
   throw misconfiguredProvider(
     access.id,
     'no_project',
-    'No Google Cloud project: set config.project or use a key file that names it',
+    'No Google Cloud project: set config.project or use a key file that contains it',
   )
 }

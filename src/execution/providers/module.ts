@@ -9,7 +9,7 @@ import { aiProviderOperations } from './operations.ts'
 import { providerPriceOperations } from './prices.ts'
 
 export default module('providers', {
-  tags: { 'AI providers': 'Accounts at vendors of models.' },
+  tags: { 'AI providers': 'Accounts at model vendors.' },
   errors: providerErrors,
   kinds: [aiProviderKind],
   resourceTypes: [

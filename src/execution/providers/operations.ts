@@ -37,18 +37,18 @@ const providers = resource(aiProviderKind, { path: '/ai-providers', tag: 'AI pro
 
 type Draft = Pick<ProviderRow, 'name' | 'provider' | 'default_model' | 'secret_id' | 'base_url' | 'config'>
 
-/** Ids of the secrets that a provider names, each once. */
-const secretsOf = ({ secret_id, config }: Pick<Draft, 'secret_id' | 'config'>): string[] => [
+/** Returns the ids of the secrets of a provider without duplicates. */
+const secretIds = ({ secret_id, config }: Pick<Draft, 'secret_id' | 'config'>): string[] => [
   ...new Set([...(secret_id ? [secret_id] : []), ...tokenIds(tokenTexts(config))]),
 ]
 
 /**
- * Validates what a write would leave and turns it into columns. `stored` is the row before; `given` names what the body
- * holds, so that a patch does not trip over references it leaves alone. Naming a secret, and changing where a named one
- * is sent, needs the right to use it: who may write a provider may not thereby send any secret to an address of its own.
- * Raises VALIDATION_FAILED, INVALID_TEMPLATE_TOKEN, FORBIDDEN, SECRET_NOT_FOUND, AI_PROVIDER_MISCONFIGURED.
+ * Validates a provider as it would be stored and returns its columns. `given` contains the fields of the body, so that
+ * a patch does not fail for unchanged references. Adding a secret, or changing the destination of one, requires
+ * permission to use it: otherwise a writer of providers could send any secret to another address.
+ * @throws VALIDATION_FAILED, INVALID_TEMPLATE_TOKEN, FORBIDDEN, SECRET_NOT_FOUND, AI_PROVIDER_MISCONFIGURED
  */
-async function valuesOf(
+async function providerColumns(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
   target: { id: string; project_id: string },
   draft: Draft,
@@ -57,43 +57,43 @@ async function valuesOf(
 ): Promise<Values<ProviderRow>> {
   const { project_id } = target
   const base_url = draft.base_url?.replace(/\/+$/, '') ?? null
-  const wanted = { ...draft, base_url }
-  checkProvider(wanted)
+  const next = { ...draft, base_url }
+  checkProvider(next)
   const blocked = addressProblems(services, 'base_url', base_url, stored?.base_url)
   if (blocked.length > 0) raiseInvalid(blocked)
-  const nothing = { config: {}, headers: {} }
-  const parted =
+  const noCredentials = { config: {}, headers: {} }
+  const splitConfig =
     given.config === undefined && stored
       ? { config: stored.config, sealed_credentials: stored.sealed_credentials }
-      : sealConfig(services, target, wanted.config, stored ? openCredentials(services, stored) : nothing)
-  const secret_ids = secretsOf({ ...wanted, config: parted.config })
-  const moved = stored !== null && destinationOf(wanted) !== destinationOf(stored)
-  const linked = stored && !moved ? secretsOf(stored) : []
+      : sealConfig(services, target, next.config, stored ? openCredentials(services, stored) : noCredentials)
+  const secret_ids = secretIds({ ...next, config: splitConfig.config })
+  const isMoved = stored !== null && destinationOf(next) !== destinationOf(stored)
+  const linked = stored && !isMoved ? secretIds(stored) : []
   for (const id of secret_ids)
     if (!linked.includes(id)) allow('secrets:UseSecret', { kind: secretKind, row: { id, project_id } })
-  if (moved) requireNewCredentials(wanted)
-  // Checked last: a mask that stands for nothing is no credential.
-  checkCredential({ ...wanted, config: parted.config }, services.config.PROVIDER_AMBIENT_CREDENTIALS)
-  const named = given.secret_id && wanted.secret_id ? [wanted.secret_id] : []
-  await checkTokens(tx, project_id, given.config ? tokenTexts(parted.config) : [], named)
-  return { ...wanted, ...parted, secret_ids }
+  if (isMoved) requireNewCredentials(next)
+  // Checked last: a mask without a stored value is not a credential.
+  checkCredential({ ...next, config: splitConfig.config }, services.config.PROVIDER_AMBIENT_CREDENTIALS)
+  const newSecretIds = given.secret_id && next.secret_id ? [next.secret_id] : []
+  await checkTokens(tx, project_id, given.config ? tokenTexts(splitConfig.config) : [], newSecretIds)
+  return { ...next, ...splitConfig, secret_ids }
 }
 
 const CheckInput = z
-  .strictObject({ model: z.string().min(1).max(255).nullish().describe('Model to try; default: the default_model') })
+  .strictObject({ model: z.string().min(1).max(255).nullish().describe('Model to call. Default default_model.') })
   .meta({ id: 'AiProviderCheckInput' })
 
 const CheckResult = z
   .object({
-    ok: z.boolean().describe('Whether the provider answered'),
+    ok: z.boolean().describe('Whether the provider responded'),
     model: z.string(),
-    latency_ms: z.int().describe('Time of the answer, in milliseconds'),
+    latency_ms: z.int().describe('Latency in milliseconds'),
     error: RecordedFailure.nullable(),
   })
   .meta({ id: 'AiProviderCheck' })
 
-/** What a try used is paid for like any other call. */
-function meterTry(services: Context['services'], provider: ProviderRow, { model, usage }: ModelAnswer): void {
+/** Meters the usage of a check like any other call. */
+function recordCheckUsage(services: Context['services'], provider: ProviderRow, { model, usage }: ModelAnswer): void {
   if (!usage) return
   recordUsageLater(services, [
     {
@@ -109,13 +109,13 @@ function meterTry(services: Context['services'], provider: ProviderRow, { model,
   ])
 }
 
-async function tryProvider(asked: {
+async function checkProviderCall(options: {
   services: Context['services']
   resource: ProviderRow
   model: string
   signal: AbortSignal
 }) {
-  const { services, resource, model, signal } = asked
+  const { services, resource, model, signal } = options
   try {
     const { attemptCall } = await import('./attempt.ts')
     const client = await modelClient(services, resource)
@@ -131,7 +131,7 @@ async function tryProvider(asked: {
       signal,
     })
     if (outcome.ok) {
-      meterTry(services, resource, outcome.answer)
+      recordCheckUsage(services, resource, outcome.answer)
       return null
     }
     const { code, message, meta } = outcome.failure
@@ -156,7 +156,7 @@ export const aiProviderOperations: Operation[] = [
   }),
   providers.create({
     summary: 'Create an AI provider',
-    description: 'Naming a secret, in `secret_id` or in a header, needs `secrets:UseSecret` on it.',
+    description: 'A secret in `secret_id` or in a header requires `secrets:UseSecret` on it.',
     alsoActions: ['secrets:UseSecret'],
     body: AiProviderInput,
     raises: [...raises],
@@ -164,34 +164,34 @@ export const aiProviderOperations: Operation[] = [
       const { tx, body, project } = context
       const target = { id: newId(aiProviderKind.prefix), project_id: project }
       const { secret_id = null, base_url = null, config = null } = body
-      const values = await valuesOf(context, target, { ...body, secret_id, base_url, config }, null, body)
+      const values = await providerColumns(context, target, { ...body, secret_id, base_url, config }, null, body)
       return aiProviderKind.insert(tx, { ...values, ...target })
     },
   }),
-  providers.get({ summary: 'Read an AI provider' }),
+  providers.get({ summary: 'Get an AI provider' }),
   providers.update({
-    summary: 'Change an AI provider',
+    summary: 'Update an AI provider',
     description:
-      'Acts on the next model call. Naming another secret needs `secrets:UseSecret` on it, and changing where requests go (type, `base_url`, region, location, project or resource name) needs it on every secret that stays. A credential value sent back as `***` keeps the stored one, unless requests go elsewhere: then it must be given anew.',
+      'Applies to the next model call. Omitted fields are unchanged. Another secret requires `secrets:UseSecret` on it; a changed destination (type, `base_url`, region, location, project or resource name) requires it on every remaining secret. A credential sent as `***` keeps the stored value, unless the destination changes: then it must be provided again.',
     alsoActions: ['secrets:UseSecret'],
     body: AiProviderPatch,
     raises: [...raises],
     async change(next, context) {
       const { stored, body } = context
-      return { ...next, ...(await valuesOf(context, stored, next, stored, body)) }
+      return { ...next, ...(await providerColumns(context, stored, next, stored, body)) }
     },
   }),
   providers.remove({
     summary: 'Delete an AI provider',
-    description: 'Refused while an agent or a model route names it.',
+    description: 'Refused while an agent or a model route uses the provider.',
     dependents: 'AI_PROVIDER_HAS_DEPENDENTS',
   }),
   itemOperation(aiProviderKind, {
     id: 'listAiProviderModels',
     method: 'get',
     path: '/ai-providers/{ai_provider_id}/models',
-    summary: 'List the models a provider offers',
-    description: 'Asked of the vendor each time, in its order.',
+    summary: 'List models of a provider',
+    description: 'Requested from the vendor each time, in its order.',
     tag: 'AI providers',
     action: 'ai-providers:ListAiProviderModels',
     paged: true,
@@ -204,9 +204,9 @@ export const aiProviderOperations: Operation[] = [
     },
   }),
   providers.action('check', {
-    summary: 'Try a provider with the smallest completion',
+    summary: 'Check an AI provider',
     description:
-      'One attempt without retries, which quotas of tokens and money count. A failure is in `error`, as a turn would record it.',
+      'Makes the smallest possible completion, in one attempt without retries; token and cost quotas count it. A failure is returned in `error`, as a turn would record it.',
     body: CheckInput,
     bodyOptional: true,
     answers: { 200: CheckResult },
@@ -216,7 +216,7 @@ export const aiProviderOperations: Operation[] = [
       await checkSpend(services, { project_id: resource.project_id, agent_id: null, actor_id: null })
       const model = body?.model ?? resource.default_model
       const started = performance.now()
-      const error = await tryProvider({ services, resource, model, signal: request.closed })
+      const error = await checkProviderCall({ services, resource, model, signal: request.closed })
       return { ok: error === null, model, latency_ms: Math.round(performance.now() - started), error }
     },
   }),

@@ -4,7 +4,7 @@ import { priceOperationsFor } from '../../control/usage/prices-operations.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { aiProviderKind } from './model.ts'
 
-/** Overrides: what a provider bills where that differs from the prices of its project and of the deployment. */
+/** Price overrides of a provider, which take precedence over the prices of its project and of the deployment. */
 export const providerPriceOperations: Operation[] = priceOperationsFor(aiProviderKind, {
   noun: 'AiProvider',
   words: 'an AI provider',

@@ -1,4 +1,4 @@
-/** What the instructions say when the vendor takes no schema. */
+/** Returns the instruction for vendors that accept no schema. */
 export const schemaInstruction = (schema: object): string =>
   `Answer with one JSON value and nothing else. It must satisfy this JSON Schema:\n${JSON.stringify(schema)}`
 
@@ -20,15 +20,15 @@ const UNSUPPORTED = [
 ]
 
 /**
- * Whether a schema keeps to the subset that vendors decode under constraint: every object closed, every property required,
- * an object at the top. Others are sent as a guide (`strict: false`) instead of being refused by the vendor.
+ * Whether a schema is in the subset for constrained decoding: an object at the top, every object closed, every property
+ * required. Other schemas are sent as guidance (`strict: false`), because vendors would refuse them.
  */
 export function fitsStrictMode(schema: object): boolean {
   const top = schema as Record<string, unknown>
-  return top.type === 'object' && top.anyOf === undefined && fits(schema)
+  return top.type === 'object' && top.anyOf === undefined && nodeFits(schema)
 }
 
-function fits(node: unknown): boolean {
+function nodeFits(node: unknown): boolean {
   if (typeof node !== 'object' || node === null || Array.isArray(node)) return false
   const schema = node as Record<string, unknown>
   if (UNSUPPORTED.some(keyword => keyword in schema)) return false
@@ -45,5 +45,5 @@ function fits(node: unknown): boolean {
     ...(Array.isArray(schema.anyOf) ? schema.anyOf : []),
     ...(schema.items === undefined ? [] : [schema.items]),
   ]
-  return nested.every(fits)
+  return nested.every(nodeFits)
 }

@@ -5,21 +5,18 @@ import { kinds } from '../../core/api/kind.ts'
 import { onSeparateConnection } from '../../core/db/pool.ts'
 import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type Consumer, type GrantingShare, listShareGrants } from './grants.ts'
+import { type Consumer, type GrantingShare, shareGrantsCondition } from './grants.ts'
 import { recordCapRefusal } from './share-activity.ts'
 
-const taken = sql.type(z.object({ granted: z.boolean(), taken: z.boolean() }))
+const consumedRow = sql.type(z.object({ granted: z.boolean(), taken: z.boolean() }))
 
-const hourOf = (now: Date): string => windowOf('rolling_1h', now).start
+const startOfHour = (now: Date): string => windowOf('rolling_1h', now).start
 
 /**
- * Takes one call, or one turn of an agent, from the share that it goes through; call it right before what is called is
- * reached. Nothing for a call that needs no share. In a transaction (`db`) it is given back when that is rolled back.
- *
- * One statement: the counter of the window moves only where it is below the cap, so the cap is exact in any number of
- * processes. Refused calls do not count.
- * @throws SHARE_CAP_EXCEEDED with Retry-After; what answers a reference that names nothing (TOOL_NOT_FOUND,
- *   AGENT_NOT_FOUND) where the share has ended since it was looked up
+ * Consumes one call, or one agent turn, of the share that covers it; call this right before the call. Does nothing for
+ * a call without a share. In a transaction (`db`), a rollback restores the count. One statement: the counter of the
+ * window increases only below the cap, so the cap is exact across processes. Refused calls are not counted.
+ * @throws SHARE_CAP_EXCEEDED with Retry-After; TOOL_NOT_FOUND or AGENT_NOT_FOUND if the share has ended
  */
 export async function consumeShareCall(
   services: Services,
@@ -30,22 +27,22 @@ export async function consumeShareCall(
   if (!share) return
   const now = services.clock.now()
   const window = share.cap && windowOf(share.cap.window, now)
-  const found = await db.one(taken`
+  const found = await db.one(consumedRow`
     with granting as (
       select s.id as share_id, a.id as acceptance_id, a.project_id from share_acceptances a join shares s on s.id = a.share_id
-      where a.id = ${share.acceptance_id} and ${listShareGrants}),
-    counted as (${counting(share, window)}),
+      where a.id = ${share.acceptance_id} and ${shareGrantsCondition}),
+    counted as (${countCallCte(share, window)}),
     used as (
       insert into share_usage as u (share_id, project_id, hour, calls, refused)
-      select share_id, project_id, ${hourOf(now)}::timestamptz, 1, 0 from granting where exists (select 1 from counted)
+      select share_id, project_id, ${startOfHour(now)}::timestamptz, 1, 0 from granting where exists (select 1 from counted)
       on conflict (share_id, project_id, hour) do update set calls = u.calls + 1)
     select exists (select 1 from granting) as granted, exists (select 1 from counted) as taken`)
   if (!found.granted) raise(kinds.get(share.resource_kind).missing, { meta: { id: share.resource_id } })
-  if (!found.taken && window) refuse(services, share, consumer.project_id, window, now)
+  if (!found.taken && window) refuseCall(services, share, consumer.project_id, window, now)
 }
 
-/** Counts the call in its window, unless the cap is spent. */
-const counting = ({ cap }: GrantingShare, window: Window | null) =>
+/** Returns the statement part that counts the call in its window unless the cap is reached. */
+const countCallCte = ({ cap }: GrantingShare, window: Window | null) =>
   cap && window
     ? sql.fragment`
       insert into share_counters as c (acceptance_id, window_key, window_start, calls)
@@ -54,12 +51,12 @@ const counting = ({ cap }: GrantingShare, window: Window | null) =>
       returning calls`
     : sql.fragment`select 1 from granting`
 
-function refuse(services: Services, share: GrantingShare, projectId: string, window: Window, now: Date): never {
+function refuseCall(services: Services, share: GrantingShare, projectId: string, window: Window, now: Date): never {
   const { calls, window: name } = share.cap as NonNullable<GrantingShare['cap']>
-  // Beside the transaction that the refusal ends.
+  // Outside the transaction that the refusal rolls back.
   onSeparateConnection(() => {
-    countRefused(services, share.share_id, projectId, now).catch(error =>
-      services.log.error({ err: error, share_id: share.share_id }, 'refused call of a share not counted'),
+    recordRefusal(services, share.share_id, projectId, now).catch(error =>
+      services.log.error({ err: error, share_id: share.share_id }, 'share refusal not recorded'),
     )
     recordCapRefusal(
       services,
@@ -76,10 +73,10 @@ function refuse(services: Services, share: GrantingShare, projectId: string, win
   })
 }
 
-/** Nothing where share or project are gone meanwhile. */
-const countRefused = ({ pool }: Services, shareId: string, projectId: string, now: Date) =>
+/** Inserts nothing if the share or the project was deleted. */
+const recordRefusal = ({ pool }: Services, shareId: string, projectId: string, now: Date) =>
   pool.query(voidStatement`
     insert into share_usage as u (share_id, project_id, hour, calls, refused)
-    select s.id, p.id, ${hourOf(now)}::timestamptz, 0, 1 from shares s cross join projects p
+    select s.id, p.id, ${startOfHour(now)}::timestamptz, 0, 1 from shares s cross join projects p
     where s.id = ${shareId} and p.id = ${projectId}
     on conflict (share_id, project_id, hour) do update set refused = u.refused + 1`)

@@ -7,7 +7,7 @@ import { revokeShares } from './kind.ts'
 import { deleteShareCounters, deleteUsage, lockExpiredShares } from './store.ts'
 
 const INTERVAL_SECONDS = 30
-/** Shares that are revoked in one transaction, each with its acceptances. */
+/** Shares revoked in one transaction, each with its acceptances. */
 const BATCH = 20
 
 const expiry = workQueue('share.expire', {
@@ -16,7 +16,7 @@ const expiry = workQueue('share.expire', {
   retry: { limit: 3, delaySeconds: 10, backoff: true, maxDelaySeconds: 60 },
 })
 
-/** Revokes the shares that have run out. They grant nothing since then: this makes their record and its events say so. */
+/** Revokes expired shares. Their grants ended at the expiry time; this updates their records and emits the events. */
 async function revokeExpired({ write }: Pick<Services, 'write'>, stopping?: AbortSignal): Promise<number> {
   let revoked = 0
   while (!stopping?.aborted) {
@@ -37,12 +37,15 @@ export const shareExpiryHandler = handler(expiry, { concurrency: 1 }, (_message,
 export const shareExpirySchedule = schedule('shares that run out', INTERVAL_SECONDS, expiry, {})
 
 const DAY_MS = 86_400_000
-const COUNTERS_KEPT_DAYS = 40
-const USAGE_KEPT_DAYS = 400
+const COUNTER_RETENTION_DAYS = 40
+const USAGE_RETENTION_DAYS = 400
 
-/** Deletes counters of windows older than 40 days, and usage older than 400. Returns how many rows went. */
+/** Deletes window counters older than 40 days and usage older than 400 days, and returns the number of rows. */
 export async function pruneShares({ pool, clock }: Services, stopping?: AbortSignal): Promise<number> {
-  const ago = (days: number) => new Date(clock.now().getTime() - days * DAY_MS)
-  const counters = await deleteInBatches(limit => deleteShareCounters(pool, ago(COUNTERS_KEPT_DAYS), limit), stopping)
-  return counters + (await deleteInBatches(limit => deleteUsage(pool, ago(USAGE_KEPT_DAYS), limit), stopping))
+  const daysAgo = (days: number) => new Date(clock.now().getTime() - days * DAY_MS)
+  const counters = await deleteInBatches(
+    limit => deleteShareCounters(pool, daysAgo(COUNTER_RETENTION_DAYS), limit),
+    stopping,
+  )
+  return counters + (await deleteInBatches(limit => deleteUsage(pool, daysAgo(USAGE_RETENTION_DAYS), limit), stopping))
 }

@@ -7,10 +7,10 @@ import { notifyConsumers } from './share-activity.ts'
 import { RESOURCE_KINDS, type ResourceKind } from './terms.ts'
 
 /**
- * How shares name what they share: accepted ones hold it unless they are forced, and none outlives it but as revoked. Over
- * the columns of `shares`.
+ * Returns the references from shares to a resource: active acceptances block its deletion unless forced, and other
+ * shares of it are revoked. Over the columns of `shares`.
  */
-const sharesOf = (resource: ResourceKind): Reference[] => [
+const shareReferences = (resource: ResourceKind): Reference[] => [
   {
     kind: resource,
     column: 'resource_id',
@@ -18,7 +18,7 @@ const sharesOf = (resource: ResourceKind): Reference[] => [
     counted: 'accepted_shares',
     where: sql.fragment`revoked_at is null and (expires_at is null or expires_at > now()) and exists (
       select 1 from share_acceptances a where a.share_id = shares.id and a.status = 'active')`,
-    letGo: revokeShares,
+    detach: revokeShares,
   },
   {
     kind: resource,
@@ -26,7 +26,7 @@ const sharesOf = (resource: ResourceKind): Reference[] => [
     on_delete: 'follow',
     counted: null,
     where: sql.fragment`revoked_at is null`,
-    letGo: revokeShares,
+    detach: revokeShares,
   },
 ]
 
@@ -34,11 +34,11 @@ export const shareKind = kind({
   name: 'share',
   prefix: 'shr',
   table: 'shares',
-  // Calls refer to it all the time.
+  // Updated by every call.
   shared: true,
   references: [
     { kind: 'project', column: 'project_id', on_delete: 'cascade' },
-    ...RESOURCE_KINDS.flatMap(resource => sharesOf(resource)),
+    ...RESOURCE_KINDS.flatMap(resource => shareReferences(resource)),
   ],
   record: Share,
   hidden: { resource_kind: z.enum(RESOURCE_KINDS), resource_id: z.string() },
@@ -58,22 +58,21 @@ export const ACCEPTANCE_PREFIX = 'shr_acc'
 export const acceptanceColumns = selectList(Object.keys(ShareAcceptance.shape))
 export const acceptanceSql = sql.type(ShareAcceptance)
 
-const project = sql.type(z.object({ project_id: z.string() }))
+const projectIdRow = sql.type(z.object({ project_id: z.string() }))
 
-/** The projects that use a share (index share_acceptances_share). */
-export const consumersOf = (db: Queryable, shareId: string): Promise<readonly string[]> =>
-  db.anyFirst(project`
+/** Lists the projects that use a share (index share_acceptances_share). */
+export const listShareConsumers = (db: Queryable, shareId: string): Promise<readonly string[]> =>
+  db.anyFirst(projectIdRow`
     select project_id from share_acceptances where share_id = ${shareId} and status = 'active' order by project_id`)
 
-const ended = sql.type(shareKind.row.extend({ consumers: z.array(z.string()) }))
+const revokedRow = sql.type(shareKind.row.extend({ consumers: z.array(z.string()) }))
 
 /**
- * Revokes shares for good, and their active acceptances in the name of the publisher. Those that are revoked already stay as
- * they are. The caller holds their rows, or takes them here; rows of acceptances are taken behind those of shares.
- * @returns the shares that were revoked
+ * Revokes shares permanently, together with their active acceptances on behalf of the publisher, and returns those that
+ * were not revoked before. Lock order: shares, then acceptances.
  */
 export async function revokeShares(tx: Tx, ids: readonly string[]): Promise<readonly ShareRow[]> {
-  const rows = await tx.any(ended`
+  const rows = await tx.any(revokedRow`
     with revoked as (
       update shares t set revoked_at = now(), updated_at = now()
       where t.id = any(${sql.array([...ids], 'text')}) and t.revoked_at is null returning ${shareKind.columns}),
@@ -90,9 +89,9 @@ export async function revokeShares(tx: Tx, ids: readonly string[]): Promise<read
   })
 }
 
-/** Tells who uses the shares of a project that it is about to be deleted with them. */
+/** Notifies the projects that use the shares of a project of their deletion with it. */
 export async function notifyProjectDeletion(tx: Tx, projectId: string): Promise<void> {
-  const rows = await tx.any(ended`
+  const rows = await tx.any(revokedRow`
     select ${shareKind.columns}, array_agg(a.project_id order by a.project_id) as consumers
     from shares t join share_acceptances a on a.share_id = t.id and a.status = 'active'
     where t.project_id = ${projectId} group by t.id`)

@@ -1,114 +1,182 @@
 import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { isIdOf, type Kind, type KindRow, kinds, srn } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { consumersOf, revokeShares, type ShareRow, shareKind } from './kind.ts'
-import type { ShareAcceptance } from './model.ts'
+import { listShareConsumers, revokeShares, type ShareRow, shareKind } from './kind.ts'
+import type { ShareAcceptance, ShareInput } from './model.ts'
 import { notifyConsumers } from './share-activity.ts'
 import {
-  acceptanceOf,
   deleteAcceptance,
+  findAcceptance,
   insertAcceptance,
+  listProjectReferences,
   lockAcceptance,
-  referencesIn,
   revokeAcceptance,
 } from './store.ts'
+import { ALL_PROJECTS, RESOURCE_KINDS, type ResourceKind, SHAREABLE } from './terms.ts'
 
-/** References that a refused revoke names. */
-const SAMPLE = 20
+type CreateContext = Pick<Context<unknown, ShareInput>, 'tx' | 'body' | 'services' | 'allow'> & { project: string }
 
-type Acting = Pick<Context, 'tx' | 'grant'> & { resource: ShareRow }
+/**
+ * Validates a new share and locks its resource until the transaction ends. Sharing requires permission to call the
+ * resource.
+ * @throws VALIDATION_FAILED, TOOL_NOT_FOUND, AGENT_NOT_FOUND, PUBLIC_SHARES_DISABLED, FORBIDDEN
+ */
+export async function checkShare({ tx, body, project, services, allow }: CreateContext) {
+  const { resource_kind, resource_id } = parseResource(body.resource, project)
+  const actions = [...new Set(body.actions)]
+  const grantable: readonly string[] = SHAREABLE[resource_kind]
+  for (const [index, action] of body.actions.entries())
+    if (!grantable.includes(action)) refuse(`actions[${index}]`, `must be ${grantable.join(' or ')}`)
+  await checkGrantee({ tx, body, project, services, allow })
+  const kind = kinds.get(resource_kind)
+  const row = isIdOf(kind, resource_id) ? await kind.reference(tx, resource_id, project) : null
+  if (!row) return raise(kind.missing, { meta: { id: resource_id } })
+  for (const action of actions) allow(action, { kind, row })
+  checkExpiry(body.expires_at)
+  return { resource_kind, resource_id, actions }
+}
 
-/** Whether a share has ended for good. */
+/** Raises VALIDATION_FAILED for an expiry time in the past. */
+export function checkExpiry(expires_at: string | null | undefined): void {
+  if (expires_at != null && new Date(expires_at) <= new Date()) refuse('expires_at', 'must be in the future')
+}
+
+const refuse = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
+
+/** Parses a resource name: one tool or agent of the project, not a pattern. */
+function parseResource(name: string, project: string): { resource_kind: ResourceKind; resource_id: string } {
+  const [, , resource_kind = '', resource_id = ''] = name.split(':')
+  if (!RESOURCE_KINDS.includes(resource_kind as ResourceKind) || !/^[a-z0-9_]+$/.test(resource_id))
+    refuse('resource', 'must be srn:<project>:tool:<id> or srn:<project>:agent:<id>')
+  if (name !== srn(project, resource_kind, resource_id)) refuse('resource', 'must belong to the sharing project')
+  return { resource_kind: resource_kind as ResourceKind, resource_id }
+}
+
+async function checkGrantee({ tx, body: { grantee }, project, services }: CreateContext): Promise<void> {
+  if (grantee === ALL_PROJECTS) {
+    if (!services.config.SHARES_ALLOW_PUBLIC) raise('PUBLIC_SHARES_DISABLED')
+    return
+  }
+  if (grantee === project) refuse('grantee', 'must be another project')
+  const projects: Kind<KindRow> = kinds.get('project')
+  if (!isIdOf(projects, grantee) || !(await projects.find(tx, grantee))) refuse('grantee', 'is not a project')
+}
+
+/** Maximum number of references in a refused revocation. */
+const MAX_REFERENCES = 20
+
+type ShareContext = Pick<Context, 'tx' | 'grant'> & { resource: ShareRow }
+
+/** Whether a share was revoked or expired. */
 export const isShareEnded = ({ revoked_at, expires_at }: ShareRow): boolean =>
   revoked_at !== null || (expires_at !== null && new Date(expires_at) <= new Date())
 
-/** The share under its lock, unless it has ended. Raises SHARE_REVOKED. */
-async function lockLive(tx: Tx, id: string): Promise<ShareRow> {
+/**
+ * Locks and returns a share that has not ended.
+ * @throws SHARE_REVOKED
+ */
+async function lockActiveShare(tx: Tx, id: string): Promise<ShareRow> {
   const share = await shareKind.lock(tx, id)
   if (isShareEnded(share)) raise('SHARE_REVOKED', { meta: { share_id: id } })
   return share
 }
 
-/** The project that acts as a grantee. Raises VALIDATION_FAILED for the publisher. */
+/**
+ * Returns the project that acts as a grantee.
+ * @throws VALIDATION_FAILED for the publisher
+ */
 export function granteeOf({ grant }: Pick<Context, 'grant'>): string {
   if (grant) return grant.project_id
   return raiseInvalid({
     code: 'REQUIRED',
     path: 'project_id',
-    message: 'must be a project that the share is for; a credential that is bound to one needs none',
+    message: 'must be a grantee project of the share; optional for credentials that are bound to one',
   })
 }
 
-/** POST accept: for a suspended share too, which grants nothing yet. Raises SHARE_REVOKED. */
-export async function acceptShare(context: Acting): Promise<ShareAcceptance> {
+/**
+ * Accepts a share, also a suspended one, which grants nothing until it is resumed.
+ * @throws SHARE_REVOKED
+ */
+export async function acceptShare(context: ShareContext): Promise<ShareAcceptance> {
   const { tx, resource } = context
   const project = granteeOf(context)
-  const share = await lockLive(tx, resource.id)
-  const known = await acceptanceOf(tx, share.id, project, true)
-  if (known?.status === 'active') return known
-  if (known?.revoked_by === 'publisher') raise('SHARE_REVOKED', { meta: { share_id: share.id } })
+  const share = await lockActiveShare(tx, resource.id)
+  const existing = await findAcceptance(tx, share.id, project, true)
+  if (existing?.status === 'active') return existing
+  if (existing?.revoked_by === 'publisher') raise('SHARE_REVOKED', { meta: { share_id: share.id } })
   const acceptance = await insertAcceptance(tx, share.id, project)
   tx.emit(shareKind, 'accepted', share, { extra: { acceptance } })
   return acceptance
 }
 
-/** POST suspend and resume. Raises SHARE_REVOKED. */
-export async function suspendOrResume({ tx, resource }: Acting, suspend: boolean): Promise<ShareRow> {
-  const share = await lockLive(tx, resource.id)
+/**
+ * Suspends or resumes a share.
+ * @throws SHARE_REVOKED
+ */
+export async function suspendOrResume({ tx, resource }: ShareContext, suspend: boolean): Promise<ShareRow> {
+  const share = await lockActiveShare(tx, resource.id)
   if ((share.suspended_at !== null) === suspend) return share
   const row = await shareKind.update(tx, share.id, { suspended_at: suspend ? new Date().toISOString() : null })
   const verb = suspend ? 'suspended' : 'resumed'
   tx.emit(shareKind, verb, row)
-  notifyConsumers(tx, `share_${verb}`, row, await consumersOf(tx, row.id))
+  notifyConsumers(tx, `share_${verb}`, row, await listShareConsumers(tx, row.id))
   return row
 }
 
 /**
- * POST revoke: by the publisher for good and for all, by a grantee its own acceptance.
- * @throws SHARE_IN_USE for a grantee whose resources name what is shared, without `force`; RESOURCE_NOT_FOUND for one that
- *   never accepted
+ * Revokes a share permanently and for all grantees as its publisher, or only the own acceptance as a grantee.
+ * @throws SHARE_IN_USE for a grantee whose resources reference the shared resource, without `force`; RESOURCE_NOT_FOUND
+ *   for a grantee without an acceptance
  */
-export async function revokeShare(context: Acting, force: boolean): Promise<ShareRow> {
+export async function revokeShare(context: ShareContext, force: boolean): Promise<ShareRow> {
   const { tx, resource, grant } = context
   const share = await shareKind.lock(tx, resource.id)
   if (!grant) return (await revokeShares(tx, [share.id]))[0] ?? share
   const project = grant.project_id
-  const known = await acceptanceOf(tx, share.id, project, true)
-  if (!known) return raise('RESOURCE_NOT_FOUND', { meta: { id: share.id } })
-  if (known.status === 'revoked') return { ...share, acceptance: known }
+  const existing = await findAcceptance(tx, share.id, project, true)
+  if (!existing) return raise('RESOURCE_NOT_FOUND', { meta: { id: share.id } })
+  if (existing.status === 'revoked') return { ...share, acceptance: existing }
   if (!force) {
-    const references = await referencesIn(tx, share, project, SAMPLE)
+    const references = await listProjectReferences(tx, share, project, MAX_REFERENCES)
     const [first] = references
     if (first)
       raise('SHARE_IN_USE', {
-        message: `Resources of the project still name what is shared, such as the ${first.type} ${first.id}`,
+        message: `Resources of the project still reference the shared resource, such as ${first.type} ${first.id}`,
         meta: { references },
       })
   }
-  const acceptance = await revokeAcceptance(tx, known.id, 'consumer')
+  const acceptance = await revokeAcceptance(tx, existing.id, 'consumer')
   tx.emit(shareKind, 'revoked', share, { extra: { acceptance } })
   return { ...share, acceptance }
 }
 
-/** Revokes one acceptance in the name of the publisher. Raises RESOURCE_NOT_FOUND. */
-export async function revokeAcceptanceOf({ tx, resource }: Acting, id: string): Promise<ShareAcceptance> {
+/**
+ * Revokes one acceptance on behalf of the publisher.
+ * @throws RESOURCE_NOT_FOUND
+ */
+export async function revokeShareAcceptance({ tx, resource }: ShareContext, id: string): Promise<ShareAcceptance> {
   const share = await shareKind.lock(tx, resource.id)
-  const known = await lockAcceptance(tx, share.id, id)
-  if (!known) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
-  return known.status === 'revoked' ? known : stop(tx, share, known)
+  const existing = await lockAcceptance(tx, share.id, id)
+  if (!existing) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  return existing.status === 'revoked' ? existing : revokeByPublisher(tx, share, existing)
 }
 
-/** Deletes one acceptance, revoked first while it is active; its project may then accept again. Raises RESOURCE_NOT_FOUND. */
-export async function deleteAcceptanceOf({ tx, resource }: Acting, id: string): Promise<void> {
+/**
+ * Revokes and deletes one acceptance; its project may then accept again.
+ * @throws RESOURCE_NOT_FOUND
+ */
+export async function deleteShareAcceptance({ tx, resource }: ShareContext, id: string): Promise<void> {
   const share = await shareKind.lock(tx, resource.id)
-  const known = await lockAcceptance(tx, share.id, id)
-  if (!known) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
-  if (known.status === 'active') await stop(tx, share, known)
-  await deleteAcceptance(tx, known.id)
+  const existing = await lockAcceptance(tx, share.id, id)
+  if (!existing) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  if (existing.status === 'active') await revokeByPublisher(tx, share, existing)
+  await deleteAcceptance(tx, existing.id)
 }
 
-async function stop(tx: Tx, share: ShareRow, known: ShareAcceptance): Promise<ShareAcceptance> {
-  const acceptance = await revokeAcceptance(tx, known.id, 'publisher')
+async function revokeByPublisher(tx: Tx, share: ShareRow, existing: ShareAcceptance): Promise<ShareAcceptance> {
+  const acceptance = await revokeAcceptance(tx, existing.id, 'publisher')
   tx.emit(shareKind, 'revoked', share, { extra: { acceptance } })
   notifyConsumers(tx, 'share_revoked', share, [acceptance.project_id])
   return acceptance

@@ -11,33 +11,38 @@ export const ACCEPTANCE_STATUSES = ['active', 'revoked'] as const
 export const ShareAcceptance = record('ShareAcceptance', {
   share_id: z.string(),
   status: z.enum(ACCEPTANCE_STATUSES),
-  revoked_by: z.enum(['publisher', 'consumer']).nullable().describe('Who revoked it; null while it is active'),
-  accepted_at: time.describe('When it was accepted'),
+  revoked_by: z
+    .enum(['publisher', 'consumer'])
+    .nullable()
+    .describe('Party that revoked the acceptance; null while active'),
+  accepted_at: time.describe('Time of the acceptance'),
   revoked_at: time.nullable(),
 })
 export type ShareAcceptance = z.output<typeof ShareAcceptance>
 
 export const Share = record('Share', {
-  resource: z.string().describe('Name of the tool or agent, `srn:<project>:tool:<id>` or `srn:<project>:agent:<id>`'),
+  resource: z
+    .string()
+    .describe('Resource name of the tool or agent, `srn:<project>:tool:<id>` or `srn:<project>:agent:<id>`'),
   actions: z.array(z.string()),
-  grantee: z.string().describe('The project that it is for; `*` is every one'),
-  cap: Cap.nullable().describe('Most that the share may use; null for no limit'),
-  expires_at: time.nullable().describe('From then on it is revoked'),
-  suspended_at: time.nullable().describe('When it was suspended; null while it holds'),
+  grantee: z.string().describe('ID of the grantee project; `*` for all projects'),
+  cap: Cap.nullable().describe('Call limit; null for none'),
+  expires_at: time.nullable().describe('Time after which the share is revoked'),
+  suspended_at: time.nullable().describe('Time of the suspension; null while not suspended'),
   revoked_at: time.nullable(),
   acceptance: ShareAcceptance.nullable().describe(
-    "The acceptance of the project that reads it; null on the publisher's",
+    'Acceptance of the requesting grantee project; null for the publisher',
   ),
   projection: z
     .union([ToolProjection, AgentProjection])
     .nullable()
-    .describe('What others are shown of the tool or agent; null in lists, and once it is gone'),
+    .describe('Visible fields of the tool or agent; null in lists and after its deletion'),
 })
 
-const cap = Cap.nullable().describe('Bounds the calls of each project that accepts; null for no bound')
-const expires_at = time.nullable().describe('When the share ends by itself; in the future')
+const cap = Cap.nullable().describe('Call limit of each accepting project; null for none')
+const expires_at = time.nullable().describe('Expiry time, in the future; null for none')
 
-/** The checks of `resource` and `actions` need each other and are made together. */
+/** Cross-field checks of `resource` and `actions` are made in checkShare. */
 export const ShareInput = z
   .strictObject({
     project_id: projectField,
@@ -45,7 +50,9 @@ export const ShareInput = z
       .string()
       .min(1)
       .max(512)
-      .describe('Name of a tool or agent of the project, `srn:<project>:tool:<id>` or `srn:<project>:agent:<id>`'),
+      .describe(
+        'Resource name of a tool or agent of the project, `srn:<project>:tool:<id>` or `srn:<project>:agent:<id>`',
+      ),
     actions: z
       .array(z.string().min(1).max(255))
       .min(1)
@@ -55,7 +62,7 @@ export const ShareInput = z
       .string()
       .min(1)
       .max(255)
-      .describe('Project that may accept the share, or `*` for every one where the deployment allows it'),
+      .describe('ID of the project that may accept the share, or `*` for all projects if the deployment allows it'),
     cap: cap.optional(),
     expires_at: expires_at.optional(),
   })
@@ -64,22 +71,25 @@ export type ShareInput = z.output<typeof ShareInput>
 
 export const SharePatch = z.strictObject({ cap, expires_at }).partial().meta({ id: 'SharePatch' })
 
-/** The project that acts, where the credential is not bound to it. */
-const acting = z.string().nullish().describe('Project that acts; a credential that is bound to one needs none')
+/** Grantee project of a request whose credential is not bound to one. */
+const granteeProject = z
+  .string()
+  .nullish()
+  .describe('ID of the grantee project; optional for credentials that are bound to one')
 
-export const ActingInput = z.strictObject({ project_id: acting }).meta({ id: 'ShareActingInput' })
+export const ActingInput = z.strictObject({ project_id: granteeProject }).meta({ id: 'ShareActingInput' })
 
-export const ActingQuery = z.object({ project_id: acting })
+export const ActingQuery = z.object({ project_id: granteeProject })
 
 export const ShareReference = z
-  .object({ type: z.string().describe('Kind of the resource, such as agent or ingestion_rule'), id: z.string() })
+  .object({ type: z.string().describe('Resource type, such as agent or ingestion_rule'), id: z.string() })
   .meta({ id: 'ShareReference' })
 export type ShareReference = z.output<typeof ShareReference>
 
 export const ShareUsage = z
   .object({
-    project_id: z.string().describe('Project that called'),
-    calls: z.int().describe('Calls and turns that were made'),
-    refused: z.int().describe('Calls and turns that the cap refused'),
+    project_id: z.string().describe('ID of the calling project'),
+    calls: z.int().describe('Number of calls and turns'),
+    refused: z.int().describe('Number of calls and turns refused by the cap'),
   })
   .meta({ id: 'ShareUsage' })

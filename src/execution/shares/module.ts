@@ -8,7 +8,7 @@ import { shareOperations } from './operations.ts'
 import { sharedResourceGrants, shareGrants } from './share-grants.ts'
 
 export default module('shares', {
-  tags: { Shares: 'Tools and agents that other projects may use.' },
+  tags: { Shares: 'Tools and agents shared with other projects.' },
   errors: shareErrors,
   kinds: [shareKind],
   operations: shareOperations,

@@ -7,15 +7,16 @@ import { type Queryable, sql } from '../../core/db/sql.ts'
 import { findAgent } from '../agents/model.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
 import { projectionOf } from '../tools/projection.ts'
-import { checkEnd, checkShare } from './create.ts'
-import { consumersOf, type ShareRow, shareKind } from './kind.ts'
+import { listShareConsumers, type ShareRow, shareKind } from './kind.ts'
 import {
   acceptShare,
-  deleteAcceptanceOf,
+  checkExpiry,
+  checkShare,
+  deleteShareAcceptance,
   granteeOf,
   isShareEnded,
-  revokeAcceptanceOf,
   revokeShare,
+  revokeShareAcceptance,
   suspendOrResume,
 } from './lifecycle.ts'
 import {
@@ -30,17 +31,17 @@ import {
   ShareUsage,
 } from './model.ts'
 import { notifyConsumers } from './share-activity.ts'
-import { acceptanceOf, listAcceptances, listReferences, listShares, listUsage, sharedWith } from './store.ts'
+import { findAcceptance, listAcceptances, listReferences, listShares, listUsage, sharedWithCondition } from './store.ts'
 
 const tag = 'Shares'
 const shares = resource(shareKind, { path: '/shares', tag })
 const item = '/shares/{share_id}'
 
-/** Changes are for whom a credential belongs to: no tool of an agent makes them. */
-const byPeople = { internal: true, mcp: true }
+/** Refused for agent tools: only people change shares. */
+const forPeopleOnly = { internal: true, mcp: true }
 
-/** What others are shown of what is shared; null when it is gone. */
-async function projected(db: Queryable, { resource_kind, resource_id }: ShareRow) {
+/** Returns the visible fields of a shared resource; null after its deletion. */
+async function findProjection(db: Queryable, { resource_kind, resource_id }: ShareRow) {
   if (resource_kind === 'tool') {
     const tool: ToolRow | null = await toolKind.find(db, resource_id)
     return tool && projectionOf(tool)
@@ -49,11 +50,11 @@ async function projected(db: Queryable, { resource_kind, resource_id }: ShareRow
   return agent && { id: agent.id, name: agent.name }
 }
 
-async function completed({ db, grant, resource: share }: Pick<Context, 'db' | 'grant'> & { resource: ShareRow }) {
+async function presentShare({ db, grant, resource: share }: Pick<Context, 'db' | 'grant'> & { resource: ShareRow }) {
   return shareKind.present({
     ...share,
-    acceptance: grant && (await acceptanceOf(db, share.id, grant.project_id)),
-    projection: await projected(db, share),
+    acceptance: grant && (await findAcceptance(db, share.id, grant.project_id)),
+    projection: await findProjection(db, share),
   })
 }
 
@@ -61,9 +62,9 @@ const list = operation({
   id: 'listShares',
   method: 'get',
   path: '/shares',
-  summary: 'List the shares of a project, or those that it is offered',
+  summary: 'List shares',
   description:
-    'A grantee sees what is shared with it, and of what is shared with everybody what it accepted. There is no list of all offers.',
+    'As publisher, lists the shares of the project; as grantee, the shares for it, and shares for all projects that it accepted. Offers to all projects are not listed otherwise.',
   tag,
   action: 'shares:ListShares',
   lists: shareKind,
@@ -71,8 +72,10 @@ const list = operation({
     role: z
       .enum(['publisher', 'grantee'])
       .optional()
-      .describe('`publisher`, the default: what the project shares; `grantee`: what is shared with it'),
-    resource: textFilter.describe('Exact match of `resource`; as the publisher'),
+      .describe(
+        'Role of the project: `publisher` — shares that it created; `grantee` — shares for it. Default publisher.',
+      ),
+    resource: textFilter.describe('Exact match of `resource`, as publisher only'),
   }),
   answers: { 200: pageOf(Share) },
   run(context) {
@@ -84,9 +87,9 @@ const list = operation({
     }
     if (project === null)
       return raiseInvalid({ code: 'REQUIRED', path: 'project_id', message: 'is required with role=grantee' })
-    // What a policy names is a share under the project that acts.
+    // A policy names a share under the acting project.
     const { rows } = visible({ project: sql.fragment`${project}::text`, id: sql.fragment`t.id` })
-    return listShares(context, { rows, filters: [sharedWith(project)], grantee: project })
+    return listShares(context, { rows, filters: [sharedWithCondition(project)], grantee: project })
   },
 })
 
@@ -98,12 +101,12 @@ const acceptances = {
     id: 'listShareAcceptances',
     method: 'get',
     path: `${item}/acceptances`,
-    summary: 'List the projects that accepted a share',
-    description: 'Each with its state and when the project accepted it.',
+    summary: 'List share acceptances',
+    description: 'Lists the accepting projects of a share, with the status and time of each acceptance.',
     tag,
     action: 'shares:ListShareAcceptances',
     query: z.object({
-      status: enumListQuery(ACCEPTANCE_STATUSES).describe('One `status` or several, by repeating it'),
+      status: enumListQuery(ACCEPTANCE_STATUSES).describe('Status; repeat for several'),
     }),
     paged: true,
     answers: { 200: pageOf(ShareAcceptance) },
@@ -113,35 +116,35 @@ const acceptances = {
     id: 'revokeShareAcceptance',
     method: 'post',
     path: `${item}/acceptances/{acceptance_id}/revoke`,
-    summary: 'Take a share back from one project',
-    description: 'It cannot accept the share again until its acceptance is deleted.',
+    summary: 'Revoke a share acceptance',
+    description: 'The project cannot accept the share again until its acceptance is deleted.',
     tag,
     action: 'shares:RevokeShareAcceptance',
-    ...byPeople,
+    ...forPeopleOnly,
     answers: { 200: ShareAcceptance },
-    run: context => revokeAcceptanceOf(context, context.params.acceptance_id),
+    run: context => revokeShareAcceptance(context, context.params.acceptance_id),
   }),
   remove: itemOperation(shareKind, {
     id: 'deleteShareAcceptance',
     method: 'delete',
     path: `${item}/acceptances/{acceptance_id}`,
-    summary: 'Delete the acceptance of one project, which may then accept again',
-    description: 'What names the shared tool or agent in that project is refused at its next call.',
+    summary: 'Delete a share acceptance',
+    description: 'The project may accept the share again. Its references to the shared resource fail at the next call.',
     tag,
     action: 'shares:DeleteShareAcceptance',
-    ...byPeople,
+    ...forPeopleOnly,
     answers: { 204: null },
-    run: context => deleteAcceptanceOf(context, context.params.acceptance_id),
+    run: context => deleteShareAcceptance(context, context.params.acceptance_id),
   }),
 }
 
 export const shareOperations: Operation[] = [
   shares.create({
-    summary: 'Share a tool or an agent with another project',
+    summary: 'Create a share',
     description:
-      'The other project calls it once it has accepted the share. Needs the right to call what is shared. A share with `*` is for every project, where the deployment allows it.',
+      'Shares a tool or an agent with another project, which may call it after accepting the share. Requires permission to call the resource. A share with `*` is for all projects, if the deployment allows it.',
     alsoActions: ['tools:CallTool', 'agents:CreateAgentGeneration'],
-    ...byPeople,
+    ...forPeopleOnly,
     body: ShareInput,
     raises: ['TOOL_NOT_FOUND', 'AGENT_NOT_FOUND', 'PUBLIC_SHARES_DISABLED'],
     async make(context) {
@@ -156,40 +159,42 @@ export const shareOperations: Operation[] = [
     id: 'getShare',
     method: 'get',
     path: item,
-    summary: 'Read a share, as its publisher or as a project that it is for',
-    description: 'Both sides see the state; each sees of the other what the share says.',
+    summary: 'Get a share',
+    description: 'Available to the publisher and to grantee projects.',
     tag,
     action: 'shares:GetShare',
     granted: true,
     query: ActingQuery,
     answers: { 200: Share },
-    run: completed,
+    run: presentShare,
   }),
   shares.update({
-    summary: 'Change the cap or the end of a share',
-    description: 'Acts on the next call. Another window starts a new count.',
-    ...byPeople,
+    summary: 'Update a share',
+    description:
+      'Updates the cap or the expiry time, effective from the next call. A changed window restarts the count.',
+    ...forPeopleOnly,
     body: SharePatch,
     quiet: true,
     raises: ['SHARE_REVOKED'],
     check(_next, { stored, body }) {
       if (isShareEnded(stored)) raise('SHARE_REVOKED', { meta: { share_id: stored.id } })
-      checkEnd(body.expires_at)
+      checkExpiry(body.expires_at)
     },
   }),
   shares.remove({
-    summary: 'Delete a share with its acceptances',
-    description: 'Projects that accepted it lose the tool or agent at once.',
-    ...byPeople,
+    summary: 'Delete a share',
+    description: 'Also deletes its acceptances. Grantee projects lose the tool or agent immediately.',
+    ...forPeopleOnly,
     async check(share, { tx }) {
-      notifyConsumers(tx, 'share_revoked', share, await consumersOf(tx, share.id))
+      notifyConsumers(tx, 'share_revoked', share, await listShareConsumers(tx, share.id))
     },
   }),
   shares.action('accept', {
-    summary: 'Accept a share for the project that acts',
-    description: 'The tool or agent can be named in that project from then on, within the limits of the share.',
+    summary: 'Accept a share',
+    description:
+      'Accepts the share for the grantee project, whose resources may then reference the tool or agent within the limits of the share.',
     granted: true,
-    ...byPeople,
+    ...forPeopleOnly,
     body: ActingInput,
     bodyOptional: true,
     answers: { 200: ShareAcceptance },
@@ -197,28 +202,31 @@ export const shareOperations: Operation[] = [
     run: acceptShare,
   }),
   shares.action('suspend', {
-    summary: 'Stop a share until it is resumed',
-    description: 'Its acceptances stay.',
-    ...byPeople,
+    summary: 'Suspend a share',
+    description: 'Calls are refused until the share is resumed. Its acceptances remain.',
+    ...forPeopleOnly,
     answers: { 200: Share },
     raises: ['SHARE_REVOKED'],
     run: async context => shareKind.present(await suspendOrResume(context, true)),
   }),
   shares.action('resume', {
-    summary: 'Let a suspended share go on',
-    description: 'Projects that accepted it can use it again at their next call.',
-    ...byPeople,
+    summary: 'Resume a share',
+    description: 'Accepting projects can use the share again from their next call.',
+    ...forPeopleOnly,
     answers: { 200: Share },
     raises: ['SHARE_REVOKED'],
     run: async context => shareKind.present(await suspendOrResume(context, false)),
   }),
   shares.action('revoke', {
-    summary: 'Revoke a share for good as its publisher, or give it up as a project that accepted it',
-    description: 'Cannot be undone: calls are refused from then on, and a new share is needed.',
+    summary: 'Revoke a share',
+    description:
+      'As publisher, revokes the share permanently for all projects; as grantee, withdraws the acceptance of the project. Cannot be undone: a new share is required.',
     granted: true,
-    ...byPeople,
+    ...forPeopleOnly,
     query: z.object({
-      force: booleanQuery.optional().describe('As a grantee: although resources of the project name what is shared'),
+      force: booleanQuery
+        .optional()
+        .describe('Whether to revoke as grantee even though resources of the project reference the shared resource'),
     }),
     body: ActingInput,
     bodyOptional: true,
@@ -230,8 +238,8 @@ export const shareOperations: Operation[] = [
     id: 'listShareReferences',
     method: 'get',
     path: `${item}/references`,
-    summary: 'List what names the shared tool or agent in the project that acts',
-    description: 'What stops working when the share ends.',
+    summary: 'List references to a shared resource',
+    description: 'Lists the resources of the grantee project that fail when the share ends.',
     tag,
     action: 'shares:ListShareReferences',
     granted: true,
@@ -244,8 +252,8 @@ export const shareOperations: Operation[] = [
     id: 'listShareUsage',
     method: 'get',
     path: `${item}/usage`,
-    summary: 'Count the calls of a share by the projects that called',
-    description: 'In the hours from `from` to `to`; 400 days are kept.',
+    summary: 'Get share usage',
+    description: 'Number of calls by calling project, for the hours between `from` and `to`. Retained for 400 days.',
     tag,
     action: 'shares:GetShare',
     paged: true,

@@ -9,33 +9,33 @@ const SUMMARIES = {
   share_revoked: 'was revoked by its publisher',
 } as const
 
-/** The columns of a share that say what it is about. */
+/** Columns of a share that identify it and its resource. */
 export type SharedCall = { id: string; project_id: string; resource_kind: string; resource_id: string }
 
-const about = (share: SharedCall) => ({
+const shareDetail = (share: SharedCall) => ({
   share_id: share.id,
   resource: srn(share.project_id, share.resource_kind, share.resource_id),
   publisher_project_id: share.project_id,
 })
 
-/** Tells the projects that use a share that it stopped or goes on. */
+/** Records the suspension, resumption or revocation of a share in the activity of the projects that use it. */
 export function notifyConsumers(
-  outgoing: Outbox,
+  outbox: Outbox,
   kind: keyof typeof SUMMARIES,
   share: SharedCall,
   projectIds: readonly string[],
 ): void {
   for (const project_id of projectIds)
-    recordActivityInTx(outgoing, {
+    recordActivityInTx(outbox, {
       project_id,
       kind,
-      summary: `The share of ${share.resource_kind} ${share.resource_id} ${SUMMARIES[kind]}`,
-      detail: about(share),
+      summary: `Share of ${share.resource_kind} ${share.resource_id} ${SUMMARIES[kind]}`,
+      detail: shareDetail(share),
       ref_id: share.id,
     })
 }
 
-/** Notes a call that the cap of a share refused. */
+/** Records a call that the cap of a share refused. */
 export function recordCapRefusal(
   services: Services,
   consumerId: string,
@@ -45,8 +45,8 @@ export function recordCapRefusal(
   recordActivityLater(services, {
     project_id: consumerId,
     kind: 'share_cap_exceeded',
-    summary: `The share of ${share.resource_kind} ${share.resource_id} allows no more calls in this window`,
-    detail: { ...about(share), ...cap },
+    summary: `Share of ${share.resource_kind} ${share.resource_id} reached its call limit for the current window`,
+    detail: { ...shareDetail(share), ...cap },
     ref_id: share.id,
   })
 }

@@ -9,8 +9,11 @@ import { ACCEPTANCE_PREFIX, acceptanceColumns, acceptanceSql, type ShareRow, sha
 import type { ShareAcceptance, ShareReference } from './model.ts'
 import { ALL_PROJECTS } from './terms.ts'
 
-/** The acceptance of a share by a project (unique index of the two). `lock` takes its row, behind that of the share. */
-export const acceptanceOf = (
+/**
+ * Returns the acceptance of a share by a project, or null (unique index on both). `lock` locks its row; lock the share
+ * first.
+ */
+export const findAcceptance = (
   db: Queryable,
   shareId: string,
   projectId: string,
@@ -20,14 +23,14 @@ export const acceptanceOf = (
     select ${acceptanceColumns} from share_acceptances t where t.share_id = ${shareId} and t.project_id = ${projectId}
     ${lock ? sql.fragment`for update` : sql.fragment``}`)
 
-/** An acceptance of a share under its lock, by its id; null when the share has none of that id. */
+/** Locks and returns an acceptance of a share by id, or null. */
 export const lockAcceptance = async (db: Queryable, shareId: string, id: string): Promise<ShareAcceptance | null> =>
   isIdOf({ prefix: ACCEPTANCE_PREFIX, fixedIds: [] }, id)
     ? db.maybeOne(acceptanceSql`
         select ${acceptanceColumns} from share_acceptances t where t.id = ${id} and t.share_id = ${shareId} for update`)
     : null
 
-/** Accepts a share, for the first time or again. The caller holds the share. */
+/** Inserts or reactivates the acceptance of a share. The caller has locked the share. */
 export const insertAcceptance = (db: Queryable, shareId: string, projectId: string): Promise<ShareAcceptance> =>
   db.one(acceptanceSql`
     insert into share_acceptances as t (id, share_id, project_id, status)
@@ -36,7 +39,7 @@ export const insertAcceptance = (db: Queryable, shareId: string, projectId: stri
     set status = 'active', revoked_by = null, revoked_at = null, accepted_at = now(), updated_at = now()
     returning ${acceptanceColumns}`)
 
-/** Revokes an acceptance whose row the caller holds. */
+/** Revokes an acceptance. The caller has locked its row. */
 export const revokeAcceptance = (
   db: Queryable,
   id: string,
@@ -50,7 +53,7 @@ export const revokeAcceptance = (
 export const deleteAcceptance = (db: Queryable, id: string): Promise<unknown> =>
   db.query(idStatement`delete from share_acceptances where id = ${id} returning id`)
 
-/** A page of the acceptances of a share, newest first (index share_acceptances_share). */
+/** Lists the acceptances of a share, newest first (index share_acceptances_share). */
 export const listAcceptances = (context: Pick<Context, 'db' | 'page'>, shareId: string, statuses?: readonly string[]) =>
   pageResult<ShareAcceptance>(context, {
     columns: acceptanceColumns,
@@ -63,14 +66,14 @@ export const listAcceptances = (context: Pick<Context, 'db' | 'page'>, shareId: 
     present: acceptance => acceptance,
   })
 
-/** The shares that a project accepted or may accept: those for it, and those for everybody that it accepted. */
-export const sharedWith = (projectId: string): Fragment => sql.fragment`(t.grantee = ${projectId}
+/** Condition for shares that a project accepted or may accept: shares for it, and accepted shares for all projects. */
+export const sharedWithCondition = (projectId: string): Fragment => sql.fragment`(t.grantee = ${projectId}
   or t.grantee = ${ALL_PROJECTS} and exists (
     select 1 from share_acceptances a where a.share_id = t.id and a.project_id = ${projectId}))`
 
 /**
- * A page of shares, newest first (indexes shares_project and shares_grantee), each with the acceptance of the project that
- * reads them as a grantee.
+ * Lists shares, newest first (indexes shares_project and shares_grantee), each with the acceptance of the requesting
+ * grantee project.
  */
 export async function listShares(
   context: Pick<Context, 'db' | 'page'>,
@@ -87,12 +90,12 @@ export async function listShares(
     present: row => row,
   })
   const shares = found.data as ShareRow[]
-  const accepted = grantee === null ? new Map() : await acceptancesOf(context.db, shares, grantee)
+  const accepted = grantee === null ? new Map() : await listProjectAcceptances(context.db, shares, grantee)
   const data = shares.map(share => shareKind.present({ ...share, acceptance: accepted.get(share.id) ?? null }))
   return { ...found, data }
 }
 
-async function acceptancesOf(db: Queryable, shares: readonly ShareRow[], projectId: string) {
+async function listProjectAcceptances(db: Queryable, shares: readonly ShareRow[], projectId: string) {
   const ids = shares.map(({ id }) => id)
   const rows = await db.any(acceptanceSql`
     select ${acceptanceColumns} from share_acceptances t
@@ -100,12 +103,12 @@ async function acceptancesOf(db: Queryable, shares: readonly ShareRow[], project
   return new Map(rows.map(row => [row.share_id, row]))
 }
 
-/** The configuration of a project that names what a share is of, as a relation `type, id`. */
-function namedIn({ resource_kind, resource_id }: ShareRow, projectId: string): Fragment {
+/** Returns a relation `type, id, created_at` of the resources of a project that reference a shared resource. */
+function referencesRelation({ resource_kind, resource_id }: ShareRow, projectId: string): Fragment {
   const parts = kinds.all().flatMap(kind =>
     kind.references
       .filter(({ kind: target, grantable, on_delete }) => {
-        // What a delete of it would force is what it made, not what names it.
+        // References with other delete actions are products of the resource, not uses of it.
         return target === resource_kind && grantable && (on_delete === 'block' || on_delete === 'null')
       })
       .map(
@@ -117,27 +120,27 @@ function namedIn({ resource_kind, resource_id }: ShareRow, projectId: string): F
   return sql.fragment`(${sql.join(parts, sql.fragment` union `)})`
 }
 
-/** A page of that configuration, newest first. */
+/** Lists the references to a shared resource, newest first. */
 export const listReferences = (context: Pick<Context, 'db' | 'page'>, share: ShareRow, projectId: string) =>
   pageResult<ShareReference>(context, {
     columns: sql.fragment`t.type, t.id`,
-    from: sql.fragment`${namedIn(share, projectId)} t`,
+    from: sql.fragment`${referencesRelation(share, projectId)} t`,
     time: sql.fragment`t.created_at`,
     order: sql.fragment`t.created_at desc, t.id desc`,
     present: reference => reference,
   })
 
-/** The same, at most so many. */
-export const referencesIn = (
+/** Lists up to `limit` references to a shared resource, newest first. */
+export const listProjectReferences = (
   db: Queryable,
   share: ShareRow,
   projectId: string,
-  most: number,
+  limit: number,
 ): Promise<readonly ShareReference[]> =>
   db.any(sql.type(z.object({ type: z.string(), id: z.string() }))`
-    select t.type, t.id from ${namedIn(share, projectId)} t order by t.created_at desc, t.id desc limit ${most}`)
+    select t.type, t.id from ${referencesRelation(share, projectId)} t order by t.created_at desc, t.id desc limit ${limit}`)
 
-/** Calls of a share by the projects that called, in the hours of some bounds (primary key of share_usage). */
+/** Lists the calls of a share by calling project within time bounds (primary key of share_usage). */
 export function listUsage({ db, page: bounds }: Pick<Context, 'db' | 'page'>, shareId: string) {
   const { from, to } = bounds
   const since = from && sql.fragment`and u.hour >= date_trunc('hour', ${from.toISOString()}::timestamptz, 'UTC')`
@@ -156,13 +159,16 @@ export function listUsage({ db, page: bounds }: Pick<Context, 'db' | 'page'>, sh
   )
 }
 
-/** Shares that have run out since they were looked at last (index shares_expiring). Their rows are taken. */
+/** Locks expired shares that are not revoked and returns their ids (index shares_expiring). */
 export const lockExpiredShares = (db: Queryable, limit: number): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select id from shares where expires_at <= now() and revoked_at is null order by expires_at limit ${limit}
     for no key update skip locked`)
 
-/** Deletes up to `limit` counters of windows that began before a time (index share_counters_start). Returns how many. */
+/**
+ * Deletes up to `limit` counters of windows that began before a time and returns their number (index
+ * share_counters_start).
+ */
 export const deleteShareCounters = async (db: Queryable, before: Date, limit: number): Promise<number> =>
   (
     await db.query(idStatement`
@@ -171,7 +177,7 @@ export const deleteShareCounters = async (db: Queryable, before: Date, limit: nu
         order by window_start limit ${limit})`)
   ).rowCount
 
-/** Deletes up to `limit` hours of usage before a time (index share_usage_hour). Returns how many. */
+/** Deletes up to `limit` hours of usage before a time and returns their number (index share_usage_hour). */
 export const deleteUsage = async (db: Queryable, before: Date, limit: number): Promise<number> =>
   (
     await db.query(idStatement`

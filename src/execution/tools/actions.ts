@@ -4,28 +4,28 @@ import { actionSchema, platformActions } from './platform.ts'
 
 const MAX_NAME = 64
 
-/** A name as providers accept it; a long one keeps its start and gets a mark of its own. */
+/** Returns a tool name that providers accept; a long name is cut and gets a hash suffix. */
 export function resolvedName(name: string): string {
   const safe = name.replace(/[^A-Za-z0-9_-]/gu, '_')
   if (safe.length <= MAX_NAME) return safe
   return `${safe.slice(0, MAX_NAME - 7)}_${createHash('sha256').update(name).digest('hex').slice(0, 6)}`
 }
 
-/** A schema without what presets fix. */
+/** Returns a parameter schema without preset arguments. */
 export function withoutPresets(schema: Record<string, unknown>, presets: Record<string, unknown> | null) {
   if (!presets) return schema
   const { properties, required, ...rest } = schema as { properties?: Record<string, unknown>; required?: unknown }
-  const left = (name: string) => !Object.hasOwn(presets, name)
+  const isOpen = (name: string) => !Object.hasOwn(presets, name)
   return {
     ...rest,
     ...(properties
-      ? { properties: Object.fromEntries(Object.entries(properties).filter(([name]) => left(name))) }
+      ? { properties: Object.fromEntries(Object.entries(properties).filter(([name]) => isOpen(name))) }
       : {}),
-    ...(Array.isArray(required) ? { required: required.filter(name => typeof name !== 'string' || left(name)) } : {}),
+    ...(Array.isArray(required) ? { required: required.filter(name => typeof name !== 'string' || isOpen(name)) } : {}),
   }
 }
 
-/** What a tool offers, as models see it; those of an mcp tool its server says (mcp.ts). */
+/** Returns the actions of a tool as models see them; actions of mcp tools are listed by their server (mcp.ts). */
 export function actionsOf(tool: ToolDefinition): ToolAction[] {
   const { name, description, parameters, preset_parameters, actions } = tool
   if (tool.type !== 'platform')

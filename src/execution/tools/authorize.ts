@@ -10,24 +10,24 @@ import type { Auth } from './model.ts'
 import type { ToolRequest } from './request.ts'
 import { fillTokens, type TokenValues } from './tokens.ts'
 
-/** A credential that was put into a request. */
+/** Credential added to a request. */
 export type ToolCredential = {
-  /** Values that may not be shown. */
+  /** Values to mask. */
   hidden: string[]
-  /** The target refuses it: the next call gets a new one. */
+  /** Drops the credential after the target refused it, so that the next call gets a new one. */
   forget(): void
 }
 
 const DEFAULT_TOKEN_URI = 'https://oauth2.googleapis.com/token'
 const ASSERTION_SECONDS = 3600
-/** A token is no longer used so long before it expires. */
-const MARGIN_MS = 60_000
+/** Time before its expiry after which a token is not used any more. */
+const EXPIRY_MARGIN_MS = 60_000
 const TOKEN_TIMEOUT_MS = 30_000
 const TOKEN_BYTES = 256 * 1024
 
 /**
- * Computes the credential of a request over what it will send, and puts it there.
- * @throws TOOL_AUTH_FAILED, TOOL_EGRESS_BLOCKED for a token endpoint that may not be called
+ * Computes the credential of a request from its final content and adds it.
+ * @throws TOOL_AUTH_FAILED, TOOL_EGRESS_BLOCKED for a token endpoint that the egress rule blocks
  */
 export async function authorizeToolCall(
   services: Services,
@@ -42,11 +42,11 @@ export async function authorizeToolCall(
     if (auth.type === 'aws_sigv4') return await signAws(services, auth, request, fill)
     const grant =
       auth.type === 'gcp_service_account' ? await googleGrant(services, auth, fill) : clientGrant(auth, fill)
-    return await bearer(services, projectId, grant, request, limits)
+    return await addBearerToken(services, projectId, grant, request, limits)
   } catch (error) {
     if (error instanceof AppError) throw error
-    // What libraries say of key material may quote it.
-    return raise('TOOL_AUTH_FAILED', { message: 'The credentials of auth cannot be used', cause: undefined })
+    // Library errors may quote key material, so none is passed on.
+    return raise('TOOL_AUTH_FAILED', { message: 'Credentials in auth are invalid', cause: undefined })
   }
 }
 
@@ -62,9 +62,9 @@ async function signAws(
   const service = fill(auth.service)
   const secretAccessKey = fill(auth.secret_access_key)
   const sessionToken = auth.session_token === undefined ? undefined : fill(auth.session_token)
-  const own = Object.entries(headers.all()).filter(([name]) => /^(?:content-type$|x-amz-)/i.test(name))
+  const signedHeaders = Object.entries(headers.all()).filter(([name]) => /^(?:content-type$|x-amz-)/i.test(name))
   if (service === 's3')
-    own.push([
+    signedHeaders.push([
       'X-Amz-Content-Sha256',
       createHash('sha256')
         .update(body ?? '')
@@ -73,7 +73,7 @@ async function signAws(
   const signer = new AwsV4Signer({
     method,
     url,
-    headers: own,
+    headers: signedHeaders,
     body: body as string | undefined,
     accessKeyId: fill(auth.access_key_id),
     secretAccessKey,
@@ -84,7 +84,7 @@ async function signAws(
       .now()
       .toISOString()
       .replace(/[:-]|\.\d{3}/g, ''),
-    // Those above and no others: context headers and the Idempotency-Key travel unsigned.
+    // Signs only the headers above: context headers and the Idempotency-Key are sent unsigned.
     allHeaders: true,
   })
   const signed = (await signer.sign()).headers
@@ -95,12 +95,12 @@ async function signAws(
   return { hidden: [secretAccessKey, ...(sessionToken ? [sessionToken] : [])], forget: () => {} }
 }
 
-/** How an access token is asked for. */
+/** Request for an access token. */
 type Grant = {
   url: string
-  /** The same, as errors may show it. */
+  /** URL without secrets, for errors. */
   shown: string
-  /** What the token depends on, hashed where it is secret. */
+  /** Cache key, with secrets hashed. */
   key: string
   form: () => Promise<Record<string, string>>
   hidden: string[]
@@ -117,7 +117,7 @@ async function googleGrant(
   const file = JSON.parse(fill(auth.credentials)) as Record<string, unknown>
   const { client_email, private_key, private_key_id, token_uri = DEFAULT_TOKEN_URI } = file
   if (typeof client_email !== 'string' || typeof private_key !== 'string' || typeof token_uri !== 'string')
-    throw new Error('the key file lacks client_email or private_key')
+    throw new Error('the key file has no client_email or private_key')
   const { importPKCS8, SignJWT } = await import('jose')
   return {
     url: token_uri,
@@ -146,75 +146,77 @@ function clientGrant(auth: Extract<Auth, { type: 'oauth2_client_credentials' }>,
   const client_id = fill(auth.client_id)
   const client_secret = fill(auth.client_secret)
   const { scope, audience, token_url } = auth
-  const asked = { ...(scope ? { scope: fill(scope) } : {}), ...(audience ? { audience: fill(audience) } : {}) }
+  const parameters = { ...(scope ? { scope: fill(scope) } : {}), ...(audience ? { audience: fill(audience) } : {}) }
   return {
     url: token_url,
     shown: token_url,
-    key: JSON.stringify(['oauth2', token_url, client_id, asked, digest(client_secret)]),
-    form: async () => ({ grant_type: 'client_credentials', client_id, client_secret, ...asked }),
+    key: JSON.stringify(['oauth2', token_url, client_id, parameters, digest(client_secret)]),
+    form: async () => ({ grant_type: 'client_credentials', client_id, client_secret, ...parameters }),
     hidden: [client_secret],
   }
 }
 
 type Token = { value: string; until: number }
 
-/** Access tokens of a process, until a minute before they expire, and those that are being asked for. */
-const tokensOf = processSingleton(() => ({
-  known: new LRUCache<string, Token>({ max: 1000 }),
-  asked: new Map<string, Promise<Token>>(),
+/** Cached access tokens of a process, used until a minute before they expire, and pending token requests. */
+const tokenCache = processSingleton(() => ({
+  cached: new LRUCache<string, Token>({ max: 1000 }),
+  pending: new Map<string, Promise<Token>>(),
 }))
 
-async function bearer(
+async function addBearerToken(
   services: Services,
   projectId: string,
   grant: Grant,
   { headers }: ToolRequest,
   limits: Limits,
 ): Promise<ToolCredential> {
-  const { known, asked } = tokensOf(services)
+  const { cached, pending } = tokenCache(services)
   const key = `${projectId} ${grant.key}`
-  let token = known.get(key)
+  let token = cached.get(key)
   if (!token || token.until <= services.clock.now().getTime()) {
-    let asking = asked.get(key)
-    if (!asking) {
-      asking = requestToken(services, projectId, grant).finally(() => asked.delete(key))
-      asked.set(key, asking)
+    let request = pending.get(key)
+    if (!request) {
+      request = requestToken(services, projectId, grant).finally(() => pending.delete(key))
+      pending.set(key, request)
     }
-    token = await within(asking, limits)
-    known.set(key, token)
+    token = await within(request, limits)
+    cached.set(key, token)
   }
   const { value } = token
   headers.set('Authorization', `Bearer ${value}`, true)
   return {
     hidden: [...grant.hidden, value],
     forget: () => {
-      if (known.get(key)?.value === value) known.delete(key)
+      if (cached.get(key)?.value === value) cached.delete(key)
     },
   }
 }
 
-/** Several calls may wait for one token, each as long as it has time. */
+/** Waits for a token request, shared by concurrent calls, within the limits of one call. */
 async function within<T>(work: Promise<T>, { until, signal }: Limits): Promise<T> {
-  const late = AbortSignal.timeout(Math.max(1, Math.ceil(until - performance.now())))
-  const over = signal ? AbortSignal.any([signal, late]) : late
+  const timeout = AbortSignal.timeout(Math.max(1, Math.ceil(until - performance.now())))
+  const ended = signal ? AbortSignal.any([signal, timeout]) : timeout
   return Promise.race([
     work,
     new Promise<never>((_resolve, reject) => {
-      const end = () =>
-        reject(failed('The token endpoint gave no answer in time', { reason: late.aborted ? 'timeout' : 'aborted' }))
-      if (over.aborted) end()
-      else over.addEventListener('abort', end, { once: true })
+      const rejectWait = () =>
+        reject(
+          authFailure('Token endpoint did not respond in time', { reason: timeout.aborted ? 'timeout' : 'aborted' }),
+        )
+      if (ended.aborted) rejectWait()
+      else ended.addEventListener('abort', rejectWait, { once: true })
     }),
   ])
 }
 
-const failed = (message: string, meta: Record<string, unknown>): AppError =>
+const authFailure = (message: string, meta: Record<string, unknown>): AppError =>
   new AppError('TOOL_AUTH_FAILED', { message, meta })
 
 async function requestToken(services: Services, projectId: string, grant: Grant): Promise<Token> {
   const { egress, clock } = services
   const form = await grant.form()
-  const asked = clock.now().getTime()
+  const requestedAt = clock.now().getTime()
   const outcome = await egress.request({
     url: grant.url,
     method: 'POST',
@@ -227,23 +229,23 @@ async function requestToken(services: Services, projectId: string, grant: Grant)
     redirectMode: 'none',
     maxBytes: TOKEN_BYTES,
   })
-  const { status, body } = answered(outcome, grant)
+  const { status, body } = requireAnswer(outcome, grant)
   const hidden = [...grant.hidden, ...(form.assertion ? [form.assertion] : [])]
   const meta = {
     upstream_status: status,
     upstream_body: await maskYielding(body, hidden),
   }
-  if (status < 200 || status > 299) throw failed(`The token endpoint answered ${status}`, meta)
-  const { access_token, expires_in } = parsed(body)
+  if (status < 200 || status > 299) throw authFailure(`Token endpoint responded with ${status}`, meta)
+  const { access_token, expires_in } = parseBody(body)
   if (typeof access_token !== 'string' || !/^[\x21-\x7e]+$/.test(access_token))
-    // Its body may hold a token of another form.
-    throw failed('The token endpoint answered no access token', { upstream_status: status })
+    // The body may contain a token in another form.
+    throw authFailure('Token endpoint returned no access token', { upstream_status: status })
   const seconds = Number(expires_in)
-  const until = Number.isFinite(seconds) ? asked + seconds * 1000 - MARGIN_MS : 0
+  const until = Number.isFinite(seconds) ? requestedAt + seconds * 1000 - EXPIRY_MARGIN_MS : 0
   return { value: access_token, until }
 }
 
-function parsed(body: Buffer): { access_token?: unknown; expires_in?: unknown } {
+function parseBody(body: Buffer): { access_token?: unknown; expires_in?: unknown } {
   try {
     return Object(JSON.parse(body.toString('utf8')))
   } catch {
@@ -251,12 +253,12 @@ function parsed(body: Buffer): { access_token?: unknown; expires_in?: unknown } 
   }
 }
 
-function answered(outcome: EgressOutcome, { shown }: Grant): Extract<EgressOutcome, { kind: 'answer' }> {
+function requireAnswer(outcome: EgressOutcome, { shown }: Grant): Extract<EgressOutcome, { kind: 'answer' }> {
   if (outcome.kind === 'answer') return outcome
   if (outcome.kind === 'blocked')
     return raise('TOOL_EGRESS_BLOCKED', {
-      message: 'The token endpoint of the tool may not be called',
+      message: 'Token endpoint of the tool is blocked by the egress rule',
       meta: { tool_url: shown, tool_address: outcome.address },
     })
-  throw failed('The token endpoint gave no answer', { reason: outcome.reason })
+  throw authFailure('Token endpoint did not respond', { reason: outcome.reason })
 }

@@ -7,33 +7,33 @@ import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Limits } from './call-types.ts'
 
-/** Answers of a call with everything that it calls, in multiples of the largest single one. */
-const ROOM_FACTOR = 4
-/** Calls that one call may lead to. */
+/** Response bytes of a call including nested calls, in multiples of the largest single response. */
+const CALL_BYTES_FACTOR = 4
+/** Maximum number of calls that one call may lead to, itself included. */
 export const MAX_CALLS = 500
 
-/** Calls of one project that a process makes at once; further ones wait in turn. */
-const CALLS_AT_ONCE = 32
-/** Answers that the calls of one project hold in a process together, in multiples of the largest single one. */
-const PROJECT_FACTOR = 8
+/** Concurrent calls of one project in a process; further ones queue. */
+const MAX_CONCURRENT_CALLS = 32
+/** Response bytes of the concurrent calls of one project in a process, in multiples of the largest single response. */
+const PROJECT_BYTES_FACTOR = 8
 
 const current = new AsyncLocalStorage<Limits>()
 
-/** Runs work that may call tools in turn: those take from the same limits, and are one level deeper. */
+/** Runs work that may call tools: they share the limits, one level deeper. */
 export const withNestedLimits = <T>(limits: Limits, work: () => T): T =>
   current.run({ ...limits, depth: limits.depth + 1 }, work)
 
-/** The limits of a call that begins here: its own, inside those of the call that it is part of. */
+/** Returns the limits of a new call, within the limits of an enclosing call. */
 export function toolCallLimits(
   config: Pick<Config, 'TOOL_CALL_TIMEOUT_MS' | 'TOOL_MAX_RESPONSE_BYTES'>,
-  given: { timeoutMs?: number; signal?: AbortSignal },
+  options: { timeoutMs?: number; signal?: AbortSignal },
 ): Limits {
   const outer = current.getStore()
-  const { timeoutMs = Number.POSITIVE_INFINITY, signal } = given
+  const { timeoutMs = Number.POSITIVE_INFINITY, signal } = options
   const until = performance.now() + Math.min(config.TOOL_CALL_TIMEOUT_MS, timeoutMs)
   if (outer) return { ...outer, until: Math.min(outer.until, until), signal: signal ?? outer.signal }
   const room = {
-    bytes: ROOM_FACTOR * config.TOOL_MAX_RESPONSE_BYTES,
+    bytes: CALL_BYTES_FACTOR * config.TOOL_MAX_RESPONSE_BYTES,
     calls: MAX_CALLS,
     expressions: freshBudget(),
     held: 0,
@@ -42,13 +42,12 @@ export function toolCallLimits(
   return { until, room, signal, depth: 0 }
 }
 
-/** The projects that have calls under way in a process. */
-const projectsOf = processSingleton(() => new Map<string, { slots: FairSemaphore; calls: number; bytes: number }>())
+/** Projects with active calls in a process. */
+const activeProjects = processSingleton(() => new Map<string, { slots: FairSemaphore; calls: number; bytes: number }>())
 
 /**
- * Makes a call with all that it leads to, as one of a bounded number of its project: what their answers take, together,
- * is bounded with it.
- * @throws SERVICE_NOT_READY when its time is over before its turn comes, and the reason of its signal
+ * Runs a call with its nested calls in one of the slots of its project, which also bounds their response bytes.
+ * @throws SERVICE_NOT_READY if no slot is free in time, and the reason of its signal
  */
 export async function withCallSlot<T>(
   services: Services,
@@ -56,16 +55,16 @@ export async function withCallSlot<T>(
   { until, signal, room }: Limits,
   work: () => Promise<T>,
 ): Promise<T> {
-  const projects = projectsOf(services)
-  const project = projects.get(projectId) ?? { slots: new FairSemaphore(CALLS_AT_ONCE), calls: 0, bytes: 0 }
+  const projects = activeProjects(services)
+  const project = projects.get(projectId) ?? { slots: new FairSemaphore(MAX_CONCURRENT_CALLS), calls: 0, bytes: 0 }
   projects.set(projectId, project)
   project.calls += 1
   room.project = project
   const ms = until - performance.now()
-  const late = () => busy('The calls of the project that are under way left no time')
+  const late = () => busy('No capacity left for tool calls of the project in time')
   try {
-    const giveBack = await project.slots.acquireWithin(projectId, 1, { ms, late, signal })
-    return await work().finally(giveBack)
+    const release = await project.slots.acquireWithin(projectId, 1, { ms, late, signal })
+    return await work().finally(release)
   } finally {
     project.bytes -= room.held
     project.calls -= 1
@@ -74,8 +73,8 @@ export async function withCallSlot<T>(
 }
 
 /**
- * Takes an answer of so many bytes out of the room of a call.
- * @throws SERVICE_NOT_READY when the calls of the project hold too much together
+ * Subtracts a response from the remaining bytes of a call.
+ * @throws SERVICE_NOT_READY if active calls of the project exceed their byte limit
  */
 export function reserveResponseBytes(
   config: Pick<Config, 'TOOL_MAX_RESPONSE_BYTES'>,
@@ -85,8 +84,8 @@ export function reserveResponseBytes(
   room.bytes -= bytes
   room.held += bytes
   room.project.bytes += bytes
-  if (room.project.bytes > PROJECT_FACTOR * config.TOOL_MAX_RESPONSE_BYTES)
-    throw busy('The answers to calls of the project that are under way take all the memory there is for them')
+  if (room.project.bytes > PROJECT_BYTES_FACTOR * config.TOOL_MAX_RESPONSE_BYTES)
+    throw busy('Responses to active tool calls of the project exceed their memory limit')
 }
 
 const busy = (message: string) => serviceNotReady({ tools: 'busy' }, { message, retryAfterSeconds: 1 })

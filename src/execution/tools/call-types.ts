@@ -6,45 +6,45 @@ import type { Origin } from '../../core/invoke/call.ts'
 import type { Consumer } from '../shares/grants.ts'
 import type { ToolDefinition } from './model.ts'
 
-/** A tool that is called: a record, or one that a step holds. */
+/** Tool to call: a record, or an inline definition. */
 export type Callable = ToolDefinition & {
   id: string | null
-  /** Whose configuration and secrets it is. */
+  /** Project whose configuration and secrets the tool uses. */
   project_id: string
   guardrail_ids: string[] | null
-  /** Of a record; a definition that another one holds is by the author of that. */
+  /** Author of a record; an inline definition has the author of its container. */
   author?: PrincipalRecord | null
-  /** When it was changed last; absent of one that has no row. */
+  /** Last change; absent without a row. */
   updated_at?: string
-  /** The project that calls it, where that is another one. */
+  /** Calling project, if it is another one. */
   consumer?: Consumer | null
 }
 
-/** The project in whose name a tool is called. */
+/** Returns the tenant on whose behalf a tool is called. */
 export const callingProject = ({ consumer, project_id }: Pick<Callable, 'consumer' | 'project_id'>): string =>
   consumer?.project_id ?? project_id
 
-/** What a call may take, with everything that it calls in turn. */
+/** Limits of a call with its nested calls. */
 export type Limits = {
-  /** When it ends at the latest (performance.now). */
+  /** Deadline (performance.now). */
   until: number
-  /** Bytes of answers and calls that are left, and what expressions have cost. */
+  /** Remaining response bytes and calls, and the spent expression budget. */
   room: {
     bytes: number
     calls: number
     expressions: EvaluationBudget
-    /** Bytes of answers that the call holds, and those of all calls of its project in this process. */
+    /** Response bytes retained by this call, and by all calls of its project in this process. */
     held: number
     project: { bytes: number }
   }
   signal?: AbortSignal
-  /** Pipelines and operations of the platform that the call is in. */
+  /** Depth of enclosing pipelines and platform operations. */
   depth: number
 }
 
-/** Whom a call, and what it calls in turn, is metered to. */
+/** Usage attribution of a call and its nested calls. */
 export type CallMetering = Attribution & {
-  /** The part of the platform that calls. */
+  /** Part of the platform that makes the call. */
   source:
     | 'agent'
     | 'orchestration'
@@ -57,33 +57,33 @@ export type CallMetering = Attribution & {
     | 'memory_rule'
     | 'evaluation'
     | 'task'
-  /** What it is on record as, which a repeat of it is, too; null where each call is one of its own. */
+  /** Idempotency record of the call, equal for a repeated call; null if every call is counted. */
   record: string | null
-  /** Takes usage that its work writes itself; without it usage is written apart from the work. */
+  /** Collects usage that the caller records itself; without it usage is recorded separately. */
   add?: (draft: UsageDraft) => void
 }
 
 export type ToolCall = {
-  /** Operation of a platform tool, tool of the server of an mcp tool. */
+  /** Operation of a platform tool, or tool of an mcp server. */
   action: string | null
   input: Record<string, unknown>
-  /** In whose name the platform's own operations run; null is nobody. */
+  /** Returns the caller for the platform's own operations; null is unauthenticated. */
   caller: () => Promise<Caller | null>
-  /** Operations of the platform may only read: what guardrails ask has no effect. */
+  /** Whether platform operations may only read, as for calls by guardrails. */
   reading: boolean
   context: ToolContext
-  /** Sent along by http tools: a call that is repeated under it has the effect of one, where the target keeps to that. */
+  /** Sent by http tools: a repeated call with the same key has no further effect, if the target supports it. */
   idempotencyKey: string | null
-  /** Null outside the turns of agents. */
+  /** Null outside agent turns. */
   turn: Origin | null
   /**
-   * The guardrails have let this call pass, or a person has; those of the steps of a pipeline are asked still. `throughout`:
-   * nor are they, for what guardrails call themselves.
+   * Whether guardrails or a person have already allowed this call; steps of a pipeline are still evaluated.
+   * `throughout` exempts them as well, for calls by guardrails.
    */
   judged: boolean | 'throughout'
-  /** Puts on record that a call is about to be made that must not be made again; what it raises ends the call. */
+  /** Records the intent to make a call that must not be repeated; an error stops the call. */
   begin: (() => Promise<void>) | null
-  /** Null where nothing is called. */
+  /** Null if nothing is metered. */
   metering: CallMetering | null
   limits: Limits
 }

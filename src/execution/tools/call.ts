@@ -20,10 +20,10 @@ import { meterToolCall } from './metering.ts'
 import { callPipeline } from './pipeline.ts'
 import { actionOf, callOperation, checkArguments, isReadOnly } from './platform.ts'
 
-/** A call, with its limits. */
+/** Returns a call with its limits. */
 export const openCall = (
   { config }: Pick<Services, 'config'>,
-  given: {
+  options: {
     action?: string | null
     input?: Record<string, unknown> | null
     caller: () => Promise<Caller | null>
@@ -38,50 +38,50 @@ export const openCall = (
     signal?: AbortSignal
   },
 ): ToolCall => ({
-  action: given.action ?? null,
-  input: given.input ?? {},
-  caller: given.caller,
-  context: given.context ?? {},
-  idempotencyKey: given.idempotencyKey ?? null,
-  turn: given.turn ?? null,
-  judged: given.judged ?? false,
-  begin: given.begin ?? null,
-  reading: given.reading ?? false,
-  metering: given.metering,
-  limits: toolCallLimits(config, given),
+  action: options.action ?? null,
+  input: options.input ?? {},
+  caller: options.caller,
+  context: options.context ?? {},
+  idempotencyKey: options.idempotencyKey ?? null,
+  turn: options.turn ?? null,
+  judged: options.judged ?? false,
+  begin: options.begin ?? null,
+  reading: options.reading ?? false,
+  metering: options.metering,
+  limits: toolCallLimits(config, options),
 })
 
 /**
- * Calls a tool: presets over the arguments, `parameters`, the guardrails of the project and the tool, the cap of a share
- * that it goes through, the call itself, `output_mapping`. Returns JSON.
- * @throws TOOL_CALL_NOT_SUPPORTED, TOOL_DISPATCH_FAILED, PIPELINE_DEPTH_EXCEEDED, VALIDATION_FAILED and what the type of the tool raises; SERVICE_NOT_READY while
- *   schemas cannot be checked; SHARE_CAP_EXCEEDED
+ * Calls a tool and returns its result as JSON: applies presets, validates `parameters`, evaluates the guardrails of
+ * project and tool, consumes the cap of a share, makes the call, and applies `output_mapping`.
+ * @throws TOOL_CALL_NOT_SUPPORTED, TOOL_DISPATCH_FAILED, PIPELINE_DEPTH_EXCEEDED, VALIDATION_FAILED and the errors of
+ *   the tool's type; SERVICE_NOT_READY while schemas cannot be checked; SHARE_CAP_EXCEEDED
  */
 export function callTool(services: Services, tool: Callable, call: ToolCall): Promise<unknown> {
   const work = () => executeCall(services, tool, call)
-  // Operations of the platform may wait for turns whose calls need room themselves.
+  // No slot for platform operations: they may wait for turns whose calls need slots themselves.
   const bounded = call.limits.depth === 0 && tool.type !== 'platform'
   return bounded ? withCallSlot(services, callingProject(tool), call.limits, work) : work()
 }
 
-async function executeCall(services: Services, tool: Callable, given: ToolCall): Promise<unknown> {
-  const call = { ...given, caller: actingThrough(services, tool, given.caller) }
+async function executeCall(services: Services, tool: Callable, incoming: ToolCall): Promise<unknown> {
+  const call = { ...incoming, caller: actingThrough(services, tool, incoming.caller) }
   if (tool.type === 'client') return raise('TOOL_CALL_NOT_SUPPORTED', { meta: { tool_id: tool.id } })
   const { limits } = call
-  const most = services.config.PIPELINE_MAX_DEPTH
-  if (limits.depth > most) tooDeep(`Calls of tools nest at most ${most} deep`)
-  if (--limits.room.calls < 0) tooDeep(`One call leads to at most ${MAX_CALLS} calls`)
+  const maxDepth = services.config.PIPELINE_MAX_DEPTH
+  if (limits.depth > maxDepth) raiseTooDeep(`Tool calls are nested more than ${maxDepth} levels deep`)
+  if (--limits.room.calls < 0) raiseTooDeep(`The call leads to more than ${MAX_CALLS} calls`)
   const { action, input } = await prepareCall(services, tool, call)
-  const patiently = <T>(work: () => Promise<T>) =>
+  const retryDuringOutage = <T>(work: () => Promise<T>) =>
     retryWhileUnavailable(work, {
       signal: limits.signal,
-      withinMs: Math.min(DATABASE_PATIENCE_MS, limits.until - performance.now()),
+      withinMs: Math.min(OUTAGE_RETRY_MS, limits.until - performance.now()),
     })
-  if (!call.judged) await patiently(() => requireExecute(services, tool, action ?? tool.name, call))
-  await patiently(() => consumeShareCall(services, tool.consumer))
+  if (!call.judged) await retryDuringOutage(() => requireExecute(services, tool, action ?? tool.name, call))
+  await retryDuringOutage(() => consumeShareCall(services, tool.consumer))
   if (!isRepeatable(tool, action)) await call.begin?.()
-  const make = () => dispatch(services, tool, action, input, sharedToolCall(tool, call))
-  const output = await (readsBefore(tool, action) ? patiently(make) : make()).catch(error => {
+  const makeCall = () => dispatch(services, tool, action, input, sharedToolCall(tool, call))
+  const output = await (readsBefore(tool, action) ? retryDuringOutage(makeCall) : makeCall()).catch(error => {
     meterToolCall(services, tool, action, call, { input, output: null })
     throw tool.consumer ? withoutDefinition(error) : error
   })
@@ -89,24 +89,28 @@ async function executeCall(services: Services, tool: Callable, given: ToolCall):
   return tool.output_mapping ? mapOutput(services, tool, { output, input }, limits.room.expressions) : output
 }
 
-/** Whether a call that may have been made is made again: its author says that it can be, or it only reads. */
+/** Whether a call that may have been made can be repeated: the tool is idempotent or the operation only reads. */
 const isRepeatable = ({ type, idempotent }: Callable, action: string | null): boolean =>
   idempotent || (type === 'platform' && isReadOnly(action as string))
 
-/** How long a call waits for a database that is unavailable, so that its turn or its node need not ask whether it was made. */
-const DATABASE_PATIENCE_MS = 30_000
+/**
+ * Time for which a call retries an unavailable database, so that its turn or node need not determine whether it was
+ * made.
+ */
+const OUTAGE_RETRY_MS = 30_000
 
-/** Whether a call that an error of the database has failed had no effect: it reads there before it makes its request. */
+/**
+ * Whether a call that failed with a database error had no effect, because it uses the database only before its request.
+ */
 const readsBefore = ({ type }: Callable, action: string | null): boolean =>
   type === 'http' || type === 'mcp' || (type === 'platform' && isReadOnly(action as string))
 
 /**
- * As whom a tool acts that somebody calls: bound to the project in whose name it is called, whatever the credential of the
- * caller, and within the rights of the tool's author. Everything that belongs to the call, its guardrails and steps included,
- * acts so.
+ * Returns the caller that a tool acts as: bound to the calling project, whatever the caller's credential, and limited
+ * by the permissions of the tool's author. Applies to everything within the call, including guardrails and steps.
  */
 export function actingThrough(services: Services, tool: Callable, caller: ToolCall['caller']): ToolCall['caller'] {
-  // What other projects share does nothing on the platform: its author does not count.
+  // A shared tool performs no platform operations, so its author does not matter.
   const { id, author, consumer } = tool
   const definitions = id === null || consumer ? [] : [{ id, author }]
   let acting: Promise<Caller | null> | undefined
@@ -117,7 +121,7 @@ export function actingThrough(services: Services, tool: Callable, caller: ToolCa
 }
 
 /**
- * What will be called, with which arguments: presets over those given, checked.
+ * Returns the action and the arguments of a call, with presets applied and validated.
  * @throws VALIDATION_FAILED; SERVICE_NOT_READY while schemas cannot be checked
  */
 export async function prepareCall(
@@ -133,8 +137,8 @@ export async function prepareCall(
 }
 
 /**
- * A call as it reaches a tool of another project, or asks what that offers. It is told who calls; but what it is made of,
- * which its project may change at any time, does not get to act on the platform with the rights of who calls.
+ * Restricts a call of another project's tool. The tool receives the calling project's id, but cannot perform platform
+ * operations with the caller's permissions, since its project may change it at any time.
  */
 export function sharedToolCall({ consumer }: Callable, call: ToolCall): ToolCall {
   if (!consumer) return call
@@ -142,25 +146,27 @@ export function sharedToolCall({ consumer }: Callable, call: ToolCall): ToolCall
     ...call,
     context: mergeContext(call.context, { calling_project_id: consumer.project_id }),
     caller: async () =>
-      raise('TOOL_CALL_NOT_SUPPORTED', { message: 'Operations of the platform are not called through a share' }),
+      raise('TOOL_CALL_NOT_SUPPORTED', { message: 'Platform operations cannot be called through a share' }),
   }
 }
 
-/** What failures tell of how a tool is made and of what its presets are. */
-const OF_DEFINITION = ['tool_url', 'tool_address', 'upstream_body']
+/** Metadata fields of failures that reveal a tool's definition or its presets. */
+const DEFINITION_FIELDS = ['tool_url', 'tool_address', 'upstream_body']
 
-/** A failure as another project is told it. */
+/** Returns a failure without fields that another project must not see. */
 function withoutDefinition(error: unknown): unknown {
-  if (!(error instanceof AppError) || !OF_DEFINITION.some(name => error.meta && name in error.meta)) return error
-  const hidden = Object.fromEntries(OF_DEFINITION.filter(name => name in (error.meta ?? {})).map(name => [name, null]))
+  if (!(error instanceof AppError) || !DEFINITION_FIELDS.some(name => error.meta && name in error.meta)) return error
+  const hidden = Object.fromEntries(
+    DEFINITION_FIELDS.filter(name => name in (error.meta ?? {})).map(name => [name, null]),
+  )
   return new AppError(error.code as ErrorCode, {
-    message: error.code === 'TOOL_EGRESS_BLOCKED' ? 'The address of the tool may not be called' : error.message,
+    message: error.code === 'TOOL_EGRESS_BLOCKED' ? 'Address of the tool is blocked by the egress rule' : error.message,
     meta: { ...error.meta, ...hidden },
     cause: error,
   })
 }
 
-const tooDeep = (message: string): never => raise('PIPELINE_DEPTH_EXCEEDED', { message })
+const raiseTooDeep = (message: string): never => raise('PIPELINE_DEPTH_EXCEEDED', { message })
 
 function dispatch(
   services: Services,
@@ -176,22 +182,25 @@ function dispatch(
 }
 
 /**
- * The arguments of a call as guardrails judge them and people see them: with presets over them, but for a tool of another
- * project, whose presets are its own.
+ * Returns the arguments of a call for guardrails and people: with presets, except for a tool of another project, whose
+ * presets are private.
  */
 export const judgedArguments = (
   { consumer, preset_parameters }: Pick<Callable, 'consumer' | 'preset_parameters'>,
-  given: Record<string, unknown>,
-): Record<string, unknown> => (consumer ? given : { ...given, ...preset_parameters })
+  input: Record<string, unknown>,
+): Record<string, unknown> => (consumer ? input : { ...input, ...preset_parameters })
 
-/** A tool as rules know it. Through a share those of the project that calls count alone. */
+/** Returns a tool as guardrails see it. For a shared tool only guardrails of the calling project apply. */
 export const guardrailView = ({ id, name, guardrail_ids, consumer }: Callable): GateRequest['tool'] => ({
   id,
   name,
   guardrail_ids: consumer ? null : guardrail_ids,
 })
 
-/** Raises TOOL_DISPATCH_FAILED unless the guardrails let a call pass: where nothing can wait, nobody is asked. */
+/**
+ * Raises TOOL_DISPATCH_FAILED unless the guardrails allow a call. A required approval is refused, because
+ * this call cannot wait.
+ */
 async function requireExecute(
   services: Services,
   tool: Callable,
@@ -210,16 +219,16 @@ async function requireExecute(
     caller,
     signal: limits.signal,
   }
-  // What the guardrails call is part of this call.
+  // Calls by guardrails count against the limits of this call.
   const verdict = await withNestedLimits(limits, async () => toolGate.only()?.judge(services, request))
   if (!verdict || verdict.decision === 'execute') return
   raise('TOOL_DISPATCH_FAILED', {
-    message: 'reason' in verdict ? verdict.reason : 'The call needs an approval, which cannot be given here',
+    message: 'reason' in verdict ? verdict.reason : 'The call requires an approval, which is not possible here',
     meta: { tool_id: tool.id, outcome: verdict.decision },
   })
 }
 
-/** Raises VALIDATION_FAILED where the arguments break the tool's schema. */
+/** Raises VALIDATION_FAILED for arguments that violate the tool's schema. */
 export async function checkInput(
   services: Services,
   { parameters, project_id }: Pick<Callable, 'parameters' | 'project_id'>,
@@ -237,18 +246,20 @@ export async function checkInput(
   }
 }
 
-/** The result of a call by the mapping of its tool. Raises VALIDATION_FAILED for one that costs too much. */
+/**
+ * Returns the result of a call after the tool's output mapping.
+ * @throws VALIDATION_FAILED if evaluation exceeds its budget
+ */
 export function mapOutput(
   { log }: Services,
   { id, output_mapping }: Callable,
   root: { output: unknown; input: Record<string, unknown> },
-  spent: EvaluationBudget,
+  budget: EvaluationBudget,
 ): unknown {
   const missing = pathsOf(output_mapping).filter(path => readPath(root, path) === null)
-  if (missing.length > 0)
-    log.info({ tool_id: id, missing: missing.slice(0, 20) }, 'output mapping reads what is not there')
+  if (missing.length > 0) log.info({ tool_id: id, missing: missing.slice(0, 20) }, 'output mapping read missing values')
   try {
-    return evaluate(output_mapping, root, spent)
+    return evaluate(output_mapping, root, budget)
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     return raiseInvalid({ code: 'TOO_BIG', path: 'output_mapping', message: error.message })

@@ -16,22 +16,25 @@ import {
   type TokenTemplate,
 } from './tokens.ts'
 
-/** What checks a definition, and says where in the body it stands. */
+/** Context for validating a tool definition. */
 export type DefinitionCheck = Pick<Context, 'tx' | 'services' | 'allow'> & { project_id: string }
 
 const CONTEXT_KEY = /^[A-Za-z0-9!#$%&'*+.^_`|~-]+$/
 const HEADER_NAME = /^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$/
-/** What a request may carry as a header. */
+/** Allowed characters of a header value. */
 export const HEADER_VALUE = /^[\t\x20-\x7e\x80-\xff]*$/
-/** They follow from the address and the body. */
-const UNSENDABLE = ['host', 'content-length', 'transfer-encoding', 'connection', 'upgrade']
+/** Headers that follow from the URL and the body. */
+const RESERVED_HEADERS = ['host', 'content-length', 'transfer-encoding', 'connection', 'upgrade']
 const MAX_HEADERS = 64
 const MAX_JSON_BYTES = 64 * 1024
 
 const problem = (path: string, message: string, code = 'INVALID_VALUE'): Problem => ({ code, path, message })
 
-/** Validates one definition, of a record or inline. `at` is its path in the body, ending in a dot where it has one. */
-/** @param stored the definition before: addresses of it are not checked again */
+/**
+ * Validates one definition, of a record or inline.
+ * @param at path of the definition in the body, with a trailing dot unless empty
+ * @param stored previous definition, whose addresses are not checked again
+ */
 export async function checkDefinition(
   checking: DefinitionCheck,
   tool: ToolDefinition,
@@ -45,19 +48,22 @@ export async function checkDefinition(
   if (execute) refuseTokens(misplacedTokens(execute), `${at}execute`)
   if (mcp) refuseTokens(misplacedTokens(mcp), `${at}mcp`)
   refuseTokens(presetTokens(preset_parameters), `${at}preset_parameters`)
-  const badKeys = (context_keys ?? []).filter(key => typeof key !== 'string' || !CONTEXT_KEY.test(key))
-  if (badKeys.length > 0)
-    raise('INVALID_TOOL_CONTEXT_KEY', { message: `${at}context_keys holds what is no key`, meta: { keys: badKeys } })
+  const invalidKeys = (context_keys ?? []).filter(key => typeof key !== 'string' || !CONTEXT_KEY.test(key))
+  if (invalidKeys.length > 0)
+    raise('INVALID_TOOL_CONTEXT_KEY', {
+      message: `${at}context_keys contains an invalid context key`,
+      meta: { keys: invalidKeys },
+    })
   const problems = [
     ...(execute ? executeProblems(execute, services.config.TOOL_CALL_TIMEOUT_MS, `${at}execute`) : []),
     ...(mcp ? mcpProblems(mcp, `${at}mcp`) : []),
     ...actionProblems(tool, at),
     ...blockedProblems(services, tool, at, stored),
   ]
-  const unusable = output_mapping && expressionProblem(output_mapping)
-  if (unusable) problems.push(problem(`${at}output_mapping`, unusable))
+  const mappingProblem = output_mapping && expressionProblem(output_mapping)
+  if (mappingProblem) problems.push(problem(`${at}output_mapping`, mappingProblem))
   if (parameters && parameters.type !== 'object')
-    problems.push(problem(`${at}parameters.type`, 'must be object: a tool takes named arguments'))
+    problems.push(problem(`${at}parameters.type`, 'must be object, because tools take named arguments'))
   if (problems.length > 0) raiseInvalid(problems)
   if (!parameters) return
   try {
@@ -68,14 +74,16 @@ export async function checkDefinition(
   }
 }
 
-/** A schema of parameters: formats are annotations and unknown keywords are ignored, as models treat them. */
+/**
+ * Returns the check input of a parameter schema: formats are annotations, unknown keywords are ignored, as by models.
+ */
 export const parametersSchema = (project: string, parameters: object) => ({
   project,
   text: JSON.stringify(parameters),
   rules: { strict: false },
 })
 
-/** Addresses that the egress rule refuses. What stands behind a host cannot change it. */
+/** Returns the addresses that the egress rule blocks. The path cannot change the host. */
 function blockedProblems(
   services: Services,
   { execute, mcp }: Pick<ToolDefinition, 'execute' | 'mcp'>,
@@ -86,10 +94,10 @@ function blockedProblems(
   const tokenUrl = (sent: TokenTemplate | null | undefined) =>
     sent?.auth?.type === 'oauth2_client_credentials' ? sent.auth.token_url : null
   return (['execute', 'mcp'] as const).flatMap(name => {
-    const [sent, before] = [{ execute, mcp }[name], stored?.[name]]
+    const [sent, previous] = [{ execute, mcp }[name], stored?.[name]]
     return [
-      ...addressProblems(services, `${at}${name}.url`, originOf(sent), originOf(before)),
-      ...addressProblems(services, `${at}${name}.auth.token_url`, tokenUrl(sent), tokenUrl(before)),
+      ...addressProblems(services, `${at}${name}.url`, originOf(sent), originOf(previous)),
+      ...addressProblems(services, `${at}${name}.auth.token_url`, tokenUrl(sent), tokenUrl(previous)),
     ]
   })
 }
@@ -103,56 +111,57 @@ const sizeProblems = (values: Record<string, unknown>, at: string): Problem[] =>
 
 function executeProblems(execute: Execute, ceiling: number, at: string): Problem[] {
   const { auth, body_mode, timeout_ms, sign } = execute
-  const problems = sentProblems(execute, at)
+  const problems = requestProblems(execute, at)
   if (auth?.type === 'aws_sigv4' && body_mode === 'multipart')
     problems.push(problem(`${at}.auth`, 'aws_sigv4 signs JSON only, not multipart'))
   if (timeout_ms && timeout_ms > ceiling)
     problems.push(problem(`${at}.timeout_ms`, `must be at most ${ceiling}`, 'TOO_BIG'))
-  if (sign && !isSecretToken(sign)) problems.push(problem(`${at}.sign`, 'must be one secret token'))
+  if (sign && !isSecretToken(sign)) problems.push(problem(`${at}.sign`, 'must be a single secret token'))
   return problems
 }
 
 function mcpProblems(mcp: Mcp, at: string): Problem[] {
-  const problems = sentProblems(mcp, at)
-  if (placeholdersOf(mcp.url).length > 0) problems.push(problem(`${at}.url`, 'takes no arguments'))
+  const problems = requestProblems(mcp, at)
+  if (placeholdersOf(mcp.url).length > 0) problems.push(problem(`${at}.url`, 'must not contain placeholders'))
   return problems
 }
 
-function sentProblems({ url, headers = {}, auth }: TokenTemplate, at: string): Problem[] {
+function requestProblems({ url, headers = {}, auth }: TokenTemplate, at: string): Problem[] {
   const problems = urlProblems(url, `${at}.url`)
   const names = Object.keys(headers)
-  if (names.length > MAX_HEADERS) problems.push(problem(`${at}.headers`, `must hold at most ${MAX_HEADERS}`, 'TOO_BIG'))
+  if (names.length > MAX_HEADERS)
+    problems.push(problem(`${at}.headers`, `must have at most ${MAX_HEADERS} headers`, 'TOO_BIG'))
   const lower = names.map(name => name.toLowerCase())
   for (const [index, name] of names.entries()) {
     const path = `${at}.headers.${name}`
     if (!HEADER_NAME.test(name)) problems.push(problem(path, 'is not a header name'))
-    else if (UNSENDABLE.includes(lower[index])) problems.push(problem(path, 'cannot be set'))
-    else if (lower.indexOf(lower[index]) < index) problems.push(problem(path, 'is there twice'))
+    else if (RESERVED_HEADERS.includes(lower[index])) problems.push(problem(path, 'cannot be set'))
+    else if (lower.indexOf(lower[index]) < index) problems.push(problem(path, 'is a duplicate'))
     if (!HEADER_VALUE.test(headers[name])) problems.push(problem(path, 'must be a header value'))
   }
   if (auth) problems.push(...authProblems(auth, `${at}.auth`))
   return problems
 }
 
-/** Everything up to the path: it may not depend on a call. */
+/** Scheme and host, which must not depend on a call. */
 const AUTHORITY = /^https?:\/\/([^/\\?#]+)/i
 
 export function urlProblems(url: string, path: string): Problem[] {
-  const wrong = (message: string) => [problem(path, message)]
+  const urlProblem = (message: string) => [problem(path, message)]
   const [start, authority] = AUTHORITY.exec(url) ?? []
-  if (start === undefined || authority === undefined) return wrong('must be an absolute http or https URL')
-  if (/[\0-\x20\x7f\\]/.test(url)) return wrong('must hold no spaces, backslashes or control characters')
-  if (authority.includes('@')) return wrong('must not hold user info')
-  if (placeholdersOf(start).length > 0) return wrong('takes arguments behind the host only')
-  if (holdsSecret(start)) return wrong('takes secrets behind the host only')
-  return URL.canParse(start) && URL.canParse(url) ? [] : wrong('must be an absolute http or https URL')
+  if (start === undefined || authority === undefined) return urlProblem('must be an absolute http or https URL')
+  if (/[\0-\x20\x7f\\]/.test(url)) return urlProblem('must not contain spaces, backslashes or control characters')
+  if (authority.includes('@')) return urlProblem('must not contain user info')
+  if (placeholdersOf(start).length > 0) return urlProblem('allows placeholders only after the host')
+  if (holdsSecret(start)) return urlProblem('allows secret tokens only after the host')
+  return URL.canParse(start) && URL.canParse(url) ? [] : urlProblem('must be an absolute http or https URL')
 }
 
 function authProblems(auth: Auth, at: string): Problem[] {
   if (auth.type !== 'oauth2_client_credentials') return []
   const path = `${at}.token_url`
-  if (holdsSecret(auth.token_url)) return [problem(path, 'must hold no tokens')]
+  if (holdsSecret(auth.token_url)) return [problem(path, 'must not contain secret tokens')]
   return placeholdersOf(auth.token_url).length > 0
-    ? [problem(path, 'must hold no arguments')]
+    ? [problem(path, 'must not contain placeholders')]
     : urlProblems(auth.token_url, path)
 }

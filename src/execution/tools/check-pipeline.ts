@@ -10,7 +10,7 @@ const MAX_STEPS = 50
 const MAX_BYTES = 256 * 1024
 const STEP_ID = /^[A-Za-z0-9_]{1,64}$/
 
-/** Tools that the steps of a pipeline name, each once; null for none. */
+/** Returns the ids of the tools in the steps of a pipeline without duplicates; null for none. */
 export function stepToolIds(pipeline: Pipeline | null): string[] | null {
   const ids = new Set((pipeline?.steps ?? []).flatMap(({ tool_id }) => tool_id ?? []))
   return ids.size > 0 ? [...ids] : null
@@ -21,11 +21,12 @@ function refuse(message: string, meta: Record<string, unknown> = {}): never {
 }
 
 /**
- * Validates the steps of a pipeline. Who writes one may not thereby have tools called that it may not call itself: each
- * that a step names is asked for, unless nothing has changed. Tools may be deleted later; the pipeline then fails when it is
- * called.
- * @param stored the pipeline so far
- * @throws FORBIDDEN, VALIDATION_FAILED for a size beyond 256 KiB, PIPELINE_INVALID_STEP with `meta.step_id`, and what is wrong with a definition of a step's own
+ * Validates the steps of a pipeline. Writing one must not give access to tools that the caller may not call, so a
+ * changed pipeline requires permission for each tool of its steps. Tools may be deleted later; the pipeline then fails
+ * when called.
+ * @param stored previous pipeline
+ * @throws FORBIDDEN, VALIDATION_FAILED for more than 256 KiB, PIPELINE_INVALID_STEP with `meta.step_id`, and the errors
+ *   of inline definitions
  */
 export async function checkPipeline(
   checking: DefinitionCheck,
@@ -43,29 +44,29 @@ export async function checkPipeline(
     const at = `pipeline.steps[${index}]`
     if (id === undefined || !STEP_ID.test(id))
       return refuse(`${at}.id: must be 1 to 64 letters, digits and underscores`, { step_id: id ?? null })
-    if (isReservedName(id)) return refuse(`${at}.id: expressions cannot read ${id}`, { step_id: id })
-    if (earlier.has(id)) refuse(`${at}.id: is there twice`, { step_id: id })
+    if (isReservedName(id)) return refuse(`${at}.id: ${id} is a reserved name`, { step_id: id })
+    if (earlier.has(id)) refuse(`${at}.id: is a duplicate`, { step_id: id })
     if ((step.tool_id == null) === (step.tool == null))
       refuse(`${at}: exactly one of tool_id and tool must be set`, { step_id: id })
     checkExpression(step.input ?? {}, `${at}.input`, earlier, id)
     earlier.add(id)
   }
   if (output !== undefined) checkExpression(output, 'pipeline.output', earlier)
-  await checkNamed(checking, steps)
+  await checkStepTools(checking, steps)
   if (!isDeepStrictEqual(stored, pipeline)) requireStepPermissions(checking, steps)
   for (const [index, { tool }] of steps.entries())
     if (tool) await checkDefinition(checking, withToolDefaults(tool), `pipeline.steps[${index}].tool.`)
 }
 
-/** Refuses an expression that is too large, or that reads a step which has not been made when it is evaluated. */
+/** Refuses an expression that is too large or that reads the result of a step that is not earlier. */
 function checkExpression(expression: unknown, at: string, earlier: ReadonlySet<string>, step_id?: string): void {
   const meta = step_id === undefined ? {} : { step_id }
-  const unusable = expressionProblem(expression)
-  if (unusable) refuse(`${at}: ${unusable}`, meta)
+  const expressionError = expressionProblem(expression)
+  if (expressionError) refuse(`${at}: ${expressionError}`, meta)
   for (const path of pathsOf(expression)) {
-    const [root, named] = path.split('.')
-    if (root === 'steps' && named !== undefined && !earlier.has(named))
-      refuse(`${at}: reads the result of ${named}, which is no earlier step`, meta)
+    const [root, reference] = path.split('.')
+    if (root === 'steps' && reference !== undefined && !earlier.has(reference))
+      refuse(`${at}: reads the result of ${reference}, which is not an earlier step`, meta)
   }
 }
 
@@ -74,7 +75,7 @@ function requireStepPermissions({ allow, project_id }: DefinitionCheck, steps: r
     allow('tools:CallTool', { kind: toolKind, row: { id, project_id } })
 }
 
-async function checkNamed({ tx, project_id }: DefinitionCheck, steps: readonly PipelineStep[]): Promise<void> {
+async function checkStepTools({ tx, project_id }: DefinitionCheck, steps: readonly PipelineStep[]): Promise<void> {
   const ids = steps.flatMap(({ tool_id }) => tool_id ?? [])
   if (ids.length === 0) return
   const tools = await resolveSharedTools(tx, project_id, ids, true)
@@ -82,7 +83,7 @@ async function checkNamed({ tx, project_id }: DefinitionCheck, steps: readonly P
     if (tool_id == null) continue
     const type = tools.get(tool_id)?.type
     const meta = { step_id: id, tool_id }
-    if (type === undefined) refuse('The tool of a step does not exist in the project', meta)
-    if (type === 'client') refuse('A client tool cannot be a step', meta)
+    if (type === undefined) refuse(`Tool ${tool_id} of step ${id} not found in this project`, meta)
+    if (type === 'client') refuse(`Tool ${tool_id} of step ${id} is a client tool, which cannot be a step`, meta)
   }
 }

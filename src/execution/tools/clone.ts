@@ -3,14 +3,14 @@ import type { Cloneable } from '../../identity/projects/clone.ts'
 import { stepToolIds } from './check-pipeline.ts'
 import { guardrailCopies } from './guardrail-gate.ts'
 import { type Execute, type Mcp, type Pipeline, type ToolRow, toolKind } from './model.ts'
-import { toolsOf } from './store.ts'
+import { listProjectTools } from './store.ts'
 import { holdsSecret, secretTexts } from './tokens.ts'
 
-/** Tools are copied without what names secrets, which stay in their project. */
+/** Copies tools without the fields that reference secrets, which remain in their project. */
 export const toolCloning: Cloneable = {
   name: 'tools',
   async copy(tx, from, to, ids, by) {
-    const rows = await toolsOf(tx, from)
+    const rows = await listProjectTools(tx, from)
     const copies: ToolRow[] = []
     for (const row of rows) {
       const {
@@ -26,7 +26,7 @@ export const toolCloning: Cloneable = {
         ...tool,
         ...withoutSecretsOf(tool),
         project_id: to,
-        pipeline: withOwn(pipeline),
+        pipeline: withoutStepSecrets(pipeline),
         step_tool_ids: null,
         author: principalRecord(by.caller),
       }
@@ -34,40 +34,43 @@ export const toolCloning: Cloneable = {
       ids.set(id, copy.id)
       copies.push(copy)
     }
-    // A copy is not without the guardrails of its original. They may name tools, so they are made after them.
+    // Copies keep their guardrails. Guardrails may reference tools, so they are copied after the tools.
     await guardrailCopies.only()?.(tx, from, to, ids, by)
     for (const [index, copy] of copies.entries()) {
       const guardrail_ids = rows[index].guardrail_ids?.map(id => ids.get(id) as string) ?? null
-      // Steps may name tools that were made later than their pipeline.
-      const pipeline = copy.pipeline && renamed(copy.pipeline, ids)
-      const named = {
+      // Steps may reference tools that were created after the pipeline.
+      const pipeline = copy.pipeline && withCopiedTools(copy.pipeline, ids)
+      const references = {
         ...(pipeline && { pipeline, step_tool_ids: stepToolIds(pipeline) }),
         ...(guardrail_ids && { guardrail_ids }),
       }
-      const made = Object.keys(named).length > 0 ? await toolKind.update(tx, copy.id, named) : copy
-      tx.emit(toolKind, 'created', made)
+      const updated = Object.keys(references).length > 0 ? await toolKind.update(tx, copy.id, references) : copy
+      tx.emit(toolKind, 'created', updated)
     }
   },
 }
 
-type Sending = { execute?: Execute | null; mcp?: Mcp | null }
+type RequestConfig = { execute?: Execute | null; mcp?: Mcp | null }
 
-export const withoutSecretsOf = ({ execute = null, mcp = null }: Sending) => ({
+export const withoutSecretsOf = ({ execute = null, mcp = null }: RequestConfig) => ({
   execute: withoutSecrets(execute),
   mcp: withoutSecrets(mcp),
 })
 
-/** An `execute` or `mcp` that needs no secret; null where its address does. */
+/** Returns an `execute` or `mcp` without the fields that reference secrets; null if its URL references one. */
 function withoutSecrets<T extends Execute | Mcp>(sent: T | null): T | null {
   if (!sent || holdsSecret(sent.url)) return null
   const { headers, auth, sign: _secret, ...rest } = sent as Execute
-  const kept = Object.entries(headers ?? {}).filter(([, value]) => !holdsSecret(value))
+  const openHeaders = Object.entries(headers ?? {}).filter(([, value]) => !holdsSecret(value))
   const secret = auth && secretTexts({ url: rest.url, auth }).some(holdsSecret)
-  const own = { ...(headers ? { headers: Object.fromEntries(kept) } : {}), ...(auth && !secret ? { auth } : {}) }
-  return { ...rest, ...own } as T
+  const optional = {
+    ...(headers ? { headers: Object.fromEntries(openHeaders) } : {}),
+    ...(auth && !secret ? { auth } : {}),
+  }
+  return { ...rest, ...optional } as T
 }
 
-const withOwn = (pipeline: ToolRow['pipeline']): ToolRow['pipeline'] =>
+const withoutStepSecrets = (pipeline: ToolRow['pipeline']): ToolRow['pipeline'] =>
   pipeline && {
     ...pipeline,
     steps: pipeline.steps?.map(step =>
@@ -75,7 +78,7 @@ const withOwn = (pipeline: ToolRow['pipeline']): ToolRow['pipeline'] =>
     ),
   }
 
-const renamed = (pipeline: Pipeline, ids: ReadonlyMap<string, string>): Pipeline => ({
+const withCopiedTools = (pipeline: Pipeline, ids: ReadonlyMap<string, string>): Pipeline => ({
   ...pipeline,
   steps: pipeline.steps?.map(step =>
     step.tool_id ? { ...step, tool_id: ids.get(step.tool_id) ?? step.tool_id } : step,

@@ -3,29 +3,29 @@ const CR = 13
 const BOM = /^\ufeff/
 
 /**
- * Reads the data of events out of a stream of them (text/event-stream) as its bytes come. Every byte is looked at once,
- * however small the parts are that it comes in.
+ * Reads the data of events from an event stream (text/event-stream) chunk by chunk. Each byte is examined once, however
+ * small the chunks are.
  */
 export class EventReader {
   #line: Buffer[] = []
   #data: string[] = []
-  #returned = false
+  #afterCr = false
 
-  /** The data of every event that ends in these bytes. */
+  /** Returns the data of every event that ends in this chunk. */
   read(chunk: Buffer): string[] {
     const ended: string[] = []
     let start = 0
     for (let index = 0; index < chunk.length; index++) {
       const byte = chunk[index]
-      const returned = this.#returned
-      this.#returned = byte === CR
+      const afterCr = this.#afterCr
+      this.#afterCr = byte === CR
       if (byte !== LF && byte !== CR) continue
-      // The second half of a line end.
-      if (byte === LF && returned) {
+      // Second half of a CRLF line end.
+      if (byte === LF && afterCr) {
         start = index + 1
         continue
       }
-      // Between events: a stream of line ends costs no more than its bytes.
+      // Empty lines between events are not stored, so a stream of line ends costs no memory.
       const isBetween = start === index && this.#line.length === 0 && this.#data.length === 0
       if (!isBetween) this.#line.push(chunk.subarray(start, index))
       start = index + 1

@@ -6,15 +6,15 @@ import type { Services } from '../../core/process/services.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
 import type { ToolDefinition } from './model.ts'
 
-/** The node of a run that a call is made for. */
+/** Run node that makes a call. */
 export type RunOfCall = {
   orchestration_run_id: string
   node_id: string | null
-  /** Null where it is not known. */
+  /** Null if unknown. */
   node_attempt?: number | null
 }
 
-/** The run that a turn or a use is attributed to; null outside of runs. */
+/** Returns the run that a turn or a usage record belongs to; null outside of runs. */
 export const runOfCall = (of: {
   orchestration_run_id?: string | null
   node_id?: string | null
@@ -24,22 +24,22 @@ export const runOfCall = (of: {
   return orchestration_run_id === null ? null : { orchestration_run_id, node_id, node_attempt }
 }
 
-/** A call that is about to be made, as rules see it. */
+/** Pending call, as guardrails see it. */
 export type GateRequest = {
   project_id: string
-  /** Null outside the turns of agents. */
+  /** Null outside agent turns. */
   agent: { id: string; guardrail_ids: string[] | null } | null
-  /** `id` is null for a tool that is defined in a binding. */
+  /** `id` is null for an inline definition. */
   tool: { id: string | null; name: string; guardrail_ids: string[] | null }
-  /** Of tools with one action the name of the tool. */
+  /** For tools with a single action the name of the tool. */
   action: string
-  /** What will be executed; of a tool of another project without its presets, which are not shown here. */
+  /** Arguments to execute; for a tool of another project without its private presets. */
   args: Record<string, unknown>
   generation_id: string | null
   /** Null outside of runs. */
   run: RunOfCall | null
   guardrail_context: Record<string, unknown> | null
-  /** As whom tools are called that know the context; null without a credential. */
+  /** Returns the caller of context tools; null without a credential. */
   caller: () => Promise<Caller | null>
   signal?: AbortSignal
 }
@@ -49,32 +49,32 @@ export type Verdict =
   | { decision: 'blocked' | 'tripwire'; reason: string }
   | {
       decision: 'route_to_approval'
-      /** `<guardrail id>@<version>` of the rule that governs. */
+      /** Governing guardrail, `<guardrail id>@<version>`. */
       policy_version: string
-      /** Seconds until the approval expires. */
+      /** Lifetime of the approval in seconds. */
       expires_in: number
-      /** Whether whoever started the chain may not resolve it. */
+      /** Whether starters of the chain are excluded from resolving the approval. */
       forbid_self_approval: boolean
     }
 
-/** A tool as its author wrote it, whether a record or inline. */
+/** Tool definition, of a record or inline. */
 export type GuardedTool = Pick<ToolDefinition, 'name' | 'type' | 'parameters' | 'preset_parameters'> & { id?: string }
 
-/** The rules that calls of tools are held to. */
+/** Guardrails that evaluate tool calls. */
 export type ToolGate = {
-  /** Rejects when the rules cannot be read: the call is not made then. */
+  /** Evaluates a call. Rejects if the guardrails cannot be read, and the call is not made. */
   judge: (services: Services, request: GateRequest) => Promise<Verdict>
   /**
-   * Of each tool whether a rule may send its calls to a person, so that a model is asked for its reasons. Same order as
-   * `tools`.
+   * Returns for each of `tools` whether a guardrail may route its calls to an approval, so that the model is prompted
+   * for its reasons.
    */
   mayAsk: (
     services: Services,
     scope: { project_id: string; agent: GateRequest['agent']; tools: GateRequest['tool'][] },
   ) => Promise<boolean[]>
   /**
-   * What may be a mistake where rules are attached to tools.
-   * @param tools each with the field of the written record that a warning is about
+   * Returns warnings about guardrails attached to tools.
+   * @param tools each with the field of the written record for its warnings
    */
   warnings: (
     db: Queryable,
@@ -86,7 +86,7 @@ export type ToolGate = {
 export const toolGate = extensionPoint<ToolGate>('tool gate')
 
 /**
- * Copies the guardrails of a project into another and notes the id of each copy, unless they have been copied before. What
- * has guardrails asks for it, so that a copy of it has them, too.
+ * Copies the guardrails of a project and records the id of each copy, unless they were copied. Called by cloneables
+ * whose records have guardrails.
  */
 export const guardrailCopies = extensionPoint<Cloneable['copy']>('guardrail copies')

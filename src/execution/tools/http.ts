@@ -12,14 +12,14 @@ import type { Execute } from './model.ts'
 import { type ToolRequest, toolRequest } from './request.ts'
 import { contextValues, fillTokens, secretTexts, type TokenValues } from './tokens.ts'
 
-/** Values of an answer: parsing more holds up the process. */
+/** Maximum number of JSON values in a response: parsing more would block the process. */
 export const MAX_VALUES = 200_000
 const JSON_TYPE = /^\s*(?:application|text)\/(?:[\w.-]+\+)?json\b/i
 
 /**
- * One call of an http tool.
+ * Calls an http tool.
  * @throws VALIDATION_FAILED, MISSING_TOOL_CONTEXT_KEY, SECRET_NOT_FOUND, SECRET_NOT_DECRYPTABLE, TOOL_AUTH_FAILED,
- *   TOOL_EGRESS_BLOCKED, TOOL_HTTP_ERROR; secrets are in none of them
+ *   TOOL_EGRESS_BLOCKED, TOOL_HTTP_ERROR; none contains a secret
  */
 export async function callHttp(
   services: Services,
@@ -28,7 +28,8 @@ export async function callHttp(
   call: ToolCall,
 ): Promise<unknown> {
   const { execute, project_id, context_keys } = tool
-  if (!execute) return raiseInvalid({ code: 'REQUIRED', path: 'execute', message: 'is not set: the tool is a draft' })
+  if (!execute)
+    return raiseInvalid({ code: 'REQUIRED', path: 'execute', message: 'is required: the tool has no endpoint yet' })
   const { config, egress, pool } = services
   const ids = tokenIds(secretTexts(execute))
   const values: TokenValues = { secrets: await openSecrets(pool, services, project_id, ids), context: call.context }
@@ -36,7 +37,7 @@ export async function callHttp(
     contextPrefix: config.TOOL_CONTEXT_HEADER_PREFIX,
     idempotencyKey: call.idempotencyKey,
   })
-  sign(services, execute, request, values)
+  signBody(services, execute, request, values)
   const limits = {
     ...call.limits,
     until: Math.min(call.limits.until, performance.now() + (execute.timeout_ms ?? Number.POSITIVE_INFINITY)),
@@ -68,35 +69,40 @@ export async function callHttp(
       status: outcome.kind === 'answer' ? outcome.status : undefined,
       ms: Math.round(performance.now() - started),
     },
-    'tool call',
+    'tool called',
   )
   const hidden = [...values.secrets.values(), ...contextValues(values.context), ...(credential?.hidden ?? [])]
   const answer = await responseOrRaise(outcome, request, hidden)
   if (answer.status === 401) credential?.forget()
   reserveResponseBytes(config, limits, answer.body.length)
   if (answer.status >= 200 && answer.status < 300) return outputOf(answer, request)
-  return httpError(`The target of the tool answered ${answer.status}`, request, {
+  return httpError(`Target of the tool responded with ${answer.status}`, request, {
     tool_status_code: answer.status,
     tool_response_body: await maskYielding(answer.body, hidden),
     ...retryAfter(answer.headers['retry-after']),
   })
 }
 
-/** How long the target asks its caller to wait, where it does. */
+/** Returns the delay that the target requested, if any. */
 function retryAfter(header: string | undefined): { retry_after_ms?: number } {
   if (header === undefined) return {}
   const ms = /^\d+$/.test(header.trim()) ? Number(header) * 1000 : Date.parse(header) - Date.now()
   return Number.isSafeInteger(ms) && ms >= 0 ? { retry_after_ms: ms } : {}
 }
 
-/** How long a request may take, and wait to have its name resolved. */
+/** Returns the timeout of a request, also applied to name resolution. */
 export const callTimeouts = ({ until }: Limits) => {
   const timeoutMs = Math.max(1, until - performance.now())
   return { timeoutMs, waitMs: timeoutMs }
 }
 
-/** Signs the body, so that the target knows who calls it. */
-function sign(services: Services, execute: Execute, { headers, body = '' }: ToolRequest, values: TokenValues): void {
+/** Signs the body, so that the target can authenticate the platform. */
+function signBody(
+  services: Services,
+  execute: Execute,
+  { headers, body = '' }: ToolRequest,
+  values: TokenValues,
+): void {
   if (!execute.sign) return
   const secret = fillTokens(execute.sign, values, () => '')
   headers.set(`${services.config.HEADER_PREFIX}Signature`, signDelivery([secret], body, services.clock.now()), true)
@@ -110,9 +116,9 @@ export function httpError(message: string, { method, shown }: ToolRequest, meta:
 }
 
 /**
- * Returns the answer of a request.
- * @param hidden secret values that the request held
- * @throws TOOL_EGRESS_BLOCKED, TOOL_HTTP_ERROR when there was none
+ * Returns the response of a request.
+ * @param hidden secret values in the request
+ * @throws TOOL_EGRESS_BLOCKED, TOOL_HTTP_ERROR without a response
  */
 export async function responseOrRaise(
   outcome: EgressOutcome,
@@ -121,35 +127,38 @@ export async function responseOrRaise(
 ): Promise<ToolHttpResponse> {
   if (outcome.kind === 'answer') return outcome
   if (outcome.kind === 'blocked') {
-    // A redirect may repeat what it was asked with.
-    const own = URL.parse(request.url)?.href === outcome.url
+    // A redirect URL may repeat secrets of the request.
+    const isOriginalUrl = URL.parse(request.url)?.href === outcome.url
     return raise('TOOL_EGRESS_BLOCKED', {
-      message: `The address of the tool may not be called: ${await maskYielding(outcome.reason, hidden)}`,
-      meta: { tool_url: own ? request.shown : await maskYielding(outcome.url, hidden), tool_address: outcome.address },
+      message: `Address of the tool is blocked by the egress rule: ${await maskYielding(outcome.reason, hidden)}`,
+      meta: {
+        tool_url: isOriginalUrl ? request.shown : await maskYielding(outcome.url, hidden),
+        tool_address: outcome.address,
+      },
     })
   }
-  // Waiting to have a name resolved.
+  // The queue for name resolution was full.
   const reason = outcome.reason === 'busy' ? 'dns' : outcome.reason
-  return httpError(`The target of the tool gave no answer: ${MEANING[reason] ?? reason}`, request, {
+  return httpError(`Target of the tool did not respond: ${REASON_TEXT[reason] ?? reason}`, request, {
     tool_status_code: null,
     reason,
   })
 }
 
-const MEANING: Record<string, string> = {
-  dns: 'its name could not be resolved',
+const REASON_TEXT: Record<string, string> = {
+  dns: 'its name cannot be resolved',
   connect: 'the connection failed',
-  tls: 'its certificate or its TLS cannot be used',
-  timeout: 'it took too long',
+  tls: 'its certificate or TLS version is invalid',
+  timeout: 'it timed out',
   aborted: 'the call was aborted',
-  response_too_large: 'the answer is too large',
+  response_too_large: 'the response is too large',
 }
 
-/** What a 2xx answer means. */
+/** Returns the output in a 2xx response. */
 function outputOf({ status, headers, body }: ToolHttpResponse, request: ToolRequest): unknown {
   if (status === 204 || body.length === 0) return null
   const type = headers['content-type']
-  const text = decoded(body)
+  const text = decodeText(body)
   if (text === null) return { content_type: type ?? 'application/octet-stream', data_base64: body.toString('base64') }
   if (type !== undefined && !JSON_TYPE.test(type)) return text
   try {
@@ -157,7 +166,7 @@ function outputOf({ status, headers, body }: ToolHttpResponse, request: ToolRequ
     return JSON.parse(text)
   } catch (error) {
     if (!(error instanceof AppError)) return text
-    return httpError(`The answer of the target ${error.message}`, request, {
+    return httpError(`Response of the target ${error.message}`, request, {
       tool_status_code: status,
       reason: 'response_too_large',
     })
@@ -166,8 +175,8 @@ function outputOf({ status, headers, body }: ToolHttpResponse, request: ToolRequ
 
 const utf8 = new TextDecoder('utf-8', { fatal: true })
 
-/** The text that bytes are in UTF-8, without a byte order mark; null when they are none. */
-function decoded(body: Buffer): string | null {
+/** Decodes bytes as UTF-8 without a byte order mark; null if they are not valid. */
+function decodeText(body: Buffer): string | null {
   try {
     return utf8.decode(body)
   } catch {

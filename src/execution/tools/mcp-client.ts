@@ -11,20 +11,20 @@ import { type Callable, callingProject, type Limits, type ToolCall } from './cal
 import { EventReader } from './event-reader.ts'
 import { callTimeouts, httpError, MAX_VALUES, responseOrRaise, type ToolHttpResponse } from './http.ts'
 import type { Mcp } from './model.ts'
-import { fillSecrets, RequestHeaders, setConfigured, setContext, type ToolRequest } from './request.ts'
+import { fillSecrets, RequestHeaders, setConfiguredHeaders, setContextHeaders, type ToolRequest } from './request.ts'
 import { contextValues, forwardedContext, secretTexts, type TokenValues } from './tokens.ts'
 
-/** The part of the Model Context Protocol (Streamable HTTP) that calls of tools need. */
+/** Client for the part of the Model Context Protocol (Streamable HTTP) that tool calls need. */
 
-/** Asked for; whatever the server answers is spoken, since what is used here is the same in all of them. */
+/** Requested version. Any version in the server's answer is accepted, since the features used here are equal in all. */
 const PROTOCOL_VERSION = '2025-06-18'
 const CLIENT = { name: 'muster', version: '1' }
 const EVENT_STREAM = /^\s*text\/event-stream\b/i
-/** What the server may have repeated in headers. */
+/** Characters that a server may have echoed in headers. */
 const TOKEN = /^[\x21-\x7e]{1,1024}$/
-/** Messages of a stream that are looked at before the one that answers. */
+/** Maximum number of stream messages before the answer. */
 const MAX_MESSAGES = 10_000
-/** The end of a session is nobody's result. */
+/** Timeout for ending a session, whose outcome does not matter. */
 const END_TIMEOUT_MS = 5000
 
 const Message = z.object({
@@ -37,17 +37,17 @@ type Message = z.output<typeof Message>
 type Reply = { answer: ToolHttpResponse; request: ToolRequest; message: Message | null; hidden: string[] }
 
 /**
- * Returns the way to the server of a tool for one call, before anything is sent.
+ * Prepares the session with a tool's server for one call, without sending anything.
  * @throws VALIDATION_FAILED without `mcp`, MISSING_TOOL_CONTEXT_KEY, SECRET_NOT_FOUND, SECRET_NOT_DECRYPTABLE
  */
 export async function connectTo(services: Services, { mcp, ...tool }: Callable, call: ToolCall): Promise<McpSession> {
-  if (!mcp) return raiseInvalid({ code: 'REQUIRED', path: 'mcp', message: 'is not set: the tool is a draft' })
+  if (!mcp) return raiseInvalid({ code: 'REQUIRED', path: 'mcp', message: 'is required: the tool has no endpoint yet' })
   const { pool } = services
   const secrets = await openSecrets(pool, services, tool.project_id, tokenIds(secretTexts(mcp)))
   return new McpSession(services, { ...tool, mcp }, call, { secrets, context: call.context })
 }
 
-/** Leaves one line of a call, however it ends. */
+/** Logs one line for a call, whatever its outcome. */
 export async function logMcpCall<T>(
   { log }: Services,
   { id, project_id }: Callable,
@@ -62,23 +62,23 @@ export async function logMcpCall<T>(
     outcome = error instanceof AppError ? error.code : 'fault'
     throw error
   } finally {
-    log.info({ tool_id: id, project_id, action, outcome, ms: Math.round(performance.now() - started) }, 'tool call')
+    log.info({ tool_id: id, project_id, action, outcome, ms: Math.round(performance.now() - started) }, 'tool called')
   }
 }
 
-/** What is said to one server during one call of a tool. */
+/** Session with one server during one tool call. */
 export class McpSession {
   readonly #services: Services
   readonly #tool: Callable & { mcp: Mcp }
   readonly #call: ToolCall
   readonly #values: TokenValues
-  /** Headers of every request, and the address with its secrets. */
+  /** Headers of every request, and the URL including secrets. */
   readonly #headers = new RequestHeaders()
   readonly #url: string
   #session: string | null = null
   #version: string | null = null
-  #asked = 0
-  /** Values that may not be shown. */
+  #requestCount = 0
+  /** Values to mask. */
   #hidden: string[] = []
 
   constructor(services: Services, tool: Callable & { mcp: Mcp }, call: ToolCall, values: TokenValues) {
@@ -87,8 +87,8 @@ export class McpSession {
     this.#call = call
     this.#values = values
     const { url, headers = {} } = tool.mcp
-    setConfigured(this.#headers, headers, values, 'mcp')
-    setContext(
+    setConfiguredHeaders(this.#headers, headers, values, 'mcp')
+    setContextHeaders(
       this.#headers,
       forwardedContext(values.context, tool.context_keys),
       services.config.TOOL_CONTEXT_HEADER_PREFIX,
@@ -96,7 +96,7 @@ export class McpSession {
     this.#url = fillSecrets(url, values)
   }
 
-  /** Everything that may decide what the server says: secrets are in it, so keep it hashed. */
+  /** Returns everything that may affect the server's listing. Contains secrets, so callers hash it. */
   identity(): unknown {
     const { id, project_id, updated_at, mcp } = this.#tool
     const { auth } = mcp
@@ -105,55 +105,55 @@ export class McpSession {
   }
 
   /**
-   * Opens a session with the server, where the server has such, does the work and ends the session.
-   * @throws TOOL_AUTH_FAILED, TOOL_EGRESS_BLOCKED, TOOL_HTTP_ERROR; secrets are in none of them
+   * Opens a session if the server supports one, runs the work and ends the session.
+   * @throws TOOL_AUTH_FAILED, TOOL_EGRESS_BLOCKED, TOOL_HTTP_ERROR; none contains a secret
    */
   async use<T>(work: (link: McpSession) => Promise<T>): Promise<T> {
     try {
       await this.#open()
       return await work(this)
     } finally {
-      // Nobody waits for it.
+      // Not awaited.
       void this.#end()
     }
   }
 
-  /** Begins the session. A server that refuses to has none and is asked right away. */
+  /** Opens the session. A server that refuses has no sessions and is called directly. */
   async #open(): Promise<void> {
     const params = { protocolVersion: PROTOCOL_VERSION, capabilities: {}, clientInfo: CLIENT }
-    const reply = await this.#post({ id: ++this.#asked, method: 'initialize', params })
+    const reply = await this.#post({ id: ++this.#requestCount, method: 'initialize', params })
     const { answer, message } = reply
     if (message?.error || (answer.status >= 400 && answer.status < 500)) return
     const session = answer.headers['mcp-session-id'] ?? null
     if (session !== null && !TOKEN.test(session))
-      return failed(reply, 'The server of the tool gave a session id that no header can hold')
-    // Kept before the answer is looked at: whatever comes of it, the session is to be ended.
+      return raiseHttpError(reply, 'Server of the tool returned a session id that is not a valid header value')
+    // Stored before the answer is checked, so that the session is ended in any case.
     this.#session = session
-    const { protocolVersion } = Object(await resultOf(reply, 'initialize'))
+    const { protocolVersion } = Object(await requireResult(reply, 'initialize'))
     if (typeof protocolVersion === 'string' && TOKEN.test(protocolVersion)) this.#version = protocolVersion
-    // What a server that minds says to it, it says to the next request as well.
+    // A server that reports an error here repeats it for the next request.
     await this.#post({ method: 'notifications/initialized' })
   }
 
   /**
-   * Makes one request and returns the result of its answer.
-   * @throws TOOL_HTTP_ERROR for a status but 2xx, for an error of the protocol (`meta.rpc_code`, `meta.rpc_message`), and
-   *   for an answer without a result
+   * Makes one request and returns the result in its answer.
+   * @throws TOOL_HTTP_ERROR for a status other than 2xx, for a protocol error (`meta.rpc_code`, `meta.rpc_message`),
+   *   and for an answer without a result
    */
   async ask(method: string, params: object, idempotencyKey: string | null = null): Promise<unknown> {
-    const reply = await this.#post({ id: ++this.#asked, method, params }, idempotencyKey)
-    return resultOf(reply, method)
+    const reply = await this.#post({ id: ++this.#requestCount, method, params }, idempotencyKey)
+    return requireResult(reply, method)
   }
 
-  /** Raises TOOL_HTTP_ERROR for a result that says that the work failed. */
+  /** Raises TOOL_HTTP_ERROR for a result that reports a failure. */
   async refuse(message: string, text: string): Promise<never> {
-    return httpError(message, this.#shown('POST'), {
+    return httpError(message, this.#shownRequest('POST'), {
       tool_status_code: 200,
       tool_response_body: await maskYielding(text, this.#hidden),
     })
   }
 
-  /** Ends the session that the server gave. Never throws. */
+  /** Ends the server's session. Never throws. */
   async #end(): Promise<void> {
     if (this.#session === null) return
     const limits = { ...this.#call.limits, until: performance.now() + END_TIMEOUT_MS, signal: undefined }
@@ -161,11 +161,11 @@ export class McpSession {
       maxRedirects: 0,
       redirectMode: 'none',
       isEnough: () => true,
-    }).catch(error => this.#services.log.info({ tool_id: this.#tool.id, err: error }, 'session of a tool not ended'))
+    }).catch(error => this.#services.log.info({ tool_id: this.#tool.id, err: error }, 'mcp session end failed'))
     this.#session = null
   }
 
-  #shown(method: 'POST' | 'DELETE'): ToolRequest {
+  #shownRequest(method: 'POST' | 'DELETE'): ToolRequest {
     const { url } = this.#tool.mcp
     return { method, url, shown: url, headers: new RequestHeaders(), body: undefined }
   }
@@ -174,21 +174,21 @@ export class McpSession {
     const { limits } = this.#call
     const { id } = message
     const events = new EventReader()
-    const found = new Found(id)
+    const search = new AnswerSearch(id)
     const isEnough = (chunk: Buffer, headers: Record<string, string>): boolean =>
-      // Behind a message without an id nothing is waited for.
-      id === undefined || (isStream(headers) && events.read(chunk).some(data => found.lookIn(data)))
+      // A notification has no answer to wait for.
+      id === undefined || (isStream(headers) && events.read(chunk).some(data => search.lookIn(data)))
     const body = JSON.stringify({ jsonrpc: '2.0', ...message })
     const sent = await this.#send('POST', body, limits, { isEnough }, key)
     const { answer } = sent
     reserveResponseBytes(this.#services.config, limits, answer.body.length)
-    if (!isStream(answer.headers)) found.lookIn(answer.body)
-    if (found.refused)
-      return httpError(`The answer of the server ${found.refused}`, sent.request, {
+    if (!isStream(answer.headers)) search.lookIn(answer.body)
+    if (search.refused)
+      return httpError(`Response of the server ${search.refused}`, sent.request, {
         tool_status_code: answer.status,
         reason: 'response_too_large',
       })
-    return { ...sent, message: found.message }
+    return { ...sent, message: search.message }
   }
 
   async #send(
@@ -207,9 +207,9 @@ export class McpSession {
     headers.add(this.#headers)
     if (key !== null) headers.set('Idempotency-Key', key)
     if (this.#version !== null) headers.set('MCP-Protocol-Version', this.#version)
-    // Whoever has it takes part in the session.
+    // Sensitive: the id grants access to the session.
     if (this.#session !== null) headers.set('Mcp-Session-Id', this.#session, true)
-    const request = { ...this.#shown(method), url: this.#url, headers, body }
+    const request = { ...this.#shownRequest(method), url: this.#url, headers, body }
     const credential = mcp.auth
       ? await authorizeToolCall(this.#services, project_id, mcp.auth, request, values, limits)
       : null
@@ -237,11 +237,11 @@ export class McpSession {
 
 const isStream = (headers: Record<string, string>): boolean => EVENT_STREAM.test(headers['content-type'] ?? '')
 
-/** Looks for the message that answers a request. */
-class Found {
+/** Search for the message that answers a request. */
+class AnswerSearch {
   readonly #id: number | undefined
   message: Message | null = null
-  /** What takes too much to look at. */
+  /** Reason for which the messages are not examined further. */
   refused: string | null = null
   #looked = 0
 
@@ -249,31 +249,31 @@ class Found {
     this.#id = id
   }
 
-  /** Whether the search is over. */
+  /** Whether the search has ended. */
   lookIn(text: string | Buffer): boolean {
     if (this.#id === undefined) return true
     try {
       const bytes = Buffer.from(text)
       limitJson(bytes, MAX_VALUES)
-      // Older servers answer lists of messages.
+      // Servers of older protocol versions send arrays of messages.
       for (const each of [JSON.parse(bytes.toString('utf8'))].flat()) this.message ??= this.#answerIn(each)
     } catch (error) {
       if (error instanceof AppError) this.refused = error.message
     }
-    if (++this.#looked > MAX_MESSAGES) this.refused ??= `holds more than ${MAX_MESSAGES} messages`
+    if (++this.#looked > MAX_MESSAGES) this.refused ??= `contains more than ${MAX_MESSAGES} messages`
     return this.message !== null || this.refused !== null
   }
 
   #answerIn(value: unknown): Message | null {
     const { data } = Message.safeParse(value)
     if (!data) return null
-    // An error without an id is about what could not be read.
+    // An error without an id refers to an unreadable request.
     const isOurs = data.id === this.#id || (data.error !== undefined && data.id == null)
     return isOurs && (data.error !== undefined || data.result !== undefined) ? data : null
   }
 }
 
-async function failed({ answer, request, hidden }: Reply, text: string, meta: object = {}): Promise<never> {
+async function raiseHttpError({ answer, request, hidden }: Reply, text: string, meta: object = {}): Promise<never> {
   return httpError(text, request, {
     tool_status_code: answer.status,
     tool_response_body: await maskYielding(answer.body, hidden),
@@ -281,7 +281,7 @@ async function failed({ answer, request, hidden }: Reply, text: string, meta: ob
   })
 }
 
-async function resultOf(reply: Reply, method: string): Promise<unknown> {
+async function requireResult(reply: Reply, method: string): Promise<unknown> {
   const { answer, message, hidden } = reply
   const error = message?.error
   const rpc = error && {
@@ -289,10 +289,10 @@ async function resultOf(reply: Reply, method: string): Promise<unknown> {
     ...(typeof error.message === 'string' ? { rpc_message: await maskYielding(error.message, hidden) } : {}),
   }
   if (answer.status < 200 || answer.status > 299)
-    return failed(reply, `The server of the tool answered ${answer.status} to ${method}`, rpc)
-  if (rpc) return failed(reply, `The server of the tool answered ${method} with an error`, rpc)
+    return raiseHttpError(reply, `Server of the tool responded with ${answer.status} to ${method}`, rpc)
+  if (rpc) return raiseHttpError(reply, `Server of the tool responded to ${method} with an error`, rpc)
   if (message?.result !== undefined) return message.result
   const coding = answer.headers['content-encoding'] ?? 'identity'
-  const why = coding === 'identity' ? 'holds no result' : 'is compressed, which was not asked for'
-  return failed(reply, `The answer of the server to ${method} ${why}`)
+  const why = coding === 'identity' ? 'contains no result' : 'is compressed, which was not requested'
+  return raiseHttpError(reply, `Response of the server to ${method} ${why}`)
 }

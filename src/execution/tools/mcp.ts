@@ -5,15 +5,15 @@ import { resolvedName, withoutPresets } from './actions.ts'
 import type { Callable, ToolCall } from './call-types.ts'
 import { MAX_VALUES } from './http.ts'
 import { connectTo, logMcpCall, type McpSession } from './mcp-client.ts'
-import { toolsListed } from './mcp-listing.ts'
+import { listServerTools } from './mcp-listing.ts'
 import type { ToolAction } from './model.ts'
 import { isExposed, platformArguments } from './platform.ts'
 
-/** Tools of servers that speak the Model Context Protocol. */
+/** Tools of servers that implement the Model Context Protocol. */
 
 /**
- * One call of a tool of the server.
- * @throws what requests to the server do; TOOL_HTTP_ERROR also for a result that says that it is an error
+ * Calls a tool of an mcp server.
+ * @throws the errors of requests to the server; TOOL_HTTP_ERROR also for a result that reports an error
  */
 export function callMcp(
   services: Services,
@@ -30,16 +30,17 @@ export function callMcp(
 }
 
 /**
- * What an mcp tool offers, as models see it: the tools that its server lists, without those that the tool leaves out.
- * @throws what toolsListed does
+ * Returns the actions of an mcp tool as models see them: the tools that its server lists and that the tool does not
+ * exclude.
+ * @throws the errors of toolsListed
  */
-export async function mcpActions(
+export async function listMcpActions(
   services: Services,
   tool: Callable,
   call: ToolCall,
   options: { fresh?: boolean } = {},
 ): Promise<ToolAction[]> {
-  const listed = await toolsListed(services, tool, call, options)
+  const listed = await listServerTools(services, tool, call, options)
   return listed
     .filter(({ name }) => isExposed(tool, name))
     .map(({ name, description, inputSchema }) => ({
@@ -50,7 +51,7 @@ export async function mcpActions(
     }))
 }
 
-/** What a result means: its structured content, its only text, or all that it holds. */
+/** Returns the output in a result: its structured content, its only text, or all of its content. */
 async function outputOf(result: unknown, action: string, link: McpSession): Promise<unknown> {
   const { structuredContent, content, isError } = Object(result)
   if (isError) return link.refuse(`${action} reported an error`, textOf(content) ?? JSON.stringify(content ?? null))
@@ -62,11 +63,11 @@ async function outputOf(result: unknown, action: string, link: McpSession): Prom
     return JSON.parse(text)
   } catch (error) {
     if (!(error instanceof AppError)) return text
-    return link.refuse(`The answer of ${action} ${error.message}`, text)
+    return link.refuse(`Response of ${action} ${error.message}`, text)
   }
 }
 
-/** The text of content that is nothing but one. */
+/** Returns the text of content that consists of a single text; null otherwise. */
 function textOf(content: unknown): string | null {
   if (!Array.isArray(content) || content.length !== 1) return null
   const { type, text } = Object(content[0])

@@ -3,12 +3,12 @@ import { recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type Callable, type CallMetering, callingProject, type ToolCall } from './call-types.ts'
 
-/** As much of a tool as its use names. `id` is null for a tool that is not known any more. */
-type Named = Pick<Callable, 'id' | 'name' | 'project_id' | 'consumer'>
+/** Fields of a tool that its usage records. `id` is null for a deleted tool. */
+type MeteredTool = Pick<Callable, 'id' | 'name' | 'project_id' | 'consumer'>
 
-/** The use of a call. Prices of the tool see what it answered, before any mapping. */
-function draftOf(
-  tool: Named,
+/** Returns the usage of a call. Prices of the tool depend on its output before any mapping. */
+function usageDraft(
+  tool: MeteredTool,
   action: string | null,
   { source, record, add: _, ...attribution }: CallMetering,
   call: NonNullable<UsageDraft['call']>,
@@ -29,7 +29,7 @@ function draftOf(
   }
 }
 
-/** Meters a call that was made, whatever became of it. */
+/** Meters a call that was made, whatever its outcome. */
 export function meterToolCall(
   services: Services,
   tool: Callable,
@@ -38,18 +38,18 @@ export function meterToolCall(
   call: NonNullable<UsageDraft['call']>,
 ): void {
   if (!metering) return
-  const draft = draftOf(tool, action, metering, call)
+  const draft = usageDraft(tool, action, metering, call)
   if (metering.add) metering.add(draft)
   else recordUsageLater(services, [draft])
 }
 
 /**
- * The use of a call that was about to be made when its worker was lost, and that is not made again: it may have been made, and
- * counts as made. Under the key of the call, so that a worker that was only late counts it once.
+ * Returns the usage of a call whose worker was lost and that is not repeated: it may have been made and is counted. It
+ * has the key of the call, so a late worker does not count it twice.
  */
 export const lostCall = (
-  tool: Named,
+  tool: MeteredTool,
   action: string | null,
   metering: CallMetering & { record: string },
   input: unknown,
-): UsageDraft => draftOf(tool, action, metering, { input, output: null })
+): UsageDraft => usageDraft(tool, action, metering, { input, output: null })

@@ -9,7 +9,7 @@ import { toolOperations } from './operations.ts'
 import { toolRunner } from './runner.ts'
 
 export default module('tools', {
-  tags: { Tools: 'What agents and graphs can call: HTTP, MCP, client, platform, pipeline.' },
+  tags: { Tools: 'Tools for agents and orchestrations: HTTP, MCP, client, platform and pipeline.' },
   errors: toolErrors,
   kinds: [toolKind],
   resourceTypes: [resourceType(toolKind, { defaults: { type: 'http', idempotent: false } })],

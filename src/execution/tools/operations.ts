@@ -5,21 +5,24 @@ import { containsFilter, oneOf } from '../../core/api/filters.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { shownWarnings } from '../../core/api/warnings.ts'
+import { warningsField } from '../../core/api/warnings.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { detachPermission, removedGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
 import { requireNotPaused, requireUnpaused } from '../../identity/projects/pause.ts'
+import { secretKind } from '../../identity/secrets/model.ts'
+import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
 import { actionsOf } from './actions.ts'
 import { callTool, openCall } from './call.ts'
-import { checkTool } from './check.ts'
-import { stepToolIds } from './check-pipeline.ts'
+import { checkDefinition, type DefinitionCheck } from './check-definition.ts'
+import { checkPipeline, stepToolIds } from './check-pipeline.ts'
 import { toolGate } from './guardrail-gate.ts'
-import { mcpActions } from './mcp.ts'
+import { listMcpActions } from './mcp.ts'
 import {
   CallInput,
   TOOL_TYPES,
   Tool,
   ToolAction,
+  type ToolDefinition,
   ToolInput,
   ToolPatch,
   type ToolRow,
@@ -29,6 +32,7 @@ import {
 } from './model.ts'
 import { projectionOf, ToolProjection } from './projection.ts'
 import { type CalledTool, findCalledTool } from './store.ts'
+import { type Senders, secretTextsOf, sendersOf } from './tokens.ts'
 
 const tools = resource(toolKind, { path: '/tools', tag: 'Tools' })
 
@@ -40,22 +44,56 @@ const raises = [
   'GUARDRAIL_NOT_FOUND',
 ] as const
 
-/** What the guardrails of a tool have to warn of. */
-const warningsOf = async (tool: ToolRow, { tx }: Pick<Context, 'tx'>): Promise<object> =>
-  shownWarnings(
+/** Returns the warnings of a tool's guardrails. */
+const toolWarnings = async (tool: ToolRow, { tx }: Pick<Context, 'tx'>): Promise<object> =>
+  warningsField(
     (await toolGate.only()?.warnings(tx, tool.guardrail_ids ?? [], [{ tool, path: 'guardrail_ids' }])) ?? [],
   )
+
+/**
+ * Validates a tool as it would be stored and returns the ids of its secrets. Adding a secret, or changing the request
+ * that one is sent with, requires permission to use it: otherwise a writer of tools could send any secret to any
+ * address.
+ * @param changes fields of the body: secrets must exist only if it contains some, so that a tool with a deleted secret
+ *   can otherwise be updated
+ * @throws VALIDATION_FAILED, INVALID_TEMPLATE_TOKEN, INVALID_TOOL_CONTEXT_KEY, PIPELINE_INVALID_STEP, SECRET_NOT_FOUND,
+ *   FORBIDDEN
+ */
+async function checkTool(
+  checking: DefinitionCheck,
+  tool: ToolDefinition,
+  changes: Partial<ToolDefinition>,
+  stored: ToolRow | null,
+): Promise<string[]> {
+  const { tx, allow, project_id } = checking
+  await checkDefinition(checking, tool, '', stored)
+  if (tool.pipeline) await checkPipeline(checking, tool.pipeline, stored?.pipeline ?? null)
+  else if (tool.type === 'pipeline')
+    raise('PIPELINE_INVALID_STEP', { message: 'pipeline: is required for a tool of type pipeline' })
+  const texts = secretTextsOf(tool)
+  const secret_ids = tokenIds(texts)
+  const linked = stored && destinationKey(stored) === destinationKey(tool) ? stored.secret_ids : []
+  for (const id of secret_ids)
+    if (!linked.includes(id)) allow('secrets:UseSecret', { kind: secretKind, row: { id, project_id } })
+  if (changes.execute !== undefined || changes.mcp !== undefined || changes.pipeline !== undefined)
+    await checkTokens(tx, project_id, texts)
+  return secret_ids
+}
+
+/** Returns a key of everything that determines the destination and form of secrets. */
+const destinationKey = (tool: Senders): string =>
+  JSON.stringify(sendersOf(tool).map(each => ({ ...each, timeout_ms: null })))
 
 export const toolOperations: Operation[] = [
   // tools_project serves the order.
   tools.list({ filters: { name: containsFilter('name'), type: oneOf('type', TOOL_TYPES) } }),
   tools.create({
     description:
-      'The definition is validated as a whole. Without what its type needs, `execute` or `mcp`, it is a draft that fails when it is called. Naming a secret needs `secrets:UseSecret` on it, naming a tool in a step `tools:CallTool`.',
+      'The definition is validated as a whole. Without the `execute` or `mcp` that its type requires, it is a draft and fails when called. A secret requires `secrets:UseSecret` on it, a tool in a step `tools:CallTool`.',
     alsoActions: ['secrets:UseSecret', 'tools:CallTool'],
     body: ToolInput,
     answers: { 201: ToolWithWarnings },
-    show: warningsOf,
+    show: toolWarnings,
     raises: [...raises],
     async make(context) {
       const { tx, body, project, caller } = context
@@ -73,47 +111,47 @@ export const toolOperations: Operation[] = [
     },
   }),
   tools.get({
-    description: 'With a credential of a project that the tool is shared with: what that project is shown of it.',
+    description: 'Projects that the tool is shared with get its visible fields only.',
     granted: true,
     answers: { 200: z.union([Tool, ToolProjection]) },
     present: async ({ resource: tool, grant }) => (grant ? projectionOf(tool) : toolKind.present(tool)),
   }),
   tools.update({
     description:
-      'Acts on the next call. The resulting definition is validated as a whole. Naming another secret, or changing what is sent with one, needs `secrets:UseSecret` on it; changing a pipeline needs `tools:CallTool` on the tools of its steps, detaching a guardrail `guardrails:DetachGuardrail`.',
+      'Applies to the next call. Omitted fields are unchanged; the resulting definition is validated as a whole. Another secret, or a changed request with a secret, requires `secrets:UseSecret` on it; a changed pipeline requires `tools:CallTool` on the tools of its steps; detaching a guardrail requires `guardrails:DetachGuardrail`.',
     alsoActions: ['secrets:UseSecret', 'tools:CallTool', detachPermission],
     body: ToolPatch,
     answers: { 200: ToolWithWarnings },
-    show: warningsOf,
+    show: toolWarnings,
     quiet: true,
     raises: [...raises],
     check: (next, context) =>
       requireDetach(context, next.project_id, removedGuardrails([context.stored.guardrail_ids], [next.guardrail_ids])),
     async change(next, context) {
       const { body, stored } = context
-      const given = body as Partial<ToolRow>
-      const tool = { ...next, type: given.type ?? stored.type } as ToolRow
-      const secret_ids = await checkTool({ ...context, project_id: stored.project_id }, tool, given, stored)
+      const changes = body as Partial<ToolRow>
+      const tool = { ...next, type: changes.type ?? stored.type } as ToolRow
+      const secret_ids = await checkTool({ ...context, project_id: stored.project_id }, tool, changes, stored)
       return { ...tool, secret_ids, step_tool_ids: stepToolIds(tool.pipeline) }
     },
   }),
   tools.adopt(),
   tools.remove({
     description:
-      'Refused while an ingestion rule names it, or another project uses it through a share; with `force` its shares are revoked. Pipelines that name it fail from then on.',
+      'Refused while an ingestion rule uses the tool, or another project uses it through a share; with `force`, its shares are revoked. Pipelines that use it fail from then on.',
     dependents: 'TOOL_HAS_DEPENDENTS',
   }),
   tools.action('call', {
-    summary: 'Call a tool and wait for its result',
+    summary: 'Call a tool',
     description:
-      'Presets replace arguments of their names; the arguments must satisfy `parameters`, and the guardrails of the project and the tool must let the call pass: nobody is asked for approval here. No tool context is sent, save to a tool that another project shares: it is told who calls, as `calling_project_id`. A repeat with the same Idempotency-Key gets the first result without another call.',
+      'Waits for the result. Presets replace arguments with the same name. The arguments must satisfy `parameters`, and the guardrails of the project and the tool must allow the call: a call that requires an approval is refused. No tool context is sent, except `calling_project_id` to a tool of another project. A repeat with the same Idempotency-Key gets the first result without another call.',
     action: 'tools:CallTool',
     granted: true,
     find: findCalledTool,
     joined: true,
     body: CallInput,
     bodyOptional: true,
-    answers: { 200: z.unknown().describe('What the tool answered, null for nothing') },
+    answers: { 200: z.unknown().describe('Result of the tool; null for none') },
     raises: [
       'TOOL_CALL_NOT_SUPPORTED',
       'TOOL_EGRESS_BLOCKED',
@@ -131,10 +169,10 @@ export const toolOperations: Operation[] = [
       'QUOTA_EXCEEDED',
     ],
     transaction: false,
-    // A result may hold what only the target may show.
+    // A result may contain secrets that only the target may show.
     secretAnswer: true,
     async run({ services, db, resource: tool, project, grant, body, caller, request, effectKey, noteMade }) {
-      // What is shared runs where it is called.
+      // A shared tool runs in the calling project.
       if (grant) await requireUnpaused(db, project as string)
       else requireNotPaused(tool.project_id, tool as CalledTool)
       const spender = { project_id: project as string, agent_id: null, actor_id: null }
@@ -144,17 +182,17 @@ export const toolOperations: Operation[] = [
         input: body?.input,
         caller: async () => caller,
         metering: { source: 'direct', record: null },
-        // A call that is made again has the effect of one.
+        // Lets the target recognize a repeated call.
         idempotencyKey: tool.idempotent ? effectKey() : null,
         begin: () => noteMade({ called: true }),
-        // A call that may be asked for again goes on without its caller.
+        // A call with an Idempotency-Key continues when its caller disconnects.
         signal: effectKey() === null ? request.closed : undefined,
       })
       return callTool(services, tool, call)
     },
     again: async () =>
       raise('TOOL_CALL_FAILED', {
-        message: 'The process that made the call was lost; whether the call was made is not known',
+        message: 'The process was lost during the call; whether the call was made is unknown',
         meta: { reason: 'outcome_unknown' },
       }),
   }),
@@ -162,12 +200,13 @@ export const toolOperations: Operation[] = [
     id: 'listToolActions',
     method: 'get',
     path: '/tools/{tool_id}/actions',
-    summary: 'List what a tool offers, as models see it',
+    summary: 'List tool actions',
     tag: 'Tools',
     action: 'tools:GetTool',
     paged: true,
     timed: false,
-    description: 'The server of an mcp tool is asked each time; it is sent no tool context.',
+    description:
+      'Actions of a tool as models see them. For an mcp tool, its server is called each time, without tool context.',
     answers: { 200: pageOf(ToolAction) },
     raises: [
       'TOOL_EGRESS_BLOCKED',
@@ -180,7 +219,7 @@ export const toolOperations: Operation[] = [
     async run({ services, resource: tool, page, request }) {
       if (tool.type !== 'mcp') return pageOfArray(actionsOf(tool), page)
       const call = openCall(services, { caller: async () => null, metering: null, signal: request.closed })
-      return pageOfArray(await mcpActions(services, tool, call, { fresh: true }), page)
+      return pageOfArray(await listMcpActions(services, tool, call, { fresh: true }), page)
     },
   }),
 ]

@@ -12,13 +12,13 @@ import type { Callable, ToolCall } from './call-types.ts'
 import type { ToolDefinition } from './model.ts'
 import { forwardedContext } from './tokens.ts'
 
-/** Platform tools: operations of the product itself, called in this process with the rights of whoever calls the tool. */
+/** Platform tools: operations of the product itself, called in this process with the caller's permissions. */
 
-const SHOWN_BYTES = 16 * 1024
-/** A platform call always waits for what it started, and never streams. */
-const FIXED = ['wait', 'stream']
+const MAX_BODY_BYTES = 16 * 1024
+/** Parameters that platform calls fix: they wait for the started work and never stream. */
+const FIXED_PARAMETERS = ['wait', 'stream']
 
-/** Operations whose answer is JSON, that read a JSON body, and that take the credential of a caller. */
+/** Whether an operation has a JSON request and response and takes a caller's credential. */
 const isOffered = ({ gate, internal, receive, pass, answers, produces }: Operation): boolean =>
   gate !== 'public' && !internal && !receive && !pass && !(produces && answers[200] === null)
 
@@ -26,7 +26,7 @@ const actionName = (id: string): string => id.replace(/[A-Z]/g, letter => `-${le
 
 let registry: { of: readonly Operation[]; byAction: Map<string, Operation> } | undefined
 
-/** The operations that platform tools may offer, by their names as actions. */
+/** Returns the operations that platform tools may offer, by action name. */
 export function platformActions(): ReadonlyMap<string, Operation> {
   const all = operations.all()
   if (registry?.of !== all)
@@ -34,44 +34,48 @@ export function platformActions(): ReadonlyMap<string, Operation> {
   return registry.byAction
 }
 
-/** What is wrong with the actions of a definition. */
+/** Returns the problems of a definition's actions. */
 export function actionProblems({ type, actions }: Pick<ToolDefinition, 'type' | 'actions'>, at: string): Problem[] {
   if (type !== 'platform') return []
   if (!actions || actions.length === 0)
-    return [{ code: 'REQUIRED', path: `${at}actions`, message: 'a platform tool names at least one' }]
+    return [{ code: 'REQUIRED', path: `${at}actions`, message: 'must have at least one action for a platform tool' }]
   return actions.flatMap((action, index): Problem[] => {
     const path = `${at}actions[${index}]`
     if (platformActions().has(action))
-      return actions.indexOf(action) < index ? [{ code: 'INVALID_VALUE', path, message: 'is there twice' }] : []
-    const meant = platformActions().has(actionName(action)) ? `; did you mean ${actionName(action)}?` : ''
-    return [{ code: 'INVALID_VALUE', path, message: `is no operation that a tool can offer${meant}` }]
+      return actions.indexOf(action) < index ? [{ code: 'INVALID_VALUE', path, message: 'is a duplicate' }] : []
+    const meant = platformActions().has(actionName(action)) ? `; use ${actionName(action)}` : ''
+    return [{ code: 'INVALID_VALUE', path, message: `is not an operation that a tool can offer${meant}` }]
   })
 }
 
-/** The action that presets pin, whatever a call names. */
+/** Returns the action that presets fix, if any. */
 export const pinnedAction = ({ preset_parameters }: Pick<ToolDefinition, 'preset_parameters'>): string | undefined =>
   typeof preset_parameters?.action === 'string' ? preset_parameters.action : undefined
 
 /**
- * The action of a call: what it names, or what the presets pin, which nothing else may be named beside.
+ * Returns the action of a call: the requested one, which must not differ from a preset one.
  * @throws VALIDATION_FAILED
  */
-export function actionOf(tool: ToolDefinition, given: string | null): string {
-  const wrong = (message: string, code = 'INVALID_VALUE') => raiseInvalid({ code, path: 'action', message })
+export function actionOf(tool: ToolDefinition, requested: string | null): string {
+  const refuse = (message: string, code = 'INVALID_VALUE') => raiseInvalid({ code, path: 'action', message })
   const pinned = pinnedAction(tool)
-  if (pinned !== undefined && given !== null && given !== pinned) return wrong(`must be ${pinned}, which the tool pins`)
-  const action = given ?? pinned
-  if (action === undefined) return wrong(`is required for a tool of type ${tool.type}`, 'REQUIRED')
-  return isExposed(tool, action) ? action : wrong('is none of the actions of the tool')
+  if (pinned !== undefined && requested !== null && requested !== pinned)
+    return refuse(`must be ${pinned}, which the presets of the tool fix`)
+  const action = requested ?? pinned
+  if (action === undefined) return refuse(`is required for a tool of type ${tool.type}`, 'REQUIRED')
+  return isExposed(tool, action) ? action : refuse('is not an action of the tool')
 }
 
-/** Whether a tool offers an action: what a platform tool lists; of an mcp tool all of the server's, unless it says less. */
+/**
+ * Whether a tool offers an action: for a platform tool a listed one; for an mcp tool any action of the server that is
+ * not excluded.
+ */
 export function isExposed({ type, actions, denied_actions }: ToolDefinition, action: string): boolean {
   if (type !== 'mcp') return actions?.includes(action) ?? false
   return (actions?.includes(action) ?? true) && !denied_actions?.includes(action)
 }
 
-/** The arguments of an action, without what says which one it is. */
+/** Returns the arguments of an action without the action name. */
 export function platformArguments(tool: ToolDefinition, input: Record<string, unknown>): Record<string, unknown> {
   if (pinnedAction(tool) === undefined) return input
   const { action: _pinned, ...rest } = input
@@ -79,27 +83,27 @@ export function platformArguments(tool: ToolDefinition, input: Record<string, un
 }
 
 /**
- * Takes the arguments of a call apart into the parameters of an operation, validated.
+ * Splits the arguments of a call into the parameters of an operation and validates them.
  * @throws VALIDATION_FAILED
  */
 function requestOf(operation: Operation, input: Record<string, unknown>): Request {
-  const { params, query, body } = unflatten(operation, input, { at: 'input', without: FIXED })
+  const { params, query, body } = unflatten(operation, input, { at: 'input', without: FIXED_PARAMETERS })
   const waits = [...(flatten(operation) as FlatCall).fields.values()].filter(({ field }) => field === 'wait')
   if (waits.some(each => each.in === 'query')) query.wait = 'true'
   if (operation.query) parse(operation.query, query, 'input')
-  const asked = waits.some(each => each.in === 'body') ? { ...body, wait: true } : body
-  if (operation.body && asked) parse(operation.body, asked, 'input')
-  return { params, query, body: asked }
+  const requestBody = waits.some(each => each.in === 'body') ? { ...body, wait: true } : body
+  if (operation.body && requestBody) parse(operation.body, requestBody, 'input')
+  return { params, query, body: requestBody }
 }
 
-/** Raises VALIDATION_FAILED for arguments that do not fit the operation of an action. */
+/** Raises VALIDATION_FAILED for arguments that do not match the operation of an action. */
 export function checkArguments(tool: ToolDefinition, action: string, input: Record<string, unknown>): void {
   requestOf(operationOf(action), platformArguments(tool, input))
 }
 
 const operationOf = (action: string): Operation =>
   platformActions().get(action) ??
-  raiseInvalid({ code: 'INVALID_VALUE', path: 'action', message: 'is no longer offered' })
+  raiseInvalid({ code: 'INVALID_VALUE', path: 'action', message: 'is not available any more' })
 
 /** Whether an operation only reads, so that a repeated call has no further effect. */
 export const isReadOnly = (action: string): boolean => {
@@ -107,11 +111,11 @@ export const isReadOnly = (action: string): boolean => {
   return operation?.method === 'get' || operation?.reads === true
 }
 
-/** Whether an operation does nothing but show what there is: what a guardrail may ask for its context. */
+/** Whether an operation only gets, lists or searches, which guardrails may call for their context. */
 export const readsOnly = (action: string): boolean =>
   /^(get|list|search)-/.test(action) && platformActions().get(action)?.reads === true
 
-/** What of the turn that calls an operation goes with it, where it takes that. */
+/** Returns the tool context that an operation accepts from the calling turn. */
 const forwardedTo = (
   operation: Operation,
   tool: ToolDefinition,
@@ -122,9 +126,9 @@ const forwardedTo = (
     : {}
 
 /**
- * One call of an operation through a platform tool: permission, quotas, audit and all.
- * @throws VALIDATION_FAILED for arguments that do not fit, UNAUTHORIZED without a caller, TOOL_HTTP_ERROR with the status
- *   that the operation answers
+ * Calls an operation through a platform tool, with permissions, quotas and audit.
+ * @throws VALIDATION_FAILED for arguments that do not match, UNAUTHORIZED without a caller, TOOL_HTTP_ERROR with the
+ *   status of the operation
  */
 export async function callOperation(
   services: Services,
@@ -136,18 +140,18 @@ export async function callOperation(
   const operation = operationOf(action)
   if (call.reading && !readsOnly(action))
     raise('TOOL_CALL_NOT_SUPPORTED', {
-      message: `${action} is not called for a guardrail, which only reads`,
+      message: `${action} cannot be called by a guardrail, which may only read`,
       meta: { tool_id: tool.id },
     })
   const { limits, idempotencyKey, turn } = call
-  const asked = requestOf(operation, { ...platformArguments(tool, input), ...forwardedTo(operation, tool, call) })
+  const requestBody = requestOf(operation, { ...platformArguments(tool, input), ...forwardedTo(operation, tool, call) })
   const caller = (await call.caller()) ?? raise('UNAUTHORIZED')
-  const late = AbortSignal.timeout(Math.max(1, Math.ceil(limits.until - performance.now())))
+  const timeout = AbortSignal.timeout(Math.max(1, Math.ceil(limits.until - performance.now())))
   const key = idempotencyKey !== null && operation.method === 'post' ? `${idempotencyKey}.${action}` : undefined
   const invoked = callAs(caller, 'platform_tool', {
-    ...asked,
-    body: asked.body,
-    signal: limits.signal ? AbortSignal.any([limits.signal, late]) : late,
+    ...requestBody,
+    body: requestBody.body,
+    signal: limits.signal ? AbortSignal.any([limits.signal, timeout]) : timeout,
     idempotencyKey: key?.slice(0, 255),
     origin: turn ?? undefined,
   })
@@ -155,26 +159,29 @@ export async function callOperation(
   const answer = await withNestedLimits(limits, () => invoke(services, operation, invoked)).catch(refusedAs)
   const { status } = answer
   const ms = Math.round(performance.now() - started)
-  services.log.info({ tool_id: tool.id, project_id: tool.project_id, action, status, ms }, 'tool call')
+  services.log.info({ tool_id: tool.id, project_id: tool.project_id, action, status, ms }, 'tool called')
   if (answer instanceof AppError && status >= 500 && answer.cause)
-    services.log.error({ err: answer.cause, tool_id: tool.id, project_id: tool.project_id, action }, 'operation failed')
+    services.log.error(
+      { err: answer.cause, tool_id: tool.id, project_id: tool.project_id, action },
+      'platform operation failed',
+    )
   if (!(answer instanceof AppError)) return outputOf(services, answer, call)
   const { code, message, meta } = answer
-  // What the caller may do and the author of a definition may not is no answer of the operation.
+  // The author's missing permission is an error of the tool, not an answer of the operation.
   if (code === 'FORBIDDEN' && meta?.resource !== undefined) throw answer
   return raise('TOOL_HTTP_ERROR', {
-    message: `${action} answered ${status} ${code}`,
+    message: `${action} responded with ${status} ${code}`,
     meta: {
       tool_status_code: status,
-      tool_response_body: truncateBytes(JSON.stringify({ error: { code, message, meta } }), SHOWN_BYTES),
-      tool_url: requestPath(operation, asked.params),
+      tool_response_body: truncateBytes(JSON.stringify({ error: { code, message, meta } }), MAX_BODY_BYTES),
+      tool_url: requestPath(operation, requestBody.params),
       tool_method: operation.method.toUpperCase(),
     },
     cause: answer,
   })
 }
 
-/** What an operation raises is its answer; anything else is a fault. */
+/** Returns the error of an operation as its answer; rethrows any other error. */
 function refusedAs(error: unknown): AppError {
   if (error instanceof AppError) return error
   throw error
@@ -186,22 +193,26 @@ function outputOf({ config }: Services, { body, text, stream }: OperationResult,
     return raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'input',
-      message: 'asks for a stream, which a tool cannot answer',
+      message: 'requests a stream, which a tool cannot return',
     })
   }
   const answer = text ?? JSON.stringify(body ?? null)
   reserveResponseBytes(config, limits, answer.length)
   if (limits.room.bytes < 0)
-    raiseInvalid({ code: 'TOO_BIG', path: 'input', message: 'leads to answers that are larger than fit into one call' })
+    raiseInvalid({
+      code: 'TOO_BIG',
+      path: 'input',
+      message: 'leads to responses that exceed the size limit of one call',
+    })
   return JSON.parse(answer)
 }
 
-/** They follow from the operations alone, and take a millisecond each to make. */
+/** Cached by operation: building a schema takes a millisecond. */
 const schemas = new WeakMap<Operation, JsonObject>()
 
-/** The JSON Schema of the arguments of an action. */
+/** Returns the JSON Schema of the arguments of an action. */
 export function actionSchema(operation: Operation): JsonObject {
-  const schema = schemas.get(operation) ?? flatSchema(flatten(operation) as FlatCall, FIXED)
+  const schema = schemas.get(operation) ?? flatSchema(flatten(operation) as FlatCall, FIXED_PARAMETERS)
   schemas.set(operation, schema)
   return schema
 }

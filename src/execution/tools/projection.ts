@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { withoutPresets } from './actions.ts'
 import type { ToolDefinition } from './model.ts'
 
-/** What other projects are shown of a tool that is shared with them. */
+/** Fields of a shared tool that other projects see. */
 export const ToolProjection = z
   .object({
     id: z.string(),
@@ -11,7 +11,7 @@ export const ToolProjection = z
     parameters: z
       .record(z.string(), z.unknown())
       .nullable()
-      .describe('JSON Schema of the input, without what presets fix'),
+      .describe('JSON Schema of the input, without preset arguments'),
   })
   .meta({ id: 'ToolProjection' })
 

@@ -11,11 +11,11 @@ import {
   type TokenValues,
 } from './tokens.ts'
 
-/** A request before its credential is computed. Only `shown` may be told to anybody. */
+/** Request before its credential is computed. Only `shown` may appear in errors and logs. */
 export type ToolRequest = {
   method: NonNullable<Execute['method']>
   url: string
-  /** The url with its arguments and without its secrets. */
+  /** URL with arguments but without secrets. */
   shown: string
   headers: RequestHeaders
   body: string | Buffer | undefined
@@ -24,16 +24,16 @@ export type ToolRequest = {
 const MAX_URL_BYTES = 64 * 1024
 const WITH_BODY = ['POST', 'PUT', 'PATCH']
 
-/** Headers as they are sent. A later one replaces an earlier one of its name, whatever the case. */
+/** Request headers. A later header replaces an earlier one with the same name, ignoring case. */
 export class RequestHeaders {
   readonly #values = new Map<string, { name: string; value: string; sensitive: boolean }>()
 
-  /** @param sensitive it does not follow a redirect to another origin */
+  /** @param sensitive whether the header is dropped when a redirect leads to another origin */
   set(name: string, value: string, sensitive = false): void {
     this.#values.set(name.toLowerCase(), { name, value, sensitive })
   }
 
-  /** Sets all headers of others. */
+  /** Sets all headers of another set. */
   add(others: RequestHeaders): void {
     for (const [name, header] of others.#values) this.#values.set(name, header)
   }
@@ -52,7 +52,7 @@ export class RequestHeaders {
 }
 
 /**
- * Makes the request of a call out of its arguments. Those that the url takes are not sent otherwise.
+ * Builds the request of a call from its arguments. Arguments in the URL are not sent otherwise.
  * @throws VALIDATION_FAILED for arguments that cannot be sent, MISSING_TOOL_CONTEXT_KEY
  */
 export async function toolRequest(
@@ -63,61 +63,60 @@ export async function toolRequest(
 ): Promise<ToolRequest> {
   const method = execute.method ?? 'POST'
   const withBody = WITH_BODY.includes(method)
-  const taken = new Set(placeholdersOf(execute.url))
-  const rest = Object.entries(input).filter(([name]) => !taken.has(name))
-  const filled = fillUrl(execute.url, input)
-  const shown = withBody ? filled : withQuery(filled, rest)
+  const urlArguments = new Set(placeholdersOf(execute.url))
+  const rest = Object.entries(input).filter(([name]) => !urlArguments.has(name))
+  const filledUrl = fillUrl(execute.url, input)
+  const shown = withBody ? filledUrl : withQuery(filledUrl, rest)
   const url = fillSecrets(shown, values)
   if (Buffer.byteLength(url) > MAX_URL_BYTES)
-    raiseInvalid({ code: 'TOO_BIG', path: 'input', message: 'makes an address of more than 64 KiB' })
-  const sent = withBody ? await bodyOf(execute.body_mode ?? 'json', rest) : null
+    raiseInvalid({ code: 'TOO_BIG', path: 'input', message: 'results in a URL of more than 64 KiB' })
+  const sent = withBody ? await encodeBody(execute.body_mode ?? 'json', rest) : null
   const headers = new RequestHeaders()
   if (sent) headers.set('Content-Type', sent.type)
-  setConfigured(headers, execute.headers ?? {}, values, 'execute')
-  // The boundary between parts is known here alone.
+  setConfiguredHeaders(headers, execute.headers ?? {}, values, 'execute')
+  // The multipart boundary is known only here.
   if (sent && execute.body_mode === 'multipart') headers.set('Content-Type', sent.type)
-  setContext(headers, forwardedContext(values.context, context_keys), options.contextPrefix)
+  setContextHeaders(headers, forwardedContext(values.context, context_keys), options.contextPrefix)
   if (options.idempotencyKey !== null) headers.set('Idempotency-Key', options.idempotencyKey)
   return { method, url, shown, headers, body: sent?.body }
 }
 
-/** Sends a tool context along. */
-export function setContext(headers: RequestHeaders, context: ToolContext, prefix: string): void {
+/** Adds the tool context as headers. */
+export function setContextHeaders(headers: RequestHeaders, context: ToolContext, prefix: string): void {
   for (const [key, value] of Object.entries(context))
     headers.set(`${prefix}${key}`, headerText(value, `tool_context.${key}`), true)
 }
 
-/** A text that leaves one place of an address as it is. */
-const encoded = (text: string): string => encodeURIComponent(text.toWellFormed())
+/** Encodes a text for one component of a URL. */
+const encodePart = (text: string): string => encodeURIComponent(text.toWellFormed())
 
 function fillUrl(url: string, input: Record<string, unknown>): string {
   const path = url.split(/[?#]/, 1)[0]
   const inPath = new Set(placeholdersOf(path))
   return fillPlaceholders(url, name => {
-    const wrong = (message: string) => raiseInvalid({ code: 'INVALID_VALUE', path: `input.${name}`, message })
+    const refuse = (message: string) => raiseInvalid({ code: 'INVALID_VALUE', path: `input.${name}`, message })
     const value = Object.hasOwn(input, name) ? input[name] : undefined
     if (value === undefined || value === null)
       return raiseInvalid({
         code: 'REQUIRED',
         path: `input.${name}`,
-        message: 'is required: it is part of the address',
+        message: 'is required: it is part of the URL',
       })
-    if (!['string', 'number', 'boolean'].includes(typeof value))
-      return wrong('must be a text, a number or true or false')
+    if (!['string', 'number', 'boolean'].includes(typeof value)) return refuse('must be a string, number or boolean')
     const text = String(value)
-    if (text === '.' || text === '..') return wrong('must not be . or ..: it is part of the address')
-    if (text === '' && inPath.has(name)) return wrong('must not be empty: it is part of the path')
-    return encoded(text)
+    if (text === '.' || text === '..') return refuse('must not be . or .., because it is part of the URL')
+    if (text === '' && inPath.has(name)) return refuse('must not be empty, because it is part of the path')
+    return encodePart(text)
   })
 }
 
-/** The address with arguments behind what it asks for already; null leaves one out, objects are JSON. */
+/** Returns a URL with arguments appended to its query; null is omitted, objects are sent as JSON. */
 function withQuery(url: string, args: readonly (readonly [string, unknown])[]): string {
   const query = args
     .filter(([, value]) => value !== null && value !== undefined)
     .map(
       ([name, value]) =>
-        `${encoded(name)}=${encoded(typeof value === 'object' ? JSON.stringify(value) : String(value))}`,
+        `${encodePart(name)}=${encodePart(typeof value === 'object' ? JSON.stringify(value) : String(value))}`,
     )
     .join('&')
   const [address] = url.split('#', 1)
@@ -126,14 +125,17 @@ function withQuery(url: string, args: readonly (readonly [string, unknown])[]): 
   return /[?&]$/.test(address) ? address + query : `${address}&${query}`
 }
 
-/** Secrets in an address are encoded, so that they stay where they were put. */
+/** Inserts secrets into a URL, encoded so that they cannot change its structure. */
 export function fillSecrets(url: string, { secrets }: TokenValues): string {
-  const values = new Map([...secrets].map(([id, value]) => [id, encoded(value)]))
+  const values = new Map([...secrets].map(([id, value]) => [id, encodePart(value)]))
   return fillTokens(url, { secrets: values, context: {} }, key => `{{context:${key}}}`)
 }
 
-/** Sets headers as the author of a tool wrote them, in its `at`. Raises MISSING_TOOL_CONTEXT_KEY. */
-export function setConfigured(
+/**
+ * Adds the headers configured in `execute` or `mcp`.
+ * @throws MISSING_TOOL_CONTEXT_KEY
+ */
+export function setConfiguredHeaders(
   headers: RequestHeaders,
   configured: Record<string, string>,
   values: TokenValues,
@@ -147,15 +149,15 @@ export function setConfigured(
   }
 }
 
-/** A value as a header carries it, in UTF-8. */
+/** Returns a value as a UTF-8 header value. */
 function headerText(value: string, path: string): string {
   const text = /[^\0-\x7f]/.test(value) ? Buffer.from(value).toString('latin1') : value
   if (!HEADER_VALUE.test(text))
-    raiseInvalid({ code: 'INVALID_VALUE', path, message: 'is not a header value once it is filled in' })
+    raiseInvalid({ code: 'INVALID_VALUE', path, message: 'is not a valid header value after its tokens are inserted' })
   return text
 }
 
-async function bodyOf(
+async function encodeBody(
   mode: 'json' | 'multipart',
   args: readonly (readonly [string, unknown])[],
 ): Promise<{ type: string; body: string | Buffer }> {
@@ -163,7 +165,7 @@ async function bodyOf(
   const form = new FormData()
   for (const [name, value] of args) {
     if (value === null || value === undefined) continue
-    const file = fileOf(value, name)
+    const file = parseFile(value, name)
     if (file) form.append(name, file)
     else form.append(name, typeof value === 'object' ? JSON.stringify(value) : String(value))
   }
@@ -177,8 +179,8 @@ async function bodyOf(
 const FILE_KEYS = ['data_base64', 'filename', 'content_type']
 const BASE64 = /^[A-Za-z0-9+/]*={0,2}$/
 
-/** The file that `{ data_base64, filename?, content_type? }` is; null for any other value. */
-function fileOf(value: unknown, name: string): File | null {
+/** Returns the file in a value `{ data_base64, filename?, content_type? }`; null for any other value. */
+function parseFile(value: unknown, name: string): File | null {
   if (typeof value !== 'object' || value === null || !('data_base64' in value)) return null
   const { data_base64, filename = 'file', content_type = 'application/octet-stream' } = value as Record<string, unknown>
   if (Object.keys(value).some(key => !FILE_KEYS.includes(key))) return null

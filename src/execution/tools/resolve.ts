@@ -1,21 +1,21 @@
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { grantingShares } from '../shares/grants.ts'
+import { findGrantingShares } from '../shares/grants.ts'
 import type { Callable } from './call-types.ts'
 import { type ToolRow, toolKind } from './model.ts'
-import { toolsOfAnyProject } from './store.ts'
+import { listToolsOfAnyProject } from './store.ts'
 
-/** A tool as a project calls it: its own, or one that another project shares with it. */
+/** Tool that a project may call: its own, or a shared one. */
 export type ResolvedTool = ToolRow & Pick<Callable, 'consumer'>
 
-/** Tools that a project may call, by their ids, and the ids of those that exist in other projects and are not shared with it. */
+/** Callable tools by id, and the ids of tools in other projects that are not shared. */
 export type ResolvedTools = { tools: Map<string, ResolvedTool>; denied: ReadonlySet<string> }
 
 /**
- * Tools that a project may call, by their ids: its own, and those that are shared with it, whose `consumer` says by which
- * share. Ids that name no such tool are absent. One statement for tools of its own, another one for those of others. Ask
- * right before the call and keep nothing: shares end at any time.
- * @param hold in a transaction that writes a reference: keeps the shares from being given up until it ends
+ * Returns the tools that a project may call, by id: its own, and shared ones, whose `consumer` contains the share.
+ * Other ids are absent. One statement for own tools, another for shared ones. Resolve right before a call and cache
+ * nothing: shares can end at any time.
+ * @param hold locks the shares against revocation until the transaction ends, for writers of references
  */
 export const resolveSharedTools = async (
   db: Queryable,
@@ -24,7 +24,7 @@ export const resolveSharedTools = async (
   hold = false,
 ): Promise<Map<string, ResolvedTool>> => (await resolveTools(db, projectId, toolIds, hold)).tools
 
-/** The same, with what is there and may not be called. */
+/** Returns the tools that a project may call, and the ids of existing tools that it may not. */
 export async function resolveTools(
   db: Queryable,
   projectId: string,
@@ -33,12 +33,12 @@ export async function resolveTools(
 ): Promise<ResolvedTools> {
   const ids = [...new Set(toolIds)].filter(id => isIdOf(toolKind, id))
   if (ids.length === 0) return { tools: new Map(), denied: new Set() }
-  const found = await toolsOfAnyProject(db, ids)
+  const found = await listToolsOfAnyProject(db, ids)
   const tools = new Map<string, ResolvedTool>(
     found.filter(({ project_id }) => project_id === projectId).map(tool => [tool.id, tool]),
   )
   const others = found.filter(({ project_id }) => project_id !== projectId)
-  const shares = await grantingShares(
+  const shares = await findGrantingShares(
     db,
     'tool',
     projectId,
@@ -53,7 +53,7 @@ export async function resolveTools(
   return { tools, denied: new Set(others.map(({ id }) => id).filter(id => !tools.has(id))) }
 }
 
-/** The same for one tool; null when the project may not call it. */
+/** Returns a tool that the project may call, or null. */
 export const resolveSharedTool = async (
   db: Queryable,
   projectId: string,

@@ -5,7 +5,7 @@ import { callerForPrincipal } from '../../identity/principals.ts'
 import { callTool, openCall } from './call.ts'
 import { resolveSharedTool } from './resolve.ts'
 
-/** Tools as converters of ingestion rules and rerankers of searches. */
+/** Runs tools as converters of ingestion rules and as rerankers of searches. */
 export const toolRunner: ToolRunner = {
   find: resolveSharedTool,
   async call(services, { project_id, tool_id, action, input, source, principal, idempotency_key, timeout_ms, signal }) {

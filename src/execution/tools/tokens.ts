@@ -4,47 +4,47 @@ import { tokensIn } from '../../identity/secrets/resolve.ts'
 import type { Auth, Execute, Mcp, ToolDefinition } from './model.ts'
 
 /**
- * Tokens in what a tool sends: `{{secret:<id>}}` and `{{context:<key>}}`, filled in for each call, and `{name}` or
- * `${body.name}`, which take arguments.
+ * Tokens in the requests of a tool: `{{secret:<id>}}` and `{{context:<key>}}`, replaced for each call, and `{name}` or
+ * `${body.name}`, placeholders for arguments.
  */
 
 const SECRET = /\{\{secret:(sec_[A-Za-z0-9]+)\}\}/
 const CONTEXT = /\{\{context:([A-Za-z0-9!#$%&'*+.^_`|~-]+)\}\}/
-const ONE_SECRET = new RegExp(`^${SECRET.source}$`)
-const ONE_CONTEXT = new RegExp(`^${CONTEXT.source}$`)
-const FILLED = new RegExp(`${SECRET.source}|${CONTEXT.source}`, 'g')
+const ONLY_SECRET = new RegExp(`^${SECRET.source}$`)
+const ONLY_CONTEXT = new RegExp(`^${CONTEXT.source}$`)
+const TOKEN = new RegExp(`${SECRET.source}|${CONTEXT.source}`, 'g')
 const PLACEHOLDER = /\$\{body\.(\w+)\}|\{(\w+)\}/g
 const PRESET = /\{\{(?:secret|context):/
 
-const strayIn = (text: string, ...allowed: RegExp[]): string[] =>
+const invalidTokens = (text: string, ...allowed: RegExp[]): string[] =>
   tokensIn(text).filter(token => !allowed.some(pattern => pattern.test(token)))
 
-/** Every string of an auth, those in its lists too. */
-const textsOf = (auth: Auth): string[] => Object.values(auth).flat()
+/** Returns all strings of an auth, including those in lists. */
+const authTexts = (auth: Auth): string[] => Object.values(auth).flat()
 
-/** What requests are made of: an `execute`, or an `mcp`. */
+/** Request configuration: an `execute` or an `mcp`. */
 export type TokenTemplate = Pick<Execute, 'url' | 'headers' | 'auth' | 'sign'>
 
-/** Tokens of it that stand where they may not, or that there are none of. */
+/** Returns tokens that are unknown or in a field that does not allow them. */
 export function misplacedTokens({ url, headers = {}, auth, sign }: TokenTemplate): string[] {
   return [
-    ...strayIn(url, ONE_SECRET),
-    ...Object.keys(headers).flatMap(name => strayIn(name)),
-    ...Object.values(headers).flatMap(value => strayIn(value, ONE_SECRET, ONE_CONTEXT)),
-    ...(auth ? textsOf(auth).flatMap(text => strayIn(text, ONE_SECRET)) : []),
-    ...(sign ? strayIn(sign, ONE_SECRET) : []),
+    ...invalidTokens(url, ONLY_SECRET),
+    ...Object.keys(headers).flatMap(name => invalidTokens(name)),
+    ...Object.values(headers).flatMap(value => invalidTokens(value, ONLY_SECRET, ONLY_CONTEXT)),
+    ...(auth ? authTexts(auth).flatMap(text => invalidTokens(text, ONLY_SECRET)) : []),
+    ...(sign ? invalidTokens(sign, ONLY_SECRET) : []),
   ]
 }
 
-/** Every text of it that may hold a secret token. */
+/** Returns all texts that may contain a secret token. */
 export const secretTexts = ({ url, headers = {}, auth, sign }: TokenTemplate): string[] => [
   url,
   ...Object.values(headers),
-  ...(auth ? textsOf(auth) : []),
+  ...(auth ? authTexts(auth) : []),
   ...(sign ? [sign] : []),
 ]
 
-/** What a definition and those inside it send. */
+/** Returns the request configurations of a definition and its inline steps. */
 export const sendersOf = ({ execute, mcp, pipeline }: Senders): (Execute | Mcp | null | undefined)[] => [
   execute,
   mcp,
@@ -52,7 +52,7 @@ export const sendersOf = ({ execute, mcp, pipeline }: Senders): (Execute | Mcp |
 ]
 export type Senders = Pick<ToolDefinition, 'execute' | 'mcp' | 'pipeline'>
 
-/** Every text of a definition that may hold a secret token. */
+/** Returns all texts of a definition that may contain a secret token. */
 export const secretTextsOf = (tool: Senders): string[] =>
   sendersOf(tool).flatMap(sender => (sender ? secretTexts(sender) : []))
 
@@ -60,10 +60,13 @@ export const secretTextsOf = (tool: Senders): string[] =>
 export function refuseTokens(tokens: readonly string[], where: string): void {
   if (tokens.length === 0) return
   const shown = [...new Set(tokens)].slice(0, 20).map(token => token.slice(0, 200))
-  raise('INVALID_TEMPLATE_TOKEN', { message: `${where} holds ${shown[0]}`, meta: { tokens: shown } })
+  raise('INVALID_TEMPLATE_TOKEN', {
+    message: `${where} contains the invalid token ${shown[0]}`,
+    meta: { tokens: shown },
+  })
 }
 
-/** Secret and context tokens anywhere in presets, which are shown where secrets may not be. */
+/** Returns secret and context tokens in presets, which are visible where secrets must not be. */
 export function presetTokens(value: unknown): string[] {
   if (typeof value === 'string') {
     if (!PRESET.test(value)) return []
@@ -76,21 +79,21 @@ export function presetTokens(value: unknown): string[] {
 
 export const holdsSecret = (text: string): boolean => SECRET.test(text)
 export const holdsToken = (text: string): boolean => SECRET.test(text) || CONTEXT.test(text)
-export const isSecretToken = (text: string): boolean => ONE_SECRET.test(text)
+export const isSecretToken = (text: string): boolean => ONLY_SECRET.test(text)
 
-/** The names of the arguments that a url takes. */
+/** Returns the argument names in a URL. */
 export const placeholdersOf = (url: string): string[] =>
   [...url.matchAll(PLACEHOLDER)].map(([, body, name]) => body ?? name)
 
-/** A text with its placeholders filled in. */
+/** Returns a text with its placeholders replaced. */
 export const fillPlaceholders = (text: string, value: (name: string) => string): string =>
   text.replace(PLACEHOLDER, (_placeholder, body?: string, name?: string) => value((body ?? name) as string))
 
-/** What tokens stand for in one call. */
+/** Values of tokens in one call. */
 export type TokenValues = { secrets: ReadonlyMap<string, string>; context: ToolContext }
 
 /**
- * A text with its tokens filled in, in one pass: what a value holds is never read as a token.
+ * Returns a text with its tokens replaced in one pass: inserted values are never read as tokens.
  * @param onMissing called for a context key that the call does not have
  */
 export const fillTokens = (
@@ -98,33 +101,36 @@ export const fillTokens = (
   { secrets, context }: TokenValues,
   onMissing: (key: string) => string,
 ): string =>
-  text.replace(FILLED, (_token, secret?: string, key?: string) =>
+  text.replace(TOKEN, (_token, secret?: string, key?: string) =>
     secret !== undefined
       ? (secrets.get(secret) as string)
-      : (valueAt(context, key as string) ?? onMissing(key as string)),
+      : (contextValue(context, key as string) ?? onMissing(key as string)),
   )
 
-/** The value of a context key; keys are headers, so their case does not matter. */
-const valueAt = (context: ToolContext, key: string): string | undefined =>
+/** Returns the value of a context key. Keys are header names, so case is ignored. */
+const contextValue = (context: ToolContext, key: string): string | undefined =>
   Object.entries(context).find(([name]) => name.toLowerCase() === key.toLowerCase())?.[1]
 
-/** The first context key that a text asks for and the context does not have; null when it has all. */
+/** Returns the first context key in a text that the context lacks; null if it has all. */
 export function missingContextKey(text: string, context: ToolContext): string | null {
-  for (const [, , key] of text.matchAll(FILLED))
-    if (key !== undefined && valueAt(context, key) === undefined) return key
+  for (const [, , key] of text.matchAll(TOKEN))
+    if (key !== undefined && contextValue(context, key) === undefined) return key
   return null
 }
 
-/** What the platform alone may say; sent whatever a tool's list of keys holds. */
+/** Context keys set only by the platform; always forwarded, whatever keys a tool lists. */
 const SERVER_KEYS = ['sessionid', 'actorid', 'actorexternalid', 'calling_project_id']
 
-/** The entries of a tool context that a tool is sent: those it lists, and those of the platform. */
+/** Returns the entries of a tool context that are forwarded to a tool: the keys it lists, and the platform's. */
 export function forwardedContext(context: ToolContext, keys: readonly string[] | null): ToolContext {
   if (keys === null) return context
   const listed = new Set([...keys.map(key => key.toLowerCase()), ...SERVER_KEYS])
   return Object.fromEntries(Object.entries(context).filter(([key]) => listed.has(key.toLowerCase())))
 }
 
-/** Values of a tool context that answers may not repeat: they may be credentials. Those of the platform are ids. */
+/**
+ * Returns the values of a tool context to mask in responses, since they may be credentials. Platform values are ids and
+ * are not masked.
+ */
 export const contextValues = (context: ToolContext): string[] =>
   Object.entries(context).flatMap(([key, value]) => (SERVER_KEYS.includes(key.toLowerCase()) ? [] : value))

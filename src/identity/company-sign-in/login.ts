@@ -1,5 +1,8 @@
 import { createHmac, randomBytes } from 'node:crypto'
+import { AppError } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
 import { storableText, truncateChars } from '../../core/api/storable-text.ts'
+import { isStorable } from '../../core/api/validate.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { deleteInBatches } from '../../core/jobs/sweeps.ts'
@@ -7,29 +10,96 @@ import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { withBudget } from '../budget.ts'
 import { networkOf } from '../networks.ts'
+import { setUserPolicies } from '../policies/attach.ts'
+import { Username, type UserRow } from '../users/model.ts'
 import { type SignInRequest, signInEntry } from '../users/sign-in-audit.ts'
+import { findFreeUsername, hasUsers, insertUser } from '../users/store.ts'
 import type { AccountClaims, SignInError } from './model.ts'
-import { authorizationUrl, exchangeAnswer, isRefusal, type LoginSecrets, providerError } from './provider.ts'
-import { ProvisioningError, provisionUser } from './provision.ts'
-import { claimLogin, deleteExpiredLogins, findLinkedUser, insertCode, insertLogin, lockAccount } from './store.ts'
+import { authorizationUrl, exchangeResponse, isRefusal, type LoginSecrets, providerError } from './provider.ts'
+import {
+  claimLogin,
+  deleteExpiredLogins,
+  findLinkedUser,
+  insertCode,
+  insertLogin,
+  type LinkedUser,
+  linkIdentity,
+  lockAccount,
+} from './store.ts'
 
-/** From the redirect to the provider to its answer. */
+/** Leaves space for the number that makes a username unique. */
+const MAX_BASE_LENGTH = 120
+/** Attempts to insert a free username that a concurrent request may take first. */
+const MAX_NAME_RACES = 10
+
+/** Account that cannot be provisioned for a reason that the operator can fix. */
+export class ProvisioningError extends Error {}
+
+/**
+ * Creates a user for an account, with the default policies and without a password. Null if unknown accounts are
+ * refused: by OIDC_AUTO_PROVISION, or because the deployment has no user yet.
+ * @throws ProvisioningError for an account without a usable name and for unknown policies
+ */
+export async function provisionUser(
+  tx: Tx,
+  { config }: Pick<Services, 'config'>,
+  { issuer, subject, claims }: AccountClaims,
+  { label, request }: { label: string | null; request: SignInRequest },
+): Promise<LinkedUser | null> {
+  if (!config.OIDC_AUTO_PROVISION || !(await hasUsers(tx))) return null
+  const user = await insertWithFreeName(
+    tx,
+    baseUsername(claims[config.OIDC_USERNAME_CLAIM], config.OIDC_USERNAME_CLAIM),
+  )
+  await linkIdentity(tx, { issuer, subject, user_id: user.id, label })
+  await attachDefaultPolicies(tx, user.id, config.OIDC_DEFAULT_POLICY_IDS)
+  const detail = { kind: 'oidc', issuer, subject }
+  tx.audit(signInEntry('users:CreateUser', 201, user.username, user.id, request, detail))
+  return { user_id: user.id, username: user.username, is_disabled: false }
+}
+
+function baseUsername(claim: unknown, name: string): string {
+  const text = typeof claim === 'string' ? truncateChars(claim.trim(), MAX_BASE_LENGTH) : ''
+  const username = Username.safeParse(text)
+  if (!username.success || !isStorable(text)) throw new ProvisioningError(`claim ${name} is not a valid username`)
+  return username.data
+}
+
+async function insertWithFreeName(tx: Tx, base: string): Promise<UserRow> {
+  for (let attempt = 0; attempt < MAX_NAME_RACES; attempt++) {
+    const username = await findFreeUsername(tx, base)
+    const user = username && (await insertUser(tx, { id: newId('user'), username, role: 'user', password_hash: null }))
+    if (user) return user
+  }
+  throw new ProvisioningError(`no free username found for ${base}`)
+}
+
+async function attachDefaultPolicies(tx: Tx, userId: string, policyIds: readonly string[]): Promise<void> {
+  try {
+    await setUserPolicies(tx, userId, policyIds)
+  } catch (error) {
+    if (error instanceof AppError && error.status < 500)
+      throw new ProvisioningError(`OIDC_DEFAULT_POLICY_IDS: ${error.message}`)
+    throw error
+  }
+}
+
+/** Time from the redirect to the provider until its response. */
 export const LOGIN_MS = 600_000
-/** From the answer to the redemption of its one-time code. */
+/** Lifetime of the one-time code. */
 const CODE_MS = 60_000
-/** Unfinished sign-ins of one network: those that ended in a token do not count. */
+/** Unfinished sign-ins per network; sign-ins that ended in a token do not count. */
 const MAX_UNFINISHED = 60
 const MAX_LABEL_LENGTH = 255
 
-/** Does database work of a sign-in. */
 const withConnection = <T>(services: Services, request: SignInRequest, work: () => Promise<T>): Promise<T> =>
   withBudget(services, networkOf(request.ip), work)
 
 const randomText = (): string => randomBytes(32).toString('base64url')
 
 /**
- * What binds a sign-in is derived from the cookie of its browser, which alone holds it: with the rows of the database
- * nobody can answer for the browser.
+ * Derives the secrets of a sign-in from its browser cookie, which only the browser holds: read access to the database
+ * is not enough to complete the sign-in.
  */
 function secretsOf(cookie: string, state: string): LoginSecrets {
   const derive = (purpose: string) => createHmac('sha256', cookie).update(`${purpose} ${state}`).digest('base64url')
@@ -41,7 +111,7 @@ type StartedLogin =
   | { kind: 'unavailable'; error: unknown }
   | { kind: 'too_many' }
 
-/** Begins a sign-in: the address at the provider, and the cookie that its answer has to come with. */
+/** Starts a sign-in and returns the provider's URL and the cookie that its response requires. */
 export async function startLogin(
   services: Services,
   login: { returnTo: string; challenge: string; prompt: string | null },
@@ -72,8 +142,8 @@ export async function startLogin(
 
 type LoginOutcome = { code: string } | { error: SignInError }
 
-/** Processes the answer of the provider; null where the browser has no sign-in that waits for one. */
-export async function answerLogin(
+/** Processes the provider's response; null if the browser has no pending sign-in for it. */
+export async function processLoginResponse(
   services: Services,
   { query, cookie }: { query: URLSearchParams; cookie: string },
   request: SignInRequest,
@@ -85,18 +155,18 @@ export async function answerLogin(
   const claim = { stateHash, cookieHash: sha256Of(cookie), now: clock.now() }
   const login = await withConnection(services, request, () => claimLogin(pool, claim))
   if (!login) return null
-  const ended = (outcome: LoginOutcome) => ({ returnTo: login.return_to, outcome })
-  if (login.is_expired) return ended({ error: 'expired' })
+  const endLogin = (outcome: LoginOutcome) => ({ returnTo: login.return_to, outcome })
+  if (login.is_expired) return endLogin({ error: 'expired' })
   let account: AccountClaims
   try {
-    account = await exchangeAnswer(services, query, secretsOf(cookie, state))
+    account = await exchangeResponse(services, query, secretsOf(cookie, state))
   } catch (error) {
-    if (isRefusal(error)) return ended({ error: 'access_denied' })
+    if (isRefusal(error)) return endLogin({ error: 'access_denied' })
     log.warn({ request_id: request.id, err: error, reason: providerError(error) }, 'company sign-in failed')
-    return ended({ error: 'provider_error' })
+    return endLogin({ error: 'provider_error' })
   }
   try {
-    return ended(
+    return endLogin(
       await withConnection(services, request, () =>
         services.write(tx => admitAccount(tx, services, { account, stateHash, request })),
       ),
@@ -104,11 +174,13 @@ export async function answerLogin(
   } catch (error) {
     if (!(error instanceof ProvisioningError)) throw error
     log.error({ request_id: request.id, err: error }, 'company account provisioning failed')
-    return ended({ error: 'provider_error' })
+    return endLogin({ error: 'provider_error' })
   }
 }
 
-/** Gives an account that may sign in a one-time code; a refusal is audited with the account, so that it can be linked. */
+/**
+ * Issues a one-time code to an admitted account. A refusal is audited with the account, so that an admin can link it.
+ */
 async function admitAccount(
   tx: Tx,
   services: Services,
@@ -123,7 +195,7 @@ async function admitAccount(
     tx.audit(signInEntry('users:Login', 401, label, null, request, detail))
     return { error }
   }
-  if (required && !holds(claims[required.name], required.value)) return refuse('access_denied')
+  if (required && !claimMatches(claims[required.name], required.value)) return refuse('access_denied')
   const linked = await findOrProvision(tx, services, { account, label, request })
   if (!linked) return refuse('no_account')
   if (linked.is_disabled) return refuse('access_denied')
@@ -145,10 +217,10 @@ async function findOrProvision(
   return (await find(tx)) ?? provisionUser(tx, services, account, { label, request })
 }
 
-/** Whether a claim is a text, or a list with it. Any other type does not hold. */
-const holds = (claim: unknown, value: string): boolean =>
+/** Whether a claim equals the value or is a list that contains it. */
+const claimMatches = (claim: unknown, value: string): boolean =>
   claim === value || (Array.isArray(claim) && claim.includes(value))
 
-/** Deletes sign-ins and one-time codes whose time is over. Returns how many. */
+/** Deletes expired sign-ins and one-time codes, and returns their number. */
 export const sweepLogins = ({ clock, pool }: Services, stopping: AbortSignal): Promise<number> =>
   deleteInBatches(limit => deleteExpiredLogins(pool, { now: clock.now(), limit }), stopping)

@@ -6,16 +6,17 @@ import { identityOperations } from './operations.ts'
 import { isEnabled } from './provider.ts'
 import { redeemCode } from './redeem.ts'
 
-/** Warns of settings that look as if sign-in with company accounts were to work, and will not. */
+/** Logs warnings about incomplete company sign-in settings. */
 async function checkSettings({ config, log, pool }: Services): Promise<void> {
   const { OIDC_ISSUER, OIDC_CLIENT_ID, OIDC_DEFAULT_POLICY_IDS } = config
   if (!isEnabled(config)) {
-    if (OIDC_ISSUER || OIDC_CLIENT_ID) log.warn('company sign-in is off: OIDC_ISSUER and OIDC_CLIENT_ID go together')
+    if (OIDC_ISSUER || OIDC_CLIENT_ID)
+      log.warn('company sign-in disabled, OIDC_ISSUER and OIDC_CLIENT_ID must both be set')
     return
   }
   const known = await findPolicies(pool, OIDC_DEFAULT_POLICY_IDS)
   const unknown = OIDC_DEFAULT_POLICY_IDS.filter(id => !known.includes(id))
-  if (unknown.length > 0) log.warn({ policy_ids: unknown }, 'OIDC_DEFAULT_POLICY_IDS names unknown policies')
+  if (unknown.length > 0) log.warn({ policy_ids: unknown }, 'OIDC_DEFAULT_POLICY_IDS contains unknown policies')
 }
 
 export default module('company-sign-in', {

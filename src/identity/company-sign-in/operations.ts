@@ -14,8 +14,9 @@ export const identityOperations: Operation[] = [
     id: 'listUserIdentities',
     method: 'get',
     path,
-    summary: 'List the company accounts of a user',
-    description: 'Accounts at identity providers that sign the user in, newest first. Users may read their own.',
+    summary: 'List linked company accounts',
+    description:
+      'Returns the identity provider accounts that sign the user in, newest first. Users can list their own.',
     tag,
     action: 'users:ListUserIdentities',
     gate: 'owner',
@@ -28,8 +29,9 @@ export const identityOperations: Operation[] = [
     id: 'createUserIdentity',
     method: 'post',
     path,
-    summary: 'Link a company account to a user',
-    description: 'From then on the account signs the user in. A link of the same user is answered unchanged.',
+    summary: 'Link a company account',
+    description:
+      'The account can then sign the user in. If it is already linked to this user, the existing link is returned.',
     tag,
     action: 'users:CreateUserIdentity',
     gate: 'admin',
@@ -42,8 +44,7 @@ export const identityOperations: Operation[] = [
       const linked = await linkIdentity(tx, { ...body, user_id: resource.id, label: null })
       const { subject } = body
       return (
-        linked ??
-        raise('NAME_CONFLICT', { message: `The account ${subject} is linked to another user`, meta: { ...body } })
+        linked ?? raise('NAME_CONFLICT', { message: `Account ${subject} is linked to another user`, meta: { ...body } })
       )
     },
   }),
@@ -51,8 +52,8 @@ export const identityOperations: Operation[] = [
     id: 'deleteUserIdentity',
     method: 'delete',
     path,
-    summary: 'Unlink a company account from a user',
-    description: 'Ends new sign-ins with the account, not the tokens of earlier ones.',
+    summary: 'Unlink a company account',
+    description: 'Prevents new sign-ins with the account. Existing tokens remain valid.',
     tag,
     action: 'users:DeleteUserIdentity',
     gate: 'admin',

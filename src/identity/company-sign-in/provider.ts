@@ -4,11 +4,11 @@ import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type AccountClaims, isAccount } from './model.ts'
 
-/** How long a discovery document counts; keys are read again every five minutes by the library. */
+/** Lifetime of a cached discovery document; the library reloads keys every five minutes. */
 const DISCOVERY_MS = 3_600_000
-/** How long a failed discovery counts: requests of that time fail without another one. */
+/** Lifetime of a cached discovery failure: until then, requests fail without another attempt. */
 const FAILURE_MS = 1000
-/** One request to the provider; a sign-in makes up to three. */
+/** Timeout of one request to the provider; a sign-in makes up to three. */
 const TIMEOUT_SECONDS = 10
 const ANSWER_BYTES = 1024 * 1024
 const CLOCK_TOLERANCE_SECONDS = 30
@@ -18,56 +18,57 @@ const CALLBACK_PATH = '/oauth/oidc/callback'
 
 type Settings = Config & { OIDC_ISSUER: string; OIDC_CLIENT_ID: string }
 
-/** Whether sign-in with company accounts is on. */
+/** Whether company sign-in is configured. */
 export const isEnabled = (config: Config): config is Settings =>
   config.OIDC_ISSUER !== null && config.OIDC_CLIENT_ID !== null
 
-/** The address that a provider has to know. */
+/** The redirect URI to register at the provider. */
 export const redirectUri = ({ BASE_URL }: Pick<Config, 'BASE_URL'>): string => `${BASE_URL}${CALLBACK_PATH}`
 
-/** What binds one sign-in to one browser at the provider. */
+/** Secrets that bind a sign-in at the provider to one browser. */
 export type LoginSecrets = { state: string; nonce: string; verifier: string }
 
-/** Processes without sign-ins do without the library, which takes 40 ms and 6 MB to load. */
-const library = () => import('openid-client')
+/** Loads the library on first use: it takes 40 ms and 6 MB. */
+const loadLibrary = () => import('openid-client')
 
-/** Posts the secret where the provider takes it so: encodings of the basic header differ between providers. */
+/** Posts the client secret if the provider supports it: encodings of the basic header differ between providers. */
 const authenticateClient =
-  ({ ClientSecretBasic, ClientSecretPost }: Awaited<ReturnType<typeof library>>, secret: string): ClientAuth =>
+  ({ ClientSecretBasic, ClientSecretPost }: Awaited<ReturnType<typeof loadLibrary>>, secret: string): ClientAuth =>
   (server, ...request) =>
     (server.token_endpoint_auth_methods_supported?.includes('client_secret_post')
       ? ClientSecretPost(secret)
       : ClientSecretBasic(secret))(server, ...request)
 
-async function discover({ config, egress }: Services): Promise<Configuration> {
+async function discoverProvider({ config, egress }: Services): Promise<Configuration> {
   const { OIDC_ISSUER, OIDC_CLIENT_ID, OIDC_CLIENT_SECRET } = config as Settings
-  const oidc = await library()
+  const oidc = await loadLibrary()
   const issuer = new URL(OIDC_ISSUER)
-  const send: CustomFetch = (url, options) => egress.fetch(url, { ...(options as RequestInit), maxBytes: ANSWER_BYTES })
+  const fetchProvider: CustomFetch = (url, options) =>
+    egress.fetch(url, { ...(options as RequestInit), maxBytes: ANSWER_BYTES })
   const found = await oidc.discovery(
     issuer,
     OIDC_CLIENT_ID,
     { [oidc.clockTolerance]: CLOCK_TOLERANCE_SECONDS },
     OIDC_CLIENT_SECRET ? authenticateClient(oidc, OIDC_CLIENT_SECRET) : oidc.None(),
     {
-      [oidc.customFetch]: send,
+      [oidc.customFetch]: fetchProvider,
       timeout: TIMEOUT_SECONDS,
-      // Without them the library relies on TLS in place of the signature of an id_token.
+      // Without these checks the library accepts TLS in place of the id_token signature.
       execute: [oidc.enableNonRepudiationChecks, ...(issuer.protocol === 'http:' ? [oidc.allowInsecureRequests] : [])],
     },
   )
-  // The library lets some providers answer for all their tenants, whose accounts belong to anybody.
+  // For some multi-tenant providers the library accepts a different issuer, whose accounts belong to other tenants.
   if (new URL(found.serverMetadata().issuer).href !== issuer.href)
     throw new Error(`${OIDC_ISSUER} names ${found.serverMetadata().issuer} as its issuer`)
   return found
 }
 
-/** The provider as its discovery document describes it, read at first use. */
+/** The provider's configuration from its discovery document, loaded on first use. */
 const provider = processSingleton(services => {
   let known: { found: Promise<Configuration>; until: number } | undefined
   return (): Promise<Configuration> => {
     if (known && performance.now() < known.until) return known.found
-    const entry = { found: discover(services), until: performance.now() + DISCOVERY_MS }
+    const entry = { found: discoverProvider(services), until: performance.now() + DISCOVERY_MS }
     known = entry
     entry.found.catch(() => {
       entry.until = performance.now() + FAILURE_MS
@@ -76,13 +77,13 @@ const provider = processSingleton(services => {
   }
 })
 
-/** The address at the provider to which a browser is sent. */
+/** Returns the authorization URL of the provider. */
 export async function authorizationUrl(
   services: Services,
   { state, nonce, verifier }: LoginSecrets,
   prompt: string | null,
 ): Promise<URL> {
-  const { buildAuthorizationUrl, calculatePKCECodeChallenge } = await library()
+  const { buildAuthorizationUrl, calculatePKCECodeChallenge } = await loadLibrary()
   return buildAuthorizationUrl(await provider(services)(), {
     redirect_uri: redirectUri(services.config),
     scope: services.config.OIDC_SCOPES,
@@ -95,18 +96,18 @@ export async function authorizationUrl(
 }
 
 /**
- * Exchanges the answer of the provider for the claims of an account. Issuer of the answer, issuer, audience, nonce, times
- * and signature of the id_token are checked by the library.
- * @param query of the callback's address
- * @throws Error when the provider refused, could not be reached, or answered what does not hold
+ * Exchanges the provider's response for the claims of an account. The library checks the issuer of the response and the
+ * issuer, audience, nonce, times and signature of the id_token.
+ * @param query of the callback URL
+ * @throws Error if the provider refused, was unreachable, or sent an invalid response
  */
-export async function exchangeAnswer(
+export async function exchangeResponse(
   services: Services,
   query: URLSearchParams,
   { state, nonce, verifier }: LoginSecrets,
 ): Promise<AccountClaims> {
   const { config } = services
-  const { authorizationCodeGrant, fetchUserInfo } = await library()
+  const { authorizationCodeGrant, fetchUserInfo } = await loadLibrary()
   const configuration = await provider(services)()
   const tokens = await authorizationCodeGrant(configuration, new URL(`${redirectUri(config)}?${query}`), {
     expectedState: state,
@@ -116,22 +117,22 @@ export async function exchangeAnswer(
   })
   let claims: Record<string, unknown> = { ...tokens.claims() }
   const account = { issuer: claims.iss as string, subject: claims.sub as string }
-  if (!isAccount(account)) throw new Error('the provider names no usable subject')
-  const wanted = [config.OIDC_USERNAME_CLAIM, config.OIDC_REQUIRED_CLAIM?.name]
-  const isMissing = wanted.some(name => name !== undefined && !Object.hasOwn(claims, name))
-  // Many providers keep the claims of scopes out of an id_token that comes with an access token.
+  if (!isAccount(account)) throw new Error('identity provider returned an unusable issuer or subject')
+  const requiredClaims = [config.OIDC_USERNAME_CLAIM, config.OIDC_REQUIRED_CLAIM?.name]
+  const isMissing = requiredClaims.some(name => name !== undefined && !Object.hasOwn(claims, name))
+  // Many providers omit scope claims from an id_token that is issued with an access token.
   if (isMissing && configuration.serverMetadata().userinfo_endpoint)
     claims = { ...(await fetchUserInfo(configuration, tokens.access_token, account.subject)), ...claims }
   return { ...account, claims }
 }
 
-/** Whether the account holder or the provider refused, rather than something having failed. */
+/** Whether the account holder or the provider refused the sign-in, as opposed to a failure. */
 export function isRefusal(failure: unknown): boolean {
   const { code, error } = failure as Record<string, unknown>
   return code === 'OAUTH_AUTHORIZATION_RESPONSE_ERROR' && error === 'access_denied'
 }
 
-/** What the provider itself said of a failure, for the log; undefined where it said nothing. */
+/** Returns the provider's own error text for the log; undefined if there is none. */
 export function providerError(failure: unknown): string | undefined {
   const { error, error_description } = failure as Record<string, unknown>
   return typeof error === 'string' ? `${error}: ${error_description ?? ''}`.slice(0, MAX_REASON_LENGTH) : undefined

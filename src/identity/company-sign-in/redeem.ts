@@ -4,14 +4,15 @@ import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { failedSignInBuffer } from '../users/failed-sign-in-audit.ts'
 import type { SignedIn, SignInCode } from '../users/model.ts'
-import { refuseSignIn, signedIn } from '../users/sign-in.ts'
+import { refuseSignIn, toSignedIn } from '../users/sign-in.ts'
 import { signInEntry } from '../users/sign-in-audit.ts'
-import { passwordFacts, recordSignIn } from '../users/store.ts'
+import { findPasswordFacts, recordSignIn } from '../users/store.ts'
 import { consumeCode, findCode, recordIdentityLogin } from './store.ts'
 
 /**
- * Signs in the user of a one-time code, which one request can do. A code with another verifier counts as a failed sign-in
- * of its user. Raises UNAUTHORIZED.
+ * Signs in the user of a one-time code; only one request can redeem it. A code with a wrong verifier counts as a failed
+ * sign-in of its user.
+ * @throws UNAUTHORIZED
  */
 export async function redeemCode(
   services: Services,
@@ -21,7 +22,7 @@ export async function redeemCode(
   const { clock, pool } = services
   const codeHash = sha256Of(oidc_code)
   const found = await findCode(pool, codeHash, clock.now())
-  const facts = found && (await passwordFacts(pool, found.user_id, clock.now()))
+  const facts = found && (await findPasswordFacts(pool, found.user_id, clock.now()))
   if (!found || !facts) {
     failedSignInBuffer(services).count({ action: 'users:Login', username: '', user_id: null, ip: request.ip })
     return raise('UNAUTHORIZED')
@@ -32,15 +33,15 @@ export async function redeemCode(
   const detail = { kind: 'oidc', issuer, subject }
   const isVerified = sha256Of(code_verifier).toString('base64url') === code_challenge
   if (isVerified) {
-    // Refuses locked names and disabled users too.
-    const noted = await services.write(async tx => {
+    // Also refuses locked usernames and disabled users.
+    const recorded = await services.write(async tx => {
       const now = clock.now()
       if (!(await consumeCode(tx, codeHash)) || !(await recordSignIn(tx, user, now, null))) return false
       await recordIdentityLogin(tx, found, now)
       tx.audit(signInEntry('users:Login', 200, username, user.id, request, detail))
       return true
     })
-    if (noted) return signedIn(services, user)
+    if (recorded) return toSignedIn(services, user)
   }
   return refuseSignIn(services, { name, username, locked, known: true, detail }, request)
 }

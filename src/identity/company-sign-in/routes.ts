@@ -4,12 +4,12 @@ import { httpLayerError } from '../../core/http/adapter.ts'
 import type { Services } from '../../core/process/services.ts'
 import { signedCookie } from '../signed-cookies.ts'
 import type { SignInRequest } from '../users/sign-in-audit.ts'
-import { answerLogin, LOGIN_MS, startLogin } from './login.ts'
+import { LOGIN_MS, processLoginResponse, startLogin } from './login.ts'
 import { isEnabled } from './provider.ts'
 
 const PATH = '/oauth/oidc'
 
-/** Where a sign-in may end: pages of this deployment, named by their paths. */
+/** Paths of this deployment to which a sign-in may return. */
 const RETURN_TO = /^(?:\/app\/callback|\/oauth\/consent\?request_id=oar_[\w-]{1,128})$/
 const CHALLENGE = /^[\w-]{43}$/
 const PROMPT = /^(?:login|consent|select_account)$/
@@ -22,7 +22,7 @@ const HEADERS = {
 }
 const CORS_HEADERS = ['Access-Control-Allow-Origin', 'Access-Control-Expose-Headers', 'Vary']
 
-/** Mounts what browsers call in a sign-in with a company account; nothing where it is off. */
+/** Mounts the browser endpoints of company sign-in, if it is configured. */
 export function mountCompanySignIn(app: Express, services: Services): void {
   const { config, log } = services
   if (!isEnabled(config)) return
@@ -37,13 +37,13 @@ export function mountCompanySignIn(app: Express, services: Services): void {
 
   router.get('/start', async (req: Request, res: Response) => {
     const query = queryOf(req)
-    const returnTo = matching(query, 'return_to', RETURN_TO)
-    const challenge = matching(query, 'code_challenge', CHALLENGE)
-    const prompt = query.has('prompt') ? matching(query, 'prompt', PROMPT) : null
+    const returnTo = requireParam(query, 'return_to', RETURN_TO)
+    const challenge = requireParam(query, 'code_challenge', CHALLENGE)
+    const prompt = query.has('prompt') ? requireParam(query, 'prompt', PROMPT) : null
     const started = await startLogin(services, { returnTo, challenge, prompt }, requestOf(req, res))
     if (started.kind === 'too_many') {
       res.setHeader('Retry-After', LOGIN_MS / 1000)
-      return sendPage(res, 429, 'Too many sign-ins were begun from your network and not finished. Try again later.')
+      return sendPage(res, 429, 'Too many unfinished sign-ins from your network. Try again later.')
     }
     if (started.kind === 'unavailable') {
       log.warn({ request_id: requestOf(req, res).id, err: started.error }, 'identity provider unavailable')
@@ -56,15 +56,16 @@ export function mountCompanySignIn(app: Express, services: Services): void {
   router.get('/callback', async (req: Request, res: Response) => {
     const cookie = loginCookie.read(req)
     const request = requestOf(req, res)
-    const answered = cookie === null ? null : await answerLogin(services, { query: queryOf(req), cookie }, request)
-    if (!answered) return sendPage(res, 400, 'This browser has no sign-in that waits for this answer. Sign in again.')
-    // Kept until then: any site can send a browser here.
+    const answered =
+      cookie === null ? null : await processLoginResponse(services, { query: queryOf(req), cookie }, request)
+    if (!answered) return sendPage(res, 400, 'This browser has no pending sign-in for this response. Sign in again.')
+    // Kept until here because any site can send a browser to this address.
     loginCookie.clear(res)
     const { returnTo, outcome } = answered
     const result = 'code' in outcome ? `oidc_code=${outcome.code}` : `error=${outcome.error}`
     log.info(
       { request_id: request.id, outcome: 'code' in outcome ? 'code' : outcome.error },
-      'company sign-in answered',
+      'company sign-in completed',
     )
     res.redirect(302, `${config.BASE_URL}${returnTo}#${result}`)
   })
@@ -80,14 +81,16 @@ export function mountCompanySignIn(app: Express, services: Services): void {
   app.use(PATH, router)
 }
 
-/** The query as it was sent: what the provider signed or named twice must not be read another way. */
+/**
+ * Returns the query as sent: a signed or repeated parameter must not be reinterpreted by the body parser of Express.
+ */
 const queryOf = (req: Request): URLSearchParams => new URLSearchParams(req.originalUrl.split('?').slice(1).join('?'))
 
-/** The one value of a parameter. Raises REQUEST_REJECTED. */
-function matching(query: URLSearchParams, name: string, pattern: RegExp): string {
+/** Returns the single value of a parameter. @throws REQUEST_REJECTED */
+function requireParam(query: URLSearchParams, name: string, pattern: RegExp): string {
   const [value, ...others] = query.getAll(name)
   if (value === undefined || others.length > 0 || !pattern.test(value))
-    return raise('REQUEST_REJECTED', { message: `The address of this sign-in has no valid ${name}` })
+    return raise('REQUEST_REJECTED', { message: `Sign-in URL has no valid ${name}` })
   return value
 }
 
@@ -97,7 +100,7 @@ const requestOf = (req: Request, res: Response): SignInRequest => ({
   userAgent: req.headers['user-agent'] ?? null,
 })
 
-/** Shows a text of ours; nothing of a request is in it. */
+/** Sends a page with a fixed text, never with content of the request. */
 function sendPage(res: Response, status: number, text: string): void {
   res
     .status(status)

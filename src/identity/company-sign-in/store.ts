@@ -5,11 +5,11 @@ import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { type Account, UserIdentity } from './model.ts'
 
 const columns = sql.fragment`t.issuer, t.subject, t.label, t.created_at, t.last_login_at`
-const identity = sql.type(UserIdentity)
+const identityRow = sql.type(UserIdentity)
 
-const account = ({ issuer, subject }: Account) => sql.fragment`t.issuer = ${issuer} and t.subject = ${subject}`
+const accountCondition = ({ issuer, subject }: Account) => sql.fragment`t.issuer = ${issuer} and t.subject = ${subject}`
 
-/** The page of a user's identities, newest first. Index user_identities_user. */
+/** Returns a page of a user's identities, newest first. Index user_identities_user. */
 export const listIdentities = (db: Queryable, bounds: Page, userId: string) =>
   pageResult<UserIdentity>(
     { db, page: bounds },
@@ -23,45 +23,48 @@ export const listIdentities = (db: Queryable, bounds: Page, userId: string) =>
     },
   )
 
-/** Links an account to a user, or finds the link; null where it is linked to another user. Primary key. */
+/** Links an account to a user or returns the existing link; null if it is linked to another user. Primary key. */
 export const linkIdentity = (
   db: Queryable,
   { issuer, subject, user_id, label }: Account & { user_id: string; label: string | null },
 ): Promise<UserIdentity | null> =>
-  db.maybeOne(identity`
+  db.maybeOne(identityRow`
     insert into user_identities as t (issuer, subject, user_id, label) values (${issuer}, ${subject}, ${user_id}, ${label})
     on conflict (issuer, subject) do update set label = coalesce(excluded.label, t.label) where t.user_id = excluded.user_id
     returning ${columns}`)
 
-/** Whether the account was linked to the user. Primary key. */
+/** Deletes a link and returns whether it existed. Primary key. */
 export const unlinkIdentity = async (db: Queryable, linked: Account, userId: string): Promise<boolean> =>
-  (await db.query(voidStatement`delete from user_identities t where ${account(linked)} and t.user_id = ${userId}`))
-    .rowCount > 0
+  (
+    await db.query(
+      voidStatement`delete from user_identities t where ${accountCondition(linked)} and t.user_id = ${userId}`,
+    )
+  ).rowCount > 0
 
 const LinkedUser = z.object({ user_id: z.string(), username: z.string(), is_disabled: z.boolean() })
 export type LinkedUser = z.output<typeof LinkedUser>
 
-/** The user of an account, whose link gets the name that the provider gives the account now. Primary key. */
+/** Returns the user linked to an account and updates the link's label. Primary key. */
 export const findLinkedUser = (db: Queryable, linked: Account, label: string | null): Promise<LinkedUser | null> =>
   db.maybeOne(sql.type(LinkedUser)`
     with labelled as (
-      update user_identities t set label = ${label} where ${account(linked)} and t.label is distinct from ${label}
+      update user_identities t set label = ${label} where ${accountCondition(linked)} and t.label is distinct from ${label}
     )
     select u.id as user_id, u.username, u.disabled_at is not null as is_disabled
-    from user_identities t join users u on u.id = t.user_id where ${account(linked)}`)
+    from user_identities t join users u on u.id = t.user_id where ${accountCondition(linked)}`)
 
-/** Delays other sign-ins of an account until the transaction ends, so that two do not provision it. */
+/** Serializes sign-ins of an account until the transaction ends, so that it is provisioned only once. */
 export const lockAccount = (db: Queryable, { issuer, subject }: Account) =>
   db.query(sql.type(z.object({ locked: z.string() }))`
     select pg_advisory_xact_lock(hashtextextended(${`${issuer} ${subject}`}, 0)) as locked`)
 
 export const recordIdentityLogin = (db: Queryable, linked: Account, now: Date) =>
   db.query(voidStatement`
-    update user_identities t set last_login_at = ${now.toISOString()}::timestamptz where ${account(linked)}`)
+    update user_identities t set last_login_at = ${now.toISOString()}::timestamptz where ${accountCondition(linked)}`)
 
 /**
- * Begins a sign-in; false where the network has as many unfinished ones as it may. Those that other processes begin at the
- * same moment may exceed the limit. Index oidc_logins_network.
+ * Inserts a sign-in; false if the network has reached its limit of unfinished ones. Concurrent inserts in other
+ * processes may exceed the limit. Index oidc_logins_network.
  */
 export const insertLogin = async (
   db: Queryable,
@@ -89,7 +92,7 @@ export const insertLogin = async (
 const AnsweredLogin = z.object({ return_to: z.string(), is_expired: z.boolean() })
 type AnsweredLogin = z.output<typeof AnsweredLogin>
 
-/** Claims the sign-in of a state and a cookie for the one answer it takes; null without one. Primary key. */
+/** Claims the sign-in of a state and a cookie for its only response; null if there is none. Primary key. */
 export const claimLogin = (
   db: Queryable,
   { stateHash, cookieHash, now }: { stateHash: Buffer; cookieHash: Buffer; now: Date },
@@ -99,7 +102,7 @@ export const claimLogin = (
     where state_hash = ${sql.binary(stateHash)} and cookie_hash = ${sql.binary(cookieHash)} and answered_at is null
     returning return_to, expires_at <= ${now.toISOString()}::timestamptz as is_expired`)
 
-/** Gives a claimed sign-in its one-time code. Primary key. */
+/** Stores the one-time code of a claimed sign-in. Primary key. */
 export const insertCode = (
   db: Queryable,
   stateHash: Buffer,
@@ -117,18 +120,18 @@ const LoginCode = z.object({
   code_challenge: z.string(),
 })
 
-/** A code that can be redeemed: the account it stands for, and the user of that. Index of code_hash. */
+/** Returns a redeemable code with its account and user. Index of code_hash. */
 export const findCode = (db: Queryable, codeHash: Buffer, now: Date): Promise<z.output<typeof LoginCode> | null> =>
   db.maybeOne(sql.type(LoginCode)`
     select t.issuer, t.subject, t.user_id, l.code_challenge
     from oidc_logins l join user_identities t on t.issuer = l.issuer and t.subject = l.subject
     where l.code_hash = ${sql.binary(codeHash)} and l.expires_at > ${now.toISOString()}::timestamptz`)
 
-/** Uses a code up: true for one of several requests. Index of code_hash. */
+/** Deletes a code and returns whether this request was the one to redeem it. Index of code_hash. */
 export const consumeCode = async (db: Queryable, codeHash: Buffer): Promise<boolean> =>
   (await db.query(voidStatement`delete from oidc_logins where code_hash = ${sql.binary(codeHash)}`)).rowCount > 0
 
-/** Deletes up to a number of sign-ins and codes whose time is over. Index oidc_logins_expires. Returns how many. */
+/** Deletes up to `limit` expired sign-ins and codes and returns their number. Index oidc_logins_expires. */
 export const deleteExpiredLogins = async (db: Queryable, { now, limit }: { now: Date; limit: number }) =>
   (
     await db.query(voidStatement`

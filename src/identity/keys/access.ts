@@ -4,9 +4,14 @@ import { isAllowed, visibleRows } from '../../core/iam/access.ts'
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
 import { type KeyRow, projectKeyKind } from './model.ts'
 
-/** Who may know, read and change a key: its owner and admins with a user token; a key or grant of its owner reads. */
+/**
+ * Access to keys: the owner and admins with a user token may read and update one; a key or grant of the owner may read
+ * it.
+ */
 
-/** As whom the caller reaches a key: a user, or a credential of its owner; null when it may not know of the key. */
+/**
+ * Returns the role in which the caller reaches a key: a user, or a credential of its owner; null if the key is hidden.
+ */
 function reachedAs(caller: Caller, row: KeyRow): 'user' | 'credential' | null {
   if (caller.credential.type === 'user') return row.user_id === caller.user.id || isAdmin(caller) ? 'user' : null
   const reachable = caller.project_id === null || caller.project_id === row.project_id
@@ -21,7 +26,7 @@ export const mayReadKey =
     return as === 'user' || isAllowed(caller, action, { kind: projectKeyKind, row }) ? 'allow' : 'forbid'
   }
 
-export const mayChange = (caller: Caller, row: KeyRow): GateVerdict => {
+export const mayChangeKey = (caller: Caller, row: KeyRow): GateVerdict => {
   const as = reachedAs(caller, row)
   return as === null ? 'hide' : as === 'user' ? 'allow' : 'forbid'
 }
@@ -29,18 +34,21 @@ export const mayChange = (caller: Caller, row: KeyRow): GateVerdict => {
 const isDeployedByKey = ({ credential }: Caller, surface: string): boolean =>
   credential.type === 'api_key' && surface === 'formation'
 
-/** Users make keys, and keys those of the templates that they deploy. */
-export const mayCreate = (caller: Caller, _row: unknown, surface: string): GateVerdict =>
+/** Users may create keys; a key may create the keys that its formations declare. */
+export const mayCreateKey = (caller: Caller, _row: unknown, surface: string): GateVerdict =>
   caller.credential.type === 'user' || isDeployedByKey(caller, surface) ? 'allow' : 'forbid'
 
-export const mayDelete = (caller: Caller, row: KeyRow, surface: string): GateVerdict =>
-  isDeployedByKey(caller, surface) && reachedAs(caller, row) !== null ? 'allow' : mayChange(caller, row)
+export const mayDeleteKey = (caller: Caller, row: KeyRow, surface: string): GateVerdict =>
+  isDeployedByKey(caller, surface) && reachedAs(caller, row) !== null ? 'allow' : mayChangeKey(caller, row)
 
 /** A key may rotate itself. */
-export const mayRotate = (caller: Caller, row: KeyRow): GateVerdict =>
-  caller.credential.type === 'api_key' && caller.credential.id === row.id ? 'allow' : mayChange(caller, row)
+export const mayRotateKey = (caller: Caller, row: KeyRow): GateVerdict =>
+  caller.credential.type === 'api_key' && caller.credential.id === row.id ? 'allow' : mayChangeKey(caller, row)
 
-/** The keys that a list shows: a user's own, an admin's all; a credential's what its policies permit of its owner's. */
+/**
+ * Condition for visible keys: a user's own, all for an admin; for a credential, its owner's keys that its policies
+ * permit.
+ */
 export function visibleKeys(caller: Caller): Fragment {
   const own = sql.fragment`t.user_id = ${caller.user.id}`
   if (caller.credential.type === 'user') return isAdmin(caller) ? sql.fragment`true` : own

@@ -5,16 +5,18 @@ import { parseTime } from '../../core/api/lists.ts'
 import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 
-/** A project key as the wire shows it. */
 export const ProjectKey = record(
   'ProjectKey',
   {
     name: z.string().nullable(),
-    key_prefix: z.string().describe('First 11 characters of the key, for recognition'),
+    key_prefix: z.string().describe('First 11 characters of the key'),
     user_id: z.string(),
     project_id: z.string().nullable(),
     policy_ids: z.array(z.string()),
-    allowed_ips: z.array(z.string()).nullable().describe('Networks from which the key works; null for any'),
+    allowed_ips: z
+      .array(z.string())
+      .nullable()
+      .describe('Addresses and CIDR ranges from which the key is accepted. Null for any.'),
     expires_at: z.string().nullable(),
     last_used_at: z.string().nullable(),
     rotated_at: z.string().nullable(),
@@ -22,21 +24,21 @@ export const ProjectKey = record(
   { project: false },
 )
 
-/** The answer of create and rotate, the only ones that hold the key. */
+/** Response of create and rotate, the only operations that return the key. */
 export const ProjectKeyWithSecret = ProjectKey.extend({
-  secret: z.string().describe('The key; shown once').meta({ 'x-secret': true }),
+  secret: z.string().describe('Key string; returned only once').meta({ 'x-secret': true }),
   key: z.string().describe('Same as secret').meta({ 'x-secret': true }),
 }).meta({ id: 'ProjectKeyWithSecret' })
 
 export const KeyUsage = z
   .object({
     days: z
-      .array(z.object({ date: z.string().describe('Day, in UTC'), requests: z.int().describe('Requests on the day') }))
-      .describe('Requests by day'),
+      .array(z.object({ date: z.string().describe('Day in UTC'), requests: z.int().describe('Number of requests') }))
+      .describe('Requests per day'),
     last_action: z
       .object({ action: z.string(), status: z.int(), at: z.string() })
       .nullable()
-      .describe('The last action that it was used for'),
+      .describe('Last audited action of the key'),
     last_used_at: z.string().nullable(),
   })
   .meta({ id: 'ProjectKeyUsage' })
@@ -52,38 +54,44 @@ const project = z.string().min(1).max(64).nullable()
 const policies = z
   .array(z.string().min(1).max(64))
   .transform(ids => [...new Set(ids)])
-  .refine(ids => ids.length <= MAX_POLICIES, `must name at most ${MAX_POLICIES} policies`)
+  .refine(ids => ids.length <= MAX_POLICIES, `must have at most ${MAX_POLICIES} items`)
 
 const fields = {
-  name: z.string().trim().min(1).max(255).nullable().describe('Name to show'),
-  project_id: project.describe('Binds the key; null leaves it unscoped'),
-  policy_ids: policies.describe(`Boundary policies, at most ${MAX_POLICIES}; none leaves the key its owner's rights`),
-  allowed_ips: z.array(address).max(50).nullable().describe('Addresses and ranges the key may be used from'),
-  expires_at: isoTime.nullable().describe('When the key ends; null for never'),
+  name: z.string().trim().min(1).max(255).nullable().describe('Display name'),
+  project_id: project.describe('ID of the project to which the key is bound. Null for all projects of its owner.'),
+  policy_ids: policies.describe(
+    `Boundary policies; without any, the key has its owner's permissions. At most ${MAX_POLICIES}.`,
+  ),
+  allowed_ips: z
+    .array(address)
+    .max(50)
+    .nullable()
+    .describe('Addresses and CIDR ranges from which the key is accepted. Null for any.'),
+  expires_at: isoTime.nullable().describe('Expiry time. Null for no expiry.'),
   projectPublicId: project.describe('Same as project_id'),
   projectId: project.describe('Same as project_id'),
   policyIds: policies.describe('Same as policy_ids'),
   expiresAt: isoTime.nullable().describe('Same as expires_at'),
 }
 
-const spellings = [
+const aliases = [
   ['projectPublicId', 'project_id'],
   ['projectId', 'project_id'],
   ['policyIds', 'policy_ids'],
   ['expiresAt', 'expires_at'],
 ] as const
 
-type Spelled = Partial<{ [K in keyof typeof fields]: z.output<(typeof fields)[K]> }>
+type KeyBody = Partial<{ [K in keyof typeof fields]: z.output<(typeof fields)[K]> }>
 
-export type KeyFields = Pick<Spelled, 'name' | 'project_id' | 'policy_ids' | 'allowed_ips' | 'expires_at'>
+export type KeyFields = Pick<KeyBody, 'name' | 'project_id' | 'policy_ids' | 'allowed_ips' | 'expires_at'>
 
-/** Folds the camelCase spellings; two spellings of one field must agree. */
-function fold(body: Spelled, context: z.core.$RefinementCtx): KeyFields {
+/** Maps camelCase aliases to their fields; a field and its alias must have equal values. */
+function foldAliases(body: KeyBody, context: z.core.$RefinementCtx): KeyFields {
   const folded: Record<string, unknown> = { ...body }
-  for (const [alias, name] of spellings) {
+  for (const [alias, name] of aliases) {
     if (folded[alias] === undefined) continue
     if (folded[name] !== undefined && JSON.stringify(folded[name]) !== JSON.stringify(folded[alias]))
-      context.addIssue({ code: 'custom', path: [alias], message: `differs from another spelling of ${name}` })
+      context.addIssue({ code: 'custom', path: [alias], message: `conflicts with ${name}` })
     folded[name] = folded[alias]
     delete folded[alias]
   }
@@ -91,7 +99,7 @@ function fold(body: Spelled, context: z.core.$RefinementCtx): KeyFields {
   return folded as KeyFields
 }
 
-const body = z.strictObject(fields).partial().transform(fold)
+const body = z.strictObject(fields).partial().transform(foldAliases)
 
 export const KeyInput = body.meta({
   id: 'ProjectKeyInput',
@@ -102,7 +110,12 @@ export const KeyPatch = body.meta({ id: 'ProjectKeyPatch', example: { name: 'sho
 
 export const RotateInput = z
   .strictObject({
-    grace_seconds: z.int().min(0).max(604_800).default(0).describe('How long the old string works on, in seconds'),
+    grace_seconds: z
+      .int()
+      .min(0)
+      .max(604_800)
+      .default(0)
+      .describe('Seconds for which the old key remains valid. Default 0, at most 604,800.'),
   })
   .meta({ id: 'ProjectKeyRotateInput' })
 

@@ -4,7 +4,7 @@ import { projectKeyKind } from './model.ts'
 import { keyOperations } from './operations.ts'
 
 export default module('keys', {
-  tags: { 'Project keys': 'Credentials of programs, which act for the user who made them.' },
+  tags: { 'Project keys': 'Credentials of programs, with the permissions of the user that created them.' },
   kinds: [projectKeyKind],
   resourceTypes: [
     resourceType(projectKeyKind, {

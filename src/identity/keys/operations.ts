@@ -6,12 +6,10 @@ import { itemOperation, type Operation, operation } from '../../core/api/operati
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { principalsChanged } from '../principals.ts'
-import { mayChange, mayCreate, mayDelete, mayReadKey, mayRotate, visibleKeys } from './access.ts'
-import { checkedFields } from './check.ts'
-import { requireDeletable, withinDeploying } from './deployed.ts'
+import { mayChangeKey, mayCreateKey, mayDeleteKey, mayReadKey, mayRotateKey, visibleKeys } from './access.ts'
 import { isoTime, KeyInput, KeyPatch, KeyUsage, ProjectKeyWithSecret, projectKeyKind, RotateInput } from './model.ts'
-import { generateKey } from './secret.ts'
-import { auditedDays, insertKey, lastAudited, rotateKey, updateKey } from './store.ts'
+import { findLastAuditedAction, generateKey, insertKey, listAuditedDays, rotateKey, updateKey } from './store.ts'
+import { limitToDeployingKey, requireDeployable, validateKeyFields } from './validate.ts'
 
 const DAY_MS = 86_400_000
 const USAGE_DAYS = 30
@@ -21,18 +19,18 @@ const gate = 'owner'
 
 const keys = resource(projectKeyKind, { path: '/project-keys', tag, param: 'key_id' })
 
-const change = (method: 'patch' | 'put') =>
+const updateOperation = (method: 'patch' | 'put') =>
   keys.update({
     method,
-    summary: 'Change the fields named of a key',
-    description: 'Fields that are left out keep their values. What is narrowed binds at the next request with the key.',
+    summary: 'Update a key',
+    description: 'Omitted fields are unchanged. Tighter limits apply from the next request with the key.',
     gate,
-    decide: mayChange,
+    decide: mayChangeKey,
     body: KeyPatch,
     raises: ['POLICY_NOT_FOUND'],
     async write(_next, context) {
       const { tx, body, stored } = context
-      const fields = await checkedFields(context, 'project-keys:UpdateProjectKey', body, stored)
+      const fields = await validateKeyFields(context, 'project-keys:UpdateProjectKey', body, stored)
       principalsChanged(tx, `key:${stored.id}`)
       return updateKey(tx, stored.id, fields)
     },
@@ -43,14 +41,14 @@ const routes: Operation[] = [
     id: 'createProjectKey',
     method: 'post',
     path: '/project-keys',
-    summary: 'Mint a key that acts for the caller',
+    summary: 'Create a key',
     description:
-      'Needs a user credential; a key that deploys a formation makes keys with its own limits. The key string is in this answer only.',
+      'Requires a user credential. A key that deploys a formation can create keys with its own limits. The key string is returned only in this response.',
     tag,
     action: 'project-keys:CreateProjectKey',
     gate,
     creates: projectKeyKind,
-    decide: mayCreate,
+    decide: mayCreateKey,
     body: KeyInput,
     bodyOptional: true,
     answers: { 201: ProjectKeyWithSecret },
@@ -59,11 +57,11 @@ const routes: Operation[] = [
     async run(context) {
       const { tx, body, caller, audit } = context
       const action = 'project-keys:CreateProjectKey'
-      const given = await withinDeploying(context, action, body ?? {})
-      const fields = await checkedFields(context, action, given)
+      const given = await limitToDeployingKey(context, action, body ?? {})
+      const fields = await validateKeyFields(context, action, given)
       const { key, ...stored } = generateKey()
       const row = await insertKey(tx, { ...fields, ...stored, id: newId('key'), user_id: caller.user.id })
-      // The project of the audit entry is the one that the key is bound to.
+      // The audit entry belongs to the project to which the key is bound.
       audit.project_id = row.project_id
       audit.resource_srn = srn(row.project_id, projectKeyKind.name, row.id)
       tx.emit(projectKeyKind, 'created', row)
@@ -71,43 +69,43 @@ const routes: Operation[] = [
     },
   }),
   keys.list({
-    summary: "List keys: a user's own, for an admin all",
-    description: 'The strings of keys are never shown here.',
+    summary: 'List keys',
+    description: 'Returns the keys of the caller, or all keys for an admin. Key strings are never included.',
     gate,
     visible: ({ caller }) => visibleKeys(caller),
     filters: {
       project_id: equalsFilter('project_id'),
       user_id: equalsFilter('user_id'),
       unused_since: columnFilter(
-        isoTime.optional().describe('Only keys that were not used at or after this time'),
+        isoTime.optional().describe('Only keys not used since this time'),
         since =>
           sql.fragment`coalesce(t.last_used_at, t.created_at) < ${(parseTime(since) as Date).toISOString()}::timestamptz`,
       ),
     },
-    // Ids rise with creation time, so the primary key gives the order.
+    // IDs are ordered by creation time, so the primary key gives the order.
     order: () => sql.fragment`t.id desc`,
   }),
   keys.get({
-    summary: 'Read a key',
-    description: 'Shows its rights, its last use and the start of its string, never the string.',
+    summary: 'Get a key',
+    description: 'Returns the limits, the last use and the first characters of the key, never the whole key string.',
     gate,
     decide: mayReadKey('project-keys:GetProjectKey'),
   }),
-  change('patch'),
-  change('put'),
+  updateOperation('patch'),
+  updateOperation('put'),
   keys.remove({
     summary: 'Delete a key',
-    description: 'Requests with the key are refused from the next one on, in every process.',
+    description: 'All processes refuse the key from the next request on.',
     gate,
-    decide: mayDelete,
-    check: (row, context) => requireDeletable(context, 'project-keys:DeleteProjectKey', row),
+    decide: mayDeleteKey,
+    check: (row, context) => requireDeployable(context, 'project-keys:DeleteProjectKey', row),
     removed: ({ id }, { tx }) => principalsChanged(tx, `key:${id}`),
   }),
   keys.action('rotate', {
-    summary: 'Replace the key string',
-    description: 'The old string works for grace_seconds more. A key may rotate itself.',
+    summary: 'Rotate a key',
+    description: 'Generates a new key string; the old one remains valid for grace_seconds. A key can rotate itself.',
     gate,
-    decide: mayRotate,
+    decide: mayRotateKey,
     body: RotateInput,
     bodyOptional: true,
     answers: { 200: ProjectKeyWithSecret },
@@ -128,8 +126,8 @@ const routes: Operation[] = [
     method: 'get',
     path: '/project-keys/{key_id}/usage',
     param: 'key_id',
-    summary: `Audited requests of a key per day, the last ${USAGE_DAYS} days, and its last action`,
-    description: 'Counts what the audit log holds: changes, and reads where the project audits them.',
+    summary: 'Get key usage',
+    description: `Returns the audited requests per day for the last ${USAGE_DAYS} days and the last action. Reads are counted only if the project audits them.`,
     tag,
     action: 'project-keys:GetProjectKey',
     gate,
@@ -137,12 +135,16 @@ const routes: Operation[] = [
     answers: { 200: KeyUsage },
     async run({ db, resource: { id, last_used_at }, services }) {
       const since = new Date(services.clock.now().getTime() - USAGE_DAYS * DAY_MS)
-      return { days: await auditedDays(db, id, since), last_action: await lastAudited(db, id, since), last_used_at }
+      return {
+        days: await listAuditedDays(db, id, since),
+        last_action: await findLastAuditedAction(db, id, since),
+        last_used_at,
+      }
     },
   }),
 ]
 
-/** Every route answers below `/api-keys` too, with the same actions. */
+/** Returns the `/api-keys` alias of a route, with the same actions. */
 const alias = (route: Operation): Operation => ({
   ...route,
   id: route.id.replace('ProjectKey', 'ApiKey'),

@@ -1,8 +1,25 @@
+import { randomBytes } from 'node:crypto'
 import { z } from 'zod'
 import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { sha256Of } from '../../core/secrets/digest.ts'
 import { type KeyFields, type KeyRow, KeyUsage, projectKeyKind } from './model.ts'
 
-/** Adds a key with its policies, in one statement. */
+const ALPHABET = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'
+const CHARACTERS = 43
+
+/** Generates a key string, `sk_` and 256 random bits in base62, with its stored hash and prefix. */
+export function generateKey(): { key: string; hash: Buffer; prefix: string } {
+  let rest = BigInt(`0x${randomBytes(32).toString('hex')}`)
+  let digits = ''
+  for (let index = 0; index < CHARACTERS; index++) {
+    digits = ALPHABET[Number(rest % 62n)] + digits
+    rest /= 62n
+  }
+  const key = `sk_${digits}`
+  return { key, hash: sha256Of(key), prefix: key.slice(0, 11) }
+}
+
+/** Inserts a key with its policies, in one statement. */
 export const insertKey = (
   db: Queryable,
   key: { id: string; user_id: string; hash: Buffer; prefix: string } & KeyFields,
@@ -25,7 +42,7 @@ export const insertKey = (
       t.allowed_ips, t.expires_at, t.last_used_at, t.rotated_at, t.created_at, t.updated_at
     from made t`)
 
-/** Writes the fields a patch names; the caller holds the row's lock. */
+/** Updates the fields of a patch; the caller holds the row lock. */
 export async function updateKey(db: Queryable, id: string, { policy_ids, ...patch }: KeyFields): Promise<KeyRow> {
   if (policy_ids !== undefined)
     await db.query(voidStatement`
@@ -41,8 +58,8 @@ export async function updateKey(db: Queryable, id: string, { policy_ids, ...patc
 }
 
 /**
- * Replaces the key string; the old one is good until `graceEnd`. The caller holds the row's lock, so that of concurrent
- * rotations each replaces the string of the one before.
+ * Replaces the key string; the old one is valid until `graceEnd`. The caller holds the row lock, so that each of
+ * several concurrent rotations replaces the string of the previous one.
  */
 export const rotateKey = (
   db: Queryable,
@@ -57,26 +74,26 @@ export const rotateKey = (
       rotated_at = now(), updated_at = now()
     where t.id = ${id} returning ${projectKeyKind.columns}`)
 
-const day = sql.type(KeyUsage.shape.days.element)
+const dayRow = sql.type(KeyUsage.shape.days.element)
 
-/** Audited requests of a key per day, oldest first (index audit_entries_created bounds the scan). */
-export const auditedDays = (db: Queryable, id: string, since: Date) =>
-  db.any(day`
+/** Returns the audited requests of a key per day, oldest first. Index audit_entries_created bounds the scan. */
+export const listAuditedDays = (db: Queryable, id: string, since: Date) =>
+  db.any(dayRow`
     select (created_at at time zone 'UTC')::date as date, count(*) as requests from audit_entries
     where principal_type = 'api_key' and principal_id = ${id} and created_at >= ${since.toISOString()}::timestamptz
     group by 1 order by 1`)
 
-const action = sql.type(KeyUsage.shape.last_action.unwrap())
+const actionRow = sql.type(KeyUsage.shape.last_action.unwrap())
 
-/** The newest audited request of a key since a time, null when there is none. */
-export const lastAudited = (db: Queryable, id: string, since: Date) =>
-  db.maybeOne(action`
+/** Returns the newest audited request of a key since a time; null if there is none. */
+export const findLastAuditedAction = (db: Queryable, id: string, since: Date) =>
+  db.maybeOne(actionRow`
     select action, status, created_at as at from audit_entries
     where principal_type = 'api_key' and principal_id = ${id} and created_at >= ${since.toISOString()}::timestamptz
     order by created_at desc, id desc limit 1`)
 
-const found = sql.type(z.object({ id: z.string() }))
+const idRow = sql.type(z.object({ id: z.string() }))
 
-/** Whether the project exists, kept from being deleted until the transaction ends. */
+/** Whether the project exists; prevents its deletion until the transaction ends. */
 export const lockProject = async (db: Queryable, id: string): Promise<boolean> =>
-  (await db.maybeOneFirst(found`select id from projects where id = ${id} for key share`)) !== null
+  (await db.maybeOneFirst(idRow`select id from projects where id = ${id} for key share`)) !== null

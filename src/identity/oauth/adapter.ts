@@ -20,36 +20,36 @@ import {
   type GrantState,
   insertClient,
   type Lookup,
-  noteProof,
   pollDeviceCode,
-  putObject,
   putRefreshToken,
+  recordProof,
+  upsertObject,
 } from './store.ts'
 
-/** Storage of the library, one adapter for each of its models. */
+/** Storage adapters of the library, one per model. */
 
 const grants = new WeakMap<object, GrantState>()
 
-/** The grant that the current request of the token endpoint is about. */
+/** The grant of the current token request. */
 export const currentGrant = (): GrantState | undefined => Provider.ctx && grants.get(Provider.ctx)
 
-/** Where a client may send tokens of a grant; a client may add the slash that URLs end in. */
+/** Returns the resources for which a client may request tokens; a client may append a slash. */
 export const resourcesOf = (baseUrl: string): string[] => [...acceptedAudiences(baseUrl), `${baseUrl}/`]
 
-/** Does database work of the request at hand, in the turn of its sender. */
+/** Runs database work of the current request under the connection budget of its sender. */
 const withBudget = <T>(services: Services, work: (db: Pool) => Promise<T>): Promise<T> =>
   withSignInBudget(services, senderNetwork(Provider.ctx), work)
 
-const route = (): string | undefined => Provider.ctx?.oidc.route
+const currentRoute = (): string | undefined => Provider.ctx?.oidc.route
 
 /**
- * Scopes of a grant as the library is to see them: a refresh may ask for a part of one, such as an action of a module, and the
- * library compares names.
+ * Returns the scopes of a grant as the library must see them: a refresh may request part of one, for example an action
+ * of a module, while the library compares names.
  */
-function withParts(services: Services, scopes: readonly string[]): string {
+function scopesForLibrary(services: Services, scopes: readonly string[]): string {
   const { grant_type: type, scope } = Provider.ctx?.oidc.params ?? {}
-  const asked = type === 'refresh_token' && typeof scope === 'string' ? actionScopes(scope.split(' ')) : []
-  const known = asked.filter(each => consentCatalogue(services).scopes.has(each))
+  const requested = type === 'refresh_token' && typeof scope === 'string' ? actionScopes(scope.split(' ')) : []
+  const known = requested.filter(each => consentCatalogue(services).scopes.has(each))
   return [...new Set([...scopes, ...known.filter(each => areWithin([each], scopes))])].join(' ')
 }
 
@@ -62,8 +62,8 @@ export function adapterOf(services: Services): (model: string) => Adapter {
         : new ObjectAdapter(services, model)
 }
 
-const unused = (): never => {
-  throw new Error('the library has no use for it')
+const unusedMethod = (): never => {
+  throw new Error('adapter method is not used by the library')
 }
 
 class ObjectAdapter implements Adapter {
@@ -76,7 +76,7 @@ class ObjectAdapter implements Adapter {
   }
 
   async find(id: string) {
-    if (this.model === 'DeviceCode' && route() === 'token') return this.poll(id)
+    if (this.model === 'DeviceCode' && currentRoute() === 'token') return this.poll(id)
     return this.lookUp({ by: 'id', value: id })
   }
 
@@ -84,7 +84,7 @@ class ObjectAdapter implements Adapter {
     return this.lookUp({ by: 'uid', value: uid })
   }
 
-  /** A guess is counted before it is looked up: of those made at once no more are answered than of others. */
+  /** Counts a guess before the lookup, so that concurrent guesses get no more answers than sequential ones. */
   async findByUserCode(userCode: string) {
     const { ctx } = Provider
     const sender = senderNetwork(ctx)
@@ -107,7 +107,7 @@ class ObjectAdapter implements Adapter {
     return row ? this.opened(row) : undefined
   }
 
-  /** A device code that its client asks for; one that is asked for too often is not looked at. */
+  /** Polls a device code; polls that are too frequent are refused before the code is evaluated. */
   private async poll(id: string): Promise<AdapterPayload | undefined> {
     const row = await withBudget(this.services, db => pollDeviceCode(db, id))
     const payload = row && this.opened(row)
@@ -123,15 +123,15 @@ class ObjectAdapter implements Adapter {
   }): AdapterPayload | undefined {
     const payload = openObject(this.services, this.model, row.id_hash, row.sealed)
     if (!payload) return undefined
-    // A client that races itself does not lose its grant; none of it gets a second pair of tokens.
+    // A client that refreshes twice concurrently does not lose its grant, but gets no second pair of tokens.
     const grace = this.services.config.OAUTH_REFRESH_REUSE_GRACE_SECONDS
-    const isReplayed = this.model === 'RefreshToken' && route() === 'token'
+    const isReplayed = this.model === 'RefreshToken' && currentRoute() === 'token'
     const isRecent = row.consumed !== null && grace > 0 && row.consumed > Date.now() / 1000 - grace
     if (isReplayed && isRecent) return undefined
     return {
       ...payload,
-      // The grant may have been narrowed since.
-      ...(row.scopes && payload.scope !== undefined && { scope: withParts(this.services, row.scopes) }),
+      // The grant may have been narrowed since the token was issued.
+      ...(row.scopes && payload.scope !== undefined && { scope: scopesForLibrary(this.services, row.scopes) }),
       ...(row.consumed !== null && { consumed: row.consumed }),
     }
   }
@@ -140,8 +140,8 @@ class ObjectAdapter implements Adapter {
     const { uid, userCode, grantId } = payload
     const expiresAt = new Date(Date.now() + expiresIn * 1000)
     if (this.model === 'ReplayDetection') {
-      if (await withBudget(this.services, db => noteProof(db, id, expiresAt))) return
-      throw new errors.InvalidDpopProof('DPoP proof was used before')
+      if (await withBudget(this.services, db => recordProof(db, id, expiresAt))) return
+      throw new errors.InvalidDpopProof('DPoP proof has already been used')
     }
     const values = { sealed: sealObject(this.services, this.model, id, payload), uid, userCode, grantId, expiresAt }
     if (this.model === 'RefreshToken' && grantId) {
@@ -150,38 +150,39 @@ class ObjectAdapter implements Adapter {
       return
     }
     try {
-      await withBudget(this.services, db => putObject(db, this.model, id, values))
+      await withBudget(this.services, db => upsertObject(db, this.model, id, values))
     } catch (error) {
-      // The user or the project was deleted since the grant was read.
+      // The user or the project was deleted after the grant was read.
       if (isForeignKeyViolation(error, 'grant_id')) throw new errors.InvalidGrant('grant not found')
       throw error
     }
   }
 
-  /** Of requests that race for one object one gets further; a code that another one has used up ends its grant. */
+  /** Consumes an object for one of several concurrent requests; replaying a consumed code revokes its grant. */
   async consume(id: string): Promise<void> {
     if (await withBudget(this.services, db => consumeObject(db, this.model, id))) return
     const grantId = this.model === 'RefreshToken' ? undefined : (await this.lookUp({ by: 'id', value: id }))?.grantId
-    if (grantId) await revoke(this.services, grantId)
-    throw new errors.InvalidGrant('already used')
+    if (grantId) await revokeForRequest(this.services, grantId)
+    throw new errors.InvalidGrant('has already been used')
   }
 
-  /** A decision is answered once: of requests that resume it together the first one ends it. */
+  /** Deletes an object; a decided authorization request can be resumed only once. */
   async destroy(id: string): Promise<void> {
     const isThere = await withBudget(this.services, db => deleteObject(db, this.model, id))
-    if (!isThere && this.model === 'Interaction') throw new errors.SessionNotFound('authorization request was answered')
+    if (!isThere && this.model === 'Interaction')
+      throw new errors.SessionNotFound('authorization request has already been completed')
   }
 
-  /** The end of the grant, which follows, takes all of it along. */
+  /** Does nothing: deleting the grant, which follows, deletes its objects. */
   async revokeByGrantId(): Promise<void> {}
 }
 
-/** Ends a grant for what the current request has shown of it. */
-async function revoke(services: Services, id: string): Promise<void> {
+/** Revokes a grant for the reason that the current request implies. */
+async function revokeForRequest(services: Services, id: string): Promise<void> {
   const ctx = Provider.ctx as KoaContextWithOIDC
   const type = ctx.oidc.params?.grant_type
   const reason: RevokedBy =
-    route() === 'revocation'
+    currentRoute() === 'revocation'
       ? 'client'
       : type === 'refresh_token'
         ? 'refresh_reuse'
@@ -196,7 +197,7 @@ async function revoke(services: Services, id: string): Promise<void> {
   await withBudget(services, () => services.write(tx => revokeByProtocol(tx, id, reason, request)))
 }
 
-/** Grants are rows of ours, written by consent. */
+/** Grants are stored in our own table and written by consent. */
 class GrantAdapter implements Adapter {
   readonly services: Services
 
@@ -208,7 +209,7 @@ class GrantAdapter implements Adapter {
     const row = await withBudget(this.services, db => findGrant(db, id))
     if (!row) return undefined
     if (Provider.ctx) grants.set(Provider.ctx, row)
-    const scope = withParts(this.services, row.scopes)
+    const scope = scopesForLibrary(this.services, row.scopes)
     const resources = resourcesOf(this.services.config.BASE_URL)
     return {
       jti: id,
@@ -223,17 +224,17 @@ class GrantAdapter implements Adapter {
   }
 
   destroy(id: string): Promise<void> {
-    return revoke(this.services, id)
+    return revokeForRequest(this.services, id)
   }
 
-  upsert = unused
-  consume = unused
-  findByUid = unused
-  findByUserCode = unused
-  revokeByGrantId = unused
+  upsert = unusedMethod
+  consume = unusedMethod
+  findByUid = unusedMethod
+  findByUserCode = unusedMethod
+  revokeByGrantId = unusedMethod
 }
 
-/** Clients that registered themselves. */
+/** Stores dynamically registered clients. */
 class ClientAdapter implements Adapter {
   readonly services: Services
 
@@ -261,11 +262,11 @@ class ClientAdapter implements Adapter {
     if (!isStored) throw new errors.TemporarilyUnavailable('too many registered clients have no consent yet')
   }
 
-  consume = unused
-  destroy = unused
-  findByUid = unused
-  findByUserCode = unused
-  revokeByGrantId = unused
+  consume = unusedMethod
+  destroy = unusedMethod
+  findByUid = unusedMethod
+  findByUserCode = unusedMethod
+  revokeByGrantId = unusedMethod
 }
 
 const MAX_METADATA_BYTES = 16_000

@@ -7,7 +7,7 @@ import { isLoopback as isLoopbackHost, LOOPBACK } from '../../core/net/loopback.
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { CLI, CONSOLE } from './client-kinds.ts'
 
-/** Clients: those that are built in, and the rules for those that describe themselves. */
+/** Built-in clients, and the rules for client metadata. */
 
 export const DEVICE_GRANT = 'urn:ietf:params:oauth:grant-type:device_code'
 
@@ -34,10 +34,10 @@ export const firstPartyClients = ({ BASE_URL, OAUTH_DEVICE_ENABLED }: Config) =>
 ]
 
 const isLoopback = (url: URL): boolean => url.protocol === 'http:' && isLoopbackHost(url)
-/** A scheme of an app, in the form of a domain name of its maker: `com.example.app:`. */
+/** Whether the scheme is a private-use scheme in reverse domain notation, such as `com.example.app:`. */
 const isPrivateUse = ({ protocol }: URL): boolean => protocol.includes('.')
 
-/** The type of a client that names none: it follows from its redirect addresses. */
+/** Placeholder for an omitted client type, which is then derived from the redirect URIs. */
 export const UNSAID = 'unsaid'
 
 export type Metadata = {
@@ -48,9 +48,9 @@ export type Metadata = {
 }
 
 /**
- * Checks what a client says of itself beyond what the library checks, and completes it: which redirect addresses there may
- * be, and whether it is an app on a device, whose loopback address has any port. Scopes that it names bind nothing and are
- * left out: clients name those of the MCP server, and the user decides at each request.
+ * Validates client metadata beyond the library's checks and completes it: allowed redirect URIs, and whether the client
+ * is a native app, whose loopback URI matches any port. Drops scopes, which have no effect: clients list the scopes
+ * of the MCP server, and the user decides on each request.
  */
 export function checkClientMetadata(metadata: Metadata): void {
   const { redirect_uris: uris, client_name: name } = metadata
@@ -68,12 +68,12 @@ export function checkClientMetadata(metadata: Metadata): void {
 }
 
 function redirectUri(text: unknown): URL {
-  const refuse = (what: string): never => {
-    throw new errors.InvalidClientMetadata(`redirect_uris ${what}`)
+  const refuse = (problem: string): never => {
+    throw new errors.InvalidClientMetadata(`redirect_uris ${problem}`)
   }
   if (typeof text !== 'string' || text.length > MAX_URI_LENGTH)
     return refuse(`must be strings of at most ${MAX_URI_LENGTH} characters`)
-  const url = URL.parse(text) ?? refuse('must be absolute addresses')
+  const url = URL.parse(text) ?? refuse('must be absolute URLs')
   if (text.includes('#')) refuse('must have no fragment')
   if (url.username || url.password) refuse('must have no user information')
   if (url.protocol !== 'https:' && !isLoopback(url) && !isPrivateUse(url))
@@ -82,10 +82,10 @@ function redirectUri(text: unknown): URL {
 }
 
 /**
- * What clients of the library do otherwise here: secrets are compared by their hashes, as the library gets the hash of a stored
- * secret for the secret; and codes are sent in the query of a redirect only.
+ * Overrides two behaviours of the library's clients: secrets are compared by hash, as only the hash is stored, and
+ * codes are sent only in the query of a redirect.
  */
-export function adaptClients({ Client }: Provider): void {
+export function overrideClientMethods({ Client }: Provider): void {
   Client.prototype.responseModeAllowed = (mode, type) => mode === 'query' || (mode === 'fragment' && type !== 'code')
   Client.prototype.compareClientSecret = async function (actual: string) {
     const stored = Buffer.from(this.clientSecret ?? '', 'hex')
@@ -94,7 +94,7 @@ export function adaptClients({ Client }: Provider): void {
   }
 }
 
-/** Whether the settings accept a document of this host. */
+/** Whether the settings allow client metadata documents of this host. */
 export function isHostAllowed({ OAUTH_CIMD_HOSTS }: Pick<Config, 'OAUTH_CIMD_HOSTS'>, clientId: string): boolean {
   const { hostname } = new URL(clientId)
   return OAUTH_CIMD_HOSTS.some(entry =>

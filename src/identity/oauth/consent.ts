@@ -22,13 +22,13 @@ import {
   scopesOf,
 } from './scopes.ts'
 import { openObject, sealObject } from './seal.ts'
-import { insertGrant, lockObject, noteConsent, rewriteObject } from './store.ts'
+import { insertGrant, lockObject, recordConsent, rewriteObject } from './store.ts'
 
-/** The decision of a user over an authorization request. */
+/** Decisions of users on authorization requests. */
 
 export const OAUTH_TAG = 'OAuth'
 
-/** Admits users themselves: no key, token of a project or work of theirs consents for them. Raises FORBIDDEN. */
+/** Admits only users: no key, project token or work on their behalf can consent. @throws FORBIDDEN */
 export const usersOnly =
   (action: string) =>
   ({ credential }: Caller): void => {
@@ -37,7 +37,7 @@ export const usersOnly =
 
 const MAX_PROJECTS = 1000
 
-const requestId = z.string().max(100).describe('ID of an authorization request that this browser began')
+const requestId = z.string().max(100).describe('ID of an authorization request started by this browser')
 
 const ConsentInfo = z
   .object({
@@ -45,9 +45,9 @@ const ConsentInfo = z
       .array(
         z.object({ id: z.string().describe('ID of the project'), name: z.string().describe('Name of the project') }),
       )
-      .describe(`Projects that the caller may grant access to, by name, at most ${MAX_PROJECTS}`),
-    modules: z.array(ConsentModule).describe('What can be consented to'),
-    request: ConsentRequest.nullable().describe('The request named. Null without one'),
+      .describe(`Projects to which the caller may grant access, by name. At most ${MAX_PROJECTS}.`),
+    modules: z.array(ConsentModule).describe('Modules and actions that can be granted'),
+    request: ConsentRequest.nullable().describe('Authorization request. Null without request_id.'),
   })
   .meta({ id: 'OauthConsentInfo' })
 
@@ -55,45 +55,47 @@ const ConsentInput = z
   .strictObject({
     request_id: requestId
       .optional()
-      .describe('Authorization request to decide on. Without it the answer says what would be granted'),
+      .describe('Authorization request to decide on. If omitted, the response is a preview of the grant.'),
     decision: z
       .enum(['approve', 'deny'])
       .default('approve')
-      .describe('approve – a grant is made; deny – the client is refused'),
-    project_id: z.string().min(1).max(64).optional().describe('Project that the grant is bound to'),
-    selection: ScopeSelection.optional().describe('What is granted'),
+      .describe('approve – creates a grant; deny – refuses the client. Default approve.'),
+    project_id: z.string().min(1).max(64).optional().describe('ID of the project to which the grant is bound'),
+    selection: ScopeSelection.optional().describe('Scopes to grant'),
     expires_in_days: z
       .int()
       .min(1)
       .max(365)
       .optional()
-      .describe('Days after which the grant ends, at most as the settings allow'),
+      .describe('Lifetime of the grant in days, limited by the deployment settings. At most 365.'),
   })
   .meta({ id: 'OauthConsentInput' })
 type ConsentInput = z.output<typeof ConsentInput>
 
 const ConsentResult = z
   .object({
-    project_id: z.string().nullable().describe('Project of the grant'),
+    project_id: z.string().nullable().describe('ID of the project of the grant'),
     scopes: z.array(z.string()).describe('Scopes of the grant'),
-    policy: z.unknown().describe('What the grant allows, as a policy document. Null where it is about no project'),
-    redirect_to: z.string().nullable().describe('Where the browser continues. Null without a request'),
+    policy: z
+      .unknown()
+      .describe('Permissions of the grant as a policy document. Null if the grant is not bound to a project.'),
+    redirect_to: z.string().nullable().describe('URL at which the browser continues. Null without request_id.'),
   })
   .meta({ id: 'OauthConsentResult' })
 
-const listed = sql.type(z.object({ id: z.string(), name: z.string() }))
+const projectRow = sql.type(z.object({ id: z.string(), name: z.string() }))
 
-/** Projects that a user may know of, by name. */
+/** Returns the projects visible to a user, by name. */
 async function visibleProjects(db: Queryable, caller: Caller): Promise<{ id: string; name: string }[]> {
   const named = namedProjects(caller)
   const where = named ? sql.fragment`id = any(${sql.array(named, 'text')})` : sql.fragment`true`
   const found = await db.any(
-    listed`select id, name from projects where ${where} order by name, id limit ${MAX_PROJECTS}`,
+    projectRow`select id, name from projects where ${where} order by name, id limit ${MAX_PROJECTS}`,
   )
   return found.filter(({ id }) => canSeeProject(caller, id))
 }
 
-/** Projects that the policies of a user name; null where one is about all. */
+/** Returns the projects that a user's policies name; null if a policy applies to all projects. */
 function namedProjects({ layers }: Caller): string[] | null {
   if (layers.length === 0) return null
   const allowing = layers
@@ -103,16 +105,16 @@ function namedProjects({ layers }: Caller): string[] | null {
   return projects.includes(null) ? null : [...new Set(projects as string[])]
 }
 
-type Consented = { project_id: string | null; scopes: string[] }
+type ConsentedScopes = { project_id: string | null; scopes: string[] }
 
-/** What a body consents to. Raises VALIDATION_FAILED, FORBIDDEN, RESOURCE_NOT_FOUND. */
-async function consentedTo(
+/** Returns the project and scopes that a body grants. @throws VALIDATION_FAILED, FORBIDDEN, RESOURCE_NOT_FOUND */
+async function resolveConsent(
   { services, caller, db, body }: Pick<Context<unknown, ConsentInput>, 'services' | 'caller' | 'db' | 'body'>,
   request: AuthorizationRequest | null,
-): Promise<Consented> {
+): Promise<ConsentedScopes> {
   const { project_id, selection } = body
   if (request?.actsAsUser || request?.isSignIn) {
-    // Whoever chooses a part must not get a grant that is not about parts.
+    // A caller that selects scopes must not get a grant that ignores the selection.
     const chosen = Object.entries({ project_id, selection }).filter(([, value]) => value !== undefined)
     const message = 'cannot be chosen for this request'
     if (chosen.length > 0) raiseInvalid(chosen.map(([path]) => ({ code: 'INVALID_VALUE', path, message })))
@@ -123,19 +125,19 @@ async function consentedTo(
   await requireProject(db, caller, project_id as string)
   return {
     project_id: project_id as string,
-    scopes: [MCP_ACCESS, ...chosenScopes(services, selection as ScopeSelection)],
+    scopes: [MCP_ACCESS, ...requireActionScopes(services, selection as ScopeSelection)],
   }
 }
 
-/** The action scopes of a selection. Raises VALIDATION_FAILED for one that is empty or names what does not exist. */
-export function chosenScopes(services: Pick<Services, 'state'>, selection: ScopeSelection): string[] {
+/** Returns the action scopes of a selection. @throws VALIDATION_FAILED for an empty selection and for unknown scopes */
+export function requireActionScopes(services: Pick<Services, 'state'>, selection: ScopeSelection): string[] {
   const { scopes, unknown } = scopesOf(services, selection)
   if (unknown.length > 0)
     raise('VALIDATION_FAILED', {
-      message: `selection names what cannot be granted: ${unknown.slice(0, 5).join(', ')}`,
+      message: `selection contains unknown scopes: ${unknown.slice(0, 5).join(', ')}`,
       meta: {
         unknown: unknown.slice(0, 100),
-        problems: [{ code: 'INVALID_VALUE', path: 'selection', message: 'names what cannot be granted' }],
+        problems: [{ code: 'INVALID_VALUE', path: 'selection', message: 'contains unknown scopes' }],
       },
     })
   if (scopes.length === 0)
@@ -156,8 +158,8 @@ async function requireProject(db: Queryable, caller: Caller, id: string): Promis
 
 const DAY_MS = 86_400_000
 
-/** Makes the grant and puts the decision into the stored request, which the library then resumes. */
-async function decide(
+/** Inserts the grant and stores the decision in the request, which the library then resumes. */
+async function recordDecision(
   {
     services,
     caller,
@@ -166,7 +168,7 @@ async function decide(
     audit,
   }: Pick<Context<unknown, ConsentInput>, 'services' | 'caller' | 'body' | 'tx' | 'audit'>,
   request: AuthorizationRequest,
-  { project_id, scopes }: Consented,
+  { project_id, scopes }: ConsentedScopes,
 ): Promise<string> {
   const { config, clock } = services
   const { client, uid } = request
@@ -197,7 +199,7 @@ async function decide(
       expiresAt: new Date(Math.min(endsAt, now + life * 1000)),
     })
     const isDocument = kindOfClient(client.clientId) === 'metadata_document'
-    await noteConsent(tx, {
+    await recordConsent(tx, {
       id: client.clientId,
       name: client.clientName ?? null,
       document: isDocument ? client.metadata() : null,
@@ -205,7 +207,7 @@ async function decide(
     audit.resource_srn = srn(project_id, grantKind.name, id)
     audit.resource_public_id = id
     stored.result = { login: { accountId: caller.user.id, remember: false }, consent: { grantId: id } }
-    // What the user chose takes the place of what the client asked for.
+    // The scopes chosen by the user replace the scopes requested by the client.
     stored.params = { ...stored.params, scope: [...openid_scopes, ...scopes].join(' ') }
   }
   await rewriteObject(tx, 'Interaction', uid, sealObject(services, 'Interaction', uid, stored))
@@ -217,9 +219,9 @@ export const consentOperations: Operation[] = [
     id: 'getOauthConsentInfo',
     method: 'get',
     path: '/oauth/consent-info',
-    summary: 'Get what can be consented to',
+    summary: 'Get consent options',
     description:
-      'Projects and actions that the calling user may grant a client, and the authorization request named, for the page that asks for consent. A request is known to the browser that began it alone.',
+      'Returns the projects and actions that the calling user may grant, and the given authorization request. A request is visible only to the browser that started it.',
     tag: OAUTH_TAG,
     action: 'oauth:GrantConsent',
     gate: 'owner',
@@ -244,7 +246,7 @@ export const consentOperations: Operation[] = [
     path: '/oauth/consent',
     summary: 'Decide on an authorization request',
     description:
-      'Records the decision once and returns where the browser continues. Each consent makes a new grant. Without request_id nothing is stored and the answer says what would be granted.',
+      'Records the decision once and returns the URL at which the browser continues. Each approval creates a new grant. Without request_id nothing is stored and the response is a preview of the grant.',
     tag: OAUTH_TAG,
     action: 'oauth:GrantConsent',
     gate: 'owner',
@@ -259,13 +261,13 @@ export const consentOperations: Operation[] = [
     async run(context) {
       const { body, prepared: request, audit } = context
       const isDenied = request !== null && body.decision === 'deny'
-      const consented = isDenied ? { project_id: null, scopes: [] } : await consentedTo(context, request)
+      const consented = isDenied ? { project_id: null, scopes: [] } : await resolveConsent(context, request)
       const { project_id, scopes } = consented
       if (!request) audit.counted = true
       return {
         ...consented,
         policy: project_id === null ? null : policyOf(scopes, project_id),
-        redirect_to: request && (await decide(context, request, consented)),
+        redirect_to: request && (await recordDecision(context, request, consented)),
       }
     },
   }),

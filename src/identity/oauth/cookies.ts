@@ -1,7 +1,7 @@
 import type { Config } from '../../config.ts'
 import { cookieName } from '../signed-cookies.ts'
 
-/** The cookies that bind a browser to what it began. */
+/** Names of the cookies that bind a browser to its requests. */
 export const cookieNames = (config: Pick<Config, 'BASE_URL'>) => ({
   session: cookieName(config, 'oauth_session'),
   interaction: cookieName(config, 'oauth_interaction'),

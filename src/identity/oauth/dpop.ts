@@ -2,20 +2,19 @@ import { calculateJwkThumbprint, EmbeddedJWK, type JWK, jwtVerify } from 'jose'
 import type { Proof } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
-import { noteProof } from './store.ts'
+import { recordProof } from './store.ts'
 
-/** Proofs of possession that come with requests to the API (RFC 9449). Those at the token endpoint are the library's. */
+/** DPoP proofs of API requests (RFC 9449). The library checks the proofs of token requests. */
 
 export const PROOF_ALGORITHMS = ['ES256', 'EdDSA', 'Ed25519', 'PS256', 'RS256']
 
 const MAX_AGE_SECONDS = 60
 
 /**
- * Whether a proof is made now, for this token and this request, by the key that the token is bound to, and was not seen
- * before.
- * @param thumbprint of the key that the token is bound to
+ * Whether a proof is recent, unused and made for this token and request with the key to which the token is bound.
+ * @param thumbprint of the key to which the token is bound
  */
-export async function isProven(
+export async function isProofValid(
   services: Pick<Services, 'config' | 'clock' | 'pool'>,
   token: string,
   proof: Proof,
@@ -40,9 +39,9 @@ export async function isProven(
       payload.ath === sha256Of(token).toString('base64url') &&
       (await calculateJwkThumbprint(protectedHeader.jwk as JWK)) === thumbprint
     if (!matches) return false
-    // Proofs may be as old as new: twice their age is how long one could come again.
+    // A proof is valid from 60 s before to 60 s after its time, so it could be replayed for twice that time.
     const until = new Date(now.getTime() + 2 * MAX_AGE_SECONDS * 1000)
-    proof.accepted = await noteProof(pool, `${thumbprint} ${payload.jti}`, until)
+    proof.accepted = await recordProof(pool, `${thumbprint} ${payload.jti}`, until)
     return proof.accepted
   } catch (error) {
     if ((error as { code?: unknown }).code?.toString().startsWith('ERR_J')) return false
@@ -50,7 +49,7 @@ export async function isProven(
   }
 }
 
-/** An address without query and fragment, as URLs are compared; null for what is none. */
+/** Returns a URL without query and fragment, in normal form; null for an invalid one. */
 function addressOf(text: unknown): string | null {
   const url = typeof text === 'string' ? URL.parse(text) : null
   return url && `${url.origin}${url.pathname}`

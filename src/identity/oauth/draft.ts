@@ -1,11 +1,12 @@
 import type { Config } from '../../config.ts'
 
-/** The draft of client metadata documents that our rules for them were written for. */
+/** Draft of client metadata documents that this code implements. */
 export const METADATA_DOCUMENT_DRAFT = 'draft-02'
 
 /**
- * Fails the start of a process whose library follows another draft of metadata documents, which a minor release may do. Reads
- * the one file of the library that names the drafts (1 ms): the library itself is loaded at the first request.
+ * Checks that the library implements the same draft of metadata documents, which a minor release may change. Reads only
+ * the file of the library that lists the drafts (1 ms); the library itself is loaded at the first request.
+ * @throws Error for another draft, which prevents the start
  */
 export async function checkDraft({ OAUTH_CIMD_ENABLED }: Pick<Config, 'OAUTH_CIMD_ENABLED'>): Promise<void> {
   if (!OAUTH_CIMD_ENABLED) return
@@ -15,6 +16,6 @@ export async function checkDraft({ OAUTH_CIMD_ENABLED }: Pick<Config, 'OAUTH_CIM
   const draft = EXPERIMENTS.get('clientIdMetadataDocument')?.version
   if (draft !== METADATA_DOCUMENT_DRAFT)
     throw new Error(
-      `oidc-provider follows ${draft ?? 'no draft'} of client metadata documents, not ${METADATA_DOCUMENT_DRAFT}; set OAUTH_CIMD_ENABLED=false, or install the release that package.json names`,
+      `oidc-provider implements ${draft ?? 'no draft'} of client metadata documents, not ${METADATA_DOCUMENT_DRAFT}; set OAUTH_CIMD_ENABLED=false or install the release listed in package.json`,
     )
 }

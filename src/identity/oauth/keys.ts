@@ -3,14 +3,14 @@ import { exportJWK, generateKeyPair, type JWK } from 'jose'
 import type { Services } from '../../core/process/services.ts'
 import { openJson, sealJson } from '../../core/secrets/json.ts'
 import { KEY_SEAL } from './model.ts'
-import { liveKeys, lockKeys, replaceKey } from './store.ts'
+import { listLiveKeys, lockKeys, replaceKey } from './store.ts'
 
-/** RS256 keys that sign id_tokens. The database has them for all processes. */
+/** RS256 keys that sign id_tokens, stored in the database and shared by all processes. */
 
-/** Channel on which a new key is announced. */
+/** Channel that announces a new key. */
 export const keysChannel = 'muster_oauth_keys'
 
-type Writing = Pick<Services, 'write' | 'pool' | 'secrets'>
+type KeyServices = Pick<Services, 'write' | 'pool' | 'secrets'>
 
 const sealedFor = (kid: string) => ({ kind: KEY_SEAL, id: kid, project_id: null })
 
@@ -20,25 +20,25 @@ async function makeKey(): Promise<{ kid: string; jwk: JWK }> {
   return { kid, jwk: { ...(await exportJWK(privateKey)), kid, alg: 'RS256', use: 'sig' } }
 }
 
-/** The keys, the one that signs first; made at the first call in the deployment. */
-export async function signingKeys(services: Writing): Promise<JWK[]> {
-  const rows = await liveKeys(services.pool)
+/** Returns the keys, the signing key first; the first call in a deployment creates one. */
+export async function signingKeys(services: KeyServices): Promise<JWK[]> {
+  const rows = await listLiveKeys(services.pool)
   if (rows.length === 0) {
-    await addKey(services, { unlessThere: true })
+    await addKey(services, { ifNone: true })
     return signingKeys(services)
   }
   return rows.map(({ kid, sealed }) => openJson<JWK>(services, sealed, sealedFor(kid), 'The signing key'))
 }
 
-/** Replaces the key that signs; the one before verifies for a day. Returns the id of the new key. */
-export const rotateSigningKey = (services: Writing): Promise<string> => addKey(services, { unlessThere: false })
+/** Replaces the signing key; the previous one verifies for another day. Returns the ID of the new key. */
+export const rotateSigningKey = (services: KeyServices): Promise<string> => addKey(services, { ifNone: false })
 
-async function addKey(services: Writing, { unlessThere }: { unlessThere: boolean }): Promise<string> {
-  // Takes a tenth of a second, which no lock should wait for.
+async function addKey(services: KeyServices, { ifNone }: { ifNone: boolean }): Promise<string> {
+  // Generated before the lock is taken: it takes 100 ms.
   const { kid, jwk } = await makeKey()
   await services.write(async tx => {
     await lockKeys(tx)
-    if (unlessThere && (await liveKeys(tx)).length > 0) return
+    if (ifNone && (await listLiveKeys(tx)).length > 0) return
     await replaceKey(tx, kid, sealJson(services, jwk, sealedFor(kid)))
     tx.invalidate(keysChannel, '')
   })

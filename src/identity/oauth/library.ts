@@ -3,29 +3,29 @@ import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { keysChannel } from './keys.ts'
 
-/** The library that speaks the protocol, for who only hands requests to it. */
+/** Access to the OAuth library for modules that only pass requests to it. */
 
-/** Processes without such requests do without it: it takes 80 ms of processor time and 6 MB to load. */
-const library = () => import('./provider.ts')
+/** Loads the library on first use: it takes 80 ms of CPU time and 6 MB. */
+const loadLibrary = () => import('./provider.ts')
 
-type Opened = { get(): Promise<Provider>; close(): void }
+type ProviderHolder = { get(): Promise<Provider>; close(): void }
 
-/** The provider of a process, made at the first request; again when another key signs. */
-const opened = processSingleton(
-  (services): Opened => {
-    let made: Promise<Provider> | undefined
+/** The provider of this process, created at the first request and recreated when the signing key changes. */
+const providerHolder = processSingleton(
+  (services): ProviderHolder => {
+    let current: Promise<Provider> | undefined
     const drop = () => {
-      made = undefined
+      current = undefined
     }
-    const make = async () => (await library()).createProvider(services)
+    const createCurrent = async () => (await loadLibrary()).createProvider(services)
     const unlisten = services.notifications.listen(keysChannel, drop, { onReconnect: drop })
     return {
       get() {
-        made ??= make().catch(error => {
+        current ??= createCurrent().catch(error => {
           drop()
           throw error
         })
-        return made
+        return current
       },
       close: unlisten,
     }
@@ -33,13 +33,13 @@ const opened = processSingleton(
   provider => provider.close(),
 )
 
-export const providerOf = (services: Services): Promise<Provider> => opened(services).get()
+export const providerOf = (services: Services): Promise<Provider> => providerHolder(services).get()
 
 type Handler = ReturnType<Provider['callback']>
 
 const handlers = new WeakMap<Provider, Handler>()
 
-/** What answers requests to the endpoints of the protocol. */
+/** Returns the request handler of the protocol endpoints. */
 export async function handlerOf(services: Services): Promise<Handler> {
   const provider = await providerOf(services)
   const handler = handlers.get(provider) ?? provider.callback()

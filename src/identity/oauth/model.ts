@@ -6,24 +6,23 @@ import { sealedColumn } from '../../core/secrets/sealed.ts'
 
 const scopes = z.array(z.string())
 
-/** A grant as the wire shows it. */
 export const Grant = record(
   'OauthGrant',
   {
     client_id: z
       .string()
-      .describe('ID of the client: a name of a built-in client, an `oac_` ID or the address of a metadata document'),
+      .describe('ID of the client: the name of a built-in client, an `oac_` ID or the URL of a metadata document'),
     client_name: z.string().nullable().describe('Name of the client at the time of consent'),
-    user_id: z.string().describe('User who consented'),
+    user_id: z.string().describe('ID of the user who consented'),
     project_id: z
       .string()
       .nullable()
       .describe(
-        'Project that the grant is bound to. Null for a sign-in alone and for first-party clients that act as the user',
+        'ID of the project to which the grant is bound. Null for a sign-in without access and for first-party clients that act as the user.',
       ),
-    scopes: scopes.describe('What was consented to'),
-    last_used_at: z.string().nullable().describe('Last request with a token of the grant, to the minute'),
-    expires_at: z.string().describe('End of the grant unless a token is refreshed before'),
+    scopes: scopes.describe('Granted scopes'),
+    last_used_at: z.string().nullable().describe('Time of the last request with a token of the grant, to the minute'),
+    expires_at: z.string().describe('Expiry time, extended when a token is refreshed'),
   },
   { project: false, updated: false },
 )
@@ -46,17 +45,16 @@ export type GrantRow = z.output<typeof grantKind.row>
 export const CLIENT_KINDS = ['first_party', 'registered', 'metadata_document'] as const
 export type ClientKind = (typeof CLIENT_KINDS)[number]
 
-/** A client as the wire shows it. */
 export const Client = record(
   'OauthClient',
   {
     kind: z
       .enum(['registered', 'metadata_document'])
-      .describe('registered – registered itself; metadata_document – described by the document at its ID'),
-    client_name: z.string().nullable().describe('Name that the client gives itself'),
-    redirect_uris: z.array(z.string()).describe('Where codes may be sent'),
+      .describe('registered – registered dynamically; metadata_document – described by the document at its ID'),
+    client_name: z.string().nullable().describe('Name from the client metadata'),
+    redirect_uris: z.array(z.string()).describe('Allowed redirect URIs'),
     grants: z.int().describe('Number of live grants'),
-    last_used_at: z.string().nullable().describe('Last consent or refresh, to the day'),
+    last_used_at: z.string().nullable().describe('Time of the last consent or refresh, to the day'),
   },
   { project: false, updated: false },
 )

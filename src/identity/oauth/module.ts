@@ -8,8 +8,8 @@ import { sweepOauthRows } from './store.ts'
 
 export default module('oauth', {
   kinds: [grantKind, clientKind],
-  tags: { OAuth: 'Consent of users to programs of others, the grants that came of it, and the clients.' },
-  // What lets programs in is done by a person.
+  tags: { OAuth: 'User consent for third-party clients, the resulting grants, and the clients.' },
+  // Only people may grant access to clients.
   operations: oauthOperations.map(operation => ({ ...operation, mcp: false })),
   sealedColumns: sealedOauthValues,
   start: async ({ config }, role) => (role === 'web' ? checkDraft(config) : undefined),

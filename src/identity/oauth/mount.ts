@@ -11,28 +11,35 @@ import { basePath, cookiesOf } from '../signed-cookies.ts'
 import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
 import { handlerOf } from './library.ts'
-import { deviceCodesFull, isLimitSpent, type SpentLimit, sessionSubject, spendLimit, tokensRefused } from './limits.ts'
+import {
+  checkDeviceCodeCapacity,
+  findTokenBlock,
+  isLimitSpent,
+  type SpentLimit,
+  sessionSubject,
+  spendLimit,
+} from './limits.ts'
 import { escapeHtml, PAGE_HEADERS, renderPage, staticFiles } from './pages.ts'
 import { MCP_ACCESS } from './scopes.ts'
 
-/** The protocol endpoints at the root, beside the API. */
+/** Protocol endpoints at the root, alongside the API. */
 
-/** Largest body that the library reads. */
+/** Maximum body size of the library. */
 const MAX_BODY_BYTES = 56 * 1024
 
 type Route = {
   method: 'get' | 'post'
   path: string
-  /** Of browsers: answers HTML, and scripts of other origins do not reach it. */
+  /** Whether browsers open it: returns HTML, and scripts of other origins cannot read it. */
   page?: boolean
-  /** The library's path, where it is another. */
+  /** Path of the library, if it differs. */
   to?: string
   enabled?: (config: Config) => boolean
-  /** Seconds until a limit of the sender is free again. */
+  /** Returns the seconds until a limit of the sender resets. */
   limit?: (services: Services, req: Request) => Promise<SpentLimit> | SpentLimit
 }
 
-const first = async (...checks: (() => Promise<SpentLimit>)[]): Promise<SpentLimit> => {
+const firstSpentLimit = async (...checks: (() => Promise<SpentLimit>)[]): Promise<SpentLimit> => {
   for (const check of checks) {
     const seconds = await check()
     if (seconds !== null) return seconds
@@ -45,14 +52,14 @@ const OPENID_DISCOVERY = '/.well-known/openid-configuration'
 
 const sender = (req: Request): string => networkOf(req.ip)
 
-/** Each page that a browser opens without a session begins one, which is stored. */
-const ofPages: Route['limit'] = (services, req) => spendLimit(services, 'page', sender(req))
+/** Limits pages: each page opened without a session creates and stores one. */
+const limitPages: Route['limit'] = (services, req) => spendLimit(services, 'page', sender(req))
 
-/** Of what a client asks about its tokens: each request may be a fetch of its keys, and its assertion is remembered. */
-const ofQuestions: Route['limit'] = async (services, req) =>
-  tokensRefused(services, req.ip) ?? spendLimit(services, 'token_question', sender(req))
+/** Limits token introspection and revocation: each request may fetch the client's keys and store its assertion. */
+const limitTokenQueries: Route['limit'] = async (services, req) =>
+  findTokenBlock(services, req.ip) ?? spendLimit(services, 'token_question', sender(req))
 
-const withDevices = ({ OAUTH_DEVICE_ENABLED }: Config): boolean => OAUTH_DEVICE_ENABLED
+const isDeviceFlowEnabled = ({ OAUTH_DEVICE_ENABLED }: Config): boolean => OAUTH_DEVICE_ENABLED
 
 const ROUTES: Route[] = [
   ...[DISCOVERY, OPENID_DISCOVERY].flatMap((path): Route[] => [
@@ -66,11 +73,11 @@ const ROUTES: Route[] = [
     page: true,
     limit: (services, req) => spendLimit(services, 'authorization', sender(req)),
   },
-  { method: 'get', path: '/oauth/authorize/:uid', page: true, limit: ofPages },
-  { method: 'post', path: '/oauth/end/confirm', page: true, limit: ofPages },
-  { method: 'post', path: '/oauth/token', limit: (services, req) => tokensRefused(services, req.ip) },
-  { method: 'post', path: '/oauth/revoke', limit: ofQuestions },
-  { method: 'post', path: '/oauth/introspect', limit: ofQuestions },
+  { method: 'get', path: '/oauth/authorize/:uid', page: true, limit: limitPages },
+  { method: 'post', path: '/oauth/end/confirm', page: true, limit: limitPages },
+  { method: 'post', path: '/oauth/token', limit: (services, req) => findTokenBlock(services, req.ip) },
+  { method: 'post', path: '/oauth/revoke', limit: limitTokenQueries },
+  { method: 'post', path: '/oauth/introspect', limit: limitTokenQueries },
   { method: 'get', path: '/oauth/userinfo' },
   { method: 'post', path: '/oauth/userinfo' },
   {
@@ -82,38 +89,38 @@ const ROUTES: Route[] = [
   {
     method: 'post',
     path: '/oauth/device_authorization',
-    enabled: withDevices,
+    enabled: isDeviceFlowEnabled,
     limit: (services, req) =>
-      first(
+      firstSpentLimit(
         () => spendLimit(services, 'device_authorization', sender(req)),
-        () => deviceCodesFull(services, sender(req)),
+        () => checkDeviceCodeCapacity(services, sender(req)),
       ),
   },
-  { method: 'get', path: '/oauth/device', page: true, enabled: withDevices, limit: ofPages },
+  { method: 'get', path: '/oauth/device', page: true, enabled: isDeviceFlowEnabled, limit: limitPages },
   {
     method: 'post',
     path: '/oauth/device',
     page: true,
-    enabled: withDevices,
+    enabled: isDeviceFlowEnabled,
     limit: (services, req) =>
-      first(
+      firstSpentLimit(
         () => spendLimit(services, 'page', sender(req)),
         () => isLimitSpent(services, 'user_code', sender(req)),
         () =>
           isLimitSpent(services, 'user_code_session', sessionSubject(sessionCookie(services.config, req)), sender(req)),
       ),
   },
-  { method: 'get', path: '/oauth/device/:uid', page: true, enabled: withDevices, limit: ofPages },
+  { method: 'get', path: '/oauth/device/:uid', page: true, enabled: isDeviceFlowEnabled, limit: limitPages },
 ]
 
-/** Mounts discovery, the endpoints of the protocol and the pages. */
+/** Mounts discovery, the protocol endpoints and the pages. */
 export function mountOauth(app: Express, services: Services): void {
   const { config, log } = services
 
   for (const suffix of ['', '/mcp'])
     app.get(
       `${RESOURCE_METADATA}${suffix}`,
-      logged(services, `${RESOURCE_METADATA}${suffix}`),
+      logRequest(services, `${RESOURCE_METADATA}${suffix}`),
       (_req: Request, res: Response) => {
         res.json({
           resource: `${config.BASE_URL}${suffix}`,
@@ -126,36 +133,40 @@ export function mountOauth(app: Express, services: Services): void {
     )
 
   for (const [path, { type, body }] of Object.entries(staticFiles(config)))
-    app.get(path, logged(services, path), (_req: Request, res: Response) => {
-      asPage(res)
+    app.get(path, logRequest(services, path), (_req: Request, res: Response) => {
+      setPageHeaders(res)
       res.setHeader('Content-Type', type)
       res.end(body)
     })
 
   for (const route of ROUTES) {
     if (route.enabled && !route.enabled(config)) continue
-    app[route.method](route.path, logged(services, route.path), (req: Request, res: Response, next: NextFunction) => {
-      handle(services, route, req, res).catch(error => {
-        log.debug({ err: error }, 'request of the OAuth endpoints failed')
-        next(error)
-      })
-    })
+    app[route.method](
+      route.path,
+      logRequest(services, route.path),
+      (req: Request, res: Response, next: NextFunction) => {
+        handleRequest(services, route, req, res).catch(error => {
+          log.debug({ err: error }, 'OAuth request failed')
+          next(error)
+        })
+      },
+    )
   }
 }
 
-async function handle(services: Services, route: Route, req: Request, res: Response): Promise<void> {
+async function handleRequest(services: Services, route: Route, req: Request, res: Response): Promise<void> {
   const { config } = services
-  if (route.page) asPage(res)
+  if (route.page) setPageHeaders(res)
   else {
     if (route.method === 'post') res.setHeader('Cache-Control', 'no-store')
-    // Clients of these get the error bodies of the protocol, whatever they accept.
+    // Clients of these endpoints get the protocol's error bodies, regardless of their Accept header.
     req.headers.accept = 'application/json'
   }
-  if (route.method === 'post') boundAnonymous(services, req, res)
+  if (route.method === 'post') limitAnonymousBody(services, req, res)
   const seconds = await route.limit?.(services, req)
-  if (seconds) return refuse(config, route, res, seconds)
+  if (seconds) return respondTooMany(config, route, res, seconds)
   const handler = await handlerOf(services)
-  // What the library builds addresses from: never what the request names.
+  // The library builds URLs from these headers: they never come from the request.
   const { host, protocol } = new URL(config.BASE_URL)
   req.headers.host = host
   req.headers['x-forwarded-host'] = host
@@ -165,8 +176,8 @@ async function handle(services: Services, route: Route, req: Request, res: Respo
   await handler(req, res)
 }
 
-/** Bounds what a body costs that comes without a credential of ours. */
-function boundAnonymous(services: Services, req: Request, res: Response): void {
+/** Limits the cost of a body sent without one of our credentials. */
+function limitAnonymousBody(services: Services, req: Request, res: Response): void {
   const { HTTP_ANONYMOUS_BODY_TIMEOUT_MS: totalMs, HTTP_IDLE_TIMEOUT_MS: idleMs } = services.config
   limitBodyTime(req, { totalMs, idleMs: Math.min(idleMs, totalMs) })
   const closed = new AbortController()
@@ -175,13 +186,13 @@ function boundAnonymous(services: Services, req: Request, res: Response): void {
   countAnonymous(services, `address ${req.ip}`, closed.signal)(Math.min(declared, MAX_BODY_BYTES))
 }
 
-function asPage(res: Response): void {
+function setPageHeaders(res: Response): void {
   for (const [name, value] of Object.entries(PAGE_HEADERS)) res.setHeader(name, value)
   res.removeHeader('Access-Control-Allow-Origin')
 }
 
-/** Refuses a sender whose limit is spent. */
-function refuse(config: Config, { page }: Route, res: Response, seconds: number): void {
+/** Responds with 429 to a sender whose limit is exhausted. */
+function respondTooMany(config: Config, { page }: Route, res: Response, seconds: number): void {
   res.statusCode = 429
   res.setHeader('Retry-After', seconds)
   const description = `Too many requests; try again in ${seconds} seconds`
@@ -193,12 +204,12 @@ function refuse(config: Config, { page }: Route, res: Response, seconds: number)
   res.end(renderPage(config, 'Too many requests', `<p>${escapeHtml(description)}</p>`))
 }
 
-/** The session cookie that a browser sent, unverified. */
+/** Returns the session cookie sent by a browser, unverified. */
 const sessionCookie = (config: Config, req: Request): string =>
   cookiesOf(req.headers.cookie).get(cookieNames(config).session) ?? ''
 
-/** Writes the log line of a request and counts it. */
-const logged =
+/** Logs and counts a request. */
+const logRequest =
   ({ log }: Services, route: string) =>
   (req: Request, res: Response, next: NextFunction): void => {
     const startedAt = performance.now()

@@ -7,7 +7,7 @@ import { resource } from '../../core/api/resource.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
 import { principalsChanged } from '../principals.ts'
-import { chosenScopes, consentOperations, OAUTH_TAG, usersOnly } from './consent.ts'
+import { consentOperations, OAUTH_TAG, requireActionScopes, usersOnly } from './consent.ts'
 import { clientKind, Grant, type GrantRow, grantKind } from './model.ts'
 import { revokeGrant } from './revoke.ts'
 import { areWithin, MCP_ACCESS, ScopeSelection } from './scopes.ts'
@@ -30,21 +30,27 @@ const clients = resource(clientKind, {
   param: 'client_id',
 })
 
-const live = sql.fragment`t.revoked_at is null and t.expires_at > now()`
+const isLiveGrant = sql.fragment`t.revoked_at is null and t.expires_at > now()`
 
-/** A grant that has not ended. */
-const findLive = async (db: Queryable, id: string): Promise<GrantRow | null> =>
-  db.maybeOne(grantKind.sql`select ${grantKind.columns} from oauth_grants t where t.id = ${id} and ${live}`)
+/** Returns a live grant. */
+const findLiveGrant = async (db: Queryable, id: string): Promise<GrantRow | null> =>
+  db.maybeOne(grantKind.sql`select ${grantKind.columns} from oauth_grants t where t.id = ${id} and ${isLiveGrant}`)
 
-/** Owners and admins know of a grant. */
+/** Grants are visible to their owners and to admins. */
 const ownOrAdmin = (caller: Caller, { user_id }: GrantRow): GateVerdict =>
   user_id === caller.user.id || isAdmin(caller) ? 'allow' : 'hide'
 
-/** Which grants a list shows: own ones, to an admin all. */
+/** Condition for visible grants: a user's own, all for an admin. */
 const visibleGrants = (caller: Caller) =>
   isAdmin(caller) ? sql.fragment`true` : sql.fragment`t.user_id = ${caller.user.id}`
 
-const ofGrant = { tag: OAUTH_TAG, gate: 'owner', param: 'grant_id', find: findLive, decide: ownOrAdmin } as const
+const grantOptions = {
+  tag: OAUTH_TAG,
+  gate: 'owner',
+  param: 'grant_id',
+  find: findLiveGrant,
+  decide: ownOrAdmin,
+} as const
 
 export const oauthOperations: Operation[] = [
   ...consentOperations,
@@ -52,63 +58,63 @@ export const oauthOperations: Operation[] = [
     id: 'listOauthGrants',
     summary: 'List OAuth grants',
     description:
-      'Live grants of the calling user, newest first; of an admin those of all users. One entry per consent.',
+      'Returns the live grants of the caller, or of all users for an admin, newest first. Each consent has its own entry.',
     gate: 'owner',
     admit: usersOnly('oauth:ListGrants'),
     visible: ({ caller }) => visibleGrants(caller),
-    where: () => [live],
+    where: () => [isLiveGrant],
     filters: {
       user_id: equalsFilter('user_id'),
       project_id: equalsFilter('project_id'),
       client_id: equalsFilter('client_id'),
     },
-    // Ids rise with creation time; oauth_grants_user has the order for one user.
+    // IDs are ordered by creation time; oauth_grants_user provides the order for one user.
     order: () => sql.fragment`t.id desc`,
   }),
   itemOperation(grantKind, {
-    ...ofGrant,
+    ...grantOptions,
     id: 'narrowOauthGrant',
     method: 'patch',
     path: '/oauth/grants/{grant_id}',
     summary: 'Narrow an OAuth grant',
     description:
-      'Replaces what was consented to by less of it. Binds the tokens of the grant, and work that they started, at the next request.',
+      'Replaces the granted scopes with a subset. Applies to the tokens of the grant, and to work that they started, from the next request on.',
     action: 'oauth:NarrowGrant',
     admit: usersOnly('oauth:NarrowGrant'),
     body: z
-      .strictObject({ selection: ScopeSelection.describe('What remains, a part of what was granted') })
+      .strictObject({ selection: ScopeSelection.describe('Remaining scopes; a subset of the granted scopes') })
       .meta({ id: 'OauthGrantPatch' }),
     answers: { 200: Grant },
     async run({ resource: { id }, services, tx, body }) {
-      const scopes = chosenScopes(services, body.selection)
-      const known = await grantKind.lock(tx, id)
-      if (known.revoked_at !== null) raise('RESOURCE_NOT_FOUND', { meta: { id } })
-      if (!areWithin(scopes, known.scopes))
-        raiseInvalid({ code: 'INVALID_VALUE', path: 'selection', message: 'must be a part of what was granted' })
+      const scopes = requireActionScopes(services, body.selection)
+      const grant = await grantKind.lock(tx, id)
+      if (grant.revoked_at !== null) raise('RESOURCE_NOT_FOUND', { meta: { id } })
+      if (!areWithin(scopes, grant.scopes))
+        raiseInvalid({ code: 'INVALID_VALUE', path: 'selection', message: 'must be a subset of the granted scopes' })
       await narrowGrant(tx, id, [MCP_ACCESS, ...scopes])
       principalsChanged(tx, `grant:${id}`)
-      return grantKind.present({ ...known, scopes: [MCP_ACCESS, ...scopes] })
+      return grantKind.present({ ...grant, scopes: [MCP_ACCESS, ...scopes] })
     },
   }),
   itemOperation(grantKind, {
-    ...ofGrant,
+    ...grantOptions,
     id: 'revokeOauthGrant',
     method: 'delete',
     path: '/oauth/grants/{grant_id}',
     summary: 'Revoke an OAuth grant',
-    description: 'Ends the grant: its tokens, and work that they started, are refused from the next request on.',
+    description: 'Ends the grant. Its tokens, and work that they started, are refused from the next request on.',
     action: 'oauth:RevokeGrant',
     admit: usersOnly('oauth:RevokeGrant'),
     answers: { 204: null },
     async run({ resource: { id, user_id }, caller, tx }) {
-      const ended = await revokeGrant(tx, id, user_id === caller.user.id ? 'owner' : 'admin')
-      if (!ended) raise('RESOURCE_NOT_FOUND', { meta: { id } })
+      const revoked = await revokeGrant(tx, id, user_id === caller.user.id ? 'owner' : 'admin')
+      if (!revoked) raise('RESOURCE_NOT_FOUND', { meta: { id } })
     },
   }),
   clients.list({
     id: 'listOauthClients',
     summary: 'List OAuth clients',
-    description: 'Clients that registered themselves, and clients with a metadata document that a user consented to.',
+    description: 'Returns dynamically registered clients, and clients with a metadata document that have user consent.',
     gate: 'admin',
     visible: () => sql.fragment`true`,
   }),
@@ -118,7 +124,7 @@ export const oauthOperations: Operation[] = [
     path: '/oauth/clients/{client_id}',
     summary: 'Delete an OAuth client',
     description:
-      'Deletes a client with its grants; client_id is an `oac_` ID, or the percent-encoded address of a metadata document. A client with a document may come back by another consent.',
+      'Deletes a client and its grants. The client_id is an `oac_` ID or the percent-encoded URL of a metadata document. A client with a metadata document is listed again after another consent.',
     tag: OAUTH_TAG,
     action: 'oauth:DeleteClient',
     gate: 'admin',

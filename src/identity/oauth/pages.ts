@@ -5,9 +5,9 @@ import type { Services } from '../../core/process/services.ts'
 import { isEnabled } from '../company-sign-in/provider.ts'
 import { basePath } from '../signed-cookies.ts'
 
-/** HTML that people see: short pages of the library's steps, and the consent page, which is static. */
+/** HTML pages: short pages for the steps of the library, and the static consent page. */
 
-/** Headers of every page. No page of ours is framed, loads anything from elsewhere, or is kept. */
+/** Headers of all pages: no framing, no external resources, no caching. */
 export const PAGE_HEADERS: Record<string, string> = {
   'Content-Security-Policy':
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -29,31 +29,31 @@ export const renderPage = (config: Config, title: string, body: string): string 
 <body><header class="brand">Muster <span>${escapeHtml(new URL(config.BASE_URL).host)}</span></header>
 <main><h1>${title}</h1>${body}</main></body></html>`
 
-function show({ config }: Services, ctx: KoaContextWithOIDC, title: string, body: string): void {
+function renderInto({ config }: Services, ctx: KoaContextWithOIDC, title: string, body: string): void {
   ctx.type = 'html'
   ctx.body = renderPage(config, title, body)
 }
 
-/** A failure that must not be sent to the client. */
+/** Shows an error that must not be sent to the client. */
 export function oauthErrorPage(
   services: Services,
   ctx: KoaContextWithOIDC,
   out: { error: string; error_description?: string },
 ): void {
   const { error, error_description: description = '' } = out
-  show(
+  renderInto(
     services,
     ctx,
     'This request cannot continue',
-    `<p>The application sent a request that is refused: <code>${escapeHtml(error)}</code></p>
+    `<p>The request of the application was refused: <code>${escapeHtml(error)}</code></p>
 <p class="notice danger">${escapeHtml(description)}</p>`,
   )
 }
 
-const NEVER_SENT =
-  'Nobody who runs this service ever sends you such a code. Continue only if you started the sign-in yourself and the code on your device is the same.'
+const CODE_WARNING =
+  'The operator of this service never sends you such a code. Continue only if you started the sign-in yourself and your device shows the same code.'
 
-/** Where the code of a device is typed. */
+/** Shows the form for the code of a device. */
 export async function userCodePage(
   services: Services,
   ctx: KoaContextWithOIDC,
@@ -62,31 +62,31 @@ export async function userCodePage(
 ): Promise<void> {
   const session = ctx.oidc.session as { exp?: number; touched?: boolean } | undefined
   if (error && session && session.exp === undefined) {
-    // The library cannot store what it would check the form by in a session that begins with an error.
+    // The library cannot store the form's state in a session that starts with an error.
     session.touched = false
     ctx.redirect(ctx.oidc.urlFor('code_verification'))
     ctx.status = 303
     return
   }
-  const told = !error
+  const prompt = !error
     ? 'Enter the code that your device shows.'
     : error.name === 'AbortedError'
-      ? 'The sign-in of the device was ended. You may close this page.'
+      ? 'The sign-in of the device was cancelled. You may close this page.'
       : error.name === 'AlreadyUsedError'
-        ? 'This code was used already. Start again on your device.'
+        ? 'This code has already been used. Start again on your device.'
         : error.status === 429
           ? 'Too many codes were tried. Try again in ten minutes.'
           : 'This code is not valid. Check it, or start again on your device.'
-  show(
+  renderInto(
     services,
     ctx,
     'Connect a device',
-    `<p>${told}</p><div class="field">${withLabel(withoutHandlers(form))}</div>
+    `<p>${prompt}</p><div class="field">${withLabel(withoutHandlers(form))}</div>
 <button type="submit" class="primary wide" form="op.deviceInputForm">Continue</button>`,
   )
 }
 
-/** The policy of our pages runs no scripts of attributes. */
+/** Removes inline handlers, which the content security policy of the pages blocks. */
 const withoutHandlers = (form: string): string => form.replace(/ (onfocus|autofocus)(="[^"]*")?/g, '')
 
 const withLabel = (form: string): string => form.replace('type="text"', 'type="text" aria-label="Code of the device"')
@@ -97,7 +97,7 @@ export function userCodeConfirmPage(
   form: string,
   { client, info, userCode }: { client: Client; info: Record<string, unknown>; userCode: string },
 ): void {
-  show(
+  renderInto(
     services,
     ctx,
     'Confirm the device',
@@ -105,19 +105,19 @@ export function userCodeConfirmPage(
 <dl><dt>Application</dt><dd><bdi>${escapeHtml(client.clientName ?? client.clientId)}</bdi></dd>
 <dt>Address of the device</dt><dd>${escapeHtml(String(info.ip ?? ''))}</dd>
 <dt>Program</dt><dd><bdi>${escapeHtml(String(info.user_agent ?? ''))}</bdi></dd></dl>
-<p class="notice warning">${NEVER_SENT}</p>${form}
+<p class="notice warning">${CODE_WARNING}</p>${form}
 <div class="decision"><button type="submit" form="op.deviceConfirmForm" value="yes" name="abort">Cancel</button>
 <button type="submit" class="primary" form="op.deviceConfirmForm">Continue</button></div>`,
   )
 }
 
 export function userCodeDonePage(services: Services, ctx: KoaContextWithOIDC): void {
-  show(services, ctx, 'The device is connected', '<p>You may close this page.</p>')
+  renderInto(services, ctx, 'The device is connected', '<p>You may close this page.</p>')
 }
 
 const fileOf = (name: string): string => readFileSync(new URL(`page/${name}`, import.meta.url), 'utf8')
 
-/** The consent page and what it loads; it offers a sign-in with a company account where that is on. */
+/** Returns the consent page and its assets; the page offers company sign-in if it is configured. */
 export function staticFiles(config: Config): Record<string, { type: string; body: string }> {
   const page = fileOf('consent.html')
   return {

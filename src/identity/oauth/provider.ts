@@ -8,7 +8,7 @@ import { derivedKeys } from '../signatures.ts'
 import { basePath } from '../signed-cookies.ts'
 import { adapterOf, currentGrant, resourcesOf } from './adapter.ts'
 import { isFirstParty } from './client-kinds.ts'
-import { adaptClients, checkClientMetadata, firstPartyClients, isHostAllowed, UNSAID } from './clients.ts'
+import { checkClientMetadata, firstPartyClients, isHostAllowed, overrideClientMethods, UNSAID } from './clients.ts'
 import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
 import { METADATA_DOCUMENT_DRAFT } from './draft.ts'
@@ -18,7 +18,7 @@ import { oauthErrorPage, userCodeConfirmPage, userCodeDonePage, userCodePage } f
 import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scopes.ts'
 import { findUsername } from './store.ts'
 
-/** The protocol: the library with our storage, our clients and our consent. */
+/** The OAuth library, configured with our storage, clients and consent. */
 
 const INTERACTION_SECONDS = 600
 const CODE_SECONDS = 60
@@ -28,7 +28,9 @@ const POLL_SECONDS = 5
 const MAX_ASSERTION_SECONDS = 600
 const MAX_DOCUMENT_BYTES = 5 * 1024
 const MAX_JWKS_BYTES = 64 * 1024
-/** A scope claim beyond this many bytes is left out where it says no more than the grant: headers end at 16 KiB. */
+/**
+ * Scope claims above this size are omitted if they equal the scopes of the grant, since headers are limited to 16 KiB.
+ */
 const MAX_SCOPE_BYTES = 2048
 
 export async function createProvider(services: Services): Promise<Provider> {
@@ -36,20 +38,20 @@ export async function createProvider(services: Services): Promise<Provider> {
     ...configuration(services),
     jwks: { keys: (await signingKeys(services)) as never },
   })
-  // Addresses follow from the headers that the mount sets, which are those of BASE_URL.
+  // URLs are built from the headers set by the mount, which match BASE_URL.
   provider.proxy = true
-  adaptClients(provider)
+  overrideClientMethods(provider)
   const tokens = provider.RefreshToken.prototype as unknown as { generateTokenId(): string }
   tokens.generateTokenId = () => `ort_${randomBytes(32).toString('base64url')}`
-  provider.use((ctx, next) => complete(services, ctx as KoaContextWithOIDC, next))
+  provider.use((ctx, next) => completeResponse(services, ctx as KoaContextWithOIDC, next))
   provider.on('authorization.success', forgetAccount)
-  provider.on('server_error', (ctx, error) => answerFailure(services, ctx, error))
+  provider.on('server_error', (ctx, error) => respondToFailure(services, ctx, error))
   return provider
 }
 
 /**
- * Takes the user out of the session of the browser once a request is answered: no later request goes by it, and another user
- * of the browser need not sign out first.
+ * Removes the user from the browser session after a request: later requests require a new sign-in, and another user of
+ * the browser need not sign out first.
  */
 function forgetAccount({ oidc: { session } }: KoaContextWithOIDC): void {
   if (!session) return
@@ -57,11 +59,17 @@ function forgetAccount({ oidc: { session } }: KoaContextWithOIDC): void {
   delete session.authorizations
 }
 
-/** Errors of the token endpoint that no client causes by guessing. */
-const HARMLESS = ['authorization_pending', 'slow_down', 'use_dpop_nonce', 'server_error', 'temporarily_unavailable']
+/** Errors of the token endpoint that do not indicate guessing. */
+const NON_GUESS_ERRORS = [
+  'authorization_pending',
+  'slow_down',
+  'use_dpop_nonce',
+  'server_error',
+  'temporarily_unavailable',
+]
 
-/** What the library cannot be told by its configuration. */
-async function complete(services: Services, ctx: KoaContextWithOIDC, next: () => Promise<void>): Promise<void> {
+/** Adds behaviour that the library's configuration does not offer. */
+async function completeResponse(services: Services, ctx: KoaContextWithOIDC, next: () => Promise<void>): Promise<void> {
   await next()
   const body = ctx.body as Record<string, unknown> | undefined
   const name = (ctx as { _matchedRouteName?: string })._matchedRouteName
@@ -77,29 +85,29 @@ async function complete(services: Services, ctx: KoaContextWithOIDC, next: () =>
   const error = String(body?.error)
   const isGuess =
     name === 'token'
-      ? !HARMLESS.includes(error)
+      ? !NON_GUESS_ERRORS.includes(error)
       : (name === 'revocation' || name === 'introspection') && error === 'invalid_client'
   if (isGuess && ctx.status >= 400) await countTokenFailure(services, senderIp(ctx))
 }
 
-/** Answers what is no fault of the caller; where the database is away, so that it is tried again. */
-function answerFailure({ log }: Services, ctx: KoaContextWithOIDC, error: Error): void {
-  const refused = toRefusal(error)
-  if (!refused) {
+/** Responds to failures that the caller did not cause, with a retryable error if the database is unavailable. */
+function respondToFailure({ log }: Services, ctx: KoaContextWithOIDC, error: Error): void {
+  const refusal = toRefusal(error)
+  if (!refusal) {
     log.error({ err: error, path: ctx.path, method: ctx.method }, 'request failed')
     return
   }
-  ctx.status = refused.status
-  ctx.set(refused.headers ?? {})
+  ctx.status = refusal.status
+  ctx.set(refusal.headers ?? {})
   if (ctx.type === 'application/json')
-    ctx.body = { error: 'temporarily_unavailable', error_description: refused.message }
+    ctx.body = { error: 'temporarily_unavailable', error_description: refusal.message }
 }
 
 function configuration(services: Services): Configuration {
   const { config } = services
   const { BASE_URL } = config
   const signingKey = createSecretKey(Buffer.from(config.JWT_SECRET, 'utf8'))
-  /** Documents that a request has fetched. */
+  /** Metadata document fetched by each request. */
   const fetched = new WeakMap<object, string>()
   return {
     adapter: adapterOf(services),
@@ -110,7 +118,7 @@ function configuration(services: Services): Configuration {
       application_type: UNSAID as never,
     },
     extraClientMetadata: {
-      // Any one: its check sees the whole of what a client says of itself, before the library checks it.
+      // Any property serves: its validator sees all metadata before the library checks it.
       properties: ['software_id'],
       validator: (_ctx, _key, _value, metadata) => checkClientMetadata(metadata),
     },
@@ -140,9 +148,11 @@ function configuration(services: Services): Configuration {
       dPoPSigningAlgValues: PROOF_ALGORITHMS as never,
     },
     assertJwtClientAuthClaimsAndHeader: async (_ctx, { exp }) => {
-      // Each is remembered until it expires.
+      // The library stores each assertion until it expires.
       if (!(Number(exp) - Date.now() / 1000 <= MAX_ASSERTION_SECONDS))
-        throw new errors.InvalidClientAuth('exp of the client assertion is too far away')
+        throw new errors.InvalidClientAuth(
+          `exp of the client assertion must be within ${MAX_ASSERTION_SECONDS} seconds`,
+        )
     },
     pkce: { required: () => true },
     allowOmittingSingleRegisteredRedirectUri: false,
@@ -174,7 +184,7 @@ function configuration(services: Services): Configuration {
       return id ? ctx.oidc.provider.Grant.find(id) : undefined
     },
     interactions: {
-      policy: askEveryTime(),
+      policy: requireEveryTime(),
       url: (_ctx, interaction) => {
         const url = new URL(config.OAUTH_CONSENT_URL)
         url.searchParams.set('request_id', `oar_${interaction.uid}`)
@@ -227,7 +237,7 @@ function configuration(services: Services): Configuration {
         enabled: config.OAUTH_CIMD_ENABLED,
         ack: METADATA_DOCUMENT_DRAFT,
         allowFetch: async (ctx, clientId) => {
-          // Asked again where the library answers the failure of the first time.
+          // The library calls this again when it reports a failed fetch.
           if (!isHostAllowed(config, clientId) || (ctx && fetched.get(ctx) === clientId)) return false
           if (ctx) fetched.set(ctx, clientId)
           const host = new URL(clientId).hostname
@@ -253,10 +263,10 @@ function configuration(services: Services): Configuration {
       resourceIndicators: {
         enabled: true,
         defaultResource: (ctx, _client, oneOf) => {
-          // All of them name this API.
+          // All of them identify this API.
           if (oneOf) return oneOf[0]
-          const asked = String(ctx.oidc.params?.scope ?? '').split(' ')
-          const isSignIn = asked.includes('openid') && asked.every(scope => OPENID_SCOPES.includes(scope))
+          const requested = String(ctx.oidc.params?.scope ?? '').split(' ')
+          const isSignIn = requested.includes('openid') && requested.every(scope => OPENID_SCOPES.includes(scope))
           return isSignIn ? (undefined as never) : BASE_URL
         },
         useGrantedResource: () => true,
@@ -276,8 +286,8 @@ function configuration(services: Services): Configuration {
   }
 }
 
-/** Sign-in and consent are asked for in every request, whatever the session of the browser says. */
-function askEveryTime() {
+/** Requires sign-in and consent for every request, regardless of the browser session. */
+function requireEveryTime() {
   const policy = interactionPolicy.base()
   const { Check } = interactionPolicy
   policy

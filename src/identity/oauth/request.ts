@@ -15,17 +15,17 @@ import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scop
 import { openObject } from './seal.ts'
 import { findObject } from './store.ts'
 
-/** An authorization request that waits for the decision of a user. */
+/** Authorization request that awaits a user's decision. */
 export type AuthorizationRequest = {
-  /** Identifier of the library. */
+  /** Identifier in the library. */
   uid: string
   client: Client
   params: Record<string, string | undefined>
-  /** Known scopes that the client asked for. */
+  /** Known scopes requested by the client. */
   scopes: string[]
-  /** Nothing but the identity of the user is asked for. */
+  /** Whether only the identity of the user is requested. */
   isSignIn: boolean
-  /** The token is to be equal to one of the user. */
+  /** Whether the token has all permissions of the user. */
   actsAsUser: boolean
   device: { user_code: string; ip: string; user_agent: string } | null
   expires_at: string
@@ -37,69 +37,70 @@ export const ConsentRequest = z
     client_kind: z
       .enum(CLIENT_KINDS)
       .describe(
-        'first_party – built in; registered – registered itself; metadata_document – described by the document at its ID',
+        'first_party – built in; registered – registered dynamically; metadata_document – described by the document at its ID',
       ),
-    client_name: z.string().nullable().describe('Name that the client gives itself'),
-    client_host: z.string().nullable().describe('Host that vouches for the client. Null for registered clients'),
-    redirect_host: z.string().nullable().describe('Where the code is sent. Null for devices'),
-    loopback: z.boolean().describe('Whether the code is sent to a program on the computer of the browser'),
-    requested_scopes: z.array(z.string()).describe('Scopes that the client asked for, as far as they exist'),
-    needs_project: z.boolean().describe('Whether a project and a selection are chosen'),
+    client_name: z.string().nullable().describe('Name from the client metadata'),
+    client_host: z.string().nullable().describe('Host that identifies the client. Null for registered clients.'),
+    redirect_host: z.string().nullable().describe('Host or URI scheme that receives the code. Null for devices.'),
+    loopback: z.boolean().describe("Whether the code is sent to a program on the user's computer"),
+    requested_scopes: z.array(z.string()).describe('Known scopes requested by the client'),
+    needs_project: z.boolean().describe('Whether a project and a selection are required'),
     device: z
       .object({
-        user_code: z.string().describe('Code that the device shows'),
-        ip: z.string().describe('Address of the device'),
-        user_agent: z.string().describe('Program that asked'),
+        user_code: z.string().describe('Code displayed by the device'),
+        ip: z.string().describe('IP address of the device'),
+        user_agent: z.string().describe('User agent of the device'),
       })
       .nullable()
-      .describe('Device that asks. Null for browsers'),
-    expires_at: z.string().describe('When the request ends'),
+      .describe('Requesting device. Null for browsers.'),
+    expires_at: z.string().describe('Expiry time of the request'),
   })
   .meta({ id: 'OauthConsentRequest' })
 
 const PREFIX = 'oar_'
 
 /**
- * The request of an id, for the browser that began it alone: a link to the consent of a request that somebody else began
- * leads nowhere. Raises RESOURCE_NOT_FOUND, also for one that was decided.
+ * Returns an undecided request, only for the browser that started it: a link to the consent of a request from another
+ * browser does not work.
+ * @throws RESOURCE_NOT_FOUND
  */
 export async function loadRequest(
   services: Services,
   id: string,
   headers: { cookie?: string },
 ): Promise<AuthorizationRequest> {
-  const gone = () => raise('RESOURCE_NOT_FOUND', { meta: { id: id.slice(0, 100) } })
+  const refuseUnknown = () => raise('RESOURCE_NOT_FOUND', { meta: { id: id.slice(0, 100) } })
   const provider = await providerOf(services)
   const uid = id.startsWith(PREFIX) ? id.slice(PREFIX.length) : null
-  if (uid === null || uid !== boundRequest(services, provider, headers)) return gone()
-  const found = await read(services, 'Interaction', uid)
+  if (uid === null || uid !== boundRequest(services, provider, headers)) return refuseUnknown()
+  const found = await openStoredObject(services, 'Interaction', uid)
   const { params, exp = 0, result, deviceCode } = found ?? {}
-  if (!params || result || exp <= Date.now() / 1000) return gone()
-  const given = params as AuthorizationRequest['params']
-  // A document that cannot be read any more leaves nothing to consent to.
-  const client = await provider.Client.find(String(given.client_id)).catch(() => undefined)
-  if (!client) return gone()
-  const scopes = knownScopes(services, client, given.scope)
+  if (!params || result || exp <= Date.now() / 1000) return refuseUnknown()
+  const requestParams = params as AuthorizationRequest['params']
+  // Without a readable client document there is nothing to consent to.
+  const client = await provider.Client.find(String(requestParams.client_id)).catch(() => undefined)
+  if (!client) return refuseUnknown()
+  const scopes = knownScopes(services, client, requestParams.scope)
   return {
     uid,
     client,
-    params: given,
+    params: requestParams,
     scopes,
-    isSignIn: given.resource === undefined,
+    isSignIn: requestParams.resource === undefined,
     actsAsUser: scopes.includes(ACT_AS_USER),
     device: deviceCode ? await deviceOf(services, deviceCode) : null,
     expires_at: new Date(exp * 1000).toISOString(),
   }
 }
 
-/** The request that the browser of a call began, by its signed cookie. */
+/** Returns the ID of the request that this browser started, from its signed cookie. */
 function boundRequest(services: Services, provider: Provider, { cookie }: { cookie?: string }): string | undefined {
   const req = Object.assign(new IncomingMessage(new Socket()), { headers: { cookie } })
   const { cookies } = provider.createContext(req, new ServerResponse(req))
   return cookies.get(cookieNames(services.config).interaction, { signed: true })
 }
 
-async function read(services: Services, model: string, id: string): Promise<AdapterPayload | null> {
+async function openStoredObject(services: Services, model: string, id: string): Promise<AdapterPayload | null> {
   const row = await findObject(services.pool, model, { by: 'id', value: id })
   return row && openObject(services, model, sha256Of(id).toString('hex'), row.sealed)
 }
@@ -111,24 +112,28 @@ function knownScopes(services: Services, client: Client, scope = ''): string[] {
 }
 
 async function deviceOf(services: Services, deviceCode: string): Promise<AuthorizationRequest['device']> {
-  const { userCode = '', deviceInfo } = (await read(services, 'DeviceCode', deviceCode)) ?? {}
+  const { userCode = '', deviceInfo } = (await openStoredObject(services, 'DeviceCode', deviceCode)) ?? {}
   const { ip, user_agent } = (deviceInfo ?? {}) as { ip?: string; user_agent?: string }
   return { user_code: `${userCode.slice(0, 4)}-${userCode.slice(4)}`, ip: ip ?? '', user_agent: user_agent ?? '' }
 }
 
-/** A request as the consent page shows it. */
+/** Presents a request to the consent page. */
 export function presentRequest(
   services: Services,
   { client, params, scopes, isSignIn, actsAsUser, device, expires_at }: AuthorizationRequest,
 ): z.output<typeof ConsentRequest> {
   const kind = kindOfClient(client.clientId)
   const redirect = params.redirect_uri === undefined ? null : new URL(params.redirect_uri)
-  const vouching = { first_party: services.config.BASE_URL, metadata_document: client.clientId, registered: null }[kind]
+  const identifyingUrl = {
+    first_party: services.config.BASE_URL,
+    metadata_document: client.clientId,
+    registered: null,
+  }[kind]
   return {
     client_id: client.clientId,
     client_kind: kind,
     client_name: client.clientName ?? null,
-    client_host: vouching && new URL(vouching).host,
+    client_host: identifyingUrl && new URL(identifyingUrl).host,
     redirect_host: redirect && (redirect.host || redirect.protocol),
     loopback: redirect !== null && isLoopback(redirect),
     requested_scopes: scopes,

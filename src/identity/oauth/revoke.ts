@@ -6,38 +6,38 @@ import { principalsChanged } from '../principals.ts'
 import { grantKind } from './model.ts'
 import { endGrant } from './store.ts'
 
-/** Why a grant was ended without a caller of the API. */
+/** Reasons for a revocation by the protocol, without an API caller. */
 export type RevokedBy = 'client' | 'refresh_reuse' | 'code_reuse' | 'device_code_reuse'
 
-/** Ends a grant: its tokens are refused from the next request on. Null when it had ended. */
+/** Revokes a grant: its tokens are refused from the next request on. Null if it had already ended. */
 export async function revokeGrant(tx: Tx, id: string, reason: string) {
-  const ended = await endGrant(tx, id, reason)
-  if (ended) principalsChanged(tx, `grant:${id}`)
-  return ended
+  const grant = await endGrant(tx, id, reason)
+  if (grant) principalsChanged(tx, `grant:${id}`)
+  return grant
 }
 
-/** Ends a grant for the protocol endpoints, with the audit entry that the pipeline writes for operations. */
+/** Revokes a grant for the protocol endpoints, with the audit entry that the pipeline writes for operations. */
 export async function revokeByProtocol(
   tx: Tx,
   id: string,
   reason: RevokedBy,
   request: Pick<RequestFacts, 'id' | 'ip' | 'userAgent'>,
 ): Promise<void> {
-  const ended = await revokeGrant(tx, id, reason)
-  if (!ended) return
+  const grant = await revokeGrant(tx, id, reason)
+  if (!grant) return
   tx.audit({
     id: newId('audit'),
-    project_id: ended.project_id,
+    project_id: grant.project_id,
     principal_type: null,
     principal_id: null,
     action: 'oauth:RevokeGrant',
-    resource_srn: srn(ended.project_id, grantKind.name, id),
+    resource_srn: srn(grant.project_id, grantKind.name, id),
     resource_public_id: id,
     status: 200,
     request_id: request.id,
     ip: request.ip,
     user_agent: request.userAgent?.slice(0, 512) ?? null,
-    detail: { kind: reason, user_id: ended.user_id },
+    detail: { kind: reason, user_id: grant.user_id },
     created_at: new Date().toISOString(),
   })
 }

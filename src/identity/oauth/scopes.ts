@@ -6,9 +6,9 @@ import type { Services } from '../../core/process/services.ts'
 
 /** Scopes of tokens: `mcp:access`, `muster:user`, and consented actions as `*`, `<module>:*` or `<module>:<Action>`. */
 
-/** Comes with every consent to actions; required on /mcp. */
+/** Included in every consent to actions; required on /mcp. */
 export const MCP_ACCESS = 'mcp:access'
-/** Makes a token equal to a token of its user. For first-party clients only. */
+/** Gives a token all permissions of its user. Only for first-party clients. */
 export const ACT_AS_USER = 'muster:user'
 
 /** Scopes about the identity of the user. */
@@ -22,38 +22,38 @@ export const ConsentModule = z
     actions: z
       .array(
         z.object({
-          action: z.string().describe('Action, as policies and scopes name it'),
-          description: z.string().describe('What the action guards'),
+          action: z.string().describe('Name of the action in policies and scopes'),
+          description: z.string().describe('Operations that the action permits'),
         }),
       )
-      .describe('Actions of the module that can be consented to'),
+      .describe('Actions of the module that can be granted'),
   })
   .meta({ id: 'OauthConsentModule' })
 type ConsentModule = z.output<typeof ConsentModule>
 
-/** What a user consents to. */
+/** Scopes selected by a user. */
 export const ScopeSelection = z
   .discriminatedUnion('kind', [
-    z.strictObject({ kind: z.literal('all').describe('Every action') }),
-    z.strictObject({ kind: z.literal('read').describe('Every action that lists, reads, searches or downloads') }),
+    z.strictObject({ kind: z.literal('all').describe('All actions') }),
+    z.strictObject({ kind: z.literal('read').describe('All actions that list, get, search or download') }),
     z.strictObject({
-      kind: z.literal('modules').describe('Every action of some modules'),
+      kind: z.literal('modules').describe('All actions of the given modules'),
       modules: z.array(z.string().max(128)).max(200).describe('Names of the modules'),
     }),
     z.strictObject({
-      kind: z.literal('actions').describe('Some actions'),
+      kind: z.literal('actions').describe('The given actions'),
       actions: z.array(z.string().max(128)).max(2000).describe('Names of the actions'),
     }),
   ])
   .meta({ id: 'OauthSelection' })
 export type ScopeSelection = z.output<typeof ScopeSelection>
 
-/** `known` are the scopes that a token for the API may have, as the protocol lists them. */
+/** `known` are all scopes of API tokens, in protocol format. */
 type Catalogue = { modules: ConsentModule[]; actions: string[]; scopes: Set<string>; known: string }
 
 /**
- * Modules and actions that can be consented to. Not those of the admin role, which no token has, nor those of OAuth itself,
- * by which a token could widen what it may do.
+ * Modules and actions that can be granted. Excludes admin actions, which no token has, and OAuth actions, with which a
+ * token could widen its own permissions.
  */
 export const consentCatalogue: (services: Pick<Services, 'state'>) => Catalogue = processSingleton(() => {
   const modules = actionCatalogue(operations.all())
@@ -69,7 +69,7 @@ export const consentCatalogue: (services: Pick<Services, 'state'>) => Catalogue 
   return { modules, actions, scopes, known: [MCP_ACCESS, ...scopes].join(' ') }
 })
 
-/** The action scopes of a selection, sorted, and what of it does not exist. */
+/** Returns the sorted action scopes of a selection and its unknown names. */
 export function scopesOf(
   services: Pick<Services, 'state'>,
   selection: ScopeSelection,
@@ -77,26 +77,26 @@ export function scopesOf(
   const { actions, scopes } = consentCatalogue(services)
   if (selection.kind === 'all') return { scopes: ['*'], unknown: [] }
   if (selection.kind === 'read') return { scopes: actions.filter(action => READ.test(action)).sort(), unknown: [] }
-  const named =
+  const selected =
     selection.kind === 'modules'
       ? selection.modules.map(name => ({ name, scope: `${name}:*` }))
       : selection.actions.map(name => ({ name, scope: name }))
   return {
-    scopes: [...new Set(named.map(({ scope }) => scope))].sort(),
-    unknown: named.filter(({ name, scope }) => !scopes.has(scope) || name.endsWith('*')).map(({ name }) => name),
+    scopes: [...new Set(selected.map(({ scope }) => scope))].sort(),
+    unknown: selected.filter(({ name, scope }) => !scopes.has(scope) || name.endsWith('*')).map(({ name }) => name),
   }
 }
 
-/** The action scopes among others. */
+/** Returns only the action scopes. */
 export const actionScopes = (scopes: readonly string[]): string[] =>
   scopes.filter(scope => scope !== MCP_ACCESS && scope !== ACT_AS_USER && !OPENID_SCOPES.includes(scope))
 
-/** Whether action scopes allow nothing that others do not allow. */
+/** Whether `others` include all of the action scopes. */
 export const areWithin = (scopes: readonly string[], others: readonly string[]): boolean =>
   others.includes('*') ||
   scopes.every(scope => others.includes(scope) || others.includes(`${scope.slice(0, scope.indexOf(':'))}:*`))
 
-/** The policy that a grant of action scopes amounts to. */
+/** Returns the policy equivalent to action scopes. */
 export const policyOf = (scopes: readonly string[], projectId: string) => ({
   statement: [{ effect: 'Allow' as const, action: actionScopes(scopes), resource: [`srn:${projectId}:*:*`] }],
 })

@@ -3,9 +3,11 @@ import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { OBJECT_SEAL } from './model.ts'
 
-/** What objects hold is sealed for their row: identifiers of others are among it, which a dump must not give away. */
+/**
+ * Seals OAuth objects to their rows: they contain identifiers of other objects, which a database dump must not reveal.
+ */
 
-type Box = Pick<Services, 'secrets'>
+type SecretsService = Pick<Services, 'secrets'>
 
 const sealedFor = (model: string, hash: string) => ({
   kind: OBJECT_SEAL,
@@ -13,11 +15,16 @@ const sealedFor = (model: string, hash: string) => ({
   project_id: null,
 })
 
-export const sealObject = ({ secrets }: Box, model: string, id: string, payload: AdapterPayload): string =>
+export const sealObject = ({ secrets }: SecretsService, model: string, id: string, payload: AdapterPayload): string =>
   secrets.seal(JSON.stringify(payload), sealedFor(model, sha256Of(id).toString('hex')))
 
-/** What an object holds; null where it cannot be opened, which makes it unknown. */
-export function openObject({ secrets }: Box, model: string, hash: string, sealed: string): AdapterPayload | null {
+/** Returns the payload of an object; null if it cannot be opened, which makes the object unknown. */
+export function openObject(
+  { secrets }: SecretsService,
+  model: string,
+  hash: string,
+  sealed: string,
+): AdapterPayload | null {
   const opened = secrets.open(sealed, sealedFor(model, hash))
   return opened.ok ? JSON.parse(opened.value) : null
 }

@@ -3,8 +3,8 @@ import type { Pool } from '../../core/db/pool.ts'
 import { countStatement, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 
-/** What identifies an object is stored as its hash alone. */
-const bytes = (text: string | undefined) => (text === undefined ? null : sql.binary(sha256Of(text)))
+/** Identifiers of objects are stored only as hashes. */
+const hashOf = (text: string | undefined) => (text === undefined ? null : sql.binary(sha256Of(text)))
 
 const StoredObject = z.object({
   id_hash: z.string(),
@@ -12,32 +12,33 @@ const StoredObject = z.object({
   consumed: z.int().nullable(),
   scopes: z.array(z.string()).nullable(),
 })
-const stored = sql.type(StoredObject)
+const objectRow = sql.type(StoredObject)
 
 const objectColumns = sql.fragment`encode(o.id_hash, 'hex') as id_hash, o.sealed, floor(extract(epoch from o.consumed_at))::bigint as consumed, g.openid_scopes || g.scopes as scopes`
 
-/** How an object is looked up: by its id, or where the library has another identifier of it, by that. */
+/** Identifier for an object lookup: its ID or another identifier of the library. */
 export type Lookup = { by: 'id' | 'uid' | 'user_code'; value: string }
 
 const COLUMNS = { id: 'id_hash', uid: 'uid_hash', user_code: 'user_code_hash' } as const
 
 /**
- * An object with the current scopes of its grant; null once it has expired. Device codes are returned after that, so that
- * their clients learn of it. Primary key, oauth_objects_uid, oauth_objects_user_code.
+ * Returns an object with the current scopes of its grant; null once expired. Expired device codes are returned, so that
+ * their clients learn of the expiry. Primary key, oauth_objects_uid, oauth_objects_user_code.
  */
 export const findObject = (db: Queryable, model: string, { by, value }: Lookup) =>
-  db.maybeOne(stored`
+  db.maybeOne(objectRow`
     select ${objectColumns} from oauth_objects o left join oauth_grants g on g.id = o.grant_id
     where o.model = ${model} and o.${sql.identifier([COLUMNS[by]])} = ${sql.binary(sha256Of(value))} and o.sealed is not null
       and (o.expires_at > now() or o.model = 'DeviceCode')`)
 
-const polled = sql.type(StoredObject.extend({ too_fast: z.boolean() }))
+const polledRow = sql.type(StoredObject.extend({ too_fast: z.boolean() }))
 
 /**
- * A device code that its client polls. A poll before the interval is over makes the interval five seconds longer. Primary key.
+ * Records a poll of a device code and returns it. A poll before the interval has passed extends the interval by five
+ * seconds. Primary key.
  */
 export const pollDeviceCode = (db: Queryable, id: string) =>
-  db.maybeOne(polled`
+  db.maybeOne(polledRow`
     with before as (
       select id_hash, coalesce(polled_at > now() - poll_seconds * interval '1 second', false) as too_fast from oauth_objects
       where model = 'DeviceCode' and id_hash = ${sql.binary(sha256Of(id))} for no key update
@@ -56,24 +57,24 @@ type ObjectValues = {
   expiresAt: Date
 }
 
-/** Stores an object, or its new state. */
-export const putObject = (db: Queryable, model: string, id: string, values: ObjectValues) =>
-  db.query(putStatement(model, id, values))
+/** Inserts or updates an object. */
+export const upsertObject = (db: Queryable, model: string, id: string, values: ObjectValues) =>
+  db.query(upsertStatement(model, id, values))
 
-const putStatement = (
+const upsertStatement = (
   model: string,
   id: string,
   { sealed, uid, userCode, grantId, expiresAt }: ObjectValues,
 ) => voidStatement`
   insert into oauth_objects (model, id_hash, uid_hash, user_code_hash, grant_id, sealed, expires_at)
-  values (${model}, ${sql.binary(sha256Of(id))}, ${bytes(uid)}, ${bytes(userCode)}, ${grantId ?? null}, ${sealed},
+  values (${model}, ${sql.binary(sha256Of(id))}, ${hashOf(uid)}, ${hashOf(userCode)}, ${grantId ?? null}, ${sealed},
     ${expiresAt.toISOString()}::timestamptz)
   on conflict (model, id_hash) do update set uid_hash = excluded.uid_hash, grant_id = excluded.grant_id,
     sealed = excluded.sealed, expires_at = excluded.expires_at`
 
 /**
- * Stores a refresh token; false when its grant has ended meanwhile. The grant lasts as long as the token does, up to the end
- * that was consented to.
+ * Inserts a refresh token; false if its grant has ended. Extends the grant to the expiry of the token, at most to its
+ * agreed end.
  */
 export const putRefreshToken = async (
   db: Queryable,
@@ -95,8 +96,8 @@ export const putRefreshToken = async (
   ).rowCount > 0
 
 /**
- * Uses up an object that may be used once; false when another request did so before. The row stays until it expires: by it a
- * code or token that comes again is recognized.
+ * Consumes a single-use object; false if another request consumed it first. The row stays until it expires, to detect
+ * replayed codes and tokens.
  */
 export const consumeObject = async (db: Queryable, model: string, id: string): Promise<boolean> =>
   (await db.maybeOneFirst(idStatement`
@@ -104,7 +105,7 @@ export const consumeObject = async (db: Queryable, model: string, id: string): P
     where model = ${model} and id_hash = ${sql.binary(sha256Of(id))} and consumed_at is null returning model as id`)) !==
   null
 
-/** Deletes an object; false where there was none. */
+/** Deletes an object and returns whether it existed. */
 export const deleteObject = async (db: Queryable, model: string, id: string): Promise<boolean> =>
   (
     await db.query(
@@ -112,36 +113,36 @@ export const deleteObject = async (db: Queryable, model: string, id: string): Pr
     )
   ).rowCount > 0
 
-/** Notes a proof of possession; false for one that was noted before. */
-export const noteProof = async (db: Queryable, id: string, until: Date): Promise<boolean> =>
+/** Records a proof of possession; false if it was already recorded. */
+export const recordProof = async (db: Queryable, id: string, until: Date): Promise<boolean> =>
   (await db.maybeOneFirst(idStatement`
     insert into oauth_objects (model, id_hash, expires_at)
     values ('ReplayDetection', ${sql.binary(sha256Of(id))}, ${until.toISOString()}::timestamptz)
     on conflict do nothing returning model as id`)) !== null
 
-/** An object under its lock, for a change by others than the library. */
+/** Locks an object for a change outside of the library. */
 export const lockObject = (db: Queryable, model: string, id: string) =>
   db.maybeOneFirst(sql.type(z.object({ sealed: z.string() }))`
     select sealed from oauth_objects
     where model = ${model} and id_hash = ${sql.binary(sha256Of(id))} and expires_at > now() for no key update`)
 
-/** Writes the new state of an object whose lock the caller holds. */
+/** Updates an object; the caller holds its lock. */
 export const rewriteObject = (db: Queryable, model: string, id: string, sealed: string) =>
   db.query(
     voidStatement`update oauth_objects set sealed = ${sealed} where model = ${model} and id_hash = ${sql.binary(sha256Of(id))}`,
   )
 
-/** Number of device codes that are not used up. Index oauth_objects_user_code. */
+/** Counts unused device codes. Index oauth_objects_user_code. */
 export const countDeviceCodes = (db: Queryable): Promise<number> =>
   db.oneFirst(countStatement`
     select count(*) from oauth_objects
     where model = 'DeviceCode' and user_code_hash is not null and consumed_at is null and expires_at > now()`)
 
-const username = sql.type(z.object({ username: z.string() }))
+const usernameRow = sql.type(z.object({ username: z.string() }))
 
-/** The name of a user who may sign in. Primary key. */
+/** Returns the username of a user who may sign in. Primary key. */
 export const findUsername = (db: Queryable, id: string): Promise<string | null> =>
-  db.maybeOneFirst(username`select username from users where id = ${id} and disabled_at is null`)
+  db.maybeOneFirst(usernameRow`select username from users where id = ${id} and disabled_at is null`)
 
 const GrantState = z.object({
   user_id: z.string(),
@@ -153,11 +154,11 @@ const GrantState = z.object({
   ends: z.int(),
 })
 export type GrantState = z.output<typeof GrantState>
-const grantState = sql.type(GrantState)
+const grantRow = sql.type(GrantState)
 
-/** A live grant, with its times in seconds. Primary key. */
+/** Returns a live grant with its times in seconds. Primary key. */
 export const findGrant = (db: Queryable, id: string): Promise<GrantState | null> =>
-  db.maybeOne(grantState`
+  db.maybeOne(grantRow`
     select user_id, client_id, project_id, scopes, openid_scopes, extract(epoch from created_at)::bigint as created,
       extract(epoch from ends_at)::bigint as ends
     from oauth_grants where id = ${id} and revoked_at is null and expires_at > now()`)
@@ -181,11 +182,14 @@ export const insertGrant = (db: Queryable, grant: NewGrant) =>
       ${sql.array(grant.scopes, 'text')}, ${sql.array(grant.openid_scopes, 'text')},
       ${grant.endsAt.toISOString()}::timestamptz, ${grant.expiresAt.toISOString()}::timestamptz)`)
 
-const revoked = sql.type(z.object({ id: z.string(), user_id: z.string(), project_id: z.string().nullable() }))
+const revokedRow = sql.type(z.object({ id: z.string(), user_id: z.string(), project_id: z.string().nullable() }))
 
-/** Ends a grant and drops its codes and tokens; null when it had ended. The sweep deletes it by its `expires_at`. */
+/**
+ * Ends a grant and deletes its unused codes and tokens; null if it had already ended. The sweep deletes the row after
+ * its `expires_at`.
+ */
 export const endGrant = (db: Queryable, id: string, reason: string) =>
-  db.maybeOne(revoked`
+  db.maybeOne(revokedRow`
     with ended as (
       update oauth_grants set revoked_at = now(), revoked_reason = ${reason}, expires_at = least(expires_at, now())
       where id = ${id} and revoked_at is null
@@ -199,25 +203,25 @@ export const endGrant = (db: Queryable, id: string, reason: string) =>
 export const narrowGrant = (db: Queryable, id: string, scopes: readonly string[]) =>
   db.query(voidStatement`update oauth_grants set scopes = ${sql.array([...scopes], 'text')} where id = ${id}`)
 
-/** Writes down the use of grants, at most once a minute each whatever the number of processes. */
-export const noteGrantUse = (db: Queryable, ids: string[], now: Date) =>
+/** Records the use of grants, at most once a minute each, regardless of the number of processes. */
+export const recordGrantUse = (db: Queryable, ids: string[], now: Date) =>
   db.query(voidStatement`
     update oauth_grants set last_used_at = ${now.toISOString()}::timestamptz
     where id = any(${sql.array(ids, 'text')})
       and (last_used_at is null or last_used_at <= ${now.toISOString()}::timestamptz - interval '1 minute')`)
 
-const storedClient = sql.type(
+const clientRow = sql.type(
   z.object({ metadata: z.record(z.string(), z.unknown()), secret_hash: z.string().nullable() }),
 )
 
-/** A registered client. Primary key. */
+/** Returns a registered client. Primary key. */
 export const findClient = (db: Queryable, id: string) =>
-  db.maybeOne(storedClient`
+  db.maybeOne(clientRow`
     select metadata, encode(secret_hash, 'hex') as secret_hash from oauth_clients where id = ${id} and kind = 'registered'`)
 
 /**
- * Stores a registered client; false where as many as `limit` wait for a first consent. One at a time in the whole deployment,
- * or those that come at once would pass the limit together. Index oauth_clients_unused.
+ * Inserts a registered client; false if `limit` clients have no consent yet. Serialized across the deployment, since
+ * concurrent inserts could exceed the limit. Index oauth_clients_unused.
  */
 export const insertClient = (
   db: Pool,
@@ -234,8 +238,8 @@ export const insertClient = (
     return rowCount > 0
   })
 
-/** Notes that a user consented to a client; the document of a client that has one is kept as it was then. */
-export const noteConsent = (db: Queryable, client: { id: string; name: string | null; document: object | null }) =>
+/** Records a consent to a client and stores the current metadata document, if it has one. */
+export const recordConsent = (db: Queryable, client: { id: string; name: string | null; document: object | null }) =>
   client.document
     ? db.query(voidStatement`
         insert into oauth_clients (id, kind, client_name, metadata, last_used_at)
@@ -243,50 +247,50 @@ export const noteConsent = (db: Queryable, client: { id: string; name: string | 
         on conflict (id) do update set client_name = excluded.client_name, metadata = excluded.metadata, last_used_at = now()`)
     : db.query(voidStatement`update oauth_clients set last_used_at = now() where id = ${client.id}`)
 
-/** Deletes a client with its grants; false when there is none. */
+/** Deletes a client with its grants and returns whether it existed. */
 export const deleteClient = async (db: Queryable, id: string): Promise<boolean> =>
   (await db.maybeOneFirst(idStatement`
     with grants as (delete from oauth_grants where client_id = ${id})
     delete from oauth_clients where id = ${id} returning id`)) !== null
 
-const counted = sql.type(z.object({ count: z.int(), seconds: z.int() }))
+const useRow = sql.type(z.object({ count: z.int(), seconds: z.int() }))
 
 /**
- * Counts one use of a limit by a subject. Returns how many uses its window has, and the seconds to the end of the window.
- * Beyond the limit nothing is written.
+ * Counts one use of a limit by a subject. Returns the uses in its window and the seconds until the window ends. Writes
+ * nothing beyond the limit.
  */
-export async function countUse(
+export async function countLimitUse(
   db: Queryable,
   kind: string,
   subject: string,
   { limit, windowSeconds }: { limit: number; windowSeconds: number },
 ): Promise<{ count: number; seconds: number }> {
   const window = sql.fragment`${windowSeconds} * interval '1 second'`
-  const left = sql.fragment`ceil(extract(epoch from started_at + ${window} - now()))::int as seconds`
-  const made = await db.maybeOne(counted`
+  const secondsLeft = sql.fragment`ceil(extract(epoch from started_at + ${window} - now()))::int as seconds`
+  const use = await db.maybeOne(useRow`
     insert into oauth_limits as l (kind, subject, count) values (${kind}, ${subject}, 1)
     on conflict (kind, subject) do update set
       count = case when l.started_at <= now() - ${window} then 1 else l.count + 1 end,
       started_at = case when l.started_at <= now() - ${window} then now() else l.started_at end
     where l.count <= ${limit} or l.started_at <= now() - ${window}
-    returning count, ${left}`)
-  return made ?? { count: limit + 1, seconds: (await readUse(db, kind, subject, windowSeconds)).seconds }
+    returning count, ${secondsLeft}`)
+  return use ?? { count: limit + 1, seconds: (await findLimitUse(db, kind, subject, windowSeconds)).seconds }
 }
 
-/** Takes one use back, of the window that there is. */
-export const uncountUse = (db: Queryable, kind: string, subject: string) =>
+/** Refunds one use in the current window. */
+export const refundLimitUse = (db: Queryable, kind: string, subject: string) =>
   db.query(
     voidStatement`update oauth_limits set count = greatest(count - 1, 0) where kind = ${kind} and subject = ${subject}`,
   )
 
-/** How often a limit was used in its window, without counting. */
-export const readUse = async (
+/** Returns the uses of a limit in its window, without counting one. */
+export const findLimitUse = async (
   db: Queryable,
   kind: string,
   subject: string,
   windowSeconds: number,
 ): Promise<{ count: number; seconds: number }> =>
-  (await db.maybeOne(counted`
+  (await db.maybeOne(useRow`
     select count, greatest(1, ceil(extract(epoch from started_at + ${windowSeconds} * interval '1 second' - now())))::int as seconds
     from oauth_limits
     where kind = ${kind} and subject = ${subject} and started_at > now() - ${windowSeconds} * interval '1 second'`)) ?? {
@@ -296,46 +300,46 @@ export const readUse = async (
 
 const keyRow = sql.type(z.object({ kid: z.string(), sealed: z.string() }))
 
-/** Signing keys that are good for something, the one that signs first. */
-export const liveKeys = (db: Queryable) =>
+/** Returns the signing keys that still verify, the signing key first. */
+export const listLiveKeys = (db: Queryable) =>
   db.any(keyRow`
     select kid, sealed from oauth_keys where retired_at is null or retired_at > now() - interval '1 day'
     order by retired_at desc nulls first, created_at desc`)
 
-/** Held by who makes or replaces a signing key, until the transaction ends. */
+/** Serializes the creation and replacement of signing keys until the transaction ends. */
 export const lockKeys = (db: Queryable) =>
   db.query(sql.type(z.object({}))`select from pg_advisory_xact_lock(hashtext('muster oauth keys'))`)
 
-/** Adds a signing key; those before it only verify from now on. */
+/** Inserts a signing key; earlier keys only verify from then on. */
 export const replaceKey = (db: Queryable, kid: string, sealed: string) =>
   db.query(voidStatement`
     with retired as (update oauth_keys set retired_at = now() where retired_at is null)
     insert into oauth_keys (kid, sealed) values (${kid}, ${sealed})`)
 
-const removed = sql.fragment`returning 1`
+const returningOne = sql.fragment`returning 1`
 
-/** One batch of each kind of expired rows; returns how many went. */
+/** Deletes one batch of each kind of expired rows and returns their number. */
 export async function sweepOauthRows(db: Queryable, limit: number): Promise<number> {
-  const gone = sql.type(z.object({ count: z.int() }))
-  const { count } = await db.one(gone`
+  const countRow = sql.type(z.object({ count: z.int() }))
+  const { count } = await db.one(countRow`
     with objects as (
       delete from oauth_objects where (model, id_hash) in (
-        select model, id_hash from oauth_objects where expires_at < now() limit ${limit}) ${removed}
+        select model, id_hash from oauth_objects where expires_at < now() limit ${limit}) ${returningOne}
     ), grants as (
       delete from oauth_grants where id in (
-        select id from oauth_grants where expires_at < now() - interval '30 days' limit ${limit}) ${removed}
+        select id from oauth_grants where expires_at < now() - interval '30 days' limit ${limit}) ${returningOne}
     ), clients as (
       delete from oauth_clients c where c.id in (
         select id from oauth_clients u
         where coalesce(u.last_used_at, u.created_at)
             < now() - case when u.last_used_at is null then interval '1 day' else interval '90 days' end
           and not exists (select from oauth_grants g where g.client_id = u.id and g.revoked_at is null and g.expires_at > now())
-        limit ${limit}) ${removed}
+        limit ${limit}) ${returningOne}
     ), limits as (
       delete from oauth_limits where (kind, subject) in (
-        select kind, subject from oauth_limits where started_at < now() - interval '1 hour' limit ${limit}) ${removed}
+        select kind, subject from oauth_limits where started_at < now() - interval '1 hour' limit ${limit}) ${returningOne}
     ), keys as (
-      delete from oauth_keys where retired_at < now() - interval '1 day' ${removed}
+      delete from oauth_keys where retired_at < now() - interval '1 day' ${returningOne}
     )
     select ((select count(*) from objects) + (select count(*) from grants) + (select count(*) from clients)
       + (select count(*) from limits) + (select count(*) from keys))::int as count`)

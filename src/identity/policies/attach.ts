@@ -4,43 +4,45 @@ import type { Tx } from '../../core/db/writer.ts'
 import { principalsChanged } from '../principals.ts'
 import { userKind } from '../users/model.ts'
 import { MAX_USER_POLICIES, policyKind } from './model.ts'
-import { attachedPolicies, replaceUserPolicies } from './store.ts'
+import { listAttachedPolicyIds, replaceUserPolicies } from './store.ts'
 
-/** Writes the policies of a user, in their order; the caller holds the user's row. */
-async function replace(tx: Tx, userId: string, policyIds: readonly string[]): Promise<void> {
+/** Replaces the ordered policies of a user; the caller holds the user's row lock. */
+async function replacePolicies(tx: Tx, userId: string, policyIds: readonly string[]): Promise<void> {
   await replaceUserPolicies(tx, userId, policyIds)
   principalsChanged(tx, `user:${userId}`)
 }
 
 function refuseTooMany(policyIds: readonly string[]): void {
   if (policyIds.length > MAX_USER_POLICIES)
-    raiseInvalid({ code: 'TOO_LARGE', path: 'policy_ids', message: `must name at most ${MAX_USER_POLICIES} policies` })
+    raiseInvalid({ code: 'TOO_LARGE', path: 'policy_ids', message: `must have at most ${MAX_USER_POLICIES} items` })
 }
 
-/** Replaces the policies of a user, in the order given. Raises POLICY_NOT_FOUND, VALIDATION_FAILED. */
+/** Replaces the policies of a user in the given order. @throws POLICY_NOT_FOUND, VALIDATION_FAILED */
 export async function setUserPolicies(tx: Tx, userId: string, ids: readonly string[]): Promise<void> {
   await userKind.lock(tx, userId)
-  const wanted = [...new Set(ids)]
-  refuseTooMany(wanted)
-  await requireAll(tx, policyKind, null, wanted)
-  await replace(tx, userId, wanted)
+  const unique = [...new Set(ids)]
+  refuseTooMany(unique)
+  await requireAll(tx, policyKind, null, unique)
+  await replacePolicies(tx, userId, unique)
 }
 
-/** Attaches one policy behind the others; once it is attached nothing changes. Raises RESOURCE_NOT_FOUND for either id. */
+/**
+ * Attaches a policy after the others; does nothing if it is already attached. @throws RESOURCE_NOT_FOUND for either ID
+ */
 export async function attachPolicy(tx: Tx, userId: string, policyId: string): Promise<void> {
   const attached = await lockAttached(tx, userId)
   if (attached.includes(policyId)) return
   if (!(await policyKind.reference(tx, policyId, null))) raise('RESOURCE_NOT_FOUND', { meta: { id: policyId } })
-  const wanted = [...attached, policyId]
-  refuseTooMany(wanted)
-  await replace(tx, userId, wanted)
+  const unique = [...attached, policyId]
+  refuseTooMany(unique)
+  await replacePolicies(tx, userId, unique)
 }
 
-/** Detaches one policy; one that is not attached changes nothing. */
+/** Detaches a policy; does nothing if it is not attached. */
 export async function detachPolicy(tx: Tx, userId: string, policyId: string): Promise<void> {
   const attached = await lockAttached(tx, userId)
   if (!attached.includes(policyId)) return
-  await replace(
+  await replacePolicies(
     tx,
     userId,
     attached.filter(id => id !== policyId),
@@ -48,10 +50,10 @@ export async function detachPolicy(tx: Tx, userId: string, policyId: string): Pr
 }
 
 /**
- * The ids attached to a user whose row is now locked. Read after the lock: a statement that waited for it would still see
- * them as they were when it began.
+ * Locks a user and returns the attached policy IDs. They are read after the lock: a statement that waits for the lock
+ * would see the IDs from its start.
  */
 async function lockAttached(tx: Tx, userId: string): Promise<readonly string[]> {
   await userKind.lock(tx, userId)
-  return attachedPolicies(tx, userId)
+  return listAttachedPolicyIds(tx, userId)
 }

@@ -7,21 +7,27 @@ import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { principalsChanged } from '../principals.ts'
 import { type PolicyRow, type PolicyVersion, policyDocumentProblems } from './model.ts'
-import { findPolicyVersions, policyHolders, updatePolicy } from './store.ts'
+import { findPolicyVersions, listPolicyHolders, updatePolicy } from './store.ts'
 
-/** Refuses a change of a policy that ships with the deployment. Raises FORBIDDEN. */
+/** Refuses to change a policy that ships with the deployment. @throws FORBIDDEN */
 function refuseManaged(policy: PolicyRow, action: string): void {
   if (policy.managed) raise('FORBIDDEN', { meta: { action } })
 }
 
-type Change = { name?: string | null; description?: string | null; document?: unknown }
+type PolicyChange = { name?: string | null; description?: string | null; document?: unknown }
 
 /**
- * Writes the fields given as the next version of a policy whose row the caller holds; it applies to every holder at once.
- * What changes nothing makes no version. `by` is the principal's id. Raises FORBIDDEN for a managed policy,
- * VALIDATION_FAILED for a document that could not be written today.
+ * Writes the given fields as the next version of a policy; the caller holds its row lock. The new version applies
+ * immediately to every holder. Unchanged fields create no version.
+ * @param by ID of the principal
+ * @throws FORBIDDEN for a managed policy, VALIDATION_FAILED for a document that is no longer valid
  */
-export async function changePolicy(tx: Tx, policy: PolicyRow, change: Change, by: string): Promise<PolicyRow> {
+export async function updatePolicyFields(
+  tx: Tx,
+  policy: PolicyRow,
+  change: PolicyChange,
+  by: string,
+): Promise<PolicyRow> {
   const document = change.document === undefined ? policy.document : policyDocumentProblems(change.document)
   refuseManaged(policy, 'policies:UpdatePolicy')
   const before = policyFields(policy)
@@ -35,20 +41,20 @@ export async function changePolicy(tx: Tx, policy: PolicyRow, change: Change, by
   return updatePolicy(tx, policy.id, { ...after, by })
 }
 
-/** What a version says beside its number and its author. */
+/** Returns the versioned fields, without number and author. */
 export const policyFields = ({ name, description, document }: PolicyRow | PolicyVersion) => ({
   name,
   description,
   document,
 })
 
-/** One version of a policy. Raises RESOURCE_NOT_FOUND for a number that does not exist. */
+/** Returns one version of a policy. @throws RESOURCE_NOT_FOUND for an unknown version */
 export async function policyVersion(db: Queryable, id: string, number: number): Promise<PolicyVersion> {
   const [version] = await findPolicyVersions(db, id, [number])
   return version ?? noVersion(id, number)
 }
 
-/** What changed from one version to another. Raises RESOURCE_NOT_FOUND for a number that does not exist. */
+/** Returns the changes between two versions. @throws RESOURCE_NOT_FOUND for an unknown version */
 export async function comparePolicyVersions(db: Queryable, id: string, from: number, to: number) {
   const versions = new Map((await findPolicyVersions(db, id, [from, to])).map(found => [found.version, found]))
   const version = (number: number): PolicyVersion => versions.get(number) ?? noVersion(id, number)
@@ -56,12 +62,12 @@ export async function comparePolicyVersions(db: Queryable, id: string, from: num
 }
 
 /**
- * Refuses the delete of a policy that is managed or held: without its boundary a key could do more than before. Raises
- * FORBIDDEN, POLICY_HAS_DEPENDENTS.
+ * Refuses to delete a policy that is managed or attached: a key without its boundary would have more permissions.
+ * @throws FORBIDDEN, POLICY_HAS_DEPENDENTS
  */
-export async function refuseAttached(tx: Tx, policy: PolicyRow): Promise<void> {
+export async function requireUnattached(tx: Tx, policy: PolicyRow): Promise<void> {
   refuseManaged(policy, 'policies:DeletePolicy')
-  const holders = await policyHolders(tx, policy.id)
+  const holders = await listPolicyHolders(tx, policy.id)
   if (holders.length === 0) return
   const counts: Record<string, number> = { users: 0, project_keys: 0, triggers: 0, webhooks: 0 }
   const sample_ids: Record<string, string[]> = {}
@@ -71,7 +77,7 @@ export async function refuseAttached(tx: Tx, policy: PolicyRow): Promise<void> {
     sample_ids[plural] = ids
   }
   raise('POLICY_HAS_DEPENDENTS', {
-    message: `The policy ${policy.id} is still attached (${countsText(counts)})`,
+    message: `Policy ${policy.id} is still attached (${countsText(counts)})`,
     meta: { counts, sample_ids, forcible: false },
   })
 }

@@ -3,13 +3,13 @@ import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 export const policyErrors = {
   POLICY_HAS_DEPENDENTS: {
     status: 409,
-    description: 'Delete of a policy that is attached',
-    hint: 'Take the policy off what meta.sample_ids names, then delete it.',
+    description: 'Policy is attached and cannot be deleted',
+    hint: 'Detach the policy from all resources listed by GET /policies/{policy_id}/attachments, then delete it.',
   },
   POLICY_NOT_FOUND: {
     status: 400,
-    description: 'Referenced policy missing',
-    message: 'The policy {id} does not exist',
+    description: 'Referenced policy does not exist',
+    message: 'Policy {id} not found',
   },
 } as const satisfies ErrorTable
 

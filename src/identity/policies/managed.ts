@@ -8,8 +8,8 @@ import { putManagedPolicy } from './store.ts'
 const MAX_ACTIONS = 100
 
 /**
- * What a server needs that puts agents which others configured in front of end users: it makes and finds an end user by an id
- * of its own, and works with sessions, conversations and turns whose ids it knows. It lists none and reads no configuration.
+ * Actions of a server that offers agents, configured elsewhere, to end users: it creates and finds end users by
+ * external ID and uses sessions, conversations and turns by ID. It lists nothing and reads no configuration.
  */
 const RUNNER_ACTIONS = [
   ...['actors:CreateActor', 'actors:GetActor', 'actors:UpdateActor'],
@@ -20,53 +20,53 @@ const RUNNER_ACTIONS = [
   'chats:CreateChatCompletion',
 ]
 
-/** Statements allow at most 100 actions each. */
-function allow(actions: string[]): PolicyStatement[] {
+/** Splits actions into statements of at most 100 each. */
+function allowStatements(actions: string[]): PolicyStatement[] {
   const statements: PolicyStatement[] = []
   for (let start = 0; start < actions.length; start += MAX_ACTIONS)
     statements.push({ effect: 'Allow', action: actions.slice(start, start + MAX_ACTIONS) })
   return statements
 }
 
-/** Actions that only read and show no secret: all their routes are GET, or they search. */
+/** Returns the actions that only read and reveal no secret: all their routes are GET or searches. */
 function readActions(operations: readonly Operation[]): string[] {
   const reads = new Map<string, boolean>()
   for (const { action, gate, method } of operations) {
     if (!action || gate !== 'policy') continue
     const [module, name] = action.split(':')
-    const reading = method === 'get' || name.startsWith('Search')
-    const revealing = name.endsWith('Secret') && module !== 'secrets'
-    reads.set(action, (reads.get(action) ?? true) && reading && !revealing)
+    const isRead = method === 'get' || name.startsWith('Search')
+    const isRevealing = name.endsWith('Secret') && module !== 'secrets'
+    reads.set(action, (reads.get(action) ?? true) && isRead && !isRevealing)
   }
-  return [...reads].filter(([, reading]) => reading).map(([action]) => action)
+  return [...reads].filter(([, isRead]) => isRead).map(([action]) => action)
 }
 
-type Managed = { id: (typeof managedIds)[number]; name: string; description: string; document: PolicyDocument }
+type ManagedPolicy = { id: (typeof managedIds)[number]; name: string; description: string; document: PolicyDocument }
 
-/** The policies that ship with the deployment, for the actions that it has. */
-export const managedPolicies = (operations: readonly Operation[]): Managed[] => [
+/** Returns the policies that ship with the deployment, for its registered actions. */
+export const managedPolicies = (operations: readonly Operation[]): ManagedPolicy[] => [
   {
     id: 'pol_managed_read_only',
     name: 'Read only',
-    description: 'Reads everything that policies open, in every project, except signing secrets',
-    document: { statement: allow(readActions(operations)) },
+    description: 'Allows reading everything that policies control, in every project, except signing secrets',
+    document: { statement: allowStatements(readActions(operations)) },
   },
   {
     id: 'pol_managed_project_admin',
     name: 'Project admin',
-    description: 'Does everything that policies open, in every project; narrow it by the binding of a key',
+    description: 'Allows everything that policies control, in every project; bind a key to a project to restrict it',
     document: { statement: [{ effect: 'Allow', action: ['*'] }] },
   },
   {
     id: 'pol_managed_agent_runner',
     name: 'Agent runner',
     description:
-      'Puts agents in front of end users, in every project: makes end users, and works with sessions, conversations and turns by their ids; lists nothing, and reads no configuration, tool or secret',
-    document: { statement: allow(RUNNER_ACTIONS) },
+      'Allows offering agents to end users, in every project: creates end users and uses sessions, conversations and turns by ID; lists nothing and reads no configuration, tool or secret',
+    document: { statement: allowStatements(RUNNER_ACTIONS) },
   },
 ]
 
-/** Brings the managed policies of a deployment up to date with its actions, at the start of a web process. */
+/** Updates the managed policies to the actions of the deployment, at the start of a web process. */
 export async function syncManagedPolicies(services: Services): Promise<void> {
   await services.write(async tx => {
     for (const policy of managedPolicies(operations.all())) {

@@ -14,20 +14,20 @@ const PolicyDocumentSchema = z
     statement: z
       .array(
         z.object({
-          effect: z.enum(['Allow', 'Deny']).describe('A Deny that matches wins over every Allow'),
+          effect: z.enum(['Allow', 'Deny']).describe('Effect of the statement; a matching Deny overrides every Allow'),
           action: strings.describe('`*`, `<module>:*`, `<module>:<Action>`, `<module>:<Prefix>*` or an event pattern'),
-          resource: strings.optional().describe('`*` or `srn:<project>:<type>:<id>`; absent is `*`'),
+          resource: strings.optional().describe('`*` or `srn:<project>:<type>:<id>`. Default `*`.'),
           condition: z
             .record(z.string(), z.record(z.string(), z.union([z.string(), z.array(z.string()).min(1).max(50)])))
             .optional()
-            .describe('operator -> key -> value or values'),
+            .describe('Conditions as operator -> key -> value or values'),
         }),
       )
       .min(1)
       .max(100)
-      .describe('What is allowed or denied; what no statement allows is denied'),
+      .describe('Statements; everything that no statement allows is denied. At most 100.'),
   })
-  .meta({ id: 'PolicyDocument', description: 'What a policy allows and denies' })
+  .meta({ id: 'PolicyDocument', description: 'Actions that a policy allows and denies' })
 
 export const Policy = record(
   'Policy',
@@ -35,8 +35,8 @@ export const Policy = record(
     name: z.string().nullable(),
     description: z.string().nullable(),
     document: PolicyDocumentSchema,
-    version: z.int().describe('Rises with every change'),
-    managed: z.boolean().describe('Ships with the deployment and cannot be changed'),
+    version: z.int().describe('Version number, incremented with every change'),
+    managed: z.boolean().describe('Whether the policy ships with the deployment and cannot be changed'),
   },
   { project: false },
 )
@@ -48,7 +48,10 @@ export const PolicyVersion = z
     name: z.string().nullable(),
     description: z.string().nullable(),
     document: PolicyDocumentSchema,
-    created_by: z.string().nullable().describe('User or key that wrote it; null for the deployment'),
+    created_by: z
+      .string()
+      .nullable()
+      .describe('ID of the user or key that wrote the version. Null for the deployment.'),
     created_at: z.string(),
   })
   .meta({ id: 'PolicyVersion' })
@@ -57,10 +60,12 @@ export type PolicyVersion = z.output<typeof PolicyVersion>
 export const PolicyAttachment = z.object({ type: z.string(), id: z.string() }).meta({ id: 'PolicyAttachment' })
 
 const fields = {
-  name: z.string().max(255).nullable().optional().describe('Name to show'),
-  description: z.string().max(2000).nullable().optional().describe('What the policy is for'),
-  // The check of the permission engine names what is wrong by codes of its own; a schema in front of it would hide them.
-  document: z.unknown().meta({ $ref: '#/$defs/PolicyDocument', description: 'What the policy allows and denies' }),
+  name: z.string().max(255).nullable().optional().describe('Display name'),
+  description: z.string().max(2000).nullable().optional().describe('Purpose of the policy'),
+  // The permission engine validates it with specific problem codes, which a schema here would hide.
+  document: z
+    .unknown()
+    .meta({ $ref: '#/$defs/PolicyDocument', description: 'Actions that the policy allows and denies' }),
 }
 
 export const PolicyInput = z.strictObject(fields).meta({
@@ -74,20 +79,21 @@ export const PolicyPatch = z
   .strictObject({ ...fields, document: fields.document.optional() })
   .meta({ id: 'PolicyPatch', example: { name: 'Read agents' } })
 
-/** At most this many policies on one user. */
+/** Maximum number of policies per user. */
 export const MAX_USER_POLICIES = 50
 
 export const UserPoliciesInput = z
   .strictObject({
     policy_ids: z
       .array(z.string())
-      .describe(`Policies of the user in order, at most ${MAX_USER_POLICIES}; replaces the list`),
+      .describe(`Ordered IDs of the policies; replaces the current list. At most ${MAX_USER_POLICIES}.`),
   })
   .meta({ id: 'UserPoliciesInput' })
 
 /**
- * Checks a document as its author wrote it, against the actions and types of this deployment. For every place where a
- * document is written. Raises VALIDATION_FAILED; `path` is the field.
+ * Validates a document, as written by its author, against the actions and types of this deployment.
+ * @param path of the field with the document
+ * @throws VALIDATION_FAILED
  */
 export function policyDocumentProblems(document: unknown, path = 'document'): PolicyDocument {
   const problems = checkPolicyDocument(document, policyCatalogue(operations.all()), path)
@@ -95,7 +101,7 @@ export function policyDocumentProblems(document: unknown, path = 'document'): Po
   return document as PolicyDocument
 }
 
-/** Ids of the policies that ship with the deployment. */
+/** IDs of the policies that ship with the deployment. */
 export const managedIds = ['pol_managed_read_only', 'pol_managed_project_admin', 'pol_managed_agent_runner'] as const
 
 export const policyKind = kind({

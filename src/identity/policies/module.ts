@@ -3,11 +3,10 @@ import { resourceType } from '../../core/api/resource-type.ts'
 import { policyErrors } from './errors.ts'
 import { syncManagedPolicies } from './managed.ts'
 import { policyKind } from './model.ts'
-import { policyOperations } from './operations.ts'
-import { permissionOperations } from './permissions.ts'
+import { permissionOperations, policyOperations } from './operations.ts'
 
 export default module('policies', {
-  tags: { Policies: 'Documents that allow and deny actions, what they are attached to, and how they decide.' },
+  tags: { Policies: 'Documents that allow and deny actions, their attachments, and simulation of decisions.' },
   errors: policyErrors,
   kinds: [policyKind],
   resourceTypes: [resourceType(policyKind)],

@@ -2,15 +2,16 @@ import { z } from 'zod'
 import { Comparison } from '../../core/api/compare.ts'
 import { columnFilter, containsFilter } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
-import { pageOf, textFilter } from '../../core/api/lists.ts'
-import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { pageOf, pageOfArray, textFilter } from '../../core/api/lists.ts'
+import { itemOperation, type Operation, operation, operations } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { versionNumber, versionQuery } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
+import { actionCatalogue } from '../../core/iam/catalogue.ts'
 import { userKind } from '../users/model.ts'
 import { ownOrAdmin } from '../users/operations.ts'
 import { attachPolicy, detachPolicy, setUserPolicies } from './attach.ts'
-import { changePolicy, comparePolicyVersions, policyFields, policyVersion, refuseAttached } from './change.ts'
+import { comparePolicyVersions, policyFields, policyVersion, requireUnattached, updatePolicyFields } from './change.ts'
 import {
   Policy,
   PolicyAttachment,
@@ -24,23 +25,55 @@ import {
 import { Simulation, SimulationInput, simulatePolicies } from './simulate.ts'
 import { insertPolicy, listAttachments, listPolicyVersions, listUserPolicies } from './store.ts'
 
+const PermissionModule = z
+  .object({
+    module: z.string().describe('Module of the API'),
+    actions: z.array(
+      z.object({
+        action: z.string(),
+        description: z.string(),
+        resource_type: z.string().nullable(),
+        gate: z.string().describe('Basis of the decision: policies, the admin role, ownership, or none'),
+        operation_ids: z.array(z.string()),
+      }),
+    ),
+  })
+  .meta({ id: 'PermissionModule' })
+
+export const permissionOperations: Operation[] = [
+  operation({
+    id: 'listPermissions',
+    method: 'get',
+    path: '/permissions',
+    summary: 'List policy actions',
+    description:
+      'Returns the actions by module, with the operations that require each action and the resource type on which it is evaluated.',
+    tag: 'Policies',
+    gate: 'any',
+    paged: true,
+    timed: false,
+    answers: { 200: pageOf(PermissionModule) },
+    run: async ({ page }) => pageOfArray(actionCatalogue(operations.all()), page),
+  }),
+]
+
 const policies = resource(policyKind, { path: '/policies', tag: 'Policies' })
 
-const byAdmins = { tag: 'Policies', gate: 'admin' } as const
-const reading = { ...byAdmins, method: 'get', action: 'policies:GetPolicy' } as const
-const attaching = { ...byAdmins, action: 'users:AttachUserPolicies', answers: { 204: null } } as const
+const adminOnly = { tag: 'Policies', gate: 'admin' } as const
+const getOptions = { ...adminOnly, method: 'get', action: 'policies:GetPolicy' } as const
+const attachOptions = { ...adminOnly, action: 'users:AttachUserPolicies', answers: { 204: null } } as const
 
-const change = (method: 'patch' | 'put', summary: string, body: typeof PolicyInput | typeof PolicyPatch) =>
+const updateOperation = (method: 'patch' | 'put', summary: string, body: typeof PolicyInput | typeof PolicyPatch) =>
   policies.update({
     method,
     summary,
     gate: 'admin',
     body,
-    // The audit entry names the version that was made.
+    // The audit entry contains the new version.
     async write(_next, { stored, body, caller, tx, audit }) {
-      const changed = await changePolicy(tx, stored, body, caller.principal.id)
-      audit.detail.version = changed.version
-      return changed
+      const updated = await updatePolicyFields(tx, stored, body, caller.principal.id)
+      audit.detail.version = updated.version
+      return updated
     },
   })
 
@@ -48,10 +81,10 @@ export const policyOperations: Operation[] = [
   policies.list({
     gate: 'admin',
     visible: () => sql.fragment`true`,
-    // The table is small and read as a whole.
+    // No index: the table is small.
     filters: {
       user_id: columnFilter(
-        textFilter.describe('Policies attached to this user'),
+        textFilter.describe('ID of the user to which the policies are attached'),
         id => sql.fragment`exists (select 1 from user_policies a where a.user_id = ${id} and a.policy_id = t.id)`,
       ),
       name: containsFilter('name'),
@@ -66,27 +99,27 @@ export const policyOperations: Operation[] = [
     },
   }),
   policies.get({ gate: 'admin' }),
-  change('put', 'Replace the document of a policy', PolicyInput),
-  change('patch', 'Change a policy', PolicyPatch),
+  updateOperation('put', 'Replace a policy', PolicyInput),
+  updateOperation('patch', 'Update a policy', PolicyPatch),
   itemOperation(policyKind, {
-    ...reading,
+    ...getOptions,
     id: 'listPolicyVersions',
     path: '/policies/{policy_id}/versions',
-    summary: 'List the versions of a policy, newest first',
-    description: 'Every change of the document has made one.',
+    summary: 'List policy versions',
+    description: 'Returns the versions newest first. Every change creates one.',
     paged: true,
     answers: { 200: pageOf(PolicyVersion) },
     run: ({ resource, db, page }) => listPolicyVersions(db, page, resource.id),
   }),
   itemOperation(policyKind, {
-    ...reading,
+    ...getOptions,
     id: 'comparePolicyVersions',
     path: '/policies/{policy_id}/versions/compare',
-    summary: 'Compare two versions of a policy',
-    description: 'Lists what was added, removed and changed from one to the other, by the paths of fields.',
+    summary: 'Compare policy versions',
+    description: 'Returns the added, removed and changed fields by path.',
     query: z.object({
-      from: versionQuery.describe('Default: the version before the current one'),
-      to: versionQuery.describe('Default: the current version'),
+      from: versionQuery.describe('Base version. Default the version before the current one.'),
+      to: versionQuery.describe('Version to compare. Default the current version.'),
     }),
     answers: { 200: Comparison },
     run: ({ resource, db, query }) => {
@@ -95,36 +128,37 @@ export const policyOperations: Operation[] = [
     },
   }),
   itemOperation(policyKind, {
-    ...reading,
+    ...getOptions,
     id: 'getPolicyVersion',
     path: '/policies/{policy_id}/versions/{version}',
-    summary: 'Read a version of a policy',
-    description: 'The document as it was then, with who wrote it.',
+    summary: 'Get a policy version',
+    description: 'Returns the document of the version and its author.',
     answers: { 200: PolicyVersion },
     run: ({ resource, params, db }) => policyVersion(db, resource.id, versionNumber(params.version)),
   }),
   policies.action('restore', {
     id: 'restorePolicyVersion',
     path: '/policies/{policy_id}/versions/{version}/restore',
-    summary: 'Write an earlier version of a policy as the next one',
-    description: 'Its document must still be one that could be written today.',
+    summary: 'Restore a policy version',
+    description: 'Writes the version as the next one. The restored document is validated like a new write.',
     action: 'policies:UpdatePolicy',
     gate: 'admin',
     answers: { 200: Policy },
     async run({ resource: { id }, params, caller, tx, audit }) {
       const version = await policyVersion(tx, id, versionNumber(params.version))
       const stored = await policyKind.lock(tx, id)
-      const restored = await changePolicy(tx, stored, policyFields(version), caller.principal.id)
+      const restored = await updatePolicyFields(tx, stored, policyFields(version), caller.principal.id)
       audit.detail.version = restored.version
       return policyKind.present(restored)
     },
   }),
   itemOperation(policyKind, {
-    ...reading,
+    ...getOptions,
     id: 'listPolicyAttachments',
     path: '/policies/{policy_id}/attachments',
-    summary: 'List what a policy is attached to',
-    description: 'Users and keys that have the policy, so that it can be detached before it is deleted.',
+    summary: 'List policy attachments',
+    description:
+      'Returns the users, keys and other resources with the policy. It must be detached from all of them before it can be deleted.',
     paged: true,
     timed: false,
     answers: { 200: pageOf(PolicyAttachment) },
@@ -134,9 +168,9 @@ export const policyOperations: Operation[] = [
     id: 'simulatePolicies',
     method: 'post',
     path: '/policies/simulate',
-    summary: 'Explain how a request of a user or key would be decided',
+    summary: 'Simulate the decision on a request',
     description:
-      'Nothing is done and nothing is recorded against the principal: the answer is the decision with the statement that made it.',
+      'Returns whether a request of a user or key would be allowed or denied, with the statement that determined it. Nothing is executed or recorded against the principal.',
     tag: 'Policies',
     action: 'policies:GetPolicy',
     gate: 'owner',
@@ -148,18 +182,18 @@ export const policyOperations: Operation[] = [
     run: ({ services, caller, body }) => simulatePolicies(services, caller, body),
   }),
   policies.remove({
-    summary: 'Delete a policy that is attached to nothing',
-    description: 'A policy that is attached is refused with what it is attached to.',
+    summary: 'Delete a policy',
+    description: 'Fails if the policy is attached; the error lists its attachments.',
     gate: 'admin',
     raises: ['POLICY_HAS_DEPENDENTS'],
-    check: (row, { tx }) => refuseAttached(tx, row),
+    check: (row, { tx }) => requireUnattached(tx, row),
   }),
   itemOperation(userKind, {
     id: 'listUserPolicies',
     method: 'get',
     path: '/users/{user_id}/policies',
-    summary: 'List the policies of a user',
-    description: 'In the order in which they were attached; what any of them denies is denied.',
+    summary: 'List user policies',
+    description: 'Returns the policies in the order of attachment. A Deny of any of them overrides every Allow.',
     tag: 'Policies',
     action: 'users:GetUser',
     gate: 'owner',
@@ -170,35 +204,35 @@ export const policyOperations: Operation[] = [
     run: ({ resource, db, page }) => listUserPolicies(db, page, resource.id),
   }),
   itemOperation(userKind, {
-    ...attaching,
+    ...attachOptions,
     id: 'setUserPolicies',
     method: 'put',
     path: '/users/{user_id}/policies',
-    summary: 'Replace the policies of a user',
-    description: 'The list given takes the place of all that were attached before, and binds at the next request.',
+    summary: 'Replace user policies',
+    description: 'Replaces all attached policies. Applies from the next request on.',
     body: UserPoliciesInput,
     raises: ['POLICY_NOT_FOUND'],
     run: ({ resource, body, tx }) => setUserPolicies(tx, resource.id, body.policy_ids),
   }),
   itemOperation(userKind, {
-    ...attaching,
+    ...attachOptions,
     id: 'attachUserPolicy',
     command: ['users', 'policies', 'attach'],
     method: 'post',
     path: '/users/{user_id}/policies/{policy_id}',
     summary: 'Attach a policy to a user',
     description:
-      'Binds at the next request of the user and its keys. A policy that is attached already stays where it is.',
+      'Applies from the next request of the user and its keys on. A policy that is already attached keeps its position.',
     run: ({ resource, params, tx }) => attachPolicy(tx, resource.id, params.policy_id),
   }),
   itemOperation(userKind, {
-    ...attaching,
+    ...attachOptions,
     id: 'detachUserPolicy',
     command: ['users', 'policies', 'detach'],
     method: 'delete',
     path: '/users/{user_id}/policies/{policy_id}',
     summary: 'Detach a policy from a user',
-    description: 'Binds at the next request of the user and its keys; the policy itself stays.',
+    description: 'Applies from the next request of the user and its keys on. The policy itself is not deleted.',
     run: ({ resource, params, tx }) => detachPolicy(tx, resource.id, params.policy_id),
   }),
 ]

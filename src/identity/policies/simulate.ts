@@ -13,14 +13,14 @@ import { resolveSubject } from '../principals.ts'
 
 export const SimulationInput = z
   .strictObject({
-    user_id: z.string().optional().describe('Decide for this user, signed in; give this or key_id'),
-    key_id: z.string().optional().describe('Decide for this project key; give this or user_id'),
-    action: z.string().min(1).max(200).describe('Action asked for, `<module>:<Action>`'),
-    resource: z.string().min(1).max(2048).describe('`srn:<project>:<type>:<id>`'),
+    user_id: z.string().optional().describe('ID of a user with a user token; exclusive with key_id'),
+    key_id: z.string().optional().describe('ID of a project key; exclusive with user_id'),
+    action: z.string().min(1).max(200).describe('Requested action, `<module>:<Action>`'),
+    resource: z.string().min(1).max(2048).describe('Resource, `srn:<project>:<type>:<id>`'),
     tags: z.record(z.string().max(128), z.string().max(256)).optional().describe('Tags of the resource'),
   })
   .refine(body => (body.user_id === undefined) !== (body.key_id === undefined), {
-    message: 'exactly one of user_id and key_id is required',
+    message: 'or key_id is required, but not both',
     path: ['user_id'],
   })
   .meta({
@@ -30,7 +30,7 @@ export const SimulationInput = z
 
 export const Simulation = z
   .object({
-    allowed: z.boolean().describe('What all layers together decide'),
+    allowed: z.boolean().describe('Whether all layers together allow the action'),
     layers: z
       .array(
         z.object({
@@ -38,14 +38,16 @@ export const Simulation = z
           id: z.string(),
           decision: z.enum(['allow', 'deny', 'none']),
           policy_id: z.string().nullable(),
-          statement_index: z.int().nullable().describe('Statement that decided, from 0'),
+          statement_index: z.int().nullable().describe('Index of the statement that determined the decision, from 0'),
         }),
       )
-      .describe('Every layer must allow; none for an admin'),
+      .describe('Decision per layer; every layer must allow. Empty for admins.'),
   })
   .meta({ id: 'PolicySimulation' })
 
-/** The one gate of an action, out of the operations that ask for it. Raises VALIDATION_FAILED for no action of ours. */
+/**
+ * Returns the gate of an action from the operations that require it. @throws VALIDATION_FAILED for an unknown action
+ */
 function gateOf(action: string): string {
   const [module, name] = action.split(':')
   const declared = operations.all()
@@ -55,9 +57,9 @@ function gateOf(action: string): string {
 }
 
 /**
- * Explains how a request of a user (with a user token) or of a key would be decided, and which statement of which policy
- * decides in each layer. Users may ask about themselves and their keys. Raises FORBIDDEN, RESOURCE_NOT_FOUND,
- * VALIDATION_FAILED.
+ * Simulates a request of a user (with a user token) or a key, and returns the deciding statement of each layer. Users
+ * may simulate themselves and their keys.
+ * @throws FORBIDDEN, RESOURCE_NOT_FOUND, VALIDATION_FAILED
  */
 export async function simulatePolicies(
   services: Services,
@@ -66,8 +68,8 @@ export async function simulatePolicies(
 ): Promise<z.infer<typeof Simulation>> {
   const admin = passesAdminGate(caller, 'policies:GetPolicy', null)
   const subject = await resolveSubject(services, input)
-  const own = caller.credential.type === 'user' && subject?.caller.user.id === caller.user.id
-  if (!admin && !own) raise('FORBIDDEN', { meta: { action: 'policies:GetPolicy' } })
+  const isOwn = caller.credential.type === 'user' && subject?.caller.user.id === caller.user.id
+  if (!admin && !isOwn) raise('FORBIDDEN', { meta: { action: 'policies:GetPolicy' } })
   if (!subject) return raise('RESOURCE_NOT_FOUND', { meta: { id: input.user_id ?? input.key_id } })
   const [action] = canonicalActions(input.action, policyCatalogue(operations.all()))
   const gate = gateOf(action)

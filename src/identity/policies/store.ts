@@ -5,10 +5,10 @@ import type { Page } from '../../core/api/operation.ts'
 import { idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { type PolicyRow, PolicyVersion, policyKind } from './model.ts'
 
-type Fields = Pick<PolicyRow, 'name' | 'description' | 'document'>
+type PolicyFields = Pick<PolicyRow, 'name' | 'description' | 'document'>
 
-/** Adds a policy with its first version, in one statement. */
-export const insertPolicy = (db: Queryable, policy: Fields & { id: string; by: string }): Promise<PolicyRow> =>
+/** Inserts a policy with its first version, in one statement. */
+export const insertPolicy = (db: Queryable, policy: PolicyFields & { id: string; by: string }): Promise<PolicyRow> =>
   db.one(policyKind.sql`
     with t as (
       insert into policies (id, name, description, document)
@@ -20,8 +20,8 @@ export const insertPolicy = (db: Queryable, policy: Fields & { id: string; by: s
     )
     select ${policyKind.columns} from t`)
 
-/** Writes a policy as its next version. The caller holds the row's lock. */
-export const updatePolicy = (db: Queryable, id: string, policy: Fields & { by: string }): Promise<PolicyRow> =>
+/** Updates a policy and inserts its next version. The caller holds the row lock. */
+export const updatePolicy = (db: Queryable, id: string, policy: PolicyFields & { by: string }): Promise<PolicyRow> =>
   db.one(policyKind.sql`
     with t as (
       update policies set name = ${policy.name}, description = ${policy.description}, document = ${jsonb(policy.document)},
@@ -34,7 +34,7 @@ export const updatePolicy = (db: Queryable, id: string, policy: Fields & { by: s
     )
     select ${policyKind.columns} from t`)
 
-/** The page of a user's policies in attach order. Primary key of user_policies. */
+/** Returns a page of a user's policies in attachment order. Primary key of user_policies. */
 export const listUserPolicies = (db: Queryable, bounds: Page, userId: string) =>
   pageResult<PolicyRow>(
     { db, page: bounds },
@@ -47,11 +47,11 @@ export const listUserPolicies = (db: Queryable, bounds: Page, userId: string) =>
     },
   )
 
-const policyId = sql.type(z.object({ policy_id: z.string() }))
+const policyIdRow = sql.type(z.object({ policy_id: z.string() }))
 
-/** Ids of a user's policies in attach order. Primary key of user_policies. */
-export const attachedPolicies = (db: Queryable, userId: string): Promise<readonly string[]> =>
-  db.anyFirst(policyId`select policy_id from user_policies where user_id = ${userId} order by position`)
+/** Returns the IDs of a user's policies in attachment order. Primary key of user_policies. */
+export const listAttachedPolicyIds = (db: Queryable, userId: string): Promise<readonly string[]> =>
+  db.anyFirst(policyIdRow`select policy_id from user_policies where user_id = ${userId} order by position`)
 
 /** Replaces the policies of a user. The caller holds the user's row lock. */
 export const replaceUserPolicies = (db: Queryable, userId: string, policyIds: readonly string[]) =>
@@ -67,70 +67,73 @@ export const replaceUserPolicies = (db: Queryable, userId: string, policyIds: re
     select ${userId}, policy_id, position from wanted
     on conflict (user_id, policy_id) do update set position = excluded.position`)
 
-/** The ids of those of some policies that exist. Primary key. */
+/** Returns the given IDs that exist. Primary key. */
 export const findPolicies = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
   db.anyFirst(idStatement`select id from policies where id = any(${sql.array([...ids], 'text')})`)
 
 type Attachment = { type: string; id: string }
 
-const attachments = (policyId: string) => {
-  const named = referencesTo(policyKind, policyId)
+const attachments = (policyIdRow: string) => {
+  const references = referencesTo(policyKind, policyIdRow)
   return sql.fragment`(
-    select 'user' as type, user_id as id from user_policies where policy_id = ${policyId}
-    union all select 'project_key', key_id from project_key_policies where policy_id = ${policyId}
-    ${named ? sql.fragment`union all select named.type, named.id from ${named} as named` : sql.fragment``}
+    select 'user' as type, user_id as id from user_policies where policy_id = ${policyIdRow}
+    union all select 'project_key', key_id from project_key_policies where policy_id = ${policyIdRow}
+    ${references ? sql.fragment`union all select named.type, named.id from ${references} as named` : sql.fragment``}
   ) t`
 }
 
-/** The page of what a policy is attached to. Indexes user_policies_policy, project_key_policies_policy and those of the referring kinds. */
-export const listAttachments = (db: Queryable, bounds: Page, policyId: string) =>
+/**
+ * Returns a page of a policy's attachments. Indexes user_policies_policy, project_key_policies_policy and the indexes
+ * of the referring kinds.
+ */
+export const listAttachments = (db: Queryable, bounds: Page, policyIdRow: string) =>
   pageResult<Attachment>(
     { db, page: bounds },
     {
       columns: sql.fragment`t.type, t.id`,
-      from: attachments(policyId),
+      from: attachments(policyIdRow),
       order: sql.fragment`t.type, t.id`,
       present: attachment => attachment,
     },
   )
 
-const holders = sql.type(z.object({ type: z.string(), count: z.int(), ids: z.array(z.string()) }))
+const holderRow = sql.type(z.object({ type: z.string(), count: z.int(), ids: z.array(z.string()) }))
 
-/** How many hold a policy by kind of holder, and the ids of at most five of each. */
-export const policyHolders = (db: Queryable, policyId: string) =>
-  db.any(holders`
-    select type, count(*) as count, (array_agg(id order by id desc))[1:5] as ids from ${attachments(policyId)} group by type`)
+/** Counts the holders of a policy by kind, with the IDs of at most five of each. */
+export const listPolicyHolders = (db: Queryable, policyIdRow: string) =>
+  db.any(holderRow`
+    select type, count(*) as count, (array_agg(id order by id desc))[1:5] as ids from ${attachments(policyIdRow)} group by type`)
 
 const versionColumns = sql.fragment`t.policy_id, t.version, t.name, t.description, t.document, t.created_by, t.created_at`
 
-/** The page of a policy's versions, newest first. Primary key of policy_versions. */
-export const listPolicyVersions = (db: Queryable, bounds: Page, policyId: string) =>
+/** Returns a page of a policy's versions, newest first. Primary key of policy_versions. */
+export const listPolicyVersions = (db: Queryable, bounds: Page, policyIdRow: string) =>
   pageResult<PolicyVersion>(
     { db, page: bounds },
     {
       columns: versionColumns,
       from: sql.fragment`policy_versions t`,
-      rows: sql.fragment`t.policy_id = ${policyId}`,
+      rows: sql.fragment`t.policy_id = ${policyIdRow}`,
       time: sql.fragment`t.created_at`,
       order: sql.fragment`t.version desc`,
-      present: version => version,
+      present: versionRow => versionRow,
     },
   )
 
-const version = sql.type(PolicyVersion)
+const versionRow = sql.type(PolicyVersion)
 
-/** Those of the numbered versions that exist. Primary key of policy_versions. */
+/** Returns the given versions that exist. Primary key of policy_versions. */
 export const findPolicyVersions = (
   db: Queryable,
-  policyId: string,
+  policyIdRow: string,
   versions: readonly number[],
 ): Promise<readonly PolicyVersion[]> =>
-  db.any(version`
+  db.any(versionRow`
     select ${versionColumns} from policy_versions t
-    where t.policy_id = ${policyId} and t.version = any(${sql.array([...versions], 'int4')})`)
+    where t.policy_id = ${policyIdRow} and t.version = any(${sql.array([...versions], 'int4')})`)
 
-/** Writes a managed policy where it is missing or differs; null when it is as it should be. */
-export const putManagedPolicy = (db: Queryable, policy: Fields & { id: string }): Promise<PolicyRow | null> =>
+/** Inserts or updates a managed policy; null if it is already up to date. */
+export const putManagedPolicy = (db: Queryable, policy: PolicyFields & { id: string }): Promise<PolicyRow | null> =>
   db.maybeOne(policyKind.sql`
     with t as (
       insert into policies as kept (id, name, description, document, managed)

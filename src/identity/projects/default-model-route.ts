@@ -3,28 +3,29 @@ import { raise } from '../../core/api/errors.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 
-/** One way to go by the default model route of a project: the kind of what does, and a select of their ids. */
+/** Resources that use the default model route of a project: their kind, and a select of their IDs. */
 export type DefaultRouteUsers = { kind: string; ids: (project: Fragment) => Fragment }
 
-/** What binds neither a model route nor a provider of its own. */
+/** Resources without their own model route or provider. */
 export const defaultRouteInheritors = extensionPoint<DefaultRouteUsers>('inheritors of the default model route')
 
 const SAMPLE = 5
 
-const defaultRoute = sql.type(z.strictObject({ default_model_route_id: z.string().nullable() }))
+const defaultRouteRow = sql.type(z.strictObject({ default_model_route_id: z.string().nullable() }))
 
 /**
- * The default model route of a project under FOR SHARE: until the transaction ends nobody clears or replaces it. For
- * writes that leave something without a route and a provider of its own.
+ * Returns the default model route of a project under FOR SHARE, so that it cannot be cleared or replaced until the
+ * transaction ends. For writes that leave a resource without its own route or provider.
  */
 export const lockDefaultRoute = (db: Queryable, projectId: string): Promise<string | null> =>
-  db.maybeOneFirst(defaultRoute`select default_model_route_id from projects where id = ${projectId} for share`)
+  db.maybeOneFirst(defaultRouteRow`select default_model_route_id from projects where id = ${projectId} for share`)
 
-const inheriting = sql.type(z.strictObject({ kind: z.string(), count: z.int(), ids: z.array(z.string()) }))
+const inheritorRow = sql.type(z.strictObject({ kind: z.string(), count: z.int(), ids: z.array(z.string()) }))
 
 /**
- * Refuses to clear the default model route while something goes by it: PROJECT_DEFAULT_ROUTE_INHERITED with
- * `meta { count, counts, sample_ids }`. The caller holds the project, so that nothing can come to inherit it meanwhile.
+ * Refuses to clear the default model route while resources inherit it. The caller holds the project lock, so that no
+ * resource can start to inherit it.
+ * @throws PROJECT_DEFAULT_ROUTE_INHERITED with `meta { count, counts, sample_ids }`
  */
 export async function refuseRouteInUse(db: Queryable, projectId: string): Promise<void> {
   const parts = defaultRouteInheritors
@@ -33,7 +34,7 @@ export async function refuseRouteInUse(db: Queryable, projectId: string): Promis
       ({ kind, ids }) => sql.fragment`select ${kind}::text as kind, id from (${ids(sql.fragment`${projectId}`)}) as i`,
     )
   if (parts.length === 0) return
-  const found = await db.any(inheriting`
+  const found = await db.any(inheritorRow`
     select kind, count(*) as count, (array_agg(id order by id desc))[1:${SAMPLE}::int] as ids
     from (${sql.join(parts, sql.fragment` union `)}) as inheriting group by kind order by kind`)
   if (found.length === 0) return

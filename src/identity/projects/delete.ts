@@ -13,26 +13,28 @@ import { liftStatementTimeout, listDueDeletes, lockAgainstInserts, scheduleDelet
 
 const DAY_MS = 86_400_000
 
-/** Clears what a project leaves behind outside of its rows, such as stored bytes; called before the rows go. */
-export const projectDeleteHooks = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('project leavings')
+/**
+ * Hooks that delete data of a project outside of its rows, such as stored bytes; called before the rows are deleted.
+ */
+export const projectDeleteHooks = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('project delete hooks')
 
 /**
- * Deletes a project. Without `force` only one that holds nothing that counts; with it, everything it holds goes by the
- * foreign keys on it. Raises PROJECT_HAS_DEPENDENTS with `meta { counts, sample_ids, forcible: true }`,
- * RESOURCE_NOT_FOUND.
+ * Deletes a project. Without `force` only if it has no counted resources; with `force`, foreign keys cascade to
+ * everything in it.
+ * @throws RESOURCE_NOT_FOUND, PROJECT_HAS_DEPENDENTS with `meta { counts, sample_ids, forcible: true }`
  */
-export async function removeProject(tx: Tx, id: string, force: boolean): Promise<void> {
+export async function deleteProject(tx: Tx, id: string, force: boolean): Promise<void> {
   if (force) {
     await liftStatementTimeout(tx)
     await lockRowsOfProject(tx, id)
   }
-  // Inserts hold the row FOR KEY SHARE by their foreign key: from here on they wait, and then find no project.
+  // Inserts lock this row FOR KEY SHARE through their foreign key: from now on they wait, and then fail.
   if (!(await lockAgainstInserts(tx, id))) raise('RESOURCE_NOT_FOUND', { meta: { id } })
   if (!force) {
     const dependents = await rowsOfProject(tx, id)
     if (Object.keys(dependents.counts).length > 0)
       raise('PROJECT_HAS_DEPENDENTS', {
-        message: `The project ${id} still holds resources (${countsText(dependents.counts)})`,
+        message: `Project ${id} still has resources (${countsText(dependents.counts)})`,
         meta: { ...dependents, forcible: true },
       })
   }
@@ -42,23 +44,23 @@ export async function removeProject(tx: Tx, id: string, force: boolean): Promise
 }
 
 /**
- * Schedules the forced delete of a project in `days` days and pauses it; a resume before then cancels it.
- * Emits projects.paused when the project ran, else projects.updated.
+ * Schedules the forced deletion of a project in `days` days and pauses it; resuming it cancels the deletion. Emits
+ * projects.paused if the project was not paused, else projects.updated.
  */
 export async function scheduleDelete(tx: Tx, services: Services, id: string, days: number): Promise<ProjectRow> {
   const before = await projectKind.lock(tx, id)
   const at = new Date(services.clock.now().getTime() + days * DAY_MS)
   const row = await scheduleDeleteDate(tx, id, at, 'deletion scheduled')
-  if (before.paused_at === null) for (const follow of pauseHooks.all()) await follow(tx, id)
+  if (before.paused_at === null) for (const hook of pauseHooks.all()) await hook(tx, id)
   tx.emit(projectKind, before.paused_at === null ? 'paused' : 'updated', row)
   return row
 }
 
 /**
- * Deletes the projects whose deferred delete is due, one transaction each, and leaves an audit entry without principal
- * for each. One that fails is logged, left to the next sweep, and keeps none of the others. A second sweep at the same
- * time does no harm.
- * @returns how many projects went
+ * Deletes the projects with a due deferred deletion, in one transaction each, and writes an audit entry without
+ * principal for each. A failure is logged and left to the next sweep, without affecting the other projects. Concurrent
+ * sweeps are safe.
+ * @returns the number of deleted projects
  */
 export async function sweepDeferredDeletes(services: Services, stopping: AbortSignal): Promise<number> {
   const now = services.clock.now()
@@ -69,18 +71,18 @@ export async function sweepDeferredDeletes(services: Services, stopping: AbortSi
       if (await deleteWhenDue(services, id, now)) deleted++
     } catch (error) {
       if (isTransient(error)) throw error
-      services.log.error({ err: error, project_id: id }, 'deferred delete of a project failed')
+      services.log.error({ err: error, project_id: id }, 'deferred project deletion failed')
     }
   }
   return deleted
 }
 
-/** Deletes a project unless it has been resumed meanwhile, or is gone. Returns whether it went. */
+/** Deletes a project unless it was resumed or deleted in the meantime. Returns whether it was deleted. */
 const deleteWhenDue = (services: Services, id: string, now: Date): Promise<boolean> =>
   services.write(async tx => {
     const row = await projectKind.find(tx, id, true)
     if (!row?.delete_at || new Date(row.delete_at) > now) return false
-    await removeProject(tx, id, true)
+    await deleteProject(tx, id, true)
     tx.audit({
       id: newId('audit'),
       project_id: null,

@@ -3,27 +3,27 @@ import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 export const projectErrors = {
   PROJECT_DEFAULT_ROUTE_INHERITED: {
     status: 409,
-    description: 'Default_model_route_id cannot be cleared while consumers inherit it; repointing is allowed',
-    message: 'The default model route cannot be cleared while {count} resources inherit it; another may be named',
-    hint: 'Name another default_model_route_id, or give what meta.counts counts a provider or a route of its own first.',
+    description: 'Default model route is inherited and cannot be cleared; it can be replaced',
+    message: 'Default model route is inherited by {count} resources and cannot be cleared',
+    hint: 'Set another default_model_route_id, or set a provider or model route on the resources in meta.counts first.',
   },
   PROJECT_HAS_DEPENDENTS: {
     status: 409,
-    description: 'Project has dependents; force=true deletes them too',
-    message: 'The project still holds resources; force=true deletes them too',
-    hint: 'Delete what meta.counts counts first, or repeat with force=true, which deletes all of it.',
+    description: 'Project has resources; force=true deletes them too',
+    message: 'Project still has resources',
+    hint: 'Delete the resources in meta.counts first, or repeat with force=true, which deletes them too.',
   },
   PROJECT_NOT_PAUSED: {
     status: 409,
-    description: 'Resume of a project that is not paused',
-    message: 'The project {project_id} is not paused',
-    hint: 'Nothing is to be resumed.',
+    description: 'Project is not paused and cannot be resumed',
+    message: 'Project {project_id} is not paused',
+    hint: 'Check paused_at with GET /projects/{project_id}.',
   },
   PROJECT_PAUSED: {
     status: 409,
-    description: 'Work started, or one run or task resumed, in a paused project',
-    message: 'The project {project_id} is paused',
-    hint: 'Have the project resumed with POST /projects/{project_id}/resume, then repeat.',
+    description: 'Project is paused and starts no work',
+    message: 'Project {project_id} is paused',
+    hint: 'Resume the project with POST /projects/{project_id}/resume, then repeat the request.',
   },
 } as const satisfies ErrorTable
 

@@ -9,34 +9,33 @@ const MAX_INTEGER = 2_147_483_647
 const limit = z.int().min(1).max(MAX_INTEGER).nullable()
 const traceModes = z.enum(['full', 'none'])
 
-/** What a create sets and a clone copies. */
+/** Settings that a create accepts and a clone copies. */
 const settings = {
-  name: z.string().trim().min(1).max(255).describe('Name to show; need not be unique'),
-  description: z.string().max(2000).nullable().describe('What the project is for'),
+  name: z.string().trim().min(1).max(255).describe('Display name, not necessarily unique'),
+  description: z.string().max(2000).nullable().describe('Purpose of the project'),
   max_run_depth: limit.describe(
-    'How deep runs of loops and sub-orchestrations may nest; null leaves the limit of the deployment',
+    'Maximum nesting depth of loops and sub-orchestrations. Null for the limit of the deployment.',
   ),
-  max_concurrent_runs: limit.describe('Orchestration runs at once; null for no limit of the project'),
+  max_concurrent_runs: limit.describe('Maximum number of concurrent orchestration runs. Null for no project limit.'),
   max_chain_generations: limit.describe(
-    'Generations in one chain of continuations; the smallest of the limits that apply counts',
+    'Maximum number of generations in one chain of continuations; the lowest applicable limit applies',
   ),
-  audit_reads_enabled: z.boolean().describe('Also write reads to the audit log'),
-  trace_content_retention_days: limit.describe('Days that the content of traces is kept; null keeps it'),
+  audit_reads_enabled: z.boolean().describe('Whether reads are written to the audit log too'),
+  trace_content_retention_days: limit.describe('Days for which trace content is retained. Null for no expiry.'),
   trace_retention_days: limit.describe(
-    'Days after their last activity for which traces and their generations are kept; null keeps them',
+    'Days after their last activity for which traces and their generations are retained. Null for no expiry.',
   ),
   conversation_retention_days: limit.describe(
-    'Days after their last activity for which conversations, with their sessions and messages, are kept; null keeps them',
+    'Days after their last activity for which conversations, with their sessions and messages, are retained. Null for no expiry.',
   ),
-  trace_content_mode: traceModes.describe('Whether traces hold content at all'),
+  trace_content_mode: traceModes.describe('Whether traces contain content'),
   require_priced_model: z
     .boolean()
     .describe(
-      'Refuse turns on a model whose input and output tokens have no price; of a route every target must have one',
+      'Whether turns are refused on models without prices for input and output tokens; every target of a route must have prices',
     ),
 }
 
-/** A project as the wire shows it. */
 export const Project = record(
   'Project',
   {
@@ -56,24 +55,24 @@ export const Project = record(
     content_hold_until: z.iso
       .datetime()
       .nullable()
-      .describe('Legal hold: until then no content is erased; null for none'),
+      .describe('Legal hold: no content is erased until this time. Null for none.'),
     paused_at: z.string().nullable(),
     pause_reason: z.string().nullable(),
-    delete_at: z.string().nullable().describe('When a deferred delete removes the project; null when none is due'),
+    delete_at: z.string().nullable().describe('Time of the scheduled deletion. Null if none is scheduled.'),
   },
   { project: false, tags: true },
 )
 
-const hold = {
+const legalHold = {
   content_hold_until: timeInput
     .nullable()
-    .describe('Legal hold: until then no content is erased, neither by request nor by retention; null for none'),
+    .describe('Legal hold: no content is erased until this time, neither by request nor by retention. Null for none.'),
 }
 
 export const settingNames = Object.keys(settings) as (keyof typeof settings)[]
 
 export const ProjectInput = z
-  .strictObject({ ...settings, ...hold })
+  .strictObject({ ...settings, ...legalHold })
   .partial()
   .required({ name: true })
   .meta({ id: 'ProjectInput', example: { name: 'Shop support' } })
@@ -82,61 +81,69 @@ export const ProjectPatch = patchBody(
   'ProjectPatch',
   {
     ...settings,
-    ...hold,
+    ...legalHold,
     guardrail_ids: GuardrailIds.nullable().describe(
-      'Guardrails of every tool call in the project, in order; null for none',
+      'Ordered IDs of guardrails for every tool call in the project. Null for none.',
     ),
     default_model_route_id: z
       .string()
       .min(1)
       .max(64)
       .nullable()
-      .describe('Model route of whatever names neither a route nor a provider; cleared only while nothing goes by it'),
+      .describe(
+        'ID of the model route for resources without a route or provider. Can be cleared only if no resource inherits it.',
+      ),
   },
   { name: 'Shop support' },
 )
 
 export const PauseProjectInput = z
   .strictObject({
-    reason: z.string().max(256).nullable().optional().describe('Shown to callers that are refused meanwhile'),
+    reason: z.string().max(256).nullable().optional().describe('Reason returned to refused callers'),
   })
   .meta({ id: 'ProjectPauseInput' })
 
 export const CloneInput = z
   .strictObject({
     name: settings.name.describe('Name of the new project'),
-    include: z.array(z.string().min(1).max(64)).max(50).default([]).describe('Kinds of configuration to copy'),
+    include: z
+      .array(z.string().min(1).max(64))
+      .max(50)
+      .default([])
+      .describe('Kinds of configuration to copy. Default none.'),
   })
   .meta({ id: 'ProjectCloneInput' })
 
 export const ProjectClone = z
   .object({
     project: Project.describe('The new project'),
-    ids: z.record(z.string(), z.string()).describe('Id of each copy by the id it was made of'),
+    ids: z.record(z.string(), z.string()).describe('ID of each copy by the ID of its original'),
   })
   .meta({ id: 'ProjectClone' })
 
 export const ProjectSummary = z
   .object({
-    counts: z.record(z.string(), z.int()).describe('Rows by kind; kinds without rows are absent'),
+    counts: z.record(z.string(), z.int()).describe('Number of resources by kind; kinds without resources are absent'),
     last_activity_at: z.string().nullable().describe('Time of the newest event or audit entry'),
   })
   .meta({ id: 'ProjectSummary' })
 
 export const DeleteQuery = z
   .object({
-    force: booleanQuery.default(false).describe('Delete everything in the project too'),
+    force: booleanQuery.default(false).describe('Whether to delete everything in the project too. Default false.'),
     grace_days: z
       .string()
       .regex(/^\d{1,3}$/, 'must be an integer from 0 to 365')
       .transform(Number)
       .pipe(z.int().max(365))
       .optional()
-      .describe('With force: pause the project now and delete it after so many days; a resume cancels'),
+      .describe(
+        'Days after which the project is deleted; it is paused until then, and resuming it cancels the deletion. Requires force. At most 365.',
+      ),
   })
-  .refine(query => query.force || !query.grace_days, { path: ['grace_days'], message: 'needs force=true' })
+  .refine(query => query.force || !query.grace_days, { path: ['grace_days'], message: 'requires force=true' })
 
-/** Its own project, so that decisions about it fall under `srn:<id>:project:<id>`. */
+/** Projects belong to themselves, so that decisions about them fall under `srn:<id>:project:<id>`. */
 export const projectKind = kind({
   name: 'project',
   prefix: 'proj',

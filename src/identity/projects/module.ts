@@ -5,7 +5,7 @@ import { projectKind } from './model.ts'
 import { projectOperations } from './operations.ts'
 
 export default module('projects', {
-  tags: { Projects: 'The unit everything belongs to: configuration, pause, clone, summary.' },
+  tags: { Projects: 'Containers of all other resources, with settings, pausing, cloning and a summary.' },
   errors: projectErrors,
   kinds: [projectKind],
   operations: projectOperations,

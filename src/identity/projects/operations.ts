@@ -11,7 +11,7 @@ import { type Caller, principalRecord } from '../../core/iam/caller.ts'
 import { detachPermission, projectGuardrailsChannel, removedGuardrails, requireDetach } from '../guardrail-ids.ts'
 import { cloneableNames, cloneProject } from './clone.ts'
 import { refuseRouteInUse } from './default-model-route.ts'
-import { removeProject, scheduleDelete } from './delete.ts'
+import { deleteProject, scheduleDelete } from './delete.ts'
 import {
   CloneInput,
   DeleteQuery,
@@ -24,20 +24,20 @@ import {
   projectKind,
 } from './model.ts'
 import { pauseHooks, resumeHooks } from './pause.ts'
-import { lastActivity, pauseProject, resumeProject } from './store.ts'
+import { findLastActivity, pauseProject, resumeProject } from './store.ts'
 
 const tag = 'Projects'
 
 const projects = resource(projectKind, { path: '/projects', tag })
 
-/** The audit entry of a create names the new project. */
+/** Sets the new project in the audit entry of a create. */
 function auditCreated(audit: Context['audit'], id: string): void {
   audit.project_id = id
   audit.resource_srn = srn(id, projectKind.name, id)
 }
 
-/** Projects that the caller may list or read. */
-function listed(caller: Caller) {
+/** Condition for projects that the caller may list or get. */
+function visibleProjects(caller: Caller) {
   const columns = { project: sql.fragment`t.id`, id: sql.fragment`t.id`, tags: sql.fragment`t.tags` }
   const visible = (action: string) =>
     visibleRows(caller, { action, type: projectKind.name, project: caller.project_id }, columns).rows
@@ -46,13 +46,13 @@ function listed(caller: Caller) {
 
 export const projectOperations: Operation[] = [
   projects.list({
-    summary: 'List the projects the caller may list or read',
-    description: 'Admins see all of them.',
+    summary: 'List projects',
+    description: 'Returns the projects that the caller may list or get, all for an admin.',
     alsoActions: ['projects:GetProject'],
     gate: 'any',
     filters: { name: containsFilter('name') },
-    visible: ({ caller }) => listed(caller),
-    // Ids rise with creation time, so the primary key gives the order.
+    visible: ({ caller }) => visibleProjects(caller),
+    // IDs are ordered by creation time, so the primary key gives the order.
     order: () => sql.fragment`t.id desc`,
   }),
   projects.create({
@@ -66,9 +66,9 @@ export const projectOperations: Operation[] = [
   }),
   projects.get({ raises: ['API_KEY_PROJECT_SCOPE'] }),
   projects.update({
-    summary: 'Change settings of a project',
+    summary: 'Update a project',
     description:
-      'A lowered limit binds new starts only. Detaching a guardrail needs `guardrails:DetachGuardrail` on it.',
+      'Lowered limits apply only to new work. Detaching a guardrail requires `guardrails:DetachGuardrail` on it.',
     alsoActions: [detachPermission],
     body: ProjectPatch,
     raises: [
@@ -90,9 +90,9 @@ export const projectOperations: Operation[] = [
     id: 'deleteProject',
     method: 'delete',
     path: '/projects/{project_id}',
-    summary: 'Delete a project; with force, everything in it',
+    summary: 'Delete a project',
     description:
-      'A project with resources is refused with their counts unless forced; then everything goes, runs and turns are ended first.',
+      'Fails with the resource counts if the project still has resources. With force, ends its active runs and turns and deletes everything in it.',
     tag,
     action: 'projects:DeleteProject',
     gate: 'admin',
@@ -100,17 +100,18 @@ export const projectOperations: Operation[] = [
     answers: { 204: null },
     raises: ['PROJECT_HAS_DEPENDENTS'],
     async run({ tx, query, resource, audit, services }) {
-      // The entry is one of the deployment: it outlives the project.
+      // The audit entry belongs to the deployment, so that it outlives the project.
       audit.project_id = null
       if (query.grace_days) await scheduleDelete(tx, services, resource.id, query.grace_days)
-      else await removeProject(tx, resource.id, query.force)
+      else await deleteProject(tx, resource.id, query.force)
     },
   }),
   projects.action('pause', {
     internal: true,
     mcp: true,
-    summary: 'Refuse new work in a project until it is resumed',
-    description: 'Pausing a paused project changes nothing: the first reason stays.',
+    summary: 'Pause a project',
+    description:
+      'The project refuses new work until it is resumed. Pausing a paused project changes nothing; the first reason is kept.',
     body: PauseProjectInput,
     bodyOptional: true,
     answers: { 200: Project },
@@ -118,7 +119,7 @@ export const projectOperations: Operation[] = [
     async run({ tx, body, resource: { id } }) {
       const paused = await pauseProject(tx, id, body?.reason ?? null)
       if (paused) {
-        for (const follow of pauseHooks.all()) await follow(tx, id)
+        for (const hook of pauseHooks.all()) await hook(tx, id)
         tx.emit(projectKind, 'paused', paused)
       }
       const row = paused ?? (await projectKind.find(tx, id))
@@ -128,14 +129,14 @@ export const projectOperations: Operation[] = [
   projects.action('resume', {
     internal: true,
     mcp: true,
-    summary: 'Lift the pause of a project, and a deferred delete with it',
-    description: 'What was held while the project was paused starts again, within the limits of the project.',
+    summary: 'Resume a project',
+    description: 'Cancels a scheduled deletion. Deferred work starts again, within the limits of the project.',
     answers: { 200: Project },
     raises: ['API_KEY_PROJECT_SCOPE', 'PROJECT_NOT_PAUSED'],
     async run({ tx, resource, caller }) {
       const row = await resumeProject(tx, resource.id)
       if (!row) return raise('PROJECT_NOT_PAUSED', { meta: { project_id: resource.id } })
-      for (const follow of resumeHooks.all()) await follow(tx, row.id, principalRecord(caller))
+      for (const hook of resumeHooks.all()) await hook(tx, row.id, principalRecord(caller))
       tx.emit(projectKind, 'resumed', row)
       return projectKind.present(row)
     },
@@ -144,20 +145,22 @@ export const projectOperations: Operation[] = [
     id: 'getProjectSummary',
     method: 'get',
     path: '/projects/{project_id}/summary',
-    summary: 'Count what a project holds',
-    description: 'Counts what would keep the project from being deleted.',
+    summary: 'Get a project summary',
+    description:
+      'Returns the number of resources that prevent deletion without force, and the time of the last activity.',
     tag,
     action: 'projects:GetProject',
     answers: { 200: ProjectSummary },
     raises: ['API_KEY_PROJECT_SCOPE'],
     async run({ db, resource: { id } }) {
-      const [{ counts }, last_activity_at] = await Promise.all([rowsOfProject(db, id), lastActivity(db, id)])
+      const [{ counts }, last_activity_at] = await Promise.all([rowsOfProject(db, id), findLastActivity(db, id)])
       return { counts, last_activity_at }
     },
   }),
   projects.action('clone', {
-    summary: 'Create a project with the settings and the named configuration of another',
-    description: 'Secrets, keys, content and history are not copied.',
+    summary: 'Clone a project',
+    description:
+      'Creates a project with the settings and the included configuration of another. Secrets, keys, content and history are not copied.',
     action: 'projects:CreateProject',
     gate: 'admin',
     body: CloneInput,
@@ -169,7 +172,7 @@ export const projectOperations: Operation[] = [
         raiseInvalid({
           code: 'INVALID_VALUE',
           path: `include[${unknown}]`,
-          message: `is not one of: ${names.join(', ') || 'none can be copied'}`,
+          message: `must be one of: ${names.join(', ') || 'none can be copied'}`,
         })
       const { made, ids } = await cloneProject(tx, resource.id, name, include, { services, caller })
       auditCreated(audit, made.id)

@@ -5,30 +5,33 @@ import { extensionPoint } from '../../core/declarations.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { findPauseState, lockPauseState, type PauseState } from './store.ts'
 
-/** How long work of a paused project is left alone, unless the pause ends: that takes it up. */
+/** Delay before deferred work of a paused project is checked again; resuming the project releases it earlier. */
 export const PAUSE_HOLD_MS = 15 * 60_000
 
-/** What modules do in the transaction in which the pause of a project begins. */
-export const pauseHooks = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('beginnings of pauses')
+/** Hooks that run in the transaction that pauses a project. */
+export const pauseHooks = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('project pause hooks')
 
-/** What modules do in the transaction in which a caller ends the pause of a project. */
+/** Hooks that run in the transaction that resumes a project. */
 export const resumeHooks =
-  extensionPoint<(tx: Tx, projectId: string, by: PrincipalRecord) => Promise<void>>('ends of pauses')
+  extensionPoint<(tx: Tx, projectId: string, by: PrincipalRecord) => Promise<void>>('project resume hooks')
 
 /**
- * Checks that work may start in a project: call it in the transaction that inserts the work. Holds the project row FOR
- * SHARE until the transaction ends, so that no start commits after a pause answered.
- * Raises PROJECT_PAUSED with `meta { project_id, pause_reason }`, RESOURCE_NOT_FOUND when the project is gone.
+ * Requires that work may start in a project; called in the transaction that inserts the work. Locks the project row FOR
+ * SHARE until the transaction ends, so that no start commits after a pause has returned.
+ * @throws PROJECT_PAUSED with `meta { project_id, pause_reason }`, RESOURCE_NOT_FOUND for a deleted project
  */
 export const lockUnpaused = async (tx: Tx, projectId: string): Promise<void> => {
   requireNotPaused(projectId, await lockPauseState(tx, projectId))
 }
 
-/** The same for work that is done at once and has no row: what a pause that comes now does not stop. Returns what it read. */
+/**
+ * Requires that a project is not paused, for work that runs immediately and has no row: a later pause does not stop it.
+ * Returns the state.
+ */
 export const requireUnpaused = async (db: Queryable, projectId: string): Promise<PauseState> =>
   requireNotPaused(projectId, await findPauseState(db, projectId))
 
-/** The same for who has read it with something else. */
+/** Requires that a pause state, already loaded, is not paused. */
 export function requireNotPaused(project_id: string, found: PauseState | null): PauseState {
   const state = found ?? raise('RESOURCE_NOT_FOUND', { meta: { id: project_id } })
   const { paused_at, pause_reason } = state

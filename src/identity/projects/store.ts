@@ -3,19 +3,19 @@ import { setForTransaction } from '../../core/db/settings.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { type ProjectRow, projectKind } from './model.ts'
 
-/** Pauses a running project; null when it was paused before or is gone. Waits for starts that hold the row FOR SHARE. */
+/** Pauses a project; null if it is already paused or deleted. Waits for starts that hold the row FOR SHARE. */
 export const pauseProject = (db: Queryable, id: string, reason: string | null): Promise<ProjectRow | null> =>
   db.maybeOne(projectKind.sql`
     update projects t set paused_at = now(), pause_reason = ${reason}, updated_at = now()
     where t.id = ${id} and t.paused_at is null returning ${projectKind.columns}`)
 
-/** Lifts a pause, and with it a deferred delete; null when the project runs or is gone. */
+/** Resumes a project and cancels its scheduled deletion; null if it is not paused or is deleted. */
 export const resumeProject = (db: Queryable, id: string): Promise<ProjectRow | null> =>
   db.maybeOne(projectKind.sql`
     update projects t set paused_at = null, pause_reason = null, delete_at = null, updated_at = now()
     where t.id = ${id} and t.paused_at is not null returning ${projectKind.columns}`)
 
-/** Sets the day of a deferred delete, pausing the project when it runs. */
+/** Schedules the deletion of a project and pauses it if it is not paused. */
 export const scheduleDeleteDate = (db: Queryable, id: string, at: Date, reason: string): Promise<ProjectRow> =>
   db.one(projectKind.sql`
     update projects t set delete_at = ${at.toISOString()}::timestamptz, updated_at = now(),
@@ -25,15 +25,17 @@ export const scheduleDeleteDate = (db: Queryable, id: string, at: Date, reason: 
 
 const id = sql.type(z.object({ id: z.string() }))
 
-/** Projects whose deferred delete is due (index projects_delete_at). */
+/** Returns projects whose scheduled deletion is due. Index projects_delete_at. */
 export const listDueDeletes = (db: Queryable, now: Date): Promise<readonly string[]> =>
   db.anyFirst(id`
     select id from projects where delete_at <= ${now.toISOString()}::timestamptz order by delete_at`)
 
-/** Lifts the time limit of statements for this transaction: a large project takes as long as it takes. */
+/** Disables the statement timeout for this transaction: deleting a large project can exceed it. */
 export const liftStatementTimeout = (db: Queryable) => setForTransaction(db, { statement_timeout: '0' })
 
-/** Locks the row FOR UPDATE, so that inserts into the project wait until the transaction ends. False when it is gone. */
+/**
+ * Locks the row FOR UPDATE, so that inserts into the project wait until the transaction ends. False if it is deleted.
+ */
 export const lockAgainstInserts = async (db: Queryable, projectId: string): Promise<boolean> =>
   (await db.maybeOneFirst(id`select id from projects where id = ${projectId} for update`)) !== null
 
@@ -42,23 +44,23 @@ export const PauseState = z.object({
   pause_reason: z.string().nullable(),
   trace_content_mode: z.enum(['full', 'none']),
 })
-/** Whether a project runs, and whether it keeps what is said. */
+/** Pause state of a project, and whether it stores content. */
 export type PauseState = z.output<typeof PauseState>
-const pauseState = sql.type(PauseState)
+const pauseStateRow = sql.type(PauseState)
 const pauseColumns = sql.fragment`paused_at, pause_reason, trace_content_mode`
 
-/** Whether the project runs, under FOR SHARE: no pause commits before the reader's transaction ends. */
+/** Returns the pause state under FOR SHARE: no pause commits before the transaction ends. */
 export const lockPauseState = (db: Queryable, projectId: string) =>
-  db.maybeOne(pauseState`select ${pauseColumns} from projects where id = ${projectId} for share`)
+  db.maybeOne(pauseStateRow`select ${pauseColumns} from projects where id = ${projectId} for share`)
 
 export const findPauseState = (db: Queryable, projectId: string) =>
-  db.maybeOne(pauseState`select ${pauseColumns} from projects where id = ${projectId}`)
+  db.maybeOne(pauseStateRow`select ${pauseColumns} from projects where id = ${projectId}`)
 
-const activity = sql.type(z.object({ last_activity_at: z.string().nullable() }))
+const activityRow = sql.type(z.object({ last_activity_at: z.string().nullable() }))
 
-/** Time of the newest event or audit entry (indexes events_project, audit_entries_project). */
-export const lastActivity = (db: Queryable, projectId: string): Promise<string | null> =>
-  db.oneFirst(activity`
+/** Returns the time of the newest event or audit entry. Indexes events_project, audit_entries_project. */
+export const findLastActivity = (db: Queryable, projectId: string): Promise<string | null> =>
+  db.oneFirst(activityRow`
     select greatest(
       (select max(created_at) from events where project_id = ${projectId}),
       (select max(created_at) from audit_entries where project_id = ${projectId})) as last_activity_at`)

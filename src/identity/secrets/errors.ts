@@ -3,13 +3,13 @@ import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
 export const secretErrors = {
   SECRET_HAS_DEPENDENTS: {
     status: 409,
-    description: 'Secret referenced by AI providers; force=true deletes dependents',
-    hint: 'meta.counts says what refers to the secret. Change that first, or repeat with force=true where meta.forcible is true, which deletes it too.',
+    description: 'Secret is referenced by other resources',
+    hint: 'Update the resources in meta.counts first, or repeat with force=true if meta.forcible is true, which deletes them too.',
   },
   SECRET_NOT_FOUND: {
     status: 400,
-    description: 'Secret named by a secret token missing in the project',
-    message: 'The secret {secret_id} does not exist in the project',
+    description: 'Secret of a secret reference not found in the project',
+    message: 'Secret {secret_id} not found in this project',
   },
 } as const satisfies ErrorTable
 

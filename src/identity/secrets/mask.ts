@@ -2,31 +2,36 @@ import { findAll, storableText, truncateBytes } from '../../core/api/storable-te
 import { eventLoopYielder } from '../../core/process/event-loop.ts'
 
 /**
- * Masks secret values in texts of other parties, however these spell them: as they are, or escaped for URLs, forms, JSON
- * and HTML in any mixture and to any depth. Both sides are reduced to plain bytes and compared by the algorithm of Knuth,
- * Morris and Pratt, so the cost is linear in text and value, whatever they hold: about 30 ns a byte.
+ * Masks secret values in third-party texts in every spelling: literal, or escaped for URLs, forms, JSON and HTML in any
+ * mixture and to any depth. Both sides are reduced to plain bytes and compared by the Knuth-Morris-Pratt algorithm, so
+ * the cost is linear in text and value for all contents: about 30 ns per byte.
  */
 
 export const MASK = '***'
-/** Shorter values and shorter occurrences stay: masking them would hide what is no secret. In bytes. */
-const MASKED_FROM = 8
-/** Bytes of a text that are searched and shown, unless said otherwise. */
-const SHOWN_BYTES = 16 * 1024
+/**
+ * Minimum length, in bytes, of masked values and occurrences: masking shorter ones would hide text that is not secret.
+ */
+const MIN_MASKED_BYTES = 8
+/** Default number of bytes of a text that are searched and returned. */
+const DEFAULT_MAX_BYTES = 16 * 1024
 
-/** The first `maxBytes` of a text with `***` in place of secret values, also of one that the end of these bytes cuts. */
-export function maskSecrets(text: string | Buffer, values: readonly string[], maxBytes = SHOWN_BYTES): string {
+/**
+ * Returns the first `maxBytes` of a text with `***` in place of secret values, including a value that is truncated at
+ * the end.
+ */
+export function maskSecrets(text: string | Buffer, values: readonly string[], maxBytes = DEFAULT_MAX_BYTES): string {
   const masking = new Masking(text, maxBytes)
   for (const value of values) masking.add(value)
   return masking.text()
 }
 
-/** Masks as `mask` does, and yields to the event loop between values: a request may hold a thousand of them. */
+/** Masks like `maskSecrets` and yields to the event loop between values: a request may have a thousand of them. */
 export async function maskYielding(text: string | Buffer, values: readonly string[]): Promise<string> {
-  const masking = new Masking(text, SHOWN_BYTES)
-  const breathe = eventLoopYielder()
+  const masking = new Masking(text, DEFAULT_MAX_BYTES)
+  const yieldIfDue = eventLoopYielder()
   for (const value of values) {
     masking.add(value)
-    await breathe()
+    await yieldIfDue()
   }
   return masking.text()
 }
@@ -36,7 +41,7 @@ class Masking {
   readonly #source: Buffer
   readonly #isCut: boolean
   readonly #plain: Plain
-  /** How many more occurrences begin than end at each byte of the source. */
+  /** Number of occurrences that start at each source byte minus the number that end there. */
   readonly #begun: Int32Array
 
   constructor(text: string | Buffer, maxBytes: number) {
@@ -50,16 +55,16 @@ class Masking {
   /** Masks every occurrence of a value. */
   add(value: string): void {
     const source = Buffer.from(value)
-    if (source.length < MASKED_FROM) return
+    if (source.length < MIN_MASKED_BYTES) return
     const { bytes } = this.#plain
-    const sought = plainOf(source).bytes
-    if (sought.length === 0) return
-    const matched = findAll(bytes, sought, end => this.#hide(end - sought.length, end, MASKED_FROM))
-    // What the end of the text cuts may be the start of the value.
+    const needle = plainOf(source).bytes
+    if (needle.length === 0) return
+    const matched = findAll(bytes, needle, end => this.#hide(end - needle.length, end, MIN_MASKED_BYTES))
+    // A truncated text may end with the start of the value.
     if (this.#isCut && matched > 0) this.#hide(bytes.length - matched, bytes.length, 1)
   }
 
-  /** Masks plain bytes, with the backslashes around them, which may be part of the value. */
+  /** Masks plain bytes together with adjacent backslashes, which may be part of the value. */
   #hide(first: number, next: number, leastBytes: number): void {
     const { starts, ends } = this.#plain
     if (ends[next - 1] - starts[first] < leastBytes) return
@@ -67,37 +72,40 @@ class Masking {
     this.#begun[starts[next]]--
   }
 
-  /** The text with what was added masked. */
+  /** Returns the masked text. */
   text(): string {
     const { starts, bytes } = this.#plain
     const end = starts[bytes.length]
     const parts: (string | Buffer)[] = []
-    let open = 0
-    let shown = 0
+    let depth = 0
+    let copied = 0
     for (let at = 0; at < end; at++) {
-      const before = open
-      open += this.#begun[at]
-      if (before === 0 && open > 0) parts.push(this.#source.subarray(shown, at), MASK)
-      if (open > 0) shown = at + 1
+      const before = depth
+      depth += this.#begun[at]
+      if (before === 0 && depth > 0) parts.push(this.#source.subarray(copied, at), MASK)
+      if (depth > 0) copied = at + 1
     }
-    // What cannot be stored was replaced by more bytes.
-    return truncateBytes([...parts, this.#source.subarray(shown, end)].join(''), this.#maxBytes)
+    // Replacements of unstorable characters may have made the text longer.
+    return truncateBytes([...parts, this.#source.subarray(copied, end)].join(''), this.#maxBytes)
   }
 }
 
-/** A text without escapes: its bytes, and where each begins and ends in the source; behind the last, where the text ends. */
+/**
+ * Text without escapes: its bytes, and their start and end offsets in the source; `starts` has an additional entry for
+ * the end of the text.
+ */
 type Plain = { bytes: Uint8Array; starts: Uint32Array; ends: Uint32Array }
 
 const [BACKSLASH, PERCENT, PLUS, SPACE, AMPERSAND, SEMICOLON, U] = [...Buffer.from('\\%+ &;u')]
-/** What JSON writes as a backslash and a letter. */
+/** Characters that JSON escapes with a backslash and a letter. */
 const CONTROLS: Partial<Record<number, number>> = { 98: 8, 116: 9, 110: 10, 102: 12, 114: 13 }
-/** Longest `&...;` that is read, in bytes. */
+/** Maximum length of an `&...;` entity, in bytes. */
 const ENTITY_BYTES = 12
 const NAMED = new Map(Object.entries({ amp: '&', lt: '<', gt: '>', quot: '"', apos: "'" }))
-/** An escape without its end. */
-const UNENDED = /(?:%[0-9a-f]?|\\(?:u[0-9a-f]{0,3})?|&#?\w*)?$/i
+/** Incomplete escape at the end of the text. */
+const INCOMPLETE_ESCAPE = /(?:%[0-9a-f]?|\\(?:u[0-9a-f]{0,3})?|&#?\w*)?$/i
 
-/** The value of a hex digit, or -1. */
+/** Returns the value of a hex digit, or -1. */
 const digitOf = (byte: number): number =>
   byte >= 0x30 && byte <= 0x39
     ? byte - 0x30
@@ -105,23 +113,23 @@ const digitOf = (byte: number): number =>
       ? (byte | 0x20) - 0x57
       : -1
 
-/** The value of four hex digits that begin at an index, or -1. */
+/** Returns the value of the four hex digits at an index, or -1. */
 const unitAt = (bytes: Uint8Array, index: number): number =>
   [0, 1, 2, 3].reduce((sum, more) => {
     const digit = digitOf(bytes[index + more])
     return sum < 0 || digit < 0 ? -1 : sum * 16 + digit
   }, 0)
 
-/** UTF-8 of a code point, and of half of a surrogate pair as if it were one. */
+/** Returns the UTF-8 bytes of a code point, also of an unpaired surrogate. */
 const utf8 = (code: number): readonly number[] =>
   code >= 0xd800 && code <= 0xdfff
     ? [0xe0 | (code >> 12), 0x80 | ((code >> 6) & 0x3f), 0x80 | (code & 0x3f)]
     : [...Buffer.from(String.fromCodePoint(code))]
 
-/** What stands for the last `count` bytes. */
+/** Replacement for the last `count` bytes. */
 type Escape = { count: number; by: readonly number[] }
 
-/** The escape that ends with the last of the first `length` bytes, if any. */
+/** Returns the escape that ends at `length`, if any. */
 function escapeAt(bytes: Uint8Array, length: number): Escape | null {
   const last = bytes[length - 1]
   if (last === SEMICOLON) return entityAt(bytes, length)
@@ -138,7 +146,10 @@ function escapeAt(bytes: Uint8Array, length: number): Escape | null {
   return control !== undefined && bytes[length - 2] === BACKSLASH ? { count: 2, by: [control] } : null
 }
 
-/** The escape of a UTF-16 code unit behind the first `length` bytes; the second half of a pair takes the first one back. */
+/**
+ * Returns the escape of a UTF-16 code unit that follows `length` bytes; a low surrogate also replaces its high
+ * surrogate.
+ */
 function unitEscape(bytes: Uint8Array, length: number, unit: number): Escape {
   const isSecond = unit >= 0xdc00 && unit <= 0xdfff && bytes[length - 3] === 0xed && bytes[length - 2] >= 0xa0
   if (!isSecond || bytes[length - 2] >= 0xb0) return { count: 6, by: utf8(unit) }
@@ -157,9 +168,9 @@ function entityAt(bytes: Uint8Array, length: number): Escape | null {
 }
 
 /**
- * Reduces escapes to what they stand for, innermost first, so that a text that was escaped several times and the text itself
- * come to the same bytes. A plus is a space, and backslashes that escape nothing are left out.
- * @param isCut whether the text may end within an escape, which is left out
+ * Decodes escapes, innermost first, so that a text and its multiply escaped forms give the same bytes. A plus becomes a
+ * space, and backslashes that escape nothing are dropped.
+ * @param isCut whether the text may end within an escape, which is then dropped
  */
 function plainOf(source: Buffer, isCut = false): Plain {
   const bytes = new Uint8Array(source.length)
@@ -172,25 +183,25 @@ function plainOf(source: Buffer, isCut = false): Plain {
   }
   for (let at = 0; at < source.length; at++) {
     append(source[at], at)
-    for (let ended = escapeAt(bytes, length); ended; ended = escapeAt(bytes, length)) {
-      length -= ended.count
+    for (let found = escapeAt(bytes, length); found; found = escapeAt(bytes, length)) {
+      length -= found.count
       const offset = starts[length]
-      for (const byte of ended.by) append(byte, offset)
+      for (const byte of found.by) append(byte, offset)
     }
   }
   starts[length] = source.length
   if (isCut) {
     const tail = Math.max(0, length - ENTITY_BYTES)
-    length = tail + Buffer.from(bytes.subarray(tail, length)).toString('latin1').search(UNENDED)
+    length = tail + Buffer.from(bytes.subarray(tail, length)).toString('latin1').search(INCOMPLETE_ESCAPE)
   }
   const end = starts[length]
-  let kept = 0
+  let written = 0
   for (let at = 0; at < length; at++) {
     if (bytes[at] === BACKSLASH) continue
-    bytes[kept] = bytes[at]
-    starts[kept] = starts[at]
-    ends[kept++] = starts[at + 1]
+    bytes[written] = bytes[at]
+    starts[written] = starts[at]
+    ends[written++] = starts[at + 1]
   }
-  starts[kept] = end
-  return { bytes: bytes.subarray(0, kept), starts, ends }
+  starts[written] = end
+  return { bytes: bytes.subarray(0, written), starts, ends }
 }

@@ -6,13 +6,13 @@ import { secretOperations } from './operations.ts'
 import { dropReplacedValues } from './store.ts'
 
 export default module('secrets', {
-  tags: { Secrets: 'Sealed values that other resources refer to; never shown again.' },
+  tags: { Secrets: 'Encrypted values that other resources reference; never returned.' },
   errors: secretErrors,
   kinds: [secretKind],
   resourceTypes: [
     resourceType(secretKind, {
       writeOnly: ['value'],
-      // An external one has none.
+      // External secrets have no stored value.
       hides: ({ source }) => (source === null ? ['value'] : []),
       deleteWith: { force: true },
     }),
@@ -21,7 +21,7 @@ export default module('secrets', {
   policyActions: [
     {
       action: 'secrets:UseSecret',
-      description: 'Name a secret in what sends it out, and change where it is sent',
+      description: 'Reference a secret in a resource that sends it, and change its destination',
       resource_type: 'secret',
     },
   ],

@@ -19,21 +19,26 @@ import {
 } from './model.ts'
 import { insertSecret, replaceValue, rollbackSecret, type StoredValue } from './store.ts'
 
-/** How long a replaced value can be restored. */
+/** Time for which a replaced value can be restored. */
 const ROLLBACK_HOURS = 24
 
 const secrets = resource(secretKind, { path: '/secrets', tag: 'Secrets' })
 
-type Given = { value?: string; source?: SecretSource }
+type ValueInput = { value?: string; source?: SecretSource }
 
-/** A value as it is stored; null for none. Raises VALIDATION_FAILED for a store that the deployment is not set up for. */
-function stored(services: Services, { value, source }: Given, id: string, project: string): StoredValue | null {
+/** Returns a value in stored form; null for none. @throws VALIDATION_FAILED for a store that is not configured */
+function storedValue(
+  services: Services,
+  { value, source }: ValueInput,
+  id: string,
+  project: string,
+): StoredValue | null {
   if (source) {
     if (!isConfigured(services.config, source.type))
       raiseInvalid({
         code: 'INVALID_VALUE',
         path: 'source.type',
-        message: 'is a store that this deployment is not set up for',
+        message: 'is not configured in this deployment',
       })
     return { sealed_value: null, source }
   }
@@ -41,14 +46,14 @@ function stored(services: Services, { value, source }: Given, id: string, projec
   return { sealed_value: services.secrets.seal(value, sealedForSecret(id, project)), source: null }
 }
 
-const change = (method: 'patch' | 'put') =>
+const updateOperation = (method: 'patch' | 'put') =>
   secrets.update({
     method,
-    summary: 'Rename a secret, replace its value or change when it expires',
-    description: 'A new value is used from the next call on.',
+    summary: 'Update a secret',
+    description: 'Updates the name, value or expiry. A new value is used from the next call on.',
     body: SecretPatch,
     write({ name, expires_at }, { stored: { id, project_id }, body, tx, services }) {
-      const value = stored(services, body, id, project_id)
+      const value = storedValue(services, body, id, project_id)
       return value
         ? replaceValue(tx, id, { name, expires_at, ...value }, ROLLBACK_HOURS)
         : secretKind.update(tx, id, { name, expires_at })
@@ -58,41 +63,43 @@ const change = (method: 'patch' | 'put') =>
 export const secretOperations: Operation[] = [
   // secrets_project
   secrets.list({
-    summary: 'List secrets; values are never shown',
-    description: 'Records carry names and versions, by which other resources refer to a secret.',
+    summary: 'List secrets',
+    description: 'Values are never included.',
     filters: { name: containsFilter('name') },
   }),
   secrets.create({
-    summary: 'Store a value encrypted, or say which external store has it',
+    summary: 'Create a secret',
     description:
-      'Either `value` or `source`. What lies in an external store is read at use and kept in memory for a minute.',
+      'Requires either `value`, which is stored encrypted, or `source`. Values of external stores are read at use and cached for a minute.',
     body: SecretInput,
     make({ body, project, tx, services }) {
       const id = newId(secretKind.prefix)
       const { name, expires_at = null } = body
-      const value = stored(services, body, id, project) as StoredValue
+      const value = storedValue(services, body, id, project) as StoredValue
       return insertSecret(tx, { id, project_id: project, name, expires_at, ...value })
     },
   }),
   secrets.get({
-    summary: 'Read a secret; its value is never shown',
-    description: 'Shows the name, the version and when it was rotated.',
+    summary: 'Get a secret',
+    description: 'The value is never included.',
   }),
-  change('patch'),
-  change('put'),
+  updateOperation('patch'),
+  updateOperation('put'),
   secrets.remove({
-    summary: 'Delete a secret; with force, what cannot be without it too',
-    description: 'AI providers that name it, as their secret or in a header, keep it from being deleted.',
+    summary: 'Delete a secret',
+    description:
+      'Fails if other resources reference the secret. With force, also deletes the resources that require it.',
     dependents: 'SECRET_HAS_DEPENDENTS',
   }),
   secrets.action('rollback', {
-    summary: `Restore the value before the last one, up to ${ROLLBACK_HOURS} hours after it was replaced`,
-    description: 'The value it replaces can be restored in the same way. Without a kept value: RESOURCE_NOT_FOUND.',
+    summary: 'Restore the previous secret value',
+    description: `Possible for ${ROLLBACK_HOURS} hours after a value was replaced; the current value then becomes the previous one. Fails with RESOURCE_NOT_FOUND if there is no previous value.`,
     action: 'secrets:UpdateSecret',
     answers: { 200: Secret },
     async run({ tx, resource: { id } }) {
       const row = await rollbackSecret(tx, id, ROLLBACK_HOURS)
-      if (!row) return raise('RESOURCE_NOT_FOUND', { message: 'No replaced value is kept', meta: { id } })
+      if (!row)
+        return raise('RESOURCE_NOT_FOUND', { message: `Secret ${id} has no previous value to restore`, meta: { id } })
       tx.emit(secretKind, 'updated', row)
       return secretKind.present(row)
     },
@@ -101,8 +108,8 @@ export const secretOperations: Operation[] = [
     id: 'listSecretReferences',
     method: 'get',
     path: '/secrets/{secret_id}/references',
-    summary: 'List what names a secret',
-    description: 'Rotating or deleting a secret takes effect in all of them.',
+    summary: 'List secret references',
+    description: 'Returns the resources that reference the secret and are affected when it is rotated or deleted.',
     tag: 'Secrets',
     action: 'secrets:GetSecret',
     paged: true,

@@ -3,17 +3,18 @@ import { type SealedColumn, sealedColumns } from '../../core/secrets/sealed.ts'
 import { countByKey, lockForeignRows, writeSealed } from './store.ts'
 
 const BATCH = 500
-/** Rows that others hold during a pass are left to the next one. */
+/** Attempts for rows that are locked by other transactions. */
 const PASSES = 10
 
 export type ReencryptCount = { table: string; column: string; kind: string; reencrypted: number; undecryptable: number }
 export type KeyCount = { table: string; column: string; kind: string; key_id: string; current: boolean; count: number }
 
 /**
- * Seals again every encrypted value that is not sealed under the current key. Safe beside live traffic: batches of 500
- * rows, each one transaction, over rows that nobody holds. May be stopped and run again at any time.
- * @param onProgress called after each batch with what its column counts so far
- * @returns counts per column, and how many values are left under other keys: undecryptable ones, and rows held all along
+ * Re-encrypts every value that is not sealed with the current key. Safe alongside live traffic: each batch of 500
+ * unlocked rows is one transaction. Can be stopped and repeated at any time.
+ * @param onProgress called after each batch with the counts of its column so far
+ * @returns the counts per column, and the number of values that remain under other keys: undecryptable values, and rows
+ * that stayed locked
  */
 export async function reencryptSecrets(
   services: Pick<Services, 'write' | 'pool' | 'secrets'>,
@@ -54,17 +55,17 @@ async function reencryptColumn(
       onProgress({ ...total })
       after = batch.last
     }
-    const left = (await countByKey(services.pool, column)).reduce(
+    const remaining = (await countByKey(services.pool, column)).reduce(
       (sum, { key_id, count }) => (key_id === secrets.keyId ? sum : sum + count),
       0,
     )
-    if (left <= total.undecryptable) break
+    if (remaining <= total.undecryptable) break
     await new Promise(resolve => setTimeout(resolve, 200))
   }
   return total
 }
 
-/** How many values of every encrypted column each key sealed; nothing is opened. */
+/** Counts the values of every encrypted column per key, without opening them. */
 export async function verifySecrets(services: Pick<Services, 'pool' | 'secrets'>): Promise<KeyCount[]> {
   const counts: KeyCount[] = []
   for (const column of sealedColumns.all())

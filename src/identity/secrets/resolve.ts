@@ -4,12 +4,12 @@ import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
 import { cachedValue, readExternalValue } from './external.ts'
 import { sealedForSecret } from './model.ts'
-import { referencedSecrets, storedValues } from './store.ts'
+import { listStoredValues, lockReferencedSecrets } from './store.ts'
 
-/** `{{secret:<id>}}` inside a string. */
+/** Secret reference inside a string: `{{secret:<id>}}`. */
 const TOKEN = /\{\{secret:(sec_[A-Za-z0-9]+)\}\}/g
 
-/** Every `{{...}}` of a text, in time linear in it: a pattern would search for an end from each beginning. */
+/** Returns every `{{...}}` of a text in linear time; a pattern would search for an end from each start. */
 export function tokensIn(text: string): string[] {
   const tokens: string[] = []
   for (let start = text.indexOf('{{'); start >= 0; ) {
@@ -21,16 +21,17 @@ export function tokensIn(text: string): string[] {
   return tokens
 }
 
-/** Ids of the secrets that tokens in the texts name, each once. */
+/** Returns the distinct IDs of the secrets referenced in the texts. */
 export const tokenIds = (texts: readonly string[]): string[] => [
   ...new Set(texts.flatMap(text => [...text.matchAll(TOKEN)].map(match => match[1]))),
 ]
 
 /**
- * Values of secrets by id, in one query; none for no id. Those in external stores are read there, at most once a minute.
- * Never keep, log or send them on as such. Raises SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`.
- * @param db the transaction of a caller that has one open. It does not wait for a store: it is rolled back and run again
- *   when the value is there (RunFirst).
+ * Returns the values of secrets by ID, in one query (none without IDs). Values in external stores are read at most once
+ * a minute. Never store, log or forward the values.
+ * @param db the transaction of a caller that has one open. It does not wait for a store: it is rolled back and repeated
+ * when the value is cached (RerunAfter).
+ * @throws SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`
  */
 export async function openSecrets(
   db: Queryable,
@@ -39,39 +40,39 @@ export async function openSecrets(
   ids: readonly string[],
 ): Promise<Map<string, string>> {
   if (ids.length === 0) return new Map()
-  const stored = new Map((await storedValues(db, projectId, ids)).map(row => [row.id, row]))
+  const stored = new Map((await listStoredValues(db, projectId, ids)).map(row => [row.id, row]))
   const rows = ids.map(id => stored.get(id) ?? raise('SECRET_NOT_FOUND', { meta: { secret_id: id } }))
   const values = await Promise.all(
     rows.map(({ id, sealed_value, source }) =>
       source
-        ? fromStore(db, services, { id, project_id: projectId, source })
-        : opened(services, projectId, id, sealed_value as string),
+        ? readFromStore(db, services, { id, project_id: projectId, source })
+        : openValue(services, projectId, id, sealed_value as string),
     ),
   )
   return new Map(rows.map(({ id }, index) => [id, values[index]]))
 }
 
-function opened(services: Services, projectId: string, id: string, sealed: string): string {
+function openValue(services: Services, projectId: string, id: string, sealed: string): string {
   const value = services.secrets.open(sealed, sealedForSecret(id, projectId))
   return value.ok
     ? value.value
-    : raise('SECRET_NOT_DECRYPTABLE', { message: `The secret ${id} cannot be decrypted`, meta: { secret_id: id } })
+    : raise('SECRET_NOT_DECRYPTABLE', { message: `Secret ${id} cannot be decrypted`, meta: { secret_id: id } })
 }
 
-function fromStore(
+function readFromStore(
   db: Queryable,
   services: Services,
   secret: Parameters<typeof readExternalValue>[1],
 ): Promise<string> | string {
   if (db === services.pool) return readExternalValue(services, secret)
-  const kept = cachedValue(services, secret.project_id, secret.source)
-  if (kept !== null) return kept
+  const cached = cachedValue(services, secret.project_id, secret.source)
+  if (cached !== null) return cached
   throw new RerunAfter(() => readExternalValue(services, secret))
 }
 
 /**
- * The value of a secret of a project, for use at once: never keep it, log it or put it into a message.
- * Raises SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`.
+ * Returns the value of a secret, for immediate use: never store it, log it or put it into a message.
+ * @throws SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`
  */
 export async function openSecret(
   db: Queryable,
@@ -83,10 +84,10 @@ export async function openSecret(
 }
 
 /**
- * Replaces the tokens in texts by the values of the project's secrets, with one query for all texts (none when no text
- * has a token). One pass: what a value holds is never read as a token. Raises SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE
- * with `meta.secret_id`.
- * @returns the texts in their order, and the values that were used, for `mask`
+ * Replaces secret references in texts with the values of the project's secrets, in one query for all texts (none
+ * without references). Makes one pass: references inside values are not resolved.
+ * @returns the texts in their order, and the used values for `maskSecrets`
+ * @throws SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`
  */
 export async function resolveTokens(
   db: Queryable,
@@ -102,8 +103,10 @@ export async function resolveTokens(
 }
 
 /**
- * Checks at a write that every token of the texts, and every id of `ids`, names a secret of the project, and keeps those
- * from being deleted until the transaction ends. Raises SECRET_NOT_FOUND with `meta.secret_id`.
+ * Validates that all referenced secrets exist in the project, and prevents their deletion until the transaction ends.
+ * @param texts with secret references
+ * @param ids of further secrets
+ * @throws SECRET_NOT_FOUND with `meta.secret_id`
  */
 export async function checkTokens(
   tx: Queryable,
@@ -111,9 +114,9 @@ export async function checkTokens(
   texts: readonly string[],
   ids: readonly string[] = [],
 ): Promise<void> {
-  const named = [...new Set([...ids, ...tokenIds(texts)])]
-  if (named.length === 0) return
-  const found = await referencedSecrets(tx, projectId, named)
-  const missing = named.find(id => !found.includes(id))
+  const referenced = [...new Set([...ids, ...tokenIds(texts)])]
+  if (referenced.length === 0) return
+  const found = await lockReferencedSecrets(tx, projectId, referenced)
+  const missing = referenced.find(id => !found.includes(id))
   if (missing !== undefined) raise('SECRET_NOT_FOUND', { meta: { secret_id: missing } })
 }

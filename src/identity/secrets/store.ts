@@ -3,7 +3,7 @@ import { jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { SealedColumn } from '../../core/secrets/sealed.ts'
 import { type SecretRow, SecretSource, secretKind } from './model.ts'
 
-/** What a secret's value is: sealed, or where it lies. */
+/** Stored value of a secret: sealed, or its location in an external store. */
 export type StoredValue = { sealed_value: string; source: null } | { sealed_value: null; source: SecretSource }
 
 export const insertSecret = (
@@ -16,7 +16,7 @@ export const insertSecret = (
       ${values.expires_at})
     returning ${secretKind.columns}`)
 
-/** Writes a new value beside the other fields; the one that it replaces is kept for a rollback. The caller holds the row. */
+/** Updates a secret including its value; the replaced value is kept for a rollback. The caller holds the row lock. */
 export const replaceValue = (
   db: Queryable,
   id: string,
@@ -31,7 +31,7 @@ export const replaceValue = (
     where t.id = ${id}
     returning ${secretKind.columns}`)
 
-/** Exchanges the value and the one before it, in one statement; null without a kept value or a secret. */
+/** Swaps the current and the previous value in one statement; null if there is no previous value or no secret. */
 export const rollbackSecret = (db: Queryable, id: string, rollbackHours: number): Promise<SecretRow | null> =>
   db.maybeOne(secretKind.sql`
     update secrets t set sealed_value = t.previous_sealed_value, source = t.previous_source,
@@ -40,7 +40,7 @@ export const rollbackSecret = (db: Queryable, id: string, rollbackHours: number)
     where t.id = ${id} and t.previous_until > now()
     returning ${secretKind.columns}`)
 
-/** Drops replaced values whose time to be restored is over. @returns how many */
+/** Deletes previous values whose rollback time has passed. @returns their number */
 export const dropReplacedValues = async (db: Queryable): Promise<number> =>
   (
     await db.query(voidStatement`
@@ -51,8 +51,8 @@ export const dropReplacedValues = async (db: Queryable): Promise<number> =>
 const StoredRow = z.object({ id: z.string(), sealed_value: z.string().nullable(), source: SecretSource.nullable() })
 const storedRow = sql.type(StoredRow)
 
-/** Values of secrets of a project as they are stored, in one statement whatever their number. */
-export const storedValues = (
+/** Returns the stored values of a project's secrets, in one statement regardless of their number. */
+export const listStoredValues = (
   db: Queryable,
   projectId: string,
   ids: readonly string[],
@@ -60,28 +60,28 @@ export const storedValues = (
   db.any(storedRow`
     select id, sealed_value, source from secrets where project_id = ${projectId} and id = any(${sql.array(ids, 'text')})`)
 
-const found = sql.type(z.object({ id: z.string() }))
+const idRow = sql.type(z.object({ id: z.string() }))
 
-/** Which of the ids are secrets of the project, kept from being deleted until the transaction ends. */
-export const referencedSecrets = (
+/** Returns the IDs that are secrets of the project, and prevents their deletion until the transaction ends. */
+export const lockReferencedSecrets = (
   db: Queryable,
   projectId: string,
   ids: readonly string[],
 ): Promise<readonly string[]> =>
-  db.anyFirst(found`
+  db.anyFirst(idRow`
     select id from secrets where project_id = ${projectId} and id = any(${sql.array(ids, 'text')})
     order by id for key share`)
 
 const ExpiringSecret = z.object({ id: z.string(), project_id: z.string(), name: z.string(), expires_at: z.string() })
 export type ExpiringSecret = z.output<typeof ExpiringSecret>
-const expiringSecret = sql.type(ExpiringSecret)
+const expiringSecretRow = sql.type(ExpiringSecret)
 
 /**
- * Takes up to `limit` secrets that expire before a time and whose date was not reported (index secrets_expiring), and
- * marks it as reported: whoever commits reports it, once.
+ * Claims up to `limit` secrets that expire before a time and whose expiry was not reported yet, and marks it as
+ * reported, so that exactly one transaction reports it. Index secrets_expiring.
  */
 export const claimExpiring = (db: Queryable, before: Date, limit: number): Promise<readonly ExpiringSecret[]> =>
-  db.any(expiringSecret`
+  db.any(expiringSecretRow`
     update secrets t set expiry_reported_for = t.expires_at where t.id in (
       select id from secrets where expires_at < ${before.toISOString()}::timestamptz and expires_at is not null
         and expiry_reported_for is distinct from expires_at
@@ -90,7 +90,9 @@ export const claimExpiring = (db: Queryable, before: Date, limit: number): Promi
 
 const sealedRow = sql.type(z.object({ id: z.string(), project_id: z.string().nullable(), sealed: z.string() }))
 
-/** The next rows after `after` that are not sealed under `keyId`. Rows that others hold are skipped. */
+/**
+ * Locks the next rows after `after` that are not sealed with `keyId`; rows locked by other transactions are skipped.
+ */
 export const lockForeignRows = (
   db: Queryable,
   { table, column, id, project }: SealedColumn,
@@ -105,7 +107,7 @@ export const lockForeignRows = (
     order by ${id} limit ${limit} for update skip locked`)
 }
 
-/** Writes resealed values of rows whose locks the caller holds. */
+/** Writes re-encrypted values; the caller holds the row locks. */
 export const writeSealed = (
   db: Queryable,
   { table, column, id }: SealedColumn,
@@ -119,12 +121,12 @@ export const writeSealed = (
     )} as resealed(row_id, sealed)
     where ${id} = resealed.row_id`)
 
-const keyCount = sql.type(z.object({ key_id: z.string(), count: z.int() }))
+const keyCountRow = sql.type(z.object({ key_id: z.string(), count: z.int() }))
 
-/** How many values of a column each key sealed. Reads the whole table. */
+/** Counts the values of a column per key. Reads the whole table. */
 export const countByKey = (db: Queryable, { table, column }: SealedColumn) => {
   const text = sql.identifier([column])
-  return db.any(keyCount`
+  return db.any(keyCountRow`
     select split_part(${text}, '.', 2) as key_id, count(*) as count from ${sql.identifier([table])}
     where ${text} is not null group by 1 order by 1`)
 }

@@ -4,25 +4,25 @@ import { pageResult } from '../../core/api/lists.ts'
 import type { Page } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 
-/** A definition whose effects are bounded by the rights of a user or one of the user's keys. */
-export const AuthoredPage = z
+/** Definition whose effects are restricted to the permissions of a user or one of the user's keys. */
+export const AuthoredDefinition = z
   .object({
-    kind: z.string().describe('Kind of the definition, such as `tool`'),
+    kind: z.string().describe('Kind of the definition, for example `tool`'),
     id: z.string(),
     project_id: z.string(),
     name: z.string().nullable(),
     author: z
       .object({ kind: z.enum(['user', 'api_key']), id: z.string() })
-      .describe('The user, or a project key of the user'),
+      .describe("Author: the user or one of the user's project keys"),
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'AuthoredDefinition' })
 
 /**
- * What a user and the keys of the user are the authors of, newest first: it does nothing on the platform any more once they
- * are deleted. Each kind has an index on the id of its authors.
+ * Returns a page of the definitions authored by a user and the user's keys, newest first; they stop working once these
+ * are deleted. Each kind has an index on the ID of its authors.
  */
-export function authoredBy(db: Queryable, bounds: Page, userId: string) {
+export function listAuthoredDefinitions(db: Queryable, bounds: Page, userId: string) {
   const authors = sql.fragment`(select ${userId}::text union all select k.id from project_keys k where k.user_id = ${userId})`
   const parts = kinds.all().flatMap(kind => {
     if (!kind.authored) return []

@@ -9,8 +9,8 @@ import { signInEntry } from './sign-in-audit.ts'
 import { hasUsers, insertUser, lockBootstrap } from './store.ts'
 
 /**
- * Makes the first user, an admin. Of concurrent calls one makes it. Raises VALIDATION_FAILED for what cannot be a
- * name or a password, BOOTSTRAP_ALREADY_COMPLETED once any user exists.
+ * Creates the first user, an admin. Only one of several concurrent calls succeeds.
+ * @throws VALIDATION_FAILED for an invalid username or password, BOOTSTRAP_ALREADY_COMPLETED if a user exists
  */
 export async function bootstrapAdmin(
   services: Services,
@@ -24,25 +24,25 @@ export async function bootstrapAdmin(
   return services.write(async tx => {
     await lockBootstrap(tx)
     if (await hasUsers(tx)) raise('BOOTSTRAP_ALREADY_COMPLETED')
-    const made = await insertUser(tx, { id: newId('user'), username, role: 'admin', password_hash })
-    if (!made) return raise('BOOTSTRAP_ALREADY_COMPLETED')
-    tx.audit(signInEntry('users:Bootstrap', 201, username, made.id, request))
-    return made
+    const created = await insertUser(tx, { id: newId('user'), username, role: 'admin', password_hash })
+    if (!created) return raise('BOOTSTRAP_ALREADY_COMPLETED')
+    tx.audit(signInEntry('users:Bootstrap', 201, username, created.id, request))
+    return created
   })
 }
 
-const PRUDENT_PASSWORD_LENGTH = 8
+const RECOMMENDED_PASSWORD_LENGTH = 8
 
-/** Makes the first admin out of ADMIN_USERNAME and ADMIN_PASSWORD; does nothing once any user exists. */
+/** Creates the first admin from ADMIN_USERNAME and ADMIN_PASSWORD; does nothing if a user exists. */
 export async function bootstrapFromSettings(services: Services): Promise<void> {
   const { config, log, pool } = services
-  if (config.production && config.PASSWORD_MIN_LENGTH < PRUDENT_PASSWORD_LENGTH)
-    log.warn({ PASSWORD_MIN_LENGTH: config.PASSWORD_MIN_LENGTH }, 'passwords may be short')
+  if (config.production && config.PASSWORD_MIN_LENGTH < RECOMMENDED_PASSWORD_LENGTH)
+    log.warn({ PASSWORD_MIN_LENGTH: config.PASSWORD_MIN_LENGTH }, 'PASSWORD_MIN_LENGTH below recommended minimum')
   const { ADMIN_USERNAME: username, ADMIN_PASSWORD: password } = config
   if (!username || !password || (await hasUsers(pool))) return
   try {
     const { id } = await bootstrapAdmin(services, { username, password })
-    log.info({ user_id: id }, 'first admin made')
+    log.info({ user_id: id }, 'first admin created')
   } catch (error) {
     if ((error as { code?: string }).code !== 'BOOTSTRAP_ALREADY_COMPLETED') throw error
   }

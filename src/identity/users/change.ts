@@ -6,25 +6,25 @@ import { principalsChanged } from '../principals.ts'
 import { type Role, type UserRow, userKind } from './model.ts'
 import { lockAdmins, updateUser } from './store.ts'
 
-/** Raises LAST_ADMIN_REQUIRED when nobody but this user is an admin who can sign in. */
-function needAnotherAdmin(admins: readonly string[], id: string): void {
+/** Requires another admin who can sign in. @throws LAST_ADMIN_REQUIRED */
+function requireAnotherAdmin(admins: readonly string[], id: string): void {
   if (admins.includes(id) && admins.length === 1) raise('LAST_ADMIN_REQUIRED')
 }
 
 /**
- * Changes name, role or the disabled mark of a user. A new name or role ends the user's tokens; the last admin who can
- * sign in stays one. Raises NAME_CONFLICT, LAST_ADMIN_REQUIRED, RESOURCE_NOT_FOUND.
+ * Updates name, role or disabled state of a user. A new name or role ends the user's tokens.
+ * @throws NAME_CONFLICT, RESOURCE_NOT_FOUND, and LAST_ADMIN_REQUIRED for the last admin who can sign in
  */
-export async function changeUser(
+export async function updateUserFields(
   tx: Tx,
   clock: Clock,
   id: string,
   change: { username?: string; role?: Role; disabled?: boolean },
 ): Promise<UserRow> {
-  // The admins first, in their order: whoever waits here holds no other lock.
+  // Lock order: the admins first, so that a transaction that waits here holds no other lock.
   const admins = change.role === 'user' || change.disabled ? await lockAdmins(tx) : null
   const user = await userKind.lock(tx, id)
-  if (admins) needAnotherAdmin(admins, id)
+  if (admins) requireAnotherAdmin(admins, id)
   const username = change.username ?? user.username
   const role = change.role ?? user.role
   const disabled_at =
@@ -40,16 +40,16 @@ export async function changeUser(
     return await updateUser(tx, id, { username, role, disabled_at, endTokens })
   } catch (error) {
     if (error instanceof UniqueIntegrityConstraintViolationError)
-      return raise('NAME_CONFLICT', { message: `The username ${username} is taken`, meta: { username } })
+      return raise('NAME_CONFLICT', { message: `Username ${username} is already in use`, meta: { username } })
     throw error
   }
 }
 
-/** Deletes a user with keys and attachments. Raises LAST_ADMIN_REQUIRED, RESOURCE_NOT_FOUND. */
-export async function removeUser(tx: Tx, id: string): Promise<void> {
+/** Deletes a user with keys and attachments. @throws LAST_ADMIN_REQUIRED, RESOURCE_NOT_FOUND */
+export async function deleteUser(tx: Tx, id: string): Promise<void> {
   const admins = await lockAdmins(tx)
   await userKind.lock(tx, id)
-  needAnotherAdmin(admins, id)
+  requireAnotherAdmin(admins, id)
   await userKind.delete(tx, id)
   principalsChanged(tx, `user:${id}`)
 }

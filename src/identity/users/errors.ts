@@ -4,14 +4,14 @@ export const userErrors = {
   BOOTSTRAP_ALREADY_COMPLETED: {
     status: 409,
     description: 'A user already exists',
-    message: 'The deployment has its first user already',
+    message: 'Deployment already has a user',
     hint: 'Sign in with POST /users/login; an admin creates further users with POST /users.',
   },
   LAST_ADMIN_REQUIRED: {
     status: 409,
-    description: 'Delete or demotion would leave no admin',
-    message: 'No admin would be left',
-    hint: 'Make another user an admin first.',
+    description: 'Operation would leave no admin',
+    message: 'User is the last admin who can sign in',
+    hint: 'Make another user an admin with PATCH /users/{user_id} first.',
   },
 } as const satisfies ErrorTable
 

@@ -7,17 +7,16 @@ const COLLECT_MS = 1000
 const MINUTE_MS = 60_000
 const BATCH = 500
 
-/** Unknown names whose refused sign-ins are audited by name, per minute and process. */
+/** Number of unknown names audited by name, per minute and process. */
 const NAMES_A_MINUTE = 20
 
 type Attempt = Omit<FailedSignIns, 'attempts' | 'since'>
 
 /**
- * Refused sign-ins that cost their sender nothing, or whose name is unknown. A process collects them for a second and
- * adds them up in the database, where each name gets one audit entry a minute, in any number of processes. A process that
- * is killed loses its last second.
+ * Collects refused sign-ins of locked or unknown names for a second and adds them up in the database, where each name
+ * gets one audit entry a minute across all processes. A killed process loses its last second.
  */
-function openRefusedAttempts(services: Services) {
+function openFailedSignInBuffer(services: Services) {
   const { clock, log } = services
   const collected = new Map<string, FailedSignIns>()
   const unknown = { minute: 0, names: new Set<string>() }
@@ -35,18 +34,18 @@ function openRefusedAttempts(services: Services) {
     const batch = [...collected.values()]
     collected.clear()
     try {
-      const audited = await auditRefused(services, batch)
-      if (audited === BATCH) wake(COLLECT_MS)
-      // Attempts whose name had an entry in this minute are due in the next.
-      else if (batch.length > 0) wake(MINUTE_MS + COLLECT_MS)
+      const audited = await auditFailedSignIns(services, batch)
+      if (audited === BATCH) scheduleWrite(COLLECT_MS)
+      // Attempts for names that had an entry in this minute are due in the next.
+      else if (batch.length > 0) scheduleWrite(MINUTE_MS + COLLECT_MS)
     } catch (error) {
-      log.error({ err: error }, 'refused sign-ins not written')
+      log.error({ err: error }, 'failed sign-in write failed')
       for (const attempt of batch) collect(attempt)
-      wake(COLLECT_MS)
+      scheduleWrite(COLLECT_MS)
     }
   }
 
-  function wake(ms: number): void {
+  function scheduleWrite(ms: number): void {
     const at = performance.now() + ms
     if (at >= wakeAt) return
     clearTimeout(timer)
@@ -58,7 +57,7 @@ function openRefusedAttempts(services: Services) {
   }
 
   return {
-    /** Whether attempts on an unknown name are audited by this name. */
+    /** Whether attempts for an unknown name are audited under this name. */
     auditsByName(username: string): boolean {
       const minute = Math.floor(clock.now().getTime() / MINUTE_MS)
       if (unknown.minute !== minute) Object.assign(unknown, { minute, names: new Set() })
@@ -67,7 +66,7 @@ function openRefusedAttempts(services: Services) {
     },
     count(attempt: Attempt): void {
       collect({ ...attempt, attempts: 1, since: clock.now().toISOString() })
-      wake(COLLECT_MS)
+      scheduleWrite(COLLECT_MS)
     },
     async close(): Promise<void> {
       clearTimeout(timer)
@@ -78,10 +77,13 @@ function openRefusedAttempts(services: Services) {
   }
 }
 
-export const failedSignInBuffer = processSingleton(openRefusedAttempts, refused => refused.close())
+export const failedSignInBuffer = processSingleton(openFailedSignInBuffer, refused => refused.close())
 
-/** Adds up attempts and writes due entries, also of other processes. Returns how many entries, at most BATCH. */
-const auditRefused = (services: Services, attempts: FailedSignIns[]): Promise<number> =>
+/**
+ * Adds up attempts and writes due entries, including entries of other processes. Returns the number of entries, at most
+ * BATCH.
+ */
+const auditFailedSignIns = (services: Services, attempts: FailedSignIns[]): Promise<number> =>
   services.write(async tx => {
     if (attempts.length > 0) await addFailedSignIns(tx, attempts)
     const due = await claimFailedSignIns(tx, { now: services.clock.now(), everyMs: MINUTE_MS, limit: BATCH })
@@ -89,12 +91,12 @@ const auditRefused = (services: Services, attempts: FailedSignIns[]): Promise<nu
     return due.length
   })
 
-/** Writes the entries that killed processes left due. Returns how many. */
+/** Writes due entries of killed processes and returns their number. */
 export async function flushFailedSignIns(services: Services, stopping: AbortSignal): Promise<number> {
   let audited = 0
   let last = BATCH
   while (last === BATCH && !stopping.aborted) {
-    last = await auditRefused(services, [])
+    last = await auditFailedSignIns(services, [])
     audited += last
   }
   return audited

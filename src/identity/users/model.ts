@@ -7,16 +7,23 @@ import { sql } from '../../core/db/sql.ts'
 export const roles = ['admin', 'user'] as const
 export type Role = (typeof roles)[number]
 
-const role = z.enum(roles).describe('admin manages the deployment; user acts by policies')
+const role = z
+  .enum(roles)
+  .describe('admin – manages the deployment; user – has the permissions of the attached policies')
 
 export const User = record(
   'User',
   {
-    username: z.string().describe('Name to sign in with'),
+    username: z.string().describe('Sign-in name'),
     role,
-    policy_ids: z.array(z.string()).describe('Attached policies in attach order'),
-    last_login_at: z.string().nullable().describe('When the user last signed in'),
-    disabled_at: z.string().nullable().describe('Every credential of a disabled user is refused until it is enabled'),
+    policy_ids: z.array(z.string()).describe('IDs of the attached policies in order of attachment'),
+    last_login_at: z.string().nullable().describe('Time of the last sign-in'),
+    disabled_at: z
+      .string()
+      .nullable()
+      .describe(
+        'Time at which the user was disabled; all credentials are refused until the user is enabled. Null if enabled.',
+      ),
   },
   { project: false },
 )
@@ -25,30 +32,30 @@ export const Me = User.extend({
   credential: z
     .object({
       type: z.enum(['user', 'api_key', 'oauth_token', 'run']),
-      id: z.string().describe('Id of the user, key or grant'),
-      project_id: z.string().nullable().describe('Project that the credential is bound to'),
-      expires_at: z.string().nullable().describe('null: it does not expire'),
+      id: z.string().describe('ID of the user, key or grant'),
+      project_id: z.string().nullable().describe('ID of the project to which the credential is bound'),
+      expires_at: z.string().nullable().describe('Expiry time. Null for no expiry.'),
       scopes: z.array(z.string()).nullable().describe('Scopes of an OAuth token'),
     })
-    .describe('What the request was authenticated with'),
+    .describe('Credential of the request'),
 }).meta({ id: 'Me' })
 
-const issued = {
+const tokenFields = {
   token: z.string().describe('Bearer token').meta({ 'x-secret': true }),
-  expires_at: z.string().describe('When the token ends'),
+  expires_at: z.string().describe('Expiry time of the token'),
 }
 
 export const SignedIn = z
   .object({
-    ...issued,
-    id: z.string().describe('Id of the user'),
-    username: z.string().describe('Name as it was created'),
+    ...tokenFields,
+    id: z.string().describe('ID of the user'),
+    username: z.string().describe('Username as stored'),
     role,
   })
   .meta({ id: 'SignedIn' })
 export type SignedIn = z.output<typeof SignedIn>
 
-export const Token = z.object(issued).meta({ id: 'UserToken' })
+export const Token = z.object(tokenFields).meta({ id: 'UserToken' })
 
 const CONTROL = /\p{Cc}/u
 const MAX_PASSWORD_BYTES = 1024
@@ -58,8 +65,8 @@ export const Username = z
   .trim()
   .min(1)
   .max(128)
-  .refine(text => !CONTROL.test(text), 'must hold no control characters')
-  .describe('1 to 128 characters, unique whatever the case')
+  .refine(text => !CONTROL.test(text), 'must not contain control characters')
+  .describe('Username of 1 to 128 characters, unique regardless of case')
 
 const password = z
   .string()
@@ -67,13 +74,13 @@ const password = z
   .refine(text => Buffer.byteLength(text) <= MAX_PASSWORD_BYTES, `must be at most ${MAX_PASSWORD_BYTES} bytes`)
   .meta({ 'x-secret': true, example: 'correct-horse-battery' })
 
-const newPassword = password.describe('PASSWORD_MIN_LENGTH characters or more, 1024 bytes at most')
+const newPassword = password.describe('New password with at least PASSWORD_MIN_LENGTH characters. At most 1,024 bytes.')
 
 export const Credentials = z
   .strictObject({ username: Username, password: password.describe('Password of the user') })
   .meta({ id: 'Credentials' })
 
-/** A code that stands for a finished sign-in elsewhere, and what shows that it was made for this client. */
+/** One-time code of a sign-in elsewhere, and the verifier that proves that it was issued to this client. */
 export type SignInCode = { oidc_code: string; code_verifier: string }
 
 const byPassword = ['username', 'password'] as const
@@ -87,12 +94,12 @@ export const SignInInput = z
       .min(1)
       .max(128)
       .optional()
-      .describe('One-time code of a sign-in with a company account, in place of username and password'),
+      .describe('One-time code of a sign-in with a company account; replaces username and password'),
     code_verifier: z
       .string()
       .regex(/^[\w.~-]{43,128}$/, 'must be 43 to 128 letters, digits or -._~')
       .optional()
-      .describe('The text whose SHA-256 was the code_challenge of that sign-in'),
+      .describe('Verifier whose SHA-256 hash was the code_challenge of the sign-in'),
   })
   .superRefine((body, context) => {
     const isCode = byCode.some(name => body[name] !== undefined)
@@ -101,7 +108,7 @@ export const SignInInput = z
         context.addIssue({ code: 'custom', path: [name], message: 'is required', params: { code: 'REQUIRED' } })
     for (const name of isCode ? byPassword : [])
       if (body[name] !== undefined)
-        context.addIssue({ code: 'custom', path: [name], message: 'must be left out where there is an oidc_code' })
+        context.addIssue({ code: 'custom', path: [name], message: 'cannot be combined with oidc_code' })
   })
   .meta({ id: 'SignInInput', example: { username: 'ada', password: 'correct-horse-battery' } })
 export const UserInput = z
@@ -110,17 +117,17 @@ export const UserInput = z
 export const UserPatch = patchBody('UserPatch', {
   username: Username,
   role,
-  disabled: z.boolean().describe('Refuses every credential of the user'),
+  disabled: z.boolean().describe('Whether all credentials of the user are refused'),
 })
 export const OwnPasswordInput = z
-  .strictObject({ current_password: password.describe('Password as it is'), new_password: newPassword })
+  .strictObject({ current_password: password.describe('Current password'), new_password: newPassword })
   .meta({ id: 'OwnPasswordInput' })
 export const PasswordInput = z.strictObject({ new_password: newPassword }).meta({ id: 'PasswordInput' })
 
-/** Refuses a new password that is shorter than PASSWORD_MIN_LENGTH. `path` is its field. Raises VALIDATION_FAILED. */
+/** Validates the length of a new password. @throws VALIDATION_FAILED for the field `path` */
 export function checkNewPassword(text: string, minLength: number, path: string): void {
   if ([...text].length < minLength)
-    raiseInvalid({ code: 'TOO_SMALL', path, message: `must be at least ${minLength} characters` })
+    raiseInvalid({ code: 'TOO_SMALL', path, message: `must have at least ${minLength} characters` })
 }
 
 export const userKind = kind({

@@ -9,7 +9,7 @@ import { userOperations } from './operations.ts'
 import { pruneFailures } from './sign-in.ts'
 
 export default module('users', {
-  tags: { Users: 'People and services that sign in, and the tokens they act with.' },
+  tags: { Users: 'People and services that sign in, and their tokens.' },
   errors: userErrors,
   kinds: [userKind],
   extensions: [authentication.with(authenticate)],

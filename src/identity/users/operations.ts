@@ -10,9 +10,9 @@ import { sql } from '../../core/db/sql.ts'
 import { passesAdminGate } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { principalsChanged } from '../principals.ts'
-import { AuthoredPage, authoredBy } from './authored.ts'
+import { AuthoredDefinition, listAuthoredDefinitions } from './authored.ts'
 import { bootstrapAdmin } from './bootstrap.ts'
-import { changeUser, removeUser } from './change.ts'
+import { deleteUser, updateUserFields } from './change.ts'
 import {
   Credentials,
   checkNewPassword,
@@ -30,7 +30,7 @@ import {
   userKind,
 } from './model.ts'
 import { hashPassword } from './passwords.ts'
-import { OwnPermission, ownPermissions } from './permissions.ts'
+import { OwnPermission, permissionsOfUser } from './permissions.ts'
 import { checkOwnPassword, codeSignIn, issueUserToken, signIn } from './sign-in.ts'
 import { changePassword, clearFailures, insertUser, revokeTokens, setPassword } from './store.ts'
 
@@ -38,7 +38,7 @@ const tag = 'Users'
 
 const users = resource(userKind, { path: '/users', tag })
 
-/** Admits the user of an id and admins; anyone else is refused whatever the id. Raises FORBIDDEN. */
+/** Admits the user with the ID, and admins. @throws FORBIDDEN for all others, whether or not the user exists */
 export function ownOrAdmin(action: string) {
   return (caller: Caller, params: Record<string, string>): void => {
     const row = { id: params.user_id, project_id: null }
@@ -47,8 +47,8 @@ export function ownOrAdmin(action: string) {
   }
 }
 
-/** Admits user tokens only: keys and grants do not manage the sign-in of their user. Raises FORBIDDEN. */
-const userTokenOnly = (action: string) => (caller: Caller) => {
+/** Admits only user tokens: keys and grants must not manage the sign-in of their user. @throws FORBIDDEN */
+const userTokensOnly = (action: string) => (caller: Caller) => {
   if (caller.credential.type !== 'user') raise('FORBIDDEN', { meta: { action } })
 }
 
@@ -57,9 +57,8 @@ export const userOperations: Operation[] = [
     id: 'bootstrapUser',
     method: 'post',
     path: '/users/bootstrap',
-    summary: 'Create the first admin of a deployment',
-    description:
-      'Works once, while the deployment has no user; afterwards it is refused. The new user is an admin and may sign in at once.',
+    summary: 'Create the first admin',
+    description: 'Possible only while the deployment has no user. The new user can sign in immediately.',
     tag,
     gate: 'public',
     transaction: false,
@@ -74,7 +73,7 @@ export const userOperations: Operation[] = [
     path: '/users/login',
     summary: 'Sign in',
     description:
-      'Takes a username with its password, or the one-time code of a sign-in with a company account with its verifier. Answers a token that acts as the user until it expires, the password changes, or the tokens of the user are revoked.',
+      'Accepts a username and password, or the one-time code and verifier of a sign-in with a company account. Returns a token with the permissions of the user that is valid until it expires, the password changes, or the tokens of the user are revoked.',
     tag,
     gate: 'public',
     transaction: false,
@@ -91,8 +90,8 @@ export const userOperations: Operation[] = [
     command: ['users', 'me'],
     method: 'get',
     path: '/users/me',
-    summary: 'Read the calling user and credential',
-    description: 'Says who the credential acts as, of which type it is, and to which project it is bound.',
+    summary: 'Get the current user and credential',
+    description: 'Returns the user of the credential, its type, and the project to which it is bound.',
     tag,
     gate: 'any',
     answers: { 200: Me },
@@ -108,16 +107,19 @@ export const userOperations: Operation[] = [
     command: ['users', 'permissions'],
     method: 'get',
     path: '/users/me/permissions',
-    summary: 'List what the calling credential may do',
-    description: 'For each action whether the credential may use it on everything, on some resources, or nowhere.',
+    summary: 'List own permissions',
+    description: 'Returns for each action whether the credential may use it on all, some or no resources.',
     tag,
     gate: 'any',
     paged: true,
     timed: false,
-    query: z.object({ project_id: textFilter.describe('Project to look at; default all, or that of the credential') }),
+    query: z.object({
+      project_id: textFilter.describe('ID of the project. Default the project of the credential, or all projects.'),
+    }),
     answers: { 200: pageOf(OwnPermission) },
     raises: ['API_KEY_PROJECT_SCOPE', 'RESOURCE_NOT_FOUND'],
-    run: async ({ db, caller, query, page }) => pageOfArray(await ownPermissions(db, caller, query.project_id), page),
+    run: async ({ db, caller, query, page }) =>
+      pageOfArray(await permissionsOfUser(db, caller, query.project_id), page),
   }),
   operation({
     id: 'changeOwnPassword',
@@ -125,14 +127,14 @@ export const userOperations: Operation[] = [
     method: 'put',
     path: '/users/me/password',
     mcp: false,
-    summary: 'Change the own password',
+    summary: 'Change own password',
     description:
-      'Ends every token of the user; the answer holds a new one. Project keys stay. A wrong current password counts as a failed sign-in.',
+      'Ends all tokens of the user and returns a new one. Project keys stay valid. A wrong current password counts as a failed sign-in.',
     tag,
     action: 'users:ChangeOwnPassword',
     gate: 'owner',
     about: userKind,
-    admit: userTokenOnly('users:ChangeOwnPassword'),
+    admit: userTokensOnly('users:ChangeOwnPassword'),
     body: OwnPasswordInput,
     answers: { 200: Token },
     secretAnswer: true,
@@ -156,14 +158,14 @@ export const userOperations: Operation[] = [
     command: ['users', 'revoke-own-tokens'],
     method: 'post',
     path: '/users/me/revoke-tokens',
-    summary: 'End every token of the calling user',
+    summary: 'Revoke own tokens',
     description:
-      'Binds at the next request in every process, also for the token that made the call. Project keys of the user stay valid.',
+      'Ends all tokens of the caller from the next request on in every process, including the token of this request. Project keys stay valid.',
     tag,
     action: 'users:ChangeOwnPassword',
     gate: 'owner',
     about: userKind,
-    admit: userTokenOnly('users:ChangeOwnPassword'),
+    admit: userTokensOnly('users:ChangeOwnPassword'),
     answers: { 204: null },
     async run({ caller, tx, audit }) {
       audit.resource_srn = srn(null, userKind.name, caller.user.id)
@@ -172,7 +174,7 @@ export const userOperations: Operation[] = [
       principalsChanged(tx, `user:${caller.user.id}`)
     },
   }),
-  // The table is small and read as a whole.
+  // No index: the table is small.
   users.list({
     gate: 'admin',
     visible: () => sql.fragment`true`,
@@ -189,7 +191,7 @@ export const userOperations: Operation[] = [
     method: 'post',
     path: '/users',
     summary: 'Create a user',
-    description: 'The user has no rights beyond those of every user until policies are attached.',
+    description: 'The user has only the permissions of every user until policies are attached.',
     tag,
     action: 'users:CreateUser',
     gate: 'admin',
@@ -203,9 +205,10 @@ export const userOperations: Operation[] = [
     },
     async run({ body, prepared: password_hash, tx }) {
       const { username, role } = body
-      const made = await insertUser(tx, { id: newId('user'), username, role, password_hash })
-      if (!made) return raise('NAME_CONFLICT', { message: `The username ${username} is taken`, meta: { username } })
-      return userKind.present(made)
+      const created = await insertUser(tx, { id: newId('user'), username, role, password_hash })
+      if (!created)
+        return raise('NAME_CONFLICT', { message: `Username ${username} is already in use`, meta: { username } })
+      return userKind.present(created)
     },
   }),
   users.get({ gate: 'owner', admit: ownOrAdmin('users:GetUser') }),
@@ -213,23 +216,23 @@ export const userOperations: Operation[] = [
     id: 'listAuthoredDefinitions',
     method: 'get',
     path: '/users/{user_id}/authored',
-    summary: 'List the definitions that a user is the author of',
+    summary: 'List authored definitions',
     description:
-      'Tools, agents, graphs and other definitions that the user or a key of the user wrote last, newest first. What they do on the platform is bounded by the rights of their author; once that is deleted it is refused, until somebody adopts them.',
+      "Returns tools, agents, graphs and other definitions last written by the user or one of the user's keys, newest first. They act with at most the permissions of their author; once the author is deleted, their calls are refused until another user adopts them.",
     tag,
     action: 'users:GetUser',
     gate: 'owner',
     admit: ownOrAdmin('users:GetUser'),
     paged: true,
-    answers: { 200: pageOf(AuthoredPage) },
-    run: ({ db, page, resource }) => authoredBy(db, page, resource.id),
+    answers: { 200: pageOf(AuthoredDefinition) },
+    run: ({ db, page, resource }) => listAuthoredDefinitions(db, page, resource.id),
   }),
   itemOperation(userKind, {
     id: 'updateUser',
     method: 'patch',
     path: '/users/{user_id}',
-    summary: 'Rename, promote, demote, disable or enable a user',
-    description: 'A new name or role ends the tokens of the user. A disabled user is refused with every credential.',
+    summary: 'Update a user',
+    description: 'A new name or role ends the tokens of the user. All credentials of a disabled user are refused.',
     tag,
     action: 'users:UpdateUser',
     gate: 'admin',
@@ -237,20 +240,21 @@ export const userOperations: Operation[] = [
     answers: { 200: User },
     raises: ['NAME_CONFLICT', 'LAST_ADMIN_REQUIRED'],
     run: async ({ resource, body, tx, services }) =>
-      userKind.present(await changeUser(tx, services.clock, resource.id, body)),
+      userKind.present(await updateUserFields(tx, services.clock, resource.id, body)),
   }),
   itemOperation(userKind, {
     id: 'deleteUser',
     method: 'delete',
     path: '/users/{user_id}',
-    summary: 'Delete a user with keys and attachments',
-    description: 'Its keys stop working at once. What the user made in projects stays.',
+    summary: 'Delete a user',
+    description:
+      'Also deletes the keys and policy attachments of the user. The keys are refused immediately. Resources that the user created in projects remain.',
     tag,
     action: 'users:DeleteUser',
     gate: 'admin',
     answers: { 204: null },
     raises: ['LAST_ADMIN_REQUIRED'],
-    run: ({ resource, tx }) => removeUser(tx, resource.id),
+    run: ({ resource, tx }) => deleteUser(tx, resource.id),
   }),
   itemOperation(userKind, {
     id: 'resetUserPassword',
@@ -258,8 +262,8 @@ export const userOperations: Operation[] = [
     method: 'put',
     path: '/users/{user_id}/password',
     mcp: false,
-    summary: 'Set the password of a user',
-    description: 'Ends every token of the user and a lockout of the name.',
+    summary: 'Reset a user password',
+    description: 'Ends all tokens of the user and a lockout of the username.',
     tag,
     action: 'users:ResetPassword',
     gate: 'admin',
@@ -280,8 +284,8 @@ export const userOperations: Operation[] = [
     id: 'revokeUserTokens',
     method: 'post',
     path: '/users/{user_id}/revoke-tokens',
-    summary: 'End every token of a user',
-    description: 'Binds at the next request in every process. Project keys of the user stay valid.',
+    summary: 'Revoke user tokens',
+    description: 'Ends all tokens of the user from the next request on in every process. Project keys stay valid.',
     tag,
     action: 'users:ResetPassword',
     gate: 'admin',

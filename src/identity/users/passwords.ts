@@ -5,7 +5,7 @@ import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { networkOf } from '../networks.ts'
 
-/** Parameters of scrypt for new hashes: 32 MiB and some 100 ms. Only tests write them. */
+/** Parameters of scrypt for new hashes: 32 MiB and about 100 ms. Changed only by tests. */
 export const COST = { ln: 15, r: 8, p: 1 }
 const SALT_BYTES = 16
 const KEY_BYTES = 32
@@ -18,42 +18,39 @@ const phcOf = (salt: Buffer, key: Buffer): string =>
 const base64 = (bytes: Buffer): string => bytes.toString('base64').replace(/=+$/, '')
 
 /**
- * Hashes that run at once in a process. Its four threads (UV_THREADPOOL_SIZE) also verify tokens, resolve names and read
- * files: with all of them hashing, a burst of sign-ins would hold up every other request.
+ * Concurrent sign-in hashes per process. Its four threads (UV_THREADPOOL_SIZE) also verify tokens, resolve names and
+ * read files: if all of them hashed, a burst of sign-ins would delay every other request.
  */
-const SIGN_INS_AT_ONCE = 2
-/** Those of users who are signed in have a thread of their own: no flood of sign-ins is before them. */
-const SIGNED_IN_AT_ONCE = 1
-/** Hashes that wait; at 60 ms each, the last sign-in of 100 waits for 3 s. */
+const CONCURRENT_SIGN_INS = 2
+/** Concurrent hashes for signed-in users, who have a separate slot, so that a flood of sign-ins does not delay them. */
+const CONCURRENT_SIGNED_IN = 1
+/** Waiting hashes; at 60 ms each, the last of 100 sign-ins waits 3 s. */
 const MAX_WAITING = 100
 
 const queue = {
   most: MAX_WAITING,
   full: () =>
-    serviceNotReady(
-      { passwords: 'busy' },
-      { message: 'Too many passwords are waiting to be checked', retryAfterSeconds: 5 },
-    ),
+    serviceNotReady({ passwords: 'busy' }, { message: 'Too many password checks are waiting', retryAfterSeconds: 5 }),
 }
 
-const threads = processSingleton(() => ({
-  signIns: new FairSemaphore(SIGN_INS_AT_ONCE, queue),
-  signedIn: new FairSemaphore(SIGNED_IN_AT_ONCE, queue),
+const semaphores = processSingleton(() => ({
+  signIns: new FairSemaphore(CONCURRENT_SIGN_INS, queue),
+  signedIn: new FairSemaphore(CONCURRENT_SIGNED_IN, queue),
 }))
 
-/** Whose request hashes a password: a user who is signed in, or an address. `closed` ends its wait. */
+/** Sender of a request that hashes a password: a signed-in user or an address. `closed` ends its wait. */
 export type HashRequester = ({ user: string } | { ip: string | null }) & { closed?: AbortSignal }
 
-async function derive(
+async function deriveKey(
   services: Pick<Services, 'state'>,
   password: string,
   { salt, cost, length }: { salt: Buffer; cost: typeof COST; length: number },
   sender: HashRequester,
 ): Promise<Buffer> {
   const options: ScryptOptions = { N: 2 ** cost.ln, r: cost.r, p: cost.p, maxmem: 256 * 2 ** cost.ln * cost.r }
-  const { signIns, signedIn } = threads(services)
-  const [turns, key] = 'user' in sender ? [signedIn, sender.user] : [signIns, networkOf(sender.ip)]
-  return turns.use(
+  const { signIns, signedIn } = semaphores(services)
+  const [semaphore, key] = 'user' in sender ? [signedIn, sender.user] : [signIns, networkOf(sender.ip)]
+  return semaphore.use(
     key,
     1,
     sender.closed,
@@ -65,8 +62,8 @@ async function derive(
 }
 
 /**
- * Hashes a password with scrypt and a fresh salt; returns a PHC string that names its parameters. Raises
- * SERVICE_NOT_READY where too many wait.
+ * Hashes a password with scrypt and a new salt into a PHC string.
+ * @throws SERVICE_NOT_READY if too many hashes wait
  */
 export async function hashPassword(
   services: Pick<Services, 'state'>,
@@ -74,17 +71,17 @@ export async function hashPassword(
   sender: HashRequester,
 ): Promise<string> {
   const salt = randomBytes(SALT_BYTES)
-  const key = await derive(services, password, { salt, cost: COST, length: KEY_BYTES }, sender)
+  const key = await deriveKey(services, password, { salt, cost: COST, length: KEY_BYTES }, sender)
   return phcOf(salt, key)
 }
 
-// Compared with when there is no user, so that an unknown name costs what a wrong password costs.
-const nobody = () => phcOf(Buffer.alloc(SALT_BYTES), Buffer.alloc(KEY_BYTES))
+// Compared if there is no user, so that an unknown name costs as much as a wrong password.
+const dummyHash = () => phcOf(Buffer.alloc(SALT_BYTES), Buffer.alloc(KEY_BYTES))
 
 /**
- * Compares a password with a PHC string, in the time the string's parameters cost; null stands for a user that does
- * not exist and never matches. `outdated` asks for a new hash with today's parameters. Raises SERVICE_NOT_READY where too
- * many wait.
+ * Compares a password with a PHC string, in the time that the string's parameters require; null represents an unknown
+ * user and never matches. `outdated` means that the password needs a new hash with the current parameters.
+ * @throws SERVICE_NOT_READY if too many hashes wait
  */
 export async function verifyPassword(
   services: Pick<Services, 'state'>,
@@ -92,12 +89,12 @@ export async function verifyPassword(
   phc: string | null,
   sender: HashRequester,
 ): Promise<{ matches: boolean; outdated: boolean }> {
-  const parts = PHC.exec(phc ?? nobody())
+  const parts = PHC.exec(phc ?? dummyHash())
   if (!parts) return { matches: false, outdated: false }
   const cost = { ln: Number(parts[1]), r: Number(parts[2]), p: Number(parts[3]) }
   const expected = Buffer.from(parts[5], 'base64')
   const salt = Buffer.from(parts[4], 'base64')
-  const key = await derive(services, password, { salt, cost, length: expected.length }, sender)
+  const key = await deriveKey(services, password, { salt, cost, length: expected.length }, sender)
   const matches = timingSafeEqual(key, expected) && phc !== null
   return { matches, outdated: cost.ln < COST.ln || cost.r < COST.r || cost.p < COST.p }
 }

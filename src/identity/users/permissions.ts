@@ -17,12 +17,14 @@ import { rowFilter } from '../../core/iam/row-filter.ts'
 export const OwnPermission = z
   .object({
     action: z.string(),
-    allowed: z.enum(['all', 'some', 'none']).describe('`some`: it depends on the resource'),
+    allowed: z
+      .enum(['all', 'some', 'none'])
+      .describe('Scope of the permission: all – all resources; some – depends on the resource; none – no resources'),
   })
   .meta({ id: 'OwnPermission' })
 
-// The filter is only asked whether it needs the row at all, never sent.
-const row = {
+// The filter is only built to find out whether it depends on the row; it is never executed.
+const rowColumns = {
   project: sql.fragment`project_id`,
   id: sql.fragment`id`,
   path: sql.fragment`path`,
@@ -35,33 +37,34 @@ function allowance(caller: Caller, entry: ActionEntry, projectId: string | null)
   if (gate === 'any') return 'all'
   if (gate === 'admin') return passesAdminGate(caller, action, null) ? 'all' : 'none'
   if (gate === 'owner') return passesAdminGate(caller, action, null) ? 'all' : 'some'
-  const listed = listTargetOf(kinds.all().find(({ name }) => name === resource_type) ?? null)
+  const listTarget = listTargetOf(kinds.all().find(({ name }) => name === resource_type) ?? null)
   const type = resource_type ?? '*'
-  if (projectId !== null && !listAllowed(caller, action, { ...listed, type }, projectId)) return 'none'
+  if (projectId !== null && !listAllowed(caller, action, { ...listTarget, type }, projectId)) return 'none'
   const filter = rowFilter(
     caller.layers,
-    { ...listed, action, type, facts: principalFacts(caller), projectId: projectId ?? undefined },
-    row,
+    { ...listTarget, action, type, facts: principalFacts(caller), projectId: projectId ?? undefined },
+    rowColumns,
   )
   return filter === true ? 'all' : filter === false ? 'none' : 'some'
 }
 
 /**
- * What the caller may do, over the whole catalogue, in one project or anywhere. A project is named like in a list:
- * raises API_KEY_PROJECT_SCOPE, FORBIDDEN, and RESOURCE_NOT_FOUND to those whose policies reach the missing project.
+ * Returns the caller's permissions for all actions, in one project or anywhere.
+ * @throws API_KEY_PROJECT_SCOPE, FORBIDDEN, and RESOURCE_NOT_FOUND for a missing project that the caller's policies
+ * allow
  */
-export async function ownPermissions(
+export async function permissionsOfUser(
   db: Queryable,
   caller: Caller,
-  named: string | undefined,
+  requested: string | undefined,
 ): Promise<z.infer<typeof OwnPermission>[]> {
-  const projectId = named ?? caller.project_id
-  if (named !== undefined) {
-    requireBoundProject(caller, named)
-    if (!canSeeProject(caller, named)) raise('FORBIDDEN')
+  const projectId = requested ?? caller.project_id
+  if (requested !== undefined) {
+    requireBoundProject(caller, requested)
+    if (!canSeeProject(caller, requested)) raise('FORBIDDEN')
     const projects = kinds.get('project')
-    const found = isIdOf(projects, named) ? await projects.find(db, named) : null
-    if (!found) raise('RESOURCE_NOT_FOUND', { meta: { id: named } })
+    const found = isIdOf(projects, requested) ? await projects.find(db, requested) : null
+    if (!found) raise('RESOURCE_NOT_FOUND', { meta: { id: requested } })
   }
   return actionCatalogue(operations.all())
     .flatMap(({ actions }) => actions)

@@ -4,10 +4,10 @@ import { srn } from '../../core/api/kind.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
 import type { FailedSignIns } from './store.ts'
 
-/** What an entry shows of the request of a sign-in. */
+/** Request data in the audit entry of a sign-in. */
 export type SignInRequest = Partial<Pick<RequestFacts, 'id' | 'ip' | 'userAgent'>>
 
-/** The entry of a sign-in: there is no caller yet, so the pipeline writes none. */
+/** Returns the audit entry of a sign-in, which has no caller and therefore no entry from the pipeline. */
 export const signInEntry = (
   action: string,
   status: number,
@@ -31,7 +31,7 @@ export const signInEntry = (
   created_at: new Date().toISOString(),
 })
 
-/** The entry of attempts that are counted together; its address is that of the last. */
+/** Returns the audit entry of attempts that are counted together, with the address of the last one. */
 export function failedSignInEntry({ action, username, user_id, attempts, since, ip }: FailedSignIns): AuditEntry {
   const entry = signInEntry(action, 401, username || null, user_id, { ip })
   return { ...entry, detail: { ...entry.detail, count: attempts, since } }

@@ -6,7 +6,7 @@ const SignInRow = z.object({
   id: z.string(),
   username: z.string(),
   role: z.enum(roles),
-  /** Null of a user who signs in with a company account only. */
+  /** Null for a user who signs in only with a company account. */
   password_hash: z.string().nullable(),
   token_version: z.int(),
   disabled_at: z.string().nullable(),
@@ -15,7 +15,7 @@ export type SignInRow = z.output<typeof SignInRow>
 
 const TokenVersion = z.object({ token_version: z.int() })
 
-/** Holds off every other bootstrap until the transaction ends. */
+/** Serializes bootstraps until the transaction ends. */
 export const lockBootstrap = (db: Queryable) =>
   db.query(
     sql.type(z.object({ locked: z.string() }))`select pg_advisory_xact_lock(hashtext('muster.bootstrap')) as locked`,
@@ -24,7 +24,7 @@ export const lockBootstrap = (db: Queryable) =>
 export const hasUsers = (db: Queryable): Promise<boolean> =>
   db.exists(sql.type(z.object({ exists: z.boolean() }))`select 1 from users`)
 
-/** Makes a user; null when the name is taken. Index users_username. */
+/** Inserts a user; null if the name is in use. Index users_username. */
 export const insertUser = (
   db: Queryable,
   user: { id: string; username: string; role: Role; password_hash: string | null },
@@ -35,11 +35,14 @@ export const insertUser = (
     on conflict do nothing
     returning ${userKind.columns}`)
 
-/** How many users may be named alike but for a number. */
+/** Number of usernames that may differ only by a numeric suffix. */
 const MAX_NAMESAKES = 1000
 
-/** The name itself or, where it is taken, the first of `-2`, `-3` and so on that is not. Index users_username. */
-export const freeUsername = (db: Queryable, username: string): Promise<string | null> =>
+/**
+ * Returns the name or, if it is in use, the first free one with suffix `-2`, `-3`, etc.; null if there is none. Index
+ * users_username.
+ */
+export const findFreeUsername = (db: Queryable, username: string): Promise<string | null> =>
   db.maybeOneFirst(sql.type(z.object({ name: z.string() }))`
     select c.name from (
       select n, ${username}::text || case n when 1 then '' else '-' || n end as name from generate_series(1, ${MAX_NAMESAKES}) n
@@ -47,14 +50,14 @@ export const freeUsername = (db: Queryable, username: string): Promise<string | 
     where not exists (select from users u where lower(u.username) = lower(c.name))
     order by c.n limit 1`)
 
-/** What a password is compared with: the user and the lockout of the name, in lower case. */
+/** User to compare with a password, and the lockout of the name, in lower case. */
 const PasswordFacts = z.object({ name: z.string(), user: SignInRow, locked: z.boolean() })
 export type PasswordFacts = z.output<typeof PasswordFacts>
 
 const SignInFacts = PasswordFacts.extend({ user: SignInRow.nullable() })
 
-/** What a sign-in compares; no user has to have the name. */
-export const signInFacts = (db: Queryable, username: string, now: Date): Promise<z.output<typeof SignInFacts>> =>
+/** Returns the data for a sign-in; `user` is null for an unknown name. */
+export const loadSignInFacts = (db: Queryable, username: string, now: Date): Promise<z.output<typeof SignInFacts>> =>
   db.one(sql.type(SignInFacts)`
     select name.key as name, to_jsonb(u) as user, coalesce(f.locked_until > ${now.toISOString()}::timestamptz, false) as locked
     from (values (lower(${username}::text))) as name (key)
@@ -63,14 +66,14 @@ export const signInFacts = (db: Queryable, username: string, now: Date): Promise
     ) u on true
     left join login_failures f on f.username = name.key`)
 
-/** Whether the name of a user, alias `u`, is not locked. */
-const unlocked = (now: Date): Fragment => sql.fragment`not exists (
+/** Condition: the name of the user with alias `u` is not locked. */
+const isNameUnlocked = (now: Date): Fragment => sql.fragment`not exists (
   select 1 from login_failures f
   where f.username = lower(u.username) and f.locked_until > ${now.toISOString()}::timestamptz)`
 
 /**
- * Notes a success; false when the user changed since the password was compared, or when the name was locked meanwhile:
- * guesses that were sent before the lock are worth no more than those that come after it.
+ * Records a sign-in; false if the user changed after the password was compared, or if the name was locked since:
+ * guesses sent before the lock must not succeed after it.
  */
 export const recordSignIn = async (
   db: Queryable,
@@ -81,20 +84,20 @@ export const recordSignIn = async (
   (await db.maybeOneFirst(sql.type(z.object({ noted: z.int() }))`
     with noted as (
       update users u set last_login_at = ${now.toISOString()}::timestamptz, password_hash = coalesce(${newHash}::text, password_hash)
-      where u.id = ${user.id} and u.token_version = ${user.token_version} and u.disabled_at is null and ${unlocked(now)}
+      where u.id = ${user.id} and u.token_version = ${user.token_version} and u.disabled_at is null and ${isNameUnlocked(now)}
       returning lower(u.username) as username
     ), forgotten as (
       delete from login_failures where username in (select username from noted)
     )
     select 1 as noted from noted`)) !== null
 
-/** Ends the lockout of a user's name. */
+/** Ends the lockout of a username. */
 export const clearFailures = (db: Queryable, username: string) =>
   db.query(voidStatement`delete from login_failures where username = lower(${username}::text)`)
 
 /**
- * Deletes failures whose count began before a time and that no longer lock a name, up to a number. No index serves it: the
- * table is read once a batch, and holds what a day of guessed names leaves. Returns how many went.
+ * Deletes up to `limit` failures that began before a time and no longer lock a name, and returns their number. Without
+ * an index: each batch reads the table, which contains one day of guessed names.
  */
 export const deleteFailures = async (
   db: Queryable,
@@ -110,9 +113,9 @@ export const deleteFailures = async (
   ).rowCount
 
 /**
- * Counts a failure: the tenth in a row inside the window locks the name, given in lower case. Failures older than the
- * window start anew, and a few stale rows of other names go with each call, so that guessed names do not pile up.
- * Returns how many failures there are now.
+ * Counts a failure and returns the current number of failures: the tenth consecutive one within the window locks the
+ * name (in lower case). A failure after the window restarts the count. Each call also deletes a few stale rows of other
+ * names, so that guessed names do not accumulate.
  */
 export const countSignInFailure = (
   db: Queryable,
@@ -141,8 +144,8 @@ export const countSignInFailure = (
 }
 
 /**
- * Attempts that are audited together. `username` is in lower case, and empty for names that nobody has; `since` is the
- * time of the first, `ip` the address of the last.
+ * Attempts that are audited together. `username` is in lower case, and empty for unknown names; `since` is the time of
+ * the first, `ip` the address of the last attempt.
  */
 const FailedSignIns = z.object({
   action: z.string(),
@@ -154,7 +157,7 @@ const FailedSignIns = z.object({
 })
 export type FailedSignIns = z.output<typeof FailedSignIns>
 
-/** Adds attempts to those that no entry counts yet. In the order of the key everywhere: no deadlock. */
+/** Adds attempts to the counts that are not audited yet. Rows are locked in key order, to avoid deadlocks. */
 export const addFailedSignIns = (db: Queryable, refused: readonly FailedSignIns[]): Promise<unknown> =>
   db.query(voidStatement`
     insert into refused_attempts as r (action, username, user_id, attempts, since, ip)
@@ -173,8 +176,8 @@ export const addFailedSignIns = (db: Queryable, refused: readonly FailedSignIns[
       since = case when r.attempts = 0 then excluded.since else r.since end, ip = excluded.ip`)
 
 /**
- * Takes the attempts of names whose last entry is `everyMs` old, and deletes names without attempts since. Skips rows
- * that another process holds.
+ * Claims the attempts of names whose last audit entry is at least `everyMs` old, and deletes names without new
+ * attempts. Skips rows locked by other processes.
  */
 export const claimFailedSignIns = (
   db: Queryable,
@@ -197,13 +200,16 @@ export const claimFailedSignIns = (
 
 const Admin = SignInRow.pick({ id: true, disabled_at: true })
 
-/** Locks every admin, so that two of them cannot leave at once. In id order: no deadlock. Returns those that may sign in. */
+/**
+ * Locks all admins in ID order, to avoid deadlocks, so that two concurrent changes cannot remove the last ones. Returns
+ * the admins who may sign in.
+ */
 export const lockAdmins = async (db: Queryable): Promise<string[]> =>
   (await db.any(sql.type(Admin)`select id, disabled_at from users where role = 'admin' order by id for update`))
     .filter(({ disabled_at }) => disabled_at === null)
     .map(({ id }) => id)
 
-/** Writes name, role and the disabled mark. `endTokens` ends the sessions of before. */
+/** Updates name, role and disabled state. `endTokens` ends existing sessions. */
 export const updateUser = (
   db: Queryable,
   id: string,
@@ -215,16 +221,16 @@ export const updateUser = (
     where t.id = ${id}
     returning ${userKind.columns}`)
 
-/** What a change of the own password compares; null when the user is gone. */
-export const passwordFacts = (db: Queryable, id: string, now: Date): Promise<PasswordFacts | null> =>
+/** Returns the data for a change of the user's own password; null if the user is deleted. */
+export const findPasswordFacts = (db: Queryable, id: string, now: Date): Promise<PasswordFacts | null> =>
   db.maybeOne(sql.type(PasswordFacts)`
     select lower(u.username) as name, to_jsonb(u) as user, coalesce(f.locked_until > ${now.toISOString()}::timestamptz, false) as locked
     from (select id, username, role, password_hash, token_version, disabled_at from users where id = ${id}) u
     left join login_failures f on f.username = lower(u.username)`)
 
 /**
- * Sets the new password of a user who proved the old one, ends the tokens of before and forgets failed sign-ins. Null
- * when the user changed since the password was compared, or when the name was locked meanwhile.
+ * Sets the new password of a user who proved the old one, ends existing tokens and deletes failed sign-ins. Null if the
+ * user changed after the password was compared, or if the name was locked since.
  */
 export const changePassword = (
   db: Queryable,
@@ -235,20 +241,20 @@ export const changePassword = (
   db.maybeOneFirst(sql.type(TokenVersion)`
     with changed as (
       update users u set password_hash = ${hash}, token_version = token_version + 1, updated_at = now()
-      where u.id = ${user.id} and u.token_version = ${user.token_version} and ${unlocked(now)}
+      where u.id = ${user.id} and u.token_version = ${user.token_version} and ${isNameUnlocked(now)}
       returning lower(u.username) as username, token_version
     ), forgotten as (
       delete from login_failures where username in (select username from changed)
     )
     select token_version from changed`)
 
-/** Sets a password and ends the tokens of before; false when the user is gone. */
+/** Sets a password and ends existing tokens; false if the user is deleted. */
 export const setPassword = async (db: Queryable, id: string, hash: string): Promise<boolean> =>
   (
     await db.query(voidStatement`
       update users set password_hash = ${hash}, token_version = token_version + 1, updated_at = now() where id = ${id}`)
   ).rowCount > 0
 
-/** Ends every token of a user. */
+/** Ends all tokens of a user. */
 export const revokeTokens = (db: Queryable, id: string): Promise<unknown> =>
   db.query(voidStatement`update users set token_version = token_version + 1, updated_at = now() where id = ${id}`)

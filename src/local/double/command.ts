@@ -7,43 +7,43 @@ import { startDouble } from './server.ts'
 type ServeOptions = { port: number; host: string; script: string[]; dims: number; strict: boolean; log?: string }
 
 /**
- * The `llm-double` command. `serve` runs the server until SIGTERM or SIGINT; `check` validates scripts. Reads
- * LLM_DOUBLE_PORT and LLM_DOUBLE_SCRIPT (comma list); options win.
+ * Creates the `llm-double` command. `serve` runs the server until SIGTERM or SIGINT; `check` validates scripts. Options
+ * take precedence over LLM_DOUBLE_PORT and LLM_DOUBLE_SCRIPT (comma-separated).
  */
 export function doubleCommand(): Command {
   const command = new Command('llm-double').description('deterministic OpenAI-compatible model for tests')
   command
     .command('serve')
-    .description('serve until SIGTERM')
+    .description('run the server until SIGTERM or SIGINT')
     .addOption(
-      new Option('--port <number>', '0 picks a free one')
+      new Option('--port <number>', 'port, 0 for a free one')
         .env('LLM_DOUBLE_PORT')
         .default(4010)
         .argParser(integer(0, 65_535)),
     )
     .option('--host <address>', 'address to listen on', '127.0.0.1')
-    .option('--script <file>', 'script in JSON or YAML, repeatable', (file, list: string[]) => [...list, file], [])
+    .option('--script <file>', 'script in JSON or YAML; repeatable', (file, list: string[]) => [...list, file], [])
     .option('--dims <number>', 'dimensions of embeddings', integer(8, 4096), 1536)
-    .option('--strict', 'refuse requests that no rule matches', false)
-    .option('--log <file>', 'append a line of JSON per request')
-    .action(serve)
+    .option('--strict', 'refuse requests without a matching rule', false)
+    .option('--log <file>', 'append a line of JSON per request to a file')
+    .action(runServer)
   command
     .command('check')
     .description('validate scripts')
     .argument('<file...>', 'scripts in JSON or YAML')
-    .action(check)
+    .action(checkScripts)
   return command
 }
 
-async function serve(options: ServeOptions): Promise<void> {
+async function runServer(options: ServeOptions): Promise<void> {
   const files = options.script.length > 0 ? options.script : (process.env.LLM_DOUBLE_SCRIPT ?? '').split(',')
   const { scripts, problems } = await readScripts(files.map(file => file.trim()).filter(Boolean))
-  if (problems.length > 0) return fail(problems)
+  if (problems.length > 0) return reportProblems(problems)
   let double: Awaited<ReturnType<typeof startDouble>>
   try {
     double = await startDouble({ ...options, scripts })
   } catch (error) {
-    return fail([`serve: ${(error as Error).message}`])
+    return reportProblems([`serve: ${(error as Error).message}`])
   }
   const stop = () => void double.close().then(() => process.exit(0))
   process.once('SIGTERM', stop)
@@ -51,18 +51,18 @@ async function serve(options: ServeOptions): Promise<void> {
   process.stdout.write(`${JSON.stringify({ listening: double.url })}\n`)
 }
 
-async function check(files: string[]): Promise<void> {
+async function checkScripts(files: string[]): Promise<void> {
   const { problems } = await readScripts(files)
   for (const problem of problems) process.stdout.write(`${problem}\n`)
   if (problems.length > 0) process.exitCode = 1
 }
 
-function fail(problems: string[]): void {
+function reportProblems(problems: string[]): void {
   for (const problem of problems) process.stderr.write(`${problem}\n`)
   process.exitCode = 1
 }
 
-/** Reads script files. With several, the path of a problem starts with the file's name. */
+/** Reads script files. With several files, the path of a problem starts with the name of the file. */
 async function readScripts(files: string[]): Promise<{ scripts: Script[]; problems: string[] }> {
   const scripts: Script[] = []
   const problems: string[] = []

@@ -6,7 +6,7 @@ import type { Log } from './log.ts'
 import { isJsonObject } from './request.ts'
 import { checkScript, readDocuments } from './script.ts'
 
-/** What one server holds. */
+/** State of one server. */
 export type DoubleState = { lanes: Lanes; gates: Gates; log: Log; dims: number; strict: boolean }
 
 /** An answer of a control route. */
@@ -15,8 +15,8 @@ export type ControlAnswer = { status: number; body: unknown }
 const done: ControlAnswer = { status: 200, body: { ok: true } }
 
 /**
- * Answers a route under /control. `path` holds the decoded segments after it, `body` the text of a PUT. Gives nothing
- * when there is no such route.
+ * Answers a route under /control. `path` contains the decoded segments after it, `body` the text of a PUT. Returns
+ * undefined for an unknown route.
  */
 export function controlRequest(
   state: DoubleState,
@@ -61,7 +61,7 @@ function putLane(state: DoubleState, name: string, body: string): ControlAnswer 
   const { values, problems } = readDocuments(body)
   if (problems.length > 0) return invalid(problems)
   if (values.length !== 1 || !isJsonObject(values[0])) return invalid(['document: must be one script'])
-  if ((values[0].lane ?? name) !== name) return invalid([`lane: must be "${name}" or left out`])
+  if ((values[0].lane ?? name) !== name) return invalid([`lane: must be "${name}" or omitted`])
   const checked = checkScript({ ...values[0], lane: name })
   if (!checked.script) return invalid(checked.problems)
   return { status: 200, body: laneState(state.lanes.put(checked.script)) }

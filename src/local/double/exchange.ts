@@ -6,26 +6,26 @@ import { sseFrame } from './reply.ts'
 import type { RequestBody } from './request.ts'
 import type { Failure, Reply } from './script.ts'
 
-/** A model request being answered. */
+/** A model request in progress. */
 export type DoubleExchange = {
   response: ServerResponse
   log: RequestLog
   gates: Gates
-  /** The connection is closed. */
+  /** Whether the connection is closed. */
   gone: boolean
-  /** The double closed it itself. */
+  /** Whether the double closed it deliberately. */
   cut: boolean
-  /** Ends the wait under way, if any, when the client leaves. */
+  /** Ends the current wait when the client disconnects. */
   onGone: (() => void) | undefined
 }
 
-/** A streamed answer: frames that come first and last, and between them the pieces a reply counts and delays. */
+/** A streamed answer: its first and last frames, and the pieces between them, which a reply counts and delays. */
 export type Frames = { first: string; pieces: string[]; last: string }
 
-/** How an answer is rendered: whole, and as frames when a stream was asked for. */
+/** Renders an answer as a whole, and as frames if a stream was requested. */
 export type ReplyRendering = { whole: () => RequestBody; frames?: () => Frames }
 
-/** The error shape of the OpenAI API. */
+/** Returns an error in the format of the OpenAI API. */
 export function doubleErrorBody(message: string, type: string): RequestBody {
   return { error: { message, type, code: null } }
 }
@@ -44,48 +44,50 @@ function sendText(response: ServerResponse, status: number, text: string, header
   response.end(bodiless ? undefined : text)
 }
 
-/** Follows the connection of an exchange: notes an abort and ends its wait. `finished` is called once it is over. */
-export function trackConnection(exchange: DoubleExchange, finished: (log: RequestLog) => void): void {
+/** Records an abort of the connection and ends its wait. Calls `onFinished` once the connection is closed. */
+export function trackConnection(exchange: DoubleExchange, onFinished: (log: RequestLog) => void): void {
   exchange.response.on('close', () => {
     exchange.gone = true
     exchange.log.aborted = !exchange.response.writableFinished && !exchange.cut
     exchange.onGone?.()
-    finished(exchange.log)
+    onFinished(exchange.log)
   })
 }
 
-/** Refuses a request. */
+/** Answers a request with an error. */
 export function refuseRequest(exchange: DoubleExchange, status: number, type: string, message: string): void {
   exchange.log.status = status
   sendJson(exchange.response, status, { error: { message, type } })
 }
 
-/** Plays a reply: waits at its gate and for its delay, then fails, cuts, streams or answers whole. */
+/**
+ * Sends a reply: waits at its gate and for its delay, then fails, cuts the connection, streams or answers as a whole.
+ */
 export async function sendReply(exchange: DoubleExchange, reply: Reply, rendering: ReplyRendering): Promise<void> {
   const gateFirst = reply.gate_after === undefined || !rendering.frames
   if (reply.gate !== undefined && gateFirst && !(await passGate(exchange, reply.gate))) return
   if (reply.delay_ms && !(await pause(exchange, reply.delay_ms))) return
   if (reply.error) return sendFailure(exchange, reply.error, reply.headers)
-  if (reply.cut?.after === 0) return cut(exchange)
-  if (rendering.frames) return stream(exchange, reply, rendering.frames())
+  if (reply.cut?.after === 0) return cutConnection(exchange)
+  if (rendering.frames) return sendFrames(exchange, reply, rendering.frames())
 
   const text = JSON.stringify(rendering.whole())
   const headers = { 'content-type': 'application/json', ...lowerCased(reply.headers) }
   exchange.log.status = 200
   if (reply.cut) {
     exchange.response.writeHead(200, { ...headers, 'content-length': String(Buffer.byteLength(text)) })
-    await flush(exchange, half(text))
-    return cut(exchange)
+    await flush(exchange, firstHalf(text))
+    return cutConnection(exchange)
   }
-  const corrupt = reply.corrupt === 'json' || reply.corrupt === 'sse'
-  sendText(exchange.response, 200, corrupt ? half(text) : text, headers)
+  const isCorrupt = reply.corrupt === 'json' || reply.corrupt === 'sse'
+  sendText(exchange.response, 200, isCorrupt ? firstHalf(text) : text, headers)
 }
 
-/** Sends frames, with the waits and faults of the reply at its counted pieces. */
-async function stream(exchange: DoubleExchange, reply: Reply, frames: Frames): Promise<void> {
+/** Sends frames, with the waits and faults of the reply at the given pieces. */
+async function sendFrames(exchange: DoubleExchange, reply: Reply, frames: Frames): Promise<void> {
   const { response } = exchange
   const total = frames.pieces.length
-  // A count past the end means: after the last piece.
+  // A count past the end applies after the last piece.
   const at = (after: number | undefined) => (after === undefined ? -1 : Math.min(after, total))
   const gateAt = reply.gate === undefined ? -1 : at(reply.gate_after)
   const cutAt = at(reply.cut?.after)
@@ -98,9 +100,9 @@ async function stream(exchange: DoubleExchange, reply: Reply, frames: Frames): P
     'cache-control': 'no-cache',
     ...lowerCased(reply.headers),
   })
-  // Frames without a wait between them leave in one write.
+  // Frames without a wait between them are sent in one write.
   let out = frames.first
-  if (reply.corrupt === 'json') out += `${half(frames.pieces[0] ?? frames.first).trimEnd()}\n\n`
+  if (reply.corrupt === 'json') out += `${firstHalf(frames.pieces[0] ?? frames.first).trimEnd()}\n\n`
   if (reply.corrupt === 'sse') out += 'data: {not json\n\n'
   for (let sent = 0; ; sent += 1) {
     if (sent === gateAt) {
@@ -110,7 +112,7 @@ async function stream(exchange: DoubleExchange, reply: Reply, frames: Frames): P
     }
     if (sent === cutAt) {
       await flush(exchange, out)
-      return cut(exchange)
+      return cutConnection(exchange)
     }
     if (sent === errorAt) {
       response.end(out + sseFrame({ error: { message: reply.stream_error!.message } }))
@@ -152,12 +154,12 @@ function lowerCased(headers: Reply['headers']): JsonHeaders {
   return Object.fromEntries(
     Object.entries(headers)
       .map(([name, value]) => [name.toLowerCase(), value])
-      // The framing of the body is the server's own.
+      // The server determines the framing of the body.
       .filter(([name]) => name !== 'content-length' && name !== 'transfer-encoding'),
   )
 }
 
-function half(text: string): string {
+function firstHalf(text: string): string {
   return text.slice(0, Math.ceil(text.length / 2))
 }
 
@@ -179,12 +181,12 @@ function pause(exchange: DoubleExchange, ms: number): Promise<boolean> | boolean
   })
 }
 
-/** Writes and waits until the bytes have left, so that a cut comes after them. */
+/** Writes a text and waits until it is sent, before the connection is cut. */
 function flush(exchange: DoubleExchange, text: string): Promise<unknown> {
   return new Promise(resolve => exchange.response.write(text, resolve))
 }
 
-function cut(exchange: DoubleExchange): void {
+function cutConnection(exchange: DoubleExchange): void {
   exchange.cut = true
   exchange.response.destroy()
 }

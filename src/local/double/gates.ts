@@ -1,27 +1,27 @@
 /** State of a gate as the control route lists it. */
 export type GateState = { gate: string; open: boolean; waiting: number }
 
-type Waiter = { n: number; lane: string; go: (passed: boolean) => void }
+type Waiter = { n: number; lane: string; resolve: (passed: boolean) => void }
 type Gate = { open: boolean; lanes: Set<string>; waiters: Waiter[] }
 
 /** Named latches that hold requests. */
 export type Gates = ReturnType<typeof createGates>
 
-/** Makes an empty set of gates. */
+/** Creates an empty set of gates. */
 export function createGates() {
   const gates = new Map<string, Gate>()
 
-  function named(name: string): Gate {
+  function getOrCreate(name: string): Gate {
     let gate = gates.get(name)
     if (!gate) gates.set(name, (gate = { open: false, lanes: new Set(), waiters: [] }))
     return gate
   }
 
-  /** Lets the waiting requests go on in arrival order, those of one lane or all. */
+  /** Releases the waiting requests of one lane, or of all, in arrival order. */
   function release(gate: Gate, lane?: string): void {
     const waiters = gate.waiters.sort((a, b) => a.n - b.n)
     gate.waiters = lane === undefined ? [] : waiters.filter(each => each.lane !== lane)
-    for (const waiter of waiters) if (lane === undefined || waiter.lane === lane) waiter.go(true)
+    for (const waiter of waiters) if (lane === undefined || waiter.lane === lane) waiter.resolve(true)
   }
 
   function state(name: string, gate: Gate): GateState {
@@ -29,21 +29,21 @@ export function createGates() {
   }
 
   return {
-    /** Makes a gate known, closed when it is new. */
+    /** Registers a gate for a lane; a new one is closed. */
     name(name: string, lane: string): void {
-      named(name).lanes.add(lane)
+      getOrCreate(name).lanes.add(lane)
     },
 
     /**
-     * Waits until the gate is open. `n` is the arrival number of the request: waiting ones go on in that order. `onGone`
-     * is given the function to call when the client has left. Resolves false in that case.
+     * Waits until the gate is open. Waiting requests are released in the order of `n`, their arrival number. `onGone`
+     * receives the function to call when the client disconnects, which resolves to false.
      */
     wait(name: string, lane: string, n: number, onGone: (gone: () => void) => void): Promise<boolean> {
-      const gate = named(name)
+      const gate = getOrCreate(name)
       gate.lanes.add(lane)
       if (gate.open) return Promise.resolve(true)
       return new Promise(resolve => {
-        const waiter = { n, lane, go: resolve }
+        const waiter = { n, lane, resolve }
         gate.waiters.push(waiter)
         onGone(() => {
           gate.waiters = gate.waiters.filter(each => each !== waiter)
@@ -52,9 +52,9 @@ export function createGates() {
       })
     },
 
-    /** Opens a gate and lets all that wait go on. */
+    /** Opens a gate and releases all waiting requests. */
     open(name: string): GateState {
-      const gate = named(name)
+      const gate = getOrCreate(name)
       gate.open = true
       release(gate)
       return state(name, gate)
@@ -62,17 +62,17 @@ export function createGates() {
 
     /** Closes a gate again. */
     close(name: string): GateState {
-      const gate = named(name)
+      const gate = getOrCreate(name)
       gate.open = false
       return state(name, gate)
     },
 
-    /** All gates, in the order they were named. */
+    /** Lists all gates in the order of their creation. */
     list(): GateState[] {
       return [...gates].map(([name, gate]) => state(name, gate))
     },
 
-    /** Releases the requests of a lane and deletes the gates that only this lane names. */
+    /** Releases the requests of a lane and deletes the gates that only this lane uses. */
     drop(lane: string): void {
       for (const [name, gate] of gates) {
         release(gate, lane)

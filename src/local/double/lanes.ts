@@ -4,25 +4,25 @@ import type { DoubleRequest, RequestKind } from './request.ts'
 import type { Reply, Script } from './script.ts'
 import { ruleId } from './script.ts'
 
-/** A lane: its script and its counters. `scripted` distinguishes a lane that was written from one that a request created. */
+/** A lane with its script and counters. `scripted` is false for a lane created by a request. */
 export type Lane = {
   name: string
   scripted: boolean
   script: Script
   calls: Record<RequestKind, number>
-  /** Uses of each rule, by its place in the script. */
+  /** Number of uses of each rule, by its index in the script. */
   used: number[]
-  /** Requests that met the script's scripted trouble with embeddings. */
+  /** Number of embedding requests that received the scripted fault. */
   troubled: number
 }
 
-/** A lane as the control route shows it. */
+/** A lane in the format of the control route. */
 export type LaneState = { script: Script; calls: number; rules: { id: string; used: number }[] }
 
 /** The lanes of one server. */
 export type Lanes = ReturnType<typeof createLanes>
 
-/** Makes an empty set of lanes whose scripts name their gates in `gates`. */
+/** Creates an empty set of lanes, which register the gates of their scripts in `gates`. */
 export function createLanes(gates: Gates) {
   const lanes = new Map<string, Lane>()
 
@@ -43,34 +43,34 @@ export function createLanes(gates: Gates) {
   return {
     put,
 
-    /** The lane of that name, brought up empty when there is none. */
+    /** Returns the lane of a name, created empty if it does not exist. */
     get(name: string): Lane {
       return lanes.get(name) ?? put({ lane: name }, false)
     },
 
-    /** The lane of that name when it is known. */
+    /** Returns the lane of a name, undefined if it does not exist. */
     find(name: string): Lane | undefined {
       return lanes.get(name)
     },
 
-    /** Returns whether a lane of that name has a script. */
-    scripted(name: string): boolean {
+    /** Whether a lane of that name has a script. */
+    hasScript(name: string): boolean {
       return lanes.get(name)?.scripted === true
     },
 
-    /** Deletes a lane. Returns whether there was one. */
+    /** Deletes a lane. Returns whether it existed. */
     drop(name: string): boolean {
       return lanes.delete(name)
     },
 
-    /** Forgets all lanes. */
+    /** Deletes all lanes. */
     reset(): void {
       lanes.clear()
     },
   }
 }
 
-/** What the control route shows of a lane. */
+/** Returns a lane in the format of the control route. */
 export function laneState(lane: Lane): LaneState {
   return {
     script: lane.script,
@@ -79,27 +79,27 @@ export function laneState(lane: Lane): LaneState {
   }
 }
 
-/** Takes the next reply of the first rule that matches and is not used up, and counts the use. */
+/** Returns the next reply of the first matching rule with remaining uses, and counts the use. */
 export function nextReply(lane: Lane, request: DoubleRequest): { id: string; index: number; reply: Reply } | undefined {
-  for (const [place, rule] of (lane.script.rules ?? []).entries()) {
+  for (const [position, rule] of (lane.script.rules ?? []).entries()) {
     const replies = rule.replies ?? [rule.reply!]
-    const used = lane.used[place]
+    const used = lane.used[position]
     if (rule.times !== undefined && used >= rule.times) continue
     if (rule.then === 'end' && used >= replies.length) continue
     if (!ruleMatches(rule.when, request)) continue
-    lane.used[place] += 1
+    lane.used[position] += 1
     const index = rule.then === 'cycle' ? used % replies.length : Math.min(used, replies.length - 1)
-    return { id: ruleId(rule, place), index, reply: replies[index] }
+    return { id: ruleId(rule, position), index, reply: replies[index] }
   }
   return undefined
 }
 
-/** A reply with the lane's defaults under it. */
+/** Completes a reply with the defaults of its lane. */
 export function withDefaults(lane: Lane, reply: Reply): Reply {
   const defaults = lane.script.defaults
   if (!defaults) return reply
   const merged = { ...defaults, ...reply }
-  // Content given by the reply replaces the default content whatever its form.
+  // Content of the reply replaces default content of any form.
   if (reply.text !== undefined || reply.object !== undefined || reply.chunks !== undefined)
     for (const key of ['text', 'object', 'chunks'] as const) if (reply[key] === undefined) delete merged[key]
   return merged

@@ -3,9 +3,9 @@ import { createWriteStream } from 'node:fs'
 import type { IncomingHttpHeaders } from 'node:http'
 import type { RequestBody, RequestKind } from './request.ts'
 
-/** One model request as tests see it. `status` is null until an answer was begun. */
+/** Log entry of a model request. `status` is null until the response begins. */
 export type RequestLog = {
-  /** Arrival number in the server, from 1. */
+  /** Arrival number, from 1. */
   n: number
   lane: string
   kind: RequestKind
@@ -14,23 +14,23 @@ export type RequestLog = {
   reply_index: number | null
   status: number | null
   streamed: boolean
-  /** Whether the client left before it had the whole answer. */
+  /** Whether the client disconnected before the end of the response. */
   aborted: boolean
   headers: IncomingHttpHeaders
   body: RequestBody
 }
 
-/** Which requests to list; `after` is an arrival number. */
+/** Filter of requests; `after` is an arrival number. */
 export type LogFilter = { lane?: string | undefined; kind?: string | undefined; after?: number | undefined }
 
 /** The request log of one server. */
 export type Log = Awaited<ReturnType<typeof openLog>>
 
-const kept = 10_000
-/** Old entries are cut off in blocks, so that adding stays cheap. */
+const maxEntries = 10_000
+/** Old entries are removed in blocks of this size, so that adding stays cheap. */
 const slack = 1_000
 
-/** Makes an empty log. With a file, each finished request is also appended to it as a line of JSON. */
+/** Creates an empty log. With a file, each finished request is also appended to it as a line of JSON. */
 export async function openLog(file?: string) {
   let entries: RequestLog[] = []
   let arrivals = 0
@@ -41,24 +41,24 @@ export async function openLog(file?: string) {
   }
 
   return {
-    /** Enters a request that has just arrived. */
+    /** Adds a request on arrival. */
     add(entry: Omit<RequestLog, 'n'>): RequestLog {
       arrivals += 1
       const added = { n: arrivals, ...entry }
       entries.push(added)
-      if (entries.length > kept + slack) entries = entries.slice(-kept)
+      if (entries.length > maxEntries + slack) entries = entries.slice(-maxEntries)
       return added
     },
 
-    /** Notes that a request is over. */
-    finished(entry: RequestLog): void {
+    /** Writes a finished request to the file. */
+    writeFinished(entry: RequestLog): void {
       if (stream?.writable) stream.write(`${lineOf(entry)}\n`)
     },
 
-    /** The newest 10 000 requests that pass the filter, in arrival order. */
+    /** Lists the newest 10 000 requests that match the filter, in arrival order. */
     list(filter: LogFilter): RequestLog[] {
       return entries
-        .slice(-kept)
+        .slice(-maxEntries)
         .filter(
           each =>
             (filter.lane === undefined || each.lane === filter.lane) &&
@@ -67,18 +67,18 @@ export async function openLog(file?: string) {
         )
     },
 
-    /** Forgets the requests of a lane. */
+    /** Deletes the requests of a lane. */
     drop(lane: string): void {
       entries = entries.filter(each => each.lane !== lane)
     },
 
-    /** Forgets all requests and counts from 1 again. */
+    /** Deletes all requests and restarts the arrival numbers at 1. */
     reset(): void {
       entries = []
       arrivals = 0
     },
 
-    /** Writes out what is left for the file. */
+    /** Flushes and closes the file. */
     async close(): Promise<void> {
       if (!stream || stream.destroyed) return
       stream.end()
@@ -91,7 +91,7 @@ function lineOf(entry: RequestLog): string {
   try {
     return JSON.stringify(entry)
   } catch {
-    // A body nested deeper than the stack allows can be parsed but not written.
+    // A body nested too deeply for the stack can be parsed but not serialized.
     return JSON.stringify({ ...entry, body: null })
   }
 }

@@ -1,29 +1,29 @@
 import type { DoubleMessage, DoubleRequest } from './request.ts'
 import type { Match, TextCondition } from './script.ts'
 
-/** Returns whether a request fulfils every key of a rule's `when`; no `when` takes every chat request. */
+/** Whether a request satisfies every key of a rule's `when`. Without `when` every chat request matches. */
 export function ruleMatches(when: Match | undefined, request: DoubleRequest): boolean {
-  const asked = when ?? {}
-  if ((asked.kind ?? 'chat') !== request.kind) return false
+  const expected = when ?? {}
+  if ((expected.kind ?? 'chat') !== request.kind) return false
   return (
-    (asked.model === undefined || globPatternMatches(asked.model, request.model)) &&
-    (asked.call === undefined || inRange(asked.call, request.call)) &&
-    (asked.messages === undefined || inRange(asked.messages, request.messages.length)) &&
-    (asked.last_role === undefined || request.messages.at(-1)?.role === asked.last_role) &&
-    (asked.stream === undefined || asked.stream === request.stream) &&
-    (asked.json === undefined || asked.json === request.json) &&
-    (asked.temperature === undefined || asked.temperature === request.body.temperature) &&
-    (asked.tools === undefined || toolsOffered(asked.tools, request)) &&
-    (asked.tool_choice === undefined || sameChoice(asked.tool_choice, request.toolChoice)) &&
-    (asked.user === undefined || textMatches(asked.user, request.user)) &&
-    (asked.system === undefined || textMatches(asked.system, request.system)) &&
-    (asked.any === undefined || request.messages.some(each => textMatches(asked.any!, each.text))) &&
-    (asked.tool_result === undefined || resultMatches(asked.tool_result, request.messages)) &&
-    (asked.header === undefined || headersMatch(asked.header, request))
+    (expected.model === undefined || globPatternMatches(expected.model, request.model)) &&
+    (expected.call === undefined || inRange(expected.call, request.call)) &&
+    (expected.messages === undefined || inRange(expected.messages, request.messages.length)) &&
+    (expected.last_role === undefined || request.messages.at(-1)?.role === expected.last_role) &&
+    (expected.stream === undefined || expected.stream === request.stream) &&
+    (expected.json === undefined || expected.json === request.json) &&
+    (expected.temperature === undefined || expected.temperature === request.body.temperature) &&
+    (expected.tools === undefined || toolsOffered(expected.tools, request)) &&
+    (expected.tool_choice === undefined || isSameChoice(expected.tool_choice, request.toolChoice)) &&
+    (expected.user === undefined || textMatches(expected.user, request.user)) &&
+    (expected.system === undefined || textMatches(expected.system, request.system)) &&
+    (expected.any === undefined || request.messages.some(each => textMatches(expected.any!, each.text))) &&
+    (expected.tool_result === undefined || resultMatches(expected.tool_result, request.messages)) &&
+    (expected.header === undefined || headersMatch(expected.header, request))
   )
 }
 
-/** Returns whether a text fulfils a condition; of an object all given keys must hold. */
+/** Whether a text satisfies a condition, that is all keys of it. */
 function textMatches(condition: TextCondition, text: string): boolean {
   if (typeof condition === 'string') return text.includes(condition)
   return (
@@ -33,7 +33,7 @@ function textMatches(condition: TextCondition, text: string): boolean {
   )
 }
 
-/** Returns whether a text equals a pattern in which each `*` stands for any characters. */
+/** Whether a text equals a pattern in which each `*` matches any characters. */
 export function globPatternMatches(pattern: string, text: string): boolean {
   const parts = pattern.split('*')
   if (parts.length === 1) return pattern === text
@@ -61,23 +61,23 @@ function toolsOffered(names: string[], request: DoubleRequest): boolean {
   return names.every(name => request.tools.some(tool => tool.name === name))
 }
 
-function sameChoice(asked: string | { name: string }, given: string | { name: string }): boolean {
-  if (typeof asked === 'string') return asked === given
-  return typeof given === 'object' && given.name === asked.name
+function isSameChoice(expected: string | { name: string }, actual: string | { name: string }): boolean {
+  if (typeof expected === 'string') return expected === actual
+  return typeof actual === 'object' && actual.name === expected.name
 }
 
-function resultMatches(asked: NonNullable<Match['tool_result']>, messages: DoubleMessage[]): boolean {
+function resultMatches(expected: NonNullable<Match['tool_result']>, messages: DoubleMessage[]): boolean {
   const trailing = messages.slice(messages.findLastIndex(each => each.role !== 'tool') + 1)
   return trailing.some(
     each =>
-      (asked.name === undefined || each.name === asked.name) &&
-      (asked.contains === undefined || each.text.includes(asked.contains)) &&
-      (asked.equals === undefined || each.text === asked.equals),
+      (expected.name === undefined || each.name === expected.name) &&
+      (expected.contains === undefined || each.text.includes(expected.contains)) &&
+      (expected.equals === undefined || each.text === expected.equals),
   )
 }
 
-function headersMatch(asked: Record<string, TextCondition>, request: DoubleRequest): boolean {
-  return Object.entries(asked).every(([name, condition]) => {
+function headersMatch(expected: Record<string, TextCondition>, request: DoubleRequest): boolean {
+  return Object.entries(expected).every(([name, condition]) => {
     const value = request.headers[name.toLowerCase()]
     return value !== undefined && textMatches(condition, String(value))
   })

@@ -11,10 +11,10 @@ const TOOLS = [
       required: ['a', 'b'],
     },
   },
-  { name: 'echo', description: 'Says what it is told', inputSchema: { type: 'object' } },
+  { name: 'echo', description: 'Returns its arguments', inputSchema: { type: 'object' } },
 ]
 
-/** What the double answers to a message of MCP: a server without sessions and with two tools. Null for a notification. */
+/** Answers an MCP message like a server with two tools and without sessions. Returns null for a notification. */
 export function answerMcp(body: Buffer): RequestBody | null {
   let message: unknown
   try {
@@ -36,11 +36,11 @@ function resultOf(method: string, params: RequestBody): RequestBody {
     return { result: { protocolVersion, capabilities: { tools: {} }, serverInfo } }
   }
   if (method === 'tools/list') return { result: { tools: TOOLS } }
-  const given = isJsonObject(params.arguments) ? params.arguments : {}
+  const args = isJsonObject(params.arguments) ? params.arguments : {}
   if (method !== 'tools/call') return { error: { code: -32_601, message: `Method not found: ${method}` } }
-  if (params.name === 'echo') return { result: { content: [{ type: 'text', text: JSON.stringify(given) }] } }
+  if (params.name === 'echo') return { result: { content: [{ type: 'text', text: JSON.stringify(args) }] } }
   if (params.name !== 'add') return { error: { code: -32_602, message: `Unknown tool: ${params.name}` } }
-  const sum = Number(given.a) + Number(given.b)
+  const sum = Number(args.a) + Number(args.b)
   if (Number.isNaN(sum)) return { result: { content: [{ type: 'text', text: 'a and b are numbers' }], isError: true } }
   return { result: { content: [{ type: 'text', text: String(sum) }], structuredContent: { sum } } }
 }

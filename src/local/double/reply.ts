@@ -5,30 +5,30 @@ import type { Reply } from './script.ts'
 import { checkDirective } from './script.ts'
 import { fillText, fillValue } from './template.ts'
 
-/** A tool call as it is sent. */
+/** A tool call in the format of the OpenAI API. */
 export type DoubleToolCall = { id: string; type: 'function'; function: { name: string; arguments: string } }
 
 /** The parts of a chat answer, ready to be sent whole or in pieces. */
 export type DoubleReply = {
   content: string | null
-  /** The content in the pieces a stream sends. */
+  /** The content as the pieces of a stream. */
   pieces: string[]
   calls: DoubleToolCall[]
   finish: string
   model: string
-  /** `undefined` when the script asks for an answer without it. */
+  /** Undefined if the script omits it. */
   usage: RequestBody | undefined
 }
 
-/** Gives the id of the tool call at an index of the answer. */
+/** Returns the ID of the tool call at an index of the answer. */
 export type CallId = (index: number) => string
 
-/** Tokens of a text: a quarter of its UTF-8 bytes, rounded up. */
+/** Counts the tokens of a text: a quarter of its UTF-8 bytes, rounded up. */
 export function countTokens(text: string): number {
   return Math.ceil(Buffer.byteLength(text) / 4)
 }
 
-/** Turns a reply into an answer. `literal` leaves the templates as they are. */
+/** Composes an answer from a reply; with `literal`, templates are not filled. */
 export function composeReply(reply: Reply, request: DoubleRequest, callId: CallId, literal = false): DoubleReply {
   const value = (part: unknown) => (literal ? part : fillValue(part, request))
   const calls = (reply.tool_calls ?? []).map(
@@ -53,7 +53,7 @@ export function composeReply(reply: Reply, request: DoubleRequest, callId: CallI
   }
 }
 
-/** Cuts a text into pieces of `count` words; spaces stay with the word before them. */
+/** Splits a text into pieces of `count` words; spaces belong to the preceding word. */
 function wordPieces(text: string, count: number): string[] {
   if (text === '') return []
   if (text.trim() === '') return [text]
@@ -88,7 +88,7 @@ function promptTokens(request: DoubleRequest): number {
   return request.tools.length > 0 ? sum + countTokens(JSON.stringify(request.body.tools)) : sum
 }
 
-/** The body of an answer that is not streamed. */
+/** Returns the body of an answer without streaming. */
 export function completionBody(answer: DoubleReply, request: DoubleRequest, empty = false): RequestBody {
   const message: RequestBody = { role: 'assistant', content: answer.content }
   if (answer.calls.length > 0) message.tool_calls = answer.calls
@@ -99,7 +99,9 @@ export function completionBody(answer: DoubleReply, request: DoubleRequest, empt
   }
 }
 
-/** The frames of a streamed answer: what comes first, the pieces that may be counted and delayed, what comes last. */
+/**
+ * Returns the frames of a streamed answer. Its pieces, between the first and last frames, can be counted and delayed.
+ */
 export function replyFrames(answer: DoubleReply, request: DoubleRequest, empty = false) {
   const base = head(answer, request, 'chat.completion.chunk')
   const frame = (delta: RequestBody, finish: string | null = null) =>
@@ -127,7 +129,7 @@ export function replyFrames(answer: DoubleReply, request: DoubleRequest, empty =
   }
 }
 
-/** One server-sent event holding a JSON value. */
+/** Returns a server-sent event with a JSON value. */
 export function sseFrame(value: unknown): string {
   return `data: ${JSON.stringify(value)}\n\n`
 }
@@ -142,12 +144,12 @@ function head(answer: DoubleReply, request: DoubleRequest, object: string): Requ
   }
 }
 
-/** Ids of tool calls made by a script or by default. */
+/** Returns IDs for tool calls of scripts and default replies. */
 export function laneCallId(request: DoubleRequest): CallId {
   return index => `call_${request.lane}_${request.call}_${index}`
 }
 
-/** Ids of tool calls made by an inline directive: they depend on nothing but the request's body. */
+/** Returns IDs for tool calls of inline directives, which depend only on the body of the request. */
 export function bodyCallId(raw: string): CallId {
   return index => `call_${hash('sha256', raw + index, 'hex').slice(0, 12)}`
 }
@@ -156,8 +158,8 @@ const mark = '@double '
 
 /**
  * Reads the directive in the last user text: `@double ` and one JSON value on the same line, a reply or a list of them.
- * The reply at k is used, k being the number of assistant messages after that user message; the last one sticks.
- * Gives nothing when there is none, problems when it cannot be read.
+ * The reply at index k is used, where k is the number of assistant messages after that user message; the last one
+ * repeats. Returns undefined without a directive, and `problems` for an invalid one.
  */
 export function inlineReply(
   request: DoubleRequest,
@@ -179,7 +181,7 @@ export function inlineReply(
   return { reply: replies[index], index }
 }
 
-/** The object or array a line begins with; what follows it (a closing tag around the user's text) is left out. */
+/** Returns the JSON object or array at the start of a line, without the text after it, such as a closing tag. */
 function jsonPrefix(line: string): string {
   const text = line.trimStart()
   let depth = 0
@@ -197,8 +199,8 @@ function jsonPrefix(line: string): string {
 }
 
 /**
- * What is answered when nothing else applies: a call of the forced tool, the smallest value of the schema asked for, or
- * an echo of the user's text. Holds no templates.
+ * Returns the default reply: a call of the forced tool, the smallest value of the requested schema, or an echo of the
+ * user's text. Contains no templates.
  */
 export function defaultReply(request: DoubleRequest): Reply {
   const forced = forcedTool(request)

@@ -3,21 +3,21 @@ import type { IncomingHttpHeaders } from 'node:http'
 /** The two kinds of model request. */
 export type RequestKind = 'chat' | 'embeddings'
 
-/** One message as conditions and templates see it; `name` is the tool's name on tool messages. */
+/** A message for conditions and templates; `name` is the name of the tool in tool messages. */
 export type DoubleMessage = { role: string; text: string; name?: string | undefined }
 
 /** A function offered to the model; `parameters` is its JSON Schema. */
 export type OfferedTool = { name: string; parameters: unknown }
 
-/** A model request, read once. */
+/** A parsed model request. */
 export type DoubleRequest = {
   kind: RequestKind
   lane: string
-  /** Ordinal of this request among those of its kind in the lane, from 1. */
+  /** Ordinal of this request among requests of its kind in the lane, from 1. */
   call: number
-  /** The model asked for, as sent. */
+  /** The requested model as sent. */
   requested: string
-  /** The same without the lane's prefix when the lane was chosen by it. */
+  /** The requested model without a prefix that selected the lane. */
   model: string
   headers: IncomingHttpHeaders
   messages: DoubleMessage[]
@@ -28,11 +28,11 @@ export type DoubleRequest = {
   tools: OfferedTool[]
   /** `auto`, `required`, `none`, or the function that must be called. */
   toolChoice: string | { name: string }
-  /** Whether a stream was asked for. */
+  /** Whether a stream is requested. */
   stream: boolean
-  /** Whether JSON was asked for, by schema or not. */
+  /** Whether JSON is requested, with or without a schema. */
   json: boolean
-  /** The schema asked for. */
+  /** The requested schema. */
   schema: unknown
   body: RequestBody
 }
@@ -45,7 +45,7 @@ export function isJsonObject(value: unknown): value is RequestBody {
   return typeof value === 'object' && value !== null && !Array.isArray(value)
 }
 
-/** What the lane knows about a request before its body is read. */
+/** The part of a request that is available before its body is parsed. */
 export type AddressedRequest = {
   kind: RequestKind
   lane: string
@@ -54,7 +54,7 @@ export type AddressedRequest = {
   headers: IncomingHttpHeaders
 }
 
-/** Reads the body of a chat completion request. Gives a message when the body is not one. */
+/** Parses the body of a chat completion request. Returns an error message for an invalid body. */
 export function readChat(to: AddressedRequest, body: RequestBody): DoubleRequest | string {
   if (typeof body.model !== 'string') return 'model must be a string'
   if (!Array.isArray(body.messages) || body.messages.length === 0) return 'messages must be a non-empty array'
@@ -83,7 +83,10 @@ export function readChat(to: AddressedRequest, body: RequestBody): DoubleRequest
   }
 }
 
-/** Reads the body of an embeddings request; each input counts as a user message. Gives a message when it is not one. */
+/**
+ * Parses the body of an embeddings request; each input counts as a user message. Returns an error message for an
+ * invalid body.
+ */
 export function readEmbeddings(to: AddressedRequest, body: RequestBody): DoubleRequest | string {
   if (typeof body.model !== 'string') return 'model must be a string'
   const inputs = typeof body.input === 'string' ? [body.input] : body.input

@@ -1,7 +1,7 @@
 import type { RequestBody } from './request.ts'
 import { isJsonObject } from './request.ts'
 
-/** Values of the formats a validator commonly checks. */
+/** Values of commonly validated formats. */
 const formats: Record<string, string> = {
   'date-time': '1970-01-01T00:00:00Z',
   date: '1970-01-01',
@@ -16,14 +16,14 @@ const formats: Record<string, string> = {
   uuid: '00000000-0000-0000-0000-000000000000',
 }
 
-/** Values made for one schema at most; a schema that asks for more, or refers to itself without end, gets nulls. */
+/** Most values generated for one schema; beyond it, or with endless recursion, values are null. */
 const maxValues = 10_000
 const maxDepth = 64
 const maxLength = 1_000_000
 
 /**
- * The smallest value a JSON Schema accepts: const, first enum, default, else by type, with required properties and
- * `minItems` items only. Local `$ref`s are followed, `anyOf` and `oneOf` take their first branch.
+ * Returns the smallest value that a JSON Schema accepts: const, first enum value, default, otherwise by type, with only
+ * the required properties and `minItems` items. Local `$ref`s are followed; `anyOf` and `oneOf` use their first branch.
  */
 export function smallestValue(schema: unknown): unknown {
   let left = maxValues
@@ -96,7 +96,7 @@ function makeString(part: RequestBody): string {
   return 'a'.repeat(Math.min(Math.max(1, typeof part.minLength === 'number' ? part.minLength : 1), maxLength))
 }
 
-/** The text a pattern without operators stands for. */
+/** Returns the text matched by a pattern without operators, undefined for other patterns. */
 function literalOf(pattern: string): string | undefined {
   const body = pattern.replace(/^\^/, '').replace(/(?<!\\)\$$/, '')
   if (body === '' || !/^(?:[^\\^$.*+?()[\]{}|]|\\[^a-zA-Z0-9])*$/.test(body)) return undefined

@@ -6,7 +6,7 @@ const count = z.number().int().min(0)
 const status = z.number().int().min(200).max(599)
 const name = z.string().min(1).max(200)
 
-/** A lane's name is a path segment, a bearer token and the part of a model name before its first slash. */
+/** Name of a lane, used as a path segment, a bearer token and the part of a model name before its first slash. */
 const laneName = z.string().regex(/^[^\s/\p{Cc}]{1,200}$/u, 'must be 1 to 200 characters without spaces or slashes')
 
 const headerName = z.string().regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/, 'is not a header name')
@@ -21,7 +21,7 @@ const textCondition = z.union([
       regex: z.string().optional(),
       flags: z
         .string()
-        .regex(/^[dimsuv]*$/, 'may hold d, i, m, s, u, v')
+        .regex(/^[dimsuv]*$/, 'may contain only d, i, m, s, u, v')
         .optional(),
     })
     .superRefine((value, context) => {
@@ -113,7 +113,7 @@ const reply = z
       context.addIssue({ code: 'custom', path: ['object'], message: 'excludes text' })
     if (value.chunks !== undefined && value.object !== undefined)
       context.addIssue({ code: 'custom', path: ['chunks'], message: 'excludes object' })
-    // A streamed answer must join to the answer that is not streamed.
+    // The pieces of a stream must join to the whole answer.
     if (value.chunks !== undefined && value.text !== undefined && value.chunks.join('') !== value.text)
       context.addIssue({ code: 'custom', path: ['chunks'], message: 'must join to text' })
     if (value.gate_after !== undefined && value.gate === undefined)
@@ -169,29 +169,29 @@ const directive = z.union([reply, z.array(reply).min(1, 'needs at least one repl
 
 /** A condition on a text; a bare string means "contains". */
 export type TextCondition = z.infer<typeof textCondition>
-/** What a rule asks of a request; all given keys must hold. */
+/** Conditions of a rule, all of which must be satisfied. */
 export type Match = z.infer<typeof match>
 /** A scripted HTTP failure. */
 export type Failure = z.infer<typeof failure>
-/** One answer. */
+/** A scripted answer. */
 export type Reply = z.infer<typeof reply>
 /** A condition and its answers. */
 export type DoubleRule = z.infer<typeof rule>
 /** The behaviour of one lane. */
 export type Script = z.infer<typeof script>
 
-/** The id of a rule: its own, else its place in the script, as `rules[0]`. */
+/** Returns the ID of a rule, or its position in the script, such as `rules[0]`. */
 export function ruleId(each: { id?: string | undefined }, index: number): string {
   return each.id ?? `rules[${index}]`
 }
 
-/** Checks one parsed script. Gives the script, or the problems as `path: message`. */
+/** Checks a parsed script. Returns the script, or its problems as `path: message`. */
 export function checkScript(value: unknown): { script?: Script; problems: string[] } {
   const result = script.safeParse(value)
   return result.success ? { script: result.data, problems: [] } : { problems: problemsOf(result.error.issues) }
 }
 
-/** Checks the JSON value of an inline directive: one reply or a list of them. Gives a list of at least one. */
+/** Checks the JSON value of an inline directive, a reply or a list of replies. Returns a list with at least one. */
 export function checkDirective(value: unknown): { replies?: Reply[]; problems: string[] } {
   const result = directive.safeParse(value)
   if (!result.success) return { problems: problemsOf(result.error.issues) }
@@ -199,13 +199,13 @@ export function checkDirective(value: unknown): { replies?: Reply[]; problems: s
 }
 
 /**
- * Reads scripts from JSON or YAML text, one lane per YAML document. Problems are `path: message`; with several documents
- * the path starts with `documents[n]`. Scripts that have problems are left out.
+ * Reads scripts from JSON or YAML text, one lane per YAML document. Problems are `path: message`; with several
+ * documents the path starts with `documents[n]`. Invalid scripts are omitted.
  */
 export function parseScripts(text: string): { scripts: Script[]; problems: string[] } {
   const { values, problems } = readDocuments(text)
   if (problems.length > 0) return { scripts: [], problems }
-  if (values.length === 0) return { scripts: [], problems: ['document: holds no script'] }
+  if (values.length === 0) return { scripts: [], problems: ['document: contains no script'] }
   const scripts: Script[] = []
   const lanes = new Set<string>()
   for (const [index, value] of values.entries()) {
@@ -220,7 +220,7 @@ export function parseScripts(text: string): { scripts: Script[]; problems: strin
   return { scripts, problems }
 }
 
-/** Parses JSON or YAML text into its documents; empty ones are left out. */
+/** Parses JSON or YAML text into its documents, without empty ones. */
 export function readDocuments(text: string): { values: unknown[]; problems: string[] } {
   try {
     return { values: [JSON.parse(text)], problems: [] }
@@ -252,9 +252,9 @@ function problemsOf(issues: readonly Issue[], base: readonly PropertyKey[] = [])
     const path = [...base, ...issue.path]
     if (issue.code === 'unrecognized_keys') return issue.keys.map(key => `${pathText([...path, key])}: unknown key`)
     if (issue.code === 'invalid_union') {
-      // The branch of the right type is the one meant: its problems name the inner path.
-      const meant = issue.errors.find(branch => !branch.some(each => each.path.length === 0 && isTypeIssue(each)))
-      if (meant && meant.length > 0) return problemsOf(meant, path)
+      // The branch of the right type is the intended one: its problems name the inner path.
+      const intended = issue.errors.find(branch => !branch.some(each => each.path.length === 0 && isTypeIssue(each)))
+      if (intended && intended.length > 0) return problemsOf(intended, path)
     }
     if (issue.code === 'invalid_key') return issue.issues.map(each => `${pathText(path)}: ${each.message}`)
     return [`${pathText(path)}: ${issue.message}`]

@@ -27,28 +27,28 @@ import { isJsonObject, readChat, readEmbeddings } from './request.ts'
 import type { Reply, Script } from './script.ts'
 import { checkScript } from './script.ts'
 
-/** How a double is started; `log` is the path of a file that gets a line of JSON per request. */
+/** Options of a double; `log` is a file to which a line of JSON is appended per request. */
 export type DoubleOptions = {
-  /** 0, the default, picks a free one. */
+  /** Port, default 0 for a free one. */
   port?: number
   host?: string
   scripts?: Script[]
-  /** Dimensions of embeddings when a request names none, 8 to 4096. */
+  /** Default dimensions of embeddings, 8 to 4096. */
   dims?: number
-  /** Refuse every chat request that no rule matches. */
+  /** Whether chat requests without a matching rule are refused. */
   strict?: boolean
   log?: string
 }
 
-/** A running double; `close` drops open connections and may be called more than once. */
+/** A running double; `close` drops open connections and is idempotent. */
 export type Double = { url: string; port: number; close(): Promise<void> }
 
 const bodyLimit = 32 * 1024 * 1024
 const defaultModels = ['double-1', 'double-embed']
 
 /**
- * Starts the model double: a deterministic OpenAI-compatible server. Resolves when it listens. Raises on a script with
- * problems, on dimensions out of range and when the port or the log file cannot be had.
+ * Starts the model double, a deterministic OpenAI-compatible server. Resolves when it listens.
+ * @throws for an invalid script, dimensions out of range, and if the port or the log file cannot be opened
  */
 export async function startDouble(options: DoubleOptions = {}): Promise<Double> {
   const { port = 0, host = '127.0.0.1', scripts = [], dims = 1536, strict = false } = options
@@ -62,10 +62,10 @@ export async function startDouble(options: DoubleOptions = {}): Promise<Double> 
   }
   const state: DoubleState = { lanes, gates, dims, strict, log: await openLog(options.log) }
 
-  // No idle limit: a client's pooled connection never dies under a request it is about to carry.
+  // Without an idle limit no pooled connection of a client is closed just when it sends a request.
   const server = createServer({ keepAliveTimeout: 0 }, (request, response) => {
     response.sendDate = false
-    // Writing to a client that has just left is an error event of the response; `follow` notes the abort.
+    // Writing to a disconnected client raises an error event; `trackConnection` records the abort.
     response.on('error', () => {})
     handle(state, request, response).catch(error => {
       if (response.headersSent) response.destroy()
@@ -127,7 +127,7 @@ async function handle(state: DoubleState, request: IncomingMessage, response: Se
 
 const tooLarge = Symbol('too large')
 
-/** Reads a body. One over the limit is read to its end and dropped, so that the client gets to see the answer. */
+/** Reads a body. A too large body is read to its end and dropped, so that the client receives the response. */
 async function readBody(request: IncomingMessage): Promise<Buffer | typeof tooLarge | undefined> {
   return new Promise(resolve => {
     let parts: Buffer[] = []
@@ -141,7 +141,7 @@ async function readBody(request: IncomingMessage): Promise<Buffer | typeof tooLa
       if (size > bodyLimit) resolve(tooLarge)
       else resolve(parts.length === 1 ? parts[0] : Buffer.concat(parts))
     })
-    // A client that leaves while it sends gets no answer.
+    // The client disconnected while sending.
     request.on('error', () => resolve(undefined))
   })
 }
@@ -160,19 +160,21 @@ function listModels(state: DoubleState, request: IncomingMessage): RequestBody {
   return { object: 'list', data: models.map(id => ({ id, object: 'model', owned_by: 'double' })) }
 }
 
-/** The lane of a request and the model to match, without the lane's prefix when that chose the lane. */
+/** Returns the lane of a request, and the model without a prefix that selected the lane. */
 function laneOf(state: DoubleState, request: IncomingMessage, model: string): { lane: string; model: string } {
   const header = request.headers['x-double-lane']
   if (typeof header === 'string' && header !== '') return { lane: header, model }
   const bearer = /^Bearer\s+(\S+)$/i.exec(request.headers.authorization ?? '')?.[1]
-  if (bearer !== undefined && state.lanes.scripted(bearer)) return { lane: bearer, model }
+  if (bearer !== undefined && state.lanes.hasScript(bearer)) return { lane: bearer, model }
   const slash = model.indexOf('/')
   const prefix = model.slice(0, Math.max(slash, 0))
-  if (slash > 0 && state.lanes.scripted(prefix)) return { lane: prefix, model: model.slice(slash + 1) }
+  if (slash > 0 && state.lanes.hasScript(prefix)) return { lane: prefix, model: model.slice(slash + 1) }
   return { lane: 'default', model }
 }
 
-/** Answers a model request. Lane, ordinal and reply are taken in one go, so parallel requests never share a reply. */
+/**
+ * Answers a model request. Lane, ordinal and reply are determined synchronously, so concurrent requests share no reply.
+ */
 async function answerModel(
   kind: RequestKind,
   state: DoubleState,
@@ -209,7 +211,7 @@ async function answerModel(
     body,
   })
   const exchange: DoubleExchange = { response, log, gates: state.gates, gone: false, cut: false, onGone: undefined }
-  trackConnection(exchange, state.log.finished)
+  trackConnection(exchange, state.log.writeFinished)
 
   const read = kind === 'chat' ? readChat : readEmbeddings
   const request = read({ kind, call, ...to, headers: incoming.headers }, body)
@@ -280,7 +282,7 @@ async function answerEmbeddings(
     exchange.log.rule_id = next.id
     exchange.log.reply_index = next.index
     reply = withDefaults(lane, next.reply)
-  } else reply = scriptedTrouble(lane)
+  } else reply = nextEmbeddingFault(lane)
 
   const { alias = {}, pin = {} } = lane.script.embeddings ?? {}
   return sendReply(exchange, reply, {
@@ -288,8 +290,8 @@ async function answerEmbeddings(
       const prompt =
         reply.usage?.prompt_tokens ?? request.messages.reduce((sum, each) => sum + countTokens(each.text), 0)
       const data = request.messages.map(({ text }, index) => {
-        const meant = Object.hasOwn(alias, text) ? alias[text] : text
-        const vector = Object.hasOwn(pin, meant) ? pinnedVector(pin[meant], dims) : embedText(meant, dims)
+        const source = Object.hasOwn(alias, text) ? alias[text] : text
+        const vector = Object.hasOwn(pin, source) ? pinnedVector(pin[source], dims) : embedText(source, dims)
         return { object: 'embedding', index, embedding: encoding === 'base64' ? toBase64(vector) : vector }
       })
       return {
@@ -302,8 +304,8 @@ async function answerEmbeddings(
   })
 }
 
-/** The error, gate and delay a script sets on embeddings, for its first `times` requests or for all. */
-function scriptedTrouble(lane: Lane): Reply {
+/** Returns the scripted fault of embeddings (error, gate, delay), for the first `times` requests or for all. */
+function nextEmbeddingFault(lane: Lane): Reply {
   const { error, gate, delay_ms, times = Infinity } = lane.script.embeddings ?? {}
   if (lane.troubled >= times) return {}
   lane.troubled += 1

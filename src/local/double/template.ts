@@ -4,7 +4,7 @@ import { isJsonObject } from './request.ts'
 const token = /\{\{\s*([^{}]*?)\s*\}\}/g
 const soleToken = /^\{\{\s*([^{}]*?)\s*\}\}$/
 
-/** Fills the tokens of a text (`{{user}}`, `{{tool.<name>.<path>}}`, …); unknown ones give "". */
+/** Fills the tokens of a text (`{{user}}`, `{{tool.<name>.<path>}}`, …); unknown tokens become "". */
 export function fillText(text: string, request: DoubleRequest): string {
   if (!text.includes('{{')) return text
   return text.replace(token, (_, name: string) => asText(tokenValue(name, request)))

@@ -11,43 +11,40 @@ import { lockStores } from '../memories/lock-store.ts'
 import { memoryKind } from '../memories/model.ts'
 import { deleteMemories } from '../memories/store.ts'
 import {
-  deleteEntriesOf,
+  deleteEntriesOfMemories,
   deleteMemoryEntries,
-  type Erasable,
-  entriesOfEndUser,
-  memoriesOfEndUser,
+  listEntriesOfEndUser,
+  listMemoriesOfEndUser,
+  type MemoryRef,
 } from './erase-store.ts'
 
 const without = redactFields('content', 'metadata')
 
-/**
- * Memories that come from an end user's conversations, with what the ledger says of them, and what was stated there without
- * making a memory.
- */
+/** Erases memories of an end user and from its conversations, with their entries, and entries without a memory. */
 export const memoryContent: EndUserContentEraser = {
   async erase(purge) {
     const { endUser, until, read } = purge
     await eraseInBatches(
-      limit => memoriesOfEndUser(read, endUser, until, limit),
-      found => eraseMemories(purge, found),
+      limit => listMemoriesOfEndUser(read, endUser, until, limit),
+      memories => eraseMemories(purge, memories),
     )
     await eraseInBatches(
-      limit => entriesOfEndUser(read, endUser, until, limit),
-      found => eraseEntries(purge, found),
+      limit => listEntriesOfEndUser(read, endUser, until, limit),
+      ids => eraseEntries(purge, ids),
     )
     return 'erased'
   },
 }
 
-const eraseMemories = ({ services, endUser, write }: EndUserPurge, found: readonly Erasable[]) =>
+const eraseMemories = ({ services, endUser, write }: EndUserPurge, memories: readonly MemoryRef[]) =>
   write(async tx => {
-    const ids = found.map(({ id }) => id)
+    const ids = memories.map(({ id }) => id)
     await lockStores(
       tx,
-      found.map(({ memory_store_id }) => memory_store_id),
+      memories.map(({ memory_store_id }) => memory_store_id),
     )
     await removeVectors(tx, { source: VECTOR_SOURCES.memory, ref_ids: ids })
-    const entries = await deleteEntriesOf(tx, ids)
+    const entries = await deleteEntriesOfMemories(tx, ids)
     const erased = await deleteMemories(tx, ids)
     const events = await redactEvents(tx, [{ resource_type: memoryKind.name, ids, without }])
     const kept_answers = await eraseStoredResponses(
@@ -64,7 +61,7 @@ const eraseMemories = ({ services, endUser, write }: EndUserPurge, found: readon
     return { memories: erased.length, memory_entries: entries.length, events, kept_answers }
   })
 
-/** Entries, and what events and answers still say of memories that were deleted before. */
+/** Erases entries, and the content of memories deleted earlier in events and stored responses. */
 const eraseEntries = ({ services, endUser, write }: EndUserPurge, ids: readonly string[]) =>
   write(async tx => {
     const erased = await deleteMemoryEntries(tx, ids)

@@ -10,34 +10,34 @@ export const MECHANISMS = ['api', 'tool', 'rule', 'orchestration', 'formation'] 
 export type Mechanism = (typeof MECHANISMS)[number]
 
 const outcome = {
-  action: z.enum(ENTRY_ACTIONS).describe('What became of the claim'),
+  action: z.enum(ENTRY_ACTIONS).describe('Outcome of the fact'),
   memory_id: z
     .string()
     .nullable()
-    .describe('Memory it resolved into: the new one, or the one that says it already; null once that is deleted'),
-  superseded_memory_id: z.string().nullable().describe('Memory that it retired'),
+    .describe('ID of the new memory, or of the memory that already contains the fact. Null if it was deleted.'),
+  superseded_memory_id: z.string().nullable().describe('ID of the memory that the fact replaced'),
   similarity: z
     .number()
     .nullable()
     .describe(
-      'Cosine of the nearest memory, or of the declared target; 1 for the same text; null for nothing to compare',
+      'Cosine of the nearest memory, or of the memory in `supersedes`; 1 for the same text. Null if there was none to compare.',
     ),
-  declared: z.boolean().describe('Whether the caller named the memory to replace'),
+  declared: z.boolean().describe('Whether the caller set `supersedes`'),
 }
 
 const fields = {
   memory_store_id: z.string(),
-  content: z.string().describe('The text as claimed'),
+  content: z.string().describe('Submitted text'),
   ...outcome,
-  mechanism: z.enum(MECHANISMS).describe('The door it came through'),
-  memory_rule_id: z.string().nullable().describe('Rule that stated it; null once that is deleted'),
-  generation_id: z.string().nullable().describe('Turn that stated it'),
-  conversation_id: z.string().nullable().describe('Conversation of that turn'),
-  actor_id: z.string().nullable().describe('End user that the fact belongs to; null without one'),
-  principal_type: z.string().describe('Who stated it: user, api_key, agent, orchestration_run or formation'),
+  mechanism: z.enum(MECHANISMS).describe('How the fact was submitted'),
+  memory_rule_id: z.string().nullable().describe('ID of the memory rule that submitted it. Null if it was deleted.'),
+  generation_id: z.string().nullable().describe('ID of the generation that submitted it'),
+  conversation_id: z.string().nullable().describe('ID of the conversation of the generation'),
+  actor_id: z.string().nullable().describe('ID of the end user that the fact belongs to, or null'),
+  principal_type: z.string().describe('Type of the submitter: user, api_key, agent, orchestration_run or formation'),
   principal_id: z.string(),
-  tags: z.record(z.string(), z.string()).describe('As claimed'),
-  metadata: z.record(z.string(), z.unknown()).nullable().describe('As claimed'),
+  tags: z.record(z.string(), z.string()).describe('Submitted tags'),
+  metadata: z.record(z.string(), z.unknown()).nullable().describe('Submitted metadata'),
 }
 
 export const MemoryEntry = record('MemoryEntry', fields, { updated: false })
@@ -65,22 +65,22 @@ export type MemoryEntryRow = z.output<typeof memoryEntryKind.row>
 
 const threshold = z.number().min(0).max(1).nullable().optional()
 
-/** A fact as a caller states it. */
-const claim = z.strictObject({
-  project_id: projectField.describe('That of the store, where it is given'),
-  memory_store_id: z.string().min(1).max(255).describe('Store that gets the fact'),
+/** A fact in requests. */
+const factInput = z.strictObject({
+  project_id: projectField.describe('ID of the project of the store'),
+  memory_store_id: z.string().min(1).max(255).describe('ID of the memory store'),
   content: memoryInputFields.content,
   tags: TagInput.optional().describe('Tags of a new memory'),
   metadata: memoryInputFields.metadata.optional(),
   expires_at: memoryInputFields.expires_at.optional(),
-  source_type: z.enum(SOURCE_TYPES).default('manual').describe('Where the fact comes from'),
+  source_type: z.enum(SOURCE_TYPES).default('manual').describe('Source of the fact'),
   source_id: z
     .string()
     .min(1)
     .max(255)
     .nullable()
     .optional()
-    .describe('Conversation that it comes from; with source_type conversation, and only then'),
+    .describe('ID of the source conversation; required with source_type `conversation` and allowed only with it'),
   actor_id: z
     .string()
     .min(1)
@@ -88,7 +88,7 @@ const claim = z.strictObject({
     .nullable()
     .optional()
     .describe(
-      'End user that the fact belongs to: it is compared with facts of the same end user, and not read by turns of others. Default: that of the turn that writes it, else none',
+      'ID of the end user that the fact belongs to. The fact is compared only with facts of the same end user, and turns of other end users do not read it. Default the end user of the turn that writes it, else none.',
     ),
   supersedes: z
     .string()
@@ -96,13 +96,15 @@ const claim = z.strictObject({
     .max(255)
     .nullable()
     .optional()
-    .describe('Memory of the store that the fact replaces, however near it is; needs memories:UpdateMemory on it'),
-  duplicate_threshold: threshold.describe('In place of the one of the store, for this write'),
-  supersede_threshold: threshold.describe('In place of the one of the store, for this write'),
+    .describe(
+      'ID of a memory of the store that the fact replaces, regardless of similarity; requires memories:UpdateMemory on it',
+    ),
+  duplicate_threshold: threshold.describe('Threshold for this write. Default the threshold of the store.'),
+  supersede_threshold: threshold.describe('Threshold for this write. Default the threshold of the store.'),
 })
 
 const requireSource = (
-  { source_type, source_id }: Pick<z.output<typeof claim>, 'source_type' | 'source_id'>,
+  { source_type, source_id }: Pick<z.output<typeof factInput>, 'source_type' | 'source_id'>,
   context: z.core.$RefinementCtx,
 ): void => {
   if ((source_type === 'conversation') === (source_id != null)) return
@@ -111,11 +113,11 @@ const requireSource = (
     path: ['source_id'],
     params: { code: source_id == null ? 'REQUIRED' : 'INVALID_VALUE' },
     message:
-      source_id == null ? 'is required with source_type conversation' : 'goes with source_type conversation only',
+      source_id == null ? 'is required with source_type conversation' : 'is allowed only with source_type conversation',
   })
 }
 
-export const MemoryInput = claim.superRefine(requireSource).meta({
+export const MemoryInput = factInput.superRefine(requireSource).meta({
   id: 'MemoryInput',
   example: {
     memory_store_id: 'mstore_01k5p3vd7r9hj2x8m4qcw6tz0e',
@@ -123,9 +125,9 @@ export const MemoryInput = claim.superRefine(requireSource).meta({
   },
 })
 
-export const MemoryEntryInput = claim
+export const MemoryEntryInput = factInput
   .extend({
-    dry_run: z.boolean().optional().describe('Only say what would become of the fact; writes nothing'),
+    dry_run: z.boolean().optional().describe('Whether to return the outcome without writing the fact'),
   })
   .superRefine(requireSource)
   .meta({
@@ -137,10 +139,9 @@ export const MemoryEntryInput = claim
   })
 export type MemoryEntryInput = z.output<typeof MemoryEntryInput>
 
-/** What a write would do. */
 export const DryRun = z.object({ dry_run: z.literal(true), ...outcome }).meta({ id: 'MemoryEntryDryRun' })
 
 export const WrittenMemory = Memory.extend({
   action: outcome.action,
-  entry_id: z.string().describe('Entry of the ledger'),
+  entry_id: z.string().describe('ID of the memory entry'),
 }).meta({ id: 'WrittenMemory' })

@@ -5,14 +5,14 @@ import { memoryEntryKind } from './model.ts'
 import { memoryEntryOperations } from './operations.ts'
 import { memoryEntryType } from './resource-type.ts'
 
-const IMMUTABLE = 'Grants nothing: entries are never changed'
+const IMMUTABLE = 'No effect: entries are immutable'
 
 export default module('memory-entries', {
   kinds: [memoryEntryKind],
   resourceTypes: [memoryEntryType],
   operations: memoryEntryOperations,
   extensions: [endUserContent.with(memoryContent)],
-  // Policies of other systems name them.
+  // For compatibility with policies of other systems.
   policyActions: ['memories:UpdateMemoryEntry', 'memories:DeleteMemoryEntry'].map(action => ({
     action,
     description: IMMUTABLE,

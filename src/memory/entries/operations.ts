@@ -25,9 +25,9 @@ const create = operation({
   id: 'createMemoryEntry',
   method: 'post',
   path: '/memory-entries',
-  summary: 'State a fact: it becomes a memory, replaces the one it is near to, or is known already',
+  summary: 'Write a fact',
   description:
-    'Answers 201 with the entry when the fact is new, else 200. The action is also asked for with the tags of the memory that it resolves into. Replacing one that `supersedes` names, or that only the thresholds of the request find, needs `memories:UpdateMemory` on it and on the store. With `dry_run` it answers what would happen and writes nothing.',
+    'The fact creates a memory, replaces a similar one, or is skipped as a duplicate. Returns 201 with the entry for a new memory, else 200. The action is also required with the tags of the resulting memory. Replacing a memory by `supersedes`, or because of thresholds in the request, requires `memories:UpdateMemory` on the memory and on the store. With `dry_run` nothing is written.',
   tag,
   action: 'memories:CreateMemoryEntry',
   alsoActions: ['memories:UpdateMemory'],
@@ -41,25 +41,25 @@ const create = operation({
     const { dry_run: dryRun, ...body } = context.body
     if (body.tags)
       context.allow(create.action as string, entryTarget(context.body.memory_store_id, context.project, body.tags))
-    // The ledger shows no more of a memory than what it is tagged with allows to write.
-    const resolves = ({ memory: { memory_store_id, project_id, tags } }: MatchedMemory) =>
+    // The entry reveals the resulting memory, so the caller must be allowed to write with its tags.
+    const onMatch = ({ memory: { memory_store_id, project_id, tags } }: MatchedMemory) =>
       context.allow(create.action as string, entryTarget(memory_store_id, project_id, tags))
-    const shown = ({ entry }: Written) => memoryEntryKind.present(entry)
-    const written = await submitFact({ ...context, body }, { dryRun, resolves, shown })
+    const present = ({ entry }: Written) => memoryEntryKind.present(entry)
+    const written = await submitFact({ ...context, body }, { dryRun, onMatch, present })
     const { entry } = written
-    if (!dryRun) return result(responseStatus(entry), shown(written))
+    if (!dryRun) return result(responseStatus(entry), present(written))
     const { action, memory_id, superseded_memory_id, similarity, declared } = entry
     return result(200, { dry_run: true, action, memory_id, superseded_memory_id, similarity, declared })
   },
 })
 
-/** A store as it would be decided about with the tags of what is to be written to it. */
+/** Returns a store as policy target with the tags of the fact to write. */
 const entryTarget = (id: string, project_id: string | null, tags: Record<string, string>) => ({
   kind: memoryStoreKind,
   row: { id, project_id, tags },
 })
 
-/** One of these says whose entries are listed: each has an index with their order. */
+/** Filters of which one is required, because each has an index with the order. */
 const scopes = {
   memory_store_id: equalsFilter('memory_store_id'),
   memory_id: equalsFilter('memory_id'),
@@ -79,8 +79,9 @@ const list = operation({
   id: 'listMemoryEntries',
   method: 'get',
   path: '/memory-entries',
-  summary: 'List what was stated of a store, a memory, a turn or a conversation, newest first',
-  description: 'The ledger behind the facts: every statement with what became of it.',
+  summary: 'List memory entries',
+  description:
+    'The ledger of submitted facts with their outcomes, newest first, by store, memory, generation or conversation.',
   tag,
   action: 'memories:ListMemoryEntries',
   lists: memoryStoreKind,
@@ -92,7 +93,7 @@ const list = operation({
       raiseInvalid({
         code: 'REQUIRED',
         path: 'memory_store_id',
-        message: `one of ${Object.keys(scopes).join(', ')} is required`,
+        message: `is required if none of ${Object.keys(scopes).slice(1).join(', ')} is set`,
       })
     return pageResult<MemoryEntryRow>(context, {
       columns: memoryEntryKind.columns,
@@ -111,8 +112,8 @@ const get = itemOperation(memoryEntryKind, {
   id: 'getMemoryEntry',
   method: 'get',
   path: '/memory-entries/{memory_entry_id}',
-  summary: 'Read one memory entry',
-  description: 'Says what was stated, by whom, and what became of it.',
+  summary: 'Get a memory entry',
+  description: 'The submitted fact, its author and its outcome.',
   tag,
   action: 'memories:GetMemoryEntry',
   answers: { 200: MemoryEntry },

@@ -9,53 +9,53 @@ import { ownerKeyOf } from '../reach.ts'
 import { type MemoryStoreRow, memoryStoreKind } from '../stores/model.ts'
 import { type MemoryEntryRow, memoryEntryKind } from './model.ts'
 
-/** Stores up to this size are found through their own index of vectors, whatever else is in the project. */
-const SMALL = 2000
+/** Stores up to this size are searched through the database index of their vectors. */
+const SMALL_STORE = 2000
 
-const Seen = memoryStoreKind.row.extend({
-  /** What statements could see when the store was read. */
+const StoreStateRow = memoryStoreKind.row.extend({
+  /** Snapshot of the statement that read the store. */
   snapshot: z.string(),
-  /** A memory of the same end user that holds with the same text. */
+  /** ID of a current memory of the same end user with the same text. */
   twin: z.string().nullable(),
-  /** Memories of the project that hold, where the store is no small one. */
+  /** Number of current memories of the project; null for a small store. */
   project_count: z.int().nullable(),
 })
-const seen = sql.type(Seen)
-const locked = sql.type(memoryStoreKind.row.extend({ locks: z.string() }))
-export type StoreState = MemoryStoreRow & z.output<typeof Seen>
+const storeStateRow = sql.type(StoreStateRow)
+const lockedStoreRow = sql.type(memoryStoreKind.row.extend({ locks: z.string() }))
+export type StoreState = MemoryStoreRow & z.output<typeof StoreStateRow>
 
-/** A store before a claim is written to it, by the primary key, memories_hash and memory_stores_project. */
+/** Reads a store before a fact is written to it. Indexes: primary key, memories_hash, memory_stores_project. */
 export const readStoreState = (
   db: Queryable,
   { memory_store_id: id, hash, actor_id }: { memory_store_id: string; hash: string; actor_id: string | null },
 ): Promise<StoreState | null> =>
-  db.maybeOne(seen`
+  db.maybeOne(storeStateRow`
     select ${memoryStoreKind.columns}, pg_current_snapshot()::text as snapshot,
       (select m.id from memories m where m.memory_store_id = t.id and m.content_hash = decode(${hash}, 'hex')
         and ${ownerColumn(sql.fragment`m`)} = ${ownerKeyOf(actor_id)} and m.invalidated_at is null and (m.expires_at is null or m.expires_at > now()) order by m.id limit 1) as twin,
-      case when t.valid_count > ${SMALL}
+      case when t.valid_count > ${SMALL_STORE}
         then (select sum(s.valid_count)::int from memory_stores s where s.project_id = t.project_id) end as project_count
     from memory_stores t where t.id = ${id}`)
 
-/** A store under the locks of a write of an end user to it. Raises RESOURCE_NOT_FOUND, ACTOR_NOT_FOUND. */
+/** Locks a store for a write of an end user and returns it. Raises RESOURCE_NOT_FOUND, ACTOR_NOT_FOUND. */
 export const lockForWrite = async (
   db: Queryable,
   { id, project_id, actor_id }: { id: string; project_id: string; actor_id: string | null },
 ): Promise<MemoryStoreRow> => {
   if (actor_id !== null) await requireAll(db, kinds.get('actor'), project_id, [actor_id])
-  const store = await db.maybeOne(locked`
+  const store = await db.maybeOne(lockedStoreRow`
     select ${memoryStoreKind.columns}, l.locks from memory_stores t cross join ${writeLocks(id, actor_id)} l (locks)
     where t.id = ${id}`)
   return store ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
 }
 
-/** `source_id` is the conversation that a claim comes from, `attempt_key` the attempt of a node that makes it. */
+/** `source_id`: conversation that the fact comes from; `attempt_key`: node execution that submits it. */
 export type NewMemoryEntry = Omit<MemoryEntryRow, 'created_at' | 'store_tags'> & {
   source_id: string | null
   attempt_key?: string | null
 }
 
-/** The statement that adds an entry to the ledger. */
+/** Insert of an entry. */
 export const entryInsert = (entry: NewMemoryEntry): Fragment => sql.fragment`
   insert into memory_entries as t (id, project_id, memory_store_id, content, action, memory_id, superseded_memory_id,
     similarity, declared, mechanism, memory_rule_id, generation_id, conversation_id, principal_type, principal_id, tags,
@@ -66,19 +66,18 @@ export const entryInsert = (entry: NewMemoryEntry): Fragment => sql.fragment`
     ${entry.principal_id}, ${jsonb(entry.tags)}, ${entry.metadata === null ? null : JSON.stringify(entry.metadata)}::json,
     ${entry.source_id}, ${entry.memory_id}, ${entry.attempt_key ?? null}, ${entry.actor_id})`
 
-/** Gives the entries that memories were made of or changed by to an end user, by memory_entries_memory. */
-export const entriesGivenTo = (actorId: string, memoryIds: readonly string[]): Fragment => sql.fragment`
+/** Update that assigns the entries of memories to an end user. Index memory_entries_memory. */
+export const entryOwnerUpdate = (actorId: string, memoryIds: readonly string[]): Fragment => sql.fragment`
   update memory_entries set actor_id = ${actorId}
   where memory_id = any(${sql.array([...memoryIds], 'text')}) and actor_id is null`
 
-/** Gives the entries of an end user to another. */
+/** Moves the entries of an end user to another one. */
 export const moveEntries = (db: Queryable, from: string, to: string): Promise<unknown> =>
   db.query(voidStatement`update memory_entries set actor_id = ${to} where actor_id = ${from}`)
 
-/** Deletes the entries of an end user; returns how many. By memory_entries_actor. */
+/** Deletes the entries of an end user; returns their number. Index memory_entries_actor. */
 export const deleteEntriesOfActor = async (db: Queryable, actorId: string): Promise<number> =>
   (await db.query(voidStatement`delete from memory_entries where actor_id = ${actorId}`)).rowCount
 
-/** Adds an entry to the ledger. */
 export const insertEntry = (db: Queryable, entry: NewMemoryEntry): Promise<MemoryEntryRow> =>
   db.one(memoryEntryKind.sql`${entryInsert(entry)} returning ${memoryEntryKind.columns}`)

@@ -13,75 +13,76 @@ import type { MemoryEntryInput, MemoryEntryRow } from './model.ts'
 import { type MatchedMemory, type Written, writeFact } from './write.ts'
 
 /**
- * Whose a fact is that a caller states. In a turn it is the end user's, and nobody else's unless the agent shares facts.
+ * Returns the end user of a submitted fact, in a turn by default the end user of the turn. Another end user is allowed
+ * in a turn only if the agent shares facts.
  * @throws VALIDATION_FAILED, ACTOR_NOT_FOUND
  */
-export async function claimedActor(
+export async function resolveFactActor(
   db: Queryable,
   caller: Pick<Caller, 'bounds'>,
   projectId: string,
-  given: string | null | undefined,
+  actorId: string | null | undefined,
   path = 'actor_id',
 ): Promise<string | null> {
   const bound = memoryBound(caller)
-  if (given === undefined) return bound?.actor_id ?? null
-  if (bound && !bound.shared && given !== bound.actor_id)
+  if (actorId === undefined) return bound?.actor_id ?? null
+  if (bound && !bound.shared && actorId !== bound.actor_id)
     raiseInvalid({ code: 'INVALID_VALUE', path, message: 'must be the end user of the turn' })
-  if (given !== null) await requireAll(db, kinds.get('actor'), projectId, [given])
-  return given
+  if (actorId !== null) await requireAll(db, kinds.get('actor'), projectId, [actorId])
+  return actorId
 }
 
-type Claiming = Context<Record<string, unknown>, Omit<MemoryEntryInput, 'dry_run'>>
+type FactContext = Context<Record<string, unknown>, Omit<MemoryEntryInput, 'dry_run'>>
 
 /**
- * Writes the fact of a request: what callers may do, what they name and what the project may still store is checked before.
- * @param options.resolves allows the fact to resolve into the memory that it finds
- * @param options.named what the audit entry is about; default the entry
- * @param options.shown the body of the answer
+ * Writes the fact of a request, after checking permissions, references and the storage quota.
+ * @param options.onMatch checks permissions on the matched memory
+ * @param options.resourceIdOf returns the resource of the audit entry; default the memory entry
+ * @param options.present returns the response body
  * @throws VALIDATION_FAILED, FORBIDDEN, RESOURCE_NOT_FOUND, QUOTA_STORAGE_EXCEEDED
  */
 export async function submitFact(
-  context: Claiming,
+  context: FactContext,
   {
     dryRun,
-    resolves,
-    named = ({ id }) => id,
-    shown,
+    onMatch,
+    resourceIdOf = ({ id }) => id,
+    present,
   }: {
     dryRun?: boolean
-    resolves: (found: MatchedMemory) => void
-    named?: (entry: MemoryEntryRow) => string | null
-    shown: (written: Written) => object
+    onMatch: (match: MatchedMemory) => void
+    resourceIdOf?: (entry: MemoryEntryRow) => string | null
+    present: (written: Written) => object
   },
 ) {
   const { audit, body, caller, project, record, services } = context
   const { principal } = caller
-  const { project_id, ...claim } = body
-  const actor_id = await claimedActor(services.pool, caller, project as string, claim.actor_id)
+  const { project_id, ...fact } = body
+  const actor_id = await resolveFactActor(services.pool, caller, project as string, fact.actor_id)
   const check = async (store: MemoryStoreRow) => {
     if (store.project_id !== project) raise('RESOURCE_NOT_FOUND', { meta: { id: store.id } })
     if (project_id != null && project_id !== project)
       raiseInvalid({ code: 'INVALID_VALUE', path: 'project_id', message: 'must be the project of the store' })
-    requireFuture(claim.expires_at, services.clock.now())
-    if (claim.source_id != null) await requireAll(services.pool, kinds.get('conversation'), project, [claim.source_id])
-    if (claim.supersedes != null) await allowReplacing(context, claim.supersedes)
-    if (!dryRun) await checkStorage(services, project, Buffer.byteLength(claim.content))
+    requireFuture(fact.expires_at, services.clock.now())
+    if (fact.source_id != null) await requireAll(services.pool, kinds.get('conversation'), project, [fact.source_id])
+    if (fact.supersedes != null) await allowReplacement(context, fact.supersedes)
+    if (!dryRun) await checkStorage(services, project, Buffer.byteLength(fact.content))
   }
-  const found = (of: MatchedMemory) => {
-    resolves(of)
-    // What thresholds of the caller's own find is as if it were named.
-    if (of.replaced && of.chosen) allowChange(context, of.memory)
+  const checkMatch = (match: MatchedMemory) => {
+    onMatch(match)
+    // A match because of thresholds in the request requires the same permission as `supersedes`.
+    if (match.replaced && match.chosen) allowUpdate(context, match.memory)
   }
   return writeFact(
     services,
-    { ...claim, actor_id, mechanism: audit.detail.surface === 'formation' ? 'formation' : 'api', principal },
+    { ...fact, actor_id, mechanism: audit.detail.surface === 'formation' ? 'formation' : 'api', principal },
     {
       dryRun,
       check,
-      found,
+      onMatch: checkMatch,
       within: async (tx, written) => {
         const { entry } = written
-        record(tx, responseStatus(entry), { id: named(entry) ?? undefined, body: shown(written) })
+        record(tx, responseStatus(entry), { id: resourceIdOf(entry) ?? undefined, body: present(written) })
       },
     },
   )
@@ -90,15 +91,15 @@ export async function submitFact(
 export const responseStatus = ({ action }: Pick<MemoryEntryRow, 'action'>): 200 | 201 =>
   action === 'created' ? 201 : 200
 
-/** The memory that a claim replaces is changed by it. Raises RESOURCE_NOT_FOUND, FORBIDDEN. */
-async function allowReplacing({ services, allow, project, caller }: Claiming, id: string): Promise<void> {
+/** Requires permission to update the memory that a fact replaces. Raises RESOURCE_NOT_FOUND, FORBIDDEN. */
+async function allowReplacement({ services, allow, project, caller }: FactContext, id: string): Promise<void> {
   const target = isIdOf(memoryKind, id) ? await memoryKind.find(services.pool, id) : null
   if (!target || target.project_id !== project || !canReachMemory(reachOf(caller), target))
     return raise('RESOURCE_NOT_FOUND', { meta: { id } })
-  allowChange({ allow }, target)
+  allowUpdate({ allow }, target)
 }
 
-function allowChange({ allow }: Pick<Claiming, 'allow'>, row: MemoryRow): void {
+function allowUpdate({ allow }: Pick<FactContext, 'allow'>, row: MemoryRow): void {
   allow('memories:UpdateMemory', { kind: memoryKind, row })
   allow('memories:UpdateMemory', storePolicyTarget(row))
 }

@@ -28,7 +28,7 @@ import {
   type StoreState,
 } from './store.ts'
 
-/** A fact that somebody states. */
+/** A fact submitted to a memory store. */
 export type SubmittedFact = {
   memory_store_id: string
   content: string
@@ -36,11 +36,11 @@ export type SubmittedFact = {
   metadata?: Record<string, unknown> | null
   source_type: 'manual' | 'conversation'
   source_id?: string | null
-  /** The end user whose fact it is; null for nobody in particular. */
+  /** End user that the fact belongs to, or null. */
   actor_id?: string | null
-  /** The memory that it replaces, however near it is. */
+  /** Memory that the fact replaces, regardless of similarity. */
   supersedes?: string | null
-  /** In place of those of the store. */
+  /** Override the thresholds of the store. */
   duplicate_threshold?: number | null
   supersede_threshold?: number | null
   expires_at?: string | null
@@ -48,93 +48,93 @@ export type SubmittedFact = {
   memory_rule_id?: string | null
   generation_id?: string | null
   conversation_id?: string | null
-  /** What an attempt of a node makes its side effect under: nothing is stated under it twice. */
+  /** Idempotency key of a node execution. */
   attempt_key?: string | null
   principal: { type: string; id: string }
 }
 
-/** The memory that says a fact already or is replaced by it. */
+/** The memory that already contains a fact or is replaced by it. */
 export type MatchedMemory = {
   memory: MemoryRow
   replaced: boolean
-  /** The claim named it, or found it by thresholds of its own: those of the store would have done something else. */
+  /** Whether the caller chose it by `supersedes`, or by thresholds without which the outcome would differ. */
   chosen: boolean
 }
 
 export type Written = { entry: MemoryEntryRow; memory: MemoryRow | null }
 
-/** Candidates of the search that are looked at under the lock; only the nearest that still holds decides. */
-const LOOKED_AT = 16
-/** Runs of a dry run; a write is run again as often as it takes. */
-const MOST_ROUNDS = 5
+/** Maximum number of search candidates compared under the lock; the nearest current one decides. */
+const MAX_CANDIDATES = 16
+/** Maximum attempts of a dry run; a write is retried until it succeeds. */
+const MAX_DRY_RUN_ATTEMPTS = 5
 
 /**
- * Writes one fact: it is new, replaces the memory that it is near to, or says what the store knows already of the same end
- * user, or of nobody. The text is embedded and its likes are searched before the transaction; the part of the store that is
- * the end user's is then locked, and what was written since the search began is looked at too. So of equal facts that come
- * at once one is new and the others are not.
+ * Writes a fact: it creates a memory, replaces a similar one, or is skipped as a duplicate. Only memories of the same
+ * end user, or without one, are compared. The text is embedded and searched before the transaction; the transaction
+ * locks the end user's part of the store and also compares memories written since the search. So of concurrent equal
+ * facts only one creates a memory.
  *
- * No model takes part and no texts are merged. A fact that cannot be embedded is new unless its text is there.
- * @param options.dryRun says what would happen; the entry is not stored, and the memory of a new fact is null
- * @param options.check is given the store once it is known, before anything is embedded; what it raises ends the write
- * @param options.found is given the memory that decides, before anything is written; what it raises ends the write
+ * Uses no language model and merges no texts. A fact that cannot be embedded creates a memory unless its text exists.
+ * @param options.dryRun returns the outcome without writing; the memory of a new fact is null
+ * @param options.check runs with the store before the text is embedded; its errors end the write
+ * @param options.onMatch runs with the matched memory before anything is written; its errors end the write
  * @param options.within runs in the transaction, after the rows are written
- * @param options.admitted the write is part of work that was let in before: quotas are not asked again
- * @throws RESOURCE_NOT_FOUND for a store that is gone or a memory to replace that never was; ACTOR_NOT_FOUND for an end user
- *   who is gone; VALIDATION_FAILED, QUOTA_EXCEEDED
+ * @param options.admitted part of work whose quotas were already checked
+ * @throws RESOURCE_NOT_FOUND for a missing store or a missing memory to replace; ACTOR_NOT_FOUND; VALIDATION_FAILED;
+ *   QUOTA_EXCEEDED
  */
 export async function writeFact(
   services: Services,
-  fact: SubmittedFact,
+  submitted: SubmittedFact,
   options: {
     dryRun?: boolean
     check?: (store: MemoryStoreRow) => Promise<void>
-    found?: (found: MatchedMemory) => void
+    onMatch?: (match: MatchedMemory) => void
     within?: (tx: Tx, written: Written) => Promise<void>
     admitted?: boolean
   } = {},
 ): Promise<Written> {
-  const claim = claimOf(fact)
+  const fact = parseFact(submitted)
   const { admitted } = options
-  const look = ({ action, match, similarity }: Decision, store: MemoryStoreRow): void => {
+  const reportMatch = ({ action, match, similarity }: Decision, store: MemoryStoreRow): void => {
     if (!match) return
-    const chosen = claim.supersedes != null || actionFor(similarity, effectiveThresholds(store)) !== action
-    options.found?.({ memory: match, replaced: action === 'superseded', chosen })
+    const chosen = fact.supersedes != null || actionFor(similarity, effectiveThresholds(store)) !== action
+    options.onMatch?.({ memory: match, replaced: action === 'superseded', chosen })
   }
-  let prepared = await prepare(services, claim, { admitted, check: options.check })
+  let prepared = await prepareFact(services, fact, { admitted, check: options.check })
   if (options.dryRun) {
-    for (let round = 1; ; round++) {
-      const decision = await decide(services.pool, prepared.store, claim, prepared)
-      if (decision !== 'look again' || round === MOST_ROUNDS) {
-        const reached = decision === 'look again' ? created(null) : decision
-        look(reached, prepared.store)
-        return imagined(prepared.store, claim, reached)
+    for (let attempt = 1; ; attempt++) {
+      const decision = await decide(services.pool, prepared.store, fact, prepared)
+      if (decision !== 'search again' || attempt === MAX_DRY_RUN_ATTEMPTS) {
+        const final = decision === 'search again' ? createdDecision(null) : decision
+        reportMatch(final, prepared.store)
+        return dryRunResult(prepared.store, fact, final)
       }
-      prepared = await prepare(services, claim, { admitted, again: true })
+      prepared = await prepareFact(services, fact, { admitted, again: true })
     }
   }
   const writing = services.write(async tx => {
-    const { store: seen } = prepared
-    const store = await lockForWrite(tx, { id: seen.id, project_id: seen.project_id, actor_id: claim.actor_id })
-    const decision = await decide(tx, store, claim, prepared)
-    if (decision === 'look again')
+    const { id, project_id } = prepared.store
+    const store = await lockForWrite(tx, { id, project_id, actor_id: fact.actor_id })
+    const decision = await decide(tx, store, fact, prepared)
+    if (decision === 'search again')
       throw new RerunAfter(async () => {
-        prepared = await prepare(services, claim, { admitted, again: true })
+        prepared = await prepareFact(services, fact, { admitted, again: true })
       })
-    look(decision, store)
-    const written = await write(services, tx, { store, claim, decision, prepared })
+    reportMatch(decision, store)
+    const written = await writeDecision(services, tx, { store, fact, decision, prepared })
     await options.within?.(tx, written)
     return written
   })
   return writing.catch(error => {
-    // What is read beside the locks is older than they are: the store was deleted while they were waited for.
+    // The statement that locks the store reads it before it acquires the locks, so the store may have been deleted.
     if (isForeignKeyViolation(error, 'memory_store_id'))
-      raise('RESOURCE_NOT_FOUND', { meta: { id: claim.memory_store_id }, cause: error })
+      raise('RESOURCE_NOT_FOUND', { meta: { id: fact.memory_store_id }, cause: error })
     throw error
   })
 }
 
-type Claim = SubmittedFact & {
+type ParsedFact = SubmittedFact & {
   hash: string
   actor_id: string | null
   tags: Record<string, string>
@@ -142,7 +142,7 @@ type Claim = SubmittedFact & {
 }
 
 /** Raises VALIDATION_FAILED, RESOURCE_NOT_FOUND. */
-function claimOf(fact: SubmittedFact): Claim {
+function parseFact(fact: SubmittedFact): ParsedFact {
   const content = storableText(fact.content).trim()
   const problem =
     content === ''
@@ -163,70 +163,71 @@ function claimOf(fact: SubmittedFact): Claim {
   }
 }
 
-/** What was found out about a claim before its store is locked. */
-type Prepared = {
+/** Vectors and candidates of a fact, determined before its store is locked. */
+type PreparedFact = {
   store: StoreState
-  /** Null: not embedded, because the store had the text. */
+  /** Null if the text was not embedded, because the store has it. */
   embedded: EmbeddedMemory | null
-  /** Those of the store that are nearest to the text. */
+  /** IDs of the nearest memories. */
   near: string[]
-  /** There are more that may be near. */
+  /** Whether more memories may be near. */
   more: boolean
 }
 
 /**
- * Embeds a claim and searches what is near to it.
- * @param options.again the text that the store had, or all that was near, is gone
+ * Embeds a fact and searches for similar memories.
+ * @param options.again the memory with the same text, or all near ones, were invalidated concurrently
  */
-async function prepare(
+async function prepareFact(
   services: Services,
-  claim: Claim,
+  fact: ParsedFact,
   {
     again = false,
     admitted,
     check,
   }: { again?: boolean; admitted?: boolean; check?: (store: MemoryStoreRow) => Promise<void> },
-): Promise<Prepared> {
+): Promise<PreparedFact> {
   const store =
-    (await readStoreState(services.pool, claim)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: claim.memory_store_id } })
+    (await readStoreState(services.pool, fact)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: fact.memory_store_id } })
   await check?.(store)
-  const { supersede } = effectiveThresholds(claim, store)
-  if (store.twin && !again && !claim.supersedes && !isDeclared(claim))
+  const { supersede } = effectiveThresholds(fact, store)
+  if (store.twin && !again && !fact.supersedes && !isDeclared(fact))
     return { store, embedded: null, near: [], more: false }
   const embedded =
-    (store.twin === null ? null : await vectorsOfTwin(services, store.twin)) ??
-    (await embedContent(services, { project_id: store.project_id, ref: store.id, content: claim.content, admitted }))
+    (store.twin === null ? null : await findVectors(services, store.twin)) ??
+    (await embedContent(services, { project_id: store.project_id, ref: store.id, content: fact.content, admitted }))
   const { space, vectors } = embedded
-  if (claim.supersedes || isDeclared(claim) || !space || vectors.length === 0)
+  if (fact.supersedes || isDeclared(fact) || !space || vectors.length === 0)
     return { store, embedded, near: [], more: false }
-  const near = await nearest(services, store, space, {
-    actor_id: claim.actor_id,
+  const near = await findNearest(services, store, space, {
+    actor_id: fact.actor_id,
     vector: vectors[0],
     relevant: supersede,
   })
-  return { store, embedded, near: near.slice(0, LOOKED_AT), more: near.length > LOOKED_AT }
+  return { store, embedded, near: near.slice(0, MAX_CANDIDATES), more: near.length > MAX_CANDIDATES }
 }
 
-/** The vectors of a memory with the same text; null when it has none. */
-async function vectorsOfTwin(services: Services, id: string): Promise<EmbeddedMemory | null> {
+/** Returns the vector of a memory with the same text, or null. */
+async function findVectors(services: Services, id: string): Promise<EmbeddedMemory | null> {
   const space = await currentSpace(services)
   if (!space) return null
-  const found = await vectorsOfRefs(services.pool, { source: VECTOR_SOURCES.memory, ref_ids: [id], space_id: space.id })
-  return found.length === 1 ? { vectors: [decodeVector(found[0].vec)], failed: false, space } : null
+  const rows = await vectorsOfRefs(services.pool, { source: VECTOR_SOURCES.memory, ref_ids: [id], space_id: space.id })
+  return rows.length === 1 ? { vectors: [decodeVector(rows[0].vec)], failed: false, space } : null
 }
 
 /**
- * Memories of an end user in a store, or of nobody, by how near they are to a vector. Where those of nobody are most of what
- * the project has, they are searched in the codes that the process keeps of all of it; of others the database finds the rows.
+ * Returns IDs of memories of an end user, or without one, by similarity to a vector. If memories without an end user
+ * are at least half of the project, they are searched in the vector codes cached by the process, else by the database
+ * index.
  */
-async function nearest(
+async function findNearest(
   services: Services,
   store: StoreState,
   space: Space,
-  { actor_id, ...question }: { actor_id: string | null; vector: Float32Array; relevant: number },
+  { actor_id, ...query }: { actor_id: string | null; vector: Float32Array; relevant: number },
 ): Promise<string[]> {
   try {
-    const found = await nearestRows(services, {
+    const rows = await nearestRows(services, {
       projects: [store.project_id],
       space,
       source: VECTOR_SOURCES.memory,
@@ -235,13 +236,13 @@ async function nearest(
         actor_id === null &&
         store.project_count !== null &&
         2 * (store.valid_count - store.marked_count) >= store.project_count,
-      ...question,
+      ...query,
       limit: 1,
     })
-    return found.map(({ ref_id }) => ref_id)
+    return rows.map(({ ref_id }) => ref_id)
   } catch (error) {
     if (!(error instanceof StatementTimeoutError)) throw error
-    services.log.warn({ memory_store_id: store.id }, 'memory written without a search for its likes: it took too long')
+    services.log.warn({ memory_store_id: store.id }, 'memory written without similarity search (timeout)')
     return []
   }
 }
@@ -249,26 +250,26 @@ async function nearest(
 type Decision = {
   action: Exclude<MemoryEntryRow['action'], 'updated'>
   similarity: number | null
-  /** The memory that says it already, or the one to be replaced. */
+  /** The memory that already contains the fact, or the one to replace. */
   match: Candidate | null
 }
 
-const created = (similarity: number | null): Decision => ({ action: 'created', similarity, match: null })
+const createdDecision = (similarity: number | null): Decision => ({ action: 'created', similarity, match: null })
 
-/** A template says what there is: its facts are not compared with others, and inherit nothing from what they replace. */
-const isDeclared = ({ mechanism }: Pick<Claim, 'mechanism'>): boolean => mechanism === 'formation'
+/** Whether a fact comes from a template: it is not compared with others and inherits nothing from a replaced memory. */
+const isDeclared = ({ mechanism }: Pick<ParsedFact, 'mechanism'>): boolean => mechanism === 'formation'
 
-/** What becomes of a claim, by what the store holds now. Raises VALIDATION_FAILED, RESOURCE_NOT_FOUND. */
+/** Decides the outcome of a fact by the current memories of the store. Raises VALIDATION_FAILED, RESOURCE_NOT_FOUND. */
 async function decide(
   db: Queryable,
   store: MemoryStoreRow,
-  claim: Claim,
-  { store: { snapshot }, embedded, near, more }: Prepared,
-): Promise<Decision | 'look again'> {
-  const thresholds = effectiveThresholds(claim, store)
-  const { actor_id, hash, supersedes = null } = claim
-  if (isDeclared(claim) && !supersedes) return created(null)
-  const rivals = await readCandidates(db, {
+  fact: ParsedFact,
+  { store: { snapshot }, embedded, near, more }: PreparedFact,
+): Promise<Decision | 'search again'> {
+  const thresholds = effectiveThresholds(fact, store)
+  const { actor_id, hash, supersedes = null } = fact
+  if (isDeclared(fact) && !supersedes) return createdDecision(null)
+  const candidates = await readCandidates(db, {
     store,
     actor_id,
     hash,
@@ -277,31 +278,32 @@ async function decide(
     snapshot,
     space: embedded?.space ?? null,
   })
-  const likeness = (rival: Candidate): number | null => similarityOf(embedded?.vectors ?? [], rival.vectors ?? [])
+  const similarityTo = (candidate: Candidate): number | null =>
+    similarityOf(embedded?.vectors ?? [], candidate.vectors ?? [])
   if (supersedes) {
     const target =
-      rivals.find(({ id }) => id === supersedes) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: supersedes } })
+      candidates.find(({ id }) => id === supersedes) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: supersedes } })
     if (target.memory_store_id !== store.id)
-      raiseInvalid({ code: 'INVALID_VALUE', path: 'supersedes', message: 'must name a memory of the store' })
+      raiseInvalid({ code: 'INVALID_VALUE', path: 'supersedes', message: 'must be a memory of the same store' })
     if (target.actor_id !== actor_id)
-      raiseInvalid({ code: 'INVALID_VALUE', path: 'supersedes', message: 'must name a memory of the same actor_id' })
+      raiseInvalid({ code: 'INVALID_VALUE', path: 'supersedes', message: 'must be a memory with the same actor_id' })
     requireCurrent(target, 'supersedes')
-    return { action: 'superseded', similarity: target.hash === hash ? 1 : likeness(target), match: target }
+    return { action: 'superseded', similarity: target.hash === hash ? 1 : similarityTo(target), match: target }
   }
-  const twin = rivals.find(rival => rival.hash === hash)
+  const twin = candidates.find(candidate => candidate.hash === hash)
   if (twin) return { action: 'skipped', similarity: 1, match: twin }
-  if (!embedded) return 'look again'
-  const [top] = rivals
-    .map(rival => ({ rival, similarity: likeness(rival) ?? -2 }))
+  if (!embedded) return 'search again'
+  const [top] = candidates
+    .map(candidate => ({ candidate, similarity: similarityTo(candidate) ?? -2 }))
     .sort((left, right) => right.similarity - left.similarity)
-  if (!top) return more ? 'look again' : created(null)
-  if (top.similarity < -1) return created(null)
-  const { rival: match, similarity } = top
+  if (!top) return more ? 'search again' : createdDecision(null)
+  if (top.similarity < -1) return createdDecision(null)
+  const { candidate: match, similarity } = top
   const action = actionFor(similarity, thresholds)
-  return action === 'created' ? created(similarity) : { action, similarity, match }
+  return action === 'created' ? createdDecision(similarity) : { action, similarity, match }
 }
 
-/** What becomes of a claim by how near the nearest memory is. */
+/** Returns the outcome for the similarity of the nearest memory. */
 function actionFor(
   similarity: number | null,
   { duplicate, supersede }: ReturnType<typeof effectiveThresholds>,
@@ -312,8 +314,8 @@ function actionFor(
 }
 
 /**
- * How alike two texts are: the mean of the cosines of their windows, one by one; a window that the other text does not have
- * is unlike. Null where one has no vectors.
+ * Returns the similarity of two texts: the mean cosine of their corresponding windows, where additional windows count
+ * as 0. Null if one text has no vectors.
  */
 function similarityOf(text: readonly Float32Array[], other: readonly string[]): number | null {
   if (text.length === 0 || other.length === 0) return null
@@ -323,102 +325,110 @@ function similarityOf(text: readonly Float32Array[], other: readonly string[]): 
   return Math.min(1, sum / Math.max(text.length, other.length))
 }
 
-async function write(
+async function writeDecision(
   services: Services,
   tx: Tx,
-  { store, claim, decision, prepared }: { store: MemoryStoreRow; claim: Claim; decision: Decision; prepared: Prepared },
+  {
+    store,
+    fact,
+    decision,
+    prepared,
+  }: { store: MemoryStoreRow; fact: ParsedFact; decision: Decision; prepared: PreparedFact },
 ): Promise<Written> {
   const { action, match } = decision
   if (action === 'skipped')
-    return { entry: await insertEntry(tx, entryOf(store, claim, decision, match?.id ?? null)), memory: match }
-  const made = memoryOf(store, claim, match)
-  const entry = entryOf(store, claim, decision, made.id)
-  const { memory, tooMany } = await insertMemory(tx, made, prepared.embedded as EmbeddedMemory, {
+    return { entry: await insertEntry(tx, entryOf(store, fact, decision, match?.id ?? null)), memory: match }
+  const newMemory = memoryOf(store, fact, match)
+  const entry = entryOf(store, fact, decision, newMemory.id)
+  const { memory, evicted } = await insertMemory(tx, newMemory, prepared.embedded as EmbeddedMemory, {
     textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG,
-    retires: match?.id ?? null,
-    most: store.actor_memory_limit ?? ACTOR_MEMORY_LIMIT,
+    supersedes: match?.id ?? null,
+    actorLimit: store.actor_memory_limit ?? ACTOR_MEMORY_LIMIT,
     entry: entryInsert(entry),
   })
   tx.emit(memoryKind, 'created', memory)
   if (match) {
     const now = memory.created_at
-    const retired = {
+    const superseded = {
       ...match,
       embedded: false,
       invalidated_at: now,
       superseded_by_memory_id: memory.id,
       updated_at: now,
     }
-    tx.emit(memoryKind, 'superseded', retired, { extra: { superseded_by: memory.id } })
+    tx.emit(memoryKind, 'superseded', superseded, { extra: { superseded_by: memory.id } })
   }
-  for (const row of tooMany) tx.emit(memoryKind, 'retracted', row)
-  // Of the same statement, so of the same time.
+  for (const row of evicted) tx.emit(memoryKind, 'retracted', row)
+  // Inserted by the same statement, so at the same time.
   return { entry: { ...entry, created_at: memory.created_at, store_tags: store.tags }, memory }
 }
 
-/** The memory that a claim makes; it inherits what the one that it replaces was tagged with. */
-function memoryOf(store: MemoryStoreRow, claim: Claim, replaced: MemoryRow | null): NewMemory {
-  const inherits = isDeclared(claim) ? null : replaced
+/** Returns the memory for a fact, which inherits tags and metadata of the memory it replaces. */
+function memoryOf(store: MemoryStoreRow, fact: ParsedFact, replaced: MemoryRow | null): NewMemory {
+  const source = isDeclared(fact) ? null : replaced
   return {
     id: newId(memoryKind.prefix),
     project_id: store.project_id,
     memory_store_id: store.id,
-    content: claim.content,
-    hash: claim.hash,
-    source_type: claim.source_type,
-    source_id: claim.source_id ?? null,
-    actor_id: claim.actor_id,
-    tags: inherits ? inheritedTags(inherits.tags, claim.tags) : claim.tags,
-    metadata: inherits?.metadata ? inheritedMetadata(inherits.metadata, claim.metadata) : claim.metadata,
-    expires_at: claim.expires_at ?? null,
+    content: fact.content,
+    hash: fact.hash,
+    source_type: fact.source_type,
+    source_id: fact.source_id ?? null,
+    actor_id: fact.actor_id,
+    tags: source ? mergeTags(source.tags, fact.tags) : fact.tags,
+    metadata: source?.metadata ? mergeMetadata(source.metadata, fact.metadata) : fact.metadata,
+    expires_at: fact.expires_at ?? null,
   }
 }
 
-const MOST_TAGS = 50
+const MAX_TAGS = 50
 
-/** The tags of both, the incoming ones first; of the old ones as many as there is room for. */
-const inheritedTags = (old: Record<string, string>, incoming: Record<string, string>): Record<string, string> => {
-  const left = Object.entries(old).filter(([key]) => !Object.hasOwn(incoming, key))
-  return { ...Object.fromEntries(left.slice(0, Math.max(0, MOST_TAGS - Object.keys(incoming).length))), ...incoming }
+/** Merges tags; new ones take precedence, and old ones are dropped above the limit. */
+const mergeTags = (old: Record<string, string>, incoming: Record<string, string>): Record<string, string> => {
+  const inherited = Object.entries(old).filter(([key]) => !Object.hasOwn(incoming, key))
+  return {
+    ...Object.fromEntries(inherited.slice(0, Math.max(0, MAX_TAGS - Object.keys(incoming).length))),
+    ...incoming,
+  }
 }
 
-/** The metadata of both, the incoming keys first; where that is more than a memory may have, only what comes in. */
-const inheritedMetadata = (old: Record<string, unknown>, incoming: Record<string, unknown> | null) => {
-  const both = { ...old, ...incoming }
-  return MetadataBag.safeParse(both).success ? both : incoming
+/** Merges metadata; new keys take precedence. Returns only the new metadata if the result exceeds the limits. */
+const mergeMetadata = (old: Record<string, unknown>, incoming: Record<string, unknown> | null) => {
+  const merged = { ...old, ...incoming }
+  return MetadataBag.safeParse(merged).success ? merged : incoming
 }
 
 const entryOf = (
   store: MemoryStoreRow,
-  claim: Claim,
+  fact: ParsedFact,
   { action, similarity, match }: Decision,
   memory_id: string | null,
 ): NewMemoryEntry => ({
   id: newId(memoryEntryKind.prefix),
   project_id: store.project_id,
   memory_store_id: store.id,
-  content: claim.content,
+  content: fact.content,
   action,
   memory_id,
   superseded_memory_id: action === 'superseded' ? (match?.id ?? null) : null,
   similarity,
-  declared: claim.supersedes != null,
-  mechanism: claim.mechanism,
-  memory_rule_id: claim.memory_rule_id ?? null,
-  generation_id: claim.generation_id ?? null,
-  conversation_id: claim.conversation_id ?? null,
-  source_id: claim.source_id ?? null,
-  actor_id: claim.actor_id,
-  attempt_key: claim.attempt_key ?? null,
-  principal_type: claim.principal.type,
-  principal_id: claim.principal.id,
-  tags: claim.tags,
-  metadata: claim.metadata,
+  declared: fact.supersedes != null,
+  mechanism: fact.mechanism,
+  memory_rule_id: fact.memory_rule_id ?? null,
+  generation_id: fact.generation_id ?? null,
+  conversation_id: fact.conversation_id ?? null,
+  source_id: fact.source_id ?? null,
+  actor_id: fact.actor_id,
+  attempt_key: fact.attempt_key ?? null,
+  principal_type: fact.principal.type,
+  principal_id: fact.principal.id,
+  tags: fact.tags,
+  metadata: fact.metadata,
 })
 
-/** The entry that a write would make. */
-const imagined = (store: StoreState, claim: Claim, decision: Decision): Written => {
+/** Returns the entry and memory of a dry run. */
+const dryRunResult = (store: StoreState, fact: ParsedFact, decision: Decision): Written => {
   const memory = decision.action === 'skipped' ? decision.match : null
-  const entry = entryOf(store, claim, decision, memory?.id ?? null)
+  const entry = entryOf(store, fact, decision, memory?.id ?? null)
   return { entry: { ...entry, created_at: new Date().toISOString(), store_tags: store.tags }, memory }
 }

@@ -4,12 +4,12 @@ import { insertVectors } from '../../content/vectors/store.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type BareMemory, dropVectors, lockUnchanged, memoryVectorRows, settleEmbedding } from './store.ts'
 
-/** What was done; `down` when the provider embedded nothing at all: nothing is noted then. */
+/** Result of embedding memories. `down`: the provider returned no vector, and the memories are unchanged. */
 export type MemoryEmbedProgress = { embedded: number; failed: number; down: boolean }
 
 /**
- * Gives memories their vectors of a space. No lock is held while the provider works: those that were changed or ended by
- * then are left as they are.
+ * Embeds memories for a space. No lock is held during calls of the provider; memories changed or invalidated in between
+ * are skipped.
  */
 export async function embedMemories(
   services: Services,
@@ -18,38 +18,40 @@ export async function embedMemories(
   { signal }: { signal: AbortSignal },
 ): Promise<MemoryEmbedProgress> {
   const groups = [...Map.groupBy(memories, ({ memory_store_id }) => memory_store_id)]
-  const answers = await Promise.all(
-    groups.map(([ref, mine]) =>
+  const vectorsByGroup = await Promise.all(
+    groups.map(([ref, group]) =>
       textVectors(
         services,
-        mine.map(({ content }) => ({ content, context: null })),
-        { project_id: mine[0].project_id, purpose: { kind: 'memory', ref }, signal, background: true },
+        group.map(({ content }) => ({ content, context: null })),
+        { project_id: group[0].project_id, purpose: { kind: 'memory', ref }, signal, background: true },
       ),
     ),
   )
-  const made = groups.flatMap(([, mine], group) => mine.map((memory, index) => ({ memory, ...answers[group][index] })))
-  const failed = made.filter(row => row.failed).length
-  if (made.some(({ down }) => down) && made.every(({ vectors }) => vectors.length === 0))
+  const results = groups.flatMap(([, group], at) =>
+    group.map((memory, index) => ({ memory, ...vectorsByGroup[at][index] })),
+  )
+  const failed = results.filter(row => row.failed).length
+  if (results.some(({ down }) => down) && results.every(({ vectors }) => vectors.length === 0))
     return { embedded: 0, failed, down: true }
   await services.write(async tx => {
-    const there = new Map((await lockUnchanged(tx, memories)).map(({ id, actor_id }) => [id, actor_id]))
-    const mine = made
-      .filter(({ memory, down }) => there.has(memory.id) && !down)
-      .map(row => ({ ...row, memory: { ...row.memory, actor_id: there.get(row.memory.id) ?? null } }))
-    const ready = mine.filter(row => !row.failed)
+    const owners = new Map((await lockUnchanged(tx, memories)).map(({ id, actor_id }) => [id, actor_id]))
+    const current = results
+      .filter(({ memory, down }) => owners.has(memory.id) && !down)
+      .map(row => ({ ...row, memory: { ...row.memory, actor_id: owners.get(row.memory.id) ?? null } }))
+    const embedded = current.filter(row => !row.failed)
     await dropVectors(
       tx,
-      ready.map(({ memory }) => memory.id),
+      embedded.map(({ memory }) => memory.id),
     )
     await insertVectors(
       tx,
-      ready.flatMap(({ memory, vectors }) => memoryVectorRows(memory, vectors, space)),
+      embedded.flatMap(({ memory, vectors }) => memoryVectorRows(memory, vectors, space)),
     )
     await settleEmbedding(
       tx,
       space,
-      mine.map(({ memory, vectors, failed }) => ({ id: memory.id, embedded: vectors.length > 0, failed })),
+      current.map(({ memory, vectors, failed }) => ({ id: memory.id, embedded: vectors.length > 0, failed })),
     )
   })
-  return { embedded: made.length - failed, failed, down: false }
+  return { embedded: results.length - failed, failed, down: false }
 }

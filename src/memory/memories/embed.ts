@@ -4,9 +4,9 @@ import type { Services } from '../../core/process/services.ts'
 import type { EmbeddedMemory } from './store.ts'
 
 /**
- * The vectors of a text that is about to be written. Never raises for what a provider does: what could not be embedded
- * within EMBEDDING_INLINE_TIMEOUT_MS is embedded later. No connection and no lock may be held meanwhile.
- * @param text.admitted it is part of work that was let in before: quotas are not asked again
+ * Embeds a text before it is written. If the provider fails or exceeds EMBEDDING_INLINE_TIMEOUT_MS, the text is
+ * embedded later. The caller must not hold a connection or a lock.
+ * @param text.admitted part of work whose quotas were already checked
  * @throws QUOTA_EXCEEDED
  */
 export async function embedContent(

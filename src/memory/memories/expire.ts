@@ -1,16 +1,16 @@
 import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockStores } from './lock-store.ts'
-import { invalidateExpired, storesWithExpired } from './store.ts'
+import { invalidateExpired, listStoresWithExpired } from './store.ts'
 
-/** Ends memories whose time is over: reads leave them out before. Returns how many. */
+/** Invalidates expired memories, which reads already exclude; returns their number. */
 export async function expireMemories(services: Services, stopping: AbortSignal): Promise<number> {
-  let retired = 0
+  let invalidated = 0
   while (!stopping.aborted) {
-    const stores = await storesWithExpired(services.pool, 1000)
+    const stores = await listStoresWithExpired(services.pool, 1000)
     if (stores.length === 0) break
     for (const id of stores)
-      retired += await deleteInBatches(
+      invalidated += await deleteInBatches(
         limit =>
           services.write(async tx => {
             await lockStores(tx, [id])
@@ -19,5 +19,5 @@ export async function expireMemories(services: Services, stopping: AbortSignal):
         stopping,
       )
   }
-  return retired
+  return invalidated
 }

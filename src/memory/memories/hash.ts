@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto'
 
-/** SHA-256 in hex of what makes two texts the same: NFC, every run of whitespace one space, case kept. */
+/** Returns the SHA-256 in hex of a text after NFC normalization and collapsing of white space; case-sensitive. */
 export const contentHash = (content: string): string =>
   createHash('sha256').update(content.normalize('NFC').replaceAll(/\s+/g, ' ').trim()).digest('hex')

@@ -15,11 +15,10 @@ import { lockStoreOf } from './lock-store.ts'
 export const MAX_CONTENT = 8192
 export const SOURCE_TYPES = ['manual', 'conversation'] as const
 
-/** What a memory says, as a caller writes it. */
 export const memoryInputFields = {
-  content: z.string().trim().min(1).max(MAX_CONTENT).describe('One fact in plain words; spaces around it are left out'),
-  metadata: MetadataBag.nullable().describe('Data of your own; its keys are never touched'),
-  expires_at: timeInput.nullable().describe('From then on the memory counts as invalidated; null for never'),
+  content: z.string().trim().min(1).max(MAX_CONTENT).describe('One fact in plain words; trimmed'),
+  metadata: MetadataBag.nullable().describe('Custom metadata, stored unchanged'),
+  expires_at: timeInput.nullable().describe('Time at which the memory becomes invalid; null for no expiry'),
 }
 
 export const Memory = record(
@@ -28,34 +27,43 @@ export const Memory = record(
     memory_store_id: z.string(),
     content: z.string(),
     source_type: z.enum(SOURCE_TYPES),
-    source_id: z.string().nullable().describe('Conversation that the fact comes from; kept when that is deleted'),
-    actor_id: z.string().nullable().describe('End user that the fact belongs to; null without one'),
+    source_id: z
+      .string()
+      .nullable()
+      .describe('ID of the source conversation; retained when the conversation is deleted'),
+    actor_id: z.string().nullable().describe('ID of the end user that the fact belongs to, or null'),
     metadata: z.record(z.string(), z.unknown()).nullable(),
-    embedded: z.boolean().describe('Whether searches by meaning and likeness find it; words find it in any case'),
+    embedded: z.boolean().describe('Whether searches by meaning can find the memory; searches by words always can'),
     expires_at: z.iso.datetime().nullable(),
-    invalidated_at: z.iso.datetime().nullable().describe('Since when it no longer holds; null holds now'),
-    superseded_by_memory_id: z.string().nullable().describe('What replaced it; null again once that is deleted'),
+    invalidated_at: z.iso
+      .datetime()
+      .nullable()
+      .describe('Time at which the memory was invalidated. Null while it is current.'),
+    superseded_by_memory_id: z
+      .string()
+      .nullable()
+      .describe('ID of the memory that replaced it. Null if that memory was deleted.'),
   },
   { tags: true },
 )
 
 export const AssignInput = z
   .strictObject({
-    memory_ids: z.array(z.string().min(1).max(255)).min(1).max(500).describe('Memories of the store'),
-    actor_id: z.string().min(1).max(255).describe('End user that they belong to from then on'),
+    memory_ids: z.array(z.string().min(1).max(255)).min(1).max(500).describe('IDs of memories of the store'),
+    actor_id: z.string().min(1).max(255).describe('ID of the end user to assign them to'),
   })
   .meta({ id: 'MemoryAssignInput' })
 
 export const AssignAnswer = z
-  .object({ assigned: z.int().describe('Memories that had no end user before') })
+  .object({ assigned: z.int().describe('Number of memories that had no end user before') })
   .meta({ id: 'MemoryAssignAnswer' })
 
 export const MemoryPatch = patchBody('MemoryPatch', {
   ...memoryInputFields,
-  metadata: memoryInputFields.metadata.describe('Replaces the metadata; null clears it'),
+  metadata: memoryInputFields.metadata.describe('Custom metadata that replaces the current metadata; null clears it'),
   tags: TagInput.nullable()
     .transform(tags => tags ?? {})
-    .describe('Replaces the tags; null clears them'),
+    .describe('Tags that replace the current tags; null clears them'),
 })
 
 export const memoryKind = kind({
@@ -63,7 +71,7 @@ export const memoryKind = kind({
   plural: 'memories',
   prefix: 'mem',
   table: 'memories',
-  // They go with their store, which is counted.
+  // Deleted with their store, which is counted.
   counted: false,
   references: [
     { kind: 'project', column: 'project_id', on_delete: 'cascade' },
@@ -79,7 +87,7 @@ export const memoryKind = kind({
   },
   hidden: { hash: z.string(), store_tags: z.record(z.string(), z.string()) },
   events: ['created', 'updated', 'deleted', 'superseded', 'retracted'],
-  eventNotes: 'superseded carries superseded_by',
+  eventNotes: 'superseded adds superseded_by',
   lockFirst: lockStoreOf,
   async remove(tx, row) {
     tx.emit(memoryKind, 'deleted', row)
@@ -89,33 +97,33 @@ export const memoryKind = kind({
 })
 export type MemoryRow = z.output<typeof memoryKind.row>
 
-type Contained = KindRow & { memory_store_id: string; store_tags: Record<string, string> }
+type StoreMember = KindRow & { memory_store_id: string; store_tags: Record<string, string> }
 
-/** The store that a row is in, for a second decision: a memory is never more visible than its store. */
-export const storePolicyTarget = ({ memory_store_id, project_id, store_tags }: Contained): AllowTarget => ({
+/** Returns the store of a row as policy target, because a memory is never more visible than its store. */
+export const storePolicyTarget = ({ memory_store_id, project_id, store_tags }: StoreMember): AllowTarget => ({
   kind: memoryStoreKind,
   row: { id: memory_store_id, project_id, tags: store_tags },
 })
 
-/** Whose a memory is, as the indexes by it have it; '' for nobody's. */
+/** Owner of a memory as in the indexes; '' without an end user. */
 export const ownerColumn = (table: Fragment): Fragment => sql.fragment`coalesce(${table}.actor_id, '')`
 
 export const ownerFilter = columnFilter(
-  z.string().max(255).optional().describe('Exact match of `actor_id`; empty: without one'),
+  z.string().max(255).optional().describe('Exact match of `actor_id`; an empty string matches memories without one'),
   id => sql.fragment`${ownerColumn(sql.fragment`t`)} = ${id}`,
 )
 
-/** The condition that the memory `t` holds now. */
+/** Condition that the memory `t` is current. */
 export const currentCondition = sql.fragment`t.invalidated_at is null and (t.expires_at is null or t.expires_at > now())`
 
-/** Raises VALIDATION_FAILED for a time that is over. */
+/** Raises VALIDATION_FAILED for a time that is not in the future. */
 export function requireFuture(expiresAt: string | null | undefined, now: Date): void {
   if (expiresAt != null && new Date(expiresAt) <= now)
     raiseInvalid({ code: 'INVALID_VALUE', path: 'expires_at', message: 'must be in the future' })
 }
 
-/** Raises VALIDATION_FAILED for a memory that no longer holds. */
+/** Raises VALIDATION_FAILED for an invalidated memory. */
 export function requireCurrent({ id, invalidated_at }: MemoryRow, path = 'memory_id'): void {
   if (invalidated_at !== null)
-    raiseInvalid({ code: 'INVALID_VALUE', path, message: `${id} no longer holds since ${invalidated_at}` })
+    raiseInvalid({ code: 'INVALID_VALUE', path, message: `${id} was invalidated at ${invalidated_at}` })
 }

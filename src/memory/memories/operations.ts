@@ -28,7 +28,7 @@ import {
   storePolicyTarget,
 } from './model.ts'
 import { assignMemories } from './ownership.ts'
-import { invalidateMemory, memoriesAfter } from './store.ts'
+import { invalidateMemory, listMemoriesAfter } from './store.ts'
 import { embedNewText, updateMemory } from './update-memory.ts'
 
 const tag = 'Memory'
@@ -36,10 +36,10 @@ const path = '/memories/{memory_id}'
 const memories = resource(memoryKind, { path: '/memories', tag })
 
 /**
- * An operation on a memory asks for its action on the store too: a memory is never more visible than its store. Those that a
- * turn does not read are none to it.
+ * Adds to an operation on a memory the permission check on its store: a memory is never more visible than its store.
+ * Memories outside the reach of a turn are not found.
  */
-const within = (item: Operation): Operation => ({
+const withStoreCheck = (item: Operation): Operation => ({
   ...item,
   run(context) {
     const { allow, caller, resource } = context as unknown as Context<unknown, unknown, MemoryRow>
@@ -53,9 +53,9 @@ const create = operation({
   id: 'createMemory',
   method: 'post',
   path: '/memories',
-  summary: 'State a fact and read the memory that it resolved into',
+  summary: 'Create a memory',
   description:
-    'The same as a memory entry, answered with the memory: 201 when it is new, else 200. The action is asked for on the store and on the memory with its tags, and on the one that the fact resolves into. Replacing one that `supersedes` names, or that only the thresholds of the request find, needs `memories:UpdateMemory` on it and on the store; being shown such a one needs `memories:GetMemory`.',
+    'Writes a fact like a memory entry and returns the resulting memory, with 201 if it is new, else 200. The action is required on the store, on the new memory with its tags, and on the resulting memory. Replacing a memory by `supersedes`, or because of thresholds in the request, requires `memories:UpdateMemory` on the memory and on the store. Returning an existing memory because of thresholds in the request requires `memories:GetMemory`.',
   tag,
   action: 'memories:CreateMemory',
   alsoActions: ['memories:UpdateMemory', 'memories:GetMemory'],
@@ -68,40 +68,42 @@ const create = operation({
   async run(context) {
     const { body, project } = context
     context.allow('memories:CreateMemory', { kind: memoryKind, project_id: project, tags: body.tags ?? {} })
-    const resolves = ({ memory: row, replaced, chosen }: MatchedMemory) => {
+    const onMatch = ({ memory: row, replaced, chosen }: MatchedMemory) => {
       context.allow('memories:CreateMemory', { kind: memoryKind, row })
-      // The answer shows what the caller did not write.
+      // The response contains a memory that the caller did not write.
       if (chosen && !replaced) {
         context.allow('memories:GetMemory', { kind: memoryKind, row })
         context.allow('memories:GetMemory', storePolicyTarget(row))
       }
     }
-    const shown = ({ entry, memory }: Written) => ({
+    const present = ({ entry, memory }: Written) => ({
       ...memoryKind.present(memory as MemoryRow),
       action: entry.action,
       entry_id: entry.id,
     })
-    const written = await submitFact(context, { resolves, named: ({ memory_id }) => memory_id, shown })
-    return result(responseStatus(written.entry), shown(written))
+    const written = await submitFact(context, { onMatch, resourceIdOf: ({ memory_id }) => memory_id, present })
+    return result(responseStatus(written.entry), present(written))
   },
 })
 
-const include_invalidated = booleanQuery.default(false).describe('Also those that no longer hold')
+const include_invalidated = booleanQuery
+  .default(false)
+  .describe('Whether to include invalidated memories. Default false.')
 
 const list = operation({
   id: 'listMemories',
   method: 'get',
   path: '/memories',
-  summary: 'List the memories of a store, newest first',
-  description: 'The action is asked for on the store and on each memory with its tags.',
+  summary: 'List memories of a store',
+  description: 'Newest first. The action is required on the store, and on each memory with its tags.',
   tag,
   action: 'memories:ListMemories',
   lists: memoryKind,
   query: z.object({
-    memory_store_id: z.string().min(1).max(255).describe('Store whose memories are listed'),
+    memory_store_id: z.string().min(1).max(255).describe('ID of the memory store'),
     include_invalidated,
     actor_id: ownerFilter.schema,
-    query: textFilter.describe('Part of the content, whatever the case'),
+    query: textFilter.describe('Part of the content, case-insensitive'),
     tags: tagsFilter.schema,
   }),
   answers: { 200: pageOf(Memory) },
@@ -113,7 +115,7 @@ const list = operation({
     if (!store || !canSeeProject(caller, store.project_id) || (project !== null && project !== store.project_id))
       return raise('RESOURCE_NOT_FOUND', { meta: { id } })
     allow('memories:ListMemories', { kind: memoryStoreKind, row: store })
-    // memories_store serves the order.
+    // Index memories_store for the order.
     return listTable<MemoryRow>(context, {
       table: memoryKind.table,
       columns: memoryKind.columns,
@@ -131,13 +133,14 @@ const list = operation({
   },
 })
 
-const change = (method: 'patch' | 'put') =>
+const updateWith = (method: 'patch' | 'put') =>
   itemOperation(memoryKind, {
     id: method === 'put' ? 'replaceMemory' : 'updateMemory',
     method,
     path,
-    summary: 'Change the fields given of a memory that holds',
-    description: 'Another text is embedded anew and noted in the ledger; it is not compared with other memories.',
+    summary: 'Update a memory',
+    description:
+      'Only current memories can be updated. A new text is embedded and recorded as a memory entry, but not compared with other memories.',
     tag,
     action: 'memories:UpdateMemory',
     body: MemoryPatch,
@@ -148,28 +151,29 @@ const change = (method: 'patch' | 'put') =>
   })
 
 const retract = memories.action('retract', {
-  summary: 'End a memory without a replacement',
-  description: 'The memory stays readable with the time until which it held, and is no longer found by searches.',
+  summary: 'Retract a memory',
+  description: 'Invalidates the memory without a replacement. It remains readable, but searches no longer find it.',
   action: 'memories:UpdateMemory',
   answers: { 200: Memory },
   async run({ resource, tx }) {
     const stored = await memoryKind.lock(tx, resource.id)
     requireCurrent(stored)
-    const retired = await invalidateMemory(tx, stored.id)
-    tx.emit(memoryKind, 'retracted', retired)
-    return memoryKind.present(retired)
+    const invalidated = await invalidateMemory(tx, stored.id)
+    tx.emit(memoryKind, 'retracted', invalidated)
+    return memoryKind.present(invalidated)
   },
 })
 
-/** Lines read at once. */
+/** Memories read per statement. */
 const EXPORT_PAGE = 500
 
 const exportStore = itemOperation(memoryStoreKind, {
   id: 'exportMemoryStore',
   method: 'get',
   path: '/memory-stores/{memory_store_id}/export',
-  summary: 'Stream the memories of a store, oldest first',
-  description: 'One JSON object a line. Memories that were made after the export began are not part of it.',
+  summary: 'Export memories of a store',
+  description:
+    'Streams one JSON object per line, oldest first. Memories created after the start of the export are not included.',
   tag,
   action: 'memories:ListMemories',
   query: z.object({ include_invalidated, tags: tagsFilter.schema }),
@@ -193,7 +197,7 @@ const exportStore = itemOperation(memoryStoreKind, {
     return ndjsonStream<MemoryRow>(
       context,
       {
-        read: (after, limit) => memoriesAfter(services.pool, where, after, limit),
+        read: (after, limit) => listMemoriesAfter(services.pool, where, after, limit),
         pageSize: EXPORT_PAGE,
         present: row => memoryKind.present(row),
       },
@@ -206,9 +210,9 @@ const assign = itemOperation(memoryStoreKind, {
   id: 'assignMemories',
   method: 'post',
   path: '/memory-stores/{memory_store_id}/assign',
-  summary: 'Give memories without an end user to one: turns of others no longer read them',
+  summary: 'Assign memories to an end user',
   description:
-    'All of them or none. The action is asked for on the store and on each memory with its tags. A memory that belongs to another end user is refused.',
+    'Assigns memories without an end user, all or none; turns of other end users no longer read them. The action is required on the store, and on each memory with its tags. Memories of another end user are refused.',
   tag,
   action: 'memories:UpdateMemory',
   body: AssignInput,
@@ -220,7 +224,9 @@ const assign = itemOperation(memoryStoreKind, {
 export const memoryOperations: Operation[] = [
   list,
   create,
-  ...[memories.get(), change('patch'), change('put'), memories.remove(), ...memories.tags(), retract].map(within),
+  ...[memories.get(), updateWith('patch'), updateWith('put'), memories.remove(), ...memories.tags(), retract].map(
+    withStoreCheck,
+  ),
   exportStore,
   assign,
 ]

@@ -22,18 +22,16 @@ import {
 import { ownerKeyOf } from '../reach.ts'
 import { currentCondition, type MemoryRow, memoryKind, ownerColumn } from './model.ts'
 
-/** Statements on memories that do not follow from the kind. */
-
-/** A text with its vectors: none when it could not be embedded (`failed`), or has nothing to embed. */
+/** Vectors of a memory; none if embedding failed (`failed`), or if there is nothing to embed. */
 export type EmbeddedMemory = { vectors: Float32Array[]; failed: boolean; space: Space | null }
 
-/** What the row of an embedded text says of it. */
+/** Returns the embedding columns of a memory. */
 export const embeddingOf = ({ vectors, failed, space }: EmbeddedMemory): { embedded: boolean; space_id: number } => ({
   embedded: vectors.length > 0,
   space_id: failed ? 0 : (space?.id ?? 0),
 })
 
-/** Rows of knowledge_vectors for a memory. */
+/** Returns rows of knowledge_vectors for a memory. */
 export const memoryVectorRows = (
   { id, project_id, memory_store_id, actor_id }: Pick<MemoryRow, 'id' | 'project_id' | 'memory_store_id' | 'actor_id'>,
   vectors: readonly Float32Array[],
@@ -52,10 +50,10 @@ export const memoryVectorRows = (
       }))
     : []
 
-const removal = (id: string, beside?: { space_id: number; segments: number }): Fragment =>
-  vectorRemoval(VECTOR_SOURCES.memory, sql.fragment`${id}`, beside)
+const memoryVectorRemoval = (id: string, except?: { space_id: number; segments: number }): Fragment =>
+  vectorRemoval(VECTOR_SOURCES.memory, sql.fragment`${id}`, except)
 
-/** What a new memory is written with. */
+/** Columns of a new memory. */
 export type NewMemory = Pick<
   MemoryRow,
   | 'id'
@@ -71,21 +69,21 @@ export type NewMemory = Pick<
   | 'expires_at'
 >
 
-/** Memories that one write retires as too many: where a limit was lowered, the next writes go on. */
-const MOST_TRIMMED = 100
+/** Maximum number of memories that one write evicts; after a limit was lowered, the next writes evict more. */
+const MAX_EVICTED = 100
 
 /**
- * Adds a memory with its words and vectors and its entry of the ledger, and retires the one that it replaces and, of an end
- * user who has more than `most` in the store then, the oldest: one statement. The caller holds the end user's part of the
- * store and has seen that the one to retire holds. Returns the memory and those that were too many.
+ * Inserts a memory with search words, vectors and entry, invalidates the memory that it supersedes, and evicts the
+ * oldest memories of the end user above `actorLimit`, in one statement. The caller has locked the end user's part of
+ * the store and checked that the superseded memory is current.
  */
 export async function insertMemory(
   db: Queryable,
   memory: NewMemory,
   embedded: EmbeddedMemory,
-  options: { textSearchConfig: string; retires: string | null; most: number; entry: Fragment },
-): Promise<{ memory: MemoryRow; tooMany: readonly MemoryRow[] }> {
-  const { textSearchConfig, retires, most, entry } = options
+  options: { textSearchConfig: string; supersedes: string | null; actorLimit: number; entry: Fragment },
+): Promise<{ memory: MemoryRow; evicted: readonly MemoryRow[] }> {
+  const { textSearchConfig, supersedes, actorLimit, entry } = options
   const {
     id,
     project_id,
@@ -99,15 +97,15 @@ export async function insertMemory(
     metadata,
     expires_at,
   } = memory
-  const { embedded: found, space_id } = embeddingOf(embedded)
+  const { embedded: isEmbedded, space_id } = embeddingOf(embedded)
   const rows = memoryVectorRows(memory, embedded.vectors, embedded.space)
-  const retiring = retires
+  const retiring = supersedes
     ? sql.fragment`retired as (
         update memories set invalidated_at = now(), superseded_by_memory_id = ${id}, embedded = false, tsv = null,
           updated_at = now()
-        where id = ${retires}
+        where id = ${supersedes}
       ),
-      dropped as (${removal(retires)}),`
+      dropped as (${memoryVectorRemoval(supersedes)}),`
     : sql.fragment``
   const vectors = rows.length > 0 ? sql.fragment`vectors as (${vectorInsert(rows)}),` : sql.fragment``
   const limited = actor_id !== null
@@ -117,30 +115,30 @@ export async function insertMemory(
         where id in (
           select t.id from memories t
           where t.memory_store_id = ${memory_store_id} and ${ownerColumn(sql.fragment`t`)} = ${actor_id} and ${currentCondition}
-            and t.id is distinct from ${retires}
-          order by t.created_at desc, t.id desc offset ${most - 1} limit ${MOST_TRIMMED}
+            and t.id is distinct from ${supersedes}
+          order by t.created_at desc, t.id desc offset ${actorLimit - 1} limit ${MAX_EVICTED}
         )
         returning ${memoryKind.columns}
       ),
       trimmed_vectors as (${vectorRemoval(VECTOR_SOURCES.memory, sql.fragment`any(array(select id from trimmed))`)}),`
     : sql.fragment``
-  const [made, ...tooMany] = await db.many(memoryKind.sql`
+  const [inserted, ...evicted] = await db.many(memoryKind.sql`
     with ${retiring} ${trimming} ${vectors} entry as (${entry}), words as (${textSearchConfigExpr(textSearchConfig)}),
     made as (
       insert into memories as t (id, project_id, memory_store_id, content, content_hash, source_type, source_id, actor_id,
         tags, metadata, expires_at, embedded, space_id, tsv, tsv_config)
       select ${id}, ${project_id}, ${memory_store_id}, ${content}, decode(${hash}, 'hex'), ${source_type}, ${source_id},
         ${actor_id}, ${jsonb(tags)}, ${metadata === null ? null : JSON.stringify(metadata)}::json,
-        ${expires_at}::timestamptz, ${found}, ${space_id}::int, search_tsv(words.config, ${content}, ${project_id}),
+        ${expires_at}::timestamptz, ${isEmbedded}, ${space_id}::int, search_tsv(words.config, ${content}, ${project_id}),
         words.name
       from words
       returning ${memoryKind.columns}
     )
     select * from made ${limited ? sql.fragment`union all select * from trimmed` : sql.fragment``}`)
-  return { memory: made, tooMany }
+  return { memory: inserted, evicted }
 }
 
-/** Gives a memory another text, with its words and vectors. The caller holds the memory. */
+/** Replaces the text of a locked memory, with search words and vectors. */
 export function replaceMemoryContent(
   db: Queryable,
   { id, project_id, memory_store_id, actor_id }: MemoryRow,
@@ -148,41 +146,41 @@ export function replaceMemoryContent(
   embedded: EmbeddedMemory,
   textSearchConfig: string,
 ): Promise<MemoryRow> {
-  const { embedded: found, space_id } = embeddingOf(embedded)
+  const { embedded: isEmbedded, space_id } = embeddingOf(embedded)
   const rows = memoryVectorRows({ id, project_id, memory_store_id, actor_id }, embedded.vectors, embedded.space)
   const vectors = rows.length > 0 ? sql.fragment`vectors as (${vectorInsert(rows)}),` : sql.fragment``
-  const beside = { space_id, segments: rows.length }
+  const newVectors = { space_id, segments: rows.length }
   return db.one(memoryKind.sql`
     with ${vectors}
-    dropped as (${removal(id, beside)}),
+    dropped as (${memoryVectorRemoval(id, newVectors)}),
     words as (${textSearchConfigExpr(textSearchConfig)})
-    update memories t set content = ${content}, content_hash = decode(${hash}, 'hex'), embedded = ${found},
+    update memories t set content = ${content}, content_hash = decode(${hash}, 'hex'), embedded = ${isEmbedded},
       space_id = ${space_id}::int, embed_failures = 0, tsv = search_tsv(words.config, ${content}, t.project_id),
       tsv_config = words.name, updated_at = now()
     from words where t.id = ${id}
     returning ${memoryKind.columns}`)
 }
 
-const rival = sql.type(memoryKind.row.extend({ vectors: z.array(z.string()).nullable() }))
+const candidateRow = sql.type(memoryKind.row.extend({ vectors: z.array(z.string()).nullable() }))
 export type Candidate = MemoryRow & { vectors: string[] | null }
 
-/** What a claim has to be compared with. */
+/** Candidates to compare a fact with. */
 export type CandidateQuery = {
   store: { id: string; project_id: string }
-  /** Whose the claim is: facts of others are none of its likes. */
+  /** End user of the fact; only facts of the same end user are compared. */
   actor_id: string | null
   hash: string
-  /** The memory that the claim names, whether it holds or not. */
+  /** Memory to replace, current or not. */
   supersedes: string | null
-  /** Those that were near to the text when a search began at `snapshot`. */
+  /** IDs of memories that a search at `snapshot` found near. */
   near: readonly string[]
   snapshot: string
   space: Space | null
 }
 
 /**
- * The memories that decide what becomes of a claim: the one it names, those with the same text (memories_hash), those that a
- * search found near, and those that were written since it began. Only the one named may no longer hold.
+ * Reads the memories to compare a fact with: the one to replace, memories with the same text (memories_hash), near
+ * memories, and memories written since the search. All but the one to replace are current.
  */
 export function readCandidates(
   db: Queryable,
@@ -191,7 +189,7 @@ export function readCandidates(
   const scope = space && { project: store.project_id, space, source: VECTOR_SOURCES.memory }
   const recent =
     scope && !supersedes ? sql.fragment`union ${refsWrittenSince(scope, store.id, snapshot)}` : sql.fragment``
-  return db.any(rival`
+  return db.any(candidateRow`
     select ${memoryKind.columns}, ${space ? vectorsOf(VECTOR_SOURCES.memory, sql.fragment`t.id`, space.id) : sql.fragment`null::json`} as vectors
     from memories t
     where t.id in (
@@ -207,15 +205,19 @@ export function readCandidates(
     order by t.id`)
 }
 
-/** Ends a memory without a replacement: its words and vectors go. The caller holds it and has seen that it holds. */
+/**
+ * Invalidates a memory without a replacement and deletes its words and vectors. The caller has locked and checked it.
+ */
 export const invalidateMemory = (db: Queryable, id: string): Promise<MemoryRow> =>
   db.one(memoryKind.sql`
-    with dropped as (${removal(id)})
+    with dropped as (${memoryVectorRemoval(id)})
     update memories t set invalidated_at = now(), embedded = false, tsv = null, updated_at = now() where t.id = ${id}
     returning ${memoryKind.columns}`)
 
-/** The memory that holds now of one and those that replaced it, one after another; null where the last is over (index memories_pkey). */
-export const holdingMemory = (db: Queryable, id: string): Promise<MemoryRow | null> =>
+/**
+ * Returns the current memory of a chain of replacements, or null if the last one is invalidated. Index: primary key.
+ */
+export const findCurrentMemory = (db: Queryable, id: string): Promise<MemoryRow | null> =>
   db.maybeOne(memoryKind.sql`
     with recursive replaced (id) as (
       select ${id}::text
@@ -223,8 +225,8 @@ export const holdingMemory = (db: Queryable, id: string): Promise<MemoryRow | nu
       where m.superseded_by_memory_id is not null)
     select ${memoryKind.columns} from memories t where t.id in (select id from replaced) and ${currentCondition}`)
 
-/** Memories of a store that a condition lets through, oldest first, from behind one on; by memories_store. */
-export const memoriesAfter = (
+/** Lists memories that match a condition, oldest first, after a position. Index memories_store. */
+export const listMemoriesAfter = (
   db: Queryable,
   where: Fragment,
   after: Pick<MemoryRow, 'created_at' | 'id'> | null,
@@ -235,7 +237,7 @@ export const memoriesAfter = (
     where ${where} ${after === null ? sql.fragment`` : sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})`}
     order by t.created_at, t.id limit ${limit}`)
 
-/** Ends up to a number of memories of a store whose time is over; returns how many. The caller holds the store (lockStores). */
+/** Invalidates up to `limit` expired memories of a locked store (lockStores); returns their number. */
 export const invalidateExpired = (db: Queryable, storeId: string, limit: number): Promise<number> =>
   db.oneFirst(countStatement`
     with retired as (
@@ -249,8 +251,8 @@ export const invalidateExpired = (db: Queryable, storeId: string, limit: number)
     dropped as (${vectorRemoval(VECTOR_SOURCES.memory, sql.fragment`any(array(select id from retired))`)})
     select count(*) from retired`)
 
-/** Stores with memories whose time is over; by memories_expiring. */
-export const storesWithExpired = (db: Queryable, limit: number): Promise<readonly string[]> =>
+/** Lists stores with expired memories. Index memories_expiring. */
+export const listStoresWithExpired = (db: Queryable, limit: number): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select distinct e.memory_store_id as id from (
       select t.memory_store_id from memories t where t.invalidated_at is null and t.expires_at <= now()
@@ -269,10 +271,7 @@ export type BareMemory = z.output<typeof BareMemory>
 export const unembeddedMemory = sql.type(BareMemory)
 export const bareColumns = sql.fragment`t.id, t.project_id, t.memory_store_id, t.actor_id, t.content, encode(t.content_hash, 'hex') as hash`
 
-/**
- * Memories that hold and were last embedded for another space or for none, from behind an id on. memories_space gives them
- * in their order, one space after the other.
- */
+/** Lists memories of other spaces and of none, not invalidated, after an ID. Index memories_space, once per space. */
 export const listOtherSpaceMemories = (
   db: Queryable,
   space: Space,
@@ -288,17 +287,14 @@ export const listOtherSpaceMemories = (
     ) t
     order by t.id limit ${limit}`)
 
-const owned = sql.type(memoryKind.row.pick({ id: true, actor_id: true }))
+const ownerRow = sql.type(memoryKind.row.pick({ id: true, actor_id: true }))
 
-/**
- * Which of some memories still hold with the same text, and whose they are by now, under their locks; those that somebody is
- * changing are left out.
- */
+/** Locks memories whose text is unchanged and returns their current owners; skips invalidated and locked ones. */
 export const lockUnchanged = (
   db: Queryable,
   memories: readonly BareMemory[],
 ): Promise<readonly Pick<MemoryRow, 'id' | 'actor_id'>[]> =>
-  db.any(owned`
+  db.any(ownerRow`
     select t.id, t.actor_id from memories t
     join ${sql.unnest(
       memories.map(({ id, hash }) => [id, hash]),
@@ -306,24 +302,24 @@ export const lockUnchanged = (
     )} as m (id, hash) on m.id = t.id and decode(m.hash, 'hex') = t.content_hash
     where t.invalidated_at is null for update of t skip locked`)
 
-/** Drops the vectors of memories, of whatever space. */
+/** Deletes the vectors of memories in all spaces. */
 export const dropVectors = (db: Queryable, ids: readonly string[]): Promise<void> =>
   removeVectors(db, { source: VECTOR_SOURCES.memory, ref_ids: ids })
 
-/** Tries after which a text that the model refuses is left without vectors of its space. */
-const MOST_FAILURES = 5
+/** Attempts after which a text that the model refuses remains without vectors of the space. */
+const MAX_FAILURES = 5
 
-/** Notes what became of memories that were embedded for a space. The caller holds them. */
+/** Records the outcomes of embedding locked memories for a space. */
 export async function settleEmbedding(
   db: Queryable,
   space: Space,
   memories: readonly { id: string; embedded: boolean; failed: boolean }[],
 ): Promise<void> {
-  const given_up = sql.fragment`t.embed_failures + 1 >= ${MOST_FAILURES}`
+  const abandoned = sql.fragment`t.embed_failures + 1 >= ${MAX_FAILURES}`
   await db.query(voidStatement`
     update memories t set embedded = case when m.failed then t.embedded else m.embedded end,
-      space_id = case when not m.failed or ${given_up} then ${space.id} else t.space_id end,
-      embed_failures = case when not m.failed or ${given_up} then 0 else t.embed_failures + 1 end
+      space_id = case when not m.failed or ${abandoned} then ${space.id} else t.space_id end,
+      embed_failures = case when not m.failed or ${abandoned} then 0 else t.embed_failures + 1 end
     from ${sql.unnest(
       memories.map(({ id, embedded, failed }) => [id, embedded, failed]),
       ['text', 'bool', 'bool'],
@@ -331,7 +327,10 @@ export async function settleEmbedding(
     where t.id = m.id`)
 }
 
-/** Makes the words of up to a number of memories anew that another configuration made, by memories_config; returns how many. */
+/**
+ * Rebuilds the search words of up to `limit` memories of other configurations; returns their number. Index
+ * memories_config.
+ */
 export const rebuildWords = async (db: Queryable, config: string, limit: number): Promise<number> =>
   (
     await db.query(voidStatement`
@@ -343,7 +342,7 @@ export const rebuildWords = async (db: Queryable, config: string, limit: number)
       where t.id = other.id`)
   ).rowCount
 
-/** Gives memories the hashes and words that follow from their texts; returns how many had others. The caller holds them. */
+/** Recomputes hashes and search words of locked memories; returns the number of changed ones. */
 export const recomputeDerived = async (
   db: Queryable,
   memories: readonly Pick<BareMemory, 'id' | 'hash'>[],
@@ -365,7 +364,7 @@ export const recomputeDerived = async (
       where t.id = m.id and (t.content_hash <> m.content_hash or t.tsv is distinct from m.tsv or t.tsv_config <> m.name)`)
   ).rowCount
 
-/** Deletes memories; returns them as they were. */
+/** Deletes memories and returns their last rows. */
 export const deleteMemories = (db: Queryable, ids: readonly string[]): Promise<readonly MemoryRow[]> =>
   db.any(memoryKind.sql`
     delete from memories t where t.id = any(${sql.array([...ids], 'text')}) returning ${memoryKind.columns}`)

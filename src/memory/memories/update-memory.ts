@@ -9,23 +9,23 @@ import { contentHash } from './hash.ts'
 import { type MemoryPatch, type MemoryRow, memoryKind, requireCurrent, requireFuture } from './model.ts'
 import { type EmbeddedMemory, replaceMemoryContent } from './store.ts'
 
-type Changing<P> = Context<Record<string, never>, z.output<typeof MemoryPatch>, MemoryRow, P>
+type UpdateContext<P> = Context<Record<string, never>, z.output<typeof MemoryPatch>, MemoryRow, P>
 
-/** The vectors of another text, before the memory is locked. */
+/** Embeds a changed text before the memory is locked. */
 export const embedNewText = async ({
   body,
   resource,
   services,
-}: Changing<undefined>): Promise<EmbeddedMemory | null> =>
+}: UpdateContext<undefined>): Promise<EmbeddedMemory | null> =>
   body.content === undefined || body.content === resource.content
     ? null
     : embedContent(services, { project_id: resource.project_id, ref: resource.id, content: body.content })
 
 /**
- * Changes a memory in place. Another text is a claim of its own in the ledger, but is not compared with other memories.
- * @throws VALIDATION_FAILED for one that no longer holds
+ * Updates a memory in place. A new text is recorded as a separate entry, but not compared with other memories.
+ * @throws VALIDATION_FAILED for an invalidated memory
  */
-export async function updateMemory(context: Changing<EmbeddedMemory | null>): Promise<MemoryRow> {
+export async function updateMemory(context: UpdateContext<EmbeddedMemory | null>): Promise<MemoryRow> {
   const { body, caller, prepared, resource, services, tx } = context
   const stored = await memoryKind.lock(tx, resource.id)
   requireCurrent(stored)
@@ -44,7 +44,7 @@ export async function updateMemory(context: Changing<EmbeddedMemory | null>): Pr
       tx,
       stored,
       { content, hash: contentHash(content) },
-      // Where the text was changed meanwhile, it is embedded later.
+      // If the text changed concurrently, it is embedded later.
       prepared ?? { vectors: [], failed: true, space: null },
       services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG,
     )

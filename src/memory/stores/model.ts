@@ -8,22 +8,24 @@ import { lockStores } from '../memories/lock-store.ts'
 
 const threshold = z.number().min(0).max(1)
 
-/** Cosines from which on a fact is taken for one that is known, as a store or one write says. */
+/** Cosine thresholds of a store or a write. */
 export const thresholds = {
   duplicate_threshold: threshold
     .nullable()
-    .describe('Cosine from which on a fact counts as one that the store has; null for 0.95'),
+    .describe('Minimum cosine at which a fact is a duplicate of a stored one. Null for the default, 0.95.'),
   supersede_threshold: threshold
     .nullable()
-    .describe('Cosine from which on a fact replaces the one it is near to; below duplicate_threshold; null for 0.90'),
+    .describe(
+      'Minimum cosine at which a fact replaces the nearest stored one; less than duplicate_threshold. Null for the default, 0.90.',
+    ),
 }
 
-/** Memories of one end user that hold in a store that says nothing else. */
+/** Default limit of current memories per end user in a store. */
 export const ACTOR_MEMORY_LIMIT = 500
 
 const fields = {
-  name: z.string().trim().min(1).max(255).describe('Name to show; several stores may have the same'),
-  description: z.string().max(16_384).nullable().describe('What the store is for'),
+  name: z.string().trim().min(1).max(255).describe('Display name; not unique'),
+  description: z.string().max(16_384).nullable().describe('Purpose of the store'),
   ...thresholds,
   actor_memory_limit: z
     .int()
@@ -31,19 +33,19 @@ const fields = {
     .max(100_000)
     .nullable()
     .describe(
-      `Memories that may hold of one end user; one more retires the oldest. Null for ${ACTOR_MEMORY_LIMIT}; memories without an end user are not limited`,
+      `Maximum number of current memories per end user; another one invalidates the oldest. Memories without an end user are not limited. Null for the default, ${ACTOR_MEMORY_LIMIT}.`,
     ),
 }
 
 export const MemoryStore = record(
   'MemoryStore',
-  { ...fields, memory_count: z.int().describe('Memories that hold now') },
+  { ...fields, memory_count: z.int().describe('Number of current memories') },
   { tags: true },
 )
 
 export const MemoryStoreInput = createBody(
   'MemoryStoreInput',
-  { ...fields, tags: TagInput.describe('Tags') },
+  { ...fields, tags: TagInput.describe('Tags of the memory store') },
   ['name'],
   { name: 'customers' },
 )
@@ -54,7 +56,7 @@ export const MemoryStorePatch = patchBody(
     ...fields,
     tags: TagInput.nullable()
       .transform(tags => tags ?? {})
-      .describe('Replaces the tags; null clears them'),
+      .describe('Tags that replace the current tags; null clears them'),
   },
   { name: 'customers' },
 )
@@ -63,12 +65,12 @@ export const memoryStoreKind = kind({
   name: 'memory_store',
   prefix: 'mstore',
   table: 'memory_stores',
-  // Whoever writes a memory refers to it.
+  // Every write of a memory references it.
   shared: true,
   lockFirst: (db, id) => lockStores(db, [id]),
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
   record: MemoryStore,
-  // Those whose time is over and that no sweep has seen yet are found by memories_expiring.
+  // Subtracts expired memories that the sweep has not processed. Index memories_expiring.
   computed: {
     memory_count: sql.fragment`t.valid_count - (
       select count(*)::int from memories m

@@ -7,11 +7,11 @@ import { effectiveThresholds } from './thresholds.ts'
 
 const stores = resource(memoryStoreKind, { path: '/memory-stores', tag: 'Memory', module: 'memories' })
 
-/** PATCH and PUT are the same. */
-const change = (method: 'patch' | 'put') =>
+/** PATCH and PUT behave alike. */
+const updateWith = (method: 'patch' | 'put') =>
   stores.update({
     method,
-    summary: 'Change the fields given of a memory store',
+    summary: 'Update a memory store',
     body: MemoryStorePatch,
     check: next => void effectiveThresholds(next),
   })
@@ -22,14 +22,15 @@ export const memoryStoreOperations: Operation[] = [
     check: ({ body }) => void effectiveThresholds(body),
     make: ({ body, project, tx }) => insertStore(tx, { ...body, project_id: project }),
   }),
-  // memory_stores_project serves the order; memory_stores_tags its filter.
+  // Indexes: memory_stores_project for the order, memory_stores_tags for tags.
   stores.list({ filters: { name: containsFilter('name'), tags: tagsFilter } }),
   stores.get(),
-  change('patch'),
-  change('put'),
+  updateWith('patch'),
+  updateWith('put'),
   stores.remove({
-    summary: 'Delete a memory store with its memories, entries and rules',
-    description: 'Agents that name it keep its id and find nothing there.',
+    summary: 'Delete a memory store',
+    description:
+      'Deletes the store with its memories, entries and rules. Agents keep its ID and find no memories in it.',
   }),
   ...stores.tags(),
 ]

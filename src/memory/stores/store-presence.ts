@@ -10,40 +10,40 @@ import { type MemoryStoreRow, memoryStoreKind } from './model.ts'
 const CHANNEL = 'muster_memory'
 const MAX_AGE_MS = 60_000
 
-/** Of a project with more stores none is known by itself. */
-const MOST_STORES = 20
+/** Maximum number of stores per project whose sizes are cached. */
+const MAX_STORES = 20
 
-const found = sql.type(
+const sizeRow = sql.type(
   z.object({ project_id: z.string(), id: z.string(), valid_count: z.int(), marked_count: z.int() }),
 )
 
-/** How many memories hold in a store, and how many of them are of end users, as of some time in the last minute. */
-type Sizes = { valid_count: number; marked_count: number }
+/** Current memories of a store, and current memories of end users, at most a minute old. */
+type StoreSize = { valid_count: number; marked_count: number }
 
-/** The stores of a project by their ids; null where they are many. */
-export type Stores = { any: boolean; sizes: ReadonlyMap<string, Sizes> | null }
+/** Memory stores of a project. `sizes`: by store ID; null for more than MAX_STORES stores. */
+export type StorePresence = { any: boolean; sizes: ReadonlyMap<string, StoreSize> | null }
 
 /**
- * Which memory stores projects have: searches of projects without any leave memories out, and how much of a project a search
- * sees decides how it is made. By memory_stores_project.
+ * Cache of the memory stores of projects. Searches skip memories of projects without stores, and choose the vector
+ * search by the visible share of a project. Index memory_stores_project.
  */
-const presence = processSingleton(
+const presenceCache = processSingleton(
   ({ notifications, pool }: Services) =>
-    new NotifiedCache<Stores>(notifications, {
+    new NotifiedCache<StorePresence>(notifications, {
       channel: CHANNEL,
       maxAgeMs: MAX_AGE_MS,
       load: async projects => {
-        const stores = await pool.any(found`
+        const stores = await pool.any(sizeRow`
           select p.id as project_id, s.id, s.valid_count, s.marked_count
           from unnest(${sql.array(projects, 'text')}) p (id) cross join lateral (
-            select * from memory_stores s where s.project_id = p.id limit ${MOST_STORES + 1}
+            select * from memory_stores s where s.project_id = p.id limit ${MAX_STORES + 1}
           ) s`)
         const byProject = Map.groupBy(stores, ({ project_id }) => project_id)
         return projects.map(project => {
-          const mine = byProject.get(project) ?? []
+          const rows = byProject.get(project) ?? []
           return {
-            any: mine.length > 0,
-            sizes: mine.length > MOST_STORES ? null : new Map(mine.map(row => [row.id, row])),
+            any: rows.length > 0,
+            sizes: rows.length > MAX_STORES ? null : new Map(rows.map(row => [row.id, row])),
           }
         })
       },
@@ -51,22 +51,26 @@ const presence = processSingleton(
   cache => cache.close(),
 )
 
-/** The stores of a project. No statement where this process knows them. */
-export const storesOf = async (services: Services, project: string): Promise<Stores> => presence(services).get(project)
+/** Returns the stores of a project, cached in the process. */
+export const findStorePresence = async (services: Services, project: string): Promise<StorePresence> =>
+  presenceCache(services).get(project)
 
-/** Whether those of nobody, in some stores, are most of the memories of a project. Of unknown stores that is not known. */
-export function areMost({ sizes }: Stores, ids: readonly string[] | null): boolean {
+/**
+ * Whether memories without an end user in the given stores are at least half of the memories of a project; false if the
+ * sizes are not cached.
+ */
+export function areMajority({ sizes }: StorePresence, ids: readonly string[] | null): boolean {
   if (!sizes) return false
-  let all = 0
-  let seen = 0
+  let total = 0
+  let unowned = 0
   for (const [id, { valid_count, marked_count }] of sizes) {
-    all += valid_count
-    if (ids === null || ids.includes(id)) seen += valid_count - marked_count
+    total += valid_count
+    if (ids === null || ids.includes(id)) unowned += valid_count - marked_count
   }
-  return 2 * seen >= all
+  return 2 * unowned >= total
 }
 
-/** Adds a store; searches of its project cover memories from then on. */
+/** Inserts a store and invalidates the cache, so that searches of the project include memories. */
 export function insertStore(tx: Tx, values: Values<MemoryStoreRow> & { project_id: string }): Promise<MemoryStoreRow> {
   invalidateOnCommit(tx, CHANNEL, values.project_id)
   return memoryStoreKind.insert(tx, values)

@@ -2,23 +2,23 @@ import { raiseInvalid } from '../../core/api/errors.ts'
 
 export type Thresholds = { duplicate_threshold?: number | null; supersede_threshold?: number | null }
 
-const DUPLICATE = 0.95
-const SUPERSEDE = 0.9
+const DEFAULT_DUPLICATE = 0.95
+const DEFAULT_SUPERSEDE = 0.9
 
 /**
- * The cosines in force: each that of the first layer that has one. Raises VALIDATION_FAILED unless the one to supersede is
- * below the one for duplicates.
+ * Returns the effective thresholds, each from the first layer that sets it. Raises VALIDATION_FAILED unless the
+ * supersede threshold is below the duplicate threshold.
  */
 export function effectiveThresholds(...layers: readonly Thresholds[]): { duplicate: number; supersede: number } {
-  const first = (name: keyof Thresholds): number | undefined =>
+  const firstSet = (name: keyof Thresholds): number | undefined =>
     layers.map(layer => layer[name]).find(value => value != null) ?? undefined
-  const duplicate = first('duplicate_threshold') ?? DUPLICATE
-  const supersede = first('supersede_threshold') ?? SUPERSEDE
+  const duplicate = firstSet('duplicate_threshold') ?? DEFAULT_DUPLICATE
+  const supersede = firstSet('supersede_threshold') ?? DEFAULT_SUPERSEDE
   if (supersede >= duplicate)
     raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'supersede_threshold',
-      message: `must be below duplicate_threshold: ${supersede} is not below ${duplicate}`,
+      message: `must be less than duplicate_threshold (${duplicate}), but is ${supersede}`,
     })
   return { duplicate, supersede }
 }

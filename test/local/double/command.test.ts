@@ -129,7 +129,7 @@ describe('model double: command and scripts', () => {
     ['an unknown key at the top', 'lane: a\nfoo: 1', [/^foo: unknown key$/]],
     ['no lane', 'rules: []', [/^lane: /]],
     ['a lane with a slash', 'lane: a/b', [/^lane: must/]],
-    ['no script', '', [/^document: holds no script$/]],
+    ['no script', '', [/^document: contains no script$/]],
     ['no object', '- 1', [/^document: .*object/]],
     ['bad YAML', 'lane: [', [/^document: /]],
     ['a rule without replies', 'lane: a\nrules: [{ id: x }]', [/^rules\[0\]\.replies: is required$/]],

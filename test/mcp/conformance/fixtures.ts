@@ -1,15 +1,15 @@
 import { z } from 'zod'
 import { actorKind } from '../../../src/conversation/actors/model.ts'
-import { type LongWork, longWork, underWay, type WorkState } from '../../../src/core/api/long-work.ts'
+import { type LongWork, longWork, type WorkState, workInProgress } from '../../../src/core/api/long-work.ts'
 import type { Module } from '../../../src/core/api/module.ts'
 import { itemOperation } from '../../../src/core/api/operation.ts'
-import { elicitApproval } from '../../../src/mcp/ask.ts'
+import { invokeInSession } from '../../../src/mcp/invoke.ts'
 import { type ResourceSource, resourcePoint } from '../../../src/mcp/resources.ts'
-import { type McpClientSession, MISSING_CAPABILITY, RpcError, takesTasks } from '../../../src/mcp/session.ts'
+import { acceptsTasks, type McpClientSession, MISSING_CAPABILITY, RpcError } from '../../../src/mcp/session.ts'
 import { readTaskState, taskOf } from '../../../src/mcp/tasks.ts'
 import { type FixedTool, toolArgumentsSchema, toolPoint } from '../../../src/mcp/tools.ts'
 
-/** What the conformance suite asks a server to have, for the process of the test alone. */
+/** Tools and resources that the conformance suite requires, only for the test process. */
 
 const PNG = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=='
 const WAV = 'UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAAB9AAACABAAZGF0YQIAAAAAAA=='
@@ -65,7 +65,7 @@ const plain: FixedTool[] = [
   tool('test_logging_tool', async () => text('nothing is logged to clients')),
   tool('test_streaming_elicitation', async (_session, _args, { notify }) => {
     notify('notifications/progress', { progressToken: 'none', progress: 1 })
-    return text('nothing is asked of clients in a stream')
+    return text('the server sends no requests to clients')
   }),
   tool(
     'greet',
@@ -95,7 +95,7 @@ const jobWork: LongWork = {
     if (job.cancelled) return { status: 'cancelled', message }
     const asked = [...job.asks].filter(([, answer]) => answer === null)
     if (asked.length > 0)
-      return underWay(
+      return workInProgress(
         message,
         asked.map(([key]) => ({
           key,
@@ -107,7 +107,7 @@ const jobWork: LongWork = {
           declined: () => null,
         })),
       )
-    if (Date.now() < job.ends) return underWay(message)
+    if (Date.now() < job.ends) return workInProgress(message)
     return {
       status: 'completed',
       message,
@@ -150,7 +150,7 @@ async function begin(
   session: McpClientSession,
   given: Partial<Omit<Job, 'asks'>> & { asks?: string[]; seconds?: number },
 ) {
-  const made = await elicitApproval(session, 'createActor', { name: 'job' })
+  const made = await invokeInSession(session, 'createActor', { name: 'job' })
   const { id } = made.body as { id: string }
   const asks = new Map((given.asks ?? []).map(key => [key, null]))
   jobs.set(id, { ends: Date.now() + (given.seconds ?? 0) * 1000, cancelled: false, fails: given.fails ?? false, asks })
@@ -160,7 +160,7 @@ async function begin(
 }
 
 const requiresTasks = (session: McpClientSession): void => {
-  if (!takesTasks(session))
+  if (!acceptsTasks(session))
     throw new RpcError(MISSING_CAPABILITY, 'the tool is answered by a task', {
       requiredCapabilities: { extensions: { 'io.modelcontextprotocol/tasks': {} } },
     })
@@ -171,7 +171,7 @@ const working: FixedTool[] = [
     'slow_compute',
     async (session, args) => {
       const seconds = Number(args.seconds ?? 0)
-      if (!takesTasks(session)) {
+      if (!acceptsTasks(session)) {
         await pause(seconds * 1000)
         return text('computed')
       }
@@ -185,7 +185,7 @@ const working: FixedTool[] = [
   }),
   tool('protocol_error_job', async session => {
     const { id, task } = await begin(session, { seconds: 60 })
-    await elicitApproval(session, 'deleteActor', { actor_id: id })
+    await invokeInSession(session, 'deleteActor', { actor_id: id })
     return task
   }),
   tool(

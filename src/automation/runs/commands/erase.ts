@@ -9,9 +9,9 @@ import { runKind } from '../model.ts'
 type Data = Record<string, unknown>
 
 /**
- * What a turn was given and said goes from the attempts of nodes that it was made for, from what their runs keep of those
- * nodes, and from runs that were seeded with it; before, from the records of whoever drives them. What graphs made of it in other
- * nodes and in the state is theirs and stays.
+ * Erases the content of turns from the node executions that they served, from the outcomes of their runs and from runs
+ * seeded with these outcomes; first from the records of drivers. Derived values in other nodes and in the state are not
+ * erased.
  */
 export const runContent: TurnContentEraser = {
   async erase(tx, turns) {
@@ -33,7 +33,10 @@ export const runContent: TurnContentEraser = {
   },
 }
 
-/** What leaves the events of records of which some parts, by their keys, are erased. */
+/**
+ * Returns the redaction of events of records, some parts of which are erased.
+ * @param erased record and key of each part
+ */
 export function redactionOf(
   resource_type: string,
   erased: readonly (readonly [id: string, key: string])[],
@@ -45,21 +48,21 @@ export function redactionOf(
   return { resource_type, ids: [...keys.keys()], without }
 }
 
-/** An object with null in the place of what some keys have; anything else as it is. */
+/** Returns an object with the values of some keys replaced by null; other values unchanged. */
 export const withNulledKeys = (values: unknown, keys: ReadonlySet<string>): unknown =>
   isObject(values)
     ? Object.fromEntries(Object.entries(values).map(([key, value]) => [key, keys.has(key) ? null : value]))
     : values
 
-/** A run in an event without what came of some nodes. */
+/** Returns a run, as an event contains it, without the content of some nodes. */
 function withoutNodes(data: Data, nodes: ReadonlySet<string>): Data {
   const { node_executions, state, artifacts, output } = data
   return {
     ...data,
     ...(Array.isArray(node_executions)
       ? {
-          node_executions: node_executions.map(each =>
-            nodes.has(each.node_id) ? { ...each, input: null, output: null } : each,
+          node_executions: node_executions.map(execution =>
+            nodes.has(execution.node_id) ? { ...execution, input: null, output: null } : execution,
           ),
         }
       : {}),
@@ -71,24 +74,27 @@ function withoutNodes(data: Data, nodes: ReadonlySet<string>): Data {
 
 const node = sql.type(z.strictObject({ run_id: z.string(), node_id: z.string() }))
 
-/** By orchestration_node_executions_generation, orchestration_runs_retry and primary keys. */
+/**
+ * Erases content of node executions and runs. By orchestration_node_executions_generation, orchestration_runs_retry and
+ * primary keys.
+ */
 async function eraseNodes(db: Queryable, generationIds: readonly string[]) {
   const turns = sql.array([...generationIds], 'text')
-  // As an advance takes them: the run before its attempts.
+  // Lock order of an advance: the run before its node executions.
   await db.query(voidStatement`
-    with recursive held as (
+    with recursive chain as (
       select run_id as id from orchestration_node_executions where generation_id = any(${turns})
-      union select r.id from held h join orchestration_runs r on r.retry_of_run_id = h.id)
-    select from orchestration_runs where id in (select id from held) order by id for update`)
+      union select r.id from chain h join orchestration_runs r on r.retry_of_run_id = h.id)
+    select from orchestration_runs where id in (select id from chain) order by id for update`)
   return db.any(node`
-    with recursive made as (
+    with recursive executed as (
       select run_id, node_id from orchestration_node_executions where generation_id = any(${turns})
-    ), came as (
-      -- Of several attempts the run keeps what the one came to that completed.
+    ), affected as (
+      -- Of several attempts, the run keeps the outcome of the completed one.
       select run_id, node_id from orchestration_node_executions
       where generation_id = any(${turns}) and status = 'completed' and error is null
       union
-      select r.id, c.node_id from came c join orchestration_runs r on r.retry_of_run_id = c.run_id
+      select r.id, c.node_id from affected c join orchestration_runs r on r.retry_of_run_id = c.run_id
       where not exists (
         select from orchestration_node_executions x
         where x.run_id = r.id and x.node_id = c.node_id and x.status <> 'skipped')
@@ -101,12 +107,12 @@ async function eraseNodes(db: Queryable, generationIds: readonly string[]) {
             else json_build_object('artifact', null, 'label', o.value -> 'label', 'through', o.value -> 'through') end
             order by o.place), '{}')
           from json_each(r.outcomes) with ordinality as o (key, value, place)
-          left join came c on c.run_id = r.id and c.node_id = o.key),
+          left join affected c on c.run_id = r.id and c.node_id = o.key),
         output = (
           select json_object_agg(o.key, case when c.node_id is null then o.value end order by o.place)
           from json_each(r.output) with ordinality as o (key, value, place)
-          left join came c on c.run_id = r.id and c.node_id = o.key)
-      where r.id in (select run_id from came)
+          left join affected c on c.run_id = r.id and c.node_id = o.key)
+      where r.id in (select run_id from affected)
     )
-    select run_id, node_id from made union select run_id, node_id from came`)
+    select run_id, node_id from executed union select run_id, node_id from affected`)
 }

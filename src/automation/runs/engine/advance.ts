@@ -15,10 +15,10 @@ import { isRunTerminal, longWorkState, type NodeOutcome, type RunRow } from '../
 import { requiredActions } from '../nodes/required-actions.ts'
 import { runQueue } from '../queue.ts'
 import { computeOf } from '../reads/usage.ts'
-import { type Children, type LoadedRun, lockRunSlots, runningTrees, runUpdate } from '../store.ts'
+import { type ChildCounts, countRunningTrees, type LoadedRun, lockRunSlots, runUpdate } from '../store.ts'
 import type { DrivenRun } from './driver.ts'
 import { computeFrontier } from './frontier.ts'
-import { executionsWrite, type NodeExecutionRow } from './node-execution-store.ts'
+import { executionsUpsert, type NodeExecutionRow } from './node-execution-store.ts'
 import { publishChange } from './publish-change.ts'
 import { nodeRetryDelay } from './retry-delay.ts'
 import { notifyRunChanged } from './run-notifications.ts'
@@ -34,62 +34,65 @@ import {
 } from './run-state.ts'
 import { runStatus } from './status.ts'
 
-/** What one advance does before it lets others have the process: activations, milliseconds. */
+/** Limits of one advance before it continues in another transaction: activations, milliseconds. */
 const MAX_ACTIVATIONS = 200
 const MAX_MS = 1000
-/** What the nodes of one graph may all hold without being counted. */
+/** Values below this size are not counted toward MAX_OPEN_BYTES. */
 const SMALL_BYTES = 32 * 1024
 
-/** What an advance does with the nodes of a run. */
-export type NodeSteps = {
-  /** Takes note of what has happened to what is open. */
-  look(advance: Advance): Promise<void>
-  /** A node begins. */
-  begin(advance: Advance, node: Node, at: { round: number; state: ExpressionState }): Promise<void>
+/** Functions with which an advance handles the nodes of a run. */
+export type NodeHandlers = {
+  /** Applies external events to the open node executions. */
+  collectOutcomes(advance: Advance): Promise<void>
+  /** Starts a node. */
+  startNode(advance: Advance, node: Node, at: { round: number; state: ExpressionState }): Promise<void>
 }
 
-/** One advance of a run: from its rows under its lock to its rows, in one transaction and without any other call. */
+/**
+ * One advance of a run, from its locked rows to its updated rows, in one transaction and without calls to other
+ * services.
+ */
 export class Advance {
   readonly services: Services
   readonly tx: Tx
   readonly graph: Graph
   readonly run: RunRow
-  /** The records of whoever drives the run. */
+  /** Records of the module that drives the run. */
   readonly driven: DrivenRun | null
-  /** The time of the transaction, by the clock of the database; of one statement nearly. */
+  /** Transaction time by the clock of the database; an estimate in a one-statement advance. */
   readonly now: Date
   readonly limits: { max_run_depth: number | null; max_concurrent_runs: number | null }
-  /** Attempts of the project that workers hold. */
-  readonly held: number
-  /** It is about to be stopped, and begins nothing more. */
+  /** Node executions of the project with a valid lease. */
+  readonly projectLeases: number
+  /** Whether the run is about to be cancelled and must start nothing more. */
   readonly stopping: boolean
-  readonly children: ReadonlyMap<string, Children>
-  /** Attempts that are not applied, as they stand. */
+  readonly children: ReadonlyMap<string, ChildCounts>
+  /** Unapplied node executions, in their current state. */
   readonly open = new Map<string, NodeExecutionRow>()
-  /** What the run has used, to be written with this advance. */
+  /** Usage of the run that this advance writes. */
   readonly used: PricedUsage[]
-  /** Attempts that workers are to make, in the order of the definition. */
-  readonly jobs: NodeExecutionRow[] = []
-  /** Attempts that started runs in this advance, which `children` does not show. */
-  readonly begunBelow = new Set<string>()
+  /** Node executions for workers, in definition order. */
+  readonly forWorkers: NodeExecutionRow[] = []
+  /** Node executions that started nested runs in this advance; `children` does not include those runs. */
+  readonly startedNested = new Set<string>()
   readonly #changed = new Set<NodeExecutionRow>()
   readonly #projectPaused: boolean
-  readonly #projectReason: string | null
-  readonly #before: Pick<RunRow, 'status' | 'required_actions'>
-  readonly #shape: string
-  /** The time is that of the statement only once it has been written. */
+  readonly #projectPauseReason: string | null
+  readonly #previous: Pick<RunRow, 'status' | 'required_actions'>
+  readonly #initialShape: string
+  /** Whether `now` is an estimate that the statement replaces by its own time. */
   readonly #isEstimated: boolean
-  /** Nothing of its attempts is in the database but what is open. */
-  readonly #fresh: boolean
+  /** Whether the database holds no node executions of the run other than the open ones. */
+  readonly #isNew: boolean
   readonly #started = performance.now()
   #activations = 0
   #stateBytes: number | null = null
   #openBytes: number | null = null
-  #room: boolean | null = null
-  /** Something is ready to begin, or to go on, and there is no room for it. */
+  #hasSlot: boolean | null = null
+  /** Whether something is ready to start or continue and lacks a run slot. */
   slotMissing = false
-  /** Lets the process look after others, where expressions have taken it for long. */
-  readonly breathe = eventLoopYielder()
+  /** Yields to the event loop during long series of expressions. */
+  readonly yieldToEventLoop = eventLoopYielder()
 
   constructor(
     services: Services,
@@ -106,7 +109,7 @@ export class Advance {
       max_concurrent_runs,
       max_run_depth,
       stopping,
-      held,
+      project_leases,
       seen_revision,
       open,
       children,
@@ -119,16 +122,16 @@ export class Advance {
     this.driven = driven
     this.used = [...used]
     this.now = new Date(now)
-    this.held = held
+    this.projectLeases = project_leases
     this.stopping = stopping
     this.limits = { max_concurrent_runs, max_run_depth }
-    this.children = new Map(children.map(each => [each.execution_id, each]))
+    this.children = new Map(children.map(counts => [counts.execution_id, counts]))
     for (const row of open) this.open.set(row.id, row)
     this.#projectPaused = project_paused
-    this.#projectReason = project_pause_reason
-    this.#before = { status: run.status, required_actions: run.required_actions }
-    this.#shape = shapeOf(run)
-    this.#fresh = run.steps === 0
+    this.#projectPauseReason = project_pause_reason
+    this.#previous = { status: run.status, required_actions: run.required_actions }
+    this.#initialShape = shapeOf(run)
+    this.#isNew = run.steps === 0
     this.#isEstimated = isEstimated
   }
 
@@ -141,7 +144,7 @@ export class Advance {
   }
 
   get pauseReason(): string | null {
-    return this.run.pause_requested_at === null ? this.#projectReason : this.run.pause_reason
+    return this.run.pause_requested_at === null ? this.#projectPauseReason : this.run.pause_reason
   }
 
   node(id: string): Node {
@@ -154,17 +157,17 @@ export class Advance {
     return new Date(this.now.getTime() + ms).toISOString()
   }
 
-  /** Notes that an attempt has changed. */
-  touch(row: NodeExecutionRow): void {
+  /** Marks a node execution as changed. */
+  markChanged(row: NodeExecutionRow): void {
     this.#changed.add(row)
   }
 
-  /** Adds an attempt of a node. */
+  /** Adds a node execution. */
   add(
     node: Node,
     row: Pick<NodeExecutionRow, 'attempt' | 'round' | 'status' | 'input'> & Partial<NodeExecutionRow>,
   ): NodeExecutionRow {
-    const made: NodeExecutionRow = {
+    const added: NodeExecutionRow = {
       id: newId('orch_exec'),
       run_id: this.run.id,
       project_id: this.run.project_id,
@@ -193,17 +196,17 @@ export class Advance {
       created_at: this.nowText,
       ...row,
     }
-    this.open.set(made.id, made)
-    this.touch(made)
+    this.open.set(added.id, added)
+    this.markChanged(added)
     this.run.steps += 1
-    return made
+    return added
   }
 
   /**
-   * Counts a value that an open attempt is about to hold: they are read and written together.
+   * Counts a value that an open node execution will hold: open executions are read and written together.
    * @throws ORCHESTRATION_NODE_FAILED (too_large)
    */
-  hold(node: Node, value: unknown): void {
+  countOpenValue(node: Node, value: unknown): void {
     const bytes = jsonBytes(value)
     if (bytes < SMALL_BYTES) return
     this.#openBytes ??= [...this.open.values()].reduce(
@@ -212,12 +215,12 @@ export class Advance {
     )
     this.#openBytes += bytes
     if (this.#openBytes > MAX_OPEN_BYTES)
-      throw nodeFailed(node, 'too_large', 'The nodes that are under way hold more than 16 MiB')
+      throw nodeFailed(node, 'too_large', 'Inputs and outputs of the active nodes exceed 16 MiB')
   }
 
-  /** An attempt has its outcome; it becomes part of the state when its turn comes. */
-  complete(row: NodeExecutionRow, given: { artifact: unknown; label?: string | null; through?: boolean }): void {
-    const outcome = this.driven ? this.driven.outcome(this.run, row, given, this.nowText) : given
+  /** Completes a node execution; its outcome is applied to the state later, in order. */
+  complete(row: NodeExecutionRow, result: { artifact: unknown; label?: string | null; through?: boolean }): void {
+    const outcome = this.driven ? this.driven.outcome(this.run, row, result, this.nowText) : result
     row.status = 'completed'
     row.output = outcome.artifact
     row.label = outcome.label ?? null
@@ -226,8 +229,8 @@ export class Advance {
   }
 
   /**
-   * An attempt has failed: the node is tried again where its rule says so, completes with its failure where edges take
-   * that up, or fails the run.
+   * Fails a node execution: schedules the next attempt if the retry policy allows one; otherwise completes the node
+   * with its failure if `on_error` is `route`, or fails the run.
    */
   fail(row: NodeExecutionRow, error: unknown): void {
     const node = this.node(row.node_id)
@@ -252,7 +255,7 @@ export class Advance {
         parked: true,
         wake_at,
         progress,
-        // What a person has approved stays approved.
+        // An approval given by a person is valid for all attempts.
         approval_id,
         started_at: null,
       })
@@ -270,7 +273,7 @@ export class Advance {
     row.wake_at = null
     row.deadline_at = null
     row.callback_hash = null
-    this.touch(row)
+    this.markChanged(row)
   }
 
   #failure: { node_id: string; error: RecordedFailure } | null = null
@@ -280,19 +283,22 @@ export class Advance {
     this.#failure ??= { node_id: row.node_id, error: row.error as RecordedFailure }
   }
 
-  /** Room for the tree of the run among those of its project; taken, and kept until it has no running run. */
+  /**
+   * Whether the tree of the run has, or can take, a run slot of the project. The tree keeps the slot until it has no
+   * running run.
+   */
   async hasRunSlot(): Promise<boolean> {
     const { max_concurrent_runs } = this.limits
-    if (max_concurrent_runs === null || this.#before.status === 'running') return true
-    if (this.#room === null) {
+    if (max_concurrent_runs === null || this.#previous.status === 'running') return true
+    if (this.#hasSlot === null) {
       await lockRunSlots(this.tx, this.run.project_id)
-      const { roots, own } = await runningTrees(this.tx, this.run.project_id, this.run.root_id)
-      this.#room = own || roots < max_concurrent_runs
+      const { roots, own } = await countRunningTrees(this.tx, this.run.project_id, this.run.root_id)
+      this.#hasSlot = own || roots < max_concurrent_runs
     }
-    return this.#room
+    return this.#hasSlot
   }
 
-  /** Whether something new may begin. */
+  /** Whether something new may start: not paused, and a run slot is available. */
   async mayProceed(): Promise<boolean> {
     if (this.paused) return false
     if (await this.hasRunSlot()) return true
@@ -300,7 +306,7 @@ export class Advance {
     return false
   }
 
-  /** Ends the run with everything that is under way in it. */
+  /** Ends the run and cancels its active work. */
   async stop(status: 'failed' | 'cancelled' | 'expired', error: RecordedFailure | null, node_id: string | null = null) {
     const { run } = this
     for (const row of this.open.values()) {
@@ -310,15 +316,15 @@ export class Advance {
         row.applied = true
         this.#settle(row)
       }
-      this.touch(row)
+      this.markChanged(row)
     }
     await cancelDescendants(this.tx, this.services, run, [...this.open.values()], null)
     run.error = error
     run.failed_node_id = node_id
-    this.#end(status)
+    this.#setTerminal(status)
   }
 
-  #end(status: 'succeeded' | 'failed' | 'cancelled' | 'expired'): void {
+  #setTerminal(status: 'succeeded' | 'failed' | 'cancelled' | 'expired'): void {
     const { run } = this
     run.status = status
     run.started_at ??= this.nowText
@@ -331,14 +337,16 @@ export class Advance {
     run.queued_at = null
   }
 
-  /** Goes on as far as the rows allow. Returns whether more is to be done at once, in another transaction. */
-  async work(steps: NodeSteps): Promise<boolean> {
+  /**
+   * Advances as far as the rows allow. Returns whether the advance must continue immediately in another transaction.
+   */
+  async proceed(handlers: NodeHandlers): Promise<boolean> {
     const { run } = this
     if (this.isPast(run.expires_at)) {
       await this.stop('expired', null)
       return false
     }
-    await steps.look(this)
+    await handlers.collectOutcomes(this)
     if (await this.hasStopped()) return false
     for (;;) {
       const applied = this.#apply()
@@ -350,12 +358,12 @@ export class Advance {
       }
       if (ready.length > 0 && (await this.mayProceed())) {
         if (this.#activations >= MAX_ACTIVATIONS || performance.now() - this.#started > MAX_MS) return true
-        await this.#activate(ready, steps)
+        await this.#activate(ready, handlers)
       } else if (!applied) return false
     }
   }
 
-  /** Whether the run has ended, also by an attempt that has failed. */
+  /** Fails the run if one of its node executions failed it. Returns whether the run has ended. */
   async hasStopped(): Promise<boolean> {
     if (this.#failure) {
       await this.stop('failed', this.#failure.error, this.#failure.node_id)
@@ -364,37 +372,37 @@ export class Advance {
     return isRunTerminal(this.run)
   }
 
-  /** Activates nodes together: they see the same state. */
-  async #activate(ids: readonly string[], steps: NodeSteps): Promise<void> {
+  /** Activates nodes together: all of them read the same state. */
+  async #activate(ids: readonly string[], handlers: NodeHandlers): Promise<void> {
     const { run } = this
     run.started_at ??= this.nowText
     run.rounds += 1
     this.#activations += ids.length
     const limit = this.services.config.ORCHESTRATION_RUN_MAX_STEPS
-    run.active_nodes = this.#inOrder([...run.active_nodes, ...ids])
+    run.active_nodes = this.#inDefinitionOrder([...run.active_nodes, ...ids])
     const state = this.roots()
     for (const id of ids) {
       const node = this.node(id)
-      if (run.steps >= limit) return this.#stopFailed(this.#refused(node, this.tooManySteps()))
-      await steps.begin(this, node, { round: run.rounds, state })
-      await this.breathe()
+      if (run.steps >= limit) return this.#stopFailed(this.#addRefused(node, this.tooManySteps()))
+      await handlers.startNode(this, node, { round: run.rounds, state })
+      await this.yieldToEventLoop()
       if (this.#failure) return
     }
   }
 
-  /** What expressions of nodes read. */
+  /** Returns the values that expressions of nodes read. */
   roots(): ExpressionState {
     return this.driven ? this.driven.roots(this.run) : longWorkState(this.run)
   }
 
-  /** The failure of a run that has made as many attempts and polls as it may. */
+  /** Returns the failure of a run that reached its limit of node executions and polls. */
   tooManySteps(): AppError {
     return new AppError('ORCHESTRATION_MAX_ITERATIONS_EXCEEDED', {
       meta: { limit: this.services.config.ORCHESTRATION_RUN_MAX_STEPS },
     })
   }
 
-  #refused(node: Node, error: AppError): NodeExecutionRow {
+  #addRefused(node: Node, error: AppError): NodeExecutionRow {
     const row = this.add(node, {
       attempt: 1,
       round: this.run.rounds,
@@ -406,14 +414,14 @@ export class Advance {
     return row
   }
 
-  #inOrder(ids: readonly string[]): string[] {
-    const at = (id: string) => this.graph.order.get(id) as number
-    return [...ids].sort((one, other) => at(one) - at(other))
+  #inDefinitionOrder(ids: readonly string[]): string[] {
+    const position = (id: string) => this.graph.order.get(id) as number
+    return [...ids].sort((one, other) => position(one) - position(other))
   }
 
   /**
-   * Makes outcomes part of the state whose turn has come: those of nodes that were activated together when none of them
-   * executes any more, those of nodes that waited by themselves, in the order in which they came. Returns whether any did.
+   * Applies due outcomes to the state: for nodes activated together once none of them executes, for nodes
+   * that waited separately, in order of completion. Returns whether any was applied.
    */
   #apply(): boolean {
     const rounds = Map.groupBy(
@@ -421,17 +429,17 @@ export class Advance {
       row => row.round,
     )
     const together = [...rounds.values()].filter(rows => rows.every(({ status }) => status === 'completed'))
-    const alone = [...this.open.values()].filter(row => row.parked && row.status === 'completed').map(row => [row])
-    const last = (rows: readonly NodeExecutionRow[]) =>
+    const separate = [...this.open.values()].filter(row => row.parked && row.status === 'completed').map(row => [row])
+    const completedAt = (rows: readonly NodeExecutionRow[]) =>
       Math.max(...rows.map(row => Date.parse(row.completed_at as string)))
-    const due = [...together, ...alone].sort((one, other) => last(one) - last(other))
-    const at = ({ node_id }: NodeExecutionRow) => this.graph.order.get(node_id) as number
+    const due = [...together, ...separate].sort((one, other) => completedAt(one) - completedAt(other))
+    const position = ({ node_id }: NodeExecutionRow) => this.graph.order.get(node_id) as number
     for (const rows of due) {
       const { outcomes, written } = this.run
-      for (const row of rows.sort((one, other) => at(one) - at(other))) {
+      for (const row of rows.sort((one, other) => position(one) - position(other))) {
         this.#applyOutcome(row)
         if (!this.#failure) continue
-        // Of nodes that were activated together either all are part of the state or none is.
+        // Nodes activated together are applied all or none.
         Object.assign(this.run, { outcomes, written })
         return true
       }
@@ -452,21 +460,24 @@ export class Advance {
       const writes = stateWritesOf(node, run, row.output)
       const isLarge = this.#isLarge(outcome, writes)
       for (const { path, value } of writes) run.written = withValue(run.written, path, value)
-      if (isLarge && isTooLarge(run)) throw nodeFailed(node, 'too_large', 'The state of the run is larger than 4 MiB')
+      if (isLarge && isTooLarge(run)) throw nodeFailed(node, 'too_large', 'State of the run exceeds 4 MiB')
     } catch (error) {
-      // The node is on record as completed until here.
+      // The node was recorded as completed until here.
       row.status = 'failed'
       row.error = nodeFailure(error)
       this.#stopFailed(row)
       return
     }
     row.applied = true
-    this.touch(row)
+    this.markChanged(row)
     this.open.delete(row.id)
     run.active_nodes = run.active_nodes.filter(id => id !== node.id)
   }
 
-  /** Whether the state may be too large with an outcome and what it writes: values that are replaced count as well. */
+  /**
+   * Whether the state may exceed its limit with an outcome and its writes. An upper bound: replaced values are counted,
+   * too.
+   */
   #isLarge(outcome: NodeOutcome, writes: readonly { value: unknown }[]): boolean {
     this.#stateBytes ??= jsonBytes(longWorkState(this.run))
     this.#stateBytes += jsonBytes(outcome.artifact) + writes.reduce((sum, { value }) => sum + jsonBytes(value), 0)
@@ -495,23 +506,23 @@ export class Advance {
       run.steps -= 1
       row.completed_at = this.nowText
     }
-    this.#end('succeeded')
+    this.#setTerminal('succeeded')
   }
 
-  /** Writes the run as it stands now, with everything that follows from it. */
-  async save(more: boolean): Promise<void> {
+  /** Writes the run with its events, messages and usage. */
+  async save(continues: boolean): Promise<void> {
     const { run, tx } = this
     const open = [...this.open.values()].filter(({ applied }) => !applied)
     if (!isRunTerminal(run)) {
       run.required_actions = requiredActions(this, open)
-      run.status = runStatus(this, open, more)
+      run.status = runStatus(this, open, continues)
       run.queued_at = run.status === 'queued' ? (run.queued_at ?? this.nowText) : null
       const earliest = (times: readonly (string | null)[]): string | null => {
-        const known = times.filter(time => time !== null).map(time => new Date(time).toISOString())
-        return known.length > 0 ? known.sort()[0] : null
+        const set = times.filter(time => time !== null).map(time => new Date(time).toISOString())
+        return set.length > 0 ? set.sort()[0] : null
       }
       run.wake_at = earliest(open.map(({ wake_at }) => wake_at))
-      // While it is paused or waits for room what falls due stays where it is, but not its end.
+      // While the run is paused or lacks a slot, due timers are ignored, but not its expiry.
       const timers = this.paused || this.slotMissing ? [] : [run.wake_at]
       run.due_at = earliest([...timers, ...open.map(({ deadline_at }) => deadline_at), run.expires_at])
       if (run.due_at !== null) {
@@ -519,8 +530,8 @@ export class Advance {
         if (isDueSoon({ startAfter })) tx.send(runQueue, this.message, { startAfter })
       }
     }
-    // It was woken for nothing.
-    if (!more && this.#changed.size + this.begunBelow.size === 0 && shapeOf(run) === this.#shape) return
+    // Nothing changed.
+    if (!continues && this.#changed.size + this.startedNested.size === 0 && shapeOf(run) === this.#initialShape) return
     run.revision += 1
     run.updated_at = this.nowText
     const written = { ...run, outcomes: storableValue(run.outcomes) as RunRow['outcomes'] }
@@ -528,34 +539,35 @@ export class Advance {
     tx.alongside(guard => runUpdate(written, guard, estimated))
     const changed = [...this.#changed]
     const computed = changed.filter(row => row.compute_seconds > 0 && row.completed_at === this.nowText)
-    await this.#use(computed.map(row => computeOf(run, row)))
-    await this.driven?.save({ run, before: this.#before.status, changed, open, now: this.nowText })
-    if (changed.length > 0) tx.alongside(guard => executionsWrite(changed, guard, estimated))
-    if (more) tx.send(runQueue, this.message)
+    await this.#recordUsage(computed.map(row => computeOf(run, row)))
+    await this.driven?.save({ run, before: this.#previous.status, changed, open, now: this.nowText })
+    if (changed.length > 0) tx.alongside(guard => executionsUpsert(changed, guard, estimated))
+    if (continues) tx.send(runQueue, this.message)
     notifyRunChanged(tx, run)
-    await this.#announce()
+    await this.#publish()
   }
 
-  #announce(): Promise<void> {
+  #publish(): Promise<void> {
     const { run, tx, used, limits } = this
-    const { status } = this.#before
+    const { status } = this.#previous
     return publishChange(tx, {
       run,
-      before: this.#before,
+      before: this.#previous,
       attempts: this.#changed,
-      hasAttempts: !this.#fresh,
+      hasAttempts: !this.#isNew,
       used,
       driven: this.driven !== null,
-      // Also where it had none or had it for this advance alone: it may have been woken in place of another one.
-      heldRoom:
-        limits.max_concurrent_runs !== null && (status === 'running' || status === 'queued' || this.#room === true),
+      // Also if it had no slot or took one in this advance only: its wake-up may have replaced the wake-up of another
+      // run.
+      mayHaveHeldSlot:
+        limits.max_concurrent_runs !== null && (status === 'running' || status === 'queued' || this.#hasSlot === true),
     })
   }
 
-  async #use(drafts: readonly UsageDraft[]): Promise<void> {
-    const rated = await priceUsage(this.services, drafts, this.tx)
-    recordUsageInTx(this.tx, rated)
-    this.used.push(...rated)
+  async #recordUsage(drafts: readonly UsageDraft[]): Promise<void> {
+    const priced = await priceUsage(this.services, drafts, this.tx)
+    recordUsageInTx(this.tx, priced)
+    this.used.push(...priced)
   }
 
   get message() {
@@ -563,13 +575,13 @@ export class Advance {
   }
 }
 
-/** What of a run can change while none of its attempts does. */
+/** Serializes the fields of a run that can change without a change of its node executions. */
 const shapeOf = ({ input, written, outcomes, ...shape }: RunRow): string => JSON.stringify(shape)
 
-/** Whether an error is the failure of an attempt; others are those of the advance, which is made again. */
+/** Whether an error fails the node execution. Other errors fail the advance, which is retried. */
 export const isFailure = (error: unknown): error is AppError | RecordedFailure =>
   !isTransient(error) && (error instanceof AppError || !(error instanceof Error))
 
-/** What is recorded of a failure; that of a turn or of a run below is on record already. */
+/** Returns the failure to record. Failures of turns and nested runs are recorded already. */
 export const nodeFailure = (error: unknown): RecordedFailure =>
   isFailure(error) && !(error instanceof AppError) ? error : recordedFailure(error)

@@ -2,14 +2,17 @@ import type { Services } from '../../../core/process/services.ts'
 import { openJson, sealJson } from '../../../core/secrets/json.ts'
 import { type RunContext, type RunRow, runSeal } from '../model.ts'
 
-const NONE: RunContext = { tool_context: null, guardrail_context: null }
+const EMPTY_CONTEXT: RunContext = { tool_context: null, guardrail_context: null }
 
-/** What a run carries to its tools and guardrails. Raises SECRET_NOT_DECRYPTABLE. */
+/**
+ * Opens the context that a run passes to its tools and guardrails.
+ * @throws SECRET_NOT_DECRYPTABLE
+ */
 export function runToolContext(services: Services, run: Pick<RunRow, 'id' | 'project_id' | 'context'>): RunContext {
-  return run.context === null ? NONE : openJson(services, run.context, runSeal(run), 'The context of the run')
+  return run.context === null ? EMPTY_CONTEXT : openJson(services, run.context, runSeal(run), 'Run context')
 }
 
-/** The same to be stored, with what is shown of it. */
+/** Seals the context of a run and returns its columns, with redacted values in `tool_context`. */
 export function sealRunContext(
   services: Services,
   owner: Pick<RunRow, 'id' | 'project_id'>,
@@ -22,12 +25,15 @@ export function sealRunContext(
   }
 }
 
-/** What of a tool context reaches a nested run: all of it, or the keys that are named, in any casing. */
+/**
+ * Returns the part of a tool context that a nested run receives: the listed keys in any case, or all keys without a
+ * list.
+ */
 export function narrowContext(
   context: Record<string, string> | null,
   keys: readonly string[] | null | undefined,
 ): Record<string, string> | null {
   if (!context || keys == null) return context
-  const wanted = new Set(keys.map(key => key.toLowerCase()))
-  return Object.fromEntries(Object.entries(context).filter(([key]) => wanted.has(key.toLowerCase())))
+  const allowed = new Set(keys.map(key => key.toLowerCase()))
+  return Object.fromEntries(Object.entries(context).filter(([key]) => allowed.has(key.toLowerCase())))
 }

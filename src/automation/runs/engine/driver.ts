@@ -12,61 +12,64 @@ import type { NodeExecutionRow } from './node-execution-store.ts'
 import type { ExpressionState } from './run-state.ts'
 
 /**
- * Runs that a module of its own drives: it keeps records beside them which change in the transactions of the run, says what
- * their expressions read, and takes commands in place of the run. A run names its driver in `driver`.
+ * A driver is a module with records that change in the transactions of its runs. It provides the state of their
+ * expressions and receives commands in their place. Runs reference their driver by name in `driver`.
  */
 
-/** How an attempt of a node comes out. */
+/** Outcome of a node execution. */
 export type DrivenOutcome = { artifact: unknown; label?: string | null; through?: boolean }
 
-/** What an advance has done, as it is about to be written. */
+/** Changes of an advance, before they are written. */
 export type DrivenChange = {
   run: RunRow
   before: RunStatus
-  /** Attempts that are new or have changed, in the order in which they came. */
+  /** New and changed node executions, in order of creation. */
   changed: readonly NodeExecutionRow[]
-  /** Attempts that are not over, or whose outcome is not applied. */
+  /** Node executions that are active or not yet applied. */
   open: readonly NodeExecutionRow[]
   now: string
 }
 
-/** The records of one run, for as long as a transaction holds them. */
+/** Records of one run, valid for one transaction. */
 export type DrivenRun = {
-  /** What expressions of nodes read. */
+  /** Returns the values that expressions of nodes read. */
   roots(run: RunRow): ExpressionState
-  /** What edges behind a condition are compared with. */
+  /** Returns the label that the edges of a condition are compared with. */
   label(node: Node, value: unknown): string
-  /** What an agent is asked; null to have the node say it as any does. */
+  /** Returns the messages of an agent node; null for the messages of the node itself. */
   messages(node: Node, input: Record<string, unknown>): ModelMessage[] | null
   /**
-   * The outcome of an attempt as it is kept.
-   * @throws what fails the attempt
+   * Returns the outcome to store.
+   * @throws the failure of the node execution
    */
   outcome(run: RunRow, row: NodeExecutionRow, outcome: DrivenOutcome, now: string): DrivenOutcome
-  /** What is recorded of a failure of a node. */
+  /** Returns the failure to record. */
   failure(node: Node, failure: RecordedFailure): RecordedFailure
-  /** Writes the records in the transaction that writes the run, and tells of its failure. */
+  /** Writes the records in the transaction of the run and reports its failure. */
   save(advanced: DrivenChange): Promise<void>
 }
 
 /** A module that drives runs. */
 export type RunDriver = {
   name: string
-  /** Takes its records under their locks, which come before that of the run. Null when the run is none of its any more. */
+  /**
+   * Locks and loads the records of a run; their locks precede the lock of the run. Null if the driver no longer drives
+   * it.
+   */
   open(tx: Tx, services: Services, runId: string): Promise<DrivenRun | null>
-  /** Refuses a command that was given to a run. */
+  /** Refuses a command addressed to the run itself. */
   refuse(db: Queryable, runId: string): Promise<never>
-  /** What its records keep of turns: erased before that of runs, as their locks come before those of runs. */
+  /** Erases turn content in the records, before the content of runs: their locks precede the locks of runs. */
   content: TurnContentEraser
 }
 
-export const runDrivers = extensionPoint<RunDriver>('drivers of runs')
+export const runDrivers = extensionPoint<RunDriver>('run drivers')
 
-const named = sql.type(z.object({ driver: z.string() }))
+const driverRow = sql.type(z.object({ driver: z.string() }))
 
-/** The driver of a run; undefined without one. By the primary key. */
-export async function driverOf(db: Queryable, runId: string): Promise<RunDriver | undefined> {
-  const name = await db.maybeOneFirst(named`
+/** Returns the driver of a run; undefined for a run without one. By primary key. */
+export async function findDriver(db: Queryable, runId: string): Promise<RunDriver | undefined> {
+  const name = await db.maybeOneFirst(driverRow`
     select driver from orchestration_runs where id = ${runId} and driver is not null`)
   return name === null ? undefined : runDrivers.all().find(driver => driver.name === name)
 }

@@ -1,4 +1,3 @@
-import { recordActivityInTx } from '../../../control/activity/record.ts'
 import { recordUsageInTx, type UsageDraft } from '../../../control/usage/meter.ts'
 import { priceUsage } from '../../../control/usage/price-usage.ts'
 import { AppError } from '../../../core/api/errors.ts'
@@ -12,297 +11,226 @@ import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
 import type { WorkerType } from '../../orchestrations/definition.ts'
 import { parseDuration } from '../../orchestrations/duration.ts'
-import { fileApproval } from '../nodes/approval.ts'
-import { runKnowledgeNode } from '../nodes/knowledge.ts'
-import { runMemoryNode } from '../nodes/memory.ts'
-import { pollNode } from '../nodes/poll.ts'
-import { callNodeTool } from '../nodes/tool.ts'
+import { runKnowledgeNode, runMemoryNode } from '../nodes/knowledge.ts'
+import { callNodeTool, pollNode } from '../nodes/tool.ts'
 import { nodeExecutionQueue } from '../queue.ts'
 import { idempotencyKeyOf } from '../reads/present-run.ts'
-import { type Advance, isFailure, nodeFailure } from './advance.ts'
+import { isFailure, nodeFailure } from './advance.ts'
 import { advanceIfUnchanged, advanceRun } from './advance-run.ts'
-import type {
-  AdvanceResult,
-  Attempt,
-  CachedRun,
-  NodeAttemptOutcome,
-  SettleInTx,
-  SuccessfulToolCall,
-} from './node-execution.ts'
-import {
-  type ClaimedNode,
-  claimedNode,
-  type NodeExecutionRow,
-  renewLease,
-  requeueNode,
-} from './node-execution-store.ts'
-import { pinnedGraph } from './pinned-graph.ts'
-import { nodeFailed, storableArtifact } from './run-state.ts'
+import { endNode } from './end-node.ts'
+import type { AdvanceResult, CachedRun, EndNodeInTx, NodeWork, NodeWorkOutcome } from './node-execution.ts'
+import { type ClaimedNode, claimedNode, renewLease, requeueNode } from './node-execution-store.ts'
+import { loadPinnedGraph } from './pinned-graph.ts'
+import { nodeFailed } from './run-state.ts'
 
-type Work = (attempt: Attempt, finish: SettleInTx) => Promise<NodeAttemptOutcome | AdvanceResult | null>
+type NodeExecutor = (work: NodeWork, endNodeInTx: EndNodeInTx) => Promise<NodeWorkOutcome | AdvanceResult | null>
 
-const WORK: Record<WorkerType, Work> = {
+const EXECUTORS: Record<WorkerType, NodeExecutor> = {
   tool: callNodeTool,
   poll: pollNode,
   knowledge: runKnowledgeNode,
   memory_write: runMemoryNode,
 }
 
-/** Whether a project holds no more attempts than it may, one of them that of the caller. */
-const mayTakeOver = ({ config }: Services, held: number): boolean => {
-  const most = config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
-  return most === 0 || held <= most
+/** Whether the project is within its limit of concurrent node executions, including the caller's. */
+const hasCapacity = ({ config }: Services, leases: number): boolean => {
+  const limit = config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
+  return limit === 0 || leases <= limit
 }
 
-/** When an attempt that the database failed is due again. */
-const UNAVAILABLE_MS = 1000
+/** Delay of a node execution that a database error interrupted. */
+const UNAVAILABLE_DELAY_MS = 1000
 
-/** How long a worker goes on with one run before it lets others have their turn. */
+/** Time that a worker continues with one run before it serves others. */
 const CHAIN_MS = 1000
 
 /**
- * Makes an attempt that is taken, and then those that follow from it one at a time, for as long as the run has one ready and
- * its turn is not over: what else is ready has messages.
- * @param signal aborted when the worker stops
+ * Executes a claimed node execution, then the executions that follow from it one at a time, while the run has one ready
+ * and CHAIN_MS is not over. Other ready executions have messages.
+ * @param signal aborted when the worker shuts down
  */
-export async function makeAttempts(
+export async function executeNodes(
   services: Services,
-  { taken: first, known: asFirst }: { taken: ClaimedNode; known: CachedRun | null },
+  first: { execution: ClaimedNode; cached: CachedRun | null },
   signal: AbortSignal,
   stopping: AbortSignal,
 ): Promise<void> {
   const until = performance.now() + CHAIN_MS
-  let taken: ClaimedNode | null = first
-  let known = asFirst
-  while (taken) {
-    const goesOn = () => !stopping.aborted && performance.now() < until
-    const made: ClaimedNode = taken
-    const asKnown: CachedRun | null = known
-    const after: AdvanceResult | null = await withTriggerChain(triggerChainOf(made.authority), () =>
-      makeAttempt(services, { taken: made, known: asKnown }, signal, goesOn),
+  let execution: ClaimedNode | null = first.execution
+  let cached = first.cached
+  while (execution) {
+    const mayContinue = () => !stopping.aborted && performance.now() < until
+    const current: { execution: ClaimedNode; cached: CachedRun | null } = { execution, cached }
+    const after: AdvanceResult | null = await withTriggerChain(triggerChainOf(execution.authority), () =>
+      executeNode(services, current, signal, mayContinue),
     )
-    taken = after?.jobs[0] ? claimedNode(after.jobs[0], after.run) : null
-    known = after?.known ?? null
+    execution = after?.claimed[0] ? claimedNode(after.claimed[0], after.run) : null
+    cached = after?.cached ?? null
   }
 }
 
-async function makeAttempt(
+async function executeNode(
   services: Services,
-  { taken, known }: { taken: ClaimedNode; known: CachedRun | null },
+  { execution, cached }: { execution: ClaimedNode; cached: CachedRun | null },
   signal: AbortSignal,
-  goesOn: () => boolean,
+  mayContinue: () => boolean,
 ): Promise<AdvanceResult | null> {
-  const held = new Lease(services, taken, signal)
+  const lease = new Lease(services, execution, signal)
   const started = performance.now()
   const used: UsageDraft[] = []
-  const ids = { run_id: taken.run_id, node_id: taken.node_id, attempt: taken.attempt, delivery: taken.deliveries }
-  const log = (outcome: string, more: object = {}) =>
+  const ids = {
+    run_id: execution.run_id,
+    node_id: execution.node_id,
+    attempt: execution.attempt,
+    delivery: execution.deliveries,
+  }
+  const log = (outcome: string, fields: object = {}) =>
     services.log.info(
-      { ...ids, ...more, outcome, duration_ms: Math.round(performance.now() - started) },
-      'node attempt',
+      { ...ids, ...fields, outcome, duration_ms: Math.round(performance.now() - started) },
+      'node execution attempted',
     )
-  const end = async (tx: Tx, outcome: NodeAttemptOutcome | { error: unknown }, from: CachedRun | null = null) => {
-    // What calls used is used, whoever has the attempt by now.
-    const rated = await priceUsage(services, used, tx)
-    recordUsageInTx(tx, rated)
-    return advanceRun(tx, services, taken.run_id, {
-      known: from,
-      used: rated,
-      report: run =>
-        'error' in outcome ? reportFailure(run, taken, outcome.error, started) : report(run, taken, outcome, started),
-      // The place of the attempt that ends is free for the one that follows.
-      takes: run => (goesOn() && mayTakeOver(services, run.held) ? 1 : 0),
+  const advanceWith = async (tx: Tx, outcome: NodeWorkOutcome | { error: unknown }, from: CachedRun | null = null) => {
+    // Usage is recorded even if the claim was lost.
+    const priced = await priceUsage(services, used, tx)
+    recordUsageInTx(tx, priced)
+    return advanceRun(tx, services, execution.run_id, {
+      cached: from,
+      used: priced,
+      report: advance => endNode(advance, execution, outcome, started),
+      // The slot of the ending execution is free for its successor.
+      claims: advance => (mayContinue() && hasCapacity(services, advance.projectLeases) ? 1 : 0),
     })
   }
-  // What this worker took with a commit whose answer was lost is known by its ids alone.
+  // If the response of a commit is lost, the executions claimed by it are identified by these rows only.
   const following: ClaimedNode[] = []
-  const note = (advanced: AdvanceResult | null): AdvanceResult | null => {
-    if (advanced) following.push(...advanced.jobs.map(row => claimedNode(row, advanced.run)))
+  const rememberClaims = (advanced: AdvanceResult | null): AdvanceResult | null => {
+    if (advanced) following.push(...advanced.claimed.map(row => claimedNode(row, advanced.run)))
     return advanced
   }
-  const finish: SettleInTx = async (tx, outcome) => {
-    if (held.lost) throw new ClaimLostError()
-    return note(await end(tx, outcome))
+  const endNodeInTx: EndNodeInTx = async (tx, outcome) => {
+    if (lease.lost) throw new ClaimLostError()
+    return rememberClaims(await advanceWith(tx, outcome))
   }
-  const settle = async (outcome: NodeAttemptOutcome | { error: unknown }) => {
+  const endExecution = async (outcome: NodeWorkOutcome | { error: unknown }) => {
     const after = await retryWhileUnavailable(
       async () =>
-        (known &&
-          (await advanceIfUnchanged(services, known, taken, async tx => note(await end(tx, outcome, known))))) ??
-        services.write(async tx => note(await end(tx, outcome))),
-      { signal: held.signal },
+        (cached &&
+          (await advanceIfUnchanged(services, cached, execution, async tx =>
+            rememberClaims(await advanceWith(tx, outcome, cached)),
+          ))) ??
+        services.write(async tx => rememberClaims(await advanceWith(tx, outcome))),
+      { signal: lease.signal },
     )
-    if (!after) for (const each of following) await requeueAttempt(services, each)
+    if (!after) for (const claimed of following) await requeueNodeExecution(services, claimed)
     return after
   }
   try {
     await injectFault(services, 'node_taken')
-    const outcome = await work(services, taken, held.signal, draft => void used.push(draft), finish)
-    if (held.lost) throw new ClaimLostError()
+    const outcome = await runExecutor(services, execution, lease.signal, draft => void used.push(draft), endNodeInTx)
+    if (lease.lost) throw new ClaimLostError()
     await injectFault(services, 'node_called')
     if (outcome && 'run' in outcome) {
       log('completed')
       return outcome
     }
-    const after = outcome && (await settle(outcome))
+    const after = outcome && (await endExecution(outcome))
     await injectFault(services, 'node_finished')
-    log(after ? 'completed' : 'superseded')
+    log(after ? 'completed' : 'claim_lost')
     return after
   } catch (error) {
-    if (signal.aborted || (isTransient(error) && !held.lost)) {
-      const delayMs = signal.aborted ? 0 : UNAVAILABLE_MS
+    if (signal.aborted || (isTransient(error) && !lease.lost)) {
+      const delayMs = signal.aborted ? 0 : UNAVAILABLE_DELAY_MS
       const counted = !signal.aborted && databaseErrorKind(error) === 'timeout'
-      for (const each of [taken, ...following]) await requeueAttempt(services, each, { delayMs, counted })
-      log('handed_back', { err: signal.aborted ? undefined : error })
+      for (const claimed of [execution, ...following])
+        await requeueNodeExecution(services, claimed, { delayMs, counted })
+      log('requeued', { err: signal.aborted ? undefined : error })
       return null
     }
-    if (held.lost || error instanceof ClaimLostError) {
-      log('superseded')
+    if (lease.lost || error instanceof ClaimLostError) {
+      log('claim_lost')
       return null
     }
-    if (!isFailure(error)) services.log.error({ err: error, ...ids }, 'node attempt')
-    const after = await settle({ error })
+    if (!isFailure(error)) services.log.error({ err: error, ...ids }, 'node execution failed')
+    const after = await endExecution({ error })
     log('failed', { code: nodeFailure(error).code })
     return after
   } finally {
-    held.end()
+    lease.stop()
   }
 }
 
-async function work(
+async function runExecutor(
   services: Services,
-  taken: ClaimedNode,
+  execution: ClaimedNode,
   signal: AbortSignal,
-  use: (draft: UsageDraft) => void,
-  finish: SettleInTx,
-): Promise<NodeAttemptOutcome | AdvanceResult | null> {
-  const pinned = await pinnedGraph(services, services.pool, taken)
-  const node = pinned?.graph.node(taken.node_id)
-  if (!node) throw new AppError('ORCHESTRATION_NOT_FOUND', { meta: { id: taken.orchestration_id } })
+  addUsage: (draft: UsageDraft) => void,
+  endNodeInTx: EndNodeInTx,
+): Promise<NodeWorkOutcome | AdvanceResult | null> {
+  const pinned = await loadPinnedGraph(services, services.pool, execution)
+  const node = pinned?.graph.node(execution.node_id)
+  if (!node) throw new AppError('ORCHESTRATION_NOT_FOUND', { meta: { id: execution.orchestration_id } })
   const ms =
     (node.timeout == null ? null : parseDuration(node.timeout)) ?? services.config.ORCHESTRATION_NODE_TIMEOUT_MS
-  const late = AbortSignal.timeout(Math.min(ms, 2 ** 31 - 1))
-  const both = AbortSignal.any([signal, late])
-  const tooLate = nodeFailed(node, 'timeout', 'The attempt took longer than the timeout of the node')
+  const deadline = AbortSignal.timeout(Math.min(ms, 2 ** 31 - 1))
+  const combined = AbortSignal.any([signal, deadline])
+  const timeoutFailure = nodeFailed(node, 'timeout', 'Node execution exceeded its timeout')
   try {
-    const made = WORK[node.type as WorkerType](
-      { services, node, taken, key: idempotencyKeyOf(taken), signal: both, use },
-      finish,
+    const running = EXECUTORS[node.type as WorkerType](
+      { services, node, execution, idempotencyKey: idempotencyKeyOf(execution), signal: combined, addUsage },
+      endNodeInTx,
     )
-    return await Promise.race([made, abortion(both, made)])
+    return await Promise.race([running, rejectOnAbort(combined, running)])
   } catch (error) {
-    if (late.aborted && !signal.aborted) throw tooLate
+    if (deadline.aborted && !signal.aborted) throw timeoutFailure
     throw error
   }
 }
 
-/** Rejects with the signal; what it leaves behind is not heard of any more. */
-const abortion = (signal: AbortSignal, made: Promise<unknown>): Promise<never> =>
+/** Rejects when the signal aborts; later errors of the work are ignored. */
+const rejectOnAbort = (signal: AbortSignal, running: Promise<unknown>): Promise<never> =>
   new Promise((_resolve, reject) => {
     const aborted = () => {
-      made.catch(() => {})
+      running.catch(() => {})
       reject(signal.reason)
     }
     if (signal.aborted) aborted()
     else {
       signal.addEventListener('abort', aborted, { once: true })
       const done = () => signal.removeEventListener('abort', aborted)
-      made.then(done, done)
+      running.then(done, done)
     }
   })
 
-/** Requeues an attempt for another worker, if this one holds it. */
-export const requeueAttempt = (
+/** Requeues a node execution if this worker still holds its claim. */
+export const requeueNodeExecution = (
   services: Services,
-  taken: ClaimedNode,
+  execution: ClaimedNode,
   { delayMs = 0, counted = false } = {},
 ): Promise<void> =>
   retryWhileUnavailable(() =>
     services.write(async tx => {
-      if (!(await requeueNode(tx, taken, counted))) return
-      const { id: execution_id, run_id, project_id } = taken
+      if (!(await requeueNode(tx, execution, counted))) return
+      const { id: execution_id, run_id, project_id } = execution
       const startAfter = delayMs > 0 ? { startAfter: new Date(Date.now() + delayMs) } : {}
       tx.send(nodeExecutionQueue, { execution_id, run_id, project_id }, startAfter)
     }),
   )
 
-/** The attempt as the run has it, while it is this worker's; null when it is not. */
-function ownRow(run: Advance, taken: ClaimedNode, started: number): NodeExecutionRow | null {
-  const row = run.open.get(taken.id)
-  if (row?.status !== 'running' || row.deliveries !== taken.deliveries || row.polls !== taken.polls) return null
-  row.compute_seconds += (performance.now() - started) / 1000
-  row.leased_until = null
-  row.started_at ??= run.nowText
-  run.touch(row)
-  return row
-}
-
-async function report(
-  run: Advance,
-  taken: ClaimedNode,
-  outcome: NodeAttemptOutcome,
-  started: number,
-): Promise<boolean> {
-  const row = ownRow(run, taken, started)
-  if (!row) return false
-  const node = run.node(row.node_id)
-  try {
-    if ('ask' in outcome) await fileApproval(run, row, outcome.ask)
-    else if ('again' in outcome) {
-      row.polls += 1
-      run.run.steps += 1
-      if (run.run.steps >= run.services.config.ORCHESTRATION_RUN_MAX_STEPS) throw run.tooManySteps()
-      row.status = 'waiting'
-      row.parked = true
-      row.deliveries = 0
-      row.wake_at = run.after(outcome.again.ms)
-    } else {
-      if (node.type === 'poll') row.polls += 1
-      const artifact = storableArtifact(node, outcome.artifact)
-      run.hold(node, artifact)
-      run.complete(row, { ...outcome, artifact })
-      if (outcome.called) noteCall(run, row, outcome.called)
-    }
-  } catch (error) {
-    if (!isFailure(error)) throw error
-    run.fail(row, error)
-  }
-  return true
-}
-
-function reportFailure(run: Advance, taken: ClaimedNode, error: unknown, started: number): boolean {
-  const row = ownRow(run, taken, started)
-  if (!row) return false
-  if (row.node_type === 'poll') row.polls += 1
-  run.fail(row, error)
-  return true
-}
-
-const noteCall = ({ tx, run }: Advance, { node_id }: NodeExecutionRow, called: SuccessfulToolCall): void =>
-  recordActivityInTx(tx, {
-    project_id: run.project_id,
-    kind: 'action_executed',
-    summary: `${called.tool_name} was called`,
-    detail: { ...called, node_id },
-    orchestration_run_id: run.id,
-    ref_id: called.tool_id,
-  })
-
-/** An attempt while it is made: its lease is renewed; the signal is aborted once it is another's, or the run has stopped. */
+/** Renews the lease of a node execution; its signal is aborted when the claim is lost or the run ends. */
 class Lease {
   readonly signal: AbortSignal
   readonly #lost = new AbortController()
   readonly #timer: NodeJS.Timeout
 
-  constructor(services: Services, taken: ClaimedNode, outer: AbortSignal) {
+  constructor(services: Services, execution: ClaimedNode, outer: AbortSignal) {
     const leaseMs = services.config.ORCHESTRATION_NODE_LEASE_SECONDS * 1000
     this.signal = AbortSignal.any([outer, this.#lost.signal])
     this.#timer = setInterval(async () => {
       try {
-        if (!(await renewLease(services.pool, taken, leaseMs)))
-          this.#lost.abort(new Error('another worker has the attempt'))
+        if (!(await renewLease(services.pool, execution, leaseMs)))
+          this.#lost.abort(new Error('claim of the node execution lost'))
       } catch (error) {
-        services.log.warn({ err: error, execution_id: taken.id }, 'lease of a node attempt not renewed')
+        services.log.warn({ err: error, execution_id: execution.id }, 'lease renewal failed')
       }
     }, leaseMs / 3)
   }
@@ -311,7 +239,7 @@ class Lease {
     return this.#lost.signal.aborted
   }
 
-  end(): void {
+  stop(): void {
     clearInterval(this.#timer)
   }
 }

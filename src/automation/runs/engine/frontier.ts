@@ -2,30 +2,33 @@ import type { Graph } from '../../orchestrations/graph.ts'
 import type { Edge } from '../../orchestrations/model.ts'
 import type { NodeOutcome, RunRow } from '../model.ts'
 
-/** How far a run has come in its graph. */
+/** Progress of a run through its graph. */
 export type Progress = Pick<RunRow, 'outcomes' | 'active_nodes'>
 
 type Passage = 'passed' | 'shut' | 'open'
 
-/** Whether an edge lets a completed node's target begin: labelled ones compare, the others go by the node. */
+/**
+ * Whether an edge from a completed node passes: an edge with a condition compares it with the label, other edges pass
+ * if the node says so.
+ */
 const passes = ({ condition }: Edge, { label, through }: NodeOutcome): boolean =>
   condition == null ? through : condition === label
 
 /**
- * The nodes that may begin now, in the order of the definition: those without edges into them, and those whose edges say so
- * and that have not begun before.
+ * Returns the nodes that may start, in definition order: nodes without incoming edges, and nodes that were not started
+ * and whose edges activate them.
  */
 export function computeFrontier(graph: Graph, { outcomes, active_nodes }: Progress): string[] {
-  const begun = (id: string) => Object.hasOwn(outcomes, id) || active_nodes.includes(id)
-  const dead = hasSettledGroup(graph) ? deadNodes(graph, outcomes, begun) : NOBODY
+  const isStarted = (id: string) => Object.hasOwn(outcomes, id) || active_nodes.includes(id)
+  const dead = hasSettledGroup(graph) ? deadNodes(graph, outcomes, isStarted) : NO_NODES
   const passage = (edge: Edge): Passage => {
     if (Object.hasOwn(outcomes, edge.from)) return passes(edge, outcomes[edge.from]) ? 'passed' : 'shut'
     return dead.has(edge.from) ? 'shut' : 'open'
   }
-  return graph.nodes.flatMap(({ id }) => (!begun(id) && isReadyToStart(graph, id, passage) ? [id] : []))
+  return graph.nodes.flatMap(({ id }) => (!isStarted(id) && isReadyToStart(graph, id, passage) ? [id] : []))
 }
 
-const NOBODY: ReadonlySet<string> = new Set()
+const NO_NODES: ReadonlySet<string> = new Set()
 
 const hasSettledGroup = ({ incoming }: Graph): boolean =>
   [...incoming.values()].some(edges => edges.some(edge => edge.activation_condition === 'settled'))
@@ -46,7 +49,7 @@ function isReadyToStart(graph: Graph, id: string, passage: (edge: Edge) => Passa
 const conditionOf = (group: readonly Edge[]): 'all' | 'any' | 'settled' =>
   group.find(edge => edge.activation_condition != null)?.activation_condition ?? 'all'
 
-/** The edges into a node: those that count by themselves, and the groups of the others. */
+/** Returns the edges into a node: ungrouped edges, which activate it individually, and the groups of the others. */
 function joins({ incoming }: Graph, id: string): { single: Edge[]; groups: Edge[][] } {
   const edges = incoming.get(id) ?? []
   const grouped = Map.groupBy(
@@ -56,16 +59,17 @@ function joins({ incoming }: Graph, id: string): { single: Edge[]; groups: Edge[
   return { single: edges.filter(edge => edge.activation_group == null), groups: [...grouped.values()] }
 }
 
-/** Nodes that have not begun and never will: no way into them can pass any more. */
-function deadNodes(graph: Graph, outcomes: RunRow['outcomes'], begun: (id: string) => boolean): Set<string> {
+/** Returns the nodes that can never start: no edge into them can pass. */
+function deadNodes(graph: Graph, outcomes: RunRow['outcomes'], isStarted: (id: string) => boolean): Set<string> {
   const dead = new Set<string>()
-  const shut = (edge: Edge): boolean =>
+  const isShut = (edge: Edge): boolean =>
     Object.hasOwn(outcomes, edge.from) ? !passes(edge, outcomes[edge.from]) : dead.has(edge.from)
   for (const id of graph.sorted ?? []) {
-    if (begun(id) || graph.starts.includes(id)) continue
+    if (isStarted(id) || graph.starts.includes(id)) continue
     const { single, groups } = joins(graph, id)
-    const closed = (group: readonly Edge[]) => (conditionOf(group) === 'all' ? group.some(shut) : group.every(shut))
-    if (single.every(shut) && groups.every(closed)) dead.add(id)
+    const isClosed = (group: readonly Edge[]) =>
+      conditionOf(group) === 'all' ? group.some(isShut) : group.every(isShut)
+    if (single.every(isShut) && groups.every(isClosed)) dead.add(id)
   }
   return dead
 }

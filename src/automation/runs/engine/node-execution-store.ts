@@ -6,12 +6,13 @@ import { HOLDER } from '../../../core/process/holder.ts'
 import { WORKER_TYPES } from '../../orchestrations/definition.ts'
 import { isStopping, jsonObject, LIVE, NODE_STATUSES, type RunRow, RunRow as RunShape } from '../model.ts'
 
-/** Types of nodes whose attempts workers make. */
+/** SQL list of the node types that workers execute. */
 export const WORKER_EXECUTED = sql.fragment`(${sql.join([...WORKER_TYPES], sql.fragment`, `)})`
 
 /**
- * Columns of rows that were made before their statement: the time that stood for its own there becomes its own.
- * @param estimated null where times are exact
+ * Returns the columns of rows that were built before their statement; times equal to `estimated` become the time of the
+ * statement.
+ * @param estimated null if times are exact
  */
 export const timestampColumns = (columns: readonly string[], from: string, estimated: string | null): Fragment =>
   estimated === null
@@ -19,24 +20,24 @@ export const timestampColumns = (columns: readonly string[], from: string, estim
     : sql.fragment`${sql.join(
         columns.map(column => {
           const value = sql.identifier([from, column])
-          return MOMENTS.includes(column)
+          return STATEMENT_TIMES.includes(column)
             ? sql.fragment`case when ${value} = ${estimated}::timestamptz then now() else ${value} end`
             : value
         }),
         sql.fragment`, `,
       )}`
 
-/** Columns that say when something was. */
-const MOMENTS = ['created_at', 'started_at', 'completed_at', 'queued_at', 'updated_at']
+/** Timestamp columns that a statement may set to its own time. */
+const STATEMENT_TIMES = ['created_at', 'started_at', 'completed_at', 'queued_at', 'updated_at']
 
-/** Columns as a statement lists them. */
+/** Returns columns as a comma-separated SQL list. */
 export const columnList = (columns: readonly string[], from?: string): Fragment =>
   sql.fragment`${sql.join(
     columns.map(column => sql.identifier(from ? [from, column] : [column])),
     sql.fragment`, `,
   )}`
 
-/** An attempt of a node, as it is stored. */
+/** Row of a node execution. */
 export const NodeExecutionRow = z.object({
   id: z.string(),
   run_id: z.string(),
@@ -45,11 +46,11 @@ export const NodeExecutionRow = z.object({
   node_type: z.string(),
   attempt: z.int(),
   status: z.enum(NODE_STATUSES),
-  /** The nodes that were activated together with it: their outcomes are applied together. */
+  /** Number of the activation round. Outcomes of nodes activated in the same round are applied together. */
   round: z.int(),
-  /** Its outcome is part of the state of the run, or never will be. */
+  /** Whether the outcome is part of the state of the run, or never will be. */
   applied: z.boolean(),
-  /** It has waited: its outcome is applied by itself. */
+  /** Whether the execution has waited; its outcome is then applied separately. */
   parked: z.boolean(),
   input: jsonObject.nullable(),
   output: z.unknown(),
@@ -75,71 +76,79 @@ export const NodeExecutionRow = z.object({
 export type NodeExecutionRow = z.output<typeof NodeExecutionRow>
 
 const executionColumns = selectList(Object.keys(NodeExecutionRow.shape))
-const execution = sql.type(NodeExecutionRow)
+const executionRow = sql.type(NodeExecutionRow)
 
-/** Columns of an attempt that never change. */
-const KEPT = ['id', 'run_id', 'project_id', 'node_id', 'node_type', 'attempt', 'round', 'input', 'created_at']
-const WRITTEN = Object.keys(NodeExecutionRow.shape)
+/** Columns of a node execution that never change. */
+const FIXED = ['id', 'run_id', 'project_id', 'node_id', 'node_type', 'attempt', 'round', 'input', 'created_at']
+const COLUMNS = Object.keys(NodeExecutionRow.shape)
 
-/** The part of a statement that writes attempts, new ones and others; `estimated` as `dated` takes it. */
-export const executionsWrite = (
+/** Returns the CTE that inserts or updates node executions. `estimated`: see `timestampColumns`. */
+export const executionsUpsert = (
   rows: readonly NodeExecutionRow[],
   guard: Fragment,
   estimated: string | null,
 ): Fragment => sql.fragment`
-  insert into orchestration_node_executions as t (${columnList(WRITTEN)})
-  select ${timestampColumns(WRITTEN, 'e', estimated)} from json_populate_recordset(null::orchestration_node_executions, ${JSON.stringify(rows)}::json) e
+  insert into orchestration_node_executions as t (${columnList(COLUMNS)})
+  select ${timestampColumns(COLUMNS, 'e', estimated)} from json_populate_recordset(null::orchestration_node_executions, ${JSON.stringify(rows)}::json) e
   where ${guard}
   on conflict (id) do update set ${sql.join(
-    WRITTEN.filter(column => !KEPT.includes(column)).map(
+    COLUMNS.filter(column => !FIXED.includes(column)).map(
       column => sql.fragment`${sql.identifier([column])} = ${sql.identifier(['excluded', column])}`,
     ),
     sql.fragment`, `,
   )}`
 
-/** All attempts of a run, oldest first. By orchestration_node_executions_run. */
-export const executionsOf = (db: Queryable, runId: string): Promise<readonly NodeExecutionRow[]> =>
-  db.any(execution`
+/** Lists all node executions of a run, oldest first. By orchestration_node_executions_run. */
+export const listExecutions = (db: Queryable, runId: string): Promise<readonly NodeExecutionRow[]> =>
+  db.any(executionRow`
     select ${executionColumns} from orchestration_node_executions t where t.run_id = ${runId}
     order by t.created_at, t.id`)
 
-/** Whether a run has come to a node, or a run before that this one repeats. By the unique index of attempts. */
-export const hasBegun = async (db: Queryable, runId: string, nodeId: string, seeded: boolean): Promise<boolean> =>
+/**
+ * Whether a run has reached a node. `seeded`: the node completed in the run that this run retries. By the unique index
+ * on run, node and attempt.
+ */
+export const hasReachedNode = async (db: Queryable, runId: string, nodeId: string, seeded: boolean): Promise<boolean> =>
   seeded ||
   (await db.exists(idStatement`
     select id from orchestration_node_executions
     where run_id = ${runId} and node_id = ${nodeId} and status <> 'skipped' limit 1`))
 
-const lastState = sql.type(NodeExecutionRow.pick({ node_id: true, status: true }))
+const lastStateRow = sql.type(NodeExecutionRow.pick({ node_id: true, status: true }))
 
-/** How the last attempt of each node of a run stands. By the unique index of attempts. */
-export const lastStates = (db: Queryable, runId: string) =>
-  db.any(lastState`
+/** Returns the status of the last execution of each node of a run. By the unique index on run, node and attempt. */
+export const listLastStatuses = (db: Queryable, runId: string) =>
+  db.any(lastStateRow`
     select distinct on (node_id) node_id, status from orchestration_node_executions
     where run_id = ${runId} order by node_id, attempt desc`)
 
-const callback = sql.type(
+const callbackRow = sql.type(
   NodeExecutionRow.pick({ run_id: true, node_id: true, project_id: true }).extend({ callback_hash: z.string() }),
 )
 
-/** The wait that a callback ends; null when nobody waits for it. By orchestration_node_executions_callback. */
-export const callbackOf = (db: Queryable, hash: string) =>
-  db.maybeOne(callback`
+/**
+ * Finds the node execution that a callback completes; null if there is none. By orchestration_node_executions_callback.
+ */
+export const findCallback = (db: Queryable, hash: string) =>
+  db.maybeOne(callbackRow`
     select run_id, node_id, project_id, callback_hash from orchestration_node_executions where callback_hash = ${hash}`)
 
-/** The waits of runs that a callback ends. By orchestration_node_executions_run. */
-export const callbacksOf = (db: Queryable, runIds: readonly string[]) =>
-  db.any(callback`
+/** Lists the node executions of runs that await a callback. By orchestration_node_executions_run. */
+export const listCallbacks = (db: Queryable, runIds: readonly string[]) =>
+  db.any(callbackRow`
     select run_id, node_id, project_id, callback_hash from orchestration_node_executions
     where run_id = any(${sql.array([...runIds], 'text')}) and callback_hash is not null`)
 
-/** Attempts of a run that began at a time or later, without input and output. By orchestration_node_executions_run. */
-export const executionsSince = (
+/**
+ * Lists the node executions of a run created at or after a time, without input and output. By
+ * orchestration_node_executions_run.
+ */
+export const listExecutionsSince = (
   db: Queryable,
   runId: string,
   since: string | null,
 ): Promise<readonly NodeExecutionRow[]> =>
-  db.any(execution`
+  db.any(executionRow`
     select ${selectList(Object.keys(NodeExecutionRow.shape), {
       input: sql.fragment`null::json`,
       output: sql.fragment`null::json`,
@@ -156,11 +165,11 @@ const ClaimedNode = NodeExecutionRow.extend({
   trigger_id: z.string().nullable(),
   root_id: z.string(),
 })
-/** An attempt that a worker has, with what it needs of the run. */
+/** A claimed node execution, with the columns of its run that executing it requires. */
 export type ClaimedNode = z.output<typeof ClaimedNode>
-const taken = sql.type(ClaimedNode)
+const claimedRow = sql.type(ClaimedNode)
 
-/** What an attempt needs of its run. */
+/** Combines a node execution with its run. */
 export const claimedNode = (row: NodeExecutionRow, run: RunRow): ClaimedNode => ({
   ...row,
   orchestration_id: run.orchestration_id,
@@ -172,19 +181,19 @@ export const claimedNode = (row: NodeExecutionRow, run: RunRow): ClaimedNode => 
   root_id: run.root_id,
 })
 
-/** What a worker takes attempts with. `most`: how many of one project are held at a time; 0 for any number. */
-export type NodeClaimOptions = { leaseMs: number; most: number; deliveries: number }
+/** Options of a claim. `projectLimit`: limit of concurrent node executions per project; 0 for no limit. */
+export type NodeClaimOptions = { leaseMs: number; projectLimit: number; deliveries: number }
 
 /**
- * Takes an attempt that nobody holds, of a run that has not ended: counts the delivery and begins a lease. Null for any
- * other, and where `most` of the project are held already.
+ * Claims a node execution without a valid lease, in a live run: counts the delivery and starts a lease. Null if it
+ * cannot be claimed or the project holds `projectLimit` leases already.
  */
 export const claimNode = (
   db: Queryable,
   executionId: string,
-  { leaseMs, most, deliveries }: NodeClaimOptions,
+  { leaseMs, projectLimit, deliveries }: NodeClaimOptions,
 ): Promise<ClaimedNode | null> =>
-  db.maybeOne(taken`
+  db.maybeOne(claimedRow`
     update orchestration_node_executions t
     set deliveries = t.deliveries + 1, leased_until = now() + ${leaseMs} * interval '1 ms', holder = ${HOLDER},
       started_at = coalesce(t.started_at, now())
@@ -192,39 +201,41 @@ export const claimNode = (
     where t.id = ${executionId} and r.id = t.run_id and t.status = 'running' and not t.applied
       and r.status in ${LIVE} and not ${isStopping('r')}
       and (t.leased_until is null or t.leased_until < now()) and t.deliveries < ${deliveries}
-      and (${most} = 0 or ${most} > (
+      and (${projectLimit} = 0 or ${projectLimit} > (
         select count(*) from orchestration_node_executions o
         where o.project_id = t.project_id and o.leased_until > now()))
     returning ${executionColumns}, r.orchestration_id, r.orchestration_version, r.context, r.driver, r.authority, r.trigger_id, r.root_id`)
 
-/** The same for one of those that come last into a project: one after the other, so that no two take the same place. */
+/**
+ * Claims one of the last slots of a project: one transaction at a time, so that two claims cannot take the same slot.
+ */
 export const claimNodeSerialized = async (
   tx: Queryable,
   execution: { id: string; project_id: string },
-  taking: NodeClaimOptions,
+  options: NodeClaimOptions,
 ) => {
   await tx.query(voidStatement`
     select from pg_advisory_xact_lock(hashtextextended(${`attempts ${execution.project_id}`}, 0))`)
-  return claimNode(tx, execution.id, taking)
+  return claimNode(tx, execution.id, options)
 }
 
-const Waiting = z.object({
+const ClaimState = z.object({
   deliveries: z.int(),
-  held: z.boolean(),
+  leased: z.boolean(),
   age_ms: z.number(),
 })
-const waitingOf = sql.type(Waiting)
+const claimStateRow = sql.type(ClaimState)
 
-/** How an attempt stands that a worker should do; null when nobody should. */
-export const findWaiting = (db: Queryable, executionId: string): Promise<z.output<typeof Waiting> | null> =>
-  db.maybeOne(waitingOf`
-    select t.deliveries, coalesce(t.leased_until > now(), false) as held,
+/** Returns the claim state of a node execution that a worker should execute; null if it must not be executed. */
+export const findClaimState = (db: Queryable, executionId: string): Promise<z.output<typeof ClaimState> | null> =>
+  db.maybeOne(claimStateRow`
+    select t.deliveries, coalesce(t.leased_until > now(), false) as leased,
       extract(epoch from now() - t.created_at)::float8 * 1000 as age_ms
     from orchestration_node_executions t join orchestration_runs r on r.id = t.run_id
     where t.id = ${executionId} and t.status = 'running' and not t.applied
       and r.status in ${LIVE} and not ${isStopping('r')}`)
 
-/** Renews the lease of an attempt; false when it is another's by now, or the run has stopped. */
+/** Renews the lease of a node execution; false if the claim was lost or the run has ended. */
 export const renewLease = async (
   db: Queryable,
   { id, deliveries, polls }: Pick<NodeExecutionRow, 'id' | 'deliveries' | 'polls'>,
@@ -236,14 +247,19 @@ export const renewLease = async (
       where id = ${id} and status = 'running' and deliveries = ${deliveries} and polls = ${polls}`)
   ).rowCount === 1
 
-/** Ends the leases of processes that are gone; what they held. By orchestration_node_executions_leased. */
+/**
+ * Ends the leases of processes that are gone and returns their node executions. By
+ * orchestration_node_executions_leased.
+ */
 export const expireNodeLeases = (db: Queryable, isGone: (holder: Fragment) => Fragment) =>
-  db.any(freed`
+  db.any(requeuedRow`
     update orchestration_node_executions set leased_until = now() - interval '1 ms'
     where leased_until > now() and ${isGone(sql.fragment`holder`)}
     returning id, run_id, project_id`)
 
-/** Requeues an attempt that this worker holds, without counting its delivery unless `counted`; false when it does not. */
+/**
+ * Requeues a node execution claimed by this worker; its delivery counts only if `counted`. False if the claim was lost.
+ */
 export const requeueNode = async (
   db: Queryable,
   { id, deliveries, polls }: Pick<NodeExecutionRow, 'id' | 'deliveries' | 'polls'>,
@@ -255,24 +271,24 @@ export const requeueNode = async (
       where id = ${id} and status = 'running' and deliveries = ${deliveries} and polls = ${polls}`)
   ).rowCount === 1
 
-const freed = sql.type(z.object({ id: z.string(), run_id: z.string(), project_id: z.string() }))
-const left = sql.type(z.object({ generation_id: z.string().nullable(), approval_id: z.string().nullable() }))
+const requeuedRow = sql.type(z.object({ id: z.string(), run_id: z.string(), project_id: z.string() }))
+const cancelledRow = sql.type(z.object({ generation_id: z.string().nullable(), approval_id: z.string().nullable() }))
 
-/** Ends the attempts of runs that are under way; what they waited for. */
+/** Cancels the active node executions of runs and returns the turns and approvals that they waited for. */
 export const cancelExecutions = (db: Queryable, runIds: readonly string[]) =>
-  db.any(left`
+  db.any(cancelledRow`
     update orchestration_node_executions set applied = true, leased_until = null, wake_at = null, deadline_at = null,
       callback_hash = null, completed_at = coalesce(completed_at, now()),
       status = case when status in ('completed', 'failed') then status else 'cancelled' end
     where run_id = any(${sql.array([...runIds], 'text')}) and not applied returning generation_id, approval_id`)
 
-/** Attempts of each of some runs, oldest first. By orchestration_node_executions_run. */
-export async function listedExecutions(
+/** Lists the node executions of several runs, oldest first, by run ID. By orchestration_node_executions_run. */
+export async function listExecutionsByRun(
   db: Queryable,
   runIds: readonly string[],
 ): Promise<ReadonlyMap<string, NodeExecutionRow[]>> {
   if (runIds.length === 0) return new Map()
-  const rows = await db.any(execution`
+  const rows = await db.any(executionRow`
     select ${executionColumns} from orchestration_node_executions t
     where t.run_id = any(${sql.array([...runIds], 'text')}) order by t.created_at, t.id`)
   return Map.groupBy(rows, ({ run_id }) => run_id)

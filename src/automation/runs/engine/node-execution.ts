@@ -6,28 +6,30 @@ import type { RunRow } from '../model.ts'
 import type { LoadedRun } from '../store.ts'
 import type { ClaimedNode, NodeExecutionRow } from './node-execution-store.ts'
 
-/** What an advance leaves to whoever made it: attempts to make, and the run as it stands. */
+/** Result of an advance for the worker that made it: claimed node executions and the run. */
 export type AdvanceResult = {
   run: RunRow
-  jobs: readonly NodeExecutionRow[]
-  known: CachedRun | null
-  /** The time that stands for that of the statement; null where times are exact. */
+  /** Node executions claimed by this process. */
+  claimed: readonly NodeExecutionRow[]
+  /** The run for the next advance in one statement; null if it must be loaded. */
+  cached: CachedRun | null
+  /** Estimated time of the statement; null if times are exact. */
   estimated: string | null
 }
 
 /**
- * A run as this process has written it, with one attempt under way and nothing else. While nobody has changed it the next
- * advance need not read it.
+ * A run as this process wrote it last, with exactly one active node execution. The next advance need not read it,
+ * provided no other transaction has changed it.
  */
 export type CachedRun = {
   loaded: LoadedRun
-  /** When `loaded.now` was the time, by performance.now(). */
+  /** Value of performance.now() at the time `loaded.now`. */
   readAt: number
 }
 
-/** What a person is asked about. */
+/** Content of an approval. */
 export type ApprovalQuestion = {
-  /** What the node would call; null where people decide about nothing that is called. */
+  /** Proposed call; null for a decision without a call. */
   tool: { tool_id: string | null; tool_name: string; action?: string; arguments: Record<string, unknown> } | null
   reasoning?: string | null
   evidence?: Record<string, unknown> | null
@@ -37,27 +39,27 @@ export type ApprovalQuestion = {
   forbid_self_approval?: boolean
 }
 
-/** What came of an attempt that a worker made. */
-export type NodeAttemptOutcome =
+/** Outcome of a node execution by a worker. */
+export type NodeWorkOutcome =
   | { artifact: unknown; label?: string; through?: boolean; called?: SuccessfulToolCall }
-  /** A person is asked first; the call is made as it is approved. */
-  | { ask: ApprovalQuestion }
-  /** The node looks again later. */
-  | { again: { ms: number } }
+  /** An approval is required first; the call is made after it is approved. */
+  | { approval: ApprovalQuestion }
+  /** The node is polled again later. */
+  | { pollAgainMs: number }
 
-/** A call of a tool that succeeded, for the activity of the project. */
+/** A successful tool call, recorded in the activity of the project. */
 export type SuccessfulToolCall = { tool_id: string; tool_name: string; action: string }
 
-/** What the work of an attempt is given. */
-export type Attempt = {
+/** Input of a node executor. */
+export type NodeWork = {
   services: Services
   node: Node
-  taken: ClaimedNode
-  key: string
+  execution: ClaimedNode
+  idempotencyKey: string
   signal: AbortSignal
-  /** Takes what the call used; it is written with the end of the attempt. */
-  use: (draft: UsageDraft) => void
+  /** Collects the usage of calls; it is written when the node execution ends. */
+  addUsage: (draft: UsageDraft) => void
 }
 
-/** Ends the attempt in a transaction of the work's own, so that what it wrote and its record are one. */
-export type SettleInTx = (tx: Tx, outcome: NodeAttemptOutcome) => Promise<AdvanceResult | null>
+/** Ends the node execution in a transaction of the executor, so that its writes and the outcome commit together. */
+export type EndNodeInTx = (tx: Tx, outcome: NodeWorkOutcome) => Promise<AdvanceResult | null>

@@ -4,7 +4,7 @@ import type { Services } from '../../../core/process/services.ts'
 import { type Graph, graphOf } from '../../orchestrations/graph.ts'
 import type { GraphDefinition } from '../../orchestrations/model.ts'
 
-/** The graph that a run executes, and what its input has to satisfy. */
+/** Graph that a run executes, with the schema of its input. */
 export type PinnedGraph = { graph: Graph; input_schema: object | null }
 
 const graphs = versionCache({
@@ -17,8 +17,8 @@ const graphs = versionCache({
   }),
 })
 
-/** A version of an orchestration, which never changes: kept by the process. Null when it is gone. */
-export const pinnedGraph = (
+/** Returns the graph of an orchestration version; cached, since versions never change. Null if it was deleted. */
+export const loadPinnedGraph = (
   services: Services,
   db: Queryable,
   { orchestration_id, orchestration_version }: { orchestration_id: string; orchestration_version: number },

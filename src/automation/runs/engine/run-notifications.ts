@@ -1,18 +1,17 @@
 import type { Outbox } from '../../../core/db/writer.ts'
+import { subscribeUntil } from '../../../core/jobs/subscription.ts'
 import type { Services } from '../../../core/process/services.ts'
-import type { RunRow, RunStatus } from '../model.ts'
+import { isRunTerminal, type RunRow, type RunStatus, runKind } from '../model.ts'
 
-/** Carries the id of a run that has changed and what it is now: for those who wait for it or follow it. */
+/** Channel whose payload is the ID and the new status of a changed run. */
 const CHANNEL = 'muster_orchestration_runs'
 
-export const notifyRunChanged = (
-  outgoing: Pick<Outbox, 'notify'>,
-  { id, status }: Pick<RunRow, 'id' | 'status'>,
-): void => outgoing.notify(CHANNEL, `${id} ${status}`)
+export const notifyRunChanged = (outbox: Pick<Outbox, 'notify'>, { id, status }: Pick<RunRow, 'id' | 'status'>): void =>
+  outbox.notify(CHANNEL, `${id} ${status}`)
 
 /**
- * Hears of runs that change, in any process, until it is told to stop.
- * @param reconnected news may have been lost
+ * Subscribes to changes of runs in all processes; returns the function that unsubscribes.
+ * @param reconnected called when notifications may have been lost
  */
 export const onRunChanged = (
   { notifications }: Services,
@@ -21,9 +20,34 @@ export const onRunChanged = (
 ): (() => void) =>
   notifications.listen(
     CHANNEL,
-    news => {
-      const [id, status] = news.split(' ')
+    payload => {
+      const [id, status] = payload.split(' ')
       changed(id, status as RunStatus)
     },
     { onReconnect: reconnected },
   )
+
+/** Polling interval in case a notification is lost. */
+const POLL_MS = 1000
+
+const endsWait = (run: Pick<RunRow, 'status'>): boolean => isRunTerminal(run) || run.status === 'awaiting_input'
+
+/**
+ * Subscribes to a run before it changes. `wait` returns the run when it has ended or awaits input, after
+ * ORCHESTRATION_WAIT_MAX_MS, or when the caller disconnects; null if the run is missing. No connection is held
+ * meanwhile.
+ */
+export function subscribeRun(services: Services, runId: string) {
+  const { wait, cancel } = subscribeUntil<RunRow | null>({
+    subscribe: onChange =>
+      onRunChanged(services, (id, status) => id === runId && endsWait({ status }) && onChange(), onChange),
+    read: () => runKind.find(services.pool, runId),
+    isOver: run => !run || endsWait(run),
+    pollMs: POLL_MS,
+  })
+  return {
+    cancel,
+    wait: (closed: AbortSignal, known?: RunRow): Promise<RunRow | null> =>
+      wait({ closed, withinMs: services.config.ORCHESTRATION_WAIT_MAX_MS, known }),
+  }
+}

@@ -13,11 +13,11 @@ import { statePath } from '../../orchestrations/state-paths.ts'
 import type { RunRow } from '../model.ts'
 import { longWorkState } from '../model.ts'
 
-/** What a run and its nodes may hold, in bytes of JSON. */
+/** Limits of a run and its nodes, in bytes of JSON. */
 export const MAX_RUN_INPUT_BYTES = 1024 * 1024
 export const MAX_ARTIFACT_BYTES = 1024 * 1024
 export const MAX_STATE_BYTES = 4 * 1024 * 1024
-/** What the nodes that are open hold together: inputs, and outcomes that are not applied. */
+/** Limit of the open node executions of a run together: inputs and unapplied outcomes. */
 export const MAX_OPEN_BYTES = 16 * 1024 * 1024
 
 export type NodeFailureReason =
@@ -29,20 +29,20 @@ export type NodeFailureReason =
   | 'timeout'
   | 'content'
 
-/** What expressions of nodes read. */
+/** Values that expressions of nodes read. */
 export type ExpressionState = { input: unknown; nodes: Record<string, unknown> }
 
-/** The failure of a node that only the engine can name. */
+/** Returns a node failure raised by the engine itself. */
 export const nodeFailed = (
   { id }: Pick<Node, 'id'>,
   reason: NodeFailureReason,
   message: string,
-  more: Record<string, unknown> = {},
-): AppError => new AppError('ORCHESTRATION_NODE_FAILED', { message, meta: { node_id: id, ...more, reason } })
+  details: Record<string, unknown> = {},
+): AppError => new AppError('ORCHESTRATION_NODE_FAILED', { message, meta: { node_id: id, ...details, reason } })
 
 /**
- * The value of an expression of a node.
- * @param spent what other expressions of the same mapping have cost
+ * Evaluates an expression of a node.
+ * @param spent budget shared with other expressions of the same mapping
  * @throws ORCHESTRATION_NODE_FAILED (expression)
  */
 export function evaluateValue(
@@ -61,10 +61,10 @@ export function evaluateValue(
 }
 
 const expressionFailed = (node: Pick<Node, 'id'>, field: string, { message }: ExpressionError): AppError =>
-  nodeFailed(node, 'expression', `The expression of ${field} ${message}`, { field })
+  nodeFailed(node, 'expression', `Expression ${field} ${message}`, { field })
 
 /**
- * A mapping of keys to expressions, evaluated: they share one budget, and their values are no larger than a state.
+ * Evaluates a mapping of keys to expressions. They share one budget; the values are limited to the size of a state.
  * @throws ORCHESTRATION_NODE_FAILED (expression, too_large)
  */
 export function mapState(
@@ -75,22 +75,25 @@ export function mapState(
 ): Record<string, unknown> {
   return evaluateMapping(mapping, root, {
     bytes: MAX_STATE_BYTES,
-    tooLarge: () => nodeFailed(node, 'too_large', `${field} gives more than 4 MiB`),
+    tooLarge: () => nodeFailed(node, 'too_large', `Result of ${field} exceeds 4 MiB`),
     failed: (key, error) => expressionFailed(node, `${field}.${key}`, error),
   })
 }
 
-/** A text that a node says itself, or an expression for one; other values as JSON. Null without one. */
+/** Evaluates a literal text or an expression; values other than text become JSON. Null without an expression. */
 export function evaluateText(node: Pick<Node, 'id'>, field: string, expression: unknown, root: unknown): string | null {
   if (expression === null || expression === undefined) return null
   const value = evaluateValue(node, field, expression, root)
   return value === null ? null : typeof value === 'string' ? value : JSON.stringify(value)
 }
 
-/** What a condition compares its edges with. Raises for a value without a text of its own. */
+/**
+ * Returns the label that the edges of a condition are compared with.
+ * @throws ORCHESTRATION_NODE_FAILED for objects and arrays
+ */
 export function labelOf(node: Pick<Node, 'id'>, value: unknown): string {
   if (typeof value === 'object' && value !== null)
-    throw nodeFailed(node, 'expression', 'The expression of a condition gives no object or array', {
+    throw nodeFailed(node, 'expression', 'Result of a condition expression must not be an object or array', {
       field: 'expression',
     })
   return String(value)
@@ -98,25 +101,26 @@ export function labelOf(node: Pick<Node, 'id'>, value: unknown): string {
 
 export const jsonBytes = (value: unknown): number => Buffer.byteLength(JSON.stringify(value) ?? '')
 
-/** A result as an artifact: an object as it is, anything else below `result`. */
+/** Returns a result as an artifact: objects unchanged, other values under the key `result`. */
 export const toArtifact = (result: unknown): Record<string, unknown> => (isObject(result) ? result : { result })
 
 /**
- * A value as it can be kept as an artifact.
+ * Returns a value in the form in which an artifact is stored.
  * @throws ORCHESTRATION_NODE_FAILED (too_large)
  */
 export function storableArtifact(node: Pick<Node, 'id'>, value: unknown): unknown {
-  const kept = storableValue(value)
-  if (jsonBytes(kept) > MAX_ARTIFACT_BYTES) throw nodeFailed(node, 'too_large', 'The artifact is larger than 1 MiB')
-  return kept
+  const stored = storableValue(value)
+  if (jsonBytes(stored) > MAX_ARTIFACT_BYTES) throw nodeFailed(node, 'too_large', 'Artifact exceeds 1 MiB')
+  return stored
 }
 
-/** Values that a node writes into the state of its run, and where. */
+/** Values that a node writes into the state of its run, with their paths. */
 export type StateWrites = { path: string[]; value: unknown }[]
 
 /**
- * What a completed node writes: keys apply in their order and see what earlier ones wrote. The run is left as it is.
- * @param artifact what the node came to, which is in `nodes` already
+ * Returns the state writes of a completed node. Keys apply in order and see the writes of earlier keys; the run is not
+ * modified.
+ * @param artifact result of the node, already part of `nodes`
  * @throws ORCHESTRATION_NODE_FAILED (expression, too_large)
  */
 export function stateWritesOf(
@@ -128,13 +132,13 @@ export function stateWritesOf(
   if (mapping.length === 0) return []
   let state: Record<string, unknown> = longWorkState(run)
   const spent = freshBudget()
-  let left = MAX_STATE_BYTES
+  let remaining = MAX_STATE_BYTES
   return mapping.flatMap(([key, expression]) => {
     const path = statePath(key)
     if (!path) return []
     const value = evaluateValue(node, `state_mapping.${key}`, expression, { output: artifact, state }, spent)
-    left -= jsonBytes(value)
-    if (left < 0) throw nodeFailed(node, 'too_large', 'state_mapping writes more than 4 MiB')
+    remaining -= jsonBytes(value)
+    if (remaining < 0) throw nodeFailed(node, 'too_large', 'Values of state_mapping exceed 4 MiB')
     state = withValue(state, path, value)
     return [{ path, value }]
   })
@@ -143,7 +147,7 @@ export function stateWritesOf(
 export const isTooLarge = (run: Pick<RunRow, 'input' | 'outcomes' | 'written'>): boolean =>
   jsonBytes(longWorkState(run)) > MAX_STATE_BYTES
 
-/** State with a value at a path: objects on the way are made anew, and everything that is not on it is shared. */
+/** Returns a state with a value at a path. Objects on the path are copied, all others are shared. */
 export function withValue(
   root: Record<string, unknown>,
   [segment, ...rest]: readonly string[],

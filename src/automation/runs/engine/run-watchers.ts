@@ -2,12 +2,12 @@ import type { Tx } from '../../../core/db/writer.ts'
 import { extensionPoint } from '../../../core/declarations.ts'
 import type { RunRow } from '../model.ts'
 
-/** A module that starts runs for rows of its own, which move with the runs. */
+/** A module with rows that follow the runs it starts. */
 export type RunWatcher = {
-  /** Whether a run is one of its. */
+  /** Whether the run belongs to this module. */
   watches(run: RunRow): boolean
-  /** Inside the transaction in which the run ends or begins to wait for input, behind the run's row. */
+  /** Called in the transaction in which the run ends or starts to await input, after the run is locked. */
   changed(tx: Tx, run: RunRow): Promise<void>
 }
 
-export const runWatchers = extensionPoint<RunWatcher>('watchers of runs')
+export const runWatchers = extensionPoint<RunWatcher>('run watchers')

@@ -21,7 +21,10 @@ import {
   storableArtifact,
 } from './run-state.ts'
 
-/** A node begins: its input is resolved, what can be done at once is done, the rest is left for others or waited for. */
+/**
+ * Starts a node: evaluates its input, completes it immediately if possible, and otherwise leaves it to a worker or a
+ * wait.
+ */
 export async function startNode(
   advance: Advance,
   node: Node,
@@ -30,15 +33,15 @@ export async function startNode(
   const row = advance.add(node, { attempt: 1, round: at.round, status: 'running', input: null })
   try {
     await meterCompute(row, async () => {
-      // What an approval is asked about are its arguments.
+      // The input of an approval node is the arguments of the proposed call.
       const [field, mapping] =
         node.type === 'approval'
           ? (['arguments', node.arguments] as const)
           : (['input_mapping', node.input_mapping] as const)
       const input = mapState(node, field, mapping, at.state)
-      advance.hold(node, input)
+      advance.countOpenValue(node, input)
       row.input = input
-      await executeNode(advance, node, row, at.state)
+      await startWork(advance, node, row, at.state)
     })
   } catch (error) {
     if (!isFailure(error)) throw error
@@ -46,7 +49,7 @@ export async function startNode(
   }
 }
 
-/** Does work of an attempt: the time that it takes is metered as its own. */
+/** Runs work of a node execution and adds its duration to the metered compute time. */
 export async function meterCompute(row: NodeExecutionRow, work: () => Promise<void>): Promise<void> {
   const started = performance.now()
   try {
@@ -57,10 +60,10 @@ export async function meterCompute(row: NodeExecutionRow, work: () => Promise<vo
 }
 
 /**
- * The work of an attempt whose input is known begins.
- * @throws what fails the attempt
+ * Starts the work of a node execution whose input is evaluated.
+ * @throws the failure of the node execution
  */
-export async function executeNode(
+export async function startWork(
   advance: Advance,
   node: Node,
   row: NodeExecutionRow,
@@ -68,21 +71,21 @@ export async function executeNode(
 ): Promise<void> {
   switch (node.type) {
     case 'transform':
-      return finish(advance, node, row, {
+      return completeNow(advance, node, row, {
         artifact: { result: evaluateValue(node, 'expression', node.expression, state) },
       })
     case 'condition': {
       const value = evaluateValue(node, 'expression', node.expression, state)
       const label = advance.driven ? advance.driven.label(node, value) : labelOf(node, value)
-      return finish(advance, node, row, { artifact: { label }, label, through: true })
+      return completeNow(advance, node, row, { artifact: { label }, label, through: true })
     }
     case 'emit_event':
-      return finish(advance, node, row, { artifact: emitEvent(advance, node, row) })
+      return completeNow(advance, node, row, { artifact: emitEvent(advance, node, row) })
     case 'delay':
-      return beginDelay(advance, node, row, state)
+      return startDelay(advance, node, row, state)
     case 'human':
     case 'webhook':
-      return beginWait(advance, node, row, state)
+      return startWait(advance, node, row, state)
     case 'approval':
       return startApprovalNode(advance, node, row, state)
     case 'tool':
@@ -90,17 +93,17 @@ export async function executeNode(
     case 'knowledge':
     case 'memory_write':
       row.started_at = null
-      advance.jobs.push(row)
+      advance.forWorkers.push(row)
       return
     case 'agent':
-      limitTime(advance, node, row)
+      setDeadline(advance, node, row)
       return startAgentNode(advance, node, row, state)
     case 'loop':
     case 'sub_orchestration':
-      limitTime(advance, node, row)
+      setDeadline(advance, node, row)
       return startNestedRuns(advance, node, row, state)
     case DECIDE:
-      // Graphs that callers write have no such nodes.
+      // Graphs written by callers cannot contain these nodes.
       if (!advance.driven) throw unknownType(node)
       return startDecisionNode(advance, node, row)
     default:
@@ -108,26 +111,26 @@ export async function executeNode(
   }
 }
 
-const unknownType = (node: Node) => nodeFailed(node, 'unknown_type', `This release knows no nodes of type ${node.type}`)
+const unknownType = (node: Node) => nodeFailed(node, 'unknown_type', `Node type '${node.type}' is not supported`)
 
-function finish(
+function completeNow(
   advance: Advance,
   node: Node,
   row: NodeExecutionRow,
   outcome: Parameters<Advance['complete']>[1],
 ): void {
   const artifact = storableArtifact(node, outcome.artifact)
-  advance.hold(node, artifact)
+  advance.countOpenValue(node, artifact)
   advance.complete(row, { ...outcome, artifact })
 }
 
-/** An attempt of work that others do ends when its time is over. */
-function limitTime(advance: Advance, node: Node, row: NodeExecutionRow): void {
+/** Sets the deadline of work that other rows complete. */
+function setDeadline(advance: Advance, node: Node, row: NodeExecutionRow): void {
   const ms = node.timeout == null ? null : parseDuration(node.timeout)
   if (ms !== null) row.deadline_at = advance.after(ms)
 }
 
-/** Events of graphs are named by them; registered names are refused when a graph is written. */
+/** Emits an event named by the graph. Names of registered events are refused when a graph is written. */
 function emitEvent({ run, tx }: Advance, node: Node, row: NodeExecutionRow) {
   const event_type = node.event_type as string
   const source: EventSource<{ id: string; project_id: string }> = {
@@ -143,25 +146,25 @@ function emitEvent({ run, tx }: Advance, node: Node, row: NodeExecutionRow) {
   return { emitted: true, event_type, event_id }
 }
 
-function beginDelay(advance: Advance, node: Node, row: NodeExecutionRow, state: ExpressionState): void {
-  const waits = untilOf(advance, node, state)
-  if (waits.until <= advance.now.getTime()) {
-    advance.complete(row, { artifact: { waited: waits.waited } })
+function startDelay(advance: Advance, node: Node, row: NodeExecutionRow, state: ExpressionState): void {
+  const delay = delayEnd(advance, node, state)
+  if (delay.until <= advance.now.getTime()) {
+    advance.complete(row, { artifact: { waited: delay.waited } })
     return
   }
   row.status = 'waiting'
   row.parked = true
-  row.wake_at = new Date(waits.until).toISOString()
-  row.progress = { waited: waits.waited }
+  row.wake_at = new Date(delay.until).toISOString()
+  row.progress = { waited: delay.waited }
 }
 
 const MAX_WAIT_MS = 366 * 86_400_000
 
-/** Until when a delay waits, and how it says so. */
-function untilOf(advance: Advance, node: Node, state: ExpressionState): { until: number; waited: string } {
+/** Returns the end of a delay and the value that its artifact shows. */
+function delayEnd(advance: Advance, node: Node, state: ExpressionState): { until: number; waited: string } {
   const field = node.until != null ? 'until' : 'duration'
   const value = evaluateText(node, field, node[field], state)
-  const wrong = (what: string) => nodeFailed(node, 'expression', `${field} gives no ${what}`, { field })
+  const wrong = (what: string) => nodeFailed(node, 'expression', `Result of ${field} is not a ${what}`, { field })
   if (value === null) throw wrong(field === 'until' ? 'time' : 'duration')
   if (field === 'duration') {
     const ms = parseDuration(value)
@@ -173,8 +176,8 @@ function untilOf(advance: Advance, node: Node, state: ExpressionState): { until:
   return { until, waited: new Date(until).toISOString() }
 }
 
-/** Somebody outside has to answer. */
-function beginWait(advance: Advance, node: Node, row: NodeExecutionRow, state: ExpressionState): void {
+/** Starts a wait for a person or a webhook. */
+function startWait(advance: Advance, node: Node, row: NodeExecutionRow, state: ExpressionState): void {
   const isHuman = node.type === 'human'
   row.status = 'requires_action'
   row.parked = true
@@ -188,7 +191,7 @@ function beginWait(advance: Advance, node: Node, row: NodeExecutionRow, state: E
   }
 }
 
-/** What was submitted to a node that waited, as its outcome. */
+/** Returns the outcome of a node from the submitted input. */
 export function submittedOutcome(output: unknown): Parameters<Advance['complete']>[1] {
   const artifact = isObject(output) ? output : {}
   return { artifact, label: typeof artifact.choice === 'string' ? artifact.choice : null, through: true }

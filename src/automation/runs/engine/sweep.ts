@@ -1,10 +1,10 @@
 import type { JobContext } from '../../../core/jobs/handler.ts'
 import { queueMessage } from '../../../core/jobs/queue.ts'
-import { markedOrchestrations } from '../../orchestrations/store.ts'
+import { listMarkedOrchestrations } from '../../orchestrations/store.ts'
 import { nodeExecutionQueue, removalQueue, runQueue } from '../queue.ts'
-import type { NamedRun } from '../store.ts'
+import type { RunRef } from '../store.ts'
 import {
-  dueRuns,
+  listDueRuns,
   listExpiredNodes,
   listStaleQueuedRuns,
   listStaleRunningRuns,
@@ -12,15 +12,14 @@ import {
   listUnclaimedNodes,
 } from './sweep-store.ts'
 
-/** What is woken by one statement. */
-const SWEPT = 1000
-/** Runs that wait of which one statement asks whether anything has happened. */
-const LOOKED = 2000
+/** Runs or node executions woken in one statement. */
+const BATCH = 1000
+/** Waiting runs checked by one statement. */
+const WAITING_BATCH = 2000
 
 /**
- * Wakes runs whose time has come or is about to, what a lost worker left, and what has been quiet for no reason, and has
- * orchestrations deleted that are marked.
- * @param all also looks through the runs that wait
+ * Wakes due runs, node executions of lost workers, and stale runs; resumes the deletion of orchestrations.
+ * @param all whether to check waiting runs, too
  */
 export async function sweepRuns(
   { services, stopping }: Pick<JobContext, 'services' | 'stopping'>,
@@ -28,13 +27,13 @@ export async function sweepRuns(
 ): Promise<void> {
   const { pool, queues, config } = services
   const interval = config.ORCHESTRATION_SCHEDULER_INTERVAL_MS / 1000
-  const wake = (runs: readonly NamedRun[]) =>
+  const wake = (runs: readonly RunRef[]) =>
     queues.send(runs.map(({ id: run_id, project_id }) => queueMessage(runQueue, { run_id, project_id })))
-  const due = await dueRuns(pool, interval, SWEPT)
-  const lost = [...(await listExpiredNodes(pool, SWEPT)), ...(await listUnclaimedNodes(pool, interval, SWEPT))]
-  const left = [
-    ...(await listStaleQueuedRuns(pool, interval, SWEPT)),
-    ...(await listStaleRunningRuns(pool, interval, SWEPT)),
+  const due = await listDueRuns(pool, interval, BATCH)
+  const lost = [...(await listExpiredNodes(pool, BATCH)), ...(await listUnclaimedNodes(pool, interval, BATCH))]
+  const stale = [
+    ...(await listStaleQueuedRuns(pool, interval, BATCH)),
+    ...(await listStaleRunningRuns(pool, interval, BATCH)),
   ]
   const now = Date.now()
   await queues.send([
@@ -46,14 +45,14 @@ export async function sweepRuns(
       queueMessage(nodeExecutionQueue, { execution_id, run_id, project_id }),
     ),
   ])
-  await wake(left)
-  const marked = await markedOrchestrations(pool, SWEPT)
+  await wake(stale)
+  const marked = await listMarkedOrchestrations(pool, BATCH)
   await queues.send(
     marked.map(({ id: orchestration_id, project_id }) => queueMessage(removalQueue, { orchestration_id, project_id })),
   )
   for (let after: string | null = all ? '' : null; after !== null && !stopping.aborted; ) {
-    const found = await listStaleWaitingRuns(pool, { quietSeconds: interval, after, limit: LOOKED })
-    await wake(found.left)
+    const found = await listStaleWaitingRuns(pool, { quietSeconds: interval, after, limit: WAITING_BATCH })
+    await wake(found.stale)
     after = found.last
   }
 }

@@ -14,35 +14,30 @@ import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
 import { type ExpressionState, evaluateText, nodeFailed, storableArtifact } from '../engine/run-state.ts'
 import { runWakeQueue } from '../queue.ts'
 
-/** What the agent of a node is asked. */
+/** Returns the messages of an agent node. */
 function messagesOf(node: Node, input: Record<string, unknown>, state: ExpressionState): ModelMessage[] {
-  if (Array.isArray(input.messages)) return input.messages.map(message => asMessage(node, message))
-  const own = evaluateText(node, 'prompt', node.prompt, state)
-  const { prompt: given, ...others } = input
-  const isPrompt = own === null && typeof given === 'string'
+  if (Array.isArray(input.messages)) return input.messages.map(message => toMessage(node, message))
+  const nodePrompt = evaluateText(node, 'prompt', node.prompt, state)
+  const { prompt: inputPrompt, ...others } = input
+  const isPrompt = nodePrompt === null && typeof inputPrompt === 'string'
   const rest = Object.entries(isPrompt ? others : input).map(([key, value]) => `${key}: ${JSON.stringify(value)}`)
-  const text = [...(own !== null ? [own] : isPrompt ? [given] : []), ...rest].join('\n')
+  const text = [...(nodePrompt !== null ? [nodePrompt] : isPrompt ? [inputPrompt] : []), ...rest].join('\n')
   return [{ role: 'user', content: text === '' ? '(no input)' : text }]
 }
 
-function asMessage(node: Node, message: unknown): ModelMessage {
+function toMessage(node: Node, message: unknown): ModelMessage {
   if (
     isObject(message) &&
     (message.role === 'user' || message.role === 'assistant') &&
     typeof message.content === 'string'
   )
     return { role: message.role, content: message.content }
-  throw nodeFailed(
-    node,
-    'expression',
-    'messages must be objects with a role, user or assistant, and a text as content',
-    {
-      field: 'input_mapping.messages',
-    },
-  )
+  throw nodeFailed(node, 'expression', "messages must be objects with role 'user' or 'assistant' and text content", {
+    field: 'input_mapping.messages',
+  })
 }
 
-/** Makes the turn of an agent node: it ends with the turn. */
+/** Creates the turn of an agent node; the node ends when the turn settles. */
 export async function startAgentNode(
   advance: Advance,
   node: Node,
@@ -83,17 +78,19 @@ const TurnEnd = z.object({
   error: z.custom<RecordedFailure>().nullable(),
 })
 export type TurnEnd = z.output<typeof TurnEnd>
-const turnEnd = sql.type(TurnEnd)
+const turnEndRow = sql.type(TurnEnd)
 
-/** How turns stand. By the primary key. */
-export const turnsOf = (db: Queryable, ids: readonly string[]): Promise<readonly TurnEnd[]> =>
-  db.any(turnEnd`
+/** Lists turns by ID. By primary key. */
+export const listTurns = (db: Queryable, ids: readonly string[]): Promise<readonly TurnEnd[]> =>
+  db.any(turnEndRow`
     select id, status, output, error from generations where id = any(${sql.array([...ids], 'text')})`)
 
-/** What the turn of a node came to. Raises where its content is not kept. */
+/**
+ * Returns the artifact of a settled turn.
+ * @throws ORCHESTRATION_NODE_FAILED (content) if its content was not stored
+ */
 export function turnArtifact(node: Node, { output }: TurnEnd): unknown {
-  if (!output)
-    throw nodeFailed(node, 'content', 'The content of the turn is not kept, so there is nothing to go on with')
+  if (!output) throw nodeFailed(node, 'content', 'Content of the turn was not stored, so the node has no output')
   const { content, object } = output
   if (!node.output_schema) return storableArtifact(node, { content })
   if (isObject(object)) return storableArtifact(node, object)
@@ -101,20 +98,20 @@ export function turnArtifact(node: Node, { output }: TurnEnd): unknown {
     const parsed = JSON.parse(stripCodeFence(content))
     if (isObject(parsed)) return storableArtifact(node, parsed)
   } catch {
-    // What is no JSON is shown as it is.
+    // Content that is not JSON becomes the artifact unparsed.
   }
   return storableArtifact(node, { content })
 }
 
-const named = sql.type(z.object({ run_id: z.string(), project_id: z.string() }))
+const runRefRow = sql.type(z.object({ run_id: z.string(), project_id: z.string() }))
 
 async function wakeRunOf(tx: Parameters<TurnOwner['settled']>[0], generationId: string): Promise<void> {
-  const found = await tx.maybeOne(named`
+  const found = await tx.maybeOne(runRefRow`
     select run_id, project_id from orchestration_node_executions where generation_id = ${generationId}`)
   if (found) tx.send(runWakeQueue, found)
 }
 
-/** Whoever ends a turn of a node, pauses it or lets it go on wakes the run. */
+/** Wakes the run when a turn of one of its nodes settles, pauses or resumes. */
 export const nodeTurns: TurnOwner = {
   owns: ({ orchestration_run_id }) => orchestration_run_id !== null,
   settled: (tx, { id }) => wakeRunOf(tx, id),

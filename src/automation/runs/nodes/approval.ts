@@ -14,9 +14,9 @@ import { type ExpressionState, evaluateText, evaluateValue, storableArtifact } f
 import { runWakeQueue } from '../queue.ts'
 import { isDecided } from './required-actions.ts'
 
-const EXPIRES_IN = 86_400
+const DEFAULT_EXPIRY_SECONDS = 86_400
 
-/** An approval node asks a person about a call that a later node makes. */
+/** Files the approval of an approval node, for a call made by a later node. */
 export async function startApprovalNode(
   advance: Advance,
   node: Node,
@@ -24,22 +24,22 @@ export async function startApprovalNode(
   state: ExpressionState,
 ): Promise<void> {
   const { tx, run } = advance
-  // Whoever drives a run may ask about nothing that is called.
-  const asks = node.tool_id !== undefined
-  const tool = asks ? await resolveSharedTool(tx, run.project_id, node.tool_id as string) : null
-  if (asks && !tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: node.tool_id } })
+  // Driven runs can require an approval without a proposed call.
+  const hasTool = node.tool_id !== undefined
+  const tool = hasTool ? await resolveSharedTool(tx, run.project_id, node.tool_id as string) : null
+  if (hasTool && !tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: node.tool_id } })
   const evidence = node.evidence == null ? null : evaluateValue(node, 'evidence', node.evidence, state)
   await fileApproval(advance, row, {
     tool: tool && { tool_id: tool.id, tool_name: tool.name, arguments: row.input ?? {} },
     reasoning: evaluateText(node, 'reasoning', node.reasoning, state),
     evidence: isObject(evidence) ? evidence : evidence === null ? null : { evidence },
     predicted_impact: evaluateText(node, 'predicted_impact', node.predicted_impact, state),
-    expires_in: node.expires_in ?? EXPIRES_IN,
+    expires_in: node.expires_in ?? DEFAULT_EXPIRY_SECONDS,
   })
   row.progress = { ...row.progress, prompt: node.instructions ?? 'Approval required.' }
 }
 
-/** Files an approval for an attempt, which waits for it. */
+/** Files an approval for a node execution, which then waits for it. */
 export async function fileApproval(
   advance: Advance,
   row: NodeExecutionRow,
@@ -64,18 +64,18 @@ export async function fileApproval(
   row.progress = { ...row.progress, expires_at: item.expires_at }
   row.deadline_at = null
   row.leased_until = null
-  advance.touch(row)
+  advance.markChanged(row)
 }
 
-/** What has become of the approval that an attempt waits for. */
+/** Applies the state of the approval that a node execution waits for. */
 export async function collectApproval(advance: Advance, node: Node, row: NodeExecutionRow): Promise<void> {
   const item = await approvalKind.find(advance.tx, row.approval_id as string)
   if (item?.status === 'pending') return
-  // What is decided while a run is paused is taken up as it goes on; whoever drives a run says so itself.
+  // A decision made while the run is paused is applied on resume; drivers apply it themselves.
   if (advance.paused && !advance.driven) {
     if (isDecided(row)) return
     row.progress = { ...row.progress, decided: true }
-    advance.touch(row)
+    advance.markChanged(row)
     return
   }
   const label = item?.status ?? 'expired'
@@ -83,15 +83,15 @@ export async function collectApproval(advance: Advance, node: Node, row: NodeExe
     const artifact = item ? decisionArtifact(advance.services, item) : { decision: label, approval_id: row.approval_id }
     return advance.complete(row, { artifact: storableArtifact(node, artifact), label, through: label === 'approved' })
   }
-  // The call is made as it was approved, and is not judged again.
+  // The call is made with the approved arguments and is not evaluated again.
   if (!(await advance.mayProceed())) return
   row.status = 'running'
   row.progress = { ...row.progress, approved: true }
-  advance.jobs.push(row)
-  advance.touch(row)
+  advance.forWorkers.push(row)
+  advance.markChanged(row)
 }
 
-/** Whoever resolves the approval of a node wakes its run. */
+/** Wakes the run when the approval of one of its nodes settles. */
 export const runApprovals: ApprovalProducer = {
   async settled(tx: Tx, { project_id, orchestration_run_id }) {
     if (orchestration_run_id !== null) tx.send(runWakeQueue, { run_id: orchestration_run_id, project_id })

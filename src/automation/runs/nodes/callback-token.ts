@@ -2,12 +2,12 @@ import { createHash } from 'node:crypto'
 import { isAllowed } from '../../../core/iam/access.ts'
 import type { CallerFacts } from '../../../core/iam/caller.ts'
 import type { Services } from '../../../core/process/services.ts'
-import { callbacksOf, type NodeExecutionRow } from '../engine/node-execution-store.ts'
+import { listCallbacks, type NodeExecutionRow } from '../engine/node-execution-store.ts'
 import { type OrchestrationRunRecord, runKind } from '../model.ts'
 
 /**
- * The address at which a webhook node takes its answer, once. Its token follows from a key of the deployment, so that readers
- * of the run can be shown it although only its hash is stored; with the hash it ends.
+ * A webhook node has a one-time callback URL. Its token is derived from a key of the deployment, so that the URL can be
+ * shown although only the hash of the token is stored. Deleting the hash revokes the token.
  */
 
 type Wait = Pick<NodeExecutionRow, 'run_id' | 'node_id'>
@@ -17,10 +17,10 @@ const tokensOf = ({ secrets }: Pick<Services, 'secrets'>, { run_id, node_id }: W
 
 export const tokenHash = (token: string): string => createHash('sha256').update(token).digest('hex')
 
-/** What is stored of the token of a wait that begins. */
+/** Returns the hash that is stored when a wait starts. */
 export const callbackHash = (services: Services, wait: Wait): string => tokenHash(tokensOf(services, wait)[0])
 
-/** Runs as a reader sees them: with the addresses at which webhook nodes take an answer, of those that it may answer itself. */
+/** Adds the callback URLs of webhook nodes to runs, if the caller may submit their input. */
 export async function withCallbacks<Run extends OrchestrationRunRecord>(
   services: Services,
   caller: CallerFacts,
@@ -32,14 +32,14 @@ export async function withCallbacks<Run extends OrchestrationRunRecord>(
       isAllowed(caller, 'orchestrations:SubmitHumanInput', { kind: runKind, row: run }),
   )
   if (waiting.length === 0) return [...runs]
-  const stored = await callbacksOf(
+  const stored = await listCallbacks(
     services.pool,
     waiting.map(({ id }) => id),
   )
   const urls = new Map(
     stored.map(wait => {
-      // One that was made under a key that is gone still works, but nobody can tell it any more.
-      const token = tokensOf(services, wait).find(each => tokenHash(each) === wait.callback_hash)
+      // A token derived from a removed key still works, but its URL can no longer be shown.
+      const token = tokensOf(services, wait).find(candidate => tokenHash(candidate) === wait.callback_hash)
       return [`${wait.run_id} ${wait.node_id}`, token === undefined ? null : urlOf(services, token)]
     }),
   )

@@ -11,12 +11,12 @@ import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
 import { storableArtifact } from '../engine/run-state.ts'
 import { runWakeQueue } from '../queue.ts'
 
-/** A node asks a decider, and ends with the decision. */
+/** Creates the decision of a decide node; the node ends when the decision settles. */
 export async function startDecisionNode(advance: Advance, node: Node, row: NodeExecutionRow): Promise<void> {
   const { tx, services, run } = advance
   const id = node.metadata?.decider_id as string
   const decider = await deciderKind.reference(tx, id, run.project_id)
-  if (!decider) throw new AppError('RESOURCE_NOT_FOUND', { message: 'There is no such decider', meta: { id } })
+  if (!decider) throw new AppError('RESOURCE_NOT_FOUND', { message: 'Decider not found', meta: { id } })
   const [text] = inputTexts([row.input ?? {}], () => 'input_mapping')
   const { version, author, questions, agent_id, tool_id } = decider
   const [decision] = await tx.nested(nested =>
@@ -31,23 +31,23 @@ export async function startDecisionNode(advance: Advance, node: Node, row: NodeE
   row.decision_id = decision.id
 }
 
-const GONE: RecordedFailure = { code: 'RESOURCE_NOT_FOUND', message: 'The decision was deleted' }
+const DECISION_DELETED: RecordedFailure = { code: 'RESOURCE_NOT_FOUND', message: 'Decision was deleted' }
 
-/** What has become of the decision that an attempt waits for. */
+/** Applies the state of the decision that a node execution waits for. */
 export async function collectDecision(advance: Advance, row: NodeExecutionRow): Promise<void> {
   const decision = await decisionKind.find(advance.tx, row.decision_id as string)
-  if (!decision) throw GONE
+  if (!decision) throw DECISION_DELETED
   const { id: decision_id, status, answers, answers_by_name, error } = decision
-  if (status === 'failed') throw error ?? GONE
+  if (status === 'failed') throw error ?? DECISION_DELETED
   if (status !== 'completed') return
   advance.complete(row, { artifact: storableArtifact({ id: row.node_id }, { decision_id, answers, answers_by_name }) })
 }
 
-const waiting = sql.type(z.object({ run_id: z.string(), project_id: z.string() }))
+const runRefRow = sql.type(z.object({ run_id: z.string(), project_id: z.string() }))
 
-/** A decision that settles wakes the run whose node asked for it. By orchestration_node_executions_decision. */
+/** Wakes the run when the decision of one of its nodes settles. By orchestration_node_executions_decision. */
 export async function runDecisions(tx: Tx, { id }: { id: string }): Promise<void> {
-  const found = await tx.maybeOne(waiting`
+  const found = await tx.maybeOne(runRefRow`
     select run_id, project_id from orchestration_node_executions where decision_id = ${id}`)
   if (found) tx.send(runWakeQueue, found)
 }

@@ -1,11 +1,11 @@
 import type { Graph } from '../../orchestrations/graph.ts'
 import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
 import type { RequiredAction } from '../model.ts'
-import type { Children } from '../store.ts'
+import type { ChildCounts } from '../store.ts'
 
 export type { RequiredAction } from '../model.ts'
 
-const NOTHING: Omit<RequiredAction, 'type' | 'node_id'> = {
+const EMPTY_ACTION: Omit<RequiredAction, 'type' | 'node_id'> = {
   prompt: null,
   context: null,
   options: null,
@@ -17,32 +17,34 @@ const NOTHING: Omit<RequiredAction, 'type' | 'node_id'> = {
   callback_url: null,
 }
 
-/** What the actions of a run follow from. */
+/** State of a run from which its required actions are derived. */
 type Waiting = {
   graph: Graph
-  children: ReadonlyMap<string, Children>
+  children: ReadonlyMap<string, ChildCounts>
   paused: boolean
   pauseReason: string | null
 }
 
-/** What somebody outside has to do, node by node in the order of the definition; a pause comes last. */
+/** Returns the actions required from callers, by node in definition order; a pause is last. */
 export function requiredActions(waiting: Waiting, open: readonly NodeExecutionRow[]): RequiredAction[] {
   const { graph } = waiting
-  const at = ({ node_id }: NodeExecutionRow) => graph.order.get(node_id) as number
-  const actions = [...open].sort((one, other) => at(one) - at(other)).flatMap(row => actionOf(waiting, row) ?? [])
+  const position = ({ node_id }: NodeExecutionRow) => graph.order.get(node_id) as number
+  const actions = [...open]
+    .sort((one, other) => position(one) - position(other))
+    .flatMap(row => actionOf(waiting, row) ?? [])
   return waiting.paused
-    ? [...actions, { ...NOTHING, type: 'paused', node_id: null, reason: waiting.pauseReason }]
+    ? [...actions, { ...EMPTY_ACTION, type: 'paused', node_id: null, reason: waiting.pauseReason }]
     : actions
 }
 
-/** Whether an attempt waits for nothing but the end of a pause, since its approval was decided. */
+/** Whether a node execution whose approval was decided only waits for the end of a pause. */
 export const isDecided = ({ status, progress }: NodeExecutionRow): boolean =>
   status === 'requires_action' && progress?.decided === true
 
 function actionOf({ children }: Waiting, row: NodeExecutionRow): RequiredAction | null {
   const { node_id, progress, deadline_at: expires_at, input: context } = row
   const prompt = (progress?.prompt as string | undefined) ?? null
-  const base = { ...NOTHING, node_id, context }
+  const base = { ...EMPTY_ACTION, node_id, context }
   if (isDecided(row)) return null
   if (row.status === 'requires_action') {
     if (row.generation_id !== null) return { ...base, type: 'generation', generation_id: row.generation_id }

@@ -2,7 +2,7 @@ import type { WaitingGrant } from '../../../core/api/operation.ts'
 import { type EventStream, FailedEvent, streamEvent } from '../../../core/api/streams.ts'
 import { NodeExecution, OrchestrationRun } from '../model.ts'
 
-/** How a run is waited for by reading it. */
+/** Describes how a client polls a run until it ends. */
 export const runWaiting = (byDefault: boolean): WaitingGrant => ({
   default: byDefault,
   done: ['succeeded'],
@@ -11,14 +11,14 @@ export const runWaiting = (byDefault: boolean): WaitingGrant => ({
   poll: 'getRun',
 })
 
-/** What the stream of a run says; ids are revisions of the run. */
+/** Events of a run stream; their IDs are revisions of the run. */
 export const runEvents: EventStream = {
   name: 'RunEvent',
   events: [
     streamEvent(
       'RunUpdatedEvent',
       'run.updated',
-      'How the run stands',
+      'State of the run',
       OrchestrationRun.pick({
         id: true,
         status: true,
@@ -30,10 +30,10 @@ export const runEvents: EventStream = {
     streamEvent(
       'RunNodeUpdatedEvent',
       'node.updated',
-      'An attempt of a node, without its input and output',
+      'Node execution without input and output',
       NodeExecution.omit({ input: true, output: true }),
     ),
-    streamEvent('RunSettledEvent', 'run.settled', 'The run, which has ended', OrchestrationRun),
+    streamEvent('RunSettledEvent', 'run.settled', 'Run in its terminal state', OrchestrationRun),
     FailedEvent,
   ],
   last: ['run.settled', 'error'],

@@ -1,14 +1,21 @@
 import type { PricedUsage } from '../../../control/usage/price-usage.ts'
+import { raise } from '../../../core/api/errors.ts'
+import { isIdOf } from '../../../core/api/kind.ts'
 import type { Queryable } from '../../../core/db/sql.ts'
 import type { CallerFacts } from '../../../core/iam/caller.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { isWorkerType, startsRuns } from '../../orchestrations/definition.ts'
-import { executionsOf, type NodeExecutionRow } from '../engine/node-execution-store.ts'
-import { type NodeExecution, type OrchestrationRunRecord, presentRun, type RunRow } from '../model.ts'
+import type { DiagramRun, NodeState } from '../../orchestrations/diagram.ts'
+import { listExecutions, listLastStatuses, type NodeExecutionRow } from '../engine/node-execution-store.ts'
+import { loadPinnedGraph } from '../engine/pinned-graph.ts'
+import { type NodeExecution, type OrchestrationRunRecord, presentRun, type RunRow, runKind } from '../model.ts'
 import { withCallbacks } from '../nodes/callback-token.ts'
 import { usageOfRun } from './usage.ts'
 
-/** What the side effect of an attempt is made under: a retry has another one, the same attempt by another worker the same. */
+/**
+ * Returns the idempotency key of a node execution's side effect: a retry has a new key; a redelivery of the same
+ * attempt keeps it.
+ */
 export const idempotencyKeyOf = ({
   run_id,
   node_id,
@@ -18,7 +25,7 @@ export const idempotencyKeyOf = ({
 }: Omit<NodeExecutionRow, 'input'>): string =>
   [run_id, node_id, attempt, ...(node_type === 'poll' ? [polls + 1] : [])].join(':')
 
-const time = (text: string | null): string | null => text && new Date(text).toISOString()
+const isoTime = (text: string | null): string | null => text && new Date(text).toISOString()
 
 export const presentNodeExecution = (row: NodeExecutionRow): NodeExecution => ({
   node_id: row.node_id,
@@ -35,19 +42,19 @@ export const presentNodeExecution = (row: NodeExecutionRow): NodeExecution => ({
     isWorkerType(row.node_type) && row.status !== 'skipped'
       ? idempotencyKeyOf({ ...row, polls: Math.max(0, row.polls - 1) })
       : null,
-  wake_at: time(row.wake_at),
-  started_at: time(row.started_at),
-  completed_at: time(row.completed_at),
-  created_at: time(row.created_at) as string,
+  wake_at: isoTime(row.wake_at),
+  started_at: isoTime(row.started_at),
+  completed_at: isoTime(row.completed_at),
+  created_at: isoTime(row.created_at) as string,
 })
 
-/** Types whose work costs something. */
+/** Whether executions of a node type are metered. */
 const isMetered = (type: string): boolean => type === 'agent' || isWorkerType(type) || startsRuns(type)
 
 /**
- * A run as its GET answers, with its attempts and what it used.
- * @param known all its attempts, where the caller has them
- * @param used what it has used that is not written yet
+ * Presents a run with its node executions and its usage.
+ * @param known all its node executions, if the caller has loaded them
+ * @param used usage that is not written yet
  */
 export async function presentRunDetail(
   db: Queryable,
@@ -55,19 +62,35 @@ export async function presentRunDetail(
   known: readonly NodeExecutionRow[] | null,
   used: readonly PricedUsage[] = [],
 ): Promise<OrchestrationRunRecord> {
-  const rows = known ?? (await executionsOf(db, run.id))
-  const usage = rows.some(({ node_type }) => isMetered(node_type)) ? await usageOfRun(db, run, used) : NOTHING
+  const rows = known ?? (await listExecutions(db, run.id))
+  const usage = rows.some(({ node_type }) => isMetered(node_type)) ? await usageOfRun(db, run, used) : NO_USAGE
   return { ...presentRun(run), node_executions: rows.map(presentNodeExecution), ...usage }
 }
 
-/** The same for those who ask for it. */
+/** Presents a run to a caller, with the callback URLs that the caller may use. */
 export async function presentRunFor(
   services: Services,
   caller: CallerFacts,
   run: RunRow,
 ): Promise<OrchestrationRunRecord> {
-  const [shown] = await withCallbacks(services, caller, [await presentRunDetail(services.pool, run, null)])
-  return shown
+  const [presented] = await withCallbacks(services, caller, [await presentRunDetail(services.pool, run, null)])
+  return presented
 }
 
-const NOTHING = { usage: null, usage_own: null }
+const NO_USAGE = { usage: null, usage_own: null }
+
+/**
+ * Returns the graph and the node states of a run: the status of the last execution of each node, or completed if the
+ * result was copied from the run that this run retries.
+ */
+export const readDiagramStates: DiagramRun = async ({ services, resource, allow }, runId) => {
+  const { pool } = services
+  const run = isIdOf(runKind, runId) ? await runKind.find(pool, runId) : null
+  if (run?.orchestration_id !== resource.id) return raise('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id: runId } })
+  allow('orchestrations:GetRun', { kind: runKind, row: run })
+  const pinned = await loadPinnedGraph(services, pool, run)
+  if (!pinned) return raise('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id: runId } })
+  const states = new Map<string, NodeState>(Object.keys(run.outcomes).map(id => [id, 'completed']))
+  for (const { node_id, status } of await listLastStatuses(pool, run.id)) states.set(node_id, status)
+  return { graph: pinned.graph, states }
+}

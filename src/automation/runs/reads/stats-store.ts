@@ -9,14 +9,14 @@ const ProjectQueue = z.strictObject({
   oldest_seconds: z.number().nullable(),
 })
 export type ProjectQueue = z.output<typeof ProjectQueue>
-const queue = sql.type(ProjectQueue)
+const queueRow = sql.type(ProjectQueue)
 
 /**
- * What waits and what is held, by project. A run whose only ready work is that of a run below it is not counted beside
- * that. By orchestration_runs_live, orchestration_runs_parent, orchestration_node_executions_run and _leased.
+ * Counts queued and claimed work by project. A queued run is not counted if a queued nested run is its only ready work.
+ * By orchestration_runs_live, orchestration_runs_parent, orchestration_node_executions_run and _leased.
  */
-export const projectQueues = (db: Queryable, projectId: string | null): Promise<readonly ProjectQueue[]> =>
-  db.any(queue`
+export const countWorkByProject = (db: Queryable, projectId: string | null): Promise<readonly ProjectQueue[]> =>
+  db.any(queueRow`
     select project_id, count(*) filter (where not held) as queued, count(*) filter (where held) as claimed,
       extract(epoch from now() - min(since) filter (where not held))::float8 as oldest_seconds
     from (
@@ -34,25 +34,25 @@ export const projectQueues = (db: Queryable, projectId: string | null): Promise<
       where e.leased_until > now() and (${projectId}::text is null or e.project_id = ${projectId})) work
     group by project_id order by project_id`)
 
-/** Since when the oldest attempt of a node is ready for a worker. Indexes as above. */
+/** SQL expression of the time since when the oldest unclaimed node execution is ready. Indexes as above. */
 export const oldestReadyAttempt: Fragment = sql.fragment`(
   select min(greatest(e.created_at, e.started_at, e.leased_until))
   from orchestration_runs r join orchestration_node_executions e on e.run_id = r.id
   where r.status = 'running' and e.status = 'running' and not e.applied and e.node_type in ${WORKER_EXECUTED}
     and (e.leased_until is null or e.leased_until <= now()))`
 
-/** The ids of all projects. */
-export const projectIds = (db: Queryable): Promise<readonly string[]> =>
+/** Lists the IDs of all projects. */
+export const listProjectIds = (db: Queryable): Promise<readonly string[]> =>
   db.anyFirst(idStatement`select id from projects`)
 
-const latency = sql.type(z.strictObject({ p50: z.number().nullable(), p95: z.number().nullable() }))
+const latencyRow = sql.type(z.strictObject({ p50: z.number().nullable(), p95: z.number().nullable() }))
 
 /**
- * How long attempts waited for a worker that got one within the last seconds, in milliseconds; of those that were ready
- * from the first, since others waited for more than a worker. By orchestration_node_executions_started.
+ * Returns percentiles, in milliseconds, of the wait of node executions for a worker, for executions claimed within the
+ * window and ready on creation; others waited for more than a worker. By orchestration_node_executions_started.
  */
-export const startLatency = (db: Queryable, projects: readonly string[] | null, windowSeconds: number) =>
-  db.one(latency`
+export const measureClaimLatency = (db: Queryable, projects: readonly string[] | null, windowSeconds: number) =>
+  db.one(latencyRow`
     select percentile_cont(0.5) within group (order by waited) as p50, percentile_cont(0.95) within group (order by waited) as p95
     from (
       select greatest(0, extract(epoch from started_at - created_at) * 1000)::float8 as waited

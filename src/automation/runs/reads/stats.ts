@@ -4,45 +4,52 @@ import { type Context, type Operation, operation } from '../../../core/api/opera
 import { isAllowed } from '../../../core/iam/access.ts'
 import { orchestrationKind } from '../../orchestrations/model.ts'
 import { requireDriver } from '../operations.ts'
-import { projectIds, projectQueues, startLatency } from './stats-store.ts'
+import { countWorkByProject, listProjectIds, measureClaimLatency } from './stats-store.ts'
 
 const ACTION = 'orchestrations:GetQueueStats'
 
-/** What the latency is measured over. */
+/** Period over which the latency is measured. */
 const WINDOW_SECONDS = 300
 
-const latency = z.number().nullable().describe('Milliseconds; null when no attempt began')
+const latency = z.number().nullable().describe('Milliseconds. Null if no node execution started.')
 
 const Stats = z
   .object({
-    driver: z.literal('postgres').describe('What keeps the queues'),
+    driver: z.literal('postgres').describe('Queue driver'),
     queue_depth: z
       .int()
-      .describe('Attempts of nodes that wait for a worker, and runs that wait for room or to be looked at'),
-    claimed_tasks: z.int().describe('Attempts of nodes that workers hold'),
-    oldest_queued_age_seconds: z.number().nullable().describe('How long the oldest of what waits has done so'),
+      .describe('Node executions waiting for a worker, and runs waiting for a run slot or an advance'),
+    claimed_tasks: z.int().describe('Node executions claimed by workers'),
+    oldest_queued_age_seconds: z.number().nullable().describe('Age of the oldest waiting item, in seconds'),
     claim_latency_ms: z
-      .object({ p50: latency, p95: latency, window_seconds: z.int().describe('Seconds that are looked at') })
-      .describe('From the time at which attempts could begin to that at which a worker had them'),
+      .object({
+        p50: latency,
+        p95: latency,
+        window_seconds: z.int().describe('Length of the measured period, in seconds'),
+      })
+      .describe('Time from when a node execution is ready until a worker claims it'),
     per_project: z
       .array(
         z
           .object({
             project_id: z.string(),
-            queued: z.int().describe('Waiting for workers'),
-            claimed: z.int().describe('Claimed by workers'),
+            queued: z.int().describe('Items waiting for workers'),
+            claimed: z.int().describe('Items claimed by workers'),
           })
           .meta({ id: 'OrchestrationProjectQueue' }),
       )
-      .describe('Waiting work by project'),
+      .describe('Queued and claimed items by project'),
   })
   .meta({ id: 'OrchestrationQueueStats' })
 
-/** The projects whose figures the caller may see; null for all. Raises FORBIDDEN where there is none. */
-async function projectsOf({ caller, project, services }: Context): Promise<readonly string[] | null> {
+/**
+ * Returns the projects whose statistics the caller may read; null for all.
+ * @throws FORBIDDEN if there is none
+ */
+async function readableProjects({ caller, project, services }: Context): Promise<readonly string[] | null> {
   if (project !== null) return [project]
   if (caller.layers.length === 0) return null
-  const projects = (await projectIds(services.pool)).filter(project_id =>
+  const projects = (await listProjectIds(services.pool)).filter(project_id =>
     isAllowed(caller, ACTION, { kind: orchestrationKind, project_id }),
   )
   return projects.length > 0 ? projects : raise('FORBIDDEN', { meta: { action: ACTION } })
@@ -53,26 +60,28 @@ export const statsOperations: Operation[] = [
     id: 'getOrchestrationQueueStats',
     method: 'get',
     path: '/orchestrations/queue/stats',
-    summary: 'See what waits for the workers of orchestrations',
+    summary: 'Get orchestration queue statistics',
     description:
-      'Every web process answers the same. Without a project the figures are those of all projects in which the caller has the action.',
+      'All web processes return the same figures. Without a project, the figures cover all projects in which the caller is allowed the action.',
     tag: 'Orchestrations',
     action: ACTION,
     about: orchestrationKind,
-    query: z.object({ project_id: z.string().min(1).max(255).optional().describe('Project to look at; default all') }),
+    query: z.object({
+      project_id: z.string().min(1).max(255).optional().describe('ID of the project. Default: all projects.'),
+    }),
     answers: { 200: Stats },
     raises: ['QUEUE_DRIVER_MISCONFIGURED'],
     async run(context) {
       const { services, project, allow } = context
       requireDriver(context)
       if (project !== null) allow(ACTION, { kind: orchestrationKind, project_id: project })
-      const known = await projectQueues(services.pool, project)
-      const projects = await projectsOf(context)
-      const shown = projects && new Set(projects)
-      const queues = known.filter(({ project_id }) => shown?.has(project_id) ?? true)
+      const allQueues = await countWorkByProject(services.pool, project)
+      const projects = await readableProjects(context)
+      const visible = projects && new Set(projects)
+      const queues = allQueues.filter(({ project_id }) => visible?.has(project_id) ?? true)
       const sum = (key: 'queued' | 'claimed') => queues.reduce((total, queue) => total + queue[key], 0)
       const ages = queues.flatMap(({ oldest_seconds }) => oldest_seconds ?? [])
-      const { p50, p95 } = await startLatency(services.pool, projects, WINDOW_SECONDS)
+      const { p50, p95 } = await measureClaimLatency(services.pool, projects, WINDOW_SECONDS)
       return {
         driver: 'postgres',
         queue_depth: sum('queued'),

@@ -7,13 +7,13 @@ import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
 import type { RunRow } from '../model.ts'
 
 /**
- * What a run used itself, and with everything below it; null where nothing was used.
- * @param more what it has used that is not written yet
+ * Returns the usage of a run, with and without its nested runs; null if there is none.
+ * @param unwritten usage that is not written yet
  */
 export async function usageOfRun(
   db: Queryable,
   { id }: Pick<RunRow, 'id'>,
-  more: readonly PricedUsage[] = [],
+  unwritten: readonly PricedUsage[] = [],
 ): Promise<{ usage: UsageSums | null; usage_own: UsageSums | null }> {
   const tree = sql.fragment`
     with recursive tree as (
@@ -21,18 +21,18 @@ export async function usageOfRun(
       union all
       select r.id from tree join orchestration_runs r on r.parent_id = tree.id)
     select id from tree`
-  const totals = [...(await totalsOfRuns(db, id, tree)), ...more.map(totalsOf)]
+  const totals = [...(await totalsOfRuns(db, id, tree)), ...unwritten.map(totalsOf)]
   return { usage: sumTotals(totals), usage_own: sumTotals(totals.filter(({ own }) => own)) }
 }
 
-function totalsOf(rated: PricedUsage): RunTotals {
-  const components: UsageComponent[] = JSON.parse(rated.row.components as string)
+function totalsOf(priced: PricedUsage): RunTotals {
+  const components: UsageComponent[] = JSON.parse(priced.row.components as string)
   const of = (name: string) =>
     components.reduce((sum, { component, quantity }) => (component === name ? sum + quantity : sum), 0)
   return {
     own: true,
     events: 1,
-    cost_usd: totalCost([rated]),
+    cost_usd: totalCost([priced]),
     uncached: of('input_tokens'),
     cached: of('cached_tokens'),
     written: of('cache_write_tokens'),
@@ -44,7 +44,7 @@ function totalsOf(rated: PricedUsage): RunTotals {
 export function sumTotals(totals: readonly RunTotals[]): UsageSums | null {
   if (totals.length === 0) return null
   const sum = (key: 'uncached' | 'cached' | 'written' | 'output' | 'reasoning') =>
-    totals.reduce((total, each) => total + each[key], 0)
+    totals.reduce((total, counts) => total + counts[key], 0)
   const costs = totals.flatMap(({ cost_usd }) => cost_usd ?? [])
   return {
     cost_usd: costs.length === 0 ? null : costs.reduce((total, cost) => total + cost, 0),
@@ -58,8 +58,8 @@ export function sumTotals(totals: readonly RunTotals[]): UsageSums | null {
 }
 
 /**
- * The time of workers that an attempt took, at least a millisecond, the waits in between left out: one event for all polls and
- * deliveries.
+ * Returns the compute usage of a node execution: worker time without waits, at least 1 ms, in one event for all polls
+ * and deliveries.
  */
 export const computeOf = (
   run: Pick<RunRow, 'id' | 'project_id' | 'trigger_id'>,

@@ -13,13 +13,13 @@ import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { traceKind } from '../traces/kind.ts'
 import { purgeTraces } from './purge.ts'
-import { expiredRoots, type TraceRoot } from './purge-store.ts'
+import { listExpiredRoots, type TraceRoot } from './purge-store.ts'
 
-/** The end of content by the retention of its project (`trace_content_retention_days`). */
+/** Erases content after the retention of its project (`trace_content_retention_days`). */
 
 export const RETENTION: ErasedBy = { type: 'system', id: 'retention_sweep' }
 
-/** Traces of a transaction. */
+/** Traces of one transaction. */
 const BATCH = 100
 
 export const { handler: contentSweepHandler, schedule: contentSweepSchedule } = retentionSweep(
@@ -28,14 +28,14 @@ export const { handler: contentSweepHandler, schedule: contentSweepSchedule } = 
 )
 
 /**
- * Erases the content of traces that are older than the retention of their projects. A second one at the same time does no
- * harm: each trace is erased under its lock, once.
- * @param most traces of a project at one time, in steps of `BATCH`
+ * Erases the content of traces that exceed the retention of their projects. Concurrent runs are harmless: each trace is
+ * erased once, under its lock.
+ * @param most traces per project in one run, in steps of `BATCH`
  */
 export const expireContent = (services: Services, stopping: AbortSignal, most?: number): Promise<void> =>
   sweepProjects(services, stopping, {
     days: 'trace_content_retention_days',
-    done: 'content past its retention erased',
+    done: 'expired trace content erased',
     sweep: project => expireProject(services, project, { stopping, most }),
   })
 
@@ -46,14 +46,14 @@ async function expireProject(
 ): Promise<Counts> {
   const { pool } = services
   const done = { traces: 0, skipped: 0 }
-  const find = (after: TraceRoot | null) => expiredRoots(pool, projectId, cutoff, after, BATCH)
+  const find = (after: TraceRoot | null) => listExpiredRoots(pool, projectId, cutoff, after, BATCH)
   await inPages(stopping, { size: BATCH, most, find }, async roots => {
     const ids = roots.map(({ id }) => id)
     const purged = await togetherOrApart(services, ids, async (tx, some) => {
       const { traces } = await purgeTraces(tx, services, projectId, some, RETENTION)
-      // Another sweep may have been first.
+      // Another sweep may have erased some of them.
       const erased = traces.filter(({ id }) => some.includes(id))
-      for (const { id } of erased) audit(tx, services, projectId, id)
+      for (const { id } of erased) auditPurge(tx, services, projectId, id)
       return erased.length
     })
     const traces = purged.reduce((sum, count) => sum + count, 0)
@@ -64,7 +64,7 @@ async function expireProject(
   return done
 }
 
-const audit = (tx: Tx, { clock }: Services, projectId: string, id: string): void =>
+const auditPurge = (tx: Tx, { clock }: Services, projectId: string, id: string): void =>
   tx.audit({
     id: newId('audit'),
     project_id: projectId,

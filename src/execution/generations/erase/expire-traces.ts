@@ -14,13 +14,13 @@ import type { Services } from '../../../core/process/services.ts'
 import { deleteTraces } from '../traces/store.ts'
 import { RETENTION } from './expire-content.ts'
 import { purgeTraces } from './purge.ts'
-import { deletableRoots, deleteTurns, heldTurn, subtreeIds, type TraceRoot } from './purge-store.ts'
+import { deleteTurns, findRetainedTurn, listDeletableRoots, listSubtree, type TraceRoot } from './purge-store.ts'
 
-/** The end of traces and of their generations by the retention of their project (`trace_retention_days`). */
+/** Deletes traces and their generations after the retention of their project (`trace_retention_days`). */
 
 export const EXPIRE_TRACES = 'traces:ExpireTraces'
 
-/** Trees of traces of a transaction. */
+/** Trace trees of one transaction. */
 const BATCH = 100
 
 export const { handler: traceSweepHandler, schedule: traceSweepSchedule } = retentionSweep(
@@ -28,32 +28,38 @@ export const { handler: traceSweepHandler, schedule: traceSweepSchedule } = rete
   (services, stopping) =>
     sweepProjects(services, stopping, {
       days: 'trace_retention_days',
-      done: 'traces past their retention deleted',
+      done: 'expired traces deleted',
       sweep: project => expireProject(services, project, stopping),
     }),
 )
 
-/** Deletes trees of traces of a project, a page after the other, each tree as a whole. */
+/** Deletes expired trace trees of a project, page by page, each tree as a whole. */
 async function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal): Promise<Counts> {
   const { pool } = services
   let done: Counts = {}
-  const find = (after: TraceRoot | null) => deletableRoots(pool, project.id, project.cutoff, after, BATCH)
+  const find = (after: TraceRoot | null) => listDeletableRoots(pool, project.id, project.cutoff, after, BATCH)
   await inPages(stopping, { size: BATCH, find }, async roots => {
     const ids = roots.map(({ id }) => id)
-    done = sumCounts(done, ...(await togetherOrApart(services, ids, (tx, some) => expire(tx, services, project, some))))
+    const counts = await togetherOrApart(services, ids, (tx, some) => deleteTrees(tx, services, project, some))
+    done = sumCounts(done, ...counts)
     await injectFault(services, 'traces_expired')
   })
   return done
 }
 
-/** Erases the content of trees as a purge does, and deletes what is left of them. */
-async function expire(tx: Tx, services: Services, project: ExpiringProject, roots: readonly string[]): Promise<Counts> {
-  // Before the purge, which ends what waits for a person. A turn that has ended is not waited for anew.
-  const held = await heldTurn(tx, await subtreeIds(tx, roots), project.cutoff)
-  if (held) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: held } })
+/** Erases the content of trace trees and deletes their rows. */
+async function deleteTrees(
+  tx: Tx,
+  services: Services,
+  project: ExpiringProject,
+  roots: readonly string[],
+): Promise<Counts> {
+  // Before the purge, which ends pending approvals; a settled turn is then no longer retained by them.
+  const retained = await findRetainedTurn(tx, await listSubtree(tx, roots), project.cutoff)
+  if (retained) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: retained } })
   const { counts: erased } = await purgeTraces(tx, services, project.id, roots, RETENTION)
-  const ids = await subtreeIds(tx, roots)
-  // Another sweep was first.
+  const ids = await listSubtree(tx, roots)
+  // Another sweep has deleted them.
   if (ids.length === 0) return {}
   const generations = await deleteTurns(tx, ids)
   await deleteTraces(tx, ids)

@@ -3,9 +3,11 @@ import { type ErasedBy, isTurnHeld } from '../../../control/retention/erasure.ts
 import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../../core/db/sql.ts'
 import { type GenerationRow, generationKind, Trace, type TraceRow } from '../model.ts'
 
-const trace = sql.type(Trace)
+const traceRow = sql.type(Trace)
 
-/** Erases the content of generations; the skeleton stays. The first stamp stays. One that was paused has failed then. */
+/**
+ * Erases the content of generations; records and earlier redaction marks are retained. A paused turn becomes failed.
+ */
 export async function redactGenerations(
   db: Queryable,
   ids: readonly string[],
@@ -28,14 +30,15 @@ export async function redactGenerations(
     returning ${generationKind.columns}`)
 }
 
+/** Erases the errors of traces and marks the traces as redacted. */
 export const redactTraces = (db: Queryable, ids: readonly string[], by: ErasedBy): Promise<readonly TraceRow[]> =>
-  db.any(trace`
+  db.any(traceRow`
     update traces set error = null, content_redacted_at = now(), content_redacted_by_principal_type = ${by.type},
       content_redacted_by_principal_id = ${by.id}, updated_at = now()
     where id = any(${sql.array([...ids], 'text')}) and content_redacted_at is null
     returning *`)
 
-/** Takes the failure of a generation from its trace, which shows that of the newest one that failed. */
+/** Removes the error of a generation from its trace, which has the error of the last failed generation. */
 export const clearTraceError = (db: Queryable, { trace_id, error }: Pick<GenerationRow, 'trace_id' | 'error'>) =>
   db.query(voidStatement`
     update traces set error = null, updated_at = now() where id = ${trace_id} and error = ${jsonb(error)}`)
@@ -45,42 +48,46 @@ const subtreesOf = (roots: readonly string[]): Fragment => sql.fragment`
     select t.id from traces t where t.id = any(${sql.array([...roots], 'text')})
     union select t.id from traces t join subtree s on t.parent_trace_id = s.id)`
 
-/** Traces with all their descendants, by traces_parent. */
-export const subtreeIds = (db: Queryable, roots: readonly string[]): Promise<readonly string[]> =>
+/** Returns the ids of traces and all their descendants. By traces_parent. */
+export const listSubtree = (db: Queryable, roots: readonly string[]): Promise<readonly string[]> =>
   db.anyFirst(idStatement`${subtreesOf(roots)} select id from subtree order by id`)
 
-/** The same under the locks of their rows. */
+/** Locks traces and all their descendants and returns their ids. */
 export const lockSubtree = (db: Queryable, roots: readonly string[]): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     ${subtreesOf(roots)} select t.id from traces t where t.id in (select id from subtree) order by t.id for update`)
 
 const PurgeState = generationKind.row.pick({ id: true, status: true, project_id: true, session_id: true })
 export type PurgeState = z.output<typeof PurgeState>
-const state = sql.type(PurgeState)
+const purgeStateRow = sql.type(PurgeState)
 
-/** How far the generations of traces are, without what they say, oldest first. By generations_trace. */
-export const statesOf = (db: Queryable, traceIds: readonly string[], lock = false): Promise<readonly PurgeState[]> =>
-  db.any(state`
+/** Returns the states of the generations of traces, oldest first. By generations_trace. */
+export const listPurgeStates = (
+  db: Queryable,
+  traceIds: readonly string[],
+  lock = false,
+): Promise<readonly PurgeState[]> =>
+  db.any(purgeStateRow`
     select t.id, t.status, t.project_id, t.session_id from generations t
     where t.trace_id = any(${sql.array([...traceIds], 'text')})
     order by t.created_at, t.id ${lock ? sql.fragment`for update` : sql.fragment``}`)
 
 const TraceRoot = z.object({ id: z.string(), created_at: z.string() })
 export type TraceRoot = z.output<typeof TraceRoot>
-const root = sql.type(TraceRoot)
+const traceRootRow = sql.type(TraceRoot)
 
 /**
- * The next traces without a parent that keep content and in whose trees nothing has happened since a time, oldest first. By
+ * Returns the next root traces with content and without activity in their trees since `cutoff`, oldest first. By
  * traces_kept.
  */
-export const expiredRoots = (
+export const listExpiredRoots = (
   db: Queryable,
   projectId: string,
   cutoff: string,
   after: TraceRoot | null,
   limit: number,
 ): Promise<readonly TraceRoot[]> =>
-  db.any(root`
+  db.any(traceRootRow`
     select t.id, t.created_at from traces t
     where t.project_id = ${projectId} and t.parent_trace_id is null and t.content_redacted_at is null
       and t.created_at < ${cutoff}::timestamptz
@@ -92,17 +99,17 @@ export const expiredRoots = (
     order by t.created_at, t.id limit ${limit}`)
 
 /**
- * The next traces without a parent in whose trees nothing has happened since a time and whose turns nothing needs, oldest
- * first. By traces_project.
+ * Returns the next root traces without activity in their trees since `cutoff` and without turns retained by other
+ * records, oldest first. By traces_project.
  */
-export const deletableRoots = (
+export const listDeletableRoots = (
   db: Queryable,
   projectId: string,
   cutoff: string,
   after: TraceRoot | null,
   limit: number,
 ): Promise<readonly TraceRoot[]> =>
-  db.any(root`
+  db.any(traceRootRow`
     select t.id, t.created_at from traces t
     where t.project_id = ${projectId} and t.parent_trace_id is null and t.created_at < ${cutoff}::timestamptz
       ${after ? sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})` : sql.fragment``}
@@ -113,24 +120,24 @@ export const deletableRoots = (
             or ${isTurnHeld(sql.fragment`${cutoff}::timestamptz`)}))
     order by t.created_at, t.id limit ${limit}`)
 
-/** Whether a turn of traces is needed, asked again under their locks. */
-export const heldTurn = (db: Queryable, traceIds: readonly string[], cutoff: string): Promise<string | null> =>
+/** Returns a turn of locked traces that must be retained, or null. */
+export const findRetainedTurn = (db: Queryable, traceIds: readonly string[], cutoff: string): Promise<string | null> =>
   db.maybeOneFirst(idStatement`
     select g.id from generations g
     where g.trace_id = any(${sql.array([...traceIds], 'text')})
       and (g.completed_at is null or ${isTurnHeld(sql.fragment`${cutoff}::timestamptz`)}) limit 1`)
 
-/** Deletes traces with their generations, under the locks of all of them; returns how many generations there were. */
+/** Deletes the generations of locked traces and returns their number. */
 export const deleteTurns = async (db: Queryable, traceIds: readonly string[]): Promise<number> =>
   (await db.query(voidStatement`delete from generations where trace_id = any(${sql.array([...traceIds], 'text')})`))
     .rowCount
 
 /**
- * Generations of an end user, as `taken`: its own, those of the conversations that it has or wrote in, and what grew out of
- * these without either, such as turns that say which facts of them are kept. Indexes generations_actor,
- * generations_conversation, generations_initiator, generations_chain.
+ * Ctes with the generations of an end user as `taken`: its own, those in its conversations and in conversations it
+ * wrote in, and their continuations and nested turns without either id, such as extractions of facts. By
+ * generations_actor, generations_conversation, generations_initiator and generations_chain.
  */
-const ofEndUser = (endUser: { id: string; conversations: Fragment }): Fragment => sql.fragment`
+const endUserTurnCtes = (endUser: { id: string; conversations: Fragment }): Fragment => sql.fragment`
   own as (
     select id, chain_id from generations where actor_id = ${endUser.id}
     union select id, chain_id from generations where conversation_id in (${endUser.conversations})
@@ -141,29 +148,29 @@ const ofEndUser = (endUser: { id: string; conversations: Fragment }): Fragment =
     union select g.id from own join generations g on g.chain_id = own.chain_id
   )`
 
-/** Trees of traces in which generations of an end user up to a time keep content, after an id. */
-export const rootsOfEndUser = (
+/** Returns the next trace roots whose trees have content in generations of an end user created until a time. */
+export const listRootsOfEndUser = (
   db: Queryable,
   endUser: { id: string; project_id: string; conversations: Fragment },
   { until, after, limit }: { until: string; after: string; limit: number },
 ): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
-    with ${ofEndUser(endUser)}
+    with ${endUserTurnCtes(endUser)}
     select distinct coalesce(t.root_trace_id, t.id) as id
     from taken join generations g on g.id = taken.id join traces t on t.id = g.trace_id
     where g.created_at <= ${until}::timestamptz and g.project_id = ${endUser.project_id} and t.content_redacted_at is null
       and coalesce(t.root_trace_id, t.id) > ${after}
     order by id limit ${limit}`)
 
-/** A select of the ids of all generations in the trees of traces that an erasure of an end user takes. */
+/** Subquery of the ids of all generations in trace trees that the erasure of an end user affects. */
 export const turnsOfEndUser = (endUser: { id: string; conversations: Fragment }): Fragment => sql.fragment`(
-  with ${ofEndUser(endUser)}, trees as (
+  with ${endUserTurnCtes(endUser)}, trees as (
     select distinct coalesce(t.root_trace_id, t.id) as id
     from taken join generations g on g.id = taken.id join traces t on t.id = g.trace_id)
   select g.id from trees join traces t on t.id = trees.id or t.root_trace_id = trees.id join generations g on g.trace_id = t.id)`
 
-/** Generations of the trees of traces that are not at their end. */
-export const openOf = (db: Queryable, roots: readonly string[]): Promise<readonly GenerationRow[]> =>
+/** Returns the pending and running generations of trace trees. */
+export const listOpenTurnsOfRoots = (db: Queryable, roots: readonly string[]): Promise<readonly GenerationRow[]> =>
   db.any(generationKind.sql`
     select ${generationKind.columns} from generations t
     where t.trace_id in (

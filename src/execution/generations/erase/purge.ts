@@ -13,8 +13,8 @@ import { eraseStoredResponses, type ReplayCondition } from '../../../core/api/id
 import { sql } from '../../../core/db/sql.ts'
 import type { Tx } from '../../../core/db/writer.ts'
 import type { Services } from '../../../core/process/services.ts'
-import { findAbandonedSteps } from '../journal/abandoned-steps.ts'
-import { meterStopped } from '../loop/metering.ts'
+import { findAbandonedSteps } from '../journal/store.ts'
+import { meterAbortedTurn } from '../loop/metering.ts'
 import { emitSettled, withMemory } from '../loop/turn-hooks.ts'
 import { turnOwnerOf } from '../loop/turn-owner.ts'
 import { type GenerationRow, generationKind, type TraceRow } from '../model.ts'
@@ -22,15 +22,15 @@ import { traceKind } from '../traces/kind.ts'
 import { detachTraceFiles } from '../traces/store.ts'
 import {
   clearTraceError,
+  listPurgeStates,
+  listSubtree,
   lockSubtree,
   type PurgeState,
   redactGenerations,
   redactTraces,
-  statesOf,
-  subtreeIds,
 } from './purge-store.ts'
 
-/** Fields of generations and traces that hold content, in their records and in what events show of them. */
+/** Content fields of generations and traces, in records and events. */
 const withoutContent = redactFields(
   'metadata',
   'error',
@@ -42,30 +42,30 @@ const withoutContent = redactFields(
   'memory_entries',
 )
 
-/** An answer that shows a turn is kept for repeats only while the turn's content is: a purge may come before. */
+/** Stores a response that contains a turn only while the turn's content is stored: a purge may precede it. */
 export const replayWhileContentKept = (generationId: string): ReplayCondition => ({
   holds: sql.fragment`exists (
     select from generations g where g.id = ${generationId} and g.content_redacted_at is null for share of g)`,
   refusal: contentUnavailable,
 })
 
-/** Raises GENERATION_ALREADY_IN_PROGRESS for a turn that runs or waits. */
+/** @throws GENERATION_ALREADY_IN_PROGRESS for a pending or running turn */
 function requireEnded(generations: readonly Pick<GenerationRow, 'id' | 'status'>[]): void {
   const open = generations.find(row => row.status === 'pending' || row.status === 'in_progress')
   if (open) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: open.id } })
 }
 
-/** Meters turns that end because what they wait for is erased. */
+/** Meters paused turns, which the purge ends. */
 async function meterPaused(tx: Tx, services: Services, generations: readonly PurgeState[]): Promise<void> {
   for (const { id, status } of generations) {
     const row = status === 'requires_action' ? await generationKind.find(tx, id) : null
-    const usage = row && (await meterStopped(tx, services, row, await findAbandonedSteps(tx, services, row)))
+    const usage = row && (await meterAbortedTurn(tx, services, row, await findAbandonedSteps(tx, services, row)))
     if (usage) await generationKind.update(tx, id, { usage })
   }
 }
 
-/** Erases what there is of generations, whose rows are locked, in this module and in all others. */
-async function erase(
+/** Erases the content of locked generations in this module and in all others. */
+async function eraseGenerations(
   tx: Tx,
   services: Services,
   projectId: string,
@@ -95,22 +95,23 @@ async function erase(
 }
 
 /**
- * Erases a generation's content and keeps its skeleton; a second purge keeps the first stamp and emits nothing. A paused
- * turn ends failed with GENERATION_CONTENT_UNAVAILABLE. The file of its trace stays as it is.
- * @throws GENERATION_ALREADY_IN_PROGRESS while it runs, waits or something follows from it; CONTENT_ON_HOLD
+ * Erases the content of a generation and retains its record; a second purge changes nothing and emits nothing. A paused
+ * turn fails with GENERATION_CONTENT_UNAVAILABLE. The file of its trace is unchanged.
+ * @throws GENERATION_ALREADY_IN_PROGRESS while the turn or a completion hook is pending or running; CONTENT_ON_HOLD
  */
 export async function purgeGeneration(tx: Tx, services: Services, id: string, by: ErasedBy): Promise<Counts> {
   const row = await generationKind.lock(tx, id)
   await requireNoLegalHold(tx, row.project_id)
   requireEnded([row])
   if (row.content_redacted_at !== null) return {}
-  const { counts } = await erase(tx, services, row.project_id, { generations: [row], traceIds: [], by })
+  const { counts } = await eraseGenerations(tx, services, row.project_id, { generations: [row], traceIds: [], by })
   if (row.error) await clearTraceError(tx, row)
   return counts
 }
 
 /**
- * The same for traces of a project, their descendants and all their generations, with the files of their steps.
+ * Erases the content of traces of a project, their descendants and all their generations, and deletes their steps
+ * files.
  * @throws GENERATION_ALREADY_IN_PROGRESS, CONTENT_ON_HOLD
  */
 export async function purgeTraces(
@@ -121,18 +122,18 @@ export async function purgeTraces(
   by: ErasedBy,
 ): Promise<{ traces: readonly TraceRow[]; counts: Counts }> {
   await requireNoLegalHold(tx, projectId)
-  const found = await subtreeIds(tx, roots)
-  // Not to wait for a turn that runs.
-  requireEnded(await statesOf(tx, found))
-  // Generations before traces, as a turn that ends locks them.
-  const generations = await statesOf(tx, found, true)
+  const found = await listSubtree(tx, roots)
+  // Checked before locking, so that the purge does not wait for a running turn.
+  requireEnded(await listPurgeStates(tx, found))
+  // Generations are locked before traces, in the order of a turn that settles.
+  const generations = await listPurgeStates(tx, found, true)
   requireEnded(generations)
   const ids = await lockSubtree(tx, roots)
-  // One that was made meanwhile: nobody can make another while the traces are held.
-  const known = new Set(generations.map(({ id }) => id))
-  const later = (await statesOf(tx, ids)).find(({ id }) => !known.has(id))
+  // A turn created meanwhile refuses the purge; no further one can be created while the traces are locked.
+  const lockedIds = new Set(generations.map(({ id }) => id))
+  const later = (await listPurgeStates(tx, ids)).find(({ id }) => !lockedIds.has(id))
   if (later) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: later.id } })
-  const { counts } = await erase(tx, services, projectId, { generations, traceIds: ids, by })
+  const { counts } = await eraseGenerations(tx, services, projectId, { generations, traceIds: ids, by })
   const files = await detachTraceFiles(tx, ids)
   await deleteAllBytes(tx, files)
   const traces = await redactTraces(tx, ids, by)
@@ -140,23 +141,23 @@ export async function purgeTraces(
   return { traces, counts: sumCounts(counts, { traces: traces.length, trace_files: files.length }) }
 }
 
-class Undo extends Error {
+class DryRunRollback extends Error {
   readonly counts: Counts
   constructor(counts: Counts) {
-    super('a dry run')
+    super('dry run')
     this.counts = counts
   }
 }
 
-/** What a purge would erase, by what it refuses and what it counts: it is made and undone. Raises what the purge raises. */
+/** Runs a purge in a nested transaction that is rolled back, and returns its counts. Raises errors of the purge. */
 export async function dryRun(tx: Tx, purge: (tx: Tx) => Promise<Counts>): Promise<Counts> {
   try {
     await tx.nested(async inner => {
-      throw new Undo(await purge(inner))
+      throw new DryRunRollback(await purge(inner))
     })
   } catch (error) {
-    if (error instanceof Undo) return error.counts
+    if (error instanceof DryRunRollback) return error.counts
     throw error
   }
-  throw new Error('a dry run was not undone')
+  throw new Error('dry run was not rolled back')
 }

@@ -3,17 +3,17 @@ import type { PricedUsage } from '../../../control/usage/price-usage.ts'
 import { usagePart } from '../../../control/usage/store.ts'
 import { type Fragment, jsonb, type Queryable, sql } from '../../../core/db/sql.ts'
 import type { Services } from '../../../core/process/services.ts'
-import type { GenerationRow, JournalStepRow, OpenStep, ToolCallOutcome } from '../model.ts'
+import { type GenerationRow, JournalStepRow, type OpenStep, type ToolCallOutcome } from '../model.ts'
 import { type Frame, frameRows } from '../streams/frame-store.ts'
 
-/** The step under way of a turn, so that another worker could go on in the middle of it. */
+/** Rows of the step in progress, from which another worker continues. */
 
 type Owner = Pick<GenerationRow, 'id' | 'project_id' | 'content_mode'>
 
 export const JournalRow = z.object({ n: z.int(), position: z.int(), body: z.string().nullable() })
 export type JournalRow = z.output<typeof JournalRow>
 
-/** The model's answer is at position 0, its calls from 1 on; a call without an outcome has been started. */
+/** The model answer is at position 0, its calls from 1 on; a call without a value has started and has no outcome. */
 export type Entry = { n: number; position: number; value: OpenStep | JournalStepRow | ToolCallOutcome | null }
 
 export const journalTable = (mode: GenerationRow['content_mode']) =>
@@ -25,7 +25,7 @@ const sealedFor = ({ id, project_id }: Owner, { n, position }: { n: number; posi
   project_id,
 })
 
-/** Entries as the table has them; sealed where the content is not kept. */
+/** Returns the rows of entries, sealed if the content is not stored. */
 export const journalRows = (services: Services, owner: Owner, entries: readonly Entry[]): JournalRow[] =>
   entries.map(({ n, position, value }) => {
     const text = value && JSON.stringify(value)
@@ -33,7 +33,7 @@ export const journalRows = (services: Services, owner: Owner, entries: readonly 
     return { n, position, body: seal ? services.secrets.seal(text, sealedFor(owner, { n, position })) : text }
   })
 
-/** The part of a statement that writes entries where a condition holds; an outcome takes the place of its start. */
+/** Insert of entries under a condition; an outcome replaces the start of its call. */
 export const journalInsert = (owner: Owner, rows: readonly JournalRow[], guard: Fragment): Fragment => sql.fragment`
   insert into ${journalTable(owner.content_mode)} as j (generation_id, n, position, body)
   select ${owner.id}, r.n, r.position, r.body
@@ -43,14 +43,14 @@ export const journalInsert = (owner: Owner, rows: readonly JournalRow[], guard: 
   )} as r (n, position, body) where ${guard}
   on conflict (generation_id, n, position) do update set body = coalesce(excluded.body, j.body)`
 
-/** What the journal of a turn holds beside its settled steps. */
+/** Content of a turn's journal besides the settled steps. */
 export type JournalState = {
   open: { step: OpenStep; started: Set<number>; outcomes: Map<number, ToolCallOutcome> } | null
-  /** Settled steps with their content, of a turn whose content is not kept. */
+  /** Settled steps with their content, for turns whose content is not stored. */
   settled: ReadonlyMap<number, JournalStepRow>
 }
 
-/** Reads journal rows. What cannot be decrypted is as if it had not been written: null. */
+/** Parses journal rows. Rows that cannot be decrypted count as absent. */
 export function readJournal(
   services: Services,
   owner: Owner,
@@ -75,12 +75,12 @@ export function readJournal(
   return { open: step && { step, started, outcomes }, settled }
 }
 
-const owned = sql.type(z.object({ owned: z.int() }))
+const ownedRow = sql.type(z.object({ owned: z.int() }))
 
 /**
- * Writes entries of the step under way, with frames. Returns false when the attempt no longer owns the turn.
- * @param first what is known of the turn since the model answered; given with the answer
- * @param calls usage of calls that are over
+ * Writes entries of the step in progress, with frames. Returns false if the claim was lost.
+ * @param first whether the entries include the model answer; routing and tool surface are then written too
+ * @param calls usage of ended calls
  */
 export async function writeJournal(
   db: Queryable,
@@ -91,13 +91,13 @@ export async function writeJournal(
   calls: readonly PricedUsage[],
 ): Promise<boolean> {
   const guard = sql.fragment`exists (select 1 from owned)`
-  const known = first
+  const firstColumns = first
     ? sql.fragment`, routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}`
     : sql.fragment``
   return (
-    (await db.oneFirst(owned`
+    (await db.oneFirst(ownedRow`
       with owned as (
-          update generations set journalled = journalled + 1, updated_at = now() ${known}
+          update generations set journalled = journalled + 1, updated_at = now() ${firstColumns}
           where id = ${generation.id} and attempt = ${generation.attempt} and journalled = ${generation.journalled}
             and status = 'in_progress' returning id),
         entries as (${journalInsert(generation, rows, guard)}),
@@ -108,19 +108,49 @@ export async function writeJournal(
 }
 
 /**
- * The part of a statement that closes the step under way. Where the content is not kept, the settled step stays behind,
- * sealed, until the end of the turn.
+ * Returns the ctes that delete the rows of the step in progress. If content is not stored, a sealed row of the settled
+ * step replaces them until the turn settles.
  */
 export function journalClosed(owner: Owner, settled: JournalRow | null, n: number, guard: Fragment): Fragment[] {
   const from = settled ? 1 : 0
   return [
     sql.fragment`closed_calls as (
       delete from ${journalTable(owner.content_mode)} where generation_id = ${owner.id} and n = ${n} and position >= ${from} and ${guard})`,
-    ...(settled ? [sql.fragment`kept_step as (${replacing(owner, settled, guard)})`] : []),
+    ...(settled ? [sql.fragment`kept_step as (${settledStepUpsert(owner, settled, guard)})`] : []),
   ]
 }
 
-const replacing = (owner: Owner, { n, position, body }: JournalRow, guard: Fragment): Fragment => sql.fragment`
+const settledStepUpsert = (owner: Owner, { n, position, body }: JournalRow, guard: Fragment): Fragment => sql.fragment`
   insert into ${journalTable(owner.content_mode)} (generation_id, n, position, body)
   select ${owner.id}, ${n}::int, ${position}::int, ${body} where ${guard}
   on conflict (generation_id, n, position) do update set body = excluded.body`
+
+const abandonedStepsRow = sql.type(z.object({ steps: z.array(JournalStepRow), journal: z.array(JournalRow) }))
+
+/** Returns the settled steps of a turn and the journal of its step in progress. By the primary keys. */
+const loadAbandonedSteps = (db: Queryable, { id }: Pick<GenerationRow, 'id'>) =>
+  db.one(abandonedStepsRow`
+    select coalesce((
+        select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) from generation_steps s
+        where s.generation_id = ${id}), '[]') as steps,
+      (select coalesce(json_agg(j order by j.n, j.position), '[]') from (
+        select n, position, body from generation_journal where generation_id = ${id}
+        union all select n, position, body from generation_journal_unlogged where generation_id = ${id}) j) as journal`)
+
+/** Fields of a step whose model call has ended, settled or not. */
+export type AnsweredStep = Pick<JournalStepRow, 'model' | 'ai_provider_id' | 'usage'>
+
+/** Steps of a turn that is ended from outside: the settled ones, and the step in progress. */
+export type AbandonedSteps = { steps: readonly AnsweredStep[]; open: JournalState['open'] }
+
+/** Returns the steps of a turn for its end from outside; one statement, or none if nothing was journalled. */
+export async function findAbandonedSteps(
+  db: Queryable,
+  services: Services,
+  generation: GenerationRow,
+): Promise<AbandonedSteps> {
+  if (generation.journalled === 0) return { steps: [], open: null }
+  const { steps, journal } = await loadAbandonedSteps(db, generation)
+  const { open } = readJournal(services, generation, journal, generation.step_count)
+  return { steps, open }
+}

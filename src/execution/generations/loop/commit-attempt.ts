@@ -6,59 +6,59 @@ import { TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 import { executeFenced } from './turn-store.ts'
 
-type Closing = {
-  /** The record as it stands afterwards. */
+type AttemptCommit = {
+  /** The record after the write. */
   after: GenerationRow
-  /** Frames of what came before the last one. */
+  /** Frames before the last one. */
   frames: Frame[]
-  /** The last frame, with what the turn's source gives instead of the agent's result. */
+  /** Builds the last frame, with the result of the turn's source in place of the agent's result. */
   last: (result: object | null) => Frame
   parts: (frames: Frame[]) => StatementWrite
-  follow: (outgoing: Outbox) => void
-  /** What the turn's source adds in the same transaction. */
-  add: ((tx: Tx) => Promise<{ result: object | null } | undefined> | undefined) | undefined
-  /** Whether a failure that the source finds when it takes its locks, or an abort that `parts` minds, comes before this end. */
-  yields: boolean
+  addWrites: (outbox: Outbox) => void
+  /** Writes of the turn's source in the same transaction. */
+  inSource: ((tx: Tx) => Promise<{ result: object | null } | undefined> | undefined) | undefined
+  /** Whether a failure found by the source under its locks, or a requested abort, takes precedence. */
+  interruptible: boolean
 }
 
 /**
- * Writes the end or the pause of an attempt: one statement, or a transaction where the turn's source adds to it.
- * @throws TurnLost when another process owns the turn, TurnAborted for a failure that comes before
+ * Writes the end or the pause of an attempt: in one statement, or in a transaction if the turn's source adds writes.
+ * @throws TurnClaimLost, TurnAborted for a failure that takes precedence
  */
 export async function commitAttempt(
   turn: TurnAttempt,
-  { after, frames, last, parts, follow, add, yields }: Closing,
+  { after, frames, last, parts, addWrites, inSource, interruptible }: AttemptCommit,
 ): Promise<void> {
-  const { services, run, generation } = turn
-  // A write that is made again numbers its last frame as the first did.
+  const { services, context, generation } = turn
+  // A retried write gives its last frame the same number.
   const firstSeq = turn.frames.seq
-  const inTransaction = (source: NonNullable<Closing['add']>) =>
+  const inTransaction = (writeSource: NonNullable<AttemptCommit['inSource']>) =>
     services.write(async tx => {
       turn.frames.seq = firstSeq
-      const stop = await run.source?.lock?.(tx, generation)
-      if (stop && yields) throw new TurnAborted({ stop_reason: 'error', ...stop })
+      const stop = await context.source?.lock?.(tx, generation)
+      if (stop && interruptible) throw new TurnAborted({ stop_reason: 'error', ...stop })
       if (!(await executeFenced(tx, parts(frames)))) return false
-      follow(tx)
-      const given = await source(tx)
-      addFrame(tx, after.id, last(given?.result ?? null))
+      addWrites(tx)
+      const written = await writeSource(tx)
+      addFrame(tx, after.id, last(written?.result ?? null))
       return true
     })
   const inOneStatement = async () => {
-    const { held } = await services.writeOne(outgoing => {
+    const { held } = await services.writeOne(outbox => {
       turn.frames.seq = firstSeq
-      follow(outgoing)
-      run.complete?.(outgoing)
+      addWrites(outbox)
+      context.complete?.(outbox)
       return parts([...frames, last(null)])
     })
     return held
   }
-  const owned = await turn.persist(() => (add ? inTransaction(add) : inOneStatement()), after)
-  if (!owned) throw (yields && (await abortOf(turn))) || new TurnClaimLost()
+  const owned = await turn.writeFenced(() => (inSource ? inTransaction(inSource) : inOneStatement()), after)
+  if (!owned) throw (interruptible && (await findRequestedAbort(turn))) || new TurnClaimLost()
   turn.generation = after
 }
 
-/** The abort that was asked for of a turn that this process owns. */
-async function abortOf({ services, generation: { id, attempt } }: TurnAttempt): Promise<TurnAborted | null> {
+/** Returns the requested abort of a turn whose claim is current. */
+async function findRequestedAbort({ services, generation: { id, attempt } }: TurnAttempt): Promise<TurnAborted | null> {
   const [found] = await listAbortedOrLost(services.pool, [{ id, attempt }])
   const isOwn = found?.status === 'in_progress' && found.attempt === attempt
   return isOwn && found.abort ? new TurnAborted(found.abort) : null

@@ -1,197 +1,245 @@
+import { raise } from '../../../core/api/errors.ts'
 import { databaseErrorKind, isTransient } from '../../../core/db/database-errors.ts'
 import { withTriggerChain } from '../../../core/db/trigger-chain.ts'
 import { triggerChainOf } from '../../../core/iam/caller.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
-import type { ModelAnswer } from '../../providers/model-messages.ts'
-import { openStepOf, settledStep } from '../journal/open-step.ts'
+import { callRoute, routingRecorder } from '../../model-routes/call.ts'
+import { callModel } from '../../providers/call.ts'
+import type { ModelAnswer, ModelMessage, ModelRequest } from '../../providers/model-messages.ts'
+import { openStepOf, settledStep } from '../journal/step.ts'
 import type { TurnData } from '../model.ts'
 import { attachFiles, readFiles } from '../request/message-files.ts'
 import { stepMessages } from '../request/turn-result.ts'
 import { liveTurns, TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
-import { unavailableNote } from '../tools/toolbox.ts'
+import { type Toolbox, type TurnTool, unavailableNote } from '../tools/toolbox.ts'
 import { callTools, openTools } from '../tools/turn-tools.ts'
-import { historyOf } from './history.ts'
 import { pauseTurn } from './pause-turn.ts'
 import { prepareTurn } from './prepare-turn.ts'
 import { knowledgeMessages, recallKnowledge } from './recall.ts'
-import { activeTools, offeredTools, requestStep } from './request-step.ts'
 import { completeTurn, failTurn, recordTurnFailure, settleAtDepthLimit } from './settle-turn.ts'
-import { stepSettings, stoppingTools } from './step-settings.ts'
+import { outputSchemaOf, stepSettings, stoppingTools } from './step-settings.ts'
 import { TurnAttempt } from './turn-attempt.ts'
-import { ownedTurn, type TurnRun } from './turn-owner.ts'
+import { ownedTurn, type TurnContext } from './turn-owner.ts'
 import { loadTurn } from './turn-store.ts'
+
+type StepSettings = ReturnType<typeof stepSettings>
 
 const LOST_ATTEMPTS_MAX = 3
 const DEFAULT_MAX_STEPS = 20
 
 /**
- * How an attempt is left: `settled` when the turn is at its end or paused, `lost` when another process owns it,
- * `handed_back` when this process is stopping and the turn goes on elsewhere.
+ * How an attempt ended: `settled` or paused, `claim_lost` to another attempt, `requeued` because this process stops.
  */
-type TurnExit = 'settled' | 'lost' | 'handed_back'
+type TurnExit = 'settled' | 'claim_lost' | 'requeued'
 
 /**
- * Claims a generation (attempt + 1) and runs it to its end or its next pause. Returns `waiting` when its project is paused
- * and it has not started.
+ * Executes a turn, which createTurn has placed, until it settles or pauses. The path of a turn: executeTurn (load) →
+ * prepareTurn → TurnAttempt.claim → runSteps: requestStep, callTools, TurnAttempt.journalStep → completeTurn, failTurn
+ * or pauseTurn → commitAttempt, which also emits events and notifies waiting callers. Returns `deferred` if the project
+ * is paused and the turn has not started.
  */
 export async function executeTurn(
   services: Services,
   generationId: string,
-  run: TurnRun,
-): Promise<TurnExit | 'waiting'> {
+  context: TurnContext,
+): Promise<TurnExit | 'deferred'> {
   const loaded = await loadTurn(services.pool, generationId)
   if (!loaded) return 'settled'
   const { status } = loaded.generation
   if (status !== 'pending' && status !== 'in_progress') return 'settled'
-  if (status === 'pending' && loaded.paused) return 'waiting'
-  const source = run.source ?? ownedTurn(loaded.generation)
+  if (status === 'pending' && loaded.paused) return 'deferred'
+  const source = context.source ?? ownedTurn(loaded.generation)
   return withTriggerChain(triggerChainOf(loaded.generation.authority), () =>
-    carryOut(new TurnAttempt(services, loaded, { ...run, source })),
+    runAttempt(new TurnAttempt(services, loaded, { ...context, source })),
   )
 }
 
-async function carryOut(turn: TurnAttempt): Promise<TurnExit> {
-  const { services, run } = turn
+async function runAttempt(turn: TurnAttempt): Promise<TurnExit> {
+  const { services, context } = turn
   const controller = new AbortController()
-  const leave = () => controller.abort(new TurnClaimLost())
-  run.signal.addEventListener('abort', leave, { once: true })
-  let ended: (() => void) | null = null
+  const onSignal = () => controller.abort(new TurnClaimLost())
+  context.signal.addEventListener('abort', onSignal, { once: true })
+  let unregister: (() => void) | null = null
   try {
-    const { work, refusal } = await prepareTurn(services, turn.loaded, run.source)
-    turn.work = work
-    // Refused before it started: no claim, so that a crash here leaves nothing behind.
+    const { data, refusal } = await prepareTurn(services, turn.loaded, context.source)
+    turn.data = data
+    // Refused before the claim, so that a crash here has no effect.
     if (refusal) return await failTurn(turn, refusal)
     await turn.claim()
-    ended = liveTurns(services).run(turn.generation.id, turn.generation.attempt, controller)
-    if (run.signal.aborted) throw new TurnClaimLost()
-    return await runClaimed(turn, work as TurnData, controller)
+    unregister = liveTurns(services).run(turn.generation.id, turn.generation.attempt, controller)
+    if (context.signal.aborted) throw new TurnClaimLost()
+    return await runClaimed(turn, data as TurnData, controller)
   } catch (error) {
     const reason = controller.signal.aborted ? controller.signal.reason : error
-    if (reason instanceof TurnClaimLost) return turn.leave()
+    if (reason instanceof TurnClaimLost) return turn.stopWithoutSettling()
     if (isTransient(reason)) {
-      // The next attempt goes on behind what is settled. A statement that is always too slow counts as a lost worker.
-      if (databaseErrorKind(reason) === 'unavailable') await turn.release()
+      // The next attempt continues after the settled steps. A statement that always times out counts as a lost worker.
+      if (databaseErrorKind(reason) === 'unavailable') await turn.requeueUncounted()
       throw reason
     }
-    return failOrLeave(turn, reason)
+    return failOrStop(turn, reason)
   } finally {
-    run.signal.removeEventListener('abort', leave)
-    ended?.()
+    context.signal.removeEventListener('abort', onSignal)
+    unregister?.()
     turn.files?.release()
-    turn.leaveCalls()
+    turn.recordRemainingUsage()
     await turn.frames.discard()
   }
 }
 
-async function runClaimed(turn: TurnAttempt, work: TurnData, controller: AbortController): Promise<TurnExit> {
+async function runClaimed(turn: TurnAttempt, data: TurnData, controller: AbortController): Promise<TurnExit> {
   const { generation, services } = turn
   if (generation.lost_attempts >= LOST_ATTEMPTS_MAX)
     return failTurn(turn, {
       code: 'GENERATION_FAILED',
-      message: 'The worker of the turn was lost three times without progress',
+      message: 'The turn was abandoned after three lost workers without progress',
       meta: { reason: 'executor_lost' },
     })
   if (generation.abort) throw new TurnAborted(generation.abort)
   await injectFault(services, 'after_claim')
-  if (work.depth === 0) return settleAtDepthLimit(turn)
-  const unlimit = limitTime(turn, controller)
+  if (data.depth === 0) return settleAtDepthLimit(turn)
+  const clearLimit = limitTime(turn, controller)
   try {
-    await recallKnowledge(turn, work, controller.signal)
-    turn.tools = await openTools(turn, work, controller.signal)
-    return await runSteps(turn, work, controller.signal)
+    await recallKnowledge(turn, data, controller.signal)
+    turn.tools = await openTools(turn, data, controller.signal)
+    return await runSteps(turn, data, controller.signal)
   } finally {
-    unlimit()
+    clearLimit()
   }
 }
 
-/** Step after step until an answer, a limit, a pause or an abort. */
-async function runSteps(turn: TurnAttempt, work: TurnData, signal: AbortSignal): Promise<TurnExit> {
-  const { agent, services, run } = turn
+/** Runs steps until an answer, a limit, a pause or an abort. */
+async function runSteps(turn: TurnAttempt, data: TurnData, signal: AbortSignal): Promise<TurnExit> {
+  const { agent, services, context } = turn
   const maxSteps = Math.min(agent.max_steps ?? DEFAULT_MAX_STEPS, services.config.AGENT_MAX_STEPS_CEILING)
-  const stopping = stoppingTools(agent, work)
+  const stopping = stoppingTools(agent, data)
   for (;;) {
     signal.throwIfAborted()
-    if (run.stopping.aborted && turn.steps.length > turn.loaded.steps.length) return turn.handBack()
+    if (context.stopping.aborted && turn.steps.length > turn.loaded.steps.length) return turn.requeue()
     const n = turn.steps.length + 1
-    const settings = stepSettings(agent, work, n)
+    const settings = stepSettings(agent, data, n)
     const tools = activeTools(turn.tools, settings)
     if (!turn.open) {
       const startedAt = new Date().toISOString()
       await injectFault(services, 'before_model')
       turn.partial = ''
-      const answer = await ask(turn, work, n, offeredTools(tools, settings), signal)
+      const answer = await requestStep(turn, data, n, offeredTools(tools, settings), signal)
       const step = openStepOf(answer, n, startedAt, turn.steps)
-      turn.answered = step
+      turn.lastAnswer = step
       await injectFault(services, 'after_model')
       signal.throwIfAborted()
       if (answer.tool_calls.length === 0) return completeTurn(turn, settledStep(step, new Map()), signal)
       turn.open = { step, started: new Set(), outcomes: new Map() }
     }
-    const { pending, called, told } = await callTools(turn, work, turn.open, tools, signal)
-    if (pending.length > 0) return pauseTurn(turn, pending, told)
+    const { pending, called, events } = await callTools(turn, data, turn.open, tools, signal)
+    if (pending.length > 0) return pauseTurn(turn, pending, events)
     const settled = settledStep(turn.open.step, turn.open.outcomes)
     const stop = [...called].some(name => stopping.has(name)) ? 'tool-calls' : n >= maxSteps ? 'max_steps' : null
-    if (stop) return completeTurn(turn, settled, signal, { stop, told })
-    await turn.journal(settled, told)
+    if (stop) return completeTurn(turn, settled, signal, { stop, events })
+    await turn.journalStep(settled, events)
   }
 }
 
-/** Ends the attempt when its segment or the turn's own deadline is over. Call the result when it is left. */
+/** Aborts the attempt at GENERATION_MAX_SECONDS or at the turn's deadline. Returns a function that clears the timer. */
 function limitTime({ generation, services }: TurnAttempt, controller: AbortController): () => void {
-  const segment = services.config.GENERATION_MAX_SECONDS * 1000
-  const own = generation.deadline_at
+  const maxMs = services.config.GENERATION_MAX_SECONDS * 1000
+  const deadlineMs = generation.deadline_at
     ? new Date(generation.deadline_at).getTime() - Date.now()
     : Number.POSITIVE_INFINITY
-  const over = () =>
+  const timeout = () =>
     new TurnAborted({
       code: 'GENERATION_FAILED',
-      message: 'The turn took too long',
+      message: 'The turn exceeded its time limit',
       meta: { reason: 'deadline' },
-      // A caller's own deadline ends the turn as its cancel would.
-      stop_reason: own < segment ? 'cancelled' : 'error',
+      // A deadline of the caller has the stop reason of a cancel.
+      stop_reason: deadlineMs < maxMs ? 'cancelled' : 'error',
     })
-  const timer = setTimeout(() => controller.abort(over()), Math.max(0, Math.min(segment, own, 2 ** 31 - 1)))
+  const timer = setTimeout(() => controller.abort(timeout()), Math.max(0, Math.min(maxMs, deadlineMs, 2 ** 31 - 1)))
   return () => clearTimeout(timer)
 }
 
-async function ask(
+/** Returns the tools that a step may call: the active bound tools, and tools defined in the agent itself. */
+const activeTools = ({ tools }: Toolbox, { active }: StepSettings): ReadonlyMap<string, TurnTool> =>
+  active === null
+    ? tools
+    : new Map([...tools].filter(([, { callable }]) => callable.id === null || active.has(callable.id)))
+
+/** Returns the tools of a model request, without a forced choice of an unavailable tool. */
+function offeredTools(
+  tools: ReadonlyMap<string, TurnTool>,
+  { tool_choice }: StepSettings,
+): Pick<ModelRequest, 'tools' | 'tool_choice'> {
+  if (tools.size === 0) return { tools: [], tool_choice: null }
+  const unknown = typeof tool_choice === 'object' && tool_choice !== null && !tools.has(tool_choice.tool_name)
+  return {
+    tools: [...tools.values()].map(({ name, description, schema }) => ({ name, description, parameters: schema })),
+    tool_choice: unknown ? 'auto' : tool_choice,
+  }
+}
+
+/**
+ * Requests a step from the model of the turn's agent. With a route, the attempts at its targets are added to `routing`
+ * of the generation during the call; they are written with the step or with the failure of the turn.
+ * @throws MODEL_ROUTE_NOT_FOUND or AI_PROVIDER_NOT_FOUND if deleted since, errors of the model call
+ */
+async function requestStep(
   turn: TurnAttempt,
-  work: TurnData,
+  data: TurnData,
   step: number,
   offered: ReturnType<typeof offeredTools>,
   signal: AbortSignal,
 ): Promise<ModelAnswer> {
-  const { agent, generation, services, loaded, route } = turn
-  const history = historyOf(work.messages ?? [], agent.max_context_messages)
+  const { agent, generation, services, route } = turn
+  const { provider } = turn.loaded
+  const history = newestMessages(data.messages ?? [], agent.max_context_messages)
   turn.files ??= await readFiles(services, generation.project_id, history, signal)
-  const asked = requestStep(services, {
-    generation,
-    agent,
-    work,
-    provider: loaded.provider,
-    route,
-    step,
+  const system = [agent.instructions ?? '', ...data.system_extra, unavailableNote(turn.tools.unavailable) ?? '']
+    .map(part => part.trim())
+    .filter(part => part !== '')
+  const request: ModelRequest = {
+    system: system.length > 0 ? system.join('\n\n') : null,
     messages: [
-      ...knowledgeMessages(work),
+      ...knowledgeMessages(data),
       ...attachFiles([...history, ...turn.steps.flatMap(stepMessages)], turn.files),
     ],
-    note: unavailableNote(turn.tools.unavailable),
-    offered,
+    temperature: agent.temperature,
+    ...offered,
+    output_schema: outputSchemaOf(agent, data),
+    prompt_caching: agent.prompt_caching?.enabled ?? false,
+    max_output_tokens: agent.max_output_tokens,
+    top_p: agent.top_p,
+    seed: agent.seed,
+    provider_options: agent.provider_options,
     signal,
-    ...(generation.streamed ? { onDelta: (text: string) => turn.receive(text) } : {}),
-  })
-  turn.generation = asked.generation
-  return asked.answer
+    ...(generation.streamed ? { onDelta: (text: string) => turn.appendText(text) } : {}),
+  }
+  if (provider) return callModel(services, provider, data.model ?? agent.model ?? provider.default_model, request)
+  // The provider or route of an earlier agent version may have been deleted.
+  if (!route)
+    raise(agent.ai_provider_id === null ? 'MODEL_ROUTE_NOT_FOUND' : 'AI_PROVIDER_NOT_FOUND', {
+      meta: { id: agent.ai_provider_id ?? agent.model_route_id ?? undefined },
+    })
+  const routing = routingRecorder(route, generation.routing, generation.publisher_project_id)
+  turn.generation = { ...generation, routing }
+  return callRoute(services, route, request, { step, routing })
 }
 
-/** Records a failure; when even that finds the turn owned by another process, leaves. */
-async function failOrLeave(turn: TurnAttempt, reason: unknown): Promise<TurnExit> {
+/** Fails the turn, or stops without settling if the claim was lost. */
+async function failOrStop(turn: TurnAttempt, reason: unknown): Promise<TurnExit> {
   try {
     if (reason instanceof TurnAborted) return await failTurn(turn, reason.failure, reason.failure.stop_reason)
     return await failTurn(turn, recordTurnFailure(reason))
   } catch (error) {
-    if (error instanceof TurnClaimLost) return turn.leave()
+    if (error instanceof TurnClaimLost) return turn.stopWithoutSettling()
     throw error
   }
+}
+
+/** Returns the newest messages up to the agent's limit, without leading tool messages, whose calls are cut off. */
+function newestMessages(messages: ModelMessage[], limit: number | null): ModelMessage[] {
+  if (limit === null || messages.length <= limit) return messages
+  const newest = messages.slice(-limit)
+  while (newest[0]?.role === 'tool') newest.shift()
+  return newest
 }

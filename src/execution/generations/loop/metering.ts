@@ -1,5 +1,4 @@
-import type { UsageDraft } from '../../../control/usage/meter.ts'
-import { recordUsageInTx, tokenComponents } from '../../../control/usage/meter.ts'
+import { recordUsageInTx, tokenComponents, type UsageDraft } from '../../../control/usage/meter.ts'
 import { type PricedUsage, priceUsage, totalCost } from '../../../control/usage/price-usage.ts'
 import { countsOf, sumUsage, type UsageSums } from '../../../control/usage/totals.ts'
 import { type Queryable, sql } from '../../../core/db/sql.ts'
@@ -8,12 +7,12 @@ import type { Services } from '../../../core/process/services.ts'
 import { aiProviderKind } from '../../providers/model.ts'
 import type { Callable } from '../../tools/call-types.ts'
 import { lostCall } from '../../tools/metering.ts'
-import type { AbandonedSteps, AnsweredStep } from '../journal/abandoned-steps.ts'
-import { WRITE_MEMORY } from '../journal/open-step.ts'
+import { WRITE_MEMORY } from '../journal/step.ts'
+import type { AbandonedSteps, AnsweredStep } from '../journal/store.ts'
 import type { GenerationRow, OpenStep } from '../model.ts'
 import type { LoadedTurn } from './turn-store.ts'
 
-type Generation = Pick<
+type MeteredTurn = Pick<
   GenerationRow,
   | 'id'
   | 'project_id'
@@ -29,8 +28,8 @@ type Generation = Pick<
   | 'publisher_project_id'
 >
 
-/** Whom work of a turn is attributed to. */
-export const attributionOf = (generation: Generation) => ({
+/** Returns the attribution of usage of a turn. */
+export const attributionOf = (generation: MeteredTurn) => ({
   agent_id: generation.agent_id,
   generation_id: generation.id,
   trace_id: generation.trace_id,
@@ -42,105 +41,109 @@ export const attributionOf = (generation: Generation) => ({
   node_id: generation.node_id,
 })
 
-/** What kinds of providers the steps of a turn were served by. */
-export type Slugs = ReadonlyMap<string, string>
+/** Provider types by provider id. */
+export type ProviderTypes = ReadonlyMap<string, string>
 
-/** Those of the providers that a turn was loaded with. */
-export const slugsOf = ({ provider, route }: Pick<LoadedTurn, 'provider' | 'route'>): Slugs =>
+/** Returns the types of the providers that a turn was loaded with. */
+export const providerTypesOf = ({ provider, route }: Pick<LoadedTurn, 'provider' | 'route'>): ProviderTypes =>
   new Map([...(provider ? [provider] : []), ...(route?.providers ?? [])].map(row => [row.id, row.provider]))
 
-const slug = sql.type(aiProviderKind.row.pick({ id: true, provider: true }))
+const providerTypeRow = sql.type(aiProviderKind.row.pick({ id: true, provider: true }))
 
-/** The same, with those that an earlier version of the agent or of its route named. */
-async function completed(db: Queryable, slugs: Slugs, steps: readonly AnsweredStep[]): Promise<Slugs> {
-  const missing = steps.flatMap(({ ai_provider_id: id }) => (id !== null && !slugs.has(id) ? [id] : []))
-  if (missing.length === 0) return slugs
+/** Adds the types of providers of earlier versions of the agent or its route. */
+async function addMissingProviderTypes(
+  db: Queryable,
+  providerTypes: ProviderTypes,
+  steps: readonly AnsweredStep[],
+): Promise<ProviderTypes> {
+  const missing = steps.flatMap(({ ai_provider_id: id }) => (id !== null && !providerTypes.has(id) ? [id] : []))
+  if (missing.length === 0) return providerTypes
   const found = await db.any(
-    slug`select id, provider from ai_providers where id = any(${sql.array([...new Set(missing)], 'text')})`,
+    providerTypeRow`select id, provider from ai_providers where id = any(${sql.array([...new Set(missing)], 'text')})`,
   )
-  return new Map([...slugs, ...found.map(({ id, provider }): [string, string] => [id, provider])])
+  return new Map([...providerTypes, ...found.map(({ id, provider }): [string, string] => [id, provider])])
 }
 
 /**
- * One use for each provider and model that served steps of a turn, in the order in which they did. The first has the key of
- * the turn and what prices of its agent add.
+ * Returns one usage draft for each provider and model that served steps of a turn, in order of first use. The first has
+ * the key of the turn and its call, which the agent's price components need.
  */
 function turnDrafts(
-  generation: Generation,
+  generation: MeteredTurn,
   steps: readonly AnsweredStep[],
-  slugs: Slugs,
+  providerTypes: ProviderTypes,
   call: NonNullable<UsageDraft['call']>,
 ): UsageDraft[] {
   const served = Map.groupBy(
     steps.filter(({ usage }) => usage !== null),
     ({ ai_provider_id, model }) => JSON.stringify([ai_provider_id, model]),
   )
-  return [...served.values()].map((of, index) => {
-    const { ai_provider_id, model } = of[0]
+  return [...served.values()].map((steps, index) => {
+    const { ai_provider_id, model } = steps[0]
     return {
       ...attributionOf(generation),
       idempotency_key: `gen:${generation.id}${index === 0 ? '' : `:${index}`}`,
       project_id: generation.project_id,
       meter_type: 'llm_tokens',
-      provider: (ai_provider_id !== null && slugs.get(ai_provider_id)) || 'unknown',
+      provider: (ai_provider_id !== null && providerTypes.get(ai_provider_id)) || 'unknown',
       model: model ?? 'unknown',
       ai_provider_id,
       source: generation.source,
       publisher_project_id: generation.publisher_project_id,
-      components: tokenComponents(countsOf(sumUsage(of) as UsageSums)),
+      components: tokenComponents(countsOf(sumUsage(steps) as UsageSums)),
       ...(index === 0 ? { call } : {}),
     }
   })
 }
 
 /**
- * Prices what the answered calls of a turn that ends have used.
- * @param db the transaction of a caller that has one open
+ * Prices the model calls of a turn that settles.
+ * @param db the caller's open transaction, if any
  */
-export async function rateTurn(
+export async function priceTurn(
   services: Services,
-  generation: Generation,
-  used: { steps: readonly AnsweredStep[]; slugs: Slugs; call: NonNullable<UsageDraft['call']> },
+  generation: MeteredTurn,
+  used: { steps: readonly AnsweredStep[]; providerTypes: ProviderTypes; call: NonNullable<UsageDraft['call']> },
   db?: Queryable,
 ): Promise<{ rated: PricedUsage[]; usage: UsageSums | null }> {
   const { steps, call } = used
   const usage = sumUsage(steps)
   if (!usage) return { rated: [], usage }
-  const slugs = await completed(db ?? services.pool, used.slugs, steps)
-  const rated = await priceUsage(services, turnDrafts(generation, steps, slugs, call), db)
+  const providerTypes = await addMissingProviderTypes(db ?? services.pool, used.providerTypes, steps)
+  const rated = await priceUsage(services, turnDrafts(generation, steps, providerTypes, call), db)
   return { rated, usage: { ...usage, cost_usd: totalCost(rated) } }
 }
 
-/** As much of a tool of a turn as the use of a call names. */
-type Used = { callable: Callable; action: string | null; perform?: unknown }
+/** Fields of a tool that the usage of a call requires. */
+type CalledTool = { callable: Callable; action: string | null; perform?: unknown }
 
-/** The calls of a step that were started and whose outcome nobody knows. `tools`: those of the turn, where they are known. */
-export function lostCalls(
-  generation: Generation,
+/** Returns the usage of started calls without an outcome. `tools`: the tools of the turn, if loaded. */
+export function draftLostCalls(
+  generation: MeteredTurn,
   { step, started, outcomes }: NonNullable<AbandonedSteps['open']>,
-  tools?: ReadonlyMap<string, Used>,
+  tools?: ReadonlyMap<string, CalledTool>,
 ): UsageDraft[] {
   return [...started].flatMap(position => {
     const { id, tool_name, args } = step.tool_calls[position]
     const tool = tools?.get(tool_name)
     if (outcomes.has(position) || tool?.perform || tool_name === WRITE_MEMORY) return []
-    return [lostTurnCall(generation, { id, tool_name, args }, tool)]
+    return [draftLostCall(generation, { id, tool_name, args }, tool)]
   })
 }
 
-/** The use of one such call. */
-export function lostTurnCall(
-  generation: Generation,
+/** Returns the usage of a call without an outcome. */
+export function draftLostCall(
+  generation: MeteredTurn,
   { id, tool_name, args }: Pick<OpenStep['tool_calls'][number], 'id' | 'tool_name' | 'args'>,
-  tool?: Used,
+  tool?: CalledTool,
 ): UsageDraft {
-  const named = tool?.callable ?? { id: null, name: tool_name, project_id: generation.project_id }
+  const called = tool?.callable ?? { id: null, name: tool_name, project_id: generation.project_id }
   const record = `${generation.id}:${id}`
-  return lostCall(named, tool?.action ?? null, { ...attributionOf(generation), source: 'agent', record }, args)
+  return lostCall(called, tool?.action ?? null, { ...attributionOf(generation), source: 'agent', record }, args)
 }
 
-/** Meters a turn that is ended from outside, and returns what it used; null when no call of it was answered. */
-export async function meterStopped(
+/** Meters a turn that is ended from outside and returns its usage; null without a model answer. */
+export async function meterAbortedTurn(
   tx: Tx,
   services: Services,
   generation: GenerationRow,
@@ -148,11 +151,11 @@ export async function meterStopped(
 ): Promise<UsageSums | null> {
   const used = {
     steps: open ? [...steps, open.step] : steps,
-    slugs: new Map(),
+    providerTypes: new Map(),
     call: { input: generation.input, output: null },
   }
-  const { rated, usage } = await rateTurn(services, generation, used, tx)
-  const calls = open ? await priceUsage(services, lostCalls(generation, open), tx) : []
+  const { rated, usage } = await priceTurn(services, generation, used, tx)
+  const calls = open ? await priceUsage(services, draftLostCalls(generation, open), tx) : []
   recordUsageInTx(tx, [...rated, ...calls])
   return usage
 }

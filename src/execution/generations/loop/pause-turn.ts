@@ -9,25 +9,28 @@ import type { AllowedCall } from '../tools/call-decision.ts'
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { commitAttempt } from './commit-attempt.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
-import { emitPaused, rememberedBy } from './turn-hooks.ts'
+import { emitPaused, loadTurnMemoryIfWritten } from './turn-hooks.ts'
 import { pauseParts } from './turn-store.ts'
 
-/** Leaves the turn to its client, who makes the calls that are pending. Raises TurnLost, TurnAborted. */
+/**
+ * Pauses the turn until its client has submitted the outputs of the pending calls.
+ * @throws TurnClaimLost, TurnAborted
+ */
 export async function pauseTurn(
   turn: TurnAttempt,
   pending: readonly AllowedCall[],
-  told: StreamEvent[],
+  events: StreamEvent[],
 ): Promise<'settled'> {
-  const { services, run, generation, steps } = turn
+  const { services, context, generation, steps } = turn
   const { step, outcomes } = turn.open as NonNullable<JournalState['open']>
-  const { source } = run
+  const { source } = context
   await injectFault(services, 'before_settle')
-  const frames = await turn.framesOf(told)
-  const settled = [...outcomes].map(([position, value]): Entry => ({ n: step.n, position: position + 1, value }))
-  const entries = journalRows(services, generation, [{ n: step.n, position: 0, value: step }, ...settled])
+  const frames = await turn.buildFrames(events)
+  const settledCalls = [...outcomes].map(([position, value]): Entry => ({ n: step.n, position: position + 1, value }))
+  const entries = journalRows(services, generation, [{ n: step.n, position: 0, value: step }, ...settledCalls])
   const now = new Date().toISOString()
   const required_action = requiredAction(step, pending)
-  const shown: GenerationRow = {
+  const paused: GenerationRow = {
     ...generation,
     status: 'requires_action',
     journalled: generation.journalled + 1,
@@ -36,21 +39,25 @@ export async function pauseTurn(
     last_activity_at: now,
     updated_at: now,
   }
-  const calls = await turn.rateCalls()
-  const memory = await retryWhileUnavailable(() => rememberedBy(services.pool, generation, [...steps, step]), run)
-  const after = shown.content_mode === 'none' ? { ...shown, required_action: null } : shown
+  const calls = await turn.priceCalls()
+  const memory = await retryWhileUnavailable(
+    () => loadTurnMemoryIfWritten(services.pool, generation, [...steps, step]),
+    context,
+  )
+  const after = paused.content_mode === 'none' ? { ...paused, required_action: null } : paused
   await commitAttempt(turn, {
     after,
     frames,
-    last: result => turn.frames.next('requires_action', result ?? agentResult(shown, steps, step)),
+    last: result => turn.frames.next('requires_action', result ?? agentResult(paused, steps, step)),
     parts: frames => pauseParts(generation, after, entries, frames),
-    follow(outgoing) {
-      emitPaused(outgoing, after, memory)
-      recordUsageInTx(outgoing, calls.rated)
+    addWrites(outbox) {
+      emitPaused(outbox, after, memory)
+      recordUsageInTx(outbox, calls.rated)
     },
-    add: source?.pause && (tx => source.pause?.(tx, after, { required_action, text: step.text, model: step.model })),
-    yields: true,
+    inSource:
+      source?.pause && (tx => source.pause?.(tx, after, { required_action, text: step.text, model: step.model })),
+    interruptible: true,
   })
   calls.written()
-  return turn.ended('requires_action', null)
+  return turn.reportOutcome('requires_action', null)
 }

@@ -3,68 +3,71 @@ import { AppError, type RecordedFailure } from '../../../core/api/errors.ts'
 import { isDatabaseError } from '../../../core/db/database-errors.ts'
 import { retryWhileUnavailable } from '../../../core/db/retry.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
-import { settledStep } from '../journal/open-step.ts'
+import { settledStep, storedStep } from '../journal/step.ts'
 import { type GenerationRow, type JournalStepRow, storedForm, type TurnData } from '../model.ts'
 import { agentResult } from '../request/turn-result.ts'
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { traceFlusher } from '../traces/flush.ts'
 import { commitAttempt } from './commit-attempt.ts'
-import { storedStep } from './history.ts'
-import { rateTurn } from './metering.ts'
+import { priceTurn } from './metering.ts'
 import { outputSchemaOf } from './step-settings.ts'
-import { parseStructuredOutput } from './structured-output.ts'
-import { textEncodedCall } from './text-encoded-call.ts'
+import { parseStructuredOutput, stripCodeFence } from './structured-output.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
-import { completionHooksFor, rememberedBy } from './turn-hooks.ts'
+import { completionHooksFor, loadTurnMemoryIfWritten } from './turn-hooks.ts'
 import { settlementParts } from './turn-store.ts'
 
-const DEPTH_GUARD_TEXT = 'The largest depth of nested calls is reached; this agent was not asked.'
+const DEPTH_LIMIT_TEXT = 'The maximum depth of nested calls was reached; this agent was not run.'
 
-/** Why a turn ends behind a step whose calls the model would have gone on from. */
+/** Why a turn ends after a step with tool calls. */
 export type StopReason = 'max_steps' | 'tool-calls'
 
-type End =
+type TurnEnd =
   | (Pick<GenerationRow, 'stop_reason' | 'output'> & { status: 'completed'; error: null })
   | (Pick<GenerationRow, 'stop_reason'> & { status: 'failed'; error: RecordedFailure; output: null })
 
-/** What is recorded of a failure. Texts of the database are for the log alone. */
+/** Returns the recorded form of an error. Texts of database errors are only logged. */
 export function recordTurnFailure(error: unknown): RecordedFailure {
   if (error instanceof AppError) return error.recorded()
   const message = isDatabaseError(error) ? 'The turn could not be written' : String((error as Error)?.message ?? error)
   return { code: 'GENERATION_FAILED', message }
 }
 
-const failed = (error: RecordedFailure, stop_reason = 'error'): End => ({
+const failedEnd = (error: RecordedFailure, stop_reason = 'error'): TurnEnd => ({
   status: 'failed',
   stop_reason,
   error,
   output: null,
 })
 
-/** Ends the turn with its last step, completed unless the answer is not what it has to be. Raises TurnLost, TurnAborted. */
+/** Settles the turn with its last step; it fails if the answer is invalid. @throws TurnClaimLost, TurnAborted */
 export async function completeTurn(
   turn: TurnAttempt,
   step: JournalStepRow,
   signal: AbortSignal,
-  { stop = null, told }: { stop?: StopReason | null; told?: StreamEvent[] } = {},
+  { stop = null, events }: { stop?: StopReason | null; events?: StreamEvent[] } = {},
 ): Promise<'settled'> {
   const text = step.text ?? ''
   const read = await readAnswer(turn, text, step, stop, signal)
-  if ('failure' in read) return settle(turn, failed(read.failure), step, told)
+  if ('failure' in read) return settleTurn(turn, failedEnd(read.failure), step, events)
   const finish_reason = step.finish_reason as string
   const output = { model: step.model as string, content: text, finish_reason, object: read.object }
-  return settle(turn, { status: 'completed', stop_reason: stop ?? finish_reason, error: null, output }, step, told)
+  return settleTurn(
+    turn,
+    { status: 'completed', stop_reason: stop ?? finish_reason, error: null, output },
+    step,
+    events,
+  )
 }
 
-/** The answer as its schema asks for it, null without one; or why it is no answer. */
+/** Returns the object of a structured answer, null without a schema, or the failure of an invalid answer. */
 async function readAnswer(
-  { services, agent, work, tools }: TurnAttempt,
+  { services, agent, data, tools }: TurnAttempt,
   text: string,
   { finish_reason }: JournalStepRow,
   stop: StopReason | null,
   signal: AbortSignal,
 ): Promise<{ object: unknown } | { failure: RecordedFailure }> {
-  const schema = outputSchemaOf(agent, work as TurnData)
+  const schema = outputSchemaOf(agent, data as TurnData)
   if (schema && stop !== 'tool-calls') {
     const read = stop
       ? { ok: false as const, problems: [NO_ANSWER] }
@@ -76,79 +79,85 @@ async function readAnswer(
   }
   const tool_name = stop ? null : textEncodedCall(text, new Set(tools.tools.keys()))
   if (tool_name === null) return { object: null }
-  const message = `The model wrote a call of ${tool_name} as text`
+  const message = `The model wrote a call of tool ${tool_name} as text`
   return { failure: { code: 'TEXT_ENCODED_TOOL_CALL', message, meta: { tool_name } } }
 }
 
-const NO_ANSWER = { code: 'NO_ANSWER', path: '', message: 'the turn ended at max_steps without an answer' }
+const NO_ANSWER = { code: 'NO_ANSWER', path: '', message: 'Turn reached max_steps without a final answer' }
 
-/** The end of a chain of nested calls: a completed turn without a model call. Raises TurnLost, TurnAborted. */
+/** Completes a turn at the maximum depth without a model call. @throws TurnClaimLost, TurnAborted */
 export function settleAtDepthLimit(turn: TurnAttempt): Promise<'settled'> {
-  const { agent, loaded, work } = turn
+  const { agent, loaded, data } = turn
   const first = loaded.provider?.default_model ?? loaded.route?.route.targets[0].model
-  const model = (work as TurnData).model ?? agent.model ?? first ?? ''
-  const output = { model, content: DEPTH_GUARD_TEXT, finish_reason: 'other', object: null }
-  return settle(turn, { status: 'completed', stop_reason: 'depth_guard', error: null, output }, null)
+  const model = (data as TurnData).model ?? agent.model ?? first ?? ''
+  const output = { model, content: DEPTH_LIMIT_TEXT, finish_reason: 'other', object: null }
+  return settleTurn(turn, { status: 'completed', stop_reason: 'depth_guard', error: null, output }, null)
 }
 
-/** Ends the turn as failed. Raises TurnLost. */
+/** Settles the turn as failed. @throws TurnClaimLost */
 export const failTurn = (turn: TurnAttempt, failure: RecordedFailure, stop_reason?: string) =>
-  settle(turn, failed(shownFailure(turn.generation, failure), stop_reason), null)
+  settleTurn(turn, failedEnd(publicFailure(turn.generation, failure), stop_reason), null)
 
-/** What is told of a failure: of a provider that a project shares with its agent, neither which one it is nor what it says. */
-function shownFailure({ publisher_project_id }: GenerationRow, { code, message, meta }: RecordedFailure) {
-  if (publisher_project_id === null || !OF_PROVIDER.includes(code)) return { code, message, ...(meta ? { meta } : {}) }
+/** Returns a failure without the provider's identity and message if another project shares the agent. */
+function publicFailure({ publisher_project_id }: GenerationRow, { code, message, meta }: RecordedFailure) {
+  if (publisher_project_id === null || !PROVIDER_ERRORS.includes(code))
+    return { code, message, ...(meta ? { meta } : {}) }
   const status = meta?.provider_status_code
-  const said = typeof status === 'number' ? `answered ${status}` : 'cannot be used'
+  const problem = typeof status === 'number' ? `responded with ${status}` : 'cannot be used'
   return {
     code,
-    message: `The AI provider of the shared agent ${said}`,
-    meta: Object.fromEntries(SHOWN.flatMap(key => (meta && key in meta ? [[key, meta[key]]] : []))),
+    message: `The AI provider of the shared agent ${problem}`,
+    meta: Object.fromEntries(PUBLIC_META.flatMap(key => (meta && key in meta ? [[key, meta[key]]] : []))),
   }
 }
 
-const OF_PROVIDER = ['AI_PROVIDER_ERROR', 'AI_PROVIDER_MISCONFIGURED', 'AI_PROVIDER_NOT_FOUND', 'MODEL_ROUTE_NOT_FOUND']
-const SHOWN = ['provider_status_code', 'model', 'reason']
+const PROVIDER_ERRORS = [
+  'AI_PROVIDER_ERROR',
+  'AI_PROVIDER_MISCONFIGURED',
+  'AI_PROVIDER_NOT_FOUND',
+  'MODEL_ROUTE_NOT_FOUND',
+]
+const PUBLIC_META = ['provider_status_code', 'model', 'reason']
 
-/** Ends the turn: record, journal, working state, frames and events in one transaction guarded by the attempt. */
-async function settle(
+/** Settles the turn: record, journal, turn data, frames and events in one transaction fenced by the attempt. */
+async function settleTurn(
   turn: TurnAttempt,
-  end: End,
-  given: JournalStepRow | null,
-  told: StreamEvent[] = [],
+  end: TurnEnd,
+  lastStep: JournalStepRow | null,
+  events: StreamEvent[] = [],
 ): Promise<'settled'> {
-  const { services, generation, run, work } = turn
-  const { source } = run
+  const { services, generation, context, data } = turn
+  const { source } = context
   await injectFault(services, 'before_settle')
-  // What was done of the step under way stays, so that a retry does not do it again.
-  const step = given ?? cutOff(turn)
-  const frames = await turn.framesOf(told, step)
+  // Outcomes of a step in progress are stored, so that a retry does not repeat its calls.
+  const step = lastStep ?? interruptedStep(turn)
+  const frames = await turn.buildFrames(events, step)
   const steps = step ? [...turn.steps, step] : turn.steps
-  // An answer that has not become a step when the turn ends is paid for all the same.
-  const answered = step ?? turn.answered
+  // A model answer whose step has not settled is billed too.
+  const answered = step ?? turn.lastAnswer
   const used = await retryWhileUnavailable(
     () =>
-      rateTurn(services, generation, {
+      priceTurn(services, generation, {
         steps: answered ? [...turn.steps, answered] : turn.steps,
-        slugs: turn.slugs,
-        call: { input: work?.messages ?? null, output: end.output },
+        providerTypes: turn.providerTypes,
+        call: { input: data?.messages ?? null, output: end.output },
       }),
-    run,
+    context,
   )
-  if (!given && turn.begun) turn.leaveUnknown(turn.begun)
-  const calls = await turn.rateCalls()
+  if (!lastStep && turn.startedStep) turn.addLostCalls(turn.startedStep)
+  const calls = await turn.priceCalls()
   const now = new Date().toISOString()
-  const shown: GenerationRow = {
+  const settled: GenerationRow = {
     ...generation,
     ...end,
-    input: work?.messages ?? null,
+    input: data?.messages ?? null,
     usage: used.usage,
     step_count: steps.length,
     completed_at: now,
     last_activity_at: now,
     updated_at: now,
   }
-  const after = storedForm(shown, now)
+  const after = storedForm(settled, now)
   const stored = step ? storedStep(step, generation.content_mode) : null
   const outcome = () => ({
     status: end.status,
@@ -157,31 +166,65 @@ async function settle(
     model: end.output?.model ?? null,
     object: end.output?.object ?? null,
     error: end.error,
-    notes: work?.notes ?? {},
+    notes: data?.notes ?? {},
   })
-  const follow = await retryWhileUnavailable(() => completionHooksFor(services, shown), run)
-  const memory = await retryWhileUnavailable(() => rememberedBy(services.pool, generation, steps), run)
+  const emitHooks = await retryWhileUnavailable(() => completionHooksFor(services, settled), context)
+  const memory = await retryWhileUnavailable(() => loadTurnMemoryIfWritten(services.pool, generation, steps), context)
   await commitAttempt(turn, {
     after,
     frames,
     last: result =>
       end.status === 'completed'
-        ? turn.frames.next('completed', result ?? agentResult(shown, steps))
+        ? turn.frames.next('completed', result ?? agentResult(settled, steps))
         : turn.frames.next('error', end.error),
     parts: frames => settlementParts({ generation, after, step: stored, frames, journalled: turn.journalled }),
-    follow(outgoing) {
-      follow(outgoing, after, memory)
-      recordUsageInTx(outgoing, [...used.rated, ...calls.rated])
+    addWrites(outbox) {
+      emitHooks(outbox, after, memory)
+      recordUsageInTx(outbox, [...used.rated, ...calls.rated])
     },
-    add: source?.settle && (tx => source.settle?.(tx, after, outcome())),
-    yields: end.status === 'completed',
+    inSource: source?.settle && (tx => source.settle?.(tx, after, outcome())),
+    interruptible: end.status === 'completed',
   })
   calls.written()
   if (after.step_count > 0) traceFlusher(services).add(after)
-  return turn.ended(end.status, end.error)
+  return turn.reportOutcome(end.status, end.error)
 }
 
-/** The step under way as it is when the turn ends in the middle of it; null when none of its calls was started. */
-function cutOff({ begun }: TurnAttempt): JournalStepRow | null {
-  return begun && settledStep(begun.step, begun.outcomes, begun.started)
+/** Returns the step in progress as settled by the end of the turn; null if none of its calls has started. */
+function interruptedStep({ startedStep }: TurnAttempt): JournalStepRow | null {
+  return startedStep && settledStep(startedStep.step, startedStep.outcomes, startedStep.started)
+}
+
+/** Keys of a tool call that a model wrote as text. */
+const KEYS = new Set([
+  ...['name', 'tool', 'tool_name', 'toolName', 'function'],
+  ...['arguments', 'args', 'parameters', 'input', 'id', 'tool_call_id', 'type'],
+])
+const NAME_KEYS = ['name', 'tool', 'tool_name', 'toolName', 'function']
+
+/**
+ * Returns the tool of an answer that consists only of tool calls written as text: a JSON object, or an array of
+ * objects, each with the name of a tool of the turn and only keys of calls. Null for any other answer.
+ */
+export function textEncodedCall(text: string, tools: ReadonlySet<string>): string | null {
+  if (tools.size === 0) return null
+  const json = stripCodeFence(text)
+  if (!/^[{[]/.test(json)) return null
+  let value: unknown
+  try {
+    value = JSON.parse(json)
+  } catch {
+    return null
+  }
+  const calls = Array.isArray(value) ? value : [value]
+  const names = calls.map(call => calledTool(call, tools))
+  return names.length > 0 && names.every(name => name !== null) ? names[0] : null
+}
+
+function calledTool(call: unknown, tools: ReadonlySet<string>): string | null {
+  if (typeof call !== 'object' || call === null || Array.isArray(call)) return null
+  const entries = Object.entries(call)
+  if (!entries.every(([key]) => KEYS.has(key))) return null
+  const [, name] = entries.find(([key, value]) => NAME_KEYS.includes(key) && tools.has(value as string)) ?? []
+  return (name as string | undefined) ?? null
 }

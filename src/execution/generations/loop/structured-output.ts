@@ -6,7 +6,7 @@ import { outputProblems } from '../../agents/schema.ts'
 
 const FENCE = '```'
 
-/** A text minus one markdown fence around all of it; in time that grows with the text only. */
+/** Removes a markdown fence around the whole text, in linear time. */
 export function stripCodeFence(text: string): string {
   const trimmed = text.trim()
   const first = trimmed.slice(0, trimmed.indexOf('\n') + 1)
@@ -14,13 +14,13 @@ export function stripCodeFence(text: string): string {
   return trimmed.slice(first.length, -FENCE.length).trim()
 }
 
-/** Pause before a check is asked for again that no thread had time for. */
+/** Delay before a validation that timed out under CPU contention is retried. */
 const RETRY_MS = 1000
 
 /**
- * The final answer as the object its schema asks for. The answer is paid for: where no thread has time to check it, it
- * waits until `signal` aborts.
- * @throws INVALID_OUTPUT_SCHEMA, and what ends a wait by `signal`
+ * Parses and validates the final answer. The answer was billed, so a validation that times out under CPU contention is
+ * retried until `signal` aborts.
+ * @throws INVALID_OUTPUT_SCHEMA, the reason of `signal`
  */
 export async function parseStructuredOutput(
   services: Services,

@@ -8,6 +8,7 @@ import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
 import type { AgentRow } from '../../agents/model.ts'
 import type { LoadedRoute } from '../../model-routes/store.ts'
+import { storedStep } from '../journal/step.ts'
 import { type Entry, type JournalState, journalRows, readJournal, writeJournal } from '../journal/store.ts'
 import { type GenerationRow, generationKind, type JournalStepRow, type OpenStep, type TurnData } from '../model.ts'
 import type { Attachments } from '../request/message-files.ts'
@@ -16,11 +17,10 @@ import { FrameWriter, startedOf } from '../streams/frames.ts'
 import { notifyFrames, TURN_CHANNEL, TurnClaimLost } from '../streams/live-turns.ts'
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { NO_TOOLS, type Toolbox } from '../tools/toolbox.ts'
-import { storedStep } from './history.ts'
-import { lostCalls, type Slugs, slugsOf } from './metering.ts'
+import { draftLostCalls, type ProviderTypes, providerTypesOf } from './metering.ts'
 import { sealTurnData } from './turn-data.ts'
 import { withMemory } from './turn-hooks.ts'
-import type { TurnRun } from './turn-owner.ts'
+import type { TurnContext } from './turn-owner.ts'
 import { claimParts, isWritten, journalStep, type LoadedTurn, requeueGeneration } from './turn-store.ts'
 
 export const turnsTotal = new Counter({
@@ -30,65 +30,65 @@ export const turnsTotal = new Counter({
   registers: [],
 })
 
-/** One attempt at a turn: how far it has come, and what is written of it while it goes on. */
+/** One attempt at a turn: its claim, its progress, and the fenced writes until it settles or pauses. */
 export class TurnAttempt {
   readonly services: Services
-  readonly run: TurnRun
+  readonly context: TurnContext
   readonly loaded: LoadedTurn
   readonly agent: AgentRow
   generation: GenerationRow
   /** Null until the turn is prepared. */
-  work: TurnData | null = null
-  /** Settled steps, with their content. */
+  data: TurnData | null = null
+  /** Settled steps with their content. */
   readonly steps: JournalStepRow[]
-  /** Of an agent without a provider; read anew with each step. */
+  /** Model route of an agent without a provider; read again with each step. */
   route: LoadedRoute | null
   frames: FrameWriter
-  /** Text of the step under way, as far as the model has said it. */
+  /** Text streamed for the step in progress. */
   partial = ''
-  /** Read at the first model call; later steps see the same bytes. */
+  /** Read for the first model call; later steps use the same bytes. */
   files: Attachments | null = null
   tools: Toolbox = NO_TOOLS
-  /** The step under way, once the model has answered. */
+  /** The step in progress, after its model call. */
   open: JournalState['open']
-  /** Something of the turn may be in the journal beside its settled steps. */
+  /** Whether the journal may contain rows of the turn besides its settled steps. */
   journalled: boolean
-  /** What the model answered last, until it is a settled step. */
-  answered: OpenStep | null
-  /** Calls of tools that were made and whose usage is yet to be written. */
-  readonly calls: UsageDraft[] = []
-  /** Types of the providers that may have served a step. */
-  slugs: Slugs
-  /** The journal has the answer of the step under way. */
-  private noted: boolean
+  /** The last model answer until its step settles. */
+  lastAnswer: OpenStep | null
+  /** Usage of tool calls that has not been written. */
+  readonly unwrittenUsage: UsageDraft[] = []
+  /** Provider types of the providers that may have served a step, by id. */
+  providerTypes: ProviderTypes
+  /** Whether the journal contains the model answer of the step in progress. */
+  private isStepJournalled: boolean
   private readonly startedAt = performance.now()
 
-  constructor(services: Services, loaded: LoadedTurn, run: TurnRun) {
+  constructor(services: Services, loaded: LoadedTurn, context: TurnContext) {
     this.services = services
     this.loaded = loaded
-    this.run = run
-    // A turn without one is refused before anything asks for it.
+    this.context = context
+    // A turn without an agent is refused in prepareTurn.
     this.agent = loaded.agent as AgentRow
     this.generation = loaded.generation
     const { open, settled } = readJournal(services, loaded.generation, loaded.journal, loaded.generation.step_count)
     this.open = open
-    this.answered = open?.step ?? null
-    this.slugs = slugsOf(loaded)
-    this.noted = open !== null
+    this.lastAnswer = open?.step ?? null
+    this.providerTypes = providerTypesOf(loaded)
+    this.isStepJournalled = open !== null
     this.journalled = loaded.journal.length > 0
     this.steps = loaded.steps.map(step => settled.get(step.n) ?? step)
     this.route = loaded.route
-    this.frames = new FrameWriter(services, loaded.generation, loaded.lastFrame, run.signal)
+    this.frames = new FrameWriter(services, loaded.generation, loaded.lastFrame, context.signal)
   }
 
-  /** Takes the turn. On a resume, a frame says that the interrupted step's text is void. Raises TurnLost. */
+  /** Claims the turn. On a resume a frame voids the text of the interrupted step. @throws TurnClaimLost */
   async claim(): Promise<void> {
-    const { generation: before, services, run } = this
+    const { generation: before, services, context } = this
     const now = new Date().toISOString()
     const first = before.status === 'pending'
-    const after = this.claimed(now)
-    this.frames = new FrameWriter(services, after, this.loaded.lastFrame, run.signal)
-    const frames = this.firstFrames(after, first)
+    const after = this.buildClaimedRow(now)
+    this.frames = new FrameWriter(services, after, this.loaded.lastFrame, context.signal)
+    const frames = this.buildFirstFrames(after, first)
     const claim = {
       generation: before,
       attempt: after.attempt,
@@ -96,23 +96,23 @@ export class TurnAttempt {
       startedAt: after.started_at as string,
       agentVersion: after.agent_version as number,
       now,
-      sealedWork: first && run.source?.prepare && this.work ? sealTurnData(services, before, this.work) : null,
+      sealedData: first && context.source?.prepare && this.data ? sealTurnData(services, before, this.data) : null,
       frames,
     }
-    // Where the answer to the claim is lost, the turn is given back under it.
+    // If the response to the claim is lost, the turn is requeued under it.
     this.generation = after
-    const { held } = await services.writeOne(outgoing => {
+    const { held } = await services.writeOne(outbox => {
       if (first) {
-        outgoing.emit(generationKind, 'started', after, withMemory([]))
-        run.source?.started?.(outgoing, after)
+        outbox.emit(generationKind, 'started', after, withMemory([]))
+        context.source?.started?.(outbox, after)
       }
-      if (frames.length > 0) outgoing.notify(TURN_CHANNEL, `${before.id} frames`)
+      if (frames.length > 0) outbox.notify(TURN_CHANNEL, `${before.id} frames`)
       return claimParts(claim)
     })
     if (!held) throw new TurnClaimLost()
   }
 
-  private claimed(now: string): GenerationRow {
+  private buildClaimedRow(now: string): GenerationRow {
     const { generation: before, agent } = this
     const counted = before.status === 'pending' || before.handed_back
     return {
@@ -128,62 +128,62 @@ export class TurnAttempt {
     }
   }
 
-  private firstFrames(claimed: GenerationRow, first: boolean): Frame[] {
+  private buildFirstFrames(claimed: GenerationRow, first: boolean): Frame[] {
     if (!claimed.streamed) return []
     if (first) return [this.frames.next('started', startedOf(claimed))]
-    // Of a step that the model has answered nothing is said again.
+    // A step with a model answer is not streamed again.
     if (this.open || this.loaded.lastFrame === 0) return []
     return [this.frames.next('step_restarted', { step: this.steps.length + 1 })]
   }
 
-  /** Takes a piece of what the model says. */
-  receive(text: string): void {
+  /** Appends streamed text of the step in progress. */
+  appendText(text: string): void {
     this.partial += text
     this.frames.text(text)
   }
 
-  /** Frames of what is to be told, behind the text that is not written yet; with a step, that it has settled. */
-  async framesOf(told: readonly StreamEvent[], step?: JournalStepRow | null): Promise<Frame[]> {
+  /** Returns the frames of unwritten text, of events and, with a step, of its end. */
+  async buildFrames(events: readonly StreamEvent[], step?: JournalStepRow | null): Promise<Frame[]> {
     const frames = await this.frames.drain()
     if (!this.generation.streamed) return frames
-    for (const { event, data } of told) frames.push(this.frames.next(event, data))
+    for (const { event, data } of events) frames.push(this.frames.next(event, data))
     if (!step || this.generation.shape !== 'agent') return frames
     const { n, finish_reason, usage } = step
     return [...frames, this.frames.next('step', { step: n, finish_reason, usage })]
   }
 
-  /** The step under way, once the first of its calls has begun. */
-  get begun(): JournalState['open'] {
-    return this.noted ? this.open : null
+  /** The step in progress, once its first tool call has started. */
+  get startedStep(): JournalState['open'] {
+    return this.isStepJournalled ? this.open : null
   }
 
-  /** Keeps what is known of the calls of the step under way; the first time, with what the model answered. Raises TurnLost. */
-  async note(entries: Entry[], told: StreamEvent[]): Promise<void> {
+  /** Journals starts and outcomes of tool calls; the first time with the model answer. @throws TurnClaimLost */
+  async journalCalls(entries: Entry[], events: StreamEvent[]): Promise<void> {
     const { services, generation } = this
     const { step } = this.open as { step: OpenStep }
-    const first = !this.noted
-    const frames = await this.framesOf(told)
+    const first = !this.isStepJournalled
+    const frames = await this.buildFrames(events)
     const answer: Entry[] = first ? [{ n: step.n, position: 0, value: step }] : []
     const rows = journalRows(services, generation, [...answer, ...entries])
-    const calls = await this.rateCalls()
+    const calls = await this.priceCalls()
     const after = { ...generation, journalled: generation.journalled + 1 }
     const write = () => writeJournal(services.pool, generation, rows, frames, first, calls.rated)
-    if (!(await this.persist(write, after))) throw new TurnClaimLost()
+    if (!(await this.writeFenced(write, after))) throw new TurnClaimLost()
     if (frames.length > 0) notifyFrames(services, generation.id)
     calls.written()
     checkThresholdsLater(services, calls.rated)
     this.generation = after
-    this.noted = true
+    this.isStepJournalled = true
     this.journalled = true
   }
 
   /**
-   * Makes a write that the attempt fences, again while the database is unavailable. Where a further try finds the row changed
-   * by one whose answer was lost, it is as if that had been answered.
+   * Makes a fenced write and retries it while the database is unavailable. A retry after a lost response counts as
+   * written if the row has the state of `after`.
    * @param after the row as the write leaves it
    */
-  async persist<T>(write: () => Promise<T | false>, after: GenerationRow): Promise<T | true | false> {
-    const { services, run } = this
+  async writeFenced<T>(write: () => Promise<T | false>, after: GenerationRow): Promise<T | true | false> {
+    const { services, context } = this
     let unanswered = false
     return retryWhileUnavailable(
       async () => {
@@ -194,17 +194,17 @@ export class TurnAttempt {
           throw error
         }
       },
-      { signal: run.signal },
+      { signal: context.signal },
     )
   }
 
-  /** Keeps a settled step, so that another worker could go on from it. Raises TurnLost. */
-  async journal(step: JournalStepRow, told: StreamEvent[]): Promise<void> {
+  /** Journals a settled step, so that another worker could continue after it. @throws TurnClaimLost */
+  async journalStep(step: JournalStepRow, events: StreamEvent[]): Promise<void> {
     const { services, generation } = this
-    const frames = await this.framesOf(told, step)
+    const frames = await this.buildFrames(events, step)
     const hidden = generation.content_mode === 'none'
-    const kept = hidden ? journalRows(services, generation, [{ n: step.n, position: 0, value: step }])[0] : null
-    const calls = await this.rateCalls()
+    const sealed = hidden ? journalRows(services, generation, [{ n: step.n, position: 0, value: step }])[0] : null
+    const calls = await this.priceCalls()
     const after = {
       ...generation,
       step_count: generation.step_count + 1,
@@ -219,80 +219,84 @@ export class TurnAttempt {
         storedStep(step, generation.content_mode),
         frames,
         this.agent,
-        this.noted || kept ? { kept } : null,
+        this.isStepJournalled || sealed ? { settled: sealed } : null,
         calls.rated,
       )
-    const journalled = await this.persist(write, after)
+    const journalled = await this.writeFenced(write, after)
     if (!journalled) throw new TurnClaimLost()
     if (frames.length > 0) notifyFrames(services, generation.id)
     calls.written()
     checkThresholdsLater(services, calls.rated)
     this.journalled ||= hidden
     if (journalled !== true) this.route = journalled.route
-    if (this.route) this.slugs = new Map([...this.slugs, ...slugsOf({ provider: null, route: this.route })])
-    this.answered = null
+    if (this.route)
+      this.providerTypes = new Map([...this.providerTypes, ...providerTypesOf({ provider: null, route: this.route })])
+    this.lastAnswer = null
     this.steps.push(step)
     this.open = null
-    this.noted = false
+    this.isStepJournalled = false
     this.generation = after
   }
 
-  /** Prices the calls of tools whose usage is yet to be written; `written` once it is. */
-  async rateCalls(): Promise<{ rated: PricedUsage[]; written: () => void }> {
-    const count = this.calls.length
-    const rated = await retryWhileUnavailable(() => priceUsage(this.services, this.calls), this.run)
-    return { rated, written: () => void this.calls.splice(0, count) }
+  /** Prices the unwritten usage of tool calls; `written` removes it after the write. */
+  async priceCalls(): Promise<{ rated: PricedUsage[]; written: () => void }> {
+    const count = this.unwrittenUsage.length
+    const rated = await retryWhileUnavailable(() => priceUsage(this.services, this.unwrittenUsage), this.context)
+    return { rated, written: () => void this.unwrittenUsage.splice(0, count) }
   }
 
-  /** Takes up the use of calls whose outcome is not known when the turn ends. */
-  leaveUnknown(open: NonNullable<JournalState['open']>): void {
-    const known = new Set(this.calls.map(({ idempotency_key }) => idempotency_key))
-    const lost = lostCalls(this.generation, open, this.tools.tools)
-    this.calls.push(...lost.filter(({ idempotency_key }) => !known.has(idempotency_key)))
+  /** Adds the usage of calls whose outcome is unknown when the turn ends. */
+  addLostCalls(open: NonNullable<JournalState['open']>): void {
+    const known = new Set(this.unwrittenUsage.map(({ idempotency_key }) => idempotency_key))
+    const lost = draftLostCalls(this.generation, open, this.tools.tools)
+    this.unwrittenUsage.push(...lost.filter(({ idempotency_key }) => !known.has(idempotency_key)))
   }
 
-  /** Records usage that no write of the turn has taken along. */
-  leaveCalls(): void {
-    recordUsageLater(this.services, this.calls.splice(0))
+  /** Records usage that was not written with the turn. */
+  recordRemainingUsage(): void {
+    recordUsageLater(this.services, this.unwrittenUsage.splice(0))
   }
 
-  /** Gives the turn back, for another worker to go on with. */
-  async handBack(): Promise<'handed_back'> {
+  /** Requeues the turn for another worker. */
+  async requeue(): Promise<'requeued'> {
     await requeueGeneration(this.services.pool, this.generation)
-    this.report('handed_back')
-    return 'handed_back'
+    this.logOutcome('requeued')
+    return 'requeued'
   }
 
-  /** Gives the turn back, uncounted, after an error of the database. */
-  async release(): Promise<void> {
-    const { services, generation, run } = this
-    await retryWhileUnavailable(() => requeueGeneration(services.pool, generation), run).catch(() => {})
-    this.report('handed_back')
+  /** Requeues the turn after a database error, without counting the attempt as lost. */
+  async requeueUncounted(): Promise<void> {
+    const { services, generation, context } = this
+    await retryWhileUnavailable(() => requeueGeneration(services.pool, generation), context).catch(() => {})
+    this.logOutcome('requeued')
   }
 
-  /** Leaves a turn that another process owns, or gives it back when this one is stopping. */
-  async leave(): Promise<'lost' | 'handed_back'> {
-    // The worker that stops hard gives its turns back; one that lost its lease no longer owns them, and this finds no row.
-    if (this.run.stopping.aborted && this.generation.status === 'in_progress') {
+  /** Stops without settling: the claim was lost, or this process is stopping and requeues the turn. */
+  async stopWithoutSettling(): Promise<'claim_lost' | 'requeued'> {
+    // If the claim was lost as well, the requeue matches no row.
+    if (this.context.stopping.aborted && this.generation.status === 'in_progress') {
       await requeueGeneration(this.services.pool, this.generation).catch(() => {})
-      this.report('handed_back')
-      return 'handed_back'
+      this.logOutcome('requeued')
+      return 'requeued'
     }
-    this.report('lost')
-    return 'lost'
+    this.logOutcome('claim_lost')
+    return 'claim_lost'
   }
 
-  /** Counts and reports an end, or a pause, that is written. */
-  async ended(outcome: 'completed' | 'failed' | 'requires_action', error: RecordedFailure | null): Promise<'settled'> {
+  /** Counts and logs a written end or pause. */
+  async reportOutcome(
+    outcome: 'completed' | 'failed' | 'requires_action',
+    error: RecordedFailure | null,
+  ): Promise<'settled'> {
     await injectFault(this.services, 'after_settle')
     turnsTotal.inc({ outcome })
-    this.report(outcome, error)
+    this.logOutcome(outcome, error)
     return 'settled'
   }
 
-  private report(outcome: string, error: RecordedFailure | null = null): void {
+  private logOutcome(outcome: string, error: RecordedFailure | null = null): void {
     const { id, attempt, project_id, agent_id, conversation_id } = this.generation
-    this.run.log.info(
+    this.context.log.info(
       {
         generation_id: id,
         project_id,
@@ -302,9 +306,9 @@ export class TurnAttempt {
         steps: this.steps.length,
         outcome,
         code: error?.code,
-        ms: Math.round(performance.now() - this.startedAt),
+        duration_ms: Math.round(performance.now() - this.startedAt),
       },
-      'turn',
+      'turn attempt ended',
     )
   }
 }

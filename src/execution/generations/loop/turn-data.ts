@@ -4,18 +4,18 @@ import type { GenerationRow, TurnData } from '../model.ts'
 
 type Owner = Pick<GenerationRow, 'id' | 'project_id'>
 
-/** What binds a sealed working state to its turn. */
+/** Binds sealed turn data to its turn. */
 const sealOf = ({ id, project_id }: Owner) => ({ kind: 'generation_work', id, project_id })
 
 /**
- * What is compressed: a conversation's history is most of what its turns write. Less does not pay, and more would hold up
- * the process.
+ * Sizes in bytes that are compressed, and the level: most of the data is conversation history. Less does not pay; more
+ * would block the event loop.
  */
 const COMPRESSED = { from: 1024, to: 256 * 1024, level: 1 }
-/** First byte of JSON; zlib's is another. */
+/** First byte of JSON, which zlib data never has. */
 const BRACE = 0x7b
 
-/** What is left out where a turn has nothing else. */
+/** Defaults, omitted from the stored form. */
 const EMPTY: Omit<TurnData, 'depth'> = {
   messages: null,
   settled: [],
@@ -30,21 +30,21 @@ const EMPTY: Omit<TurnData, 'depth'> = {
   knowledge: null,
 }
 
-const isEmpty = (work: TurnData, name: keyof typeof EMPTY): boolean =>
-  EMPTY[name] === null ? work[name] === null : Object.keys(work[name] as object).length === 0
+const isEmpty = (data: TurnData, name: keyof typeof EMPTY): boolean =>
+  EMPTY[name] === null ? data[name] === null : Object.keys(data[name] as object).length === 0
 
-/** The working state of a turn as the database has it. */
-export function sealTurnData(services: Services, turn: Owner, work: TurnData): string {
-  const left = { ...work } as Partial<TurnData>
-  for (const name of Object.keys(EMPTY) as (keyof typeof EMPTY)[]) if (isEmpty(work, name)) delete left[name]
-  const text = JSON.stringify(left)
+/** Returns the stored form of turn data. */
+export function sealTurnData(services: Services, turn: Owner, data: TurnData): string {
+  const stored = { ...data } as Partial<TurnData>
+  for (const name of Object.keys(EMPTY) as (keyof typeof EMPTY)[]) if (isEmpty(data, name)) delete stored[name]
+  const text = JSON.stringify(stored)
   const { from, to, level } = COMPRESSED
   const size = Buffer.byteLength(text)
   const pays = size >= from && size <= to
   return services.secrets.seal(pays ? deflateSync(text, { level }) : text, sealOf(turn))
 }
 
-/** The working state again; null when it cannot be decrypted. */
+/** Returns turn data from its stored form; null if it cannot be decrypted. */
 export function openTurnData(services: Services, turn: Owner, sealed: string): TurnData | null {
   const opened = services.secrets.openBytes(sealed, sealOf(turn))
   if (!opened.ok) return null

@@ -3,58 +3,58 @@ import type { Outbox } from '../../../core/db/writer.ts'
 import { extensionPoint } from '../../../core/declarations.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { memoryEntryKind } from '../../../memory/entries/model.ts'
-import { WRITE_MEMORY } from '../journal/open-step.ts'
+import { WRITE_MEMORY } from '../journal/step.ts'
 import { type GenerationRow, generationKind, type JournalStepRow } from '../model.ts'
-import { entriesOfGeneration } from '../store.ts'
+import { listMemoryEntriesOfTurn } from '../store.ts'
 import { TURN_CHANNEL } from '../streams/live-turns.ts'
 
-/** What a turn has brought into memory stores, as its events show it beside its record; null where its content is erased. */
-export type RememberedTurn = readonly object[] | null
+/** Memory entries written by a turn, as its events contain them; null if its content is erased. */
+export type TurnMemory = readonly object[] | null
 
-export const rememberTurnCte = async (db: Queryable, generationId: string): Promise<RememberedTurn> =>
-  (await entriesOfGeneration(db, generationId)).map(memoryEntryKind.present)
+export const loadTurnMemory = async (db: Queryable, generationId: string): Promise<TurnMemory> =>
+  (await listMemoryEntriesOfTurn(db, generationId)).map(memoryEntryKind.present)
 
-/** The same, read where a step has stated a fact: a turn without one costs no statement. */
-export async function rememberedBy(
+/** Returns the memory entries of a turn; skips the query if no step called the memory tool. */
+export async function loadTurnMemoryIfWritten(
   db: Queryable,
   { id }: Pick<GenerationRow, 'id'>,
   steps: readonly Pick<JournalStepRow, 'tool_calls'>[],
-): Promise<RememberedTurn> {
-  const stated = steps.some(({ tool_calls }) => tool_calls.some(({ tool_name }) => tool_name === WRITE_MEMORY))
-  return stated ? rememberTurnCte(db, id) : []
+): Promise<TurnMemory> {
+  const written = steps.some(({ tool_calls }) => tool_calls.some(({ tool_name }) => tool_name === WRITE_MEMORY))
+  return written ? loadTurnMemory(db, id) : []
 }
 
-export const withMemory = (memory_entries: RememberedTurn) => ({ extra: { memory_entries } })
+export const withMemory = (memory_entries: TurnMemory) => ({ extra: { memory_entries } })
 
-/** What follows from the pause of a turn: its event, and the notice for those who wait. */
-export function emitPaused(outgoing: Outbox, after: GenerationRow, memory: RememberedTurn = []): void {
-  outgoing.emit(generationKind, 'requires_action', after, withMemory(memory))
-  outgoing.notify(TURN_CHANNEL, `${after.id} settled`)
+/** Emits the event of a paused turn and notifies waiting callers. */
+export function emitPaused(outbox: Outbox, after: GenerationRow, memory: TurnMemory = []): void {
+  outbox.emit(generationKind, 'requires_action', after, withMemory(memory))
+  outbox.notify(TURN_CHANNEL, `${after.id} settled`)
 }
 
-/** What follows from the end of a turn: its event, and the notice for those who wait. */
-export function emitSettled(outgoing: Outbox, after: GenerationRow, memory: RememberedTurn): void {
-  outgoing.emit(generationKind, after.status === 'completed' ? 'completed' : 'failed', after, withMemory(memory))
-  outgoing.notify(TURN_CHANNEL, `${after.id} settled`)
+/** Emits the event of a settled turn and notifies waiting callers. */
+export function emitSettled(outbox: Outbox, after: GenerationRow, memory: TurnMemory): void {
+  outbox.emit(generationKind, after.status === 'completed' ? 'completed' : 'failed', after, withMemory(memory))
+  outbox.notify(TURN_CHANNEL, `${after.id} settled`)
 }
 
 /**
- * What a module has follow from turns that complete. Asked for before the transaction that ends the turn, in which the
- * result is called; null, and no round trip, where nothing follows.
+ * Prepares writes of a module for a turn that completes. Called before the settle transaction, in which the result is
+ * called; null, without a round trip, if there is nothing to write.
  */
 export type TurnCompletionHook = (
   services: Services,
   generation: GenerationRow,
-) => Promise<((outgoing: Outbox) => void) | null>
+) => Promise<((outbox: Outbox) => void) | null>
 
-export const turnCompletionHooks = extensionPoint<TurnCompletionHook>('what follows from turns')
+export const turnCompletionHooks = extensionPoint<TurnCompletionHook>('turn completion hooks')
 
-/** What follows from the end of a turn, with what other modules have follow from it. */
+/** Returns a function that emits the end of a turn with the writes of completion hooks. */
 export async function completionHooksFor(services: Services, generation: GenerationRow): Promise<typeof emitSettled> {
   if (generation.status !== 'completed') return emitSettled
-  const further = await Promise.all(turnCompletionHooks.all().map(follower => follower(services, generation)))
-  return (outgoing, after, memory) => {
-    emitSettled(outgoing, after, memory)
-    for (const follow of further) follow?.(outgoing)
+  const hooks = await Promise.all(turnCompletionHooks.all().map(prepare => prepare(services, generation)))
+  return (outbox, after, memory) => {
+    emitSettled(outbox, after, memory)
+    for (const addWrites of hooks) addWrites?.(outbox)
   }
 }

@@ -11,22 +11,22 @@ import type { GenerationRow } from '../model.ts'
 export type TurnOutcome = {
   status: 'completed' | 'failed'
   content: string | null
-  /** Text of the step that was under way when the turn was aborted, as far as it was streamed. */
+  /** Text streamed by the step in progress when the turn was aborted. */
   partial: string | null
   model: string | null
-  /** The answer as its schema asks for it; null without one. */
+  /** The structured answer; null without an output schema. */
   object: unknown
   error: RecordedFailure | null
-  /** What `prepare` noted. */
+  /** Notes of `prepare`. */
   notes: Record<string, unknown>
 }
 
-/** What a turn is paused with, kept or not. */
+/** Data of a pause, stored or not. */
 export type PausedTurn = { required_action: Record<string, unknown>; text: string | null; model: string | null }
 
-/** What a turn's surface adds to it. */
+/** Extensions of a turn by the conversation or module that created it. */
 export type TurnSource = {
-  /** Read once, at the first claim; a resumed turn sees what it gave. `refuse` fails the turn before it starts. */
+  /** Called once, at the first claim; later attempts use its result. `refuse` fails the turn before it starts. */
   prepare?(
     db: Queryable,
     generation: GenerationRow,
@@ -35,59 +35,61 @@ export type TurnSource = {
         messages: ModelMessage[]
         system_extra: string[]
         notes?: Record<string, unknown>
-        /** What the turn knows beside its agent; the request's is laid over it. */
+        /** Additional knowledge of the turn; the configuration of the request is merged over it. */
         knowledge_config?: SessionKnowledge | null
       }
     | { refuse: RecordedFailure }
   >
-  /** What its permission is on, when the source has just read it. */
+  /** Returns the row that the permission refers to, if the source has just read it. */
   target?(permission: { kind: string; id: string }): KindRow | null
-  /** What follows from the first claim, beside the events of the generation. */
-  started?(outgoing: Outbox, generation: GenerationRow): void
+  /** Adds writes to the first claim. */
+  started?(outbox: Outbox, generation: GenerationRow): void
   /**
-   * First in the settle transaction, before the generation's row is taken: takes what `settle` needs, in the order in
-   * which an abort takes it. A failure it answers ends a turn that would have completed.
+   * Called first in the settle transaction, before the generation is locked: takes the locks that `settle` requires, in
+   * the order of an abort. A returned failure takes precedence over a completion.
    */
   lock?(tx: Tx, generation: GenerationRow): Promise<(RecordedFailure & { stop_reason?: 'error' | 'cancelled' }) | null>
-  /** Inside the transaction that pauses the turn, in place of `settle`; with the same result. */
+  /** Called in the transaction that pauses the turn, with the result of `settle`. */
   pause?(tx: Tx, generation: GenerationRow, paused: PausedTurn): Promise<{ result: object | null } | undefined>
-  /** Inside the settle transaction. `result` is what a waiting caller and the last frame get instead of the agent's result. */
+  /**
+   * Called in the settle transaction. `result` replaces the agent's result for waiting callers and in the last frame.
+   */
   settle?(tx: Tx, generation: GenerationRow, outcome: TurnOutcome): Promise<{ result: object | null } | undefined>
 }
 
-/** A module that makes turns outside conversations for rows of its own, which move when the turns end. */
+/** A module that creates turns outside conversations for its own rows, which change when the turns settle. */
 export type TurnOwner = (
   | {
-      /** The `source` that its turns carry. */
+      /** The `source` of its turns. */
       source: string
     }
   | {
-      /** Whether a turn is one of its. Turns that repeat one, carry it on or nest in it may look like it: they have an initiator. */
+      /** Whether it owns a turn. Retries, continuations and nested turns may match too: they have an initiator. */
       owns(generation: GenerationRow): boolean
     }
 ) & {
   /**
-   * Inside the transaction that ends a turn, whoever ends it, behind the turn's row: where its own rows come before turns,
-   * it takes none of them and sends a message. The same for the others.
+   * Called in the transaction that settles a turn, after the turn's row was locked. If its own rows are locked before
+   * turns elsewhere, it sends a message instead of locking them. This applies to `paused` and `resumed` too.
    */
   settled(
     tx: Tx,
     generation: GenerationRow,
     outcome: Pick<TurnOutcome, 'status' | 'content' | 'object' | 'error'>,
   ): Promise<void>
-  /** Inside the transaction that leaves a turn to its client. */
+  /** Called in the transaction that pauses a turn. */
   paused?(tx: Tx, generation: GenerationRow): Promise<void>
-  /** Inside the transaction in which the client of a paused turn lets it go on. */
+  /** Called in the transaction that resumes a paused turn. */
   resumed?(tx: Tx, generation: GenerationRow): Promise<void>
 }
 
-export const turnOwners = extensionPoint<TurnOwner>('owners of turns')
+export const turnOwners = extensionPoint<TurnOwner>('turn owners')
 
-/** Who owns a turn: of several modules that would, the one that was loaded last. */
+/** Returns the owner of a turn; if several modules match, the module loaded last. */
 export const turnOwnerOf = (generation: GenerationRow): TurnOwner | undefined =>
   turnOwners.all().findLast(owner => ('owns' in owner ? owner.owns(generation) : owner.source === generation.source))
 
-/** What an owner adds to a turn. What its permission is on may be gone by now: only the name counts. */
+/** Returns the extensions of a turn by its owner. The row of its permission may be deleted: only its id is checked. */
 export function ownedTurn(generation: GenerationRow): TurnSource | undefined {
   const owner = turnOwnerOf(generation)
   if (!owner) return undefined
@@ -106,13 +108,13 @@ export function ownedTurn(generation: GenerationRow): TurnSource | undefined {
   }
 }
 
-export type TurnRun = {
+export type TurnContext = {
   signal: AbortSignal
   stopping: AbortSignal
   log: Logger
-  /** Does work that waits for other messages to be handled. */
-  aside: <T>(work: () => Promise<T>) => Promise<T>
+  /** Releases the slot of the worker while `work` waits for other messages. */
+  releaseSlotWhile: <T>(work: () => Promise<T>) => Promise<T>
   source?: TurnSource
-  /** Completes the message of a turn that has no source, with its end. */
-  complete?: (outgoing: Outbox) => void
+  /** Completes the message of a turn without a source when it settles. */
+  complete?: (outbox: Outbox) => void
 }

@@ -14,10 +14,10 @@ import { turnDataTable } from '../store.ts'
 import { type Frame, frameRows } from '../streams/frame-store.ts'
 import { wireStep } from '../traces/store.ts'
 
-/** Everything an executor needs of a turn. What is of other kinds comes as jsonb, its times in the form of that. */
+/** Row of a turn with everything that its execution requires. Rows of other kinds are jsonb, with jsonb timestamps. */
 const LoadedTurn = z.object({
   ...generationKind.row.shape,
-  /** With the version that the turn has, or gets if it starts now. */
+  /** In the version of the turn, or in the version it gets if it starts now. */
   loaded_agent: z.custom<AgentRow>().nullable(),
   loaded_provider: z.custom<ProviderRow>().nullable(),
   loaded_route: loadedRoute,
@@ -25,35 +25,35 @@ const LoadedTurn = z.object({
   loaded_work: z.string().nullable(),
   loaded_steps: z.array(JournalStepRow),
   loaded_journal: z.array(JournalRow),
-  /** json, so that schemas keep the order of their keys. */
+  /** json, because jsonb would reorder the keys of schemas. */
   loaded_tools: z.array(z.custom<ToolRow>()),
   loaded_frame: z.int(),
   loaded_root: z.string().nullable(),
 })
-const loadedTurn = sql.type(LoadedTurn)
+const loadedTurnRow = sql.type(LoadedTurn)
 
-/** The same, by parts. */
+/** A turn with everything that its execution requires. */
 export type LoadedTurn = {
   generation: GenerationRow
-  /** Null when it was deleted by the project that shared it. */
+  /** Null if deleted by the project that shared it. */
   agent: AgentRow | null
   provider: ProviderRow | null
-  /** Without a provider. */
+  /** Null with a provider. */
   route: LoadedRoute | null
   paused: boolean
-  sealedWork: string | null
+  sealedData: string | null
   steps: JournalStepRow[]
   journal: JournalRow[]
-  /** Those of its project that bindings of the agent name. */
+  /** Tools of the agent's project that its bindings refer to. */
   tools: ToolRow[]
   lastFrame: number
-  /** Top of the tree of its trace; null when it is that itself. */
+  /** Root of the trace tree; null if the turn's trace is the root. */
   rootTrace: string | null
 }
 
-/** A turn as it is to be started or resumed, in one round trip; null when the generation is gone. */
+/** Loads a turn to start or resume it, in one round trip; null if the generation was deleted. */
 export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | null> {
-  const row = await db.maybeOne(loadedTurn`
+  const row = await db.maybeOne(loadedTurnRow`
     select ${generationKind.columns},
       case when a.id is not null then to_jsonb(a) end as loaded_agent,
       to_jsonb(pr) as loaded_provider,
@@ -100,7 +100,7 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
     provider: loaded_provider,
     route: loaded_route,
     paused: loaded_paused,
-    sealedWork: loaded_work,
+    sealedData: loaded_work,
     steps: loaded_steps.map(wireStep),
     journal: loaded_journal,
     tools: loaded_tools,
@@ -110,9 +110,9 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
 }
 
 /**
- * Takes a generation for an attempt: guarded by the attempt that was read, so of two executors one gets it, and by its
- * journal: a statement of a worker that was lost may have written to it since. A turn of a run that is about to be stopped is
- * left to that. The prepared state and the first frame ride along.
+ * Claims a generation for an attempt, fenced by the attempt that was read, so that one of two workers succeeds, and by
+ * the journal count, because a late statement of a lost worker may have changed the journal. A turn of a run that is
+ * being stopped is not claimed. Prepared turn data and the first frame are written in the same statement.
  */
 export function claimParts(claim: {
   generation: GenerationRow
@@ -121,7 +121,7 @@ export function claimParts(claim: {
   startedAt: string
   agentVersion: number
   now: string
-  sealedWork: string | null
+  sealedData: string | null
   frames: Frame[]
 }): StatementWrite {
   const { generation } = claim
@@ -137,15 +137,15 @@ export function claimParts(claim: {
           where r.id = orchestration_run_id and orchestration_run_stopping(r.orchestration_id, r.parent_execution_id)))
       returning id)`,
   ]
-  if (claim.sealedWork !== null)
+  if (claim.sealedData !== null)
     ctes.push(sql.fragment`prepared as (
-      update ${turnDataTable(generation.content_mode)} set sealed = ${claim.sealedWork} where generation_id = ${generation.id} and ${guard})`)
+      update ${turnDataTable(generation.content_mode)} set sealed = ${claim.sealedData} where generation_id = ${generation.id} and ${guard})`)
   if (claim.frames.length > 0)
     ctes.push(sql.fragment`first_frames as (${frameRows(generation.id, claim.frames, guard)})`)
   return { ctes, guard, columns: sql.fragment`${claim.attempt}::int as attempt` }
 }
 
-const journalled = sql.type(z.object({ owned: z.int(), route: loadedRoute }))
+const ownedRouteRow = sql.type(z.object({ owned: z.int(), route: loadedRoute }))
 
 const stepInsert = (generationId: string, step: JournalStepRow, guard: Fragment): Fragment => sql.fragment`
   insert into generation_steps (generation_id, n, text, finish_reason, model, ai_provider_id, tool_calls, tool_results, usage, started_at, completed_at)
@@ -154,8 +154,8 @@ const stepInsert = (generationId: string, step: JournalStepRow, guard: Fragment)
   where ${guard}`
 
 /**
- * Journals a settled step of a turn that goes on. Returns the route that its consumer goes by now, for the next step;
- * false when the attempt no longer owns the turn.
+ * Journals a settled step of a turn that continues. Returns the current route of the agent for the next step, or
+ * false if the claim was lost.
  */
 export async function journalStep(
   db: Queryable,
@@ -163,11 +163,11 @@ export async function journalStep(
   step: JournalStepRow,
   frames: Frame[],
   consumer: Parameters<typeof routeOf>[0],
-  closed: Closed,
+  openEntries: OpenEntries,
   calls: readonly PricedUsage[],
 ): Promise<{ route: LoadedRoute | null } | false> {
   const guard = sql.fragment`exists (select 1 from owned)`
-  const { owned, route } = await db.one(journalled`
+  const { owned, route } = await db.one(ownedRouteRow`
     with owned as (
         update generations set step_count = step_count + 1, journalled = journalled + 1, lost_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at},
           routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}
@@ -175,24 +175,26 @@ export async function journalStep(
           and status = 'in_progress' returning id),
       counted as (update traces set step_count = step_count + 1, updated_at = ${step.completed_at} where id = ${generation.trace_id} and ${guard}),
       journalled as (${stepInsert(generation.id, step, guard)}),
-      ${closedParts(generation, closed, step.n, guard)}
+       ${closedParts(generation, openEntries, step.n, guard)}
       ${usagePart(calls, guard)}
       added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})
     select count(*)::int as owned, ${routeOf(consumer)} as route from owned`)
   return owned === 1 && { route }
 }
 
-/** What closes the step under way in the journal: null when nothing of it is there, else the settled step if it is kept. */
-type Closed = { kept: JournalRow | null } | null
+/**
+ * Rows of the step in progress: null if the journal has none; otherwise the settled step that replaces them, if any.
+ */
+type OpenEntries = { settled: JournalRow | null } | null
 
-const closedParts = (generation: GenerationRow, closed: Closed, n: number, guard: Fragment): Fragment =>
-  closed
-    ? sql.fragment`${sql.join(journalClosed(generation, closed.kept, n, guard), sql.fragment`, `)},`
+const closedParts = (generation: GenerationRow, openEntries: OpenEntries, n: number, guard: Fragment): Fragment =>
+  openEntries
+    ? sql.fragment`${sql.join(journalClosed(generation, openEntries.settled, n, guard), sql.fragment`, `)},`
     : sql.fragment``
 
 /**
- * Leaves a turn until its client has made calls: nothing is held meanwhile. Guarded by the attempt: held unless another
- * process owns the turn, or its abort was asked for, which nobody would see to while it waits.
+ * Pauses a turn until its client submits tool outputs. Fenced by the attempt; also fails on a requested abort, which
+ * would not be handled during the pause.
  */
 export function pauseParts(
   generation: GenerationRow,
@@ -213,9 +215,9 @@ export function pauseParts(
   return { ctes, guard, columns: sql.fragment`true as paused` }
 }
 
-/** Stamps a trace as one that keeps no content, unless it has a turn whose content is kept. By generations_trace. */
-const stamped = (row: GenerationRow): Fragment => {
-  const kept = sql.fragment`exists (
+/** Marks a trace as redacted unless it has a turn with stored content. By generations_trace. */
+const redactionMark = (row: GenerationRow): Fragment => {
+  const hasContent = sql.fragment`exists (
     select 1 from generations g where g.trace_id = traces.id and g.content_mode = 'full')`
   const columns = [
     'content_redacted_at',
@@ -225,7 +227,7 @@ const stamped = (row: GenerationRow): Fragment => {
   return sql.fragment`${sql.join(
     columns.map(name => {
       const column = sql.identifier([name])
-      return sql.fragment`, ${column} = case when ${kept} then ${column} else coalesce(${column}, ${row[name]}) end`
+      return sql.fragment`, ${column} = case when ${hasContent} then ${column} else coalesce(${column}, ${row[name]}) end`
     }),
     sql.fragment``,
   )}`
@@ -233,18 +235,15 @@ const stamped = (row: GenerationRow): Fragment => {
 
 export type Settlement = {
   generation: GenerationRow
-  /** The record as it stands afterwards. */
+  /** The record after the write. */
   after: GenerationRow
   step: JournalStepRow | null
   frames: Frame[]
-  /** Something of the turn may be in the journal beside its settled steps. */
+  /** Whether the journal may contain rows of the turn besides its settled steps. */
   journalled: boolean
 }
 
-/**
- * Ends an attempt: the record, its trace, the last step, the working state and the last frames. Guarded by the attempt: held
- * unless another process owns the turn.
- */
+/** Settles a turn: the record, its trace, the last step, the turn data and the last frames. Fenced by the attempt. */
 export function settlementParts({ generation, after, step, frames, journalled }: Settlement): StatementWrite {
   const guard = sql.fragment`exists (select 1 from settled)`
   const ctes = [
@@ -260,7 +259,7 @@ export function settlementParts({ generation, after, step, frames, journalled }:
     sql.fragment`traced as (
       update traces set step_count = step_count + ${step ? 1 : 0}, updated_at = ${after.updated_at}
         ${after.error ? sql.fragment`, error = ${jsonb(after.error)}` : sql.fragment``}
-        ${after.content_redacted_at ? stamped(after) : sql.fragment``}
+        ${after.content_redacted_at ? redactionMark(after) : sql.fragment``}
       where id = ${generation.trace_id} and ${guard} returning id)`,
     sql.fragment`closed as (delete from generation_work where generation_id = ${generation.id} and ${guard})`,
     ...(generation.content_mode === 'none'
@@ -276,25 +275,25 @@ export function settlementParts({ generation, after, step, frames, journalled }:
     ...(step ? [sql.fragment`journalled as (${stepInsert(generation.id, step, guard)})`] : []),
     ...(frames.length > 0 ? [sql.fragment`last_frames as (${frameRows(generation.id, frames, guard)})`] : []),
   ]
-  // Behind the lock of the trace, which those who are woken take too.
+  // After the lock of the trace, which notified processes take too.
   return { ctes, guard: sql.fragment`exists (select 1 from traced)`, columns: sql.fragment`true as settled` }
 }
 
-const held = sql.type(z.object({ held: z.boolean() }))
+const heldRow = sql.type(z.object({ held: z.boolean() }))
 
-/** Sends such a statement in a transaction that goes on; returns whether it held. */
+/** Executes a fenced statement in an open transaction. Returns whether its guard held. */
 export const executeFenced = (db: Queryable, { ctes, guard }: StatementWrite): Promise<boolean> =>
-  db.oneFirst(held`with ${sql.join(ctes, sql.fragment`, `)} select ${guard} as held`)
+  db.oneFirst(heldRow`with ${sql.join(ctes, sql.fragment`, `)} select ${guard} as held`)
 
-const found = sql.type(z.object({ found: z.boolean() }))
+const foundRow = sql.type(z.object({ found: z.boolean() }))
 
-/** Whether the write of an attempt whose answer was lost was committed: only the attempt itself leaves such a row. */
+/** Whether a write with a lost response was committed: only the attempt itself leaves the row in this state. */
 export const isWritten = (db: Queryable, { id, attempt, status, journalled }: GenerationRow): Promise<boolean> =>
-  db.oneFirst(found`
+  db.oneFirst(foundRow`
     select exists (select from generations
       where id = ${id} and attempt = ${attempt} and status = ${status} and journalled = ${journalled}) as found`)
 
-/** Gives a running turn back without counting the attempt as lost. */
+/** Requeues a turn in progress without counting the attempt as lost. */
 export async function requeueGeneration(db: Queryable, generation: GenerationRow): Promise<void> {
   await db.query(
     voidStatement`update generations set handed_back = true where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress'`,

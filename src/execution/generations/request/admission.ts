@@ -5,12 +5,12 @@ import { lockUnpaused } from '../../../identity/projects/pause.ts'
 import type { AgentRow } from '../../agents/model.ts'
 import { findAgentVersion, findServedAgent, type ReleaseSubject } from '../../agents/served-version.ts'
 import { consumeShareCall } from '../../shares/consume-cap.ts'
-import { grantingShares } from '../../shares/grants.ts'
+import { findGrantingShares } from '../../shares/grants.ts'
 
 /**
- * What every surface asks before it makes a turn: the project is not paused (PROJECT_PAUSED) and stays so until the
- * transaction ends, the agent is one of the project's or shared with it (AGENT_NOT_FOUND), and the share allows one more
- * turn (SHARE_CAP_EXCEEDED). Returns the agent as the turn would be served it.
+ * Admits a turn: share-locks the project against a pause until the transaction ends, resolves the agent, which is one
+ * of the project or shared with it, and consumes a turn of the share. Returns the agent in the version of the turn.
+ * @throws PROJECT_PAUSED, AGENT_NOT_FOUND, SHARE_CAP_EXCEEDED
  */
 export async function admitTurn(
   tx: Tx,
@@ -28,9 +28,9 @@ export async function admitTurn(
 }
 
 /**
- * Takes a turn of an agent from the share that it reaches a project by, in the transaction that makes the turn; nothing
- * for an agent of the project itself.
- * @throws AGENT_NOT_FOUND where nothing shares it, SHARE_CAP_EXCEEDED
+ * Consumes a turn of the share of an agent in the transaction that creates the turn; does nothing for an agent of the
+ * project.
+ * @throws AGENT_NOT_FOUND if no share grants the agent, SHARE_CAP_EXCEEDED
  */
 export async function consumeShareForTurn(
   tx: Tx,
@@ -39,7 +39,7 @@ export async function consumeShareForTurn(
   { id, project_id }: Pick<AgentRow, 'id' | 'project_id'>,
 ): Promise<void> {
   if (project_id === projectId) return
-  const share = (await grantingShares(tx, 'agent', projectId, [id])).get(id)
+  const share = (await findGrantingShares(tx, 'agent', projectId, [id])).get(id)
   if (!share) return raise('AGENT_NOT_FOUND', { meta: { id } })
   await consumeShareCall(services, { project_id: projectId, share }, tx)
 }

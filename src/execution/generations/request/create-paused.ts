@@ -10,8 +10,8 @@ import { createTurnWithoutWakeUp, type TurnInput } from './create.ts'
 import { requiredAction } from './turn-result.ts'
 
 /**
- * Makes a turn that begins with a pause: its client is asked for one call, which no model has asked for, and the turn goes
- * on with what the client gives. Raises what createTurn raises.
+ * Inserts a turn that starts paused, with one tool call for its client that no model requested, and continues with the
+ * submitted output. Raises errors of createTurn.
  */
 export async function createPausedTurn(
   tx: Tx,

@@ -7,7 +7,7 @@ import { loadedRoute, routeOfRow } from '../../model-routes/store.ts'
 import { aiProviderKind, type ProviderRow } from '../../providers/model.ts'
 import type { GenerationRow } from '../model.ts'
 
-/** What a new turn is made of. */
+/** Values of a new turn. */
 export type NewTurn = Pick<
   GenerationRow,
   | 'id'
@@ -37,20 +37,20 @@ export type NewTurn = Pick<
   | 'created_at'
 > & {
   newTrace: boolean
-  /** It keeps the version that it is given now. */
+  /** Whether the agent version is assigned now. */
   assigned: boolean
   parent_trace_id: string | null
   root_trace_id: string | null
-  sealedWork: string
+  sealedData: string
 }
 
 /**
- * What goes with a new turn in its statement: a condition under which it is not made, and further ctes, which see by
- * `runnable` whether it is.
+ * Additions to the statement that inserts a turn: a condition under which the turn is not inserted, and further ctes,
+ * which read from `runnable` whether it is.
  */
 export type ExtraCtes = { unless?: Fragment; ctes: readonly Fragment[] }
 
-/** The project of a new turn as its insert found it; a paused one means that nothing was written. */
+/** The project of a new turn as read by its insert; nothing was written if it is paused. */
 const ProjectFound = z.object({
   project_id: z.string().nullable(),
   paused_at: z.string().nullable(),
@@ -58,45 +58,46 @@ const ProjectFound = z.object({
 })
 export type ProjectFound = z.output<typeof ProjectFound>
 
-/** A provider as jsonb, beside the row of something else. */
+/** A provider as jsonb in the row of another kind. */
 const provider = z.custom<ProviderRow>().nullable()
-/** What the calls of an agent go to: a provider, or else a route; and whether their models must have prices. */
+/** The provider or else the model route of an agent, and whether models must have prices. */
 const AgentBinding = z.object({
   provider,
   route: loadedRoute,
-  /** The agent's own, with a provider. */
+  /** Model of the agent, with a provider. */
   model: z.string().nullable(),
   require_priced_model: z.boolean(),
 })
 export type AgentBinding = z.output<typeof AgentBinding>
 
-const insertedTurn = sql.type(
+const insertedTurnRow = sql.type(
   ProjectFound.extend({ ...AgentBinding.shape, made: z.boolean(), publisher_project_id: z.string().nullable() }),
 )
 
-/** The agent of a new turn, with the version that it was given already or is given now. */
-const servedTo = (turn: ReleaseSubject & { agent_id: string; agent_version?: number | null }): Fragment =>
+/** Subquery of the agent of a turn, in its version or in the version assigned now. */
+const servedAgentOf = (turn: ReleaseSubject & { agent_id: string; agent_version?: number | null }): Fragment =>
   servedAgent(sql.fragment`${turn.agent_id}`, {
     version: sql.fragment`${turn.agent_version ?? null}`,
     key: sql.fragment`${releaseKey(turn)}`,
   })
 
 /**
- * Writes a pending generation, its trace when it is a new one, and its sealed working state, while it holds the project
- * against a pause. The ctes `project` and `runnable` say what was found; nothing is written in a paused project.
+ * Returns the statement that inserts a pending generation, its trace if it is new, and its sealed turn data, with a
+ * share lock on the project against a pause. The ctes `project` and `runnable` contain the rows read; nothing is
+ * written in a paused project.
  */
-export function newTurnParts(turn: NewTurn, beside: ExtraCtes = { ctes: [] }): StatementWrite {
-  const wanted = beside.unless ? sql.fragment`and not (${beside.unless})` : sql.fragment``
+export function newTurnParts(turn: NewTurn, extra: ExtraCtes = { ctes: [] }): StatementWrite {
+  const unless = extra.unless ? sql.fragment`and not (${extra.unless})` : sql.fragment``
   const ctes = [
     sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode, require_priced_model from projects where id = ${turn.project_id} for share)`,
-    // The stricter of what the project and the agent say; of an agent that another project shares, what the project says.
+    // The stricter mode of project and agent; for an agent of another project, the mode of the project.
     sql.fragment`runnable as (
       select case when project.trace_content_mode = 'none' then 'none' when p.id is not null then 'full'
           else coalesce(a.trace_content_mode, 'full') end as mode,
         a.version, a.project_id, a.ai_provider_id, a.model, a.model_route_id, p.id as publisher_project_id
-      from project left join ${servedTo(turn)} a on true
+      from project left join ${servedAgentOf(turn)} a on true
         left join lateral (select a.project_id as id where a.project_id <> project.id) p on true
-      where paused_at is null ${wanted})`,
+      where paused_at is null ${unless})`,
     sql.fragment`new_trace as (
       insert into traces (id, project_id, agent_id, parent_trace_id, root_trace_id, created_at, updated_at, publisher_project_id)
       select ${turn.trace_id}, ${turn.project_id}, ${turn.agent_id}, ${turn.parent_trace_id}, ${turn.root_trace_id}, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz,
@@ -114,9 +115,9 @@ export function newTurnParts(turn: NewTurn, beside: ExtraCtes = { ctes: [] }): S
       from runnable)`,
     sql.fragment`open as (
       insert into generation_work (generation_id, sealed)
-      select ${turn.id}, case when mode = 'full' then ${turn.sealedWork} end from runnable)`,
-    sql.fragment`hidden as (insert into generation_work_unlogged (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'none')`,
-    ...beside.ctes,
+      select ${turn.id}, case when mode = 'full' then ${turn.sealedData} end from runnable)`,
+    sql.fragment`hidden as (insert into generation_work_unlogged (generation_id, sealed) select ${turn.id}, ${turn.sealedData} from runnable where mode = 'none')`,
+    ...extra.ctes,
   ]
   return {
     ctes,
@@ -125,14 +126,14 @@ export function newTurnParts(turn: NewTurn, beside: ExtraCtes = { ctes: [] }): S
   }
 }
 
-/** The same inside a transaction, with the agent's provider or route. */
+/** Inserts a turn in a transaction and returns the agent's provider or route. */
 export async function insertTurn(
   db: Queryable,
   turn: NewTurn,
-  beside: ExtraCtes | undefined,
+  extra: ExtraCtes | undefined,
 ): Promise<ProjectFound & AgentBinding & { made: boolean; publisher_project_id: string | null }> {
-  const { ctes, columns, guard } = newTurnParts(turn, beside)
-  return db.one(insertedTurn`
+  const { ctes, columns, guard } = newTurnParts(turn, extra)
+  return db.one(insertedTurnRow`
     with ${sql.join(ctes, sql.fragment`, `)} select ${columns}, ${guard} as made,
       (select to_jsonb(pr) from runnable cross join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = runnable.ai_provider_id) pr) as provider,
       (select ${routeOfRow('runnable')} from runnable) as route, (select model from runnable) as model,
@@ -140,14 +141,14 @@ export async function insertTurn(
       coalesce((select require_priced_model from project), false) as require_priced_model`)
 }
 
-/** An agent with its provider or route, for running it: as one turn of nobody in particular is served it. */
+/** An agent with its provider or route, in the version that its release assigns without a subject. */
 const RunnableAgent = agentKind.row.extend(AgentBinding.shape)
 export type RunnableAgent = z.output<typeof RunnableAgent>
-const runnableAgent = sql.type(RunnableAgent)
+const runnableAgentRow = sql.type(RunnableAgent)
 
-/** The agent of an id for running it, in one round trip; null when there is none. */
+/** Returns a runnable agent in one round trip, or null. */
 export const findRunnableAgent = (db: Queryable, id: string): Promise<RunnableAgent | null> =>
-  db.maybeOne(runnableAgent`
+  db.maybeOne(runnableAgentRow`
     select a.*, to_jsonb(pr) as provider, ${routeOfRow('a')} as route,
-      (select p.require_priced_model from projects p where p.id = a.project_id) as require_priced_model from (select ${agentKind.columns} from ${servedTo({ agent_id: id })} t) a
+      (select p.require_priced_model from projects p where p.id = a.project_id) as require_priced_model from (select ${agentKind.columns} from ${servedAgentOf({ agent_id: id })} t) a
     left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true`)

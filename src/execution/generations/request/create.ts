@@ -24,7 +24,7 @@ import {
   type ProjectFound,
 } from './create-store.ts'
 
-/** Wake-ups of turns outside a conversation; the truth is the generation's row. */
+/** Wake-ups of turns outside conversations; the generation's row has the state. */
 export const turnQueue = entityMailbox('turn.execute', {
   message: z.object({ generation_id: z.string(), project_id: z.string() }),
   key: message => message.generation_id,
@@ -38,58 +38,58 @@ export type TurnInput = {
   project_id: string
   agent_id: string
   /**
-   * Version of the agent that the turn is served; without one it is given a version as the agent's release says, a turn of
-   * a conversation when it starts.
+   * Agent version of the turn. If omitted, the agent's release assigns one: when the turn is created or, in a
+   * conversation, when it starts.
    */
   agent_version?: number
-  /** Null: the turn's source prepares them when it starts. */
+  /** Null if the turn's source prepares them when the turn starts. */
   messages: ModelMessage[] | null
-  /** Steps of an earlier turn that this one goes on from; they follow the messages. */
+  /** Settled steps of the turn that this one retries; they follow the messages. */
   settled?: ModelMessage[]
   system_extra?: string[]
   model?: string | null
   tool_context?: Record<string, string> | null
-  /** What guards see as `context`. */
+  /** `context` of guardrails. */
   guardrail_context?: Record<string, unknown> | null
-  /** Settings in place of the agent's. */
+  /** Settings that override the settings of the agent. */
   overrides?: TurnData['overrides']
   /** Conversations whose mailboxes wait for the turn. */
   occupied?: readonly string[]
-  /** Calls that may nest below this one. */
+  /** Remaining depth for nested turns. */
   depth?: number
   metadata?: Record<string, unknown> | null
   action_id?: string | null
-  /** The attempt of a node that it is part of. */
+  /** The node execution that the turn belongs to. */
   orchestration?: { run_id: string; node_id: string; attempt: number } | null
-  /** The trigger that it goes back to; default that of its authority. */
+  /** The trigger that led to the turn; default: the trigger of its authority. */
   trigger_id?: string | null
-  /** An existing trace to group under. */
+  /** An existing trace to join. */
   trace_id?: string | null
   parent_trace_id?: string | null
   root_trace_id?: string | null
   initiator_generation_id?: string | null
-  /** Chain that it is a member of: it carries on after its initiator. */
+  /** Chain of a turn that continues its initiator. */
   chain_id?: string | null
   conversation_id?: string | null
   session_id?: string | null
-  /** The end user of its session, whose budget it counts in. */
+  /** The end user of the session, to whom usage is attributed. */
   actor_id?: string | null
-  /** Nobody asked for it by itself: quotas refuse it when it starts, not the message that it answers. */
+  /** Whether the turn was not requested separately: quotas are then checked only when it starts. */
   automatic?: boolean
   authority: PrincipalRecord
-  /** Asked again when the turn starts; default the right to run the agent. */
+  /** The permission checked again when the turn starts; default: running the agent. */
   permission?: { action: string; kind: string; id: string } | null
   source?: string | null
   streamed: boolean
-  /** Whose events its stream sends: with the steps of a run of an agent, or without, as conversations do. */
+  /** Format of the stream: of agents, with steps, or of conversations, without. */
   shape: 'agent' | 'conversation'
-  /** Fails the turn when it is not at its end by then. */
+  /** Time at which the turn fails unless it has settled. */
   deadline_at?: string | null
-  /** Drawn before by a caller that already listens. */
+  /** Chosen by a caller that has already subscribed. */
   generation_id?: string
 }
 
-/** What a turn goes back to, as a turn does that repeats it, carries it on or is asked for by one of its calls. */
+/** Returns the origin of a turn for turns that retry it, continue it or are nested in it. */
 export const turnOrigin = (
   turn: Pick<GenerationRow, 'trigger_id' | 'orchestration_run_id' | 'node_id' | 'node_attempt'>,
 ) =>
@@ -103,11 +103,11 @@ export const turnOrigin = (
 
 const triggerOf = ({ via }: PrincipalRecord): string | null => (via?.type === 'trigger' ? via.id : null)
 
-/** The row of a new turn, with its sealed working state. */
-function newTurn(services: Services, input: TurnInput): NewTurn {
+/** Returns the row of a new turn with its sealed turn data. */
+function buildTurn(services: Services, input: TurnInput): NewTurn {
   const id = input.generation_id ?? newId('gen')
   const settled = input.settled ?? []
-  const work: TurnData = {
+  const data: TurnData = {
     messages: input.messages && [...input.messages, ...settled],
     settled,
     system_extra: input.system_extra ?? [],
@@ -121,13 +121,13 @@ function newTurn(services: Services, input: TurnInput): NewTurn {
     notes: {},
     knowledge: null,
   }
-  const shown = input.authority.via === null
+  const isDirect = input.authority.via === null
   return {
     id,
     project_id: input.project_id,
     agent_id: input.agent_id,
     agent_version: input.agent_version ?? null,
-    // Between a turn of a conversation and its start others may run, and the agent may change.
+    // A turn of a conversation may wait for other turns, and the agent may change until it starts.
     assigned: input.agent_version !== undefined || !input.conversation_id,
     trace_id: input.trace_id ?? newId('trace'),
     newTrace: !input.trace_id,
@@ -138,8 +138,8 @@ function newTurn(services: Services, input: TurnInput): NewTurn {
     actor_id: input.actor_id ?? null,
     initiator_generation_id: input.initiator_generation_id ?? null,
     chain_id: input.chain_id ?? null,
-    started_by_principal_type: shown ? input.authority.type : null,
-    started_by_principal_id: shown ? input.authority.id : null,
+    started_by_principal_type: isDirect ? input.authority.type : null,
+    started_by_principal_id: isDirect ? input.authority.id : null,
     action_id: input.action_id ?? null,
     trigger_id: input.trigger_id ?? triggerOf(input.authority),
     orchestration_run_id: input.orchestration?.run_id ?? null,
@@ -153,19 +153,20 @@ function newTurn(services: Services, input: TurnInput): NewTurn {
     shape: input.shape,
     deadline_at: input.deadline_at ?? null,
     created_at: new Date().toISOString(),
-    sealedWork: sealTurnData(services, { id, project_id: input.project_id }, work),
+    sealedData: sealTurnData(services, { id, project_id: input.project_id }, data),
   }
 }
 
-/** Raises what a turn's project refuses. */
-function checkProject(found: ProjectFound, projectId: string): void {
+/** @throws RESOURCE_NOT_FOUND, PROJECT_PAUSED */
+function requireRunnableProject(found: ProjectFound, projectId: string): void {
   if (!found.project_id) raise('RESOURCE_NOT_FOUND', { meta: { id: projectId } })
   if (found.paused_at) raise('PROJECT_PAUSED', { meta: { project_id: projectId, pause_reason: found.pause_reason } })
 }
 
 /**
- * Refuses a turn whose first call could not be made: MODEL_ROUTE_NOT_FOUND, AI_PROVIDER_MISCONFIGURED; a model of its own
- * beside a route, whose targets name theirs; and MODEL_NOT_PRICED, where the project wants to know what its turns cost.
+ * Checks that the first model call of a turn can be made.
+ * @throws MODEL_ROUTE_NOT_FOUND, AI_PROVIDER_MISCONFIGURED, VALIDATION_FAILED for a model override of an agent with a
+ *   model route, MODEL_NOT_PRICED if the project requires prices
  */
 async function requireCallable(
   services: Services,
@@ -178,22 +179,22 @@ async function requireCallable(
     raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'model',
-      message: 'the agent uses a model route, whose targets name theirs',
+      message: 'cannot be set for an agent with a model route',
     })
   const first = firstProvider(binding)
   if (!first)
     raise('MODEL_ROUTE_NOT_FOUND', {
-      message: 'The agent has neither a provider nor a model route, and its project has no default route',
+      message: 'The agent has neither an AI provider nor a model route, and the project has no default model route',
     })
   await modelClient(services, first, db)
   if (binding.require_priced_model) await requirePrices(services, binding, model ?? null, db)
 }
 
 /**
- * Refuses a turn before anything is done for it that no refusal undoes: PROJECT_PAUSED, and what `requireCallable` and the quotas
- * refuse. What makes the turn asks again.
+ * Checks a turn before tool calls are made for it, which cannot be undone. Creating the turn repeats the checks.
+ * @throws PROJECT_PAUSED, errors of `requireCallable` and of quotas
  */
-export async function refuseEarly(
+export async function precheckTurn(
   services: Services,
   input: Pick<TurnInput, 'project_id' | 'agent_id' | 'actor_id'>,
   binding: AgentBinding,
@@ -203,18 +204,18 @@ export async function refuseEarly(
   await checkSpend(services, spenderOf(input))
 }
 
-/** Tokens whose prices say what a turn costs. */
+/** Token types that must have a price. */
 const PRICED = ['input_tokens', 'output_tokens'] as const
 
-/** Prices are those of the project that the provider is of: of a shared agent, the one that shares it. */
+/** Requires prices of the project that has the provider: for a shared agent, the publisher. */
 async function requirePrices(
   services: Services,
-  { provider, route, model: own }: AgentBinding,
+  { provider, route, model: agentModel }: AgentBinding,
   model: string | null,
   db?: Queryable,
 ): Promise<void> {
   const called = provider
-    ? [{ ai_provider: provider, model: model ?? own ?? provider.default_model }]
+    ? [{ ai_provider: provider, model: model ?? agentModel ?? provider.default_model }]
     : (route?.route.targets ?? []).flatMap(target => {
         const ai_provider = route?.providers.find(({ id }) => id === target.ai_provider_id)
         return ai_provider ? [{ ai_provider, model: target.model }] : []
@@ -229,25 +230,24 @@ async function requirePrices(
   const [first] = unpriced_rows
   if (first)
     raise('MODEL_NOT_PRICED', {
-      message: `The model ${first.model} of ${first.provider} has no price for ${first.component}, and the project requires one`,
+      message: `Model ${first.model} of ${first.provider} has no price for ${first.component}, and the project requires one`,
       meta: { unpriced_rows },
     })
 }
 
 /**
- * Turns that others wait for go before those that nobody waits for, the deepest first: they give back what is held for
- * them.
+ * Priority of the wake-up: nested turns first, the deepest first, because completing them releases the turns that wait.
  */
 export const priorityOf = ({ config }: Services, { depth }: Pick<TurnInput, 'depth'>): number =>
   config.AGENT_MAX_CALL_DEPTH - (depth ?? config.AGENT_MAX_CALL_DEPTH)
 
-function wakeTurn(outgoing: Outbox, services: Services, input: TurnInput, generation_id: string): void {
+function wakeTurn(outbox: Outbox, services: Services, input: TurnInput, generation_id: string): void {
   const nested = input.initiator_generation_id != null
   const options = nested ? { priority: priorityOf(services, input) } : {}
-  outgoing.send(turnQueue, { generation_id, project_id: input.project_id }, options)
+  outbox.send(turnQueue, { generation_id, project_id: input.project_id }, options)
 }
 
-/** What a turn inherits from the one that waits for it. */
+/** Returns the fields that a nested turn inherits from the turn that waits for it. */
 export const nestedTurnFields = (origin: Origin | null): Partial<TurnInput> =>
   origin
     ? {
@@ -272,15 +272,16 @@ const spenderOf = ({
   actor_id,
 })
 
-/** What the quotas of a project, and what it asks of prices, refuse a turn with. */
+/** Errors of quotas and price checks. */
 export const spendRefusals = ['QUOTA_EXCEEDED', 'QUOTA_UNENFORCEABLE', 'MODEL_NOT_PRICED'] as const
 
 type NewIds = { generation_id: string; trace_id: string }
 
 /**
- * Writes a pending generation with its trace and its wake-up inside the caller's transaction. Raises PROJECT_PAUSED,
- * RESOURCE_NOT_FOUND (project gone), AI_PROVIDER_MISCONFIGURED, MODEL_ROUTE_NOT_FOUND, QUOTA_EXCEEDED and
- * QUOTA_UNENFORCEABLE, upon which the caller's transaction must not commit.
+ * Inserts a pending generation with its trace and its wake-up in the caller's transaction, which must be rolled back on
+ * an error.
+ * @throws PROJECT_PAUSED, RESOURCE_NOT_FOUND (project deleted), AI_PROVIDER_MISCONFIGURED, MODEL_ROUTE_NOT_FOUND,
+ *   MODEL_NOT_PRICED, QUOTA_EXCEEDED, QUOTA_UNENFORCEABLE
  */
 export async function createTurn(tx: Tx, services: Services, input: TurnInput): Promise<NewIds> {
   const { generation_id, trace_id } = await createTurnWithoutWakeUp(tx, services, input)
@@ -289,49 +290,50 @@ export async function createTurn(tx: Tx, services: Services, input: TurnInput): 
 }
 
 /**
- * The same for who sends a wake-up of its own. `made` is false where `beside` says that the turn is not to be made;
- * `publisher_project_id` is the project that shares the agent.
+ * Like createTurn, but sends no wake-up. `made` is false if `extra.unless` held; `publisher_project_id` is the project
+ * that shares the agent.
  */
 export async function createTurnWithoutWakeUp(
   tx: Tx,
   services: Services,
   input: TurnInput,
-  beside?: ExtraCtes,
+  extra?: ExtraCtes,
 ): Promise<NewIds & { made: boolean; publisher_project_id: string | null }> {
   if (!input.automatic) await checkSpend(services, spenderOf(input), tx)
-  const turn = newTurn(services, input)
-  const found = await insertTurn(tx, turn, beside)
-  checkProject(found, input.project_id)
+  const turn = buildTurn(services, input)
+  const found = await insertTurn(tx, turn, extra)
+  requireRunnableProject(found, input.project_id)
   if (found.made) await requireCallable(services, found, input, tx)
   const { made, publisher_project_id } = found
   return { generation_id: turn.id, trace_id: turn.trace_id, made, publisher_project_id }
 }
 
 /**
- * The same as a change of its own, in one round trip: the turn, its wake-up and what `note` adds (the audit entry of
- * the request). `binding` is the agent's, read with the agent. With a quota that reserves it takes a transaction.
+ * Like createTurn, but in a single statement and round trip, with the writes of `addWrites` (the audit entry of the
+ * request). A quota that reserves requires a transaction.
+ * @param binding of the agent, read with the agent
  */
 export async function createTurnInOneStatement(
   services: Services,
   input: TurnInput,
   binding: AgentBinding,
-  note: (outgoing: Outbox) => void,
+  addWrites: (outbox: Outbox) => void,
 ): Promise<{ generation_id: string; trace_id: string }> {
   await requireCallable(services, binding, input)
   const spender = spenderOf(input)
   if (await requiresReservation(services, spender))
     return services.write(async tx => {
       const made = await createTurn(tx, services, input)
-      note(tx)
+      addWrites(tx)
       return made
     })
   await checkSpend(services, spender)
-  const turn = newTurn(services, input)
-  const found = await services.writeOne<ProjectFound>(outgoing => {
-    wakeTurn(outgoing, services, input, turn.id)
-    note(outgoing)
+  const turn = buildTurn(services, input)
+  const found = await services.writeOne<ProjectFound>(outbox => {
+    wakeTurn(outbox, services, input, turn.id)
+    addWrites(outbox)
     return newTurnParts(turn)
   })
-  checkProject(found, input.project_id)
+  requireRunnableProject(found, input.project_id)
   return { generation_id: turn.id, trace_id: turn.trace_id }
 }

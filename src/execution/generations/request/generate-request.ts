@@ -18,54 +18,52 @@ import {
   createTurn,
   createTurnInOneStatement,
   nestedTurnFields,
-  refuseEarly,
+  precheckTurn,
   spendRefusals,
   type TurnInput,
 } from './create.ts'
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
-import { type SentMessage, withDocuments } from './message-documents.ts'
+import { resolveDocuments, type SentMessage } from './message-documents.ts'
 import { admitFiles } from './message-files.ts'
-import { answerTurnAgain, createdStatus, respondWithTurn, responseMode, WaitQuery } from './respond.ts'
-import { type AskedMessage as Asked, ToolOutputPart, withoutToolOutputs, withToolOutputs } from './tool-parts.ts'
+import { createdStatus, replayTurnResponse, respondWithTurn, responseMode, WaitQuery } from './respond.ts'
+import { extractToolOutputs, type MessageWithToolOutputs, resolveToolOutputs, ToolOutputPart } from './tool-parts.ts'
 import { AcceptedTurn, GenerateResult } from './turn-result.ts'
 
 export const MAX_MESSAGES_BYTES = 4 * 1024 * 1024
 
-/** What a message says. */
+/** Text of a message. */
 export const textField = z.string().min(1).max(262_144)
 
 const id = z.string().min(1).max(255)
-const type = <const T extends string>(value: T) => z.literal(value).describe('What it is')
+const type = <const T extends string>(value: T) => z.literal(value).describe('Type of the part')
 
 const Document = z.strictObject({
   type: type('document'),
-  document_id: id.describe('Document of the project whose text it is'),
+  document_id: id.describe('ID of a document of the project; its text is the content'),
 })
 
-/** What a message of the user is made of. */
+/** A part of a user message. */
 export const Part = z.discriminatedUnion('type', [
-  z.strictObject({ type: type('text'), text: textField.describe('The text') }),
-  z.strictObject({ type: type('file'), file_id: id.describe('Image, sound or PDF of the project') }),
+  z.strictObject({ type: type('text'), text: textField.describe('Text') }),
+  z.strictObject({ type: type('file'), file_id: id.describe('ID of an image, audio or PDF file of the project') }),
   Document,
 ])
 
 export const TurnMessage = z
   .strictObject({
-    // A system entry has a code of its own, so it is let through to be named.
-    role: z.enum(['user', 'assistant', 'system']).describe('Whose side it is on; `system` is refused'),
+    // `system` is accepted here to be rejected with a specific code.
+    role: z.enum(['user', 'assistant', 'system']).describe('Author of the message; `system` is rejected'),
     content: z
       .union([textField, Document, z.array(Part).min(1).max(32)])
-      .describe(
-        'Text, a document whose text it is, or in a message of the user parts: texts, documents and files (images, sounds and PDF)',
-      ),
+      .describe('Text, a document, or in a user message a list of texts, documents and files (images, audio and PDF)'),
   })
   .refine(({ role, content }) => role !== 'assistant' || !Array.isArray(content), {
     path: ['content'],
-    message: 'must be a text or a document in a message of the assistant',
+    message: 'must be a text or a document in an assistant message',
   })
 
-/** A message that a turn is asked with; it alone may have results of tools for texts. */
-const AskedMessage = z
+/** A message of a generate request; only these may contain tool results. */
+const RequestMessage = z
   .strictObject({
     role: TurnMessage.shape.role,
     content: z
@@ -78,49 +76,47 @@ const AskedMessage = z
           .max(32),
       ])
       .describe(
-        'Text; a document whose text it is; the result of a tool that is called before the model; or in a message of the user parts: texts, documents, results and files (images, sounds and PDF)',
+        'Text, a document, the result of a tool called before the model, or in a user message a list of texts, documents, tool results and files (images, audio and PDF)',
       ),
   })
   .refine(({ role, content }) => role !== 'assistant' || !Array.isArray(content), {
     path: ['content'],
-    message: 'must be a text, a document or the result of a tool in a message of the assistant',
+    message: 'must be a text, a document or a tool result in an assistant message',
   })
 
 const GenerateInput = z
   .strictObject({
-    messages: z.array(AskedMessage).min(1).max(500).optional().describe('What was said so far, oldest first'),
-    prompt: textField.optional().describe('Appended as the last message of the user'),
-    stream: z.boolean().optional().describe('Answer with the event stream of the turn'),
-    metadata: MetadataBag.nullish().describe('Data of your own, kept on the generation'),
-    action_id: id.optional().describe('Label of your own on the generation'),
-    trace_id: z.string().min(1).optional().describe('Trace of the project to group the turn under'),
-    parent_trace_id: z.string().min(1).optional().describe('Trace that the new trace is a child of'),
-    root_trace_id: z.string().min(1).optional().describe('Root of the parent trace'),
-    max_call_depth: z.int().min(0).optional().describe('Calls of agents that may nest below this one'),
-    tool_choice: StepToolChoice.optional().describe(
-      "What the model has to do with its tools, in place of the agent's setting",
-    ),
+    messages: z.array(RequestMessage).min(1).max(500).optional().describe('Conversation history, oldest first'),
+    prompt: textField.optional().describe('Text appended as the last user message'),
+    stream: z.boolean().optional().describe('Whether to respond with the event stream of the turn'),
+    metadata: MetadataBag.nullish().describe('Your metadata of the generation'),
+    action_id: id.optional().describe('Your label of the generation'),
+    trace_id: z.string().min(1).optional().describe('ID of an existing trace of the project for the turn'),
+    parent_trace_id: z.string().min(1).optional().describe('ID of the parent of the new trace'),
+    root_trace_id: z.string().min(1).optional().describe('ID of the root of the parent trace'),
+    max_call_depth: z.int().min(0).optional().describe('Maximum depth of nested agent calls'),
+    tool_choice: StepToolChoice.optional().describe("Tool choice of the model; overrides the agent's setting"),
     active_tool_ids: toolIds
       .optional()
-      .describe("Bound tools that it may call, in place of the agent's setting; an empty list is all"),
-    step_rules: StepRules.optional().describe('Settings of single steps; they go before those of the agent'),
+      .describe("IDs of the bound tools available to the model; overrides the agent's setting. Empty for all."),
+    step_rules: StepRules.optional().describe('Settings of single steps; take precedence over rules of the agent'),
     stop_conditions: TurnStopConditions.optional().describe(
-      "What ends the turn besides max_steps, in place of the agent's setting",
+      "Conditions that end the turn in addition to max_steps; overrides the agent's setting",
     ),
     knowledge_config: KnowledgeOverlay.optional().describe(
-      'What the turn reads beside what its agent knows: lists and tags are added, other values replaced. Needs `knowledge:SearchKnowledge` on what is added',
+      'Additional knowledge of the turn: lists and tags are added to the configuration of the agent, other values replace it. Requires `knowledge:SearchKnowledge` on the additions.',
     ),
-    tool_context: ToolContextInput.nullish().describe('Keys and values that calls of tools carry as headers'),
+    tool_context: ToolContextInput.nullish().describe('Keys and values sent as headers with tool calls'),
     guardrail_context: z
       .record(z.string(), z.unknown())
       .refine(value => Buffer.byteLength(JSON.stringify(value)) <= 64 * 1024, 'must be at most 64 KiB')
       .nullish()
-      .describe('What guardrails read as `context`'),
-    timeout_seconds: z.int().min(1).max(3600).optional().describe('The turn fails when it has not ended by then'),
+      .describe('Value of `context` in guardrail expressions'),
+    timeout_seconds: z.int().min(1).max(3600).optional().describe('Seconds after which the turn fails'),
   })
   .meta({ id: 'GenerateInput', example: { messages: [{ role: 'user', content: 'How long may I return an order?' }] } })
 
-/** What a turn may fail with, for whoever waits for it. */
+/** Failures of a turn, for callers that wait for it. */
 export const turnFailures = [
   'AI_PROVIDER_NOT_FOUND',
   'MODEL_ROUTE_NOT_FOUND',
@@ -133,7 +129,7 @@ export const turnFailures = [
   'RESOURCE_NOT_FOUND',
 ] as const
 
-/** What calls of tools are refused with that a request has made before its turn. */
+/** Errors of tool calls that a request makes before its turn. */
 const toolCallRefusals: ErrorCode[] = [
   'TOOL_CALL_NOT_SUPPORTED',
   'TOOL_DISPATCH_FAILED',
@@ -148,23 +144,23 @@ const toolCallRefusals: ErrorCode[] = [
 
 type Body = z.output<typeof GenerateInput>
 
-/** Raises what refuses the messages of a request whatever they name. */
+/** Checks messages before their references are resolved. @throws SYSTEM_MESSAGE_NOT_ALLOWED, VALIDATION_FAILED */
 export function checkMessages({ messages = [], prompt }: Pick<Body, 'messages' | 'prompt'>): void {
   if (messages.some(message => message.role === 'system')) raise('SYSTEM_MESSAGE_NOT_ALLOWED')
   if (messages.length === 0 && prompt === undefined)
     raiseInvalid({ code: 'REQUIRED', path: 'messages', message: 'messages or prompt is required' })
-  checkSize(messages)
+  checkMessagesSize(messages)
 }
 
-/** Refuses messages that take too much room together. Raises VALIDATION_FAILED. */
-export function checkSize(messages: readonly object[]): void {
+/** @throws VALIDATION_FAILED for more than 4 MiB of messages */
+export function checkMessagesSize(messages: readonly object[]): void {
   if (Buffer.byteLength(JSON.stringify(messages)) > MAX_MESSAGES_BYTES)
     raiseInvalid({ code: 'TOO_BIG', path: 'messages', message: 'must be at most 4 MiB in total' })
 }
 
 /**
- * The turn's messages: those sent, with the texts of their documents, then the prompt as a last user message. Raises what
- * refuses the documents and files that they name.
+ * Returns the messages of the turn: the messages of the request with the texts of their documents, then the prompt as
+ * the last user message. Raises errors of documents and files that the messages refer to.
  */
 export async function messagesOf(
   context: Pick<Context<unknown, Pick<Body, 'messages' | 'prompt'>>, 'services' | 'allow' | 'body'>,
@@ -172,27 +168,30 @@ export async function messagesOf(
 ) {
   const { services, allow, body } = context
   const sent = (body.messages ?? []) as SentMessage[]
-  const messages = await withDocuments(services.pool, allow, projectId, sent, MAX_MESSAGES_BYTES)
-  if (messages !== sent) checkSize(messages)
+  const messages = await resolveDocuments(services.pool, allow, projectId, sent, MAX_MESSAGES_BYTES)
+  if (messages !== sent) checkMessagesSize(messages)
   await admitFiles(services.pool, context, projectId, messages)
   return body.prompt === undefined ? messages : [...messages, { role: 'user' as const, content: body.prompt }]
 }
 
-/** The settings of a request in place of the agent's. Raises TOOL_NOT_FOUND, FORCED_TOOL_CHOICE_CANNOT_STOP. */
-function overridesOf(
+/**
+ * Returns the settings of a request that override the agent's.
+ * @throws TOOL_NOT_FOUND, FORCED_TOOL_CHOICE_CANNOT_STOP
+ */
+function buildOverrides(
   agent: AgentRow,
   { tool_choice, active_tool_ids, step_rules, stop_conditions, knowledge_config }: Body,
 ): TurnData['overrides'] {
-  const given = { tool_choice, active_tool_ids, step_rules, stop_conditions }
-  const settings = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined))
+  const requested = { tool_choice, active_tool_ids, step_rules, stop_conditions }
+  const settings = Object.fromEntries(Object.entries(requested).filter(([, value]) => value !== undefined))
   const overrides = { ...settings, ...(knowledge_config ? { knowledge_config } : {}) }
   if (Object.keys(settings).length === 0) return overrides
-  const { tool_choice: kept, stop_conditions: stops } = agent
-  checkToolSettings({ tool_choice: kept, stop_conditions: stops, ...settings }, agent.tool_bindings)
+  const { tool_choice: agentChoice, stop_conditions: agentStops } = agent
+  checkToolSettings({ tool_choice: agentChoice, stop_conditions: agentStops, ...settings }, agent.tool_bindings)
   return overrides
 }
 
-/** Checks the traces a request names. */
+/** Checks the traces of a request and sets the root of the parent trace. */
 async function checkTraces({
   db,
   project,
@@ -203,10 +202,10 @@ async function checkTraces({
     raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'trace_id',
-      message: 'does not go with parent_trace_id or root_trace_id',
+      message: 'cannot be combined with parent_trace_id or root_trace_id',
     })
   if (root_trace_id && !parent_trace_id)
-    raiseInvalid({ code: 'REQUIRED', path: 'parent_trace_id', message: 'is required with root_trace_id' })
+    raiseInvalid({ code: 'REQUIRED', path: 'parent_trace_id', message: 'is required when root_trace_id is set' })
   const find = async (id: string) => {
     const trace = await findTrace(db, id)
     if (!trace || trace.project_id !== project) raise('RESOURCE_NOT_FOUND', { meta: { id } })
@@ -214,7 +213,7 @@ async function checkTraces({
   }
   if (trace_id && (await find(trace_id)).content_redacted_at)
     raise('GENERATION_CONTENT_UNAVAILABLE', {
-      message: `The content of the trace ${trace_id} has been erased`,
+      message: `The content of trace ${trace_id} has been erased`,
       meta: { trace_id },
     })
   if (parent_trace_id) {
@@ -230,7 +229,7 @@ export const generateOperation = itemOperation(agentKind, {
   starts: { kind: 'generation', field: 'generation_id' },
   method: 'post',
   path: '/agents/{agent_id}/generate',
-  summary: 'Run an agent: in the background, waited for, or streamed',
+  summary: 'Run an agent',
   tag: 'Generations',
   action: 'agents:CreateAgentGeneration',
   alsoActions: ['documents:GetDocument', 'files:DownloadFile', 'knowledge:SearchKnowledge', 'tools:CallTool'],
@@ -242,7 +241,7 @@ export const generateOperation = itemOperation(agentKind, {
   waiting: turnWaiting(false),
   granted: true,
   description:
-    'An agent that another project shares runs in the project of the credential: what the turn says and costs is kept there.',
+    'Runs in the background unless `wait` or `stream` is set. An agent shared by another project runs in the project of the credential, which stores its content and is charged for its usage.',
   raises: [
     'SYSTEM_MESSAGE_NOT_ALLOWED',
     'FILE_NOT_FOUND',
@@ -269,22 +268,22 @@ export const generateOperation = itemOperation(agentKind, {
     const { AGENT_MAX_CALL_DEPTH } = services.config
     if ((body.max_call_depth ?? 0) > AGENT_MAX_CALL_DEPTH)
       raiseInvalid({ code: 'TOO_BIG', path: 'max_call_depth', message: `must be at most ${AGENT_MAX_CALL_DEPTH}` })
-    const overrides = overridesOf(agent, body)
+    const overrides = buildOverrides(agent, body)
     const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
     if (body.knowledge_config)
       await checkOverlay({ tx: services.pool, allow: context.allow }, agent, project_id, body.knowledge_config)
     await requireContext(services, agent, tool_context)
     await checkTraces(context)
-    const { sent, awaited } = withoutToolOutputs((body.messages ?? []) as Asked[])
+    const { sent, pending } = extractToolOutputs((body.messages ?? []) as MessageWithToolOutputs[])
     let messages = await messagesOf({ ...context, body: { ...body, messages: sent } }, project_id)
     const generation_id = newId(generationKind.prefix)
-    if (awaited.length > 0) {
-      await refuseEarly(services, { project_id, agent_id: agent.id }, agent)
-      messages = await withToolOutputs(context, { project_id, agent, generation_id }, messages, awaited)
-      checkSize(messages)
+    if (pending.length > 0) {
+      await precheckTurn(services, { project_id, agent_id: agent.id }, agent)
+      messages = await resolveToolOutputs(context, { project_id, agent, generation_id }, messages, pending)
+      checkMessagesSize(messages)
     }
     const nested = nestedTurnFields(context.origin)
-    // It may be grouped under a trace of its own choice.
+    // An explicit trace takes precedence over the trace of the initiator.
     if (body.trace_id) Object.assign(nested, { parent_trace_id: null, root_trace_id: null })
     const make = () => {
       const input: TurnInput = {
@@ -308,16 +307,16 @@ export const generateOperation = itemOperation(agentKind, {
         streamed: mode === 'stream',
         shape: 'agent',
       }
-      const note = (outgoing: Outbox) => context.record(outgoing, createdStatus(mode), { made: { generation_id } })
-      if (!context.grant) return createTurnInOneStatement(services, input, agent, note)
+      const addWrites = (outbox: Outbox) => context.record(outbox, createdStatus(mode), { made: { generation_id } })
+      if (!context.grant) return createTurnInOneStatement(services, input, agent, addWrites)
       return services.write(async tx => {
         await consumeShareForTurn(tx, services, project_id, agent)
         const made = await createTurn(tx, services, input)
-        note(tx)
+        addWrites(tx)
         return made
       })
     }
     return respondWithTurn(context, mode, make, generation_id)
   },
-  again: (context, made) => answerTurnAgain(context, responseMode(context.body.stream, context.query.wait), made),
+  again: (context, made) => replayTurnResponse(context, responseMode(context.body.stream, context.query.wait), made),
 })

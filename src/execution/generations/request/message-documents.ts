@@ -1,25 +1,25 @@
-import { findTexts } from '../../../content/documents/document-texts.ts'
 import { documentKind } from '../../../content/documents/model.ts'
+import { listDocumentTexts } from '../../../content/documents/store.ts'
 import { raise, raiseInvalid } from '../../../core/api/errors.ts'
 import { isIdOf } from '../../../core/api/kind.ts'
 import type { Context } from '../../../core/api/operation.ts'
 import type { Queryable } from '../../../core/db/sql.ts'
 import type { FilePart, ModelMessage, TextPart } from '../../providers/model-messages.ts'
 
-/** The text of a document of the project, in the place of a text. */
+/** A document of the project in place of a text. */
 export type DocumentPart = { type: 'document'; document_id: string }
 
-/** A message as a caller sends it. */
+/** A message of a caller. */
 export type SentMessage = {
   role: 'user' | 'assistant'
   content: string | DocumentPart | (TextPart | FilePart | DocumentPart)[]
 }
 
-/** A message whose documents are not read yet, or one that names none. */
-export type OpenMessage = SentMessage | Exclude<ModelMessage, { role: 'user' }>
+/** A message whose documents have not been read. */
+export type UnresolvedMessage = SentMessage | Exclude<ModelMessage, { role: 'user' }>
 
-/** The documents that messages name with the path of each. */
-function* documentParts(messages: readonly OpenMessage[]) {
+/** Yields the documents of messages with the path of each. */
+function* documentParts(messages: readonly UnresolvedMessage[]) {
   for (const [index, { content }] of messages.entries()) {
     if (typeof content === 'string') continue
     const path = `messages[${index}].content`
@@ -31,29 +31,29 @@ function* documentParts(messages: readonly OpenMessage[]) {
 }
 
 /**
- * Messages with the texts of the documents that they name, as they are now; one statement, none without documents.
- * @throws RESOURCE_NOT_FOUND for one that is not of the project, FORBIDDEN, VALIDATION_FAILED for one without a text and
- *   for more than `maxBytes` of texts in all, each counted as often as it is named
+ * Returns messages with the current texts of their documents; one statement, or none without documents.
+ * @throws RESOURCE_NOT_FOUND for a document outside the project, FORBIDDEN, VALIDATION_FAILED for a document without
+ *   text and for more than `maxBytes` of text in total, each document counted per occurrence
  */
-export async function withDocuments(
+export async function resolveDocuments(
   db: Queryable,
   allow: Context['allow'],
   projectId: string,
-  messages: readonly OpenMessage[],
+  messages: readonly UnresolvedMessage[],
   maxBytes: number,
 ): Promise<ModelMessage[]> {
   const parts = [...documentParts(messages)]
   if (parts.length === 0) return messages as readonly ModelMessage[] as ModelMessage[]
   const ids = [...new Set(parts.map(({ id }) => id))].filter(id => isIdOf(documentKind, id))
-  const documents = new Map((await findTexts(db, projectId, ids, maxBytes)).map(row => [row.id, row]))
-  const lost = parts.find(({ id }) => !documents.has(id))
-  if (lost) raise(documentKind.notFound, { meta: { id: lost.id } })
+  const documents = new Map((await listDocumentTexts(db, projectId, ids, maxBytes)).map(row => [row.id, row]))
+  const missing = parts.find(({ id }) => !documents.has(id))
+  if (missing) raise(documentKind.notFound, { meta: { id: missing.id } })
   for (const row of documents.values()) allow('documents:GetDocument', { kind: documentKind, row })
   const empty = parts.filter(({ id }) => !documents.get(id)?.bytes)
   if (empty.length > 0)
     raiseInvalid(
       empty.map(({ id, path }) => {
-        const message = `names a document without text (${documents.get(id)?.status})`
+        const message = `has no text (status ${documents.get(id)?.status})`
         return { code: 'INVALID_STATE', path, message }
       }),
     )
@@ -62,7 +62,7 @@ export async function withDocuments(
     raiseInvalid({
       code: 'TOO_BIG',
       path: 'messages',
-      message: `must name documents of at most ${maxBytes} bytes in all`,
+      message: `must refer to documents of at most ${maxBytes} bytes in total`,
     })
   const textOf = ({ document_id }: DocumentPart) => documents.get(document_id)?.content as string
   return messages.map((message): ModelMessage => {

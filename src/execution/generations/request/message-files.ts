@@ -9,13 +9,13 @@ import type { Services } from '../../../core/process/services.ts'
 import type { AttachedFile, ModelMessage, PromptMessage } from '../../providers/model-messages.ts'
 import { findFiles } from '../store.ts'
 
-/** What the files of a turn are sent as, by their ids, until `release` returns their memory. */
+/** Attachments of a turn by file id; `release` frees their memory. */
 export type Attachments = { files: ReadonlyMap<string, AttachedFile>; release(): void }
 
-/** Media types that callers may put into a message: models read them as images, audio and PDF. */
+/** Media types that models accept: images, audio and PDF. */
 const READABLE = /^(image\/|audio\/|application\/pdf$)/
 
-/** The file parts of messages with the path of each. */
+/** Yields the file parts of messages with the path of each. */
 function* fileParts(messages: readonly ModelMessage[]) {
   for (const [index, { role, content }] of messages.entries()) {
     if (role !== 'user' || typeof content === 'string') continue
@@ -24,11 +24,11 @@ function* fileParts(messages: readonly ModelMessage[]) {
   }
 }
 
-/** Bytes that a model is sent: a file counts as often as it is named. */
-const total = (parts: readonly { file_id: string }[], files: ReadonlyMap<string, FileRow>): number =>
+/** Returns the bytes sent to a model, each file counted per occurrence. */
+const totalBytes = (parts: readonly { file_id: string }[], files: ReadonlyMap<string, FileRow>): number =>
   parts.reduce((sum, { file_id }) => sum + (files.get(file_id)?.size ?? 0), 0)
 
-const filesOf = async (
+const findFilesById = async (
   db: Queryable,
   projectId: string,
   parts: readonly { file_id: string }[],
@@ -38,10 +38,9 @@ const filesOf = async (
 }
 
 /**
- * Lets the files that a caller's messages name into a turn, when the caller may download them and a model can be given
- * them.
- * @throws FILE_NOT_FOUND for one that is not of the project, FORBIDDEN, VALIDATION_FAILED for one without bytes or of a
- *   type that models do not read, and for more than one call may be sent (wholeLimit)
+ * Checks that the caller may download the files of its messages and that models accept them.
+ * @throws FILE_NOT_FOUND for a file outside the project, FORBIDDEN, VALIDATION_FAILED for a file without bytes or of an
+ *   unsupported type, and for more bytes than one model call may have (maxWholeRead)
  */
 export async function admitFiles(
   db: Queryable,
@@ -51,27 +50,30 @@ export async function admitFiles(
 ): Promise<void> {
   const parts = [...fileParts(messages)]
   if (parts.length === 0) return
-  const files = await filesOf(db, projectId, parts)
-  const lost = parts.find(({ file_id }) => !files.has(file_id))
-  if (lost) raise('FILE_NOT_FOUND', { meta: { id: lost.file_id } })
+  const files = await findFilesById(db, projectId, parts)
+  const missing = parts.find(({ file_id }) => !files.has(file_id))
+  if (missing) raise('FILE_NOT_FOUND', { meta: { id: missing.file_id } })
   for (const row of files.values()) allow('files:DownloadFile', { kind: fileKind, row })
   const problems = parts.flatMap(({ file_id, path }): Problem[] => {
     const { storage, content_type } = files.get(file_id) as FileRow
-    if (storage === null) return [{ code: 'INVALID_VALUE', path, message: 'names a file without content' }]
+    if (storage === null) return [{ code: 'INVALID_VALUE', path, message: 'refers to a file without content' }]
     if (READABLE.test(essenceOf(content_type ?? ''))) return []
-    return [{ code: 'INVALID_VALUE', path, message: 'must name an image, a sound or a PDF' }]
+    return [{ code: 'INVALID_VALUE', path, message: 'must refer to an image, audio or PDF file' }]
   })
   const limit = maxWholeRead(services.config)
-  if (total(parts, files) > limit)
-    problems.push({ code: 'TOO_BIG', path: 'messages', message: `must hold files of at most ${limit} bytes in all` })
+  if (totalBytes(parts, files) > limit)
+    problems.push({
+      code: 'TOO_BIG',
+      path: 'messages',
+      message: `must refer to files of at most ${limit} bytes in total`,
+    })
   if (problems.length > 0) raiseInvalid(problems)
 }
 
 /**
- * Reads the files that the messages of a turn name, in one query and one read each, when there is memory for them;
- * nothing without any.
- * @throws FILE_NOT_FOUND when one is gone or its bytes are lost, GENERATION_FAILED for more than one call may be sent,
- *   the reason of `signal`
+ * Reads the files of a turn's messages, with one query and one read per file, once memory for them is available.
+ * @throws FILE_NOT_FOUND for a deleted file or lost bytes, GENERATION_FAILED for more bytes than one model call may
+ *   have, the reason of `signal`
  */
 export async function readFiles(
   services: Services,
@@ -82,12 +84,12 @@ export async function readFiles(
   const read = new Map<string, AttachedFile>()
   const parts = [...fileParts(messages)]
   if (parts.length === 0) return { files: read, release: () => {} }
-  const files = await filesOf(services.pool, projectId, parts)
+  const files = await findFilesById(services.pool, projectId, parts)
   const limit = maxWholeRead(services.config)
-  const bytes = total(parts, files)
+  const bytes = totalBytes(parts, files)
   if (bytes > limit)
     raise('GENERATION_FAILED', {
-      message: `The files of the turn are larger than ${limit} bytes`,
+      message: `The files of the turn exceed ${limit} bytes`,
       meta: { reason: 'files_too_large' },
     })
   const release = await acquireReadMemory(services, projectId, bytes, signal)
@@ -106,7 +108,7 @@ export async function readFiles(
   }
 }
 
-/** Messages with their files, all of which were read, in place of the parts that name them. */
+/** Returns messages with attachments in place of their file parts. */
 export const attachFiles = (messages: readonly ModelMessage[], { files }: Attachments): PromptMessage[] =>
   messages.map((message): PromptMessage => {
     if (message.role !== 'user' || typeof message.content === 'string') return message as PromptMessage

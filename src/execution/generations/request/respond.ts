@@ -9,31 +9,32 @@ import { generationKind } from '../model.ts'
 import { streamTurn } from '../streams/stream.ts'
 import { raiseFailure, subscribeTurn, type TurnEndState } from './wait-for-turn.ts'
 
-/** `wait=true|false`; anything else is refused. */
+/** `wait=true|false`; other values are rejected. */
 export const WaitQuery = z.object({
-  wait: booleanQuery.optional().describe('Answer at the end of the turn instead of at once'),
+  wait: booleanQuery.optional().describe('Whether to respond when the turn ends instead of immediately'),
 })
 
-/** How a caller takes the answer of a turn. */
+/** How a caller receives the response of a turn. */
 export type ResponseMode = 'background' | 'wait' | 'stream'
 
-/** The mode a request asks for. Raises VALIDATION_FAILED for a stream that is not to be waited for. */
+/** Returns the response mode of a request. @throws VALIDATION_FAILED for `stream` with `wait=false` */
 export function responseMode(stream: boolean | undefined, wait: boolean | undefined): ResponseMode {
   if (!stream) return wait ? 'wait' : 'background'
-  if (wait === false) raiseInvalid({ code: 'INVALID_VALUE', path: 'wait', message: 'a streamed turn is waited for' })
+  if (wait === false)
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'wait', message: 'cannot be false for a streamed turn' })
   return 'stream'
 }
 
-/** The status of an answer that is given once the turn was made, for its audit entry. */
+/** Returns the status of the response after the turn was created, for its audit entry. */
 export const createdStatus = (mode: ResponseMode): number => (mode === 'background' ? 202 : 200)
 
 /**
- * Makes a turn and answers in the caller's mode: its ids, its end, or its event stream. A caller that waits longer
- * than SYNC_WAIT_SECONDS gets the ids; one that goes away changes nothing. Raises what `make` raises, and the code of a
- * failed turn that was waited for.
- * @param make makes the turn with the generation id given, records for repeats that id and the frames, and returns the ids that a background caller gets; `frames` are
- *   those of its stream that were there before
- * @param generationId of a turn that there is already and that goes on
+ * Creates a turn and responds in the caller's mode: with its ids, its result, or its event stream. A caller that waits
+ * longer than SYNC_WAIT_SECONDS gets the ids; a disconnect does not affect the turn. Raises errors of `make` and, with
+ * `wait`, the failure of the turn.
+ * @param make creates the turn with the given generation id, records that id and the frames for repeats, and returns
+ *   the ids for a background caller; `frames` is the number of frames that the stream skips
+ * @param generationId of an existing turn that is resumed
  */
 export async function respondWithTurn(
   context: Pick<Context, 'services' | 'request' | 'recheck'>,
@@ -42,8 +43,8 @@ export async function respondWithTurn(
   generationId = newId('gen'),
 ): Promise<OperationResult> {
   const { services, request } = context
-  // Listens before the turn exists, so that its end is not missed and need not be looked for.
-  const expected = mode === 'wait' ? subscribeTurn(services, generationId) : null
+  // Subscribes before the turn exists, so that its end is neither missed nor polled.
+  const subscription = mode === 'wait' ? subscribeTurn(services, generationId) : null
   let made: object
   let after = 0
   try {
@@ -51,40 +52,41 @@ export async function respondWithTurn(
     made = ids
     after = frames
   } catch (error) {
-    expected?.cancel()
+    subscription?.cancel()
     throw error
   }
   if (mode === 'stream') return streamTurn(context, { id: generationId }, after)
-  const ended = await expected?.wait({ closed: request.closed, running: true })
-  return answerOf(result(202, { status: 'accepted', ...made }), ended ?? null)
+  const ended = await subscription?.wait({ closed: request.closed, running: true })
+  return responseOf(result(202, { status: 'accepted', ...made }), ended ?? null)
 }
 
 /**
- * Answers a repeat for a turn that a first request had made when it was lost: its ids, its end, or its event stream.
- * @param made as `answerTurn` had it recorded: `generation_id`, and `frames` of its stream that were there before
- * @param shown ids that the answer shows besides
+ * Responds to a repeated request whose first response was lost, in the caller's mode.
+ * @param made as recorded by `make` of respondWithTurn: `generation_id`, and the `frames` that the stream skips
+ * @param extraFields ids added to the response
  */
-export async function answerTurnAgain(
+export async function replayTurnResponse(
   context: Pick<Context, 'services' | 'request' | 'recheck'>,
   mode: ResponseMode,
   made: Made,
-  shown: object = {},
+  extraFields: object = {},
 ): Promise<OperationResult> {
   const { services, request } = context
   const { generation_id: id, frames = 0 } = made as { generation_id: string; frames?: number }
   if (mode === 'stream') return streamTurn(context, { id }, frames)
   const turn = await generationKind.find(services.pool, id)
-  if (!turn) return raise('RESOURCE_NOT_FOUND', { message: 'The generation is gone', meta: { id } })
-  const accepted = result(202, { status: 'accepted', ...shown, generation_id: id, trace_id: turn.trace_id })
-  return answerOf(accepted, mode === 'wait' ? await subscribeTurn(services, id).wait({ closed: request.closed }) : null)
+  if (!turn) return raise('RESOURCE_NOT_FOUND', { message: `Generation ${id} not found`, meta: { id } })
+  const accepted = result(202, { status: 'accepted', ...extraFields, generation_id: id, trace_id: turn.trace_id })
+  const ended = mode === 'wait' ? await subscribeTurn(services, id).wait({ closed: request.closed }) : null
+  return responseOf(accepted, ended)
 }
 
-/** The answer with the end of a turn; its ids where it was not waited for, or not for long enough. */
-function answerOf(accepted: OperationResult, ended: TurnEndState | null): OperationResult {
+/** Returns the response with the result of a turn, or `accepted` if it was not awaited or the wait timed out. */
+function responseOf(accepted: OperationResult, ended: TurnEndState | null): OperationResult {
   if (!ended) return accepted
   if (ended.failure) raiseFailure(ended)
   const done = result(200, ended.result)
-  // Content that is not to be stored is not kept for a repeat either: it gets the ids.
+  // Content that must not be stored is not stored for a repeat either: a repeat gets the ids.
   return ended.content_mode === 'none'
     ? { ...done, kept: accepted }
     : { ...done, keptWhile: replayWhileContentKept(ended.id) }

@@ -2,7 +2,7 @@ import type { z } from 'zod'
 import { raise, raiseInvalid } from '../../../core/api/errors.ts'
 import type { Context, OperationResult } from '../../../core/api/operation.ts'
 import type { Tx } from '../../../core/db/writer.ts'
-import { withinBoundsOf } from '../../../core/iam/authority.ts'
+import { addBoundsOf } from '../../../core/iam/authority.ts'
 import { principalRecord } from '../../../core/iam/caller.ts'
 import type { ModelMessage } from '../../providers/model-messages.ts'
 import { type GenerationRow, generationKind, type JournalStepRow, type RetryInput } from '../model.ts'
@@ -15,18 +15,19 @@ import { createdStatus, respondWithTurn, responseMode } from './respond.ts'
 import { stepMessages } from './turn-result.ts'
 
 /**
- * Runs a failed generation again as a new one that it initiated, in the same trace. The new one is given
- * what the failed one was, and its steps whose tool calls have results, so that none of them is repeated. A turn of a
- * conversation goes through its mailbox and sees the conversation as it stands then.
- * @throws GENERATION_CONTENT_UNAVAILABLE when the content was erased or never stored, GENERATION_ALREADY_IN_PROGRESS when
- * it has not ended, VALIDATION_FAILED when it completed; what refuses a turn; with `wait` what the turn failed with
+ * Retries a failed generation as a new one in the same trace, initiated by the failed one. The new turn gets the input
+ * of the failed one and its steps whose tool calls have results, so that none of them is repeated. A turn of a
+ * conversation is placed in its mailbox and reads the current messages.
+ * @throws GENERATION_CONTENT_UNAVAILABLE if the content was erased or never stored, GENERATION_ALREADY_IN_PROGRESS if
+ *   the generation has not ended, VALIDATION_FAILED if it completed; errors of createTurn; with `wait` the failure of
+ *   the turn
  */
 export async function retryGeneration(
   context: Context<{ wait?: boolean }, z.output<typeof RetryInput> | undefined, GenerationRow>,
 ): Promise<OperationResult> {
   const { services, caller, body, query, resource } = context
   const mode = responseMode(body?.stream, query.wait)
-  // Before the transaction, which holds a connection; those of a failed turn never change.
+  // Before the transaction, which holds a connection. The steps of a failed turn never change.
   const steps = resource.status === 'failed' ? await readSteps(services, resource) : []
   return respondWithTurn(context, mode, generation_id =>
     services.write(async tx => {
@@ -46,7 +47,7 @@ export async function retryGeneration(
         ...turnOrigin(failed),
         trace_id: failed.trace_id,
         initiator_generation_id: failed.id,
-        authority: withinBoundsOf(principalRecord(caller), failed.authority),
+        authority: addBoundsOf(principalRecord(caller), failed.authority),
         streamed: mode === 'stream',
         shape: failed.shape,
       }
@@ -61,11 +62,15 @@ export async function retryGeneration(
   )
 }
 
-/** The generation under its lock, when it can be run again: it had ended when its steps were read. */
+/** Locks the generation and returns it if it can be retried; it must have ended before its steps were read. */
 async function requireRetryable(tx: Tx, { id, status }: GenerationRow): Promise<GenerationRow> {
   const row = await generationKind.lock(tx, id)
   if (row.status === 'completed')
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'generation_id', message: 'only a failed generation can be run again' })
+    raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: 'generation_id',
+      message: `generation ${id} is completed and cannot be retried`,
+    })
   if (row.status !== 'failed' || status !== 'failed')
     raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: id } })
   if (row.content_redacted_at !== null || (row.input === null && row.shape === 'agent'))
@@ -73,6 +78,6 @@ async function requireRetryable(tx: Tx, { id, status }: GenerationRow): Promise<
   return row
 }
 
-/** The steps that a turn goes on from: an answer without calls is one that was refused, and is asked for again. */
+/** Returns the messages of the settled steps with tool calls; a refused answer without calls is requested again. */
 const settledSteps = (steps: readonly JournalStepRow[]): ModelMessage[] =>
   steps.filter(step => step.tool_calls.length > 0).flatMap(stepMessages)

@@ -22,60 +22,65 @@ import { clientTools } from '../tools/toolbox.ts'
 import { mailboxHooks } from './cancel-turn.ts'
 import { turnQueue } from './create.ts'
 import { turnFailures } from './generate-request.ts'
-import { answerTurnAgain, createdStatus, respondWithTurn, responseMode, WaitQuery } from './respond.ts'
+import { createdStatus, replayTurnResponse, respondWithTurn, responseMode, WaitQuery } from './respond.ts'
 import { AcceptedTurn, GenerateResult } from './turn-result.ts'
 
 export const ToolOutputs = z
   .array(
     z.strictObject({
-      tool_call_id: z.string().min(1).max(255).describe('The call that was made'),
-      output: z.unknown().describe('What it gave, any JSON'),
+      tool_call_id: z.string().min(1).max(255).describe('ID of the tool call'),
+      output: z.unknown().describe('Output of the tool call, any JSON'),
     }),
   )
   .min(1)
   .max(128)
-  .describe('The outcome of each pending call, once')
+  .describe('Outputs of the pending tool calls, one for each')
 
 const settings = {
-  tool_choice: StepToolChoice.optional().describe('What the model has to do with its tools'),
-  active_tool_ids: toolIds.optional().describe('Bound tools that it may call; an empty list is all'),
+  tool_choice: StepToolChoice.optional().describe('Tool choice of the model'),
+  active_tool_ids: toolIds.optional().describe('IDs of the bound tools available to the model; empty for all'),
 }
 
 const Body = z
   .strictObject({
     tool_outputs: ToolOutputs,
-    stream: z.boolean().optional().describe('Answer with the event stream of what follows'),
-    tool_choice: settings.tool_choice.describe('What the model has to do with its tools in the next step'),
-    active_tool_ids: settings.active_tool_ids.describe('Bound tools that the next step may call; an empty list is all'),
-    step_rules: StepRules.optional().describe('Settings of steps that are still to come'),
-    defaults: z.strictObject(settings).optional().describe('Settings of all steps that are still to come'),
+    stream: z.boolean().optional().describe('Whether to respond with the event stream of the resumed turn'),
+    tool_choice: settings.tool_choice.describe('Tool choice of the next step'),
+    active_tool_ids: settings.active_tool_ids.describe(
+      'IDs of the bound tools available in the next step; empty for all',
+    ),
+    step_rules: StepRules.optional().describe('Settings of single later steps'),
+    defaults: z.strictObject(settings).optional().describe('Settings of all later steps'),
   })
   .meta({ id: 'ToolOutputsInput' })
 export type ToolOutputsInput = z.output<typeof Body>
 
-type Submitted = Pick<Context<{ wait?: boolean }>, 'services' | 'caller' | 'query' | 'request' | 'record' | 'recheck'>
+type SubmitContext = Pick<
+  Context<{ wait?: boolean }>,
+  'services' | 'caller' | 'query' | 'request' | 'record' | 'recheck'
+>
 
 /**
- * Hands a paused turn what its client's calls gave, and lets it go on.
- * @param generation as it was read; of two concurrent submissions the other one finds it going on
- * @throws GENERATION_NOT_FOUND when it is not paused, GENERATION_CONTENT_UNAVAILABLE when its content was erased,
- *   VALIDATION_FAILED unless each pending call is answered once, PROJECT_PAUSED, SESSION_CLOSED, SESSION_EXPIRED; with `wait`
- *   what the turn failed with
+ * Stores the outputs of a paused turn's tool calls and resumes the turn.
+ * @param generation read before the lock; the second of two concurrent submissions finds the turn resumed
+ * @throws GENERATION_NOT_FOUND if the turn is not paused, GENERATION_CONTENT_UNAVAILABLE if its content was erased,
+ *   VALIDATION_FAILED unless each pending call has one output, PROJECT_PAUSED, SESSION_CLOSED, SESSION_EXPIRED; with
+ *   `wait` the failure of the turn
  */
 export async function submitToolOutputs(
-  context: Submitted,
+  context: SubmitContext,
   generation: GenerationRow,
   body: ToolOutputsInput,
-  shown: Record<string, unknown> = {},
+  extraFields: Record<string, unknown> = {},
 ): Promise<OperationResult> {
   const { services, caller, query } = context
   const mode = responseMode(body.stream, query.wait ?? true)
   requirePaused(generation)
   const turn = await loadTurn(services.pool, generation.id)
   if (turn) requirePaused(turn.generation)
-  const work = turn?.sealedWork && openTurnData(services, generation, turn.sealedWork)
+  const data = turn?.sealedData && openTurnData(services, generation, turn.sealedData)
   const { open } = turn ? readJournal(services, generation, turn.journal, generation.step_count) : { open: null }
-  if (!turn || !work || !open)
+  if (!turn || !data || !open)
     return raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { generation_id: generation.id } })
   const { agent } = turn
   if (!agent) return raise('AGENT_NOT_FOUND', { meta: { id: generation.agent_id } })
@@ -87,9 +92,9 @@ export async function submitToolOutputs(
   const entries = journalRows(
     services,
     generation,
-    answered(services, clientTools(agent, turn.tools), step, pending, body),
+    outcomeEntries(services, clientTools(agent, turn.tools), step, pending, body),
   )
-  const sealedWork = sealTurnData(services, generation, resumed(work, step.n, body))
+  const sealedData = sealTurnData(services, generation, withSubmittedSettings(data, step.n, body))
   return respondWithTurn(
     context,
     mode,
@@ -98,25 +103,29 @@ export async function submitToolOutputs(
         await lockUnpaused(tx, generation.project_id)
         const principal = principalRecord(caller)
         const mailbox = generation.conversation_id === null ? null : mailboxHooks.only()
-        const enter = mailbox && (await mailbox.resume(tx, generation, principal))
+        const enqueue = mailbox && (await mailbox.resume(tx, generation, principal))
         const locked = await generationKind.lock(tx, generation.id)
         requirePaused(locked)
         if (locked.journalled !== turn.generation.journalled) notFound(generation.id)
         const frames = await lastFrame(tx, generation.id)
-        await resumeTurn(tx, locked, { entries, sealedWork, streamed: mode === 'stream' })
+        await resumeTurn(tx, locked, { entries, sealedData, streamed: mode === 'stream' })
         await turnOwnerOf(locked)?.resumed?.(tx, { ...locked, status: 'in_progress', required_action: null })
-        if (enter) await enter()
+        if (enqueue) await enqueue()
         else tx.send(turnQueue, { generation_id: generation.id, project_id: generation.project_id })
         context.record(tx, createdStatus(mode), { made: { generation_id: generation.id, frames } })
-        return { ...shown, generation_id: generation.id, trace_id: generation.trace_id, frames }
+        return { ...extraFields, generation_id: generation.id, trace_id: generation.trace_id, frames }
       }),
     generation.id,
   )
 }
 
-/** Answers a repeat of a submission that was lost: the turn goes on. */
-export const submittedAgain = (context: Submitted, { stream }: ToolOutputsInput, made: Made, shown?: object) =>
-  answerTurnAgain(context, responseMode(stream, context.query.wait ?? true), made, shown)
+/** Responds to a repeated submission whose first response was lost. */
+export const replayToolOutputs = (
+  context: SubmitContext,
+  { stream }: ToolOutputsInput,
+  made: Made,
+  extraFields?: object,
+) => replayTurnResponse(context, responseMode(stream, context.query.wait ?? true), made, extraFields)
 
 const notFound = (id: string): never => raise('GENERATION_NOT_FOUND', { meta: { id } })
 
@@ -126,15 +135,17 @@ function requirePaused({ id, status, content_redacted_at, content_mode }: Genera
   if (status !== 'requires_action') notFound(id)
 }
 
-/** The settings that the outputs came with; those of the next step are for the one behind the paused one alone. */
-function resumed(
-  work: TurnData,
+/**
+ * Returns the turn data with the settings submitted with the outputs; `next` applies only to the step after the pause.
+ */
+function withSubmittedSettings(
+  data: TurnData,
   paused: number,
   { tool_choice, active_tool_ids, step_rules, defaults }: ToolOutputsInput,
 ): TurnData {
   const next = tool_choice !== undefined || active_tool_ids !== undefined
   return {
-    ...work,
+    ...data,
     resumed: {
       ...(next ? { next: { step: paused + 1, tool_choice, active_tool_ids } } : {}),
       ...(step_rules ? { step_rules } : {}),
@@ -143,8 +154,8 @@ function resumed(
   }
 }
 
-/** The outcomes of the pending calls. Raises VALIDATION_FAILED unless each of them is there once. */
-function answered(
+/** Returns the outcomes of the pending calls. @throws VALIDATION_FAILED unless each call has one output */
+function outcomeEntries(
   services: Services,
   definitions: ReadonlyMap<string, Callable>,
   step: OpenStep,
@@ -153,12 +164,12 @@ function answered(
 ): Entry[] {
   const byId = new Map(pending.map(position => [step.tool_calls[position].id, position]))
   const seen = new Set<string>()
-  const wrong = (path: string, message: string) => raiseInvalid({ code: 'INVALID_VALUE', path, message })
+  const invalid = (path: string, message: string) => raiseInvalid({ code: 'INVALID_VALUE', path, message })
   const entries = tool_outputs.map(({ tool_call_id, output = null }, index): Entry => {
     const at = `tool_outputs[${index}]`
     const position = byId.get(tool_call_id)
-    if (position === undefined) return wrong(`${at}.tool_call_id`, 'is no call that the turn waits for')
-    if (seen.has(tool_call_id)) wrong(`${at}.tool_call_id`, 'is there twice')
+    if (position === undefined) return invalid(`${at}.tool_call_id`, 'is not a pending tool call of the turn')
+    if (seen.has(tool_call_id)) invalid(`${at}.tool_call_id`, 'is a duplicate')
     seen.add(tool_call_id)
     const { tool_name, args } = step.tool_calls[position]
     const definition = definitions.get(tool_name)
@@ -167,16 +178,21 @@ function answered(
       ? mapOutput(services, definition, { output, input }, freshBudget())
       : (output ?? null)
     if (Buffer.byteLength(JSON.stringify(result)) > services.config.GENERATION_TOOL_RESULT_MAX_BYTES)
-      wrong(`${at}.output`, 'is larger than a turn can keep')
+      invalid(`${at}.output`, `must be at most ${services.config.GENERATION_TOOL_RESULT_MAX_BYTES} bytes`)
     return { n: step.n, position: position + 1, value: { result, error: null } }
   })
-  const left = pending.find(position => !seen.has(step.tool_calls[position].id))
-  if (left !== undefined) wrong('tool_outputs', `lack the call ${step.tool_calls[left].id}`)
+  const missing = pending.find(position => !seen.has(step.tool_calls[position].id))
+  if (missing !== undefined)
+    invalid('tool_outputs', `must contain an output for tool call ${step.tool_calls[missing].id}`)
   return entries
 }
 
-/** The generation of an agent in the project that acts: a shared agent has some in others. Raises GENERATION_NOT_FOUND. */
-async function turnOfAgent(
+/**
+ * Returns a generation of the agent in the project of the request. A shared agent also has generations in other
+ * projects.
+ * @throws GENERATION_NOT_FOUND
+ */
+async function requireTurnOfAgent(
   { services, project, resource }: Pick<Context, 'services' | 'project'> & { resource: Pick<AgentRow, 'id'> },
   id: string,
 ): Promise<GenerationRow> {
@@ -190,8 +206,9 @@ export const toolOutputsOperation = itemOperation(agentKind, {
   starts: { kind: 'generation', field: 'generation_id' },
   method: 'post',
   path: '/agents/{agent_id}/generate/{generation_id}/tool-outputs',
-  summary: 'Hand a paused turn what the calls of its client tools gave, and let it go on',
-  description: 'Waits for the turn unless `wait=false`. The turn goes on as whom it was started by.',
+  summary: 'Submit tool outputs of a generation',
+  description:
+    'Submits the outputs of the client tool calls of a paused turn and resumes it. Waits for the turn unless `wait=false`. The turn keeps the permissions of the principal that started it.',
   tag: 'Generations',
   action: 'agents:CreateAgentGeneration',
   query: WaitQuery,
@@ -213,6 +230,6 @@ export const toolOutputsOperation = itemOperation(agentKind, {
   ],
   transaction: false,
   run: async context =>
-    submitToolOutputs(context, await turnOfAgent(context, context.params.generation_id), context.body),
-  again: (context, made) => submittedAgain(context, context.body, made),
+    submitToolOutputs(context, await requireTurnOfAgent(context, context.params.generation_id), context.body),
+  again: (context, made) => replayToolOutputs(context, context.body, made),
 })

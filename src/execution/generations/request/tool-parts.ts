@@ -11,91 +11,97 @@ import { toolKind } from '../../tools/model.ts'
 import { resolveSharedTools } from '../../tools/resolve.ts'
 import type { SentMessage } from './message-documents.ts'
 
-/** Results of tools in the place of texts: called once, for the one who asks, before the turn is made. */
+/** Tool results in place of texts: each tool is called once, as the caller, before the turn is created. */
 
-/** Calls of one request: it waits for each in turn. */
-const MAX_PER_PASS = 16
+/** Most tool calls of one request, which waits for each of them in sequence. */
+const MAX_TOOL_OUTPUTS = 16
 
 const id = z.string().min(1).max(255)
 
 export const ToolOutputPart = z.strictObject({
-  type: z.literal('tool_output').describe('What it is'),
-  tool_id: id.describe('Tool that the agent is bound to; it is called once, as by `POST /tools/{id}/call`'),
-  action: id.optional().describe('Operation of a platform tool, tool of the server of an mcp tool'),
+  type: z.literal('tool_output').describe('Type of the part'),
+  tool_id: id.describe(
+    'ID of a tool bound to the agent; called once, like `POST /tools/{id}/call`, before the model is called',
+  ),
+  action: id.optional().describe('Operation of a platform tool, or tool of the server of an MCP tool'),
   input: z.record(z.string(), z.unknown()).optional().describe('Arguments of the call'),
   output_path: z
     .string()
     .min(1)
     .max(1000)
     .optional()
-    .describe('Dotted path into the result, numbers index lists; default the whole result'),
+    .describe('Dotted path into the result; numbers are list indexes. Default: the whole result.'),
 })
 type ToolOutputPart = z.output<typeof ToolOutputPart>
 
-type Whole = Exclude<SentMessage['content'], unknown[]>
-type Each = Extract<SentMessage['content'], unknown[]>[number]
+type SingleContent = Exclude<SentMessage['content'], unknown[]>
+type ContentPart = Extract<SentMessage['content'], unknown[]>[number]
 
-/** A message that may have results of tools for texts. */
-export type AskedMessage = {
+/** A message that may contain tool results in place of texts. */
+export type MessageWithToolOutputs = {
   role: SentMessage['role']
-  content: Whole | ToolOutputPart | (Each | ToolOutputPart)[]
+  content: SingleContent | ToolOutputPart | (ContentPart | ToolOutputPart)[]
 }
 
-/** A result that is still to come: the part, and the message that has an empty text in its place. */
-export type AwaitedOutput = { part: ToolOutputPart; path: string; index: number; at: number | null }
+/** A tool result to be obtained: its part, and the position of the empty text in its place. */
+export type PendingToolOutput = { part: ToolOutputPart; path: string; index: number; at: number | null }
 
-/** Messages with empty texts where results of tools go. Raises VALIDATION_FAILED for more calls than one request may make. */
-export function withoutToolOutputs(messages: readonly AskedMessage[]): {
+/** Replaces tool results in messages by empty texts and returns them. @throws VALIDATION_FAILED for too many */
+export function extractToolOutputs(messages: readonly MessageWithToolOutputs[]): {
   sent: SentMessage[]
-  awaited: AwaitedOutput[]
+  pending: PendingToolOutput[]
 } {
-  const awaited: AwaitedOutput[] = []
+  const pending: PendingToolOutput[] = []
   const sent = messages.map(({ role, content }, index): SentMessage => {
     const path = `messages[${index}].content`
     if (typeof content === 'string') return { role, content }
     if (!Array.isArray(content)) {
       if (content.type === 'document') return { role, content }
-      awaited.push({ part: content, path, index, at: null })
+      pending.push({ part: content, path, index, at: null })
       return { role, content: '' }
     }
-    const parts = content.map((part, at): Each => {
+    const parts = content.map((part, at): ContentPart => {
       if (part.type !== 'tool_output') return part
-      awaited.push({ part, path: `${path}[${at}]`, index, at })
+      pending.push({ part, path: `${path}[${at}]`, index, at })
       return { type: 'text', text: '' }
     })
     return { role, content: parts }
   })
-  if (awaited.length > MAX_PER_PASS)
-    raiseInvalid({ code: 'TOO_BIG', path: 'messages', message: `must hold at most ${MAX_PER_PASS} tool_output parts` })
-  return { sent, awaited }
+  if (pending.length > MAX_TOOL_OUTPUTS)
+    raiseInvalid({
+      code: 'TOO_BIG',
+      path: 'messages',
+      message: `must contain at most ${MAX_TOOL_OUTPUTS} tool_output parts`,
+    })
+  return { sent, pending }
 }
 
-type Asking = Pick<Context, 'services' | 'caller' | 'allow' | 'request'>
+type CallContext = Pick<Context, 'services' | 'caller' | 'allow' | 'request'>
 
 /**
- * Makes the calls that messages wait for, in their order, and puts their results into the messages. All of them are checked before
- * the first is made.
- * @throws FORBIDDEN for a tool that the agent is not bound to or the caller may not call, TOOL_CALL_NOT_SUPPORTED,
- *   VALIDATION_FAILED for a path that the result has not; what calls raise
+ * Calls tools in the order of the messages and inserts their results. All calls are authorized before the first is
+ * made.
+ * @throws FORBIDDEN for a tool that is not bound to the agent or that the caller may not call, TOOL_CALL_NOT_SUPPORTED,
+ *   VALIDATION_FAILED for a path missing in the result, and errors of the calls
  */
-export async function withToolOutputs(
-  { services, caller, allow, request }: Asking,
+export async function resolveToolOutputs(
+  { services, caller, allow, request }: CallContext,
   turn: { project_id: string; agent: Pick<AgentRow, 'id' | 'tool_bindings'>; generation_id: string },
   messages: readonly ModelMessage[],
-  awaited: readonly AwaitedOutput[],
+  pending: readonly PendingToolOutput[],
 ): Promise<ModelMessage[]> {
   const { project_id, agent, generation_id } = turn
   const bound = new Set(agent.tool_bindings?.flatMap(({ tool_id }) => tool_id ?? []))
-  const named = [...new Set(awaited.map(({ part }) => part.tool_id))].filter(tool => bound.has(tool))
-  const tools = await resolveSharedTools(services.pool, project_id, named)
-  const calls = awaited.map(each => {
+  const toolIds = [...new Set(pending.map(({ part }) => part.tool_id))].filter(tool => bound.has(tool))
+  const tools = await resolveSharedTools(services.pool, project_id, toolIds)
+  const calls = pending.map(each => {
     const tool = tools.get(each.part.tool_id)
     if (!tool)
       return raise('FORBIDDEN', {
-        message: `${each.path} names no tool that the agent is bound to`,
+        message: `${each.path}: tool ${each.part.tool_id} is not bound to the agent`,
         meta: { tool_id: each.part.tool_id },
       })
-    // A shared one is called as if it were the project's.
+    // A shared tool is authorized like a tool of the project.
     allow('tools:CallTool', { kind: toolKind, row: { ...tool, project_id } })
     if (tool.type === 'client') raise('TOOL_CALL_NOT_SUPPORTED', { meta: { tool_id: tool.id } })
     return { ...each, tool }
@@ -120,11 +126,15 @@ export async function withToolOutputs(
   return filled
 }
 
-/** A result as a text: what its path says, a text as it is, anything else as JSON. */
+/** Returns the part of a result at `output_path` as text: strings unchanged, other values as JSON. */
 function textOf(result: unknown, { output_path }: ToolOutputPart, path: string): string {
   const value = output_path === undefined ? (result ?? null) : readPath(result, output_path)
   if (value === null && output_path !== undefined)
-    raiseInvalid({ code: 'NOT_FOUND', path: `${path}.output_path`, message: 'names nothing in the result of the tool' })
-  const kept = storableValue(value)
-  return typeof kept === 'string' ? kept : JSON.stringify(kept)
+    raiseInvalid({
+      code: 'NOT_FOUND',
+      path: `${path}.output_path`,
+      message: 'does not exist in the result of the tool',
+    })
+  const storable = storableValue(value)
+  return typeof storable === 'string' ? storable : JSON.stringify(storable)
 }

@@ -3,12 +3,12 @@ import { UsageTotals } from '../../../control/usage/totals.ts'
 import type { ModelMessage } from '../../providers/model-messages.ts'
 import type { GenerationRow, JournalStepRow, OpenStep } from '../model.ts'
 
-/** The answer of a turn that nobody waits for. */
+/** Response to a request that does not wait for the turn. */
 export const AcceptedTurn = z
   .object({ status: z.literal('accepted'), generation_id: z.string(), trace_id: z.string() })
   .meta({ id: 'TurnAccepted' })
 
-/** What a turn of an agent that was run directly ended with, or paused for. */
+/** Result of a completed or paused turn of an agent outside conversations. */
 export const GenerateResult = z
   .object({
     id: z.string(),
@@ -30,7 +30,7 @@ export const GenerateResult = z
   })
   .meta({ id: 'GenerateResult' })
 
-/** A step as stored history: the assistant's message and, when it called tools, their results. */
+/** Returns a step as messages: the assistant's message and, with tool calls, their results. */
 export function stepMessages(step: JournalStepRow): ModelMessage[] {
   const assistant: ModelMessage = {
     role: 'assistant',
@@ -51,7 +51,7 @@ export function stepMessages(step: JournalStepRow): ModelMessage[] {
   ]
 }
 
-/** What a waiting caller of an agent gets; of a paused turn with the step under way. */
+/** Returns the result for a caller that waits for an agent turn; for a paused turn, `open` is the step in progress. */
 export function agentResult(
   generation: GenerationRow,
   steps: readonly JournalStepRow[],
@@ -70,7 +70,7 @@ export function agentResult(
   }
 }
 
-/** What the client of a paused turn is asked for. */
+/** Returns the tool calls required from the client of a paused turn. */
 export const requiredAction = (
   step: OpenStep,
   pending: readonly { position: number; args: Record<string, unknown> }[],

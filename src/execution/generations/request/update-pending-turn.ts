@@ -6,8 +6,8 @@ import { findPendingTurnData, updatePendingGeneration } from '../store.ts'
 import type { TurnInput } from './create.ts'
 
 /**
- * Changes a turn that has not started: who it runs as, and further keys of its tool_context (new keys win). The caller
- * holds what keeps the turn from starting meanwhile. Returns false when it has started or ended.
+ * Changes the principal of a turn that has not started and merges keys into its tool_context (new keys win). The caller
+ * holds a lock that keeps the turn from starting. Returns false if it has started or settled.
  */
 export async function updatePendingTurn(
   tx: Tx,
@@ -18,17 +18,17 @@ export async function updatePendingTurn(
   const found = await findPendingTurnData(tx, generationId)
   if (!found) return false
   const { sealed, ...generation } = found
-  const work = openTurnData(services, generation, sealed)
-  // What cannot be read is left; the turn fails with the reason when it starts.
-  if (!work) return false
-  work.tool_context = mergeContext(work.tool_context, change.tool_context)
-  const shown = change.authority.via === null
+  const data = openTurnData(services, generation, sealed)
+  // Unreadable turn data is unchanged; the turn fails with the reason when it starts.
+  if (!data) return false
+  data.tool_context = mergeContext(data.tool_context, change.tool_context)
+  const isDirect = change.authority.via === null
   await updatePendingGeneration(tx, generation, {
     authority: change.authority,
     permission: change.permission ?? generation.permission,
-    started_by_principal_type: shown ? change.authority.type : null,
-    started_by_principal_id: shown ? change.authority.id : null,
-    sealedWork: sealTurnData(services, generation, work),
+    started_by_principal_type: isDirect ? change.authority.type : null,
+    started_by_principal_id: isDirect ? change.authority.id : null,
+    sealedData: sealTurnData(services, generation, data),
   })
   return true
 }

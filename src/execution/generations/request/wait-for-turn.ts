@@ -9,19 +9,19 @@ import { liveTurns } from '../streams/live-turns.ts'
 import { readSteps } from '../traces/file.ts'
 import { agentResult } from './turn-result.ts'
 
-/** A turn at its end, with what a waiting caller gets: `result` when it completed, `failure` when it failed. */
+/** A settled or paused turn with the response for waiting callers: `result` or, if it failed, `failure`. */
 export type TurnEndState = GenerationRow & { result: object | null; failure: RecordedFailure | null }
 
-/** The floor under the notifications. */
+/** Fallback for lost notifications. */
 const POLL_MS = 2000
 
 /**
- * Listens for the end of a turn before it exists. `wait` returns null when SYNC_WAIT_SECONDS ran out or the client went
- * away; the turn goes on either way. `running`: the caller knows that it runs, so that nothing is read before a notice.
+ * Subscribes to the end of a turn before the turn exists. `wait` returns null after SYNC_WAIT_SECONDS or when the
+ * client disconnects; the turn continues in both cases. `running` skips the read before the first notification.
  */
 export function subscribeTurn(services: Services, generationId: string) {
   const { wait, cancel } = subscribeUntil<TurnEndState | null>({
-    subscribe: notice => liveTurns(services).watch(generationId, what => what !== 'frames' && notice()),
+    subscribe: notify => liveTurns(services).watch(generationId, event => event !== 'frames' && notify()),
     read: () => readTurnEnd(services, generationId),
     isOver: ended => ended !== null,
     pollMs: POLL_MS,
@@ -34,25 +34,25 @@ export function subscribeTurn(services: Services, generationId: string) {
   }
 }
 
-/** The end of a turn as its callers see it; null while it runs. */
+/** Returns a settled or paused turn with its result; null while it is pending or in progress. */
 export async function readTurnEnd(services: Services, generationId: string): Promise<TurnEndState | null> {
   const row = await findWithResult(services.pool, generationId)
-  if (!row) raise('RESOURCE_NOT_FOUND', { message: 'The generation is gone', meta: { id: generationId } })
+  if (!row) raise('RESOURCE_NOT_FOUND', { message: `Generation ${generationId} not found`, meta: { id: generationId } })
   const { last_frame, ...generation } = row
   if (generation.status === 'pending' || generation.status === 'in_progress') return null
-  const said = last_frame ? (JSON.parse(readFrame(services, generation, last_frame)) as object) : null
+  const body = last_frame ? (JSON.parse(readFrame(services, generation, last_frame)) as object) : null
   if (generation.status === 'failed') {
     const { error } = generation
-    const told = said as RecordedFailure | null
-    const unknown = { code: 'GENERATION_CONTENT_UNAVAILABLE', message: 'The failure was not kept' }
-    // Where no content is kept the record has the code alone.
-    const failure = (generation.content_mode === 'none' ? (told ?? error) : (error ?? told)) ?? unknown
+    const frameError = body as RecordedFailure | null
+    const unknown = { code: 'GENERATION_CONTENT_UNAVAILABLE', message: 'The failure of the turn was not stored' }
+    // In content mode `none` the record has only the code.
+    const failure = (generation.content_mode === 'none' ? (frameError ?? error) : (error ?? frameError)) ?? unknown
     return { ...generation, result: null, failure }
   }
-  return { ...generation, result: said ?? (await recordedResult(services, generation)), failure: null }
+  return { ...generation, result: body ?? (await recordedResult(services, generation)), failure: null }
 }
 
-/** The result built from the record alone, once the frames are gone. */
+/** Returns the result from the record, for turns whose frames were deleted. */
 async function recordedResult(services: Services, generation: GenerationRow): Promise<object> {
   if (generation.shape === 'agent') return agentResult(generation, await readSteps(services, generation))
   const { id: generation_id, trace_id, status, output } = generation
@@ -68,8 +68,8 @@ async function recordedResult(services: Services, generation: GenerationRow): Pr
 }
 
 /**
- * Raises the code of a recorded failure, with `more` in its meta; what the catalogue does not know is GENERATION_FAILED. A limit
- * that says when it resets is answered with Retry-After, as where it refuses a request itself.
+ * Raises a recorded failure with `more` in its meta, as GENERATION_FAILED if the code is not in the catalogue. A 429
+ * with `resets_at` gets a Retry-After header.
  */
 export function raiseRecorded({ code, message, meta }: RecordedFailure, more?: Record<string, unknown>): never {
   const known = isErrorCode(code) ? code : 'GENERATION_FAILED'
@@ -81,6 +81,6 @@ export function raiseRecorded({ code, message, meta }: RecordedFailure, more?: R
   })
 }
 
-/** Raises a failed turn's own code. */
+/** Raises the failure of a failed turn. */
 export const raiseFailure = ({ failure, id: generation_id, trace_id }: TurnEndState): never =>
   raiseRecorded(failure as RecordedFailure, { generation_id, trace_id })

@@ -4,81 +4,81 @@ import type { WaitingGrant } from '../../../core/api/operation.ts'
 import { type EventSchema, type EventStream, FailedEvent, streamEvent } from '../../../core/api/streams.ts'
 import { GenerateResult } from '../request/turn-result.ts'
 
-/** What the streams of turns say, for their description. */
+/** Event schemas of turn streams. */
 
 const Call = z.object({
-  tool_call_id: z.string().describe('Call, as the model named it'),
-  tool_name: z.string().describe('Tool that is called'),
+  tool_call_id: z.string().describe('ID of the tool call, from the model'),
+  tool_name: z.string().describe('Name of the tool'),
 })
 
-const whileTurnRuns = [
+const progressEvents = [
   streamEvent(
     'TurnStartedEvent',
     'started',
-    'The turn, which begins',
+    'Turn started',
     z.object({
-      generation_id: z.string().nullable().describe('Generation of the turn; null for a completion of a chat'),
-      trace_id: z.string().nullable().describe('Trace of the turn; null for a completion of a chat'),
-      agent_version: z.int().nullable().optional().describe('Version of the agent, where an agent is run directly'),
+      generation_id: z.string().nullable().describe('ID of the generation. Null for chat replies.'),
+      trace_id: z.string().nullable().describe('ID of the trace. Null for chat replies.'),
+      agent_version: z.int().nullable().optional().describe('Version of the agent, for turns outside conversations'),
     }),
   ),
   streamEvent(
     'TurnDeltaEvent',
     'delta',
-    'A piece of text; those of the last step joined are the output',
+    'Part of the text; the concatenated parts of the last step are the output',
     z.object({
       choices: z
         .array(
           z.object({
             index: z.int().describe('Always 0'),
-            delta: z.object({ content: z.string().describe('The piece') }).describe('What is added'),
+            delta: z.object({ content: z.string().describe('Text to append') }).describe('Change of the output'),
           }),
         )
-        .describe('Answers; there is one'),
+        .describe('List with one entry'),
     }),
   ),
-  streamEvent('TurnToolCallEvent', 'tool_call', 'A call of a tool that begins', Call),
+  streamEvent('TurnToolCallEvent', 'tool_call', 'Tool call started', Call),
   streamEvent(
     'TurnToolResultEvent',
     'tool_result',
-    'A call of a tool that has ended',
-    Call.extend({ ok: z.boolean().describe('Whether the call gave a result') }),
+    'Tool call ended',
+    Call.extend({ ok: z.boolean().describe('Whether the call succeeded') }),
   ),
   streamEvent(
     'TurnStepRestartedEvent',
     'step_restarted',
-    'A step whose worker was lost; its text so far is void',
+    'Step restarted after a lost worker; its text so far is void',
     z.object({ step: z.int().describe('Number of the step, from 1') }),
   ),
 ]
 
-/** Not of turns in conversations: their text is that of all steps. */
-const stepSettled = streamEvent(
+/** Not in conversations, whose text is the text of all steps. */
+const stepEvent = streamEvent(
   'TurnStepEvent',
   'step',
-  'A step that has settled; text of earlier steps ends here',
+  'Step settled; later text belongs to the next step',
   z.object({
     step: z.int().describe('Number of the step, from 1'),
-    finish_reason: z.string().nullable().describe('Why the model stopped'),
+    finish_reason: z.string().nullable().describe('Finish reason of the model'),
     usage: UsageTotals.nullable().describe('Tokens and cost of the step'),
   }),
 )
 
-/** The events of turns that end with a result of their own. `name` is that of the schema of any of them, less `Event`. */
+/** Returns the stream events of turns with a specific result. `name` is the prefix of the schema ids. */
 export const turnEvents = (name: string, result: z.ZodType, more: readonly EventSchema[] = []): EventStream => ({
   name: `${name}Event`,
   events: [
-    ...whileTurnRuns,
+    ...progressEvents,
     ...more,
-    streamEvent(`${name}PausedEvent`, 'requires_action', 'The turn, which waits for outputs of client tools', result),
-    streamEvent(`${name}CompletedEvent`, 'completed', 'The turn, which has ended', result),
+    streamEvent(`${name}PausedEvent`, 'requires_action', 'Turn paused until tool outputs are submitted', result),
+    streamEvent(`${name}CompletedEvent`, 'completed', 'Turn completed', result),
     FailedEvent,
   ],
   last: ['requires_action', 'completed', 'error'],
   resume: 'streamGeneration',
 })
 
-/** How a turn is waited for by reading its generation. */
+/** Describes how to wait for a turn by polling its generation. */
 export const turnWaiting = (byDefault: boolean): WaitingGrant => ({
   default: byDefault,
   done: ['completed'],
@@ -87,10 +87,10 @@ export const turnWaiting = (byDefault: boolean): WaitingGrant => ({
   poll: 'getGeneration',
 })
 
-/** Turns of agents that are run directly. */
-export const agentTurnEvents = turnEvents('AgentTurn', GenerateResult, [stepSettled])
+/** Events of agent turns outside conversations. */
+export const agentTurnEvents = turnEvents('AgentTurn', GenerateResult, [stepEvent])
 
-/** Turns by the ids of their generations, which may be those of conversations. */
+/** Events of turns in and outside conversations, streamed by generation id. */
 export const anyTurnEvents = turnEvents('Turn', z.union([GenerateResult, z.record(z.string(), z.unknown())]), [
-  stepSettled,
+  stepEvent,
 ])

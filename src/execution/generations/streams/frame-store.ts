@@ -3,13 +3,13 @@ import { type Fragment, type Queryable, sql, voidStatement } from '../../../core
 import type { Outbox } from '../../../core/db/writer.ts'
 
 const Frame = z.object({ seq: z.int(), event: z.string(), data: z.string() })
-/** One event of a turn's stream as the table has it. */
+/** A stored event of a turn's stream. */
 export type Frame = z.output<typeof Frame>
-const frame = sql.type(Frame)
-const owning = sql.type(z.object({ owned: z.boolean() }))
-const last = sql.type(z.object({ seq: z.int() }))
+const frameRow = sql.type(Frame)
+const ownedRow = sql.type(z.object({ owned: z.boolean() }))
+const seqRow = sql.type(z.object({ seq: z.int() }))
 
-/** The insert of frames where a condition holds. */
+/** Insert of frames under a condition. */
 export const frameRows = (generationId: string, frames: Frame[], guard: Fragment): Fragment => sql.fragment`
   insert into stream_frames (generation_id, seq, event, data)
   select ${generationId}, f.seq, f.event, f.data
@@ -19,27 +19,29 @@ export const frameRows = (generationId: string, frames: Frame[], guard: Fragment
   )} as f (seq, event, data) where ${guard}
   on conflict do nothing`
 
-/** Appends frames of a running attempt. Returns false when the attempt no longer owns the turn. */
+/** Appends frames of a running attempt. Returns false if the claim was lost. */
 export const appendFrames = (db: Queryable, generationId: string, attempt: number, frames: Frame[]): Promise<boolean> =>
-  db.oneFirst(owning`
+  db.oneFirst(ownedRow`
     with owned as (select 1 from generations where id = ${generationId} and attempt = ${attempt} and status = 'in_progress'),
       added as (${frameRows(generationId, frames, sql.fragment`exists (select 1 from owned)`)})
     select exists (select from owned) as owned`)
 
-/** Writes one frame of a turn that the same transaction settled. */
+/** Adds a frame of a turn that is settled or paused in the same transaction. */
 export const addFrame = (tx: Outbox, generationId: string, added: Frame): void =>
   tx.alongside(guard => frameRows(generationId, [added], guard))
 
-/** Number of the last frame of a turn; 0 before the first. */
+/** Returns the number of the last frame of a turn; 0 if there is none. */
 export const lastFrame = (db: Queryable, id: string): Promise<number> =>
-  db.oneFirst(last`select coalesce(max(seq), 0) as seq from stream_frames where generation_id = ${id}`)
+  db.oneFirst(seqRow`select coalesce(max(seq), 0) as seq from stream_frames where generation_id = ${id}`)
 
-/** Frames after a position, in order. */
+/** Returns up to 1,000 frames after a sequence number, in order. */
 export const framesAfter = (db: Queryable, id: string, after: number): Promise<readonly Frame[]> =>
-  db.any(frame`
+  db.any(frameRow`
     select seq, event, data from stream_frames where generation_id = ${id} and seq > ${after} order by seq limit 1000`)
 
-/** Deletes frames of turns that ended ten minutes ago, up to a number (index stream_frames_created). Returns how many. */
+/**
+ * Deletes up to `limit` frames of turns that ended ten minutes ago and returns their number. By stream_frames_created.
+ */
 export const deleteOldFrames = async (db: Queryable, limit: number): Promise<number> =>
   (
     await db.query(voidStatement`

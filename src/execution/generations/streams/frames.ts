@@ -4,7 +4,7 @@ import type { GenerationRow } from '../model.ts'
 import { appendFrames, type Frame } from './frame-store.ts'
 import { notifyFrames, TurnClaimLost } from './live-turns.ts'
 
-/** Pieces are written together at this pace; the first one goes out at once. */
+/** Interval at which text is written; the first part is written immediately. */
 const BATCH_MS = 30
 
 const sealedFor = (generation: Pick<GenerationRow, 'id' | 'project_id'>, seq: number) => ({
@@ -13,7 +13,7 @@ const sealedFor = (generation: Pick<GenerationRow, 'id' | 'project_id'>, seq: nu
   project_id: generation.project_id,
 })
 
-/** Makes a frame; in content mode `none` its data is sealed, so that nothing readable lies in the table. */
+/** Returns a frame; in content mode `none` its data is sealed, so that the table contains no readable content. */
 export function makeFrame(
   services: Services,
   generation: GenerationRow,
@@ -29,7 +29,7 @@ export function makeFrame(
   }
 }
 
-/** The JSON text of a frame's data. */
+/** Returns the data of a frame as JSON text. */
 export function readFrame(
   services: Services,
   generation: Pick<GenerationRow, 'id' | 'project_id' | 'content_mode'>,
@@ -40,13 +40,13 @@ export function readFrame(
   return opened.ok ? opened.value : '{}'
 }
 
-/** What the first event of a turn says. */
+/** Returns the data of the `started` event. */
 export const startedOf = ({ id: generation_id, trace_id, agent_version, shape }: GenerationRow) =>
   shape === 'agent' ? { generation_id, trace_id, agent_version } : { generation_id, trace_id }
 
 export const deltaOf = (content: string) => ({ choices: [{ index: 0, delta: { content } }] })
 
-/** Writes the frames of one attempt in order: text pieces in batches, at most one statement at a time. */
+/** Writes the frames of an attempt in order: text in batches, at most one statement at a time. */
 export class FrameWriter {
   private pending = ''
   private flushing: Promise<void> | null = null
@@ -58,7 +58,7 @@ export class FrameWriter {
   private readonly signal: AbortSignal
   seq: number
 
-  /** @param signal aborted when the attempt is to be left */
+  /** @param signal aborted when the attempt must stop */
   constructor(services: Services, generation: GenerationRow, lastSeq: number, signal: AbortSignal) {
     this.services = services
     this.generation = generation
@@ -71,9 +71,9 @@ export class FrameWriter {
     return makeFrame(this.services, this.generation, this.seq, event, data)
   }
 
-  /** Adds a piece of text. */
-  text(piece: string): void {
-    this.pending += piece
+  /** Queues streamed text. */
+  text(content: string): void {
+    this.pending += content
     if (this.flushing || this.timer) return
     const wait = Math.max(0, this.lastFlush + BATCH_MS - performance.now())
     if (wait === 0) this.flush()
@@ -115,7 +115,7 @@ export class FrameWriter {
       })
   }
 
-  /** Waits for what is being written and gives back the rest as a frame to be written with the next statement. Raises TurnLost. */
+  /** Waits for the write in progress and returns the rest as a frame for the next statement. @throws TurnClaimLost */
   async drain(): Promise<Frame[]> {
     if (this.timer) clearTimeout(this.timer)
     this.timer = null
@@ -126,7 +126,7 @@ export class FrameWriter {
     return rest === '' ? [] : [this.next('delta', deltaOf(rest))]
   }
 
-  /** Drops what was not written: the text of a lost or failed step. */
+  /** Discards unwritten text of a lost or failed step. */
   async discard(): Promise<void> {
     if (this.timer) clearTimeout(this.timer)
     this.timer = null

@@ -9,14 +9,14 @@ export const TURN_CHANNEL = 'muster_turns'
 /** Notifies executors of abort requests: the generation id. */
 export const ABORT_CHANNEL = 'muster_turn_aborts'
 
-/** Wakes those who stream a turn, once frames of it are committed. */
+/** Notifies subscribers of a turn after its frames were committed. */
 export const notifyFrames = ({ notifier }: Pick<Services, 'notifier'>, generationId: string): void =>
   notifier.notify({ channel: TURN_CHANNEL, payload: `${generationId} frames` })
 
-/** How often an executor checks for aborts and lost turns whose notification it missed. */
+/** Interval at which running turns are checked for aborts and lost claims, in case of lost notifications. */
 const CHECK_MS = 2000
 
-/** Why a running attempt was ended from outside. */
+/** Raised in an attempt that is aborted from outside or by its time limit. */
 export class TurnAborted extends Error {
   readonly failure: RecordedFailure & { stop_reason: 'error' | 'cancelled' }
   constructor(failure: RecordedFailure & { stop_reason: 'error' | 'cancelled' }) {
@@ -24,25 +24,27 @@ export class TurnAborted extends Error {
     this.failure = failure
   }
 }
-/** Another attempt owns the turn: write nothing, leave. */
+/** Another attempt has claimed the turn: stop without writing. */
 export class TurnClaimLost extends Error {}
 
-type Running = { attempt: number; controller: AbortController }
+type RunningAttempt = { attempt: number; controller: AbortController }
 
-/** What one process knows of turns: those it runs, and those its callers listen to. */
+/** Turns running in this process, and subscriptions of its callers. */
 export type LiveTurns = {
-  /** Announces a running attempt; its controller is aborted with TurnAborted or TurnLost. Call the result when it ends. */
+  /**
+   * Registers a running attempt, whose controller is aborted with TurnAborted or TurnClaimLost. Returns its removal.
+   */
   run(generationId: string, attempt: number, controller: AbortController): () => void
-  /** Calls back on every notification about a turn, and after the listening connection was lost. Call the result to end. */
-  watch(generationId: string, listener: (what: 'frames' | 'settled' | 'reconnected') => void): () => void
+  /** Subscribes to notifications of a turn and to reconnects. Returns the unsubscribe function. */
+  watch(generationId: string, listener: (event: 'frames' | 'settled' | 'reconnected') => void): () => void
 }
 
-/** The live turns of a process. */
-export const liveTurns = processSingleton(open)
+/** Returns the live turns of this process. */
+export const liveTurns = processSingleton(createLiveTurns)
 
-function open(services: Services): LiveTurns {
-  const running = new Map<string, Running>()
-  const watchers = new Map<string, Set<(what: 'frames' | 'settled' | 'reconnected') => void>>()
+function createLiveTurns(services: Services): LiveTurns {
+  const running = new Map<string, RunningAttempt>()
+  const watchers = new Map<string, Set<(event: 'frames' | 'settled' | 'reconnected') => void>>()
   let timer: NodeJS.Timeout | undefined
   let checking = false
 
@@ -61,7 +63,7 @@ function open(services: Services): LiveTurns {
         else if (row.abort) entry.controller.abort(new TurnAborted(row.abort))
       }
     } catch (error) {
-      services.log.warn({ err: error }, 'running turns could not be checked')
+      services.log.warn({ err: error }, 'running turns check failed')
     } finally {
       checking = false
     }
@@ -72,9 +74,9 @@ function open(services: Services): LiveTurns {
   services.notifications.listen(
     TURN_CHANNEL,
     payload => {
-      const [id, what] = payload.split(' ')
+      const [id, event] = payload.split(' ')
       const listeners = watchers.get(id)
-      if (listeners) for (const listener of [...listeners]) listener(what as 'frames' | 'settled')
+      if (listeners) for (const listener of [...listeners]) listener(event as 'frames' | 'settled')
     },
     {
       onReconnect: () => {
@@ -86,7 +88,7 @@ function open(services: Services): LiveTurns {
     run(generationId, attempt, controller) {
       const entry = { attempt, controller }
       running.set(generationId, entry)
-      // Of all running turns, whichever started it.
+      // The timer serves turns of all tenants.
       timer ??= withoutTenant(() => setInterval(() => void check(), CHECK_MS)).unref()
       return () => {
         if (running.get(generationId) === entry) running.delete(generationId)

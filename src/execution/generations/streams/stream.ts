@@ -7,18 +7,17 @@ import { type Frame, framesAfter } from './frame-store.ts'
 import { deltaOf, readFrame, startedOf } from './frames.ts'
 import { liveTurns } from './live-turns.ts'
 
-/** The record and the frames are read after every notification, and at least this often. */
+/** Polling interval in case of lost notifications. */
 const POLL_MS = 2000
 const END_EVENTS = new Set(['completed', 'error'])
 
-/** The position a client asks to go on from; anything but a whole number is the beginning. */
+/** Returns the sequence number in a Last-Event-ID header; 0 unless it is a whole number. */
 export const lastEventId = (header: string | string[] | undefined): number =>
   typeof header === 'string' && /^\d{1,9}$/.test(header) ? Number(header) : 0
 
 /**
- * The event stream of a turn from the event after `after`, as executors write it, from any web process. The stream of a
- * turn that wrote no pieces, or whose frames are gone, is made from its record. The turn goes on whatever becomes of the
- * stream.
+ * Streams the events of a turn after `after`, from any web process. If the turn was not streamed or its frames were
+ * deleted, events are built from its record. The turn is independent of the stream.
  */
 export function streamTurn(
   context: Pick<Context, 'services' | 'request' | 'recheck'>,
@@ -28,20 +27,20 @@ export function streamTurn(
   const { services } = context
   let seq = after
   let row: GenerationRow | null = null
-  /** Whether one of the frames was the end. */
+  /** Yields frames; returns whether one of them ended the stream. */
   const messages = async function* (turn: GenerationRow, frames: readonly Frame[]) {
     for (const frame of frames) {
       seq = frame.seq
       yield eventMessage(frame.seq, frame.event, readFrame(services, turn, frame))
       if (END_EVENTS.has(frame.event)) return true
-      // It may have gone on since.
+      // The turn may have been resumed since.
       if (frame.event === 'requires_action' && (await readTurnEnd(services, generation.id))?.status === frame.event)
         return true
     }
     return false
   }
   return eventStream(context, {
-    watch: news => liveTurns(services).watch(generation.id, news),
+    watch: notify => liveTurns(services).watch(generation.id, notify),
     position: () => seq,
     async *look(quiet) {
       row ??= await generationKind.find(services.pool, generation.id)
@@ -55,17 +54,17 @@ export function streamTurn(
       if (!quiet && row.streamed) return POLL_MS
       const ended = await readTurnEnd(services, generation.id)
       if (!ended) return POLL_MS
-      // The last frames may have come between the two reads.
+      // The last frames may have been written between the two reads.
       const rest = row.streamed ? await framesAfter(services.pool, generation.id, seq) : []
       yield* messages(row, rest)
-      if (rest.length === 0) yield* endOf(ended, seq)
+      if (rest.length === 0) yield* endMessages(ended, seq)
       return 'ended'
     },
   })
 }
 
-/** The end of a turn out of its record; its text comes as one piece when no piece of it was ever written. */
-function* endOf(ended: TurnEndState, seq: number): Generator<string> {
+/** Yields the end of a turn from its record; the text is a single delta if none was written. */
+function* endMessages(ended: TurnEndState, seq: number): Generator<string> {
   let next = seq
   if (ended.failure) {
     yield eventMessage(next + 1, 'error', JSON.stringify(ended.failure))

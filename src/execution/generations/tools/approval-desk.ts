@@ -3,13 +3,13 @@ import { extensionPoint } from '../../../core/declarations.ts'
 import type { Services } from '../../../core/process/services.ts'
 import type { GenerationRow } from '../model.ts'
 
-/** A call that a rule sent to a person, in place of which the model is told that it waits. */
+/** A call that a guardrail routed to approval; the model receives the status `pending_approval`. */
 export type Proposal = {
   generation: GenerationRow
-  /** `id` is null for a tool that is defined in a binding of the agent's version. */
+  /** `id` is null for a tool defined in a binding of the agent. */
   tool: { id: string | null; name: string; type: string }
   action: string
-  /** As guardrails judged them; presets are laid over them again when the call is made. */
+  /** As evaluated by guardrails; presets are applied again when the call is made. */
   args: Record<string, unknown>
   reasoning: string | null
   evidence: Record<string, unknown> | null
@@ -22,7 +22,7 @@ export type Proposal = {
 }
 
 export type ApprovalDesk = {
-  /** Files the proposal, or returns the pending item of an equal one. */
+  /** Creates an approval, or returns the pending approval of an equal proposal. */
   file: (services: Services, proposal: Proposal) => Promise<{ id: string; expires_at: string }>
 }
 

@@ -5,78 +5,79 @@ import type { Caller } from '../../../core/iam/caller.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { actingThrough, checkInput, guardrailView, judgedArguments, openCall, prepareCall } from '../../tools/call.ts'
 import { type GateRequest, runOfCall, toolGate, type Verdict } from '../../tools/guardrail-gate.ts'
-import { callFailed, failedCall, UNKNOWN } from '../journal/open-step.ts'
+import { callFailed, failedCall, UNKNOWN } from '../journal/step.ts'
 import type { GenerationRow, OpenStep, ToolCallOutcome, TurnData } from '../model.ts'
 import { approvalDesk, type Proposal } from './approval-desk.ts'
 import type { Justification, TurnTool } from './toolbox.ts'
 
 const MAX_CALLS = 64
 
-/** What the model wrote for the person who approves. */
-type Justified = Partial<Record<Justification, unknown>>
+/** Values of the justification fields written by the model. */
+type JustificationValues = Partial<Record<Justification, unknown>>
 
-/** What a decision on the calls of a step needs. */
+/** Input for the decisions on the calls of a step. */
 export type CallDecisionInput = {
   services: Services
   generation: GenerationRow
-  work: TurnData
+  data: TurnData
   step: OpenStep
-  /** Calls that were started, and what became of calls; of earlier attempts at first, kept up as calls are made. */
+  /** Started calls and outcomes of calls, initially of earlier attempts; updated as calls are made. */
   started: Set<number>
   outcomes: Map<number, ToolCallOutcome>
-  /** Tools of the step by the name that the model sees. */
+  /** Tools of the step by the name that the model uses. */
   tools: ReadonlyMap<string, TurnTool>
   gate: GateRequest['agent']
   caller: () => Promise<Caller | null>
   signal: AbortSignal
 }
 
-/** A call that is to be made, with the arguments that the model gave. */
+/** A call to be made, with the arguments of the model. */
 export type AllowedCall = { position: number; tool: TurnTool; args: Record<string, unknown> }
-/** The outcome of a call that is not to be made; `judged` when the rules saw it. */
-type Decided = { outcome: ToolCallOutcome; judged?: true } | { released: AllowedCall }
+/** An allowed call, or the outcome of a call that is not made; `evaluated` if guardrails evaluated it. */
+type CallDecision = { outcome: ToolCallOutcome; evaluated?: true } | { allowed: AllowedCall }
 
-/** What is to become of a call, before it is made. */
-export async function decideCall(deciding: CallDecisionInput, position: number): Promise<Decided> {
-  const { services, step, started, tools } = deciding
+/** Decides whether a call is made, from its arguments and the guardrails. */
+export async function decideCall(input: CallDecisionInput, position: number): Promise<CallDecision> {
+  const { services, step, started, tools } = input
   const { tool_name, args, args_error } = step.tool_calls[position]
-  if (position >= MAX_CALLS) return { outcome: callFailed(`A step makes at most ${MAX_CALLS} calls`, 'too_many_calls') }
+  if (position >= MAX_CALLS)
+    return { outcome: callFailed(`A step can make at most ${MAX_CALLS} calls`, 'too_many_calls') }
   const tool = tools.get(tool_name)
-  if (started.has(position) && !tool?.repeatable) return { outcome: UNKNOWN, judged: true }
-  if (!tool) return { outcome: failedCall('TOOL_NOT_FOUND', `There is no tool ${tool_name}`) }
+  if (started.has(position) && !tool?.repeatable) return { outcome: UNKNOWN, evaluated: true }
+  if (!tool) return { outcome: failedCall('TOOL_NOT_FOUND', `Tool ${tool_name} not found`) }
   if (args_error !== undefined || typeof args !== 'object' || args === null || Array.isArray(args)) {
     const message = args_error ?? 'the arguments must be a JSON object'
     const problems = [{ code: 'INVALID_TYPE', path: 'input', message }]
     return { outcome: failedCall('VALIDATION_FAILED', message, { problems }) }
   }
-  const { own, justification } = apart(args as Record<string, unknown>, tool)
+  const { toolArgs, justification } = splitJustification(args as Record<string, unknown>, tool)
   try {
-    await check(services, tool, own, deciding.signal)
-    const released: Decided = { released: { position, tool, args: own } }
-    // It was released before it was started.
+    await checkArguments(services, tool, toolArgs, input.signal)
+    const allowed: CallDecision = { allowed: { position, tool, args: toolArgs } }
+    // A started call was allowed before it started.
     return started.has(position)
-      ? released
-      : await judge(deciding, tool, judgedArguments(tool.callable, own), justification, released)
+      ? allowed
+      : await evaluateGuardrails(input, tool, judgedArguments(tool.callable, toolArgs), justification, allowed)
   } catch (error) {
-    return { outcome: failureOutcome(services, error, deciding.signal) }
+    return { outcome: failureOutcome(services, error, input.signal) }
   }
 }
 
-/** The arguments, and what was written beside them for the person who approves; what is not of its type is null. */
-function apart(args: Record<string, unknown>, { justified }: TurnTool) {
-  const own = { ...args }
-  const justification: Justified = {}
-  for (const name of justified) {
-    justification[name] = own[name]
-    delete own[name]
+/** Separates the justification fields from the arguments of the tool. */
+function splitJustification(args: Record<string, unknown>, { justificationFields }: TurnTool) {
+  const toolArgs = { ...args }
+  const justification: JustificationValues = {}
+  for (const name of justificationFields) {
+    justification[name] = toolArgs[name]
+    delete toolArgs[name]
   }
-  return { own, justification }
+  return { toolArgs, justification }
 }
 
-/** Raises VALIDATION_FAILED for arguments that the call would be refused with. */
-async function check(
+/** @throws VALIDATION_FAILED for arguments that the call would refuse */
+async function checkArguments(
   services: Services,
-  { callable, action, checked: schema }: TurnTool,
+  { callable, action, validationSchema: schema }: TurnTool,
   args: Record<string, unknown>,
   signal: AbortSignal,
 ): Promise<void> {
@@ -84,25 +85,25 @@ async function check(
   const { input } = await prepareCall(services, callable, { action, input: args, limits })
   if (schema) {
     const presets = callable.preset_parameters ?? {}
-    const given = Object.fromEntries(Object.entries(input).filter(([name]) => !Object.hasOwn(presets, name)))
-    await checkInput(services, { parameters: schema, project_id: callable.project_id }, given, signal)
+    const modelArgs = Object.fromEntries(Object.entries(input).filter(([name]) => !Object.hasOwn(presets, name)))
+    await checkInput(services, { parameters: schema, project_id: callable.project_id }, modelArgs, signal)
   }
 }
 
-const textOr = (value: unknown): string | null => (typeof value === 'string' ? value : null)
-const objectOr = (value: unknown): Record<string, unknown> | null =>
+const stringOrNull = (value: unknown): string | null => (typeof value === 'string' ? value : null)
+const objectOrNull = (value: unknown): Record<string, unknown> | null =>
   typeof value === 'object' && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : null
 
-/** Holds a call to the rules: what they do not release is the call's result. */
-async function judge(
-  { services, generation, work, gate, caller, signal }: CallDecisionInput,
+/** Evaluates the guardrails for a call: a verdict other than `execute` becomes the call's result. */
+async function evaluateGuardrails(
+  { services, generation, data, gate, caller, signal }: CallDecisionInput,
   tool: TurnTool,
   args: Record<string, unknown>,
-  justification: Justified,
-  released: Decided,
-): Promise<Decided> {
+  justification: JustificationValues,
+  allowed: CallDecision,
+): Promise<CallDecision> {
   const rules = toolGate.only()
-  if (!rules) return released
+  if (!rules) return allowed
   const action = tool.action ?? tool.callable.name
   const verdict = await rules.judge(services, {
     project_id: generation.project_id,
@@ -112,25 +113,25 @@ async function judge(
     args,
     generation_id: generation.id,
     run: runOfCall(generation),
-    guardrail_context: work.guardrail_context,
+    guardrail_context: data.guardrail_context,
     caller: actingThrough(services, tool.callable, caller),
     signal,
   })
-  if (verdict.decision === 'execute') return released
+  if (verdict.decision === 'execute') return allowed
   if (verdict.decision !== 'route_to_approval')
-    return { outcome: { result: { status: verdict.decision, reason: verdict.reason }, error: null }, judged: true }
-  const proposal = proposalOf({ generation, work }, tool, { action, args, justification }, verdict)
+    return { outcome: { result: { status: verdict.decision, reason: verdict.reason }, error: null }, evaluated: true }
+  const proposal = proposalOf({ generation, data }, tool, { action, args, justification }, verdict)
   const filed = await approvalDesk.only()?.file(services, proposal)
-  if (!filed) throw new Error('nothing files approvals')
+  if (!filed) throw new Error('no approval desk is registered')
   const { id: approval_id, expires_at } = filed
-  return { outcome: { result: { status: 'pending_approval', approval_id, expires_at }, error: null }, judged: true }
+  return { outcome: { result: { status: 'pending_approval', approval_id, expires_at }, error: null }, evaluated: true }
 }
 
-/** What a person is asked about in place of a call. */
+/** Returns the proposal for an approval in place of a call. */
 function proposalOf(
-  { generation, work: { tool_context, guardrail_context } }: Pick<CallDecisionInput, 'generation' | 'work'>,
+  { generation, data: { tool_context, guardrail_context } }: Pick<CallDecisionInput, 'generation' | 'data'>,
   { callable: { id, name, type } }: TurnTool,
-  { action, args, justification }: Pick<Proposal, 'action' | 'args'> & { justification: Justified },
+  { action, args, justification }: Pick<Proposal, 'action' | 'args'> & { justification: JustificationValues },
   { policy_version, expires_in, forbid_self_approval }: Extract<Verdict, { decision: 'route_to_approval' }>,
 ): Proposal {
   return {
@@ -138,9 +139,9 @@ function proposalOf(
     tool: { id, name, type },
     action,
     args,
-    reasoning: textOr(justification.approval_reasoning),
-    evidence: objectOr(justification.approval_evidence),
-    predicted_impact: textOr(justification.approval_predicted_impact),
+    reasoning: stringOrNull(justification.approval_reasoning),
+    evidence: objectOrNull(justification.approval_evidence),
+    predicted_impact: stringOrNull(justification.approval_predicted_impact),
     policy_version,
     expires_in,
     forbid_self_approval,
@@ -149,12 +150,12 @@ function proposalOf(
   }
 }
 
-/** What a model is told of a failure. */
+/** Returns an error as the outcome of a call. Aborts and transient database errors are raised. */
 export function failureOutcome({ log }: Services, error: unknown, signal: AbortSignal): ToolCallOutcome {
   if (signal.aborted) throw signal.reason
   if (isTransient(error)) throw error
   if (error instanceof AppError) return { result: null, error: storableValue(error.recorded()) as RecordedFailure }
-  log.error({ err: error }, 'tool call')
+  log.error({ err: error }, 'tool call failed')
   const message = isDatabaseError(error) ? 'The call could not be made' : String((error as Error)?.message ?? error)
   return failedCall('TOOL_CALL_FAILED', message)
 }

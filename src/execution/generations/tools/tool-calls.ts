@@ -4,80 +4,81 @@ import { storableValue } from '../../../core/api/storable-text.ts'
 import type { Origin } from '../../../core/invoke/call.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import { callTool, openCall } from '../../tools/call.ts'
-import { callFailed, failedCall, UNKNOWN } from '../journal/open-step.ts'
+import { callFailed, failedCall, UNKNOWN } from '../journal/step.ts'
 import type { Entry } from '../journal/store.ts'
-import { attributionOf, lostTurnCall } from '../loop/metering.ts'
+import { attributionOf, draftLostCall } from '../loop/metering.ts'
 import type { ToolCallOutcome } from '../model.ts'
 import { type AllowedCall, type CallDecisionInput, decideCall, failureOutcome } from './call-decision.ts'
 import type { TurnTool } from './toolbox.ts'
 
-/** The calls of one step: decided one by one, made side by side, journalled before and after. */
-type Calling = CallDecisionInput & {
+/** Input for the calls of one step: decided in sequence, made concurrently, journalled before and after. */
+type ToolCallsInput = CallDecisionInput & {
   turn: Origin
-  /** Does work that waits for other messages. */
-  aside: <T>(work: () => Promise<T>) => Promise<T>
-  /** Whether a boundary narrows the turn: that of its agent, or of one that led to it. */
+  /** Releases the slot of the worker while `work` waits for other messages. */
+  releaseSlotWhile: <T>(work: () => Promise<T>) => Promise<T>
+  /** Whether a boundary of the turn's agent, or of an agent that led to it, narrows the turn. */
   bounded: boolean
-  /** Keeps entries of the journal. Raises TurnLost. */
-  write: (entries: Entry[], told: StreamEvent[]) => Promise<void>
-  /** Takes the usage of each call, which is written with its outcome. */
-  meter: (draft: UsageDraft) => void
-  /** Called for each call that succeeded. */
-  executed: (tool: TurnTool) => void
+  /** Writes journal entries and events. @throws TurnClaimLost */
+  journal: (entries: Entry[], events: StreamEvent[]) => Promise<void>
+  /** Adds the usage of a call, which is written with its outcome. */
+  addUsage: (draft: UsageDraft) => void
+  /** Called after each successful call. */
+  onExecuted: (tool: TurnTool) => void
 }
 
-/** An event of the stream that is yet to be numbered. */
+/** A stream event without a sequence number. */
 export type StreamEvent = { event: string; data: object }
 
-/** The calls that are for the client to make, the names of those that were no mistake, and events to be told with what is written next. */
-export type ToolCallResults = { pending: AllowedCall[]; called: ReadonlySet<string>; told: StreamEvent[] }
+/** Calls for the client, the names of the tools called, and events to be written with the next statement. */
+export type ToolCallResults = { pending: AllowedCall[]; called: ReadonlySet<string>; events: StreamEvent[] }
 
 /**
- * Makes the calls of a step that have no outcome yet. A failed call never fails the turn: the model sees the failure.
- * @throws the reason of the signal, TurnLost, what is thrown while the database is away
+ * Makes the calls of a step that have no outcome. A failed call does not fail the turn: the model receives the failure.
+ * @throws the reason of the signal, TurnClaimLost, errors while the database is unavailable
  */
-export async function executeToolCalls(calling: Calling): Promise<ToolCallResults> {
-  const { step, outcomes, signal } = calling
-  const released: AllowedCall[] = []
+export async function executeToolCalls(input: ToolCallsInput): Promise<ToolCallResults> {
+  const { step, outcomes, signal } = input
+  const allowed: AllowedCall[] = []
   const called = new Set<string>()
-  const judged: Entry[] = []
+  const evaluated: Entry[] = []
   for (const [position, { tool_name }] of step.tool_calls.entries()) {
     if (outcomes.has(position)) {
       called.add(tool_name)
       continue
     }
-    const decided = await decideCall(calling, position)
+    const decision = await decideCall(input, position)
     signal.throwIfAborted()
-    if ('released' in decided) released.push(decided.released)
-    else outcomes.set(position, decided.outcome)
-    if ('outcome' in decided && decided.outcome === UNKNOWN) {
-      const tool = calling.tools.get(tool_name)
-      if (!tool?.perform) calling.meter(lostTurnCall(calling.generation, step.tool_calls[position], tool))
+    if ('allowed' in decision) allowed.push(decision.allowed)
+    else outcomes.set(position, decision.outcome)
+    if ('outcome' in decision && decision.outcome === UNKNOWN) {
+      const tool = input.tools.get(tool_name)
+      if (!tool?.perform) input.addUsage(draftLostCall(input.generation, step.tool_calls[position], tool))
     }
-    if ('released' in decided || decided.judged) called.add(tool_name)
-    if ('outcome' in decided && decided.judged)
-      judged.push({ n: step.n, position: position + 1, value: decided.outcome })
+    if ('allowed' in decision || decision.evaluated) called.add(tool_name)
+    if ('outcome' in decision && decision.evaluated)
+      evaluated.push({ n: step.n, position: position + 1, value: decision.outcome })
   }
-  const isClients = ({ tool }: AllowedCall) => tool.callable.type === 'client'
-  const told = await runAll(
-    calling,
-    released.filter(call => !isClients(call)),
-    judged,
+  const isClientCall = ({ tool }: AllowedCall) => tool.callable.type === 'client'
+  const events = await makeCalls(
+    input,
+    allowed.filter(call => !isClientCall(call)),
+    evaluated,
   )
-  return { pending: released.filter(isClients), called, told }
+  return { pending: allowed.filter(isClientCall), called, events }
 }
 
 /**
- * Makes calls, a number of them at once: each is noted as started before it is made, and its outcome behind it, but for
- * the last, which is written with what follows. Returns what is to be told with that.
- * @param judged outcomes of calls that rules do not release; written with the first start, so that nobody is asked twice
+ * Makes calls, at most GENERATION_TOOL_CONCURRENCY concurrently. Each start is journalled before its call and each
+ * outcome after it, except the last ones, which are written with the step. Returns the events of these last outcomes.
+ * @param evaluated outcomes of calls that guardrails did not allow; written with the first start, so that no call is
+ *   sent to approval twice
  */
-async function runAll(calling: Calling, calls: AllowedCall[], judged: Entry[]): Promise<StreamEvent[]> {
-  const { services, step, signal, started, outcomes, write } = calling
+async function makeCalls(input: ToolCallsInput, calls: AllowedCall[], evaluated: Entry[]): Promise<StreamEvent[]> {
+  const { services, step, signal, started, outcomes, journal } = input
   const waiting = [...calls]
   const running = new Map<number, Promise<void>>()
-  let unwritten = judged
-  let told: StreamEvent[] = []
+  let unwritten = evaluated
+  let events: StreamEvent[] = []
   let fatal: unknown = null
   const nameOf = (position: number) => {
     const { id: tool_call_id, tool_name } = step.tool_calls[position]
@@ -86,16 +87,16 @@ async function runAll(calling: Calling, calls: AllowedCall[], judged: Entry[]): 
   while (waiting.length > 0 || running.size > 0) {
     const starting = waiting.splice(0, services.config.GENERATION_TOOL_CONCURRENCY - running.size)
     const starts = starting.map(({ position }): Entry => ({ n: step.n, position: position + 1, value: null }))
-    const said = starting.map(({ position }): StreamEvent => ({ event: 'tool_call', data: nameOf(position) }))
-    await write([...unwritten, ...starts], [...told, ...said])
+    const startEvents = starting.map(({ position }): StreamEvent => ({ event: 'tool_call', data: nameOf(position) }))
+    await journal([...unwritten, ...starts], [...events, ...startEvents])
     unwritten = []
-    told = []
+    events = []
     for (const { position } of starting) started.add(position)
     if (starting.length > 0) await injectFault(services, 'before_tool')
     for (const call of starting)
       running.set(
         call.position,
-        run(calling, call).then(
+        makeCall(input, call).then(
           outcome => void outcomes.set(call.position, outcome),
           error => {
             fatal ??= error
@@ -110,39 +111,41 @@ async function runAll(calling: Calling, calls: AllowedCall[], judged: Entry[]): 
       if (!value) continue
       running.delete(position)
       unwritten.push({ n: step.n, position: position + 1, value })
-      told.push({ event: 'tool_result', data: { ...nameOf(position), ok: value.error === null } })
+      events.push({ event: 'tool_result', data: { ...nameOf(position), ok: value.error === null } })
     }
     signal.throwIfAborted()
   }
-  return told
+  return events
 }
 
-async function run(calling: Calling, { position, tool, args }: AllowedCall): Promise<ToolCallOutcome> {
-  const { services, generation, work, step, turn, caller, signal, aside } = calling
+async function makeCall(input: ToolCallsInput, { position, tool, args }: AllowedCall): Promise<ToolCallOutcome> {
+  const { services, generation, data, step, turn, caller, signal, releaseSlotWhile } = input
   const record = `${generation.id}:${step.tool_calls[position].id}`
   const call = openCall(services, {
     action: tool.action,
     input: args,
     caller,
-    context: work.tool_context ?? {},
+    context: data.tool_context ?? {},
     idempotencyKey: record,
-    metering: { ...attributionOf(generation), source: 'agent', record, add: calling.meter },
+    metering: { ...attributionOf(generation), source: 'agent', record, add: input.addUsage },
     turn,
     judged: true,
     signal,
   })
   try {
-    const { perform } = tool
-    const made = () => (perform ? perform(args) : callTool(services, tool.callable, call))
-    const result = storableValue((await (tool.callable.type === 'platform' ? aside(made) : made())) ?? null)
-    if (Buffer.byteLength(JSON.stringify(result)) > services.config.GENERATION_TOOL_RESULT_MAX_BYTES)
-      return callFailed('The result is larger than a turn can keep', 'result_too_large')
-    if (!perform) calling.executed(tool)
+    const perform = () => (tool.perform ? tool.perform(args) : callTool(services, tool.callable, call))
+    const result = storableValue(
+      (await (tool.callable.type === 'platform' ? releaseSlotWhile(perform) : perform())) ?? null,
+    )
+    const maxBytes = services.config.GENERATION_TOOL_RESULT_MAX_BYTES
+    if (Buffer.byteLength(JSON.stringify(result)) > maxBytes)
+      return callFailed(`The result exceeds ${maxBytes} bytes`, 'result_too_large')
+    if (!tool.perform) input.onExecuted(tool)
     return { result, error: null }
   } catch (error) {
     const refused = error instanceof AppError && error.cause instanceof AppError ? error.cause : null
-    if (calling.bounded && refused?.code === 'FORBIDDEN')
-      return failedCall('FORBIDDEN', 'The agent, or what it runs as, may not do this', refused.meta)
+    if (input.bounded && refused?.code === 'FORBIDDEN')
+      return failedCall('FORBIDDEN', 'The agent or its principal is not permitted to do this', refused.meta)
     return failureOutcome(services, error, signal)
   }
 }

@@ -12,53 +12,53 @@ import { executeToolCalls, type ToolCallResults } from './tool-calls.ts'
 import { NO_TOOLS, openToolbox, type Toolbox, type TurnTool } from './toolbox.ts'
 import { writeMemoryTool } from './write-memory.ts'
 
-/** What the model of the turn can call, asked for once an attempt. Raises what `openToolbox` raises. */
-export async function openTools(turn: TurnAttempt, work: TurnData, signal: AbortSignal): Promise<Toolbox> {
+/** Opens the tools of the turn's model, once per attempt. Raises errors of `openToolbox`. */
+export async function openTools(turn: TurnAttempt, data: TurnData, signal: AbortSignal): Promise<Toolbox> {
   const { agent, generation, loaded, services, steps } = turn
-  const own = await writeMemoryTool(turn, work)
-  if (!agent.tool_bindings?.length && !own) return NO_TOOLS
+  const builtIn = await writeMemoryTool(turn, data)
+  if (!agent.tool_bindings?.length && !builtIn) return NO_TOOLS
   const tools = await openToolbox(services, {
     agent,
-    own,
+    builtIn,
     project_id: generation.project_id,
     tools: loaded.tools,
-    reachable: reachableTools(agent, work, steps.length + 1),
+    reachable: reachableTools(agent, data, steps.length + 1),
     gate: agentOfRules(turn),
-    context: work.tool_context ?? {},
+    context: data.tool_context ?? {},
     signal,
   })
   turn.generation = { ...generation, tool_surface: generation.tool_surface ?? tools.surface }
-  // Once a turn, not with each worker that goes on with it.
+  // Once per turn, not per attempt.
   if (generation.attempt === 1)
     for (const { tool_name, ...about } of tools.unavailable)
       noteActivity(turn, 'tool_resolution_failed', `${tool_name} is not available`, { tool_name, ...about })
   return tools
 }
 
-/** Makes the calls of the step under way. Raises what `makeCalls` raises. */
+/** Makes the calls of the step in progress. Raises errors of `executeToolCalls`. */
 export function callTools(
   turn: TurnAttempt,
-  work: TurnData,
+  data: TurnData,
   open: NonNullable<JournalState['open']>,
   tools: ReadonlyMap<string, TurnTool>,
   signal: AbortSignal,
 ): Promise<ToolCallResults> {
-  const { agent, generation, run, services } = turn
+  const { agent, generation, context, services } = turn
   return executeToolCalls({
     services,
     generation,
-    work,
+    data,
     ...open,
     tools,
     gate: agentOfRules(turn),
-    turn: originOf(turn, work),
+    turn: originOf(turn, data),
     caller: () => actingCaller(services, generation, agent),
     signal,
-    aside: run.aside,
+    releaseSlotWhile: context.releaseSlotWhile,
     bounded: isBounded(actingAuthority(generation, agent)),
-    write: (entries, told) => turn.note(entries, told),
-    meter: draft => void turn.calls.push(draft),
-    executed: ({ callable: { id, name }, action }) =>
+    journal: (entries, events) => turn.journalCalls(entries, events),
+    addUsage: draft => void turn.unwrittenUsage.push(draft),
+    onExecuted: ({ callable: { id, name }, action }) =>
       noteActivity(turn, 'action_executed', `${name} was called`, {
         tool_id: id,
         tool_name: name,
@@ -67,14 +67,14 @@ export function callTools(
   })
 }
 
-/** The agent as rules know it. */
+/** Returns the agent as guardrails see it. */
 const agentOfRules = ({ agent: { id, guardrail_ids, project_id }, generation }: TurnAttempt) => ({
   id,
-  // Those of another project, which shares the agent, do not apply.
+  // Guardrails of a publisher do not apply in the consuming project.
   guardrail_ids: project_id === generation.project_id ? guardrail_ids : null,
 })
 
-/** The turn as what its calls start knows it. */
+/** Returns the turn as the origin of what its calls start. */
 function originOf({ generation, loaded }: TurnAttempt, { depth, occupied }: TurnData): Origin {
   const { id: generation_id, trace_id, conversation_id } = generation
   return {

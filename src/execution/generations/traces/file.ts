@@ -3,9 +3,9 @@ import { fileBytes } from '../../../content/files/read-file.ts'
 import { acquireReadMemory } from '../../../content/files/read-memory.ts'
 import type { Services } from '../../../core/process/services.ts'
 import type { GenerationRow, JournalStepRow } from '../model.ts'
-import { findJournal } from './store.ts'
+import { findStepsAndFile } from './store.ts'
 
-/** A settled step as the steps file of its trace has it: the form of a transcript, and whose step it is. */
+/** A settled step in the steps file: as in a transcript, with the id of its generation. */
 export type FileStep = Omit<JournalStepRow, 'n'> & { generation_id: string; index: number }
 
 export const toFileStep = (generation_id: string, { n, ...step }: JournalStepRow): FileStep => ({
@@ -14,11 +14,11 @@ export const toFileStep = (generation_id: string, { n, ...step }: JournalStepRow
   ...step,
 })
 
-/** The bytes of a steps file: a JSON array, one step a line. */
+/** Returns the bytes of a steps file: a JSON array, one step per line. */
 export const encodeSteps = (steps: readonly FileStep[]): Buffer =>
   Buffer.from(`[\n${steps.map(step => JSON.stringify(step)).join(',\n')}\n]\n`)
 
-/** The steps that a file has; null when its bytes are gone. */
+/** Returns the steps of a file; null if its bytes are lost. */
 export async function stepsOfFile(services: Services, file: FileRow): Promise<FileStep[] | null> {
   const release = await acquireReadMemory(services, file.project_id, file.size ?? 0)
   try {
@@ -29,23 +29,23 @@ export async function stepsOfFile(services: Services, file: FileRow): Promise<Fi
   }
 }
 
-/** How often a file is read that is written anew meanwhile. */
-const READS = 5
+/** Attempts to read a file that is being rewritten. */
+const MAX_READS = 5
 
 /**
- * The steps of a generation, wherever they are: in the journal, or once it has settled in the file of its trace. Bytes
- * that the storage has lost are logged and give no steps.
+ * Returns the steps of a generation from the journal or, once flushed, from the file of its trace. Lost bytes are
+ * logged and give no steps.
  * @throws FILE_STORAGE_MISCONFIGURED
  */
 export async function readSteps(
   services: Services,
   generation: Pick<GenerationRow, 'id' | 'trace_id'>,
 ): Promise<JournalStepRow[]> {
-  let gone: string | null = null
+  let lostLocation: string | null = null
   for (let read = 1; ; read++) {
-    const { steps, file } = await findJournal(services.pool, generation)
+    const { steps, file } = await findStepsAndFile(services.pool, generation)
     if (steps.length > 0 || !file) return steps
-    const failure = file.location === gone || read === READS
+    const isFinal = file.location === lostLocation || read === MAX_READS
     try {
       const found = await stepsOfFile(services, file)
       if (found)
@@ -53,13 +53,13 @@ export async function readSteps(
           .filter(step => step.generation_id === generation.id)
           .map(({ generation_id: _, index, ...step }) => ({ n: index + 1, ...step }))
     } catch (error) {
-      // A rewrite takes the bytes away from under a reader; the same bytes failing twice is something else.
-      if (failure) throw error
+      // A concurrent rewrite deletes the bytes that are being read; a second failure with the same bytes is an error.
+      if (isFinal) throw error
     }
-    if (failure) {
-      services.log.error({ trace_id: generation.trace_id, file_id: file.id }, 'the steps of a trace are lost')
+    if (isFinal) {
+      services.log.error({ trace_id: generation.trace_id, file_id: file.id }, 'trace steps lost')
       return []
     }
-    gone = file.location
+    lostLocation = file.location
   }
 }

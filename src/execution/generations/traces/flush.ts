@@ -9,40 +9,39 @@ import { entityMailbox } from '../../../core/jobs/queue.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import { processSingleton } from '../../../core/process/process-singleton.ts'
 import type { Services } from '../../../core/process/services.ts'
-import type { FileStep } from './file.ts'
-import { encodeSteps, stepsOfFile, toFileStep } from './file.ts'
-import { traceFilePath } from './path.ts'
-import { dropJournal, type Journals, lockTraceFiles, readJournals, setTraceFiles } from './store.ts'
+import { encodeSteps, type FileStep, stepsOfFile, toFileStep } from './file.ts'
+import { traceFilePath } from './kind.ts'
+import { deleteJournal, listTraceJournals, lockTraceFiles, setTraceFiles, type TraceJournal } from './store.ts'
 
-const Written = z.object({ trace_id: z.string(), project_id: z.string() })
+const TraceRef = z.object({ trace_id: z.string(), project_id: z.string() })
 
-/** Traces with settled steps in the journal that the process in which their turns ended did not write. */
+/** Traces with settled steps that the process in which their turns settled did not flush. */
 export const traceFlushQueue = entityMailbox('trace.flush', {
-  message: Written,
+  message: TraceRef,
   key: message => message.trace_id,
   project: message => message.project_id,
   concern: 'generation',
   retry: { limit: 7, delaySeconds: 5, backoff: true, maxDelaySeconds: 640 },
 })
 
-/** Traces that one call writes: reading the journal and the commit are shared. */
-export const TRACES_AT_ONCE = 50
+/** Traces of one flush, which share the journal read and the commit. */
+export const TRACES_PER_FLUSH = 50
 
-/** How long traces gather: one alone takes a dozen statements, more than its turn; of many at once each takes two. */
-const GATHER_MS = 250
+/** Time for which traces are collected: a single trace takes a dozen statements, each trace of a large batch two. */
+const COLLECT_MS = 250
 
-/** Traces that wait in a process at most; further ones are left to the sweep. */
+/** Most traces waiting in a process; further ones are left to the sweep. */
 const MAX_WAITING = 10_000
 
-/** The file of a trace as it is to be; null when the trace keeps the one it has. */
-type Draft = { trace: Journals; steps: FileStep[] | null }
+/** The new content of a trace's file; null if the file is unchanged. */
+type FileDraft = { trace: TraceJournal; steps: FileStep[] | null }
 
-/** All steps of a trace that are kept: of generations in their order, those of the file and those of the journal. */
-async function draft(services: Services, trace: Journals): Promise<Draft> {
+/** Returns all stored steps of a trace from its file and the journal, ordered by generation. */
+async function draftFile(services: Services, trace: TraceJournal): Promise<FileDraft> {
   const settled = trace.settled.filter(({ redacted }) => !redacted)
   if (trace.redacted || settled.length === 0) return { trace, steps: null }
   const written = trace.file ? await stepsOfFile(services, trace.file) : []
-  if (!written) services.log.error({ trace_id: trace.id, file_id: trace.file?.id }, 'the steps of a trace are lost')
+  if (!written) services.log.error({ trace_id: trace.id, file_id: trace.file?.id }, 'trace steps lost')
   const byGeneration = Map.groupBy(written ?? [], step => step.generation_id)
   for (const { id, steps } of settled)
     byGeneration.set(
@@ -52,29 +51,30 @@ async function draft(services: Services, trace: Journals): Promise<Draft> {
   return { trace, steps: trace.kept.flatMap(id => byGeneration.get(id) ?? []) }
 }
 
-/** The generations whose rows of the journal go: those that are in the file, and those that keep no content. */
-const movedOf = ({ trace, steps }: Draft) => trace.settled.filter(({ redacted }) => redacted || steps !== null)
+/** Returns the generations whose journal rows are deleted: flushed ones, and redacted ones. */
+const flushedGenerations = ({ trace, steps }: FileDraft) =>
+  trace.settled.filter(({ redacted }) => redacted || steps !== null)
 
 /**
- * Moves settled steps of traces from the journal into their files: each file is written anew, from the
- * one there was and the journal. A trace that changed meanwhile fails the call and is left as it was.
+ * Moves the settled steps of traces from the journal into their files. Each file is rebuilt from the current file and
+ * the journal. A trace that changes meanwhile fails the flush, which is rolled back.
  */
 export async function flushTraces(services: Services, traceIds: readonly string[]): Promise<void> {
   const started = performance.now()
   const store = storageBackends(services)
-  const files: { trace: Journals; id: string; staged: StagedUpload }[] = []
-  const drafts: Draft[] = []
+  const files: { trace: TraceJournal; id: string; staged: StagedUpload }[] = []
+  const drafts: FileDraft[] = []
   try {
-    for (const trace of await readJournals(services.pool, traceIds)) {
-      const made = await draft(services, trace)
+    for (const trace of await listTraceJournals(services.pool, traceIds)) {
+      const made = await draftFile(services, trace)
       drafts.push(made)
       if (made.steps === null) continue
-      // Bytes are found by the id they were staged for: never by one that has some.
+      // Staged bytes have a new file id, because bytes are found by the id they were staged for.
       const fileId = newId(fileKind.prefix)
       const staged = await store.stageBytes(encodeSteps(made.steps), { projectId: trace.project_id, fileId })
       files.push({ trace, id: trace.file?.id ?? fileId, staged })
     }
-    const moved = drafts.flatMap(movedOf)
+    const moved = drafts.flatMap(flushedGenerations)
     if (moved.length === 0) return
     await injectFault(services, 'trace_staged')
     await services.write(async tx => {
@@ -84,13 +84,13 @@ export async function flushTraces(services: Services, traceIds: readonly string[
       )
       for (const { trace } of files)
         if (now.get(trace.id) !== (trace.file?.location ?? null))
-          throw new Error(`trace ${trace.id} changed while it was written`)
-      const dropped = await dropJournal(
+          throw new Error(`trace ${trace.id} changed during its flush`)
+      const deleted = await deleteJournal(
         tx,
         moved.map(({ id }) => id),
       )
-      if (dropped !== moved.reduce((sum, { steps }) => sum + steps.length, 0))
-        throw new Error('the journal changed while it was written')
+      if (deleted !== moved.reduce((sum, { steps }) => sum + steps.length, 0))
+        throw new Error('the journal changed during its flush')
       await setTraceFiles(
         tx,
         files.map(({ trace, id, staged }) => {
@@ -105,33 +105,33 @@ export async function flushTraces(services: Services, traceIds: readonly string[
       )
     })
     await injectFault(services, 'trace_written')
-    const ms = Math.round(performance.now() - started)
-    services.log.info({ traces: traceIds.length, files: files.length, ms }, 'steps of traces written')
+    const duration_ms = Math.round(performance.now() - started)
+    services.log.info({ traces: traceIds.length, files: files.length, duration_ms }, 'traces flushed')
   } finally {
     for (const { staged } of files) await staged.discard()
   }
 }
 
 /**
- * Writes the traces of the turns that end in this process, those of many at once. A message for each would cost as much
- * as the turn's own: the journal has the steps until they are written, so nothing is lost with the process, and the sweep
- * finds what is left. What cannot be written here goes on as messages, with their retries.
+ * Flushes the traces of turns that settle in this process, in batches. A message per trace would cost as much as the
+ * turn's own message. Nothing is lost with the process: the journal has the steps, and the sweep flushes the rest.
+ * Traces that fail are sent to the queue, with its retries.
  */
-export const traceFlusher = processSingleton(openTraceWriter, writer => writer.close())
+export const traceFlusher = processSingleton(createTraceFlusher, flusher => flusher.close())
 
-function openTraceWriter(services: Services) {
+function createTraceFlusher(services: Services) {
   const { log, queues } = services
-  const waiting = new Map<string, z.output<typeof Written>>()
+  const waiting = new Map<string, z.output<typeof TraceRef>>()
   const closing = new AbortController()
   let running: Promise<void> | null = null
 
-  const writeNext = async () => {
-    if (waiting.size < TRACES_AT_ONCE) await sleep(GATHER_MS, undefined, { signal: closing.signal }).catch(() => {})
-    const batch = [...waiting.values()].slice(0, TRACES_AT_ONCE)
+  const flushNext = async () => {
+    if (waiting.size < TRACES_PER_FLUSH) await sleep(COLLECT_MS, undefined, { signal: closing.signal }).catch(() => {})
+    const batch = [...waiting.values()].slice(0, TRACES_PER_FLUSH)
     for (const { trace_id } of batch) waiting.delete(trace_id)
     const problem = storageBackends(services).problem()
     if (problem) {
-      log.error({ problem, traces: batch.length }, 'steps of traces stay in the journal')
+      log.error({ problem, traces: batch.length }, 'trace flush postponed')
       return
     }
     try {
@@ -140,27 +140,27 @@ function openTraceWriter(services: Services) {
         batch.map(({ trace_id }) => trace_id),
       )
     } catch (error) {
-      log.warn({ err: error, traces: batch.length }, 'steps of traces not written, they go on one by one')
+      log.warn({ err: error, traces: batch.length }, 'trace flush failed, traces queued individually')
       await queues.send(batch.map(data => ({ queue: traceFlushQueue, data })))
     }
   }
   const run = async () => {
     try {
-      while (waiting.size > 0) await writeNext()
+      while (waiting.size > 0) await flushNext()
     } catch (error) {
-      log.error({ err: error }, 'traces are left to the sweep')
+      log.error({ err: error }, 'trace flush left to the sweep')
     } finally {
       running = null
     }
   }
   return {
-    /** The trace has steps of a turn that has ended. */
-    add({ trace_id, project_id }: z.output<typeof Written>) {
+    /** Adds a trace with steps of a settled turn. */
+    add({ trace_id, project_id }: z.output<typeof TraceRef>) {
       if (closing.signal.aborted || waiting.size === MAX_WAITING) return
       waiting.set(trace_id, { trace_id, project_id })
       running ??= withoutTenant(run)
     },
-    /** Writes what waits, and ends. */
+    /** Flushes the waiting traces and stops. */
     async close() {
       closing.abort()
       await running

@@ -3,9 +3,9 @@
 
 const byId = id => document.getElementById(id)
 const requestId = new URLSearchParams(location.search).get('request_id')
-/** The page may be served below a path. */
+/** Base path: the page may be served below a path. */
 const root = new URL('..', location.href)
-/** Where the page keeps the secret of a sign-in at another site until it is back. */
+/** Session storage key for the secret of a sign-in at the provider, until the browser returns. */
 const VERIFIER = `verifier ${requestId}`
 
 const SIGN_IN_ERRORS = {
@@ -15,11 +15,11 @@ const SIGN_IN_ERRORS = {
   expired: 'The sign-in with your company account took too long. Try again.',
 }
 const GONE =
-  'This request was decided already, has expired, or was begun in another browser. Start again in the application.'
+  'This request was already decided, has expired, or was started in another browser. Start again in the application.'
 
 let token = null
 let info = null
-/** Whether the user asked for another account than the one that was signed in. */
+/** Whether the user requested a different account than the one signed in. */
 let isSwitching = false
 
 const show = (id, isShown = true) => {
@@ -29,7 +29,7 @@ const write = (id, text) => {
   byId(id).textContent = text
 }
 
-/** An element with attributes and children; children that are no elements are text. */
+/** Creates an element with attributes and children; children that are not elements become text. */
 const element = (name, attributes, ...children) => {
   const made = Object.assign(document.createElement(name), attributes)
   made.append(...children)
@@ -53,7 +53,7 @@ async function call(method, path, body) {
   return answer
 }
 
-/** A choice; one that the client asks for is chosen and says so. */
+/** Creates a choice; a choice requested by the client is marked and preselected. */
 const checkbox = (name, value, isAsked, label, detail) =>
   element(
     'label',
@@ -68,14 +68,14 @@ const checkbox = (name, value, isAsked, label, detail) =>
     ),
   )
 
-/** Modules as people read them. */
+/** Display names of modules. */
 const titled = module => {
   const words = module.replaceAll(/[_-]/g, ' ').replace(/^(ai|mcp)\b/, initials => initials.toUpperCase())
   return words[0].toUpperCase() + words.slice(1)
 }
 const counted = (count, noun) => `${count} ${noun}${count === 1 ? '' : 's'}`
 
-/** What is chosen, in a sentence. */
+/** Returns a summary of the selection. */
 function summaryOf(form) {
   const kind = form.get('kind')
   const modules = form.getAll('modules').length
@@ -85,7 +85,7 @@ function summaryOf(form) {
   return ''
 }
 
-/** Shows what is chosen under the tier that is selected. */
+/** Shows the selection of the current tier. */
 function showTier() {
   const form = new FormData(byId('consent'))
   show('modules', form.get('kind') === 'modules')
@@ -97,7 +97,7 @@ function showTier() {
   }
 }
 
-/** Preselects what the client asked for, and nothing beyond it. */
+/** Preselects exactly the scopes requested by the client. */
 function showChoices({ projects, modules, request }) {
   const options = projects.map(({ id, name }) => element('option', { value: id }, name))
   const hint = projects.length === 0 ? 'You have no project' : 'Choose a project'
@@ -106,7 +106,7 @@ function showChoices({ projects, modules, request }) {
 
   const asked = request.requested_scopes.filter(scope => scope.includes(':') && scope !== 'mcp:access')
   const isAsked = (module, action) => asked.includes(action) || asked.includes(`${module}:*`)
-  // What is asked for comes first.
+  // Requested modules come first.
   const askedOf = ({ module, actions }) => Number(actions.some(({ action }) => isAsked(module, action)))
   const sorted = modules.toSorted(
     (one, other) => askedOf(other) - askedOf(one) || one.module.localeCompare(other.module),
@@ -137,7 +137,7 @@ function showChoices({ projects, modules, request }) {
   showTier()
 }
 
-/** Whether a text has anything to see. */
+/** Whether a text has visible characters. */
 const isVisible = text => /[^\p{C}\p{Z}\p{M}]/u.test(text ?? '')
 
 function showRequest(username) {
@@ -164,7 +164,7 @@ function showRequest(username) {
   if (request.needs_project) showChoices(info)
   show('sign-in', false)
   show('consent')
-  // Not the decision: it is read before it is made.
+  // Does not focus the decision, so that the user reads the request first.
   byId('title').focus()
 }
 
@@ -172,7 +172,7 @@ function selectionOf(form) {
   const kind = form.get('kind')
   if (kind !== 'modules' && kind !== 'actions') return { kind }
   const chosen = form.getAll(kind)
-  if (chosen.length === 0) throw new Error(`Choose one of the ${kind} at least.`)
+  if (chosen.length === 0) throw new Error(`Choose at least one of the ${kind}.`)
   return { kind, [kind]: chosen }
 }
 
@@ -192,7 +192,7 @@ async function decide(decision) {
   location.assign(redirect_to)
 }
 
-/** A request that is gone leaves nothing to decide on. */
+/** Shows that the request no longer exists. */
 function refused(error) {
   if (error.status !== 404) throw error
   show('sign-in', false)
@@ -206,7 +206,7 @@ async function signIn(credentials) {
   })
   token = user.token
   info = await call('GET', `/oauth/consent-info?request_id=${encodeURIComponent(requestId)}`).catch(refused)
-  // The console is part of the deployment, and whoever signs in to it wants it to act for him.
+  // The console is part of the deployment: signing in to it is the consent.
   if (info.request.client_id === 'muster-console' && !info.request.needs_project) return decide('approve')
   showRequest(user.username)
 }
@@ -217,7 +217,7 @@ const base64url = bytes =>
     .replaceAll('/', '_')
     .replaceAll('=', '')
 
-/** Leaves for the company's provider, which sends the browser back to this request. */
+/** Redirects to the company's provider, which returns the browser to this request. */
 async function leaveForCompany() {
   const verifier = base64url(crypto.getRandomValues(new Uint8Array(32)))
   const digest = await crypto.subtle.digest('SHA-256', new TextEncoder().encode(verifier))
@@ -229,7 +229,7 @@ async function leaveForCompany() {
   location.assign(start)
 }
 
-/** Signs in with what the company's provider sent the browser back with. */
+/** Completes the sign-in with the result of the company's provider. */
 async function returnFromCompany(answer) {
   const verifier = sessionStorage.getItem(VERIFIER)
   sessionStorage.removeItem(VERIFIER)
@@ -250,7 +250,7 @@ function askForSignIn() {
   byId('password').elements.username.focus()
 }
 
-/** Does what a person asked for, once at a time, and says what failed. */
+/** Runs one user action at a time and shows its failure. */
 const guarded = work => async event => {
   event.preventDefault()
   write('message', '')
@@ -289,4 +289,4 @@ if (requestId) {
   askForSignIn()
   const answer = new URLSearchParams(location.hash.slice(1))
   if (answer.has('oidc_code') || answer.has('error')) guarded(() => returnFromCompany(answer))(new Event('load'))
-} else write('message', 'Open this page from the application that asks for access.')
+} else write('message', 'Open this page from the application that requests access.')

@@ -4,7 +4,7 @@ import { ANSWER_BYTES, fieldOf, type SecretStore, storeFailure } from './store.t
 
 const awsFetch = fetchWithLimit(ANSWER_BYTES)
 
-/** AWS Secrets Manager, with the deployment's own keys. */
+/** AWS Secrets Manager with the deployment's credentials. */
 export const awsSecretStore: SecretStore = {
   configured: ({ SECRETS_AWS_REGION }) => SECRETS_AWS_REGION !== null,
   async read({ config }, name, field, signal) {
@@ -25,31 +25,31 @@ export const awsSecretStore: SecretStore = {
     const { url, method, headers, body } = signed
     const response = await awsFetch(url, { method, headers, body, redirect: 'error', signal })
     const text = await response.text()
-    if (response.status !== 200) return refused(response.status, text)
+    if (response.status !== 200) return failureOfResponse(response.status, text)
     const { SecretString: value } = JSON.parse(text) as { SecretString?: unknown }
     if (typeof value !== 'string') return storeFailure('unusable_value', 'the value is binary')
-    return field === null ? { ok: true, value } : fieldOf(parsed(value), field)
+    return field === null ? { ok: true, value } : fieldOf(parseJson(value), field)
   },
 }
 
-function refused(status: number, text: string) {
-  const type = (parsed(text) as { __type?: unknown } | null)?.__type
+function failureOfResponse(status: number, text: string) {
+  const type = (parseJson(text) as { __type?: unknown } | null)?.__type
   const name = typeof type === 'string' ? type.replace(/^.*#/, '') : ''
   const detail = `${status} ${name}`
   if (name === 'ResourceNotFoundException') return storeFailure('not_in_store', detail)
-  // Marked for deletion.
+  // The secret is marked for deletion.
   if (name === 'InvalidRequestException') return storeFailure('not_in_store', detail)
   if (name === 'DecryptionFailure' || status === 401 || status === 403) return storeFailure('store_denied', detail)
-  const denied = [
+  const deniedErrors = [
     'AccessDeniedException',
     'UnrecognizedClientException',
     'InvalidSignatureException',
     'ExpiredTokenException',
   ]
-  return storeFailure(denied.includes(name) ? 'store_denied' : 'store_unreachable', detail)
+  return storeFailure(deniedErrors.includes(name) ? 'store_denied' : 'store_unreachable', detail)
 }
 
-function parsed(text: string): unknown {
+function parseJson(text: string): unknown {
   try {
     return JSON.parse(text)
   } catch {

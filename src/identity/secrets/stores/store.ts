@@ -1,6 +1,9 @@
 import type { Services } from '../../../core/process/services.ts'
 
-/** Why a store gave no value. What it said itself may name the deployment's account and is for the log alone. */
+/**
+ * Reason why a store returned no value. The store's own message may identify the deployment's account and is only
+ * logged.
+ */
 export type StoreFailure =
   | 'store_not_configured'
   | 'store_unreachable'
@@ -12,13 +15,13 @@ export type StoreAnswer = { ok: true; value: string } | { ok: false; reason: Sto
 
 export const storeFailure = (reason: StoreFailure, detail = ''): StoreAnswer => ({ ok: false, reason, detail })
 
-/** A store of secrets that the deployment is set up for. Its address and credential are the operator's. */
+/** External store of secrets. The operator configures its address and credentials. */
 export type SecretStore = {
   configured(config: Services['config']): boolean
   /**
-   * Reads a value. Never throws for what the store does.
-   * @param name where it lies, with the prefix of its project
-   * @param field which part of what lies there; null for the store's default
+   * Reads a value. Never throws for failures of the store.
+   * @param name location, with the prefix of its project
+   * @param field of the stored entry; null for the store's default
    */
   read(
     services: Pick<Services, 'config'>,
@@ -28,13 +31,15 @@ export type SecretStore = {
   ): Promise<StoreAnswer>
 }
 
-/** Bytes of an answer: a value has at most 64 KiB, beside others in one entry. */
+/** Maximum response size in bytes: a value has at most 64 KiB, but an entry may contain several values. */
 export const ANSWER_BYTES = 512 * 1024
 
-/** A text field of what lies in a store. */
+/** Returns a string field of a stored entry. */
 export function fieldOf(data: unknown, field: string): StoreAnswer {
   const value =
     typeof data === 'object' && data !== null && Object.hasOwn(data, field) ? Reflect.get(data, field) : undefined
-  if (value === undefined) return storeFailure('not_in_store', `there is no field ${field}`)
-  return typeof value === 'string' ? { ok: true, value } : storeFailure('unusable_value', `field ${field} is no text`)
+  if (value === undefined) return storeFailure('not_in_store', `field ${field} not found`)
+  return typeof value === 'string'
+    ? { ok: true, value }
+    : storeFailure('unusable_value', `field ${field} is not a string`)
 }

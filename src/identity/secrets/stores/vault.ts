@@ -6,7 +6,7 @@ const DEFAULT_FIELD = 'value'
 
 const vaultFetch = fetchWithLimit(ANSWER_BYTES)
 
-/** HashiCorp Vault and what speaks like it: the second version of the key-value engine. */
+/** HashiCorp Vault and compatible stores, with version 2 of the key-value engine. */
 export const vaultStore: SecretStore = {
   configured: ({ SECRETS_VAULT_ADDR }) => SECRETS_VAULT_ADDR !== null,
   async read({ config }, name, field, signal) {
@@ -20,7 +20,7 @@ export const vaultStore: SecretStore = {
         'X-Vault-Request': 'true',
         ...(SECRETS_VAULT_NAMESPACE ? { 'X-Vault-Namespace': SECRETS_VAULT_NAMESPACE } : {}),
       },
-      // Another address would be handed the token.
+      // A redirect would send the token to another address.
       redirect: 'error',
       signal,
     })
@@ -33,7 +33,7 @@ export const vaultStore: SecretStore = {
   },
 }
 
-/** The token of the settings, or what its file holds now: an agent of Vault renews it there. */
+/** Returns the configured token or the current content of the token file, which a Vault agent renews. */
 async function tokenOf(config: { SECRETS_VAULT_TOKEN: string | null; SECRETS_VAULT_TOKEN_FILE: string | null }) {
   const { SECRETS_VAULT_TOKEN, SECRETS_VAULT_TOKEN_FILE } = config
   if (SECRETS_VAULT_TOKEN_FILE === null) return SECRETS_VAULT_TOKEN

@@ -15,61 +15,73 @@ import { presentRun, type RunRow, runKind } from '../model.ts'
 import { runQueue } from '../queue.ts'
 import { runInsert } from '../store.ts'
 
-/** What a run is started with. */
+/** Options of a new run. */
 type RunStart = {
-  /** Drawn before by a caller that already listens. */
+  /** ID chosen by a caller that already subscribed to the run. */
   id?: string
   orchestration: Pick<OrchestrationRow, 'id' | 'project_id' | 'version'>
-  /** Default: the live one. */
+  /** Default: the current version. */
   version?: number
-  /** What its author allows bounds the run: the version that it executes, or the playbook that this was compiled from. */
+  /**
+   * Definition whose author bounds the permissions of the run: the executed version, or the playbook compiled to it.
+   */
   definition: CallerDefinition
   input: Record<string, unknown> | null
   metadata?: Record<string, unknown> | null
   tool_context?: Record<string, string> | null
   guardrail_context?: Record<string, unknown> | null
-  /** Seconds. */
+  /** Lifetime in seconds. */
   expires_in?: number | null
   authority: PrincipalRecord
-  /** Name of the module that drives it. */
+  /** Name of the driver. */
   driver?: string | null
-  /** Asked for again whenever the run acts; default the right to start it. */
+  /** Permission required whenever the run acts. Default: the permission to start it. */
   permission?: RunRow['permission']
   trigger?: { id: string; firing_id: string | null } | null
-  /** The task that it is dispatched for. */
+  /** Task whose dispatch starts the run. */
   task_id?: string | null
   parent?: { run: Pick<RunRow, 'id' | 'root_id' | 'run_depth'>; node_id: string; execution_id: string; index: number }
 }
 
-const INPUT = ['input', 'input_schema'] as const
+const INPUT_PATHS = ['input', 'input_schema'] as const
 
-type Checked = Pick<OrchestrationRow, 'project_id' | 'input_schema'>
+type InputTarget = Pick<OrchestrationRow, 'project_id' | 'input_schema'>
 
-/** Raises VALIDATION_FAILED for an input that is too large to be kept. */
+/**
+ * Refuses an input of more than 1 MiB.
+ * @throws VALIDATION_FAILED
+ */
 export function requireSize(input: unknown): void {
   if (jsonBytes(input) > MAX_RUN_INPUT_BYTES)
     raiseInvalid({ code: 'TOO_BIG', path: 'input', message: 'must be at most 1 MiB of JSON' })
 }
 
 /**
- * Why the input does not satisfy the input_schema of a version, as problems with paths below `input`; empty when it does.
- * Ask before the transaction: a check may wait for a thread.
+ * Validates an input against the input_schema of a version; returns problems with paths below `input`. Must be called
+ * before the transaction, since validation may wait for a worker thread.
  */
-export const inputProblems = (services: Services, { project_id, input_schema }: Checked, input: unknown) =>
+export const inputProblems = (services: Services, { project_id, input_schema }: InputTarget, input: unknown) =>
   checkedValue(
     project_id,
     input_schema,
-    INPUT,
+    INPUT_PATHS,
     async schema => (await schemaChecks(services).problems(schema, [input ?? {}]))[0],
   )
 
-/** The same within a transaction. @throws RunFirst */
-export const inputProblemsInTransaction = (services: Services, { project_id, input_schema }: Checked, input: unknown) =>
-  checkedValue(project_id, input_schema, INPUT, schema =>
+/**
+ * Validates an input within a transaction.
+ * @throws RerunAfter if a worker thread is required
+ */
+export const inputProblemsInTransaction = (
+  services: Services,
+  { project_id, input_schema }: InputTarget,
+  input: unknown,
+) =>
+  checkedValue(project_id, input_schema, INPUT_PATHS, schema =>
     schemaChecks(services).problemsInTransaction(schema, input ?? {}),
   )
 
-/** The row of a new run. */
+/** Builds the row of a new run. */
 export function buildRunRow(services: Services, start: RunStart): RunRow {
   const { orchestration, parent } = start
   const id = start.id ?? newId(runKind.prefix)
@@ -125,19 +137,19 @@ export function buildRunRow(services: Services, start: RunStart): RunRow {
   }
 }
 
-/** Writes new runs with what follows from them: their events and first messages. */
-export function insertRuns(outgoing: Outbox, runs: readonly RunRow[]): void {
-  outgoing.alongside(guard => runInsert(runs, guard))
-  for (const run of runs) follow(outgoing, run)
+/** Writes new runs with their events and first messages. */
+export function insertRuns(outbox: Outbox, runs: readonly RunRow[]): void {
+  outbox.alongside(guard => runInsert(runs, guard))
+  for (const run of runs) addStartEffects(outbox, run)
 }
 
-function follow(outgoing: Outbox, run: RunRow): void {
-  outgoing.emit(runKind, 'started', run, { data: { ...presentRun(run), node_executions: [] } })
-  outgoing.send(runQueue, { run_id: run.id, project_id: run.project_id })
+function addStartEffects(outbox: Outbox, run: RunRow): void {
+  outbox.emit(runKind, 'started', run, { data: { ...presentRun(run), node_executions: [] } })
+  outbox.send(runQueue, { run_id: run.id, project_id: run.project_id })
 }
 
 /**
- * Writes a queued run with its first message inside the caller's transaction. The input has been checked.
+ * Writes a queued run with its first message in the caller's transaction. The input must be validated.
  * @throws PROJECT_PAUSED, RESOURCE_NOT_FOUND (version)
  */
 export async function startRun(
@@ -157,7 +169,7 @@ export async function startRun(
   return run
 }
 
-type Found = {
+type StartGuard = {
   project_id: string | null
   orchestration_id: string | null
   paused_at: string | null
@@ -165,18 +177,19 @@ type Found = {
 }
 
 /**
- * The same as a change of its own, in one round trip; `note` adds what the request leaves behind. The version exists.
- * @throws PROJECT_PAUSED, ORCHESTRATION_NOT_FOUND where it was deleted meanwhile
+ * Starts a run in one statement, which saves a round trip. `addEffects` adds the audit entry and the stored response. The
+ * version must exist.
+ * @throws PROJECT_PAUSED, ORCHESTRATION_NOT_FOUND if it was deleted in the meantime
  */
 export async function startRunInOneStatement(
   services: Services,
   start: RunStart,
-  note: (outgoing: Outbox, run: RunRow) => void,
+  addEffects: (outbox: Outbox, run: RunRow) => void,
 ): Promise<RunRow> {
   const run = buildRunRow(services, start)
-  const found = await services.writeOne<Found>(outgoing => {
-    follow(outgoing, run)
-    note(outgoing, run)
+  const found = await services.writeOne<StartGuard>(outbox => {
+    addStartEffects(outbox, run)
+    addEffects(outbox, run)
     const guard = sql.fragment`exists (select from project where paused_at is null) and exists (select from orchestration)`
     return {
       ctes: [

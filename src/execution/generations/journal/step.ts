@@ -1,23 +1,23 @@
 import { randomUUID } from 'node:crypto'
 import { totalsOf } from '../../../control/usage/totals.ts'
 import type { ModelAnswer } from '../../providers/model-messages.ts'
-import type { JournalStepRow, OpenStep, ToolCallOutcome } from '../model.ts'
+import type { GenerationRow, JournalStepRow, OpenStep, ToolCallOutcome } from '../model.ts'
 
-/** What an Idempotency-Key may hold. */
+/** Ids that are valid as an Idempotency-Key. */
 const CALL_ID = /^[\x21-\x7e]{1,128}$/
 
-/** A step out of what the model answered; each call gets an id that no other call of the turn has. */
+/** Returns the step of a model answer, with call ids that are unique in the turn. */
 export function openStepOf(
   answer: ModelAnswer,
   n: number,
   startedAt: string,
   earlier: readonly JournalStepRow[],
 ): OpenStep {
-  const taken = new Set(earlier.flatMap(step => step.tool_calls.map(({ id }) => id)))
+  const usedIds = new Set(earlier.flatMap(step => step.tool_calls.map(({ id }) => id)))
   const unique = (id: string): string => {
-    const own = CALL_ID.test(id) && !taken.has(id) ? id : `call_${randomUUID().replaceAll('-', '')}`
-    taken.add(own)
-    return own
+    const callId = CALL_ID.test(id) && !usedIds.has(id) ? id : `call_${randomUUID().replaceAll('-', '')}`
+    usedIds.add(callId)
+    return callId
   }
   return {
     n,
@@ -36,21 +36,21 @@ export function openStepOf(
   }
 }
 
-/** An outcome that the model sees as a failure of its call. */
+/** Returns the outcome of a failed call, which the model receives. */
 export const failedCall = (code: string, message: string, meta?: Record<string, unknown>): ToolCallOutcome => ({
   result: null,
   error: { code, message, ...(meta ? { meta } : {}) },
 })
 export const callFailed = (message: string, reason: string) => failedCall('TOOL_CALL_FAILED', message, { reason })
 
-/** Name of the platform's own tool that states facts: it calls nobody. */
+/** Name of the built-in tool that writes facts. */
 export const WRITE_MEMORY = 'write_memory'
 
 const NOT_RUN = callFailed('The turn ended before the call was made', 'not_run')
-/** Of a call that was started by a worker that was lost. */
-export const UNKNOWN = callFailed('Whether the call was made is not known', 'outcome_unknown')
+/** Outcome of a call that a lost worker had started. */
+export const UNKNOWN = callFailed('The outcome of the call is unknown', 'outcome_unknown')
 
-/** The step as it settles. Calls without an outcome were not made, or it is not known what became of them. */
+/** Returns a step as settled. Calls without an outcome were either not made or have an unknown outcome. */
 export const settledStep = (
   { tool_calls, ...step }: OpenStep,
   outcomes: ReadonlyMap<number, ToolCallOutcome>,
@@ -65,3 +65,7 @@ export const settledStep = (
   })),
   completed_at: new Date().toISOString(),
 })
+
+/** Returns the journalled form of a step: in content mode `none` without content. */
+export const storedStep = (step: JournalStepRow, mode: GenerationRow['content_mode']): JournalStepRow =>
+  mode === 'full' ? step : { ...step, text: null, tool_calls: [], tool_results: [] }

@@ -1,16 +1,17 @@
 import type { OpenServices } from '../core/process/services-lifecycle.ts'
 import { createSecretBox } from '../core/secrets/secretbox.ts'
+import { rotateSigningKey } from '../identity/oauth/keys.ts'
 import { type KeyCount, reencryptSecrets, verifySecrets } from '../identity/secrets/reencrypt.ts'
 import { withServices } from './environment.ts'
 import { print, printJson, printProgress, table } from './output.ts'
 
 type Options = { data: string; json?: boolean }
 
-/** `current` seals, `previous` only opens, `unknown` is not configured: its values cannot be opened. */
+/** `current` encrypts and decrypts, `previous` only decrypts, `unknown` is not configured. */
 export type KeyState = 'current' | 'previous' | 'unknown'
 
-/** How many values each key sealed, and whether that key is configured. */
-export async function keyStates(
+/** Counts the encrypted values by key, with the state of the key. */
+export async function countValuesByKey(
   services: Pick<OpenServices, 'config' | 'pool' | 'secrets'>,
 ): Promise<(KeyCount & { state: KeyState })[]> {
   const previous = services.config.SECRETS_ENCRYPTION_KEY_PREVIOUS.map(key => createSecretBox({ key }).keyId)
@@ -20,22 +21,27 @@ export async function keyStates(
   }))
 }
 
-/** `muster secrets verify`: opens nothing, counts by key. Sets exit code 1 when a key is not configured. */
+/**
+ * `muster secrets verify`: counts values by key without decrypting them. Sets exit code 1 if a key is not configured.
+ */
 export const verifyCommand = ({ data, json }: Options): Promise<void> =>
   withServices(data, async services => {
-    const counts = await keyStates(services)
+    const counts = await countValuesByKey(services)
     const lost = counts.filter(({ state }) => state === 'unknown').reduce((sum, { count }) => sum + count, 0)
     if (json) printJson({ current_key_id: services.secrets.keyId, counts, undecryptable: lost })
     else {
       const rows = counts.map(({ table, column, key_id, state, count }) => [`${table}.${column}`, key_id, state, count])
-      print(table(['column', 'key', 'state', 'values'], rows, 'nothing is encrypted yet'))
+      print(table(['column', 'key', 'state', 'values'], rows, 'no encrypted values'))
     }
     if (lost === 0) return
-    printProgress(`${lost} values cannot be opened: put the key that sealed them into SECRETS_ENCRYPTION_KEY_PREVIOUS`)
+    printProgress(`${lost} values cannot be decrypted: add their key to SECRETS_ENCRYPTION_KEY_PREVIOUS`)
     process.exitCode = 1
   })
 
-/** `muster secrets reencrypt`: sets exit code 1 when values are left under another key. */
+/**
+ * `muster secrets reencrypt`: encrypts all values with the current key. Sets exit code 1 if values of other keys
+ * remain.
+ */
 export const reencryptCommand = ({ data, json }: Options): Promise<void> =>
   withServices(data, async services => {
     const { counts, remaining } = await reencryptSecrets(services, ({ table, column, reencrypted }) =>
@@ -48,9 +54,17 @@ export const reencryptCommand = ({ data, json }: Options): Promise<void> =>
         reencrypted,
         undecryptable,
       ])
-      print(table(['column', 'reencrypted', 'undecryptable'], rows, 'no column is encrypted'))
+      print(table(['column', 'reencrypted', 'undecryptable'], rows, 'no encrypted columns'))
     }
     if (remaining === 0) return
-    printProgress(`${remaining} values are left under other keys; muster secrets verify names the keys`)
+    printProgress(`${remaining} values remain encrypted with other keys; run muster secrets verify to list the keys`)
     process.exitCode = 1
+  })
+
+/** `muster oauth rotate-keys`: all processes sign their next id_token with the new key. */
+export const rotateKeysCommand = ({ data, json }: Options): Promise<void> =>
+  withServices(data, async services => {
+    const kid = await rotateSigningKey(services)
+    if (json) printJson({ kid })
+    else print(`id_tokens are signed with ${kid}; the previous key verifies for one day`)
   })

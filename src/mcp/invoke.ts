@@ -6,42 +6,42 @@ import { openInvocation } from '../core/invoke/invocation.ts'
 import { executeInvocation, invoke } from '../core/invoke/invoke.ts'
 import { isCounted, type McpClientSession } from './session.ts'
 
-type Asking = Pick<McpClientSession, 'services' | 'caller'> & {
+type RequestContext = Pick<McpClientSession, 'services' | 'caller'> & {
   exchange: Pick<McpClientSession['exchange'], 'request' | 'identify'>
 }
 
-/** Asks an operation on behalf of a request, with its rights. Raises what the operation raises. */
-export const elicitApproval = (
-  asking: Asking,
+/** Invokes an operation on behalf of a request, with its permissions. @throws the errors of the operation */
+export const invokeInSession = (
+  context: RequestContext,
   operation: string | Operation,
   args: Record<string, unknown>,
-  more: { signal?: AbortSignal; idempotencyKey?: string } = {},
+  options: { signal?: AbortSignal; idempotencyKey?: string } = {},
 ): Promise<OperationResult> => {
   const of = typeof operation === 'string' ? operations.get(operation) : operation
-  return invoke(asking.services, of, callFor(asking, of, args, more))
+  return invoke(context.services, of, buildCall(context, of, args, options))
 }
 
-/** What an operation answers that reads an item, with the row that it is made of. Raises what the operation raises. */
+/** Invokes a read operation and returns the record and its row. @throws the errors of the operation */
 export async function readItem(
-  asking: Asking,
+  context: RequestContext,
   operation: string,
   args: Record<string, unknown>,
 ): Promise<{ record: Record<string, unknown>; row: KindRow }> {
   const of = operations.get(operation)
-  const inv = openInvocation(asking.services, of, callFor(asking, of, args, {}))
+  const inv = openInvocation(context.services, of, buildCall(context, of, args, {}))
   const { body } = await executeInvocation(inv)
   return { record: body as Record<string, unknown>, row: inv.resource as KindRow }
 }
 
-function callFor(
-  { caller, exchange }: Asking,
+function buildCall(
+  { caller, exchange }: RequestContext,
   operation: Operation,
   args: Record<string, unknown>,
   { signal, idempotencyKey }: { signal?: AbortSignal; idempotencyKey?: string },
 ): Call {
   const { request, identify } = exchange
-  const given = flatten(operation)?.fields.has('wait') ? args : withoutWait(args)
-  const call = callAs(caller, 'mcp', { ...unflatten(operation, given), signal, idempotencyKey })
+  const callArgs = flatten(operation)?.fields.has('wait') ? args : withoutWait(args)
+  const call = callAs(caller, 'mcp', { ...unflatten(operation, callArgs), signal, idempotencyKey })
   return {
     ...call,
     isCounted: isCounted(exchange),
